@@ -1,0 +1,28 @@
+"""What a strategy is: dataclasses, the JSON file, validation, rank layout, schedule order. Imports nothing of ours."""
+
+from .errors import GalvatronError, Infeasible, UserError
+from .file import json_schema, plan_from_dict, plan_to_dict, read_plan, write_plan
+from .model import ModelShape, load_model
+from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, VocabStrategy
+from .uniform import uniform_plan
+
+__all__ = [
+    "Assumptions",
+    "DataParallel",
+    "GalvatronError",
+    "Infeasible",
+    "LayerStrategy",
+    "ModelShape",
+    "Plan",
+    "Precision",
+    "Schedule",
+    "UserError",
+    "VocabStrategy",
+    "json_schema",
+    "load_model",
+    "plan_from_dict",
+    "plan_to_dict",
+    "read_plan",
+    "uniform_plan",
+    "write_plan",
+]

@@ -1,0 +1,141 @@
+"""Whether a plan can run: every rule once, each fault one line with field, layer and remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from .errors import UserError
+from .model import ModelShape
+from .strategy import DataParallel, LayerStrategy, Plan
+
+T = TypeVar("T")
+
+
+def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
+    """Raise UserError with every fault of the plan, if it has any."""
+    faults = find_faults(plan, model)
+    if faults:
+        raise UserError(faults)
+
+
+def find_faults(plan: Plan, model: ModelShape | None = None) -> list[str]:
+    """Faults of the plan in itself, and with this model where one is given. Empty: it can run."""
+    grid = list(_grid_faults(plan))
+    if grid:
+        return grid  # the degrees make no grid, so what follows from the grid would only repeat them
+    faults = [*_batch_faults(plan), *_dp_type_faults(plan), *_sequence_faults(plan)]
+    if model is not None:
+        faults += _model_faults(plan, model)
+    return faults
+
+
+def _grid_faults(plan: Plan) -> Iterator[str]:
+    pipeline = len(plan.stages)
+    for stage, layers in enumerate(plan.stages):
+        if layers < 1:
+            yield f"pp_division: stage {stage} has {layers} layers; give every stage at least one"
+    if plan.world_size % pipeline:
+        yield (
+            f"pp_deg: {pipeline} stages do not divide {plan.world_size} ranks; "
+            f"choose a divisor of {plan.world_size} or change world_size"
+        )
+        return
+    size = plan.stage_size
+    for layers, degree in _runs([layer.degree for layer in plan.layers]):
+        if degree < 1 or size % degree:
+            yield (
+                f"tp_sizes_enc: {layers} has degree {degree}, which does not divide the {size} ranks of a stage; "
+                f"choose one of {_divisors(size)}"
+            )
+    if plan.vocab.degree < 1 or size % plan.vocab.degree:
+        yield (
+            f"vtp: degree {plan.vocab.degree} does not divide the {size} ranks of a stage; "
+            f"choose one of {_divisors(size)}"
+        )
+
+
+def _batch_faults(plan: Plan) -> Iterator[str]:
+    batch, chunks = plan.global_batch, plan.micro_batches
+    if batch % chunks:
+        yield f"chunks: {chunks} micro-batches do not divide global_bsz {batch}; choose a divisor of {batch}"
+        return
+    for layers, degree in _runs([layer.degree for layer in plan.layers]):
+        dp = plan.stage_size // degree
+        if plan.micro_batch % dp:
+            yield _batch_fault(plan, f"{layers} with degree {degree}", dp)
+    if plan.micro_batch % plan.dp(plan.vocab):
+        yield _batch_fault(plan, f"the vocabulary layers with vtp {plan.vocab.degree}", plan.dp(plan.vocab))
+
+
+def _batch_fault(plan: Plan, who: str, dp: int) -> str:
+    multiple = plan.micro_batches * dp
+    return (
+        f"global_bsz: {plan.global_batch} samples in {plan.micro_batches} micro-batches do not split over the dp "
+        f"degree {dp} of {who}; make global_bsz a multiple of {multiple} or change chunks or the degree"
+    )
+
+
+def _dp_type_faults(plan: Plan) -> Iterator[str]:
+    expressible = {plan.default_dp_type, DataParallel.ZERO3}
+    for layers, dp_type in _runs([layer.dp_type for layer in plan.layers]):
+        if dp_type not in expressible:
+            yield f"dp_types_enc: {layers} is {dp_type}; only default_dp_type ({plan.default_dp_type}) or zero3 can be"
+    if plan.vocab.dp_type not in expressible:
+        yield f"embed_sdp: {plan.vocab.dp_type} is neither default_dp_type ({plan.default_dp_type}) nor zero3"
+
+
+def _sequence_faults(plan: Plan) -> Iterator[str]:
+    tokens = plan.assumed.seq_length
+    if tokens is None:
+        return
+    strategies: list[tuple[str, LayerStrategy]] = [
+        (f"tp_sizes_enc: {layers}", layer) for layers, layer in _runs(list(plan.layers))
+    ]
+    strategies.append(("vtp: the vocabulary layers", plan.vocab.as_layer()))
+    for who, layer in strategies:
+        held = plan.micro_batch // plan.dp(layer) * tokens
+        if (layer.ulysses or plan.assumed.sequence_parallel) and held % layer.degree:
+            yield (
+                f"{who}: {held} tokens of a micro-batch do not split over degree {layer.degree} "
+                f"(sequence parallel); choose a seq_length that is a multiple of {layer.degree}"
+            )
+
+
+def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
+    if len(plan.layers) != model.layers:
+        yield (
+            f"pp_division: the plan has {len(plan.layers)} layers but {model.name} has {model.layers}; "
+            "search a plan for this model"
+        )
+    if plan.assumed.seq_length and plan.assumed.seq_length > model.max_position_embeddings:
+        yield (
+            f"galvatron.assumed.seq_length: {plan.assumed.seq_length} is beyond the {model.max_position_embeddings} "
+            f"positions of {model.name}"
+        )
+    for layers, (degree, ulysses) in _runs([(layer.degree, layer.ulysses) for layer in plan.layers]):
+        for what, count in (
+            ("attention heads", model.heads),
+            ("kv heads", model.kv_heads),
+            *([] if ulysses else [("columns of the MLP", model.intermediate_size)]),
+        ):
+            replicated = what == "kv heads" and degree % count == 0
+            if count % degree and not replicated:
+                yield (
+                    f"tp_sizes_enc: {layers} has degree {degree}, which does not divide the {count} {what} of "
+                    f"{model.name}; choose a divisor of {count}"
+                )
+
+
+def _runs(values: list[T]) -> Iterator[tuple[str, T]]:
+    """Equal neighbours as one: ("layer 3" or "layers 4-7", value)."""
+    start = 0
+    for index in range(1, len(values) + 1):
+        if index == len(values) or values[index] != values[start]:
+            name = f"layer {start}" if index - start == 1 else f"layers {start}-{index - 1}"
+            yield name, values[start]
+            start = index
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)

@@ -1,0 +1,27 @@
+"""The errors a user sees. Each carries the exit code of the command that it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class GalvatronError(Exception):
+    """Something went wrong while doing what the user asked for (exit code 1)."""
+
+    exit_code = 1
+
+
+class UserError(GalvatronError):
+    """Bad input: one line a fault, each saying what is wrong, where, and what to do (exit code 2)."""
+
+    exit_code = 2
+
+    def __init__(self, faults: str | Iterable[str]):
+        self.faults = (faults,) if isinstance(faults, str) else tuple(faults)
+        super().__init__("\n".join(self.faults))
+
+
+class Infeasible(GalvatronError):
+    """No plan fits the memory budget (exit code 3)."""
+
+    exit_code = 3

@@ -1,0 +1,280 @@
+"""The strategy JSON: Galvatron's fields, and beside them one object "galvatron" of ours. Read strictly, written whole."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import asdict
+from math import lcm
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic.json_schema import WithJsonSchema
+
+from .check import require_valid
+from .errors import UserError
+from .files import read_json, write_text
+from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, VocabStrategy
+
+FORMAT_VERSION = 1
+
+
+def _split(value: object) -> list[int]:
+    if not isinstance(value, str):
+        raise ValueError('must be a string of numbers separated by commas, such as "1,2,2,1"')
+    try:
+        return [int(part) for part in value.split(",")]
+    except ValueError:
+        raise ValueError(f'"{_shorten(value)}" is not a list of numbers separated by commas') from None
+
+
+def _shorten(text: str, limit: int = 40) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+Numbers = Annotated[
+    list[int],
+    BeforeValidator(_split),
+    PlainSerializer(lambda numbers: ",".join(map(str, numbers)), return_type=str),
+    WithJsonSchema({"type": "string", "pattern": r"^\s*\d+\s*(,\s*\d+\s*)*$"}),
+]
+Flag = Annotated[int, Field(ge=0, le=1)]
+Degree = Annotated[int, Field(ge=1)]
+
+
+class AssumedFields(BaseModel):
+    """What the plan was priced under. Training applies it; a contradicting flag is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
+    mixed_precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of weights and activations")
+    async_grad_reduce: bool = Field(True, description="reduce gradients once, after the last micro-batch")
+    seq_length: Degree | None = Field(None, description="tokens of one sample")
+
+
+class GalvatronObject(BaseModel):
+    """What this project adds to Galvatron's fields; Galvatron ignores it."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    format_version: Literal[1] = Field(1, description="version of this object")
+    assumed: AssumedFields = Field(default_factory=lambda: AssumedFields(), description="what the plan was priced under")
+    predicted: dict[str, Any] | None = Field(None, description="step time, and per stage time and memory")
+    searched_from: dict[str, Any] | None = Field(None, description="fingerprints of model, cluster and profiles")
+
+
+class StrategyFile(BaseModel):
+    """A parallel strategy, layer by layer: Galvatron's strategy file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, title="Galvatron strategy")
+
+    pp_deg: Degree = Field(description="number of pipeline stages")
+    tp_sizes_enc: Numbers = Field(description="per layer: tensor-parallel (or Ulysses) degree")
+    tp_consecutive_flags: Numbers = Field(description="per layer: 1 = neighbouring ranks form a tp group, 0 = strided")
+    dp_types_enc: Numbers = Field(description="per layer: 0 = default_dp_type, 1 = zero3")
+    use_sp: Numbers = Field(description="per layer: 1 = the degree is Ulysses (sequence), 0 = tensor parallel")
+    checkpoint: Numbers = Field(description="per layer: 1 = recompute activations in backward")
+    global_bsz: Degree = Field(description="samples per optimizer step, over all ranks")
+    chunks: Degree = Field(description="micro-batches per step")
+    pp_division: Numbers = Field(description="layers of each stage")
+    pipeline_type: Literal["gpipe", "pipedream_flush"] = Field(description="schedule; pipedream_flush is 1F1B")
+    default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="what 0 in dp_types_enc stands for")
+    vtp: Degree = Field(description="tensor-parallel (or Ulysses) degree of embedding and LM head")
+    vsp: Flag = Field(description="1 = vtp is Ulysses")
+    embed_sdp: Flag = Field(description="embedding and LM head: 0 = default_dp_type, 1 = zero3")
+    vocab_sdp: Flag | None = Field(None, description="other name of embed_sdp, written beside it")
+    world_size: Degree | None = Field(None, description="ranks; may be absent")
+    galvatron: GalvatronObject | None = Field(None, description="what this project adds")
+    # Fields of Galvatron for parallelism that is not supported here, accepted at their neutral value.
+    cp_sizes_enc: Numbers | None = Field(None, description="context-parallel degrees; only 1")
+    vcp: Degree | None = Field(None, description="context-parallel degree of the vocabulary layers; only 1")
+    ep_sizes_enc: Numbers | None = Field(None, description="expert-parallel degrees; only 1")
+    tp_of_ep_sizes_enc: Numbers | None = Field(None, description="tp degrees inside experts; only 1")
+
+
+PER_LAYER = ("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint")
+FLAGS = ("tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint")
+NEUTRAL_ONLY = ("cp_sizes_enc", "vcp", "ep_sizes_enc", "tp_of_ep_sizes_enc")
+
+
+def read_plan(path: str | Path, world_size: int | None = None, *, smallest_world: bool = False) -> Plan:
+    """Read and validate a strategy file.
+
+    `world_size` is the number of ranks at hand; it must agree with the file's, where the file has one. With
+    `smallest_world`, a file that has none is read for the smallest world that it fits. Raises UserError.
+    """
+    return plan_from_dict(read_json(path), world_size, smallest_world=smallest_world, source=str(path))
+
+
+def plan_from_dict(
+    data: object, world_size: int | None = None, *, smallest_world: bool = False, source: str = "plan"
+) -> Plan:
+    """As `read_plan`, from a parsed JSON value. `source` names the file in messages."""
+    try:
+        fields = _parse(data)
+        plan = _to_plan(fields, _world_size(fields, world_size, smallest_world))
+        require_valid(plan)
+    except UserError as error:
+        raise UserError(f"{source}: {fault}" for fault in error.faults) from None
+    return plan
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """The strategy file's content, every field that this project and Galvatron read."""
+    layers = plan.layers
+    fields = StrategyFile.model_construct(
+        pp_deg=len(plan.stages),
+        tp_sizes_enc=[layer.degree for layer in layers],
+        tp_consecutive_flags=[int(layer.consecutive) for layer in layers],
+        dp_types_enc=[int(layer.dp_type is DataParallel.ZERO3) for layer in layers],
+        use_sp=[int(layer.ulysses) for layer in layers],
+        checkpoint=[int(layer.recompute) for layer in layers],
+        global_bsz=plan.global_batch,
+        chunks=plan.micro_batches,
+        pp_division=list(plan.stages),
+        pipeline_type=plan.schedule.value,
+        default_dp_type=plan.default_dp_type.value,
+        vtp=plan.vocab.degree,
+        vsp=int(plan.vocab.ulysses),
+        embed_sdp=int(plan.vocab.dp_type is DataParallel.ZERO3),
+        vocab_sdp=int(plan.vocab.dp_type is DataParallel.ZERO3),
+        world_size=plan.world_size,
+    )
+    content = fields.model_dump(exclude_none=True)
+    assumed = {key: value for key, value in asdict(plan.assumed).items() if value is not None}
+    content["galvatron"] = {"format_version": FORMAT_VERSION, "assumed": assumed, **plan.metadata}
+    return content
+
+
+def write_plan(plan: Plan, path: str | Path) -> None:
+    """Validate and write a strategy file, whole or not at all."""
+    require_valid(plan)
+    write_text(path, json.dumps(plan_to_dict(plan), indent=2) + "\n")
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the strategy file."""
+    schema = StrategyFile.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["anyOf"] = [{"required": ["embed_sdp"]}, {"required": ["vocab_sdp"]}]
+    schema["required"] = [name for name in schema["required"] if name != "embed_sdp"]
+    return schema
+
+
+def _parse(data: object) -> StrategyFile:
+    if not isinstance(data, dict):
+        raise UserError("a strategy file holds one JSON object; this one does not")
+    data = dict(data)
+    if "embed_sdp" in data and "vocab_sdp" in data and data["embed_sdp"] != data["vocab_sdp"]:
+        raise UserError("embed_sdp and vocab_sdp are two names of one field but differ; keep one of them")
+    if "vocab_sdp" in data:
+        data.setdefault("embed_sdp", data["vocab_sdp"])
+    try:
+        fields = StrategyFile.model_validate(data)
+    except ValidationError as error:
+        raise UserError(_fault(item) for item in error.errors()) from None
+    faults = [*_wrong_lengths(fields), *_wrong_flags(fields), *_unsupported(fields)]
+    if faults:
+        raise UserError(faults)
+    return fields
+
+
+def _fault(error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    known = StrategyFile.model_fields
+    if error["type"] == "missing":
+        field = known.get(name)
+        return f"{name}: missing; add it ({field.description if field else 'required'})"
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(name, known, n=1)
+        remedy = f"did you mean {close[0]}?" if close else "remove it"
+        return f"{name}: unknown field; {remedy}"
+    message = error["msg"].removeprefix("Value error, ")
+    given = "" if error["type"] == "value_error" else f" (it is {_shorten(repr(error['input']))})"
+    return f"{name}: {message[0].lower()}{message[1:]}{given}"
+
+
+def _wrong_lengths(fields: StrategyFile) -> list[str]:
+    layers = sum(fields.pp_division)
+    faults = [
+        f"{name}: has {len(getattr(fields, name))} entries for {layers} layers (pp_division sums to {layers}); "
+        "give one entry a layer"
+        for name in PER_LAYER
+        if len(getattr(fields, name)) != layers
+    ]
+    if len(fields.pp_division) != fields.pp_deg:
+        faults.append(
+            f"pp_division: has {len(fields.pp_division)} stages but pp_deg is {fields.pp_deg}; give one entry a stage"
+        )
+    return faults
+
+
+def _wrong_flags(fields: StrategyFile) -> list[str]:
+    return [
+        f"{name}: layer {layer} has {value}; use 0 or 1"
+        for name in FLAGS
+        for layer, value in enumerate(getattr(fields, name))
+        if value not in (0, 1)
+    ]
+
+
+def _unsupported(fields: StrategyFile) -> list[str]:
+    faults = []
+    for name in NEUTRAL_ONLY:
+        value = getattr(fields, name)
+        if value is not None and any(v != 1 for v in (value if isinstance(value, list) else [value])):
+            faults.append(f"{name}: context and expert parallelism are not supported; set it to 1 or remove it")
+    return faults
+
+
+def _world_size(fields: StrategyFile, given: int | None, smallest_world: bool) -> int:
+    if given is not None and fields.world_size not in (None, given):
+        raise UserError(
+            f"world_size: the plan is for {fields.world_size} ranks but {given} are at hand; "
+            f"start {fields.world_size} ranks or search a plan for {given}"
+        )
+    if fields.world_size is not None or given is not None:
+        return fields.world_size or given or 1
+    if smallest_world:
+        return fields.pp_deg * lcm(*fields.tp_sizes_enc, fields.vtp)
+    raise UserError("world_size: missing; add it to the file or pass --world_size")
+
+
+def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
+    default = DataParallel(fields.default_dp_type)
+
+    def dp_type(flag: int) -> DataParallel:
+        return DataParallel.ZERO3 if flag else default
+
+    columns = zip(
+        fields.tp_sizes_enc,
+        fields.use_sp,
+        fields.tp_consecutive_flags,
+        fields.dp_types_enc,
+        fields.checkpoint,
+        strict=True,
+    )
+    extra = fields.galvatron or GalvatronObject()
+    assumed = extra.assumed
+    return Plan(
+        world_size=world_size,
+        global_batch=fields.global_bsz,
+        micro_batches=fields.chunks,
+        stages=tuple(fields.pp_division),
+        layers=tuple(
+            LayerStrategy(degree, bool(ulysses), bool(consecutive), dp_type(zero3), bool(recompute))
+            for degree, ulysses, consecutive, zero3, recompute in columns
+        ),
+        vocab=VocabStrategy(fields.vtp, bool(fields.vsp), dp_type(fields.embed_sdp)),
+        schedule=Schedule(fields.pipeline_type),
+        default_dp_type=default,
+        assumed=Assumptions(
+            assumed.sequence_parallel,
+            Precision(assumed.mixed_precision),
+            assumed.async_grad_reduce,
+            assumed.seq_length,
+        ),
+        metadata=extra.model_dump(exclude={"format_version", "assumed"}, exclude_none=True),
+    )

@@ -1,0 +1,125 @@
+"""Rank layout: which ranks form the groups of a layer, and which tokens each rank holds. Owns the rank grid.
+
+A stage owns consecutive ranks. Inside it a layer arranges the *local ranks* 0..n-1 as a grid of dp x degree;
+consecutive layers number along the degree first (local = dp_index * degree + index), strided ones along dp first.
+The tokens of one micro-batch, samples one after the other, are numbered 0..N-1; a rank holds one interval of them.
+Because tokens are cut in rank order, all consecutive layers with sharded tokens (dp, Megatron-SP and Ulysses of any
+degree) hold the same interval on every rank: going from one to another moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .strategy import LayerStrategy, Plan, VocabStrategy
+
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Placement of one layer on the local ranks of a stage."""
+
+    size: int  # ranks of the stage
+    degree: int
+    consecutive: bool = True
+
+    @property
+    def dp(self) -> int:
+        return self.size // self.degree
+
+    def index(self, rank: int) -> int:
+        """Position of a local rank in its tp (or Ulysses) group."""
+        return rank % self.degree if self.consecutive else rank // self.dp
+
+    def dp_index(self, rank: int) -> int:
+        """Position of a local rank in its dp group."""
+        return rank // self.degree if self.consecutive else rank % self.dp
+
+    def rank(self, dp_index: int, index: int) -> int:
+        """Local rank at a place of the grid."""
+        return dp_index * self.degree + index if self.consecutive else index * self.dp + dp_index
+
+    def tp_group(self, rank: int) -> tuple[int, ...]:
+        """Local ranks that share the samples of a local rank."""
+        return tuple(self.rank(self.dp_index(rank), i) for i in range(self.degree))
+
+    def dp_group(self, rank: int) -> tuple[int, ...]:
+        """Local ranks at the same tp index, one per dp index."""
+        return tuple(self.rank(d, self.index(rank)) for d in range(self.dp))
+
+    def tp_groups(self) -> list[tuple[int, ...]]:
+        return [self.tp_group(self.rank(d, 0)) for d in range(self.dp)]
+
+    def dp_groups(self) -> list[tuple[int, ...]]:
+        return [self.dp_group(self.rank(0, i)) for i in range(self.degree)]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLayout:
+    """Which tokens of a micro-batch each local rank of a stage holds at a layer's edge."""
+
+    grid: Grid
+    sharded: bool  # the ranks of a tp group hold a slice each, not all the same tokens
+
+    def interval(self, rank: int, tokens: int) -> Interval:
+        """First and last-plus-one token of a local rank; `tokens` is the whole micro-batch's."""
+        parts, part = self.grid.dp, self.grid.dp_index(rank)
+        if self.sharded:
+            parts, part = self.grid.size, part * self.grid.degree + self.grid.index(rank)
+        return part * tokens // parts, (part + 1) * tokens // parts
+
+    def intervals(self, tokens: int) -> tuple[Interval, ...]:
+        return tuple(self.interval(r, tokens) for r in range(self.grid.size))
+
+
+class Move(NamedTuple):
+    """Tokens `start..stop-1` that a local rank gives to another (or keeps, when both are the same)."""
+
+    source: int
+    target: int
+    start: int
+    stop: int
+
+
+def grid_of(plan: Plan, strategy: LayerStrategy | VocabStrategy) -> Grid:
+    """Grid of a layer with this strategy."""
+    layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
+    return Grid(plan.stage_size, layer.degree, layer.consecutive)
+
+
+def token_layout(plan: Plan, strategy: LayerStrategy | VocabStrategy) -> TokenLayout:
+    """Layout of the tokens that enter and leave a layer with this strategy."""
+    return TokenLayout(grid_of(plan, strategy), strategy.ulysses or plan.assumed.sequence_parallel)
+
+
+def boundary_layout(stage_size: int) -> TokenLayout:
+    """Layout in which tokens travel between stages: each rank sends its own slice to its peer, nothing twice."""
+    return TokenLayout(Grid(stage_size, 1), sharded=True)
+
+
+def moves(source: TokenLayout, target: TokenLayout, tokens: int) -> list[Move]:
+    """Smallest set of moves that turns one layout into another: what a rank has, it keeps; the rest comes from the
+    holder whose local rank is nearest."""
+    held = source.intervals(tokens)
+    result: list[Move] = []
+    for rank, (start, stop) in enumerate(target.intervals(tokens)):
+        nearest_first = sorted(range(len(held)), key=lambda other: abs(other - rank))
+        result += _cover(rank, (start, stop), nearest_first, held)
+    return sorted(result, key=lambda m: (m.target, m.start))
+
+
+def _cover(rank: int, wanted: Interval, holders: list[int], held: tuple[Interval, ...]) -> Iterator[Move]:
+    open_intervals = [wanted]
+    for holder in holders:
+        rest: list[Interval] = []
+        for start, stop in open_intervals:
+            low, high = max(start, held[holder][0]), min(stop, held[holder][1])
+            if low >= high:
+                rest.append((start, stop))
+                continue
+            yield Move(holder, rank, low, high)
+            rest += [(a, b) for a, b in ((start, low), (high, stop)) if a < b]
+        open_intervals = rest

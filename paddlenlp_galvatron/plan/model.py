@@ -1,0 +1,116 @@
+"""The model's shape: the numbers that planning needs, read from a Hugging Face or PaddleNLP `config.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import UserError
+from .files import read_json
+
+FAMILIES = ("llama", "qwen2")
+PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "presets")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Shape of a decoder-only transformer whose layers are alike."""
+
+    name: str
+    family: str  # one of FAMILIES
+    layers: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    vocab_size: int
+    max_position_embeddings: int
+    tied_embeddings: bool = False
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    initializer_range: float = 0.02  # standard deviation of the weights at the start
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one decoder layer: attention (with Qwen2's q, k, v biases), gated MLP, two norms."""
+        kv = self.kv_heads * self.head_dim
+        attention = 2 * self.hidden_size * (self.hidden_size + kv)
+        biases = self.hidden_size + 2 * kv if self.family == "qwen2" else 0
+        return attention + biases + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the whole model."""
+        tables = 1 if self.tied_embeddings else 2
+        return self.layers * self.layer_parameters + tables * self.vocab_size * self.hidden_size + self.hidden_size
+
+    @property
+    def fingerprint(self) -> str:
+        """Short hash of everything but the name: equal exactly for equal shapes."""
+        shape = {key: value for key, value in asdict(self).items() if key != "name"}
+        return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def preset_names() -> list[str]:
+    """Names accepted as `model_size`."""
+    return sorted({path.stem for folder in PRESET_FOLDERS for path in folder.glob("*.json")})
+
+
+def load_model(name_or_path: str | Path) -> ModelShape:
+    """Shape of a preset, of a `config.json`, or of a folder that holds one. Raises UserError."""
+    path = Path(name_or_path)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.exists() and path.suffix != ".json":
+        for folder in PRESET_FOLDERS:
+            if (folder / f"{name_or_path}.json").exists():
+                return load_model(folder / f"{name_or_path}.json")
+        known = ", ".join(preset_names())
+        raise UserError(f"model {name_or_path}: neither a config.json nor a known size; known: {known}")
+    name = path.parent.name if path.name == "config.json" else path.stem
+    return shape_from_config(read_json(path), name, source=str(path))
+
+
+def shape_from_config(config: Any, name: str, source: str = "config") -> ModelShape:
+    """Shape from the fields of a Hugging Face or PaddleNLP config. Raises UserError."""
+    if not isinstance(config, dict):
+        raise UserError(f"{source}: a model config holds one JSON object; this one does not")
+
+    def number(field: str, default: float | None = None, kind: type = int) -> Any:
+        value = config.get(field, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0 or kind(value) != value:
+            wrong = "is missing" if value is None else f"is {value!r}"
+            raise UserError(f"{source}: {field} {wrong}; give a positive {'number' if kind is float else 'integer'}")
+        return kind(value)
+
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise UserError(f"{source}: model_type is {family!r}; supported: {', '.join(FAMILIES)}")
+    heads = number("num_attention_heads")
+    shape = ModelShape(
+        name=name,
+        family=family,
+        layers=number("num_hidden_layers"),
+        hidden_size=number("hidden_size"),
+        intermediate_size=number("intermediate_size"),
+        heads=heads,
+        kv_heads=number("num_key_value_heads", heads),
+        vocab_size=number("vocab_size"),
+        max_position_embeddings=number("max_position_embeddings", 2048),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        rms_norm_eps=number("rms_norm_eps", 1e-6, float),
+        rope_theta=number("rope_theta", 10000.0, float),
+        initializer_range=number("initializer_range", 0.02, float),
+    )
+    if shape.hidden_size % shape.heads:
+        raise UserError(f"{source}: hidden_size {shape.hidden_size} does not split into {shape.heads} heads")
+    if shape.heads % shape.kv_heads:
+        raise UserError(f"{source}: num_attention_heads {shape.heads} is no multiple of {shape.kv_heads} kv heads")
+    return shape

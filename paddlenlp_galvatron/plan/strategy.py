@@ -1,0 +1,121 @@
+"""What a parallel strategy is: the frozen dataclasses that every room reads.
+
+Words: the *degree* of a layer is the width of its tensor-parallel or Ulysses axis (`tp_sizes_enc` in files); a
+stage of a pipeline owns `world_size / stages` consecutive ranks; *samples* are sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class DataParallel(StrEnum):
+    """How the ranks that share a layer's weights keep its model states."""
+
+    DDP = "ddp"  # every rank holds everything
+    ZERO2 = "zero2"  # gradients and optimizer states sharded
+    ZERO3 = "zero3"  # weights sharded too
+
+
+class Schedule(StrEnum):
+    """Order of forward and backward passes in a pipeline, by Galvatron's names."""
+
+    GPIPE = "gpipe"  # all forwards, then all backwards
+    ONE_F_ONE_B = "pipedream_flush"  # 1F1B: one forward, one backward, in turn
+
+
+class Precision(StrEnum):
+    """Type of weights and activations during training; fp16 and bf16 keep fp32 master weights."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+    @property
+    def bytes(self) -> int:
+        return 4 if self is Precision.FP32 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStrategy:
+    """Strategy of one transformer layer."""
+
+    degree: int = 1
+    ulysses: bool = False  # the degree splits the sequence (heads in attention) instead of the weights
+    consecutive: bool = True  # ranks of one tp group are neighbours; else strided by the dp degree
+    dp_type: DataParallel = DataParallel.DDP
+    recompute: bool = False
+
+    @property
+    def tp(self) -> int:
+        """Degree by which weights are split."""
+        return 1 if self.ulysses else self.degree
+
+
+@dataclass(frozen=True, slots=True)
+class VocabStrategy:
+    """Strategy of the vocabulary layers: the embedding on the first stage, the LM head on the last."""
+
+    degree: int = 1
+    ulysses: bool = False
+    dp_type: DataParallel = DataParallel.DDP
+
+    @property
+    def tp(self) -> int:
+        """Degree by which the vocabulary is split."""
+        return 1 if self.ulysses else self.degree
+
+    def as_layer(self) -> LayerStrategy:
+        """The same placement, as that of a layer."""
+        return LayerStrategy(degree=self.degree, ulysses=self.ulysses, dp_type=self.dp_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What a plan was priced under; training applies it and refuses a flag that contradicts it."""
+
+    sequence_parallel: bool = True  # Megatron-SP in every layer with tp > 1
+    mixed_precision: Precision = Precision.FP32
+    async_grad_reduce: bool = True  # gradients are reduced once, after the last micro-batch
+    seq_length: int | None = None  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole parallel strategy. Build it through `plan.file`, `plan.uniform` or the search: those validate it."""
+
+    world_size: int
+    global_batch: int  # samples per optimizer step, over all ranks
+    micro_batches: int
+    stages: tuple[int, ...]  # layers of each pipeline stage
+    layers: tuple[LayerStrategy, ...]
+    vocab: VocabStrategy = VocabStrategy()
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    default_dp_type: DataParallel = DataParallel.DDP
+    assumed: Assumptions = Assumptions()
+    metadata: dict[str, Any] = field(default_factory=dict, compare=False)  # rest of the file's "galvatron" object
+
+    @property
+    def stage_size(self) -> int:
+        """Ranks of one pipeline stage."""
+        return self.world_size // len(self.stages)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one micro-batch, over all ranks of a stage."""
+        return self.global_batch // self.micro_batches
+
+    def dp(self, strategy: LayerStrategy | VocabStrategy) -> int:
+        """Degree of data parallelism over samples of a layer with this strategy."""
+        return self.stage_size // strategy.degree
+
+    def stage_layers(self, stage: int) -> range:
+        """Indices of the layers of a stage."""
+        start = sum(self.stages[:stage])
+        return range(start, start + self.stages[stage])
+
+    def stage_of(self, layer: int) -> int:
+        """Stage that holds a layer."""
+        return next(s for s in range(len(self.stages)) if layer in self.stage_layers(s))

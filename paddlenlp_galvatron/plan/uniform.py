@@ -1,0 +1,68 @@
+"""GLOBAL mode: one strategy for all layers, given by Galvatron's training options."""
+
+from __future__ import annotations
+
+from .check import require_valid
+from .errors import UserError
+from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Schedule, VocabStrategy
+
+
+def even_stages(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers per stage, as even as can be; the first stages take the remainder (the last one has the LM head)."""
+    return tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
+
+
+def uniform_plan(
+    *,
+    layers: int,
+    world_size: int,
+    global_train_batch_size: int,
+    pp_deg: int = 1,
+    global_tp_deg: int = 1,
+    global_tp_consec: bool = True,
+    sdp: bool = False,
+    chunks: int = 1,
+    global_checkpoint: bool = False,
+    pipeline_type: str = "pipedream_flush",
+    vocab_tp: int = 1,
+    default_dp_type: str = "ddp",
+    use_ulysses: bool = False,
+    assumed: Assumptions = Assumptions(),
+) -> Plan:
+    """The plan that GLOBAL mode's options stand for, by their own names. Raises UserError."""
+    for name, value in (
+        ("layers", layers),
+        ("world_size", world_size),
+        ("global_train_batch_size", global_train_batch_size),
+        ("pp_deg", pp_deg),
+        ("global_tp_deg", global_tp_deg),
+        ("chunks", chunks),
+        ("vocab_tp", vocab_tp),
+    ):
+        if value < 1:
+            raise UserError(f"{name}: must be at least 1 (it is {value})")
+    if pp_deg > layers:
+        raise UserError(f"pp_deg: {pp_deg} stages are more than the {layers} layers; choose at most {layers}")
+    default = _member(DataParallel, default_dp_type, "default_dp_type")
+    dp_type = DataParallel.ZERO3 if sdp else default
+    plan = Plan(
+        world_size=world_size,
+        global_batch=global_train_batch_size,
+        micro_batches=chunks,
+        stages=even_stages(layers, pp_deg),
+        layers=(LayerStrategy(global_tp_deg, use_ulysses, global_tp_consec, dp_type, global_checkpoint),) * layers,
+        vocab=VocabStrategy(vocab_tp, use_ulysses, dp_type),
+        schedule=_member(Schedule, pipeline_type, "pipeline_type"),
+        default_dp_type=default,
+        assumed=assumed,
+    )
+    require_valid(plan)
+    return plan
+
+
+def _member(kind: type, value: str, name: str):  # type: ignore[no-untyped-def]
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(kind)  # type: ignore[arg-type]
+        raise UserError(f"{name}: {value!r} is unknown; choose one of {known}") from None
