@@ -1,0 +1,43 @@
+"""Profile files: read, written, checked; curves through them. Imports only `plan`."""
+
+from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, Shape, layer_part
+from .files import (
+    OVERLAP_NAME,
+    Dialect,
+    Fingerprint,
+    Meta,
+    allreduce_name,
+    computation_name,
+    memory_name,
+    p2p_name,
+    sp_time_name,
+)
+from .hardware import Collective, HardwareProfile, MessageGroup
+from .memory import LayerMemory, MemoryProfile, Variant, VocabMemory, VocabVariant
+
+__all__ = [
+    "EMBEDDING",
+    "HEAD",
+    "OVERLAP_NAME",
+    "Collective",
+    "ComputationProfile",
+    "Dialect",
+    "Fingerprint",
+    "HardwareProfile",
+    "LayerMemory",
+    "MemoryProfile",
+    "MessageGroup",
+    "Meta",
+    "PassKey",
+    "PassTimes",
+    "Shape",
+    "Variant",
+    "VocabMemory",
+    "VocabVariant",
+    "allreduce_name",
+    "computation_name",
+    "layer_part",
+    "memory_name",
+    "p2p_name",
+    "sp_time_name",
+]

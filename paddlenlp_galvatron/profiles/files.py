@@ -1,0 +1,157 @@
+"""What all profile files share: their names, the object "galvatron" in each, and reading with errors for people."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..plan.errors import UserError
+from ..plan.files import read_json, write_text
+
+Dialect = Literal["galvatron", "paddlenlp"]
+META_KEY = "galvatron"
+
+
+class Fingerprint(BaseModel):
+    """Where a profile comes from. None: not known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: str | None = Field(None, description="name of the device, as the driver or the CPU gives it")
+    device_count: int | None = Field(None, description="devices that took part")
+    driver: str | None = Field(None, description="driver and communication library versions")
+    paddle: str | None = Field(None, description="version of PaddlePaddle")
+    model: str | None = Field(None, description="ModelShape.fingerprint")
+    dtype: str | None = Field(None, description="fp32, bf16 or fp16")
+
+
+class Meta(BaseModel):
+    """The object "galvatron" of a profile file. Further keys (extra measurements, raw points) are kept as they are."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    format_version: Literal[1] = 1
+    dialect: Dialect = Field("galvatron", description="whose units the file is in")
+    units: dict[str, str] = Field(default_factory=dict, description="unit of each kind of number in the file")
+    analytic: bool = Field(False, description="derived from data sheets, not measured")
+    fingerprint: Fingerprint = Field(default_factory=lambda: Fingerprint())
+    spread: dict[str, float] = Field(
+        default_factory=dict, description="per key of the file: interquartile range / median of its repetitions"
+    )
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Keys beside the known ones."""
+        return dict(self.model_extra or {})
+
+    def with_extra(self, units: Mapping[str, str], **extra: Any) -> Meta:
+        """This meta with units and extra keys added; empty extras are left out."""
+        kept = {key: value for key, value in extra.items() if value}
+        return Meta.model_validate({**self.model_dump(), "units": {**self.units, **units}, **kept})
+
+
+def allreduce_name(num_nodes: int, gpus_per_node: int) -> str:
+    return f"allreduce_bandwidth_{num_nodes}nodes_{gpus_per_node}gpus_per_node.json"
+
+
+def p2p_name(num_nodes: int, gpus_per_node: int) -> str:
+    return f"p2p_bandwidth_{num_nodes}nodes_{gpus_per_node}gpus_per_node.json"
+
+
+def sp_time_name(num_nodes: int, gpus_per_node: int) -> str:
+    return f"sp_time_{num_nodes}nodes_{gpus_per_node}gpus_per_node.json"
+
+
+OVERLAP_NAME = "overlap_coefficient.json"
+
+
+def computation_name(dtype: str, hidden_size: int, heads: int) -> str:
+    return f"computation_profiling_{dtype}_hidden_{hidden_size}_head_{heads}.json"
+
+
+def memory_name(dtype: str, hidden_size: int, heads: int) -> str:
+    return f"memory_profiling_{dtype}_hidden_{hidden_size}_head_{heads}.json"
+
+
+def read_profile(path: str | Path) -> tuple[dict[str, Any], Meta | None]:
+    """Content of a profile file without its object "galvatron", and that object. Raises UserError."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: a profile file holds one JSON object; this one does not")
+    meta = content.pop(META_KEY, None)
+    if meta is None:
+        return content, None
+    try:
+        return content, Meta.model_validate(meta)
+    except ValidationError as error:
+        raise UserError(
+            f"{path}: {META_KEY}.{'.'.join(map(str, item['loc']))}: {item['msg']}; profile again or remove the object"
+            for item in error.errors()
+        ) from None
+
+
+def write_profile(path: Path, content: Mapping[str, Any], meta: Meta) -> Path:
+    """Write a profile file whole or not at all; returns its path."""
+    whole = {**content, META_KEY: meta.model_dump(exclude_defaults=False, exclude_none=True)}
+    write_text(path, json.dumps(whole, indent=4) + "\n")
+    return path
+
+
+def positive(path: str | Path, key: str, value: object, unit: str) -> float:
+    """The number under a key of a file. Raises UserError unless it is finite and above zero."""
+    number = not_negative(path, key, value, unit)
+    if number == 0:
+        raise UserError(f"{path}: {key}: is 0; it must be above zero ({unit}): measure it again")
+    return number
+
+
+def not_negative(path: str | Path, key: str, value: object, unit: str) -> float:
+    """As `positive`, but zero may stand."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise UserError(f"{path}: {key}: must be a number ({unit}), not {shorten(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or number < 0:
+        raise UserError(f"{path}: {key}: {shorten(value)} is no possible value ({unit}): measure it again")
+    return number
+
+
+def whole_number(path: str | Path, key: str, text: object) -> int:
+    """A positive whole number that stands in (or as) a key. Raises UserError."""
+    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0:
+        return int(text)
+    raise UserError(f"{path}: {key}: {shorten(text)} must be a whole number from 1 to 999999999")
+
+
+def objects(path: str | Path, key: str, value: object) -> Iterator[tuple[str, Any]]:
+    """Items of an object under a key. Raises UserError when it is none or empty."""
+    if not isinstance(value, dict) or not value:
+        raise UserError(f"{path}: {key}: must be an object with at least one entry, not {shorten(value)}")
+    yield from value.items()
+
+
+def field_of(path: str | Path, key: str, value: object, name: str) -> Any:
+    """One field of the object under a key. Raises UserError when either is missing."""
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: {key}: must be an object, not {shorten(value)}")
+    if name not in value:
+        raise UserError(f"{path}: {key}: {name} is missing; add it or profile again")
+    return value[name]
+
+
+def unknown_key(path: str | Path, key: str, expected: str) -> UserError:
+    """The error for a key that no rule knows."""
+    return UserError(f"{path}: {shorten(key)}: unknown key; expected {expected}; correct or remove it")
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """A value as it may stand in a message."""
+    text = json.dumps(value) if isinstance(value, (str, list, dict)) else repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

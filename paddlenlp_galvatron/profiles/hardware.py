@@ -1,0 +1,216 @@
+"""Profile of the cluster: four files in, four files out. What a message costs is told by `profiles.network`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from ..plan.errors import UserError
+from .files import (
+    OVERLAP_NAME,
+    Meta,
+    allreduce_name,
+    field_of,
+    objects,
+    p2p_name,
+    positive,
+    read_profile,
+    sp_time_name,
+    unknown_key,
+    whole_number,
+    write_profile,
+)
+
+
+class Collective(StrEnum):
+    """Kinds of collective, by the names that stand in keys. What "message" means is said for each."""
+
+    ALL_REDUCE = "allreduce"  # the buffer that every rank holds before and after
+    ALL_GATHER = "allgather"  # the gathered buffer
+    REDUCE_SCATTER = "reducescatter"  # the buffer before it is scattered
+    ALL_TO_ALL = "all2all"  # all that one rank sends, the part to itself included
+
+
+class MessageGroup(NamedTuple):
+    """A kind of collective on a kind of group."""
+
+    kind: Collective
+    size: int  # ranks
+    consecutive: bool = True
+
+
+GroupKey = tuple[int, bool]  # (ranks, consecutive)
+MIB_PER_MS, MS = "MiB per ms", "ms"
+
+_ALLREDUCE = re.compile(r"allreduce_size_(\d+)(?:_consec_([01]))?")
+_P2P = re.compile(r"pp_size_(\d+)")
+_MESSAGE = re.compile(
+    r"(allreduce|allgather|reducescatter|all2all)_size_(\d+)(?:_consec_([01]))?_(\d+(?:\.\d+)?)MB_time"
+)
+
+
+@dataclass(frozen=True)
+class HardwareProfile:
+    """Measured speed of a cluster of `num_nodes` x `gpus_per_node` devices."""
+
+    num_nodes: int
+    gpus_per_node: int
+    allreduce_mib_per_ms: Mapping[GroupKey, float]  # bus bandwidth: message * 2 (n - 1) / n / time (nccl-tests)
+    p2p_mib_per_ms: Mapping[int, float] = field(default_factory=dict)  # stages -> message / time, all ranks at once
+    messages_ms: Mapping[MessageGroup, Mapping[float, float]] = field(default_factory=dict)  # message MiB -> ms
+    overlap_coe: float = 1.0  # how much slower compute and communication run beside one another
+    meta: Meta = field(default_factory=Meta)
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.gpus_per_node
+
+    def save(self, folder: str | Path) -> list[Path]:
+        """Write the files under their documented names, each whole or not at all; returns their paths.
+
+        p2p and sp_time files are left out where there is nothing to put into them.
+        """
+        folder, shape = Path(folder), (self.num_nodes, self.gpus_per_node)
+        allreduce = {f"allreduce_size_{n}_consec_{int(c)}": v for (n, c), v in _down(self.allreduce_mib_per_ms)}
+        p2p = {f"pp_size_{stages}": v for stages, v in sorted(self.p2p_mib_per_ms.items())}
+        plain: dict[str, float] = {}  # keys that Galvatron knows
+        ours: dict[str, float] = {}
+        for group, times in self.messages_ms.items():
+            for mib, ms in sorted(times.items()):
+                known = group.consecutive and group.kind in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL) and mib >= 1
+                consecutive = "" if group.consecutive else "_consec_0"
+                key = f"{group.kind}_size_{group.size}{consecutive}_{mib:.12g}MB_time"
+                (plain if known and mib == int(mib) else ours)[key] = ms
+        bandwidth = self.meta.with_extra({"allreduce_size": f"{MIB_PER_MS}, bus bandwidth"})
+        written = [write_profile(folder / allreduce_name(*shape), allreduce, bandwidth)]
+        if p2p:
+            meta = self.meta.with_extra({"pp_size": MIB_PER_MS})
+            written.append(write_profile(folder / p2p_name(*shape), p2p, meta))
+        if plain or ours:
+            meta = self.meta.with_extra({"time": MS, "message": "MiB"}, messages_ms=ours)
+            written.append(write_profile(folder / sp_time_name(*shape), plain, meta))
+        meta = self.meta.with_extra({"overlap_coe": "ratio"})
+        written.append(write_profile(folder / OVERLAP_NAME, {"overlap_coe": self.overlap_coe}, meta))
+        return written
+
+    @classmethod
+    def load(
+        cls,
+        num_nodes: int,
+        gpus_per_node: int,
+        *,
+        folder: str | Path | None = None,
+        allreduce_path: str | Path | None = None,
+        p2p_path: str | Path | None = None,
+        overlap_path: str | Path | None = None,
+        sp_time_path: str | Path | None = None,
+    ) -> HardwareProfile:
+        """Read the files: those named by a path, the rest by their documented names from `folder`.
+
+        The all-reduce file must be there; without the p2p file a cluster has no pipeline, without sp_time messages
+        are priced by bandwidth alone, without the overlap file nothing slows down. Raises UserError.
+        """
+        shape = (num_nodes, gpus_per_node)
+
+        def place(path: str | Path | None, name: str, needed: bool = False) -> Path | None:
+            if path is not None:
+                return Path(path)
+            if folder is None:
+                return None
+            found = Path(folder) / name
+            if needed and not found.exists():
+                raise UserError(
+                    f"{found}: no such file; measure it with `galvatron profile hardware` or name another file"
+                )
+            return found if found.exists() else None
+
+        allreduce_file = place(allreduce_path, allreduce_name(*shape), needed=True)
+        if allreduce_file is None:
+            raise UserError("allreduce_bandwidth_config_path: missing; name the all-reduce bandwidth file")
+        p2p_file = place(p2p_path, p2p_name(*shape))
+        sp_time_file = place(sp_time_path, sp_time_name(*shape))
+        overlap_file = place(overlap_path, OVERLAP_NAME)
+        allreduce, meta = read_allreduce(allreduce_file, num_nodes * gpus_per_node)
+        return cls(
+            num_nodes,
+            gpus_per_node,
+            allreduce,
+            read_p2p(p2p_file) if p2p_file else {},
+            read_messages(sp_time_file) if sp_time_file else {},
+            read_overlap(overlap_file) if overlap_file else 1.0,
+            meta,
+        )
+
+
+def _down(values: Mapping[GroupKey, float]) -> list[tuple[GroupKey, float]]:
+    """Largest group first, consecutive before strided, as Galvatron writes them."""
+    return sorted(values.items(), key=lambda item: (-item[0][0], -item[0][1]))
+
+
+def read_allreduce(path: str | Path, world_size: int | None = None) -> tuple[dict[GroupKey, float], Meta]:
+    """Bus bandwidth in MiB/ms by (ranks, consecutive). A key without `_consec_` is a consecutive group's."""
+    content, meta = read_profile(path)
+    result: dict[GroupKey, float] = {}
+    for key, value in content.items():
+        match = _ALLREDUCE.fullmatch(key)
+        if not match:
+            raise unknown_key(path, key, "allreduce_size_{ranks}_consec_{0|1}")
+        size = whole_number(path, key, match[1])
+        group = (size, match[2] != "0")
+        if group in result:
+            raise UserError(f"{path}: {key}: the same group stands there twice, with and without _consec_; keep one")
+        if world_size is not None and size > world_size:
+            raise UserError(
+                f"{path}: {key}: a group of {size} ranks in a cluster of {world_size}: "
+                "the file is another cluster's; name the right file or set num_nodes and num_gpus_per_node"
+            )
+        result[group] = positive(path, key, value, f"{MIB_PER_MS}, bus bandwidth")
+    if not result and world_size != 1:
+        raise UserError(f"{path}: holds no allreduce_size_… key; measure it with `galvatron profile hardware`")
+    return result, meta or Meta()
+
+
+def read_p2p(path: str | Path) -> dict[int, float]:
+    """Bandwidth in MiB/ms by number of pipeline stages."""
+    content, _ = read_profile(path)
+    result: dict[int, float] = {}
+    for key, value in content.items():
+        match = _P2P.fullmatch(key)
+        if not match:
+            raise unknown_key(path, key, "pp_size_{stages}")
+        result[whole_number(path, key, match[1])] = positive(path, key, value, MIB_PER_MS)
+    return result
+
+
+def read_overlap(path: str | Path) -> float:
+    """The overlap coefficient, at least 1."""
+    content, _ = read_profile(path)
+    for key in content:
+        if key != "overlap_coe":
+            raise unknown_key(path, key, "overlap_coe")
+    value = positive(path, "overlap_coe", field_of(path, OVERLAP_NAME, content, "overlap_coe"), "ratio, 1 or more")
+    if value < 1:
+        raise UserError(
+            f"{path}: overlap_coe: {value} is below 1, as if work ran faster side by side; measure it again"
+        )
+    return value
+
+
+def read_messages(path: str | Path) -> dict[MessageGroup, dict[float, float]]:
+    """Time in ms by group and message size in MiB."""
+    content, meta = read_profile(path)
+    result: dict[MessageGroup, dict[float, float]] = {}
+    ours = meta.extra.get("messages_ms") if meta else None
+    extra = dict(objects(path, "galvatron.messages_ms", ours)) if ours is not None else {}
+    for key, value in [*content.items(), *extra.items()]:
+        match = _MESSAGE.fullmatch(key)
+        if not match:
+            raise unknown_key(path, key, "{allreduce|all2all}_size_{ranks}_{MiB}MB_time")
+        group = MessageGroup(Collective(match[1]), whole_number(path, key, match[2]), match[3] != "0")
+        mib = positive(path, key, float(match[4]), "MiB")
+        result.setdefault(group, {})[mib] = positive(path, key, value, MS)
+    return result
