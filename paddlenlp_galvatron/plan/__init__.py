@@ -1,5 +1,6 @@
 """What a strategy is: dataclasses, the JSON file, validation, rank layout, schedule order. Imports nothing of ours."""
 
+from .assume import with_assumptions
 from .errors import GalvatronError, Infeasible, UserError
 from .file import json_schema, plan_from_dict, plan_to_dict, read_plan, write_plan
 from .model import ModelShape, load_model
@@ -24,5 +25,6 @@ __all__ = [
     "plan_to_dict",
     "read_plan",
     "uniform_plan",
+    "with_assumptions",
     "write_plan",
 ]

@@ -18,6 +18,7 @@ from .files import read_json, write_text
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, VocabStrategy
 
 FORMAT_VERSION = 1
+MAX_RANKS = 1_000_000  # ten times the largest clusters there are; more is a slip of the pen
 
 
 def _split(value: object) -> list[int]:
@@ -41,6 +42,7 @@ Numbers = Annotated[
 ]
 Flag = Annotated[int, Field(ge=0, le=1)]
 Degree = Annotated[int, Field(ge=1)]
+Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 
 
 class AssumedFields(BaseModel):
@@ -48,7 +50,7 @@ class AssumedFields(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
+    sequence_parallel: bool = Field(False, description="Megatron-SP in every layer with tp > 1")
     mixed_precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of weights and activations")
     async_grad_reduce: bool = Field(True, description="reduce gradients once, after the last micro-batch")
     seq_length: Degree | None = Field(None, description="tokens of one sample")
@@ -70,7 +72,7 @@ class StrategyFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, title="Galvatron strategy")
 
-    pp_deg: Degree = Field(description="number of pipeline stages")
+    pp_deg: Ranks = Field(description="number of pipeline stages")
     tp_sizes_enc: Numbers = Field(description="per layer: tensor-parallel (or Ulysses) degree")
     tp_consecutive_flags: Numbers = Field(description="per layer: 1 = neighbouring ranks form a tp group, 0 = strided")
     dp_types_enc: Numbers = Field(description="per layer: 0 = default_dp_type, 1 = zero3")
@@ -81,11 +83,11 @@ class StrategyFile(BaseModel):
     pp_division: Numbers = Field(description="layers of each stage")
     pipeline_type: Literal["gpipe", "pipedream_flush"] = Field(description="schedule; pipedream_flush is 1F1B")
     default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="what 0 in dp_types_enc stands for")
-    vtp: Degree = Field(description="tensor-parallel (or Ulysses) degree of embedding and LM head")
+    vtp: Ranks = Field(description="tensor-parallel (or Ulysses) degree of embedding and LM head")
     vsp: Flag = Field(description="1 = vtp is Ulysses")
     embed_sdp: Flag = Field(description="embedding and LM head: 0 = default_dp_type, 1 = zero3")
     vocab_sdp: Flag | None = Field(None, description="other name of embed_sdp, written beside it")
-    world_size: Degree | None = Field(None, description="ranks; may be absent")
+    world_size: Ranks | None = Field(None, description="ranks; may be absent")
     galvatron: GalvatronObject | None = Field(None, description="what this project adds")
     # Fields of Galvatron for parallelism that is not supported here, accepted at their neutral value.
     cp_sizes_enc: Numbers | None = Field(None, description="context-parallel degrees; only 1")
@@ -237,8 +239,10 @@ def _world_size(fields: StrategyFile, given: int | None, smallest_world: bool) -
         )
     if fields.world_size is not None or given is not None:
         return fields.world_size or given or 1
-    if smallest_world:
-        return fields.pp_deg * lcm(*fields.tp_sizes_enc, fields.vtp)
+    if smallest_world and max(fields.tp_sizes_enc) <= MAX_RANKS:
+        smallest = fields.pp_deg * lcm(*fields.tp_sizes_enc, fields.vtp)
+        if smallest <= MAX_RANKS:
+            return max(smallest, 1)
     raise UserError("world_size: missing; add it to the file or pass --world_size")
 
 
@@ -276,5 +280,6 @@ def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
             assumed.async_grad_reduce,
             assumed.seq_length,
         ),
+        stated=frozenset(assumed.model_fields_set),
         metadata=extra.model_dump(exclude={"format_version", "assumed"}, exclude_none=True),
     )

@@ -6,9 +6,13 @@ stage of a pipeline owns `world_size / stages` consecutive ranks; *samples* are 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from itertools import groupby
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class DataParallel(StrEnum):
@@ -76,7 +80,7 @@ class VocabStrategy:
 class Assumptions:
     """What a plan was priced under; training applies it and refuses a flag that contradicts it."""
 
-    sequence_parallel: bool = True  # Megatron-SP in every layer with tp > 1
+    sequence_parallel: bool = False  # Megatron-SP in every layer with tp > 1
     mixed_precision: Precision = Precision.FP32
     async_grad_reduce: bool = True  # gradients are reduced once, after the last micro-batch
     seq_length: int | None = None  # tokens
@@ -95,6 +99,7 @@ class Plan:
     schedule: Schedule = Schedule.ONE_F_ONE_B
     default_dp_type: DataParallel = DataParallel.DDP
     assumed: Assumptions = Assumptions()
+    stated: frozenset[str] = field(default=frozenset(), compare=False)  # assumptions that the plan's file names itself
     metadata: dict[str, Any] = field(default_factory=dict, compare=False)  # rest of the file's "galvatron" object
 
     @property
@@ -119,3 +124,12 @@ class Plan:
     def stage_of(self, layer: int) -> int:
         """Stage that holds a layer."""
         return next(s for s in range(len(self.stages)) if layer in self.stage_layers(s))
+
+
+def runs(values: Sequence[T]) -> Iterator[tuple[range, T]]:
+    """Equal neighbours as one: their indices and the value."""
+    start = 0
+    for value, group in groupby(values):
+        stop = start + len(list(group))
+        yield range(start, stop), value
+        start = stop

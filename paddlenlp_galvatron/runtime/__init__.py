@@ -1,0 +1,1 @@
+"""Executes a plan on Paddle process groups: groups, layers, redistribution, pipeline, gradients."""

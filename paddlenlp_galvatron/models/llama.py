@@ -1,0 +1,16 @@
+"""Llama, by PaddleNLP's own layers."""
+
+from __future__ import annotations
+
+from paddlenlp.transformers.llama.configuration import LlamaConfig
+from paddlenlp.transformers.llama.modeling import LlamaDecoderLayer, LlamaForCausalLM, LlamaRMSNorm
+
+from .decoder import DecoderFamily
+
+
+class Llama(DecoderFamily):
+    name = prefix = "llama"
+    config_class = LlamaConfig
+    layer_class = LlamaDecoderLayer
+    norm_class = LlamaRMSNorm
+    model_class = LlamaForCausalLM

@@ -1,0 +1,160 @@
+"""Collectives: the plain ones, counted, and the differentiable ones that stand at the seams of a parallel layer.
+
+Every tensor is split and joined along its first dim. Shapes: T tokens held here, T·n tokens of a group of n ranks.
+Logical bytes are counted above the backend: the whole tensor that a collective reduces, gathers or exchanges, as one
+rank sees it; what a backend sends for it (a ring sends 2(n-1)/n of an all-reduce) is its own affair.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle.autograd import PyLayer
+
+traffic_bytes: Counter[str] = Counter()  # by collective, since the process started or `traffic_bytes.clear()`
+traffic_calls: Counter[str] = Counter()
+
+
+def count(kind: str, tensor: Any) -> None:
+    """Add one collective over a tensor to the traffic of this process."""
+    traffic_bytes[kind] += tensor.size * tensor.element_size()
+    traffic_calls[kind] += 1
+
+
+def all_reduce(tensor: Any, group: Any, op: Any = dist.ReduceOp.SUM) -> Any:
+    """Reduce in place over the group; returns the tensor. Group None: one rank, nothing to do."""
+    if group is not None:
+        count("all_reduce", tensor)
+        dist.stream.all_reduce(tensor, op=op, group=group)
+    return tensor
+
+
+def all_gather(tensor: Any, group: Any) -> Any:
+    """[T, …] -> [T·n, …]: the slices of all ranks, in rank order."""
+    if group is None:
+        return tensor
+    out = paddle.empty([tensor.shape[0] * group.nranks, *tensor.shape[1:]], tensor.dtype)
+    count("all_gather", out)
+    dist.stream.all_gather(out, tensor.contiguous(), group=group)
+    return out
+
+
+def reduce_scatter(tensor: Any, group: Any) -> Any:
+    """[T·n, …] -> [T, …]: this rank's slice of the sum over the group."""
+    if group is None:
+        return tensor
+    out = paddle.empty([tensor.shape[0] // group.nranks, *tensor.shape[1:]], tensor.dtype)
+    count("reduce_scatter", tensor)
+    dist.stream.reduce_scatter(out, tensor.contiguous(), group=group)
+    return out
+
+
+def all_to_all(tensor: Any, group: Any, receive: Sequence[int] | None = None, send: Sequence[int] | None = None) -> Any:
+    """Give each rank of the group its rows of `tensor` and join the rows received, in rank order.
+
+    `send` and `receive` count rows per rank; equal shares where they are None.
+    """
+    rows = sum(receive) if receive is not None else tensor.shape[0]
+    out = paddle.empty([rows, *tensor.shape[1:]], tensor.dtype)
+    count("all_to_all", tensor)
+    dist.stream.alltoall_single(
+        out,
+        tensor.contiguous(),
+        out_split_sizes=list(receive) if receive is not None else None,
+        in_split_sizes=list(send) if send is not None else None,
+        group=group,
+    )
+    return out
+
+
+class Gather(PyLayer):  # type: ignore[misc]
+    """Sharded tokens -> all tokens of the group; the gradient is summed and sharded again. Megatron-SP's way in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any) -> Any:
+        ctx.group = group
+        return all_gather(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return reduce_scatter(grad, ctx.group)
+
+
+class Scatter(PyLayer):  # type: ignore[misc]
+    """Partial sums over all tokens -> sums over sharded tokens. Megatron-SP's way out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any) -> Any:
+        ctx.group = group
+        return reduce_scatter(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return all_gather(grad, ctx.group)
+
+
+class Replicate(PyLayer):  # type: ignore[misc]
+    """The same tokens on every rank; their gradients are partial and are summed. Plain tp's way in."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any) -> Any:
+        ctx.group = group
+        return x.clone()  # an output that is the input itself would bypass backward
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return all_reduce(grad.clone(), ctx.group)
+
+
+class Reduce(PyLayer):  # type: ignore[misc]
+    """Partial sums -> sums on every rank. Plain tp's way out."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any) -> Any:
+        return all_reduce(x.clone(), group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad.clone()
+
+
+class TokensToHeads(PyLayer):  # type: ignore[misc]
+    """Ulysses' way into attention: [T, n·C] (own tokens, all heads) -> [T·n, C] (all tokens, own heads)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any) -> Any:
+        ctx.group = group
+        return _tokens_to_heads(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return _heads_to_tokens(grad, ctx.group)
+
+
+class HeadsToTokens(PyLayer):  # type: ignore[misc]
+    """Ulysses' way out of attention: [T·n, C] -> [T, n·C]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, group: Any) -> Any:
+        ctx.group = group
+        return _heads_to_tokens(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return _tokens_to_heads(grad, ctx.group)
+
+
+def _tokens_to_heads(x: Any, group: Any) -> Any:
+    tokens, width = x.shape
+    by_rank = x.reshape([tokens, group.nranks, width // group.nranks]).transpose([1, 0, 2])
+    return all_to_all(by_rank.reshape([tokens * group.nranks, -1]), group)
+
+
+def _heads_to_tokens(x: Any, group: Any) -> Any:
+    tokens = x.shape[0] // group.nranks
+    by_rank = all_to_all(x, group).reshape([group.nranks, tokens, -1])
+    return by_rank.transpose([1, 0, 2]).reshape([tokens, -1])

@@ -1,0 +1,223 @@
+"""What Paddle's gloo backend lacks for hybrid parallelism on CPU processes. On NCCL nothing here is used.
+
+`install()` completes `ProcessGroupGloo` in place, so that the rest of the runtime makes the same
+`paddle.distributed` calls on every backend:
+
+- every group meets on a TCPStore of its own: gloo's rendezvous writes keys without the group's name, so groups that
+  share a store read each other's addresses and hang;
+- send and receive run on a worker thread per group: gloo's send blocks until the peer receives. A group carries
+  point-to-point traffic in one direction only (gloo counts operations per group, not per direction);
+- reduce-scatter, all-to-all and all-gather into a tensor are made of gloo's all-reduce and all-gather.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import queue
+import socket
+import stat
+import threading
+import time
+from typing import Any
+
+import paddle
+from paddle.base import core
+from paddle.distributed import collective, parallel
+
+STORE_TIMEOUT_S = 300  # waiting for the peers of a group to appear
+POLL_S = 0.005
+GROUP_KEY = "galvatron/group"
+
+_new_process_group = collective._new_process_group_impl
+_kept: list[Any] = []  # groups and stores live as long as the process: gloo's threads use them
+
+
+def install() -> None:
+    """Complete Paddle's gloo process groups. Call once, before `paddle.distributed.init_parallel_env`."""
+    gloo = core.ProcessGroupGloo
+    if hasattr(gloo, "galvatron_installed"):
+        return
+    gloo.galvatron_installed = True
+    collective._new_process_group_impl = parallel._new_process_group_impl = _group_with_own_store
+    gloo.blocking_send, gloo.blocking_recv = gloo.send, gloo.recv
+    gloo.send, gloo.recv = _send, _receive
+    gloo.all_gather_into_tensor = _all_gather_into_tensor
+    gloo.reduce_scatter_tensor = _reduce_scatter_tensor
+    gloo.all_to_all_single = _all_to_all_single
+
+
+# ---- one store per group -----------------------------------------------------------------------------------------
+
+
+def _group_with_own_store(
+    backend: str, store: Any, rank: int, world_size: int, group_name: str, pg_options: Any, group_id: int = 0, **rest: Any
+) -> Any:
+    if backend != "gloo":
+        return _new_process_group(backend, store, rank, world_size, group_name, pg_options, group_id, **rest)
+    if group_id:
+        store = _own_store(store, f"{GROUP_KEY}/{group_id}", is_host=rank == 0)
+    _send_small_packets_at_once()
+    group = core.ProcessGroupGloo.create(store, rank, world_size, group_id)
+    _kept.extend([store, group])
+    return group
+
+
+def _own_store(shared: Any, key: str, is_host: bool) -> Any:
+    """A store for the members of one group: its first rank hosts it and publishes address and port in the shared one."""
+    if is_host:
+        address = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rsplit(":", 1)[0]
+        store, port = _host_store(address)
+        shared.add(f"{key}/address", int.from_bytes(socket.inet_aton(socket.gethostbyname(address)), "big"))
+        shared.add(f"{key}/port", port)
+        return store
+    # Polled rather than waited for: a blocking get would hold the shared store's only connection.
+    deadline = time.monotonic() + STORE_TIMEOUT_S
+    while not (port := shared.add(f"{key}/port", 0)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the first rank of group {key} did not appear within {STORE_TIMEOUT_S} s")
+        time.sleep(POLL_S)
+    address = socket.inet_ntoa(shared.add(f"{key}/address", 0).to_bytes(4, "big"))
+    return core.TCPStore(address, port, False, 1, STORE_TIMEOUT_S)
+
+
+def _host_store(address: str, attempts: int = 8) -> tuple[Any, int]:
+    for attempt in range(attempts):
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        try:
+            # A world of 1: the server must not wait for peers that connect later.
+            return core.TCPStore(address, port, True, 1, STORE_TIMEOUT_S), port
+        except RuntimeError:  # another process took the port in between
+            if attempt == attempts - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _send_small_packets_at_once() -> None:
+    """Set TCP_NODELAY on this process's sockets: each store request would else wait 40 ms for a delayed ACK."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as sock:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+# ---- point to point ------------------------------------------------------------------------------------------------
+
+
+class _Task:
+    """Stands for an operation under way, as Paddle's own tasks do."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._error: Exception | None = None
+
+    def finish(self, error: Exception | None = None) -> None:
+        self._error = error
+        self._done.set()
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self, *_: Any) -> bool:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    synchronize = wait
+
+
+def _finished() -> _Task:
+    task = _Task()
+    task.finish()
+    return task
+
+
+class _Worker:
+    """Runs the transfers of one group in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Any, _Task] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)
+
+    def submit(self, transfer: Any) -> _Task:
+        task = _Task()
+        self._jobs.put((transfer, task))
+        return task
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            transfer, task = job
+            try:
+                transfer().wait()
+                task.finish()
+            except Exception as error:  # carried to whoever waits for the task
+                task.finish(error)
+            del job, transfer
+
+    def _stop(self) -> None:
+        self._jobs.put(None)
+        self._thread.join(timeout=1)
+
+
+_workers: dict[int, _Worker] = {}
+
+
+def _worker(group: Any) -> _Worker:
+    if id(group) not in _workers:
+        _workers[id(group)] = _Worker()
+    return _workers[id(group)]
+
+
+def _send(group: Any, tensor: Any, target: int, sync_op: bool = True) -> _Task:
+    copy = paddle.assign(tensor.detach())  # the caller may overwrite its tensor at once
+    return _worker(group).submit(lambda: group.blocking_send(copy, target, True))
+
+
+def _receive(group: Any, tensor: Any, source: int, sync_op: bool = True) -> _Task:
+    return _worker(group).submit(lambda: group.blocking_recv(tensor, source, True))
+
+
+# ---- collectives -----------------------------------------------------------------------------------------------------
+
+
+def _all_gather_into_tensor(group: Any, out: Any, tensor: Any, sync_op: bool = True) -> Any:
+    return group.all_gather(tensor, out)
+
+
+def _reduce_scatter_tensor(group: Any, out: Any, tensor: Any, op: Any, sync_op: bool = True) -> _Task:
+    whole = paddle.assign(tensor.detach())
+    group.all_reduce(whole, op, True).wait()
+    rows = whole.shape[0] // group.size()
+    paddle.assign(whole[group.rank() * rows : (group.rank() + 1) * rows].reshape(out.shape), output=out)
+    return _finished()
+
+
+def _all_to_all_single(
+    group: Any, out: Any, tensor: Any, out_sizes: list[int], in_sizes: list[int], sync_op: bool = True
+) -> _Task:
+    """Everybody gathers everything and keeps its own rows: right, not fast."""
+    size, rank = group.size(), group.rank()
+    in_sizes = in_sizes or [tensor.shape[0] // size] * size
+    table = paddle.empty([size * size], "int64")
+    group.all_gather(paddle.to_tensor(in_sizes, "int64"), table).wait()
+    sizes = table.reshape([size, size]).numpy()
+    width = tensor.shape[1:]
+    longest = int(sizes.sum(axis=1).max())
+    padded = paddle.zeros([longest, *width], tensor.dtype)
+    padded[: tensor.shape[0]] = tensor.detach()
+    rows = paddle.empty([size * longest, *width], tensor.dtype)
+    group.all_gather(padded, rows).wait()
+    starts = sizes[:, :rank].sum(axis=1)
+    parts = [
+        rows[source * longest + int(starts[source]) : source * longest + int(starts[source] + sizes[source, rank])]
+        for source in range(size)
+    ]
+    paddle.assign(paddle.concat(parts).reshape(out.shape), output=out)
+    return _finished()

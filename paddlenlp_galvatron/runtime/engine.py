@@ -1,0 +1,90 @@
+"""The runtime's front door: one object that trains a model by a plan on this rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+
+from ..plan import ModelShape, Plan
+from ..plan.check import require_valid
+from .collectives import all_reduce
+from .family import Family
+from .gradients import clip_gradients, global_norm, reduce_gradients
+from .groups import Groups, require_world, start_world
+from .pipeline import Pipeline
+from .stage import Stage, Tokens, stage_groups
+from .support import require_supported
+from .vocabulary import IGNORED_LABEL
+from .weights import SeededWeights, ShardedParameter, WeightSource
+
+
+class Engine:
+    """This rank's share of a model under a plan. Every rank of the world builds one, with equal arguments.
+
+    A step is `forward_backward`, then `clip`, then an optimizer over `parameters`, then `clear_gradients`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        shape: ModelShape,
+        family: Family,
+        seq_length: int,
+        source: WeightSource | None = None,
+        seed: int = 0,
+    ):
+        """Without a `source`, weights are drawn from `seed`. Raises UserError for a plan that cannot run."""
+        require_valid(plan, shape)
+        require_supported(plan, shape)
+        self.rank, world_size = start_world()
+        require_world(plan.world_size, world_size)
+        self.plan, self.shape, self.seq_length = plan, shape, seq_length
+        self.groups = Groups(self.rank)
+        self.groups.create(stage_groups(plan, seq_length))
+        source = source or SeededWeights(seed, shape.initializer_range)
+        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source)
+        self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
+        self._world = dist.get_group(0) if world_size > 1 else None
+
+    @property
+    def parameters(self) -> list[ShardedParameter]:
+        """The weights, or slices of weights, on this rank."""
+        return self.stage.parameters
+
+    def forward_backward(self, batch: Tokens) -> float:
+        """Run one global batch [G, S + 1] and leave the gradients of its mean loss, summed over ranks.
+
+        Returns the loss averaged over all tokens with a label; it is the same on every rank.
+        """
+        ids, labels = batch[:, :-1], batch[:, 1:]
+        tokens = int((labels != IGNORED_LABEL).sum())
+        shape = (self.plan.micro_batches, -1)
+        total = self._pipeline.run(ids.reshape(shape), labels.reshape(shape), 1.0 / tokens)
+        reduce_gradients(self.parameters)
+        loss = all_reduce(total.reshape([1]) / (tokens * self.stage.loss_replicas), self._world)
+        return float(loss)
+
+    def clip(self, max_norm: float) -> float:
+        """Clip the gradients by their global norm; returns the norm before."""
+        norm = global_norm(self.parameters, self._world)
+        clip_gradients(self.parameters, norm, max_norm)
+        return norm
+
+    def clear_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.tensor.clear_gradient(set_to_zero=False)
+
+    def optimizer(self, name: str, learning_rate: Any, weight_decay: float = 0.0) -> Any:
+        """Paddle's own optimizer over this rank's parameters: "adamw" or "sgd"."""
+        tensors = [parameter.tensor for parameter in self.parameters]
+        if name == "sgd":
+            return paddle.optimizer.SGD(learning_rate, parameters=tensors, weight_decay=weight_decay or None)
+        decaying = {parameter.tensor.name for parameter in self.parameters if parameter.decays}
+        return paddle.optimizer.AdamW(
+            learning_rate,
+            parameters=tensors,
+            weight_decay=weight_decay,
+            apply_decay_param_fun=lambda tensor_name: tensor_name in decaying,
+        )

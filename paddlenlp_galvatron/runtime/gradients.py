@@ -1,0 +1,66 @@
+"""Gradients after the last micro-batch: summed over the ranks that saw other tokens, and clipped by their global norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+
+from .collectives import all_reduce
+from .weights import ShardedParameter
+
+BUCKET_BYTES = 32 * 2**20  # one message per this much gradient: large enough to use the link, small enough to hold twice
+
+
+def reduce_gradients(parameters: Sequence[ShardedParameter]) -> None:
+    """Sum every gradient over its parameter's ranks, in buckets of like group and type."""
+    buckets: dict[tuple[int, Any], list[ShardedParameter]] = {}
+    for parameter in parameters:
+        if parameter.sum_group is not None:
+            buckets.setdefault((parameter.sum_group.id, parameter.tensor.dtype), []).append(parameter)
+    for members in buckets.values():
+        for bucket in _by_size(members):
+            _reduce_bucket(bucket)
+
+
+def _by_size(members: list[ShardedParameter]) -> list[list[ShardedParameter]]:
+    buckets: list[list[ShardedParameter]] = []
+    filled = BUCKET_BYTES
+    for parameter in members:
+        size = parameter.tensor.size * parameter.tensor.element_size()
+        if filled + size > BUCKET_BYTES:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(parameter)
+        filled += size
+    return buckets
+
+
+@paddle.no_grad()  # type: ignore[untyped-decorator]
+def _reduce_bucket(bucket: list[ShardedParameter]) -> None:
+    group = bucket[0].sum_group
+    if len(bucket) == 1:
+        all_reduce(bucket[0].tensor.grad, group)
+        return
+    gradients = [parameter.tensor.grad for parameter in bucket]
+    joined = all_reduce(paddle.concat([grad.flatten() for grad in gradients]), group)
+    for grad, part in zip(gradients, paddle.split(joined, [grad.size for grad in gradients]), strict=True):
+        paddle.assign(part.reshape(grad.shape), output=grad)
+
+
+@paddle.no_grad()  # type: ignore[untyped-decorator]
+def global_norm(parameters: Sequence[ShardedParameter], world_group: Any) -> float:
+    """Euclidean norm of the whole model's gradient, each value counted once however many ranks hold it."""
+    square = paddle.zeros([1], "float32")
+    for parameter in parameters:
+        square += parameter.tensor.grad.astype("float32").square().sum() / parameter.replicas
+    return float(all_reduce(square, world_group).sqrt())
+
+
+@paddle.no_grad()  # type: ignore[untyped-decorator]
+def clip_gradients(parameters: Sequence[ShardedParameter], norm: float, max_norm: float) -> None:
+    """Scale all gradients so that their global norm is at most `max_norm`."""
+    if norm > max_norm:
+        for parameter in parameters:
+            parameter.tensor.grad.scale_(max_norm / norm)

@@ -1,0 +1,79 @@
+"""Communicators: one per distinct rank tuple, made once, in one order on every rank. Owns the start of the world."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+
+from ..plan import UserError
+from . import cpu_backend
+
+Ranks = tuple[int, ...]
+
+
+def world_from_environment() -> tuple[int, int]:
+    """Rank and number of ranks that the launcher gave to this process."""
+    return int(os.environ.get("PADDLE_TRAINER_ID", "0")), int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+
+
+def start_world() -> tuple[int, int]:
+    """Join the other processes of this launch; returns (rank, world size). One process alone is a world of 1."""
+    rank, world_size = world_from_environment()
+    if world_size > 1 and not dist.is_initialized():
+        cpu_backend.install()
+        dist.init_parallel_env()
+    return rank, world_size
+
+
+@dataclass
+class Groups:
+    """All communicators of this process, by their global ranks and their use.
+
+    Groups of one rank have no communicator: `get` gives None, and callers skip the collective.
+    """
+
+    rank: int
+    _made: dict[tuple[Ranks, str], Any] = field(default_factory=dict)
+
+    def create(self, wanted: Iterable[tuple[Ranks, str]]) -> None:
+        """Make the groups that do not exist yet. Every rank of the world calls this with the same groups."""
+        for ranks, use in sorted(set(wanted) - set(self._made)):
+            if len(ranks) > 1:
+                group = dist.new_group(list(ranks))
+                self._made[ranks, use] = group if self.rank in ranks else None
+
+    def get(self, ranks: Ranks, use: str = "") -> Any:
+        """This process's communicator over global ranks; None for one rank. `use` keeps apart the directions of
+        point-to-point traffic, which must not share a communicator."""
+        if len(ranks) == 1:
+            return None
+        try:
+            group = self._made[ranks, use]
+        except KeyError:
+            raise AssertionError(f"group {ranks} ({use}) was not created with the others") from None
+        assert group is not None, f"rank {self.rank} is not in group {ranks}"
+        return group
+
+    @property
+    def members(self) -> list[Ranks]:
+        """Rank tuples of the communicators that this process takes part in."""
+        return [ranks for (ranks, _), group in self._made.items() if group is not None]
+
+
+def require_world(plan_world: int, world_size: int) -> None:
+    """Raise UserError when a plan for another number of ranks was started."""
+    if plan_world != world_size:
+        raise UserError(
+            f"world_size: the plan is for {plan_world} ranks but {world_size} were started; "
+            f"start {plan_world} or search a plan for {world_size}"
+        )
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Paddle's generators of this process."""
+    paddle.seed(seed)

@@ -1,0 +1,123 @@
+"""Runs one step of a stage: its passes in the plan's order, activations and gradients to its neighbours meanwhile.
+
+Activations go down from stage to stage and gradients up, on a communicator each: the two directions never wait for
+one another. Sends return at once; a receive is posted one pass ahead, so that it hides under compute.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+
+from ..plan import Plan
+from ..plan.schedule import Pass, order
+from .collectives import count
+from .groups import Groups
+from .stage import Stage, Tokens
+
+
+class Link:
+    """One direction between this rank and its peer in a neighbouring stage. Messages arrive in order."""
+
+    def __init__(self, group: Any, peer: int, shape: list[int], dtype: str):
+        self._group, self._peer, self._shape, self._dtype = group, peer, shape, dtype
+        self._sent: deque[tuple[Any, Any]] = deque()
+        self._posted: deque[tuple[Any, Any]] = deque()
+
+    def send(self, tensor: Any) -> None:
+        """Start sending; the tensor is kept until it has left."""
+        while self._sent and self._sent[0][0].is_completed():
+            self._sent.popleft()
+        count("p2p", tensor)
+        self._sent.append((dist.isend(tensor, self._peer, self._group), tensor))
+
+    def post(self) -> None:
+        """Start receiving the next message."""
+        buffer = paddle.empty(self._shape, self._dtype)
+        self._posted.append((dist.irecv(buffer, self._peer, self._group), buffer))
+
+    def receive(self) -> Any:
+        """The next message; posts it where that has not been done."""
+        if not self._posted:
+            self.post()
+        task, buffer = self._posted.popleft()
+        task.wait()
+        return buffer
+
+    def flush(self) -> None:
+        """Wait until all that was sent has left."""
+        while self._sent:
+            self._sent.popleft()[0].wait()
+
+
+class Pipeline:
+    """Runs steps of a stage."""
+
+    def __init__(self, plan: Plan, stage: Stage, rank: int, groups: Groups, dtype: str = "float32"):
+        self._stage = stage
+        self._micro_batches = plan.micro_batches
+        self._order = order(plan.schedule, stage.index, len(plan.stages), plan.micro_batches)
+        before, after = rank - plan.stage_size, rank + plan.stage_size
+
+        def link(first: int, second: int, use: str, peer: int) -> Link:
+            return Link(groups.get((first, second), use), peer, stage.boundary_shape, dtype)
+
+        self._from_before = None if stage.is_first else link(before, rank, "down", before)
+        self._to_before = None if stage.is_first else link(before, rank, "up", before)
+        self._to_after = None if stage.is_last else link(rank, after, "down", after)
+        self._from_after = None if stage.is_last else link(rank, after, "up", after)
+
+    def run(self, ids: Tokens, labels: Tokens, scale: float) -> Any:
+        """One step over all micro-batches; gradients of `scale` times the summed loss are added to the parameters.
+
+        `ids` and `labels` [micro-batches, M·S]. Returns the sum of this dp share's losses on the last stage, else 0.
+        """
+        held: deque[tuple[Any, Any]] = deque()  # input and output of the micro-batches in flight
+        total = paddle.zeros([], "float32")
+        for position, step in enumerate(self._order):
+            if step.kind == "forward":
+                x = self._input(position)
+                out = self._stage.forward(x, ids[step.micro_batch], labels[step.micro_batch])
+                if self._stage.is_last:
+                    total += out.detach()
+                if self._to_after:
+                    self._to_after.send(out.detach())
+                held.append((x, out))
+            else:
+                x, out = held.popleft()
+                self._backward(out, scale, position)
+                if self._to_before:
+                    self._to_before.send(x.grad)
+        for link in (self._to_after, self._to_before):
+            if link:
+                link.flush()
+        return total
+
+    def _input(self, position: int) -> Any:
+        if self._from_before is None:
+            return None
+        x = self._from_before.receive()
+        x.stop_gradient = False
+        self._post_next(self._from_before, "forward", position)
+        return x
+
+    def _backward(self, out: Any, scale: float, position: int) -> None:
+        if self._from_after is None:
+            (out * scale).backward()
+            return
+        grad = self._from_after.receive()
+        self._post_next(self._from_after, "backward", position)
+        paddle.autograd.backward([out], [grad])
+
+    def _post_next(self, link: Link, kind: str, position: int) -> None:
+        """Post a receive when this pass is followed, at once or after one other, by another that needs it."""
+        if any(step.kind == kind for step in self._order[position + 1 : position + 3]):
+            link.post()
+
+    @property
+    def order(self) -> list[Pass]:
+        """The passes of a step, in the order in which they run."""
+        return self._order

@@ -1,0 +1,101 @@
+"""Moves tokens between the layouts of two neighbouring layers, and their gradients back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import paddle
+from paddle.autograd import PyLayer
+
+from ..plan.layout import Move, TokenLayout, moves
+from .collectives import all_to_all
+from .groups import Groups, Ranks
+
+
+def redistribution_groups(source: TokenLayout, target: TokenLayout, tokens: int) -> list[Ranks]:
+    """Local ranks that exchange tokens with each other, in either direction; those that keep theirs are left out."""
+    exchanges = [*moves(source, target, tokens), *moves(target, source, tokens)]
+    return _components((move.source, move.target) for move in exchanges if move.source != move.target)
+
+
+def _components(edges: Iterable[tuple[int, int]]) -> list[Ranks]:
+    components: list[set[int]] = []
+    for edge in edges:
+        touched = [component for component in components if component & set(edge)]
+        merged = set(edge).union(*touched)
+        components = [component for component in components if component not in touched] + [merged]
+    return sorted(tuple(sorted(component)) for component in components)
+
+
+class Redistribution:
+    """Turns this rank's tokens [T, …] of one layout into those of another. Differentiable; backward moves back."""
+
+    def __init__(self, source: TokenLayout, target: TokenLayout, tokens: int, local: int, first: int, groups: Groups):
+        """`tokens` are the whole micro-batch's; `local` is this rank in its stage, which starts at rank `first`."""
+        ranks = next((r for r in redistribution_groups(source, target, tokens) if local in r), (local,))
+        group = groups.get(tuple(first + r for r in ranks), "redistribute")
+        self._forward = _Exchange(moves(source, target, tokens), source, target, tokens, local, ranks, group)
+        self._backward = _Exchange(moves(target, source, tokens), target, source, tokens, local, ranks, group)
+
+    def __call__(self, x: Any) -> Any:
+        return _Redistribute.apply(x, self._forward, self._backward)
+
+
+class _Exchange:
+    """One direction of a redistribution, from the point of view of one rank."""
+
+    def __init__(
+        self,
+        plan: list[Move],
+        source: TokenLayout,
+        target: TokenLayout,
+        tokens: int,
+        local: int,
+        ranks: Ranks,
+        group: Any,
+    ):
+        self.group = group
+        self.held = source.interval(local, tokens)[0]
+        start, stop = target.interval(local, tokens)
+        self.rows = stop - start
+        self.wanted = start
+        self.kept = [move for move in plan if move.source == move.target == local]
+        self.sent = [[m for m in plan if (m.source, m.target) == (local, r) and r != local] for r in ranks]
+        self.received = [[m for m in plan if (m.source, m.target) == (r, local) and r != local] for r in ranks]
+        self.silent = group is None or not any(m.source != m.target for m in plan if m.source in ranks)
+
+    def __call__(self, x: Any) -> Any:
+        pieces = [(move.start, self._rows(x, move)) for move in self.kept]
+        if not self.silent:
+            pieces += self._exchange(x)
+        pieces.sort(key=lambda piece: piece[0])
+        parts = [rows for _, rows in pieces]
+        return parts[0] if len(parts) == 1 else paddle.concat(parts)
+
+    def _rows(self, x: Any, move: Move) -> Any:
+        return x[move.start - self.held : move.stop - self.held]
+
+    def _exchange(self, x: Any) -> list[tuple[int, Any]]:
+        outgoing = [self._rows(x, move) for moves_to in self.sent for move in moves_to]
+        send = [sum(m.stop - m.start for m in moves_to) for moves_to in self.sent]
+        receive = [sum(m.stop - m.start for m in moves_from) for moves_from in self.received]
+        joined = paddle.concat(outgoing) if outgoing else paddle.empty([0, *x.shape[1:]], x.dtype)
+        rows = all_to_all(joined, self.group, receive, send)
+        pieces, offset = [], 0
+        for move in (m for moves_from in self.received for m in moves_from):
+            length = move.stop - move.start
+            pieces.append((move.start, rows[offset : offset + length]))
+            offset += length
+        return pieces
+
+
+class _Redistribute(PyLayer):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any, forward: _Exchange, backward: _Exchange) -> Any:
+        ctx.exchange = backward
+        return forward(x).clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return ctx.exchange(grad).clone()

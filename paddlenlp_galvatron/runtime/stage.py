@@ -1,0 +1,135 @@
+"""One pipeline stage of a plan on this rank: its layers and the redistributions between them.
+
+Shapes: M samples of a micro-batch over the whole stage, S sequence, H hidden, T tokens that this rank holds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+
+from ..plan import LayerStrategy, ModelShape, Plan
+from ..plan.layout import TokenLayout, boundary_layout, grid_of, token_layout
+from .block import Block, Placement
+from .family import Family
+from .groups import Groups, Ranks
+from .redistribute import Redistribution, redistribution_groups
+from .vocabulary import Embedding, Head
+from .weights import ShardedParameter, WeightSource
+
+Tokens = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def stage_edges(plan: Plan, stage: int) -> list[TokenLayout]:
+    """Token layouts of what a stage chains: embedding or boundary, layers, head or boundary."""
+    last = len(plan.stages) - 1
+    boundary = boundary_layout(plan.stage_size)
+    return [
+        token_layout(plan, plan.vocab) if stage == 0 else boundary,
+        *(token_layout(plan, plan.layers[index]) for index in plan.stage_layers(stage)),
+        token_layout(plan, plan.vocab) if stage == last else boundary,
+    ]
+
+
+def stage_groups(plan: Plan, seq_length: int) -> set[tuple[Ranks, str]]:
+    """Every communicator of the plan, over all stages: the same set on every rank."""
+    size, tokens = plan.stage_size, plan.micro_batch * seq_length
+    local: set[tuple[Ranks, str]] = {(tuple(range(size)), "")}
+    for strategy in (plan.vocab.as_layer(), *plan.layers):
+        grid = grid_of(plan, strategy)
+        local |= {(ranks, "") for ranks in (*grid.tp_groups(), *grid.dp_groups())}
+    wanted: set[tuple[Ranks, str]] = set()
+    for stage in range(len(plan.stages)):
+        edges = stage_edges(plan, stage)
+        exchanges = {
+            (ranks, "redistribute")
+            for before, after in set(zip(edges, edges[1:], strict=False))
+            for ranks in redistribution_groups(before, after, tokens)
+        }
+        wanted |= {(tuple(stage * size + r for r in ranks), use) for ranks, use in local | exchanges}
+        if stage:
+            pairs = [(rank - size, rank) for rank in range(stage * size, (stage + 1) * size)]
+            wanted |= {(pair, use) for pair in pairs for use in ("down", "up")}
+    return {(ranks, use) for ranks, use in wanted if len(ranks) > 1}
+
+
+class Stage:
+    """The part of the model that this rank runs."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        shape: ModelShape,
+        family: Family,
+        seq_length: int,
+        rank: int,
+        groups: Groups,
+        source: WeightSource,
+    ):
+        self.index = rank // plan.stage_size
+        self.is_first, self.is_last = self.index == 0, self.index == len(plan.stages) - 1
+        self._seq_length = seq_length
+        self._tokens = plan.micro_batch * seq_length
+        self._local = rank % plan.stage_size
+        config = family.config(shape, seq_length)
+        edges = stage_edges(plan, self.index)
+        self._boundary = boundary_layout(plan.stage_size)
+
+        def place(strategy: LayerStrategy) -> Placement:
+            return Placement(plan, strategy, rank, groups)
+
+        vocab = plan.vocab.as_layer()
+        vocab_grid = grid_of(plan, plan.vocab)
+        self._vocab_input = TokenLayout(vocab_grid, sharded=plan.vocab.ulysses)
+        self._embedding = Embedding(family, config, place(vocab), source) if self.is_first else None
+        self._blocks = [
+            Block(family, config, index, plan.layers[index], place(plan.layers[index]), source)
+            for index in plan.stage_layers(self.index)
+        ]
+        self._head = Head(family, config, place(vocab), source) if self.is_last else None
+        self._redistributions = [
+            None
+            if before == after or before.intervals(self._tokens) == after.intervals(self._tokens)
+            else Redistribution(before, after, self._tokens, self._local, rank - self._local, groups)
+            for before, after in zip(edges, edges[1:], strict=False)
+        ]
+        self._masks: dict[int, Any] = {}
+        parts = [self._embedding, *self._blocks, self._head]
+        self.parameters: list[ShardedParameter] = [p for part in parts if part is not None for p in part.parameters]
+        self.boundary_shape = [self._length(self._boundary), shape.hidden_size]
+        self.loss_replicas = plan.vocab.degree if not plan.vocab.ulysses else 1
+
+    def forward(self, x: Any, ids: Tokens, labels: Tokens) -> Any:
+        """One micro-batch through the stage.
+
+        `x` [T, H] from the stage before (None on the first), `ids` and `labels` [M·S] of the whole micro-batch.
+        Returns [T, H] for the next stage, or on the last the sum of this dp share's losses.
+        """
+        if self._embedding is not None:
+            x = self._embedding(self._own(ids))
+        for redistribution, block in zip(self._redistributions, self._blocks, strict=False):
+            x = redistribution(x) if redistribution else x
+            x = block(x, self._mask(x, block))
+        if self._redistributions[-1]:
+            x = self._redistributions[-1](x)
+        return x if self._head is None else self._head.loss(x, self._own(labels))
+
+    def _own(self, tokens: Tokens) -> Any:
+        start, stop = self._vocab_input.interval(self._local, self._tokens)
+        return paddle.to_tensor(tokens[start:stop])
+
+    def _length(self, layout: TokenLayout) -> int:
+        start, stop = layout.interval(self._local, self._tokens)
+        return stop - start
+
+    def _mask(self, x: Any, block: Block) -> Any:
+        """[B, 1, S, S] with the lowest number above the diagonal, made once per batch size."""
+        samples = block.samples(self._tokens)
+        if samples not in self._masks:
+            length = self._seq_length
+            lowest = paddle.full([length, length], paddle.finfo(x.dtype).min, x.dtype)
+            mask = paddle.triu(lowest, diagonal=1).reshape([1, 1, length, length])
+            self._masks[samples] = mask.expand([samples, 1, length, length])
+        return self._masks[samples]

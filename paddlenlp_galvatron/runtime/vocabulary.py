@@ -1,0 +1,129 @@
+"""The vocabulary layers: embedding, final norm, LM head and loss, with the vocabulary split over tp ranks.
+
+The vocabulary is padded to a multiple of the degree with rows of zeros: no token looks them up and the loss leaves
+their logits out, so they never get a gradient.
+
+Shapes: T tokens held between layers, U tokens of the dp share (U = T·t under Megatron-SP, else T), H hidden, V the
+padded vocabulary, v = V / t the columns held here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle.autograd import PyLayer
+
+from .block import Placement
+from .collectives import all_reduce
+from .family import Family
+from .weights import ShardedParameter, Slice, WeightSource, make_parameter, shard_layer
+
+IGNORED_LABEL = -100  # PaddleNLP's mark of a position that has no loss
+
+
+class VocabularyShard:
+    """Which part of the vocabulary this rank holds."""
+
+    def __init__(self, vocab_size: int, place: Placement):
+        parts = place.degree if place.split else 1
+        self.size = vocab_size
+        self.padded = -(-vocab_size // parts) * parts
+        self.columns = self.padded // parts
+        self.start = place.index * self.columns if place.split else 0
+        self.real = min(max(vocab_size - self.start, 0), self.columns)  # columns that are no padding
+        self._place = place
+
+    def slice(self, axis: int) -> Slice:
+        if not self._place.split:
+            return Slice()
+        return Slice(axis, self._place.index, self._place.degree, self.padded)
+
+
+class Embedding:
+    """Token ids [U] -> hidden states [T, H]."""
+
+    def __init__(self, family: Family, config: Any, place: Placement, source: WeightSource):
+        self._place = place
+        self._shard = VocabularyShard(config.vocab_size, place)
+        name, shape = f"{family.prefix}.embed_tokens.weight", (config.vocab_size, config.hidden_size)
+        part = self._shard.slice(0)
+        self._weight = make_parameter(source, name, shape, part, paddle.get_default_dtype())
+        self.parameters: list[ShardedParameter] = [place.parameter(name, shape, part, self._weight)]
+
+    def __call__(self, ids: Any) -> Any:
+        if not self._place.split:
+            return paddle.nn.functional.embedding(ids, self._weight)
+        local, inside = _localise(ids, self._shard.start, self._shard.columns)
+        rows = paddle.nn.functional.embedding(local, self._weight)
+        return self._place.leave(rows * inside.astype(rows.dtype).unsqueeze(-1))
+
+
+class Head:
+    """Hidden states [T, H] and labels [U] -> the sum of this dp share's losses."""
+
+    def __init__(self, family: Family, config: Any, place: Placement, source: WeightSource):
+        self._place = place
+        self._shard = VocabularyShard(config.vocab_size, place)
+        with paddle.LazyGuard():
+            self._norm = family.final_norm(config)
+        shard_layer(self._norm, lambda _: Slice(), lambda name: f"{family.prefix}.norm.{name}", source)
+        norm = self._norm.weight
+        name, shape = "lm_head.weight", (config.hidden_size, config.vocab_size)
+        part = self._shard.slice(1)
+        self._weight = make_parameter(source, name, shape, part, paddle.get_default_dtype())
+        self.parameters: list[ShardedParameter] = [
+            place.parameter(f"{family.prefix}.norm.weight", tuple(norm.shape), Slice(), norm),
+            place.parameter(name, shape, part, self._weight),
+        ]
+
+    def loss(self, x: Any, labels: Any) -> Any:
+        """Scalar fp32; the same on every rank of a tp group."""
+        logits = paddle.matmul(self._place.enter(self._norm(x)), self._weight)
+        group = self._place.axis_group if self._place.split else None
+        return VocabularyCrossEntropy.apply(logits, labels, self._shard.start, self._shard.real, group).sum()
+
+
+class VocabularyCrossEntropy(PyLayer):  # type: ignore[misc]
+    """Cross entropy over a split vocabulary: logits [U, v], labels [U] -> losses [U] in fp32.
+
+    Only three vectors of length U are exchanged; full logits exist nowhere. Columns from `real` on are padding.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, labels: Any, start: int, real: int, group: Any) -> Any:
+        columns = logits.shape[-1]
+        scores = logits.astype("float32")
+        if real < columns:
+            padding = paddle.arange(columns) >= real
+            scores = paddle.where(padding, paddle.full_like(scores, float("-inf")), scores)
+            # A rank whose columns are all padding must not make inf - inf below.
+            largest = scores.max(-1) if real else paddle.full([scores.shape[0]], -3e38, "float32")
+        else:
+            largest = scores.max(-1)
+        largest = all_reduce(largest, group, dist.ReduceOp.MAX)
+        exponentials = paddle.exp(scores - largest.unsqueeze(-1))
+        total = all_reduce(exponentials.sum(-1), group)
+        local, inside = _localise(labels, start, columns)
+        own = paddle.take_along_axis(scores, local.unsqueeze(-1), -1).squeeze(-1) - largest
+        target = all_reduce(paddle.where(inside, own, paddle.zeros_like(own)), group)
+        counted = labels != IGNORED_LABEL
+        probabilities = exponentials / total.unsqueeze(-1)
+        ctx.save_for_backward(probabilities, local, inside, counted)
+        ctx.dtype = logits.dtype
+        return paddle.where(counted, paddle.log(total) - target, paddle.zeros_like(total))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        probabilities, local, inside, counted = ctx.saved_tensor()
+        hit = inside.astype("float32").unsqueeze(-1)
+        step = paddle.put_along_axis(probabilities, local.unsqueeze(-1), -hit, -1, reduce="add")
+        return (step * (grad * counted.astype("float32")).unsqueeze(-1)).astype(ctx.dtype)
+
+
+def _localise(ids: Any, start: int, columns: int) -> tuple[Any, Any]:
+    """Ids relative to this rank's columns, clipped into them, and whether they lie inside."""
+    local = ids - start
+    inside = paddle.logical_and(local >= 0, local < columns)
+    return paddle.clip(local, 0, columns - 1), inside

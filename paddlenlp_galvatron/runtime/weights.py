@@ -1,0 +1,99 @@
+"""Where weights come from, and which slice of each a rank keeps: the same model for every plan."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import paddle
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class WeightSource(Protocol):
+    """Gives a whole weight by its PaddleNLP name and shape."""
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Array: ...
+
+
+@dataclass(frozen=True)
+class SeededWeights:
+    """Random weights that depend on the seed and the weight's name alone: norms are 1, biases 0, the rest normal."""
+
+    seed: int
+    deviation: float  # standard deviation of the normal weights
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> Array:
+        if name.endswith("bias"):
+            return np.zeros(shape, np.float32)
+        if len(shape) == 1:
+            return np.ones(shape, np.float32)
+        key = int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:8], "big")
+        return self.deviation * np.random.default_rng(key).standard_normal(shape, np.float32)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Part `index` of `parts` equal ones along `axis`; axis None: the whole. `padded` is the axis's length with
+    padding, where the whole does not split evenly."""
+
+    axis: int | None = None
+    index: int = 0
+    parts: int = 1
+    padded: int | None = None
+
+    def of(self, whole: Array) -> Array:
+        """This part of a whole array, padded with zeros."""
+        if self.axis is None:
+            return whole
+        length = self.padded or whole.shape[self.axis]
+        if length != whole.shape[self.axis]:
+            padding = [(0, 0)] * whole.ndim
+            padding[self.axis] = (0, length - whole.shape[self.axis])
+            whole = np.pad(whole, padding)
+        return np.ascontiguousarray(np.split(whole, self.parts, self.axis)[self.index])
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedParameter:
+    """A weight, or the slice of it that this rank holds."""
+
+    name: str  # PaddleNLP's name of the whole weight
+    shape: tuple[int, ...]  # of the whole weight, without padding
+    slice: Slice
+    tensor: Any
+    sum_group: Any  # ranks over whose tokens the gradient is summed; None: this rank alone
+    replicas: int  # ranks of the world that hold these same values
+
+    @property
+    def decays(self) -> bool:
+        """Whether weight decay applies: as in PaddleNLP's trainer, not to norms and biases."""
+        return len(self.shape) > 1
+
+
+def make_parameter(source: WeightSource, name: str, shape: tuple[int, ...], part: Slice, dtype: str) -> Any:
+    """A Paddle parameter that holds the part of a weight."""
+    value = part.of(source(name, shape))
+    parameter = paddle.create_parameter(
+        list(value.shape), dtype, default_initializer=paddle.nn.initializer.Constant(0.0)
+    )
+    parameter.set_value(paddle.to_tensor(value).astype(dtype))
+    return parameter
+
+
+def shard_layer(layer: Any, part_of: Callable[[str], Slice], name_of: Callable[[str], str], source: WeightSource) -> None:
+    """Replace every parameter of a Paddle layer that was built without data by its part."""
+    for local_name, whole in list(layer.named_parameters()):
+        owner_name, _, attribute = local_name.rpartition(".")
+        owner = layer
+        for step in filter(None, owner_name.split(".")):
+            owner = getattr(owner, step)
+        dtype = str(whole.dtype).removeprefix("paddle.")
+        setattr(
+            owner,
+            attribute,
+            make_parameter(source, name_of(local_name), tuple(whole.shape), part_of(local_name), dtype),
+        )

@@ -1,0 +1,216 @@
+"""Proves a plan: trains a small random model under it on CPU processes and, by PaddleNLP's own model, in one process.
+
+The two share nothing but the weights at the start and the data: loss and every gradient must agree.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from math import lcm
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..plan import ModelShape, Plan, UserError, plan_from_dict, plan_to_dict
+from ..plan.check import require_valid
+
+LEARNING_RATE = {"sgd": 0.05, "adamw": 1e-3}
+WEIGHT_DECAY = {"sgd": 0.0, "adamw": 0.01}
+MAX_NORM = 0.5  # below the norms seen, so that clipping takes part
+FLOOR = 1e-8  # of the global norm: gradients below it are noise and need not agree
+HEAD_DIM = 8
+VOCABULARY = 251  # a prime, so that every vtp > 1 pads
+
+
+@dataclass(frozen=True)
+class Case:
+    """One plan to prove, with the model that it trains."""
+
+    plan: Plan
+    shape: ModelShape
+    optimizer: str = "sgd"
+    steps: int = 4
+    seed: int = 0
+
+    @property
+    def seq_length(self) -> int:
+        return self.plan.assumed.seq_length or 16
+
+    @property
+    def compared_steps(self) -> int:
+        """Steps whose gradients are compared: AdamW's later ones amplify rounding, so its first alone."""
+        return self.steps if self.optimizer == "sgd" else 1
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far a plan is from one process."""
+
+    max_loss_diff: float
+    max_grad_rel_diff: float  # largest |g - g1| of a tensor over max(max |g1|, FLOOR x global norm)
+    worst_gradient: str
+    losses: list[float]
+    losses_one_process: list[float]
+    groups: list[int]  # communicators of each rank
+    seconds: float
+
+
+def small_case(plan: Plan, family: str, optimizer: str = "sgd", steps: int = 4, seed: int = 0) -> Case:
+    """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
+    degrees = lcm(*(layer.degree for layer in plan.layers), plan.vocab.degree)
+    kv_heads = max(degrees, 2)
+    heads = 2 * kv_heads if family == "qwen2" else kv_heads
+    seq_length = -(-16 // degrees) * degrees
+    shape = ModelShape(
+        name=f"small-{family}",
+        family=family,
+        layers=len(plan.layers),
+        hidden_size=heads * HEAD_DIM,
+        intermediate_size=6 * degrees * HEAD_DIM,
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=seq_length,
+        initializer_range=0.1,
+    )
+    plan = replace(plan, assumed=replace(plan.assumed, seq_length=seq_length))
+    require_valid(plan, shape)
+    if optimizer not in LEARNING_RATE:
+        raise UserError(f"optimizer: {optimizer!r} is unknown; choose one of {', '.join(LEARNING_RATE)}")
+    return Case(plan, shape, optimizer, steps, seed)
+
+
+def batch_of(case: Case, step: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The global batch [G, S + 1] of a step, the same everywhere."""
+    random = np.random.default_rng([case.seed, step])
+    return random.integers(0, case.shape.vocab_size, (case.plan.global_batch, case.seq_length + 1))
+
+
+def check_parity(cases: Sequence[Case], timeout_s: float = 300) -> list[Parity]:
+    """Run all cases, whose plans are for one world size, in a single launch and compare each with one process."""
+    from ..runtime.launch import launch
+
+    worlds = {case.plan.world_size for case in cases}
+    if len(worlds) != 1:
+        raise ValueError(f"cases of one launch need one world size, not {sorted(worlds)}")
+    with tempfile.TemporaryDirectory(prefix="galvatron-parity-") as name:
+        folder = Path(name)
+        (folder / "cases.json").write_text(json.dumps([_to_dict(case) for case in cases]))
+        launch(f"{__package__}.parity_worker", [str(folder)], worlds.pop(), folder / "log", timeout_s)
+        return [_compare(case, folder, index) for index, case in enumerate(cases)]
+
+
+def read_cases(folder: Path) -> list[Case]:
+    """The cases that `check_parity` left for its workers."""
+    return [
+        Case(plan_from_dict(item["plan"]), ModelShape(**item["shape"]), **item["run"])
+        for item in json.loads((folder / "cases.json").read_text())
+    ]
+
+
+def _to_dict(case: Case) -> dict[str, Any]:
+    run = {"optimizer": case.optimizer, "steps": case.steps, "seed": case.seed}
+    return {"plan": plan_to_dict(case.plan), "shape": asdict(case.shape), "run": run}
+
+
+def _compare(case: Case, folder: Path, index: int) -> Parity:
+    from ..runtime.weights import Slice
+
+    losses, gradients = _one_process(replace(case, plan=_data_only(case.plan)))
+    worst, worst_name, groups, seconds = 0.0, "", [], 0.0
+    found: set[tuple[int, str]] = set()
+    measured: list[float] = []
+    for rank in range(case.plan.world_size):
+        report = json.loads((folder / f"{index}.{rank}.json").read_text())
+        measured = report["losses"]
+        groups.append(report["groups"])
+        seconds = max(seconds, report["seconds"])
+        with np.load(folder / f"{index}.{rank}.npz") as arrays:
+            for step in range(case.compared_steps):
+                norm = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in gradients[step].values()))
+                for key, (weight, part) in report["parameters"].items():
+                    reference = gradients[step][weight]
+                    scale = max(float(np.abs(reference).max()), FLOOR * norm)
+                    distance = float(np.abs(arrays[f"{step}.{key}"] - Slice(**part).of(reference)).max()) / scale
+                    found.add((step, weight))
+                    if not distance <= worst:  # NaN counts as worst
+                        worst, worst_name = distance, f"{weight} on rank {rank} in step {step}"
+    missing = {(step, weight) for step in range(case.compared_steps) for weight in gradients[step]} - found
+    if missing:
+        raise AssertionError(f"no rank has the gradients of {sorted(missing)[:3]}")
+    difference = max(abs(a - b) for a, b in zip(measured, losses, strict=True))
+    return Parity(difference, worst, worst_name, measured, losses, groups, seconds)
+
+
+def _data_only(plan: Plan) -> Plan:
+    """A one-process plan with the same data, so that alike cases share one reference run."""
+    alone = plan_to_dict(plan)
+    layers = ",".join(["1"] * len(plan.layers))
+    zeros = ",".join(["0"] * len(plan.layers))
+    alone |= {"pp_deg": 1, "pp_division": str(len(plan.layers)), "chunks": 1, "world_size": 1, "vtp": 1, "vsp": 0}
+    alone |= {"tp_sizes_enc": layers, "tp_consecutive_flags": layers}
+    alone |= {"use_sp": zeros, "checkpoint": zeros, "dp_types_enc": zeros, "embed_sdp": 0, "vocab_sdp": 0}
+    alone |= {"default_dp_type": "ddp", "pipeline_type": "gpipe"}
+    alone["galvatron"] = {"assumed": {"seq_length": plan.assumed.seq_length}}
+    return plan_from_dict(alone)
+
+
+def _one_process(case: Case) -> tuple[list[float], list[dict[str, np.ndarray[Any, Any]]]]:
+    return _one_process_cached(json.dumps(_to_dict(case)))
+
+
+@lru_cache(maxsize=16)
+def _one_process_cached(text: str) -> tuple[list[float], list[dict[str, np.ndarray[Any, Any]]]]:
+    """Losses and, per compared step, gradients by PaddleNLP's whole model, loss, optimizer and clip."""
+    import paddle
+
+    from ..models import load_family
+    from ..runtime.weights import SeededWeights
+
+    item = json.loads(text)
+    case = Case(plan_from_dict(item["plan"]), ModelShape(**item["shape"]), **item["run"])
+    model = load_family(case.shape.family).whole_model(load_family(case.shape.family).config(case.shape, case.seq_length))
+    source = SeededWeights(case.seed, case.shape.initializer_range)
+    weights = dict(model.named_parameters())
+    for name, weight in weights.items():
+        weight.set_value(source(name, tuple(weight.shape)))
+    decaying = {weight.name for weight in weights.values() if weight.ndim > 1}
+    rate, decay = LEARNING_RATE[case.optimizer], WEIGHT_DECAY[case.optimizer]
+    clip = paddle.nn.ClipGradByGlobalNorm(MAX_NORM)
+    if case.optimizer == "sgd":
+        optimizer = paddle.optimizer.SGD(rate, parameters=model.parameters(), grad_clip=clip)
+    else:
+        optimizer = paddle.optimizer.AdamW(
+            rate,
+            parameters=model.parameters(),
+            weight_decay=decay,
+            grad_clip=clip,
+            apply_decay_param_fun=lambda name: name in decaying,
+        )
+    losses, gradients = [], []
+    for step in range(case.steps):
+        batch = paddle.to_tensor(batch_of(case, step))
+        logits = model(batch[:, :-1])
+        logits = logits[0] if isinstance(logits, (tuple, list)) else logits
+        loss = paddle.nn.functional.cross_entropy(
+            logits.reshape([-1, case.shape.vocab_size]), batch[:, 1:].flatten(), reduction="mean"
+        )
+        loss.backward()
+        losses.append(float(loss))
+        if step < case.compared_steps:
+            gradients.append({name: weight.grad.numpy() for name, weight in weights.items()})
+        optimizer.step()
+        optimizer.clear_grad()
+    return losses, gradients
+
+
+def timed_parity(case: Case, timeout_s: float = 300) -> tuple[Parity, float]:
+    """One case, and the seconds that the whole check took."""
+    start = time.monotonic()
+    return check_parity([case], timeout_s)[0], time.monotonic() - start

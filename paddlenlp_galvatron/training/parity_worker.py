@@ -1,0 +1,49 @@
+"""One rank of a parity check: trains every case under its plan and writes down losses and gradients."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from ..models import load_family
+from ..runtime.engine import Engine
+from .parity import LEARNING_RATE, MAX_NORM, WEIGHT_DECAY, Case, batch_of, read_cases
+
+
+def run_case(case: Case, folder: Path, index: int) -> None:
+    """Train a case and leave `<index>.<rank>.json` and `.npz` in the folder."""
+    start = time.monotonic()
+    engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length, seed=case.seed)
+    optimizer = engine.optimizer(case.optimizer, LEARNING_RATE[case.optimizer], WEIGHT_DECAY[case.optimizer])
+    losses, arrays = [], {}
+    for step in range(case.steps):
+        losses.append(engine.forward_backward(batch_of(case, step)))
+        if step < case.compared_steps:
+            for key, parameter in enumerate(engine.parameters):
+                arrays[f"{step}.{key}"] = parameter.tensor.grad.numpy()
+        engine.clip(MAX_NORM)
+        optimizer.step()
+        engine.clear_gradients()
+    np.savez(folder / f"{index}.{engine.rank}.npz", **arrays)
+    report = {
+        "losses": losses,
+        "groups": len(engine.groups.members),
+        "seconds": time.monotonic() - start,
+        "parameters": {key: (p.name, asdict(p.slice)) for key, p in enumerate(engine.parameters)},
+    }
+    (folder / f"{index}.{engine.rank}.json").write_text(json.dumps(report))
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for index, case in enumerate(read_cases(folder)):
+        run_case(case, folder, index)
+
+
+if __name__ == "__main__":
+    main()
