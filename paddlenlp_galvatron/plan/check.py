@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from .errors import UserError
 from .model import ModelShape
-from .strategy import DataParallel, LayerStrategy, Plan
+from .strategy import DataParallel, LayerStrategy, Plan, runs
 
 T = TypeVar("T")
 
@@ -32,9 +32,9 @@ def find_faults(plan: Plan, model: ModelShape | None = None) -> list[str]:
 
 def _grid_faults(plan: Plan) -> Iterator[str]:
     pipeline = len(plan.stages)
-    for stage, layers in enumerate(plan.stages):
-        if layers < 1:
-            yield f"pp_division: stage {stage} has {layers} layers; give every stage at least one"
+    for stage, count in enumerate(plan.stages):
+        if count < 1:
+            yield f"pp_division: stage {stage} has {count} layers; give every stage at least one"
     if plan.world_size % pipeline:
         yield (
             f"pp_deg: {pipeline} stages do not divide {plan.world_size} ranks; "
@@ -42,16 +42,15 @@ def _grid_faults(plan: Plan) -> Iterator[str]:
         )
         return
     size = plan.stage_size
-    for layers, degree in _runs([layer.degree for layer in plan.layers]):
+    for layers, degree in _named_runs([layer.degree for layer in plan.layers]):
         if degree < 1 or size % degree:
             yield (
-                f"tp_sizes_enc: {layers} has degree {degree}, which does not divide the {size} ranks of a stage; "
-                f"choose one of {_divisors(size)}"
+                f"tp_sizes_enc: degree {degree} of {layers} does not divide the {size} ranks of a stage; "
+                f"choose a divisor of {size}"
             )
     if plan.vocab.degree < 1 or size % plan.vocab.degree:
         yield (
-            f"vtp: degree {plan.vocab.degree} does not divide the {size} ranks of a stage; "
-            f"choose one of {_divisors(size)}"
+            f"vtp: degree {plan.vocab.degree} does not divide the {size} ranks of a stage; choose a divisor of {size}"
         )
 
 
@@ -60,7 +59,7 @@ def _batch_faults(plan: Plan) -> Iterator[str]:
     if batch % chunks:
         yield f"chunks: {chunks} micro-batches do not divide global_bsz {batch}; choose a divisor of {batch}"
         return
-    for layers, degree in _runs([layer.degree for layer in plan.layers]):
+    for layers, degree in _named_runs([layer.degree for layer in plan.layers]):
         dp = plan.stage_size // degree
         if plan.micro_batch % dp:
             yield _batch_fault(plan, f"{layers} with degree {degree}", dp)
@@ -78,9 +77,12 @@ def _batch_fault(plan: Plan, who: str, dp: int) -> str:
 
 def _dp_type_faults(plan: Plan) -> Iterator[str]:
     expressible = {plan.default_dp_type, DataParallel.ZERO3}
-    for layers, dp_type in _runs([layer.dp_type for layer in plan.layers]):
+    for layers, dp_type in _named_runs([layer.dp_type for layer in plan.layers]):
         if dp_type not in expressible:
-            yield f"dp_types_enc: {layers} is {dp_type}; only default_dp_type ({plan.default_dp_type}) or zero3 can be"
+            yield (
+                f"dp_types_enc: {dp_type} of {layers} cannot be written to a file; "
+                f"choose default_dp_type ({plan.default_dp_type}) or zero3"
+            )
     if plan.vocab.dp_type not in expressible:
         yield f"embed_sdp: {plan.vocab.dp_type} is neither default_dp_type ({plan.default_dp_type}) nor zero3"
 
@@ -90,7 +92,7 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
     if tokens is None:
         return
     strategies: list[tuple[str, LayerStrategy]] = [
-        (f"tp_sizes_enc: {layers}", layer) for layers, layer in _runs(list(plan.layers))
+        (f"tp_sizes_enc: {layers}", layer) for layers, layer in _named_runs(plan.layers)
     ]
     strategies.append(("vtp: the vocabulary layers", plan.vocab.as_layer()))
     for who, layer in strategies:
@@ -113,7 +115,7 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
             f"galvatron.assumed.seq_length: {plan.assumed.seq_length} is beyond the {model.max_position_embeddings} "
             f"positions of {model.name}"
         )
-    for layers, (degree, ulysses) in _runs([(layer.degree, layer.ulysses) for layer in plan.layers]):
+    for layers, (degree, ulysses) in _named_runs([(layer.degree, layer.ulysses) for layer in plan.layers]):
         for what, count in (
             ("attention heads", model.heads),
             ("kv heads", model.kv_heads),
@@ -122,20 +124,12 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
             replicated = what == "kv heads" and degree % count == 0
             if count % degree and not replicated:
                 yield (
-                    f"tp_sizes_enc: {layers} has degree {degree}, which does not divide the {count} {what} of "
+                    f"tp_sizes_enc: degree {degree} of {layers} does not divide the {count} {what} of "
                     f"{model.name}; choose a divisor of {count}"
                 )
 
 
-def _runs(values: list[T]) -> Iterator[tuple[str, T]]:
+def _named_runs(values: Sequence[T]) -> Iterator[tuple[str, T]]:
     """Equal neighbours as one: ("layer 3" or "layers 4-7", value)."""
-    start = 0
-    for index in range(1, len(values) + 1):
-        if index == len(values) or values[index] != values[start]:
-            name = f"layer {start}" if index - start == 1 else f"layers {start}-{index - 1}"
-            yield name, values[start]
-            start = index
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+    for layers, value in runs(values):
+        yield (f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"), value

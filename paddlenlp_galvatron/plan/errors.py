@@ -17,7 +17,8 @@ class UserError(GalvatronError):
     exit_code = 2
 
     def __init__(self, faults: str | Iterable[str]):
-        self.faults = (faults,) if isinstance(faults, str) else tuple(faults)
+        faults = (faults,) if isinstance(faults, str) else faults
+        self.faults = tuple(" ".join(fault.splitlines()) for fault in faults)  # the user's own words may have line ends
         super().__init__("\n".join(self.faults))
 
 

@@ -1,15 +1,16 @@
-"""The strategy JSON: Galvatron's fields, and beside them one object "galvatron" of ours. Read strictly, written whole."""
+"""The strategy file: Galvatron's fields, and beside them one object "galvatron" of ours."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 from dataclasses import asdict
 from math import lcm
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 from pydantic.json_schema import WithJsonSchema
 
 from .check import require_valid
@@ -18,31 +19,38 @@ from .files import read_json, write_text
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, VocabStrategy
 
 FORMAT_VERSION = 1
-MAX_RANKS = 1_000_000  # ten times the largest clusters there are; more is a slip of the pen
+T = TypeVar("T")
+
+# A list in a strategy file is a string of numbers, such as "1,2,2,1".
+LIST = r"^[0-9]{1,9}( *, *[0-9]{1,9})*$"
 
 
 def _split(value: object) -> list[int]:
-    if not isinstance(value, str):
-        raise ValueError('must be a string of numbers separated by commas, such as "1,2,2,1"')
-    try:
-        return [int(part) for part in value.split(",")]
-    except ValueError:
-        raise ValueError(f'"{_shorten(value)}" is not a list of numbers separated by commas') from None
+    if not isinstance(value, str) or not re.fullmatch(LIST, value):
+        raise ValueError(f'must be a string of numbers separated by commas, such as "1,2,2,1"; it is {_shown(value)}')
+    return [int(part) for part in value.split(",")]
 
 
-def _shorten(text: str, limit: int = 40) -> str:
+def _only_ones(value: T) -> T:
+    if any(number != 1 for number in (value if isinstance(value, list) else [value])):
+        raise ValueError("context and expert parallelism are not supported; set it to 1 or remove it")
+    return value
+
+
+def _shown(value: object, limit: int = 40) -> str:
+    text = repr(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-Numbers = Annotated[
-    list[int],
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # beyond it is a slip of the pen
+Flag = Annotated[int, Field(ge=0, le=1)]
+ListOf = Annotated[
+    list[T],
     BeforeValidator(_split),
     PlainSerializer(lambda numbers: ",".join(map(str, numbers)), return_type=str),
-    WithJsonSchema({"type": "string", "pattern": r"^\s*\d+\s*(,\s*\d+\s*)*$"}),
+    WithJsonSchema({"type": "string", "pattern": LIST}),
 ]
-Flag = Annotated[int, Field(ge=0, le=1)]
-Degree = Annotated[int, Field(ge=1)]
-Ranks = Annotated[int, Field(ge=1, le=MAX_RANKS)]
+Neutral = Annotated[T, AfterValidator(_only_ones)] | None
 
 
 class AssumedFields(BaseModel):
@@ -53,7 +61,7 @@ class AssumedFields(BaseModel):
     sequence_parallel: bool = Field(False, description="Megatron-SP in every layer with tp > 1")
     mixed_precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of weights and activations")
     async_grad_reduce: bool = Field(True, description="reduce gradients once, after the last micro-batch")
-    seq_length: Degree | None = Field(None, description="tokens of one sample")
+    seq_length: Count | None = Field(None, description="tokens of one sample")
 
 
 class GalvatronObject(BaseModel):
@@ -62,7 +70,9 @@ class GalvatronObject(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     format_version: Literal[1] = Field(1, description="version of this object")
-    assumed: AssumedFields = Field(default_factory=lambda: AssumedFields(), description="what the plan was priced under")
+    assumed: AssumedFields = Field(
+        default_factory=lambda: AssumedFields(), description="what the plan was priced under"
+    )
     predicted: dict[str, Any] | None = Field(None, description="step time, and per stage time and memory")
     searched_from: dict[str, Any] | None = Field(None, description="fingerprints of model, cluster and profiles")
 
@@ -72,33 +82,33 @@ class StrategyFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, title="Galvatron strategy")
 
-    pp_deg: Ranks = Field(description="number of pipeline stages")
-    tp_sizes_enc: Numbers = Field(description="per layer: tensor-parallel (or Ulysses) degree")
-    tp_consecutive_flags: Numbers = Field(description="per layer: 1 = neighbouring ranks form a tp group, 0 = strided")
-    dp_types_enc: Numbers = Field(description="per layer: 0 = default_dp_type, 1 = zero3")
-    use_sp: Numbers = Field(description="per layer: 1 = the degree is Ulysses (sequence), 0 = tensor parallel")
-    checkpoint: Numbers = Field(description="per layer: 1 = recompute activations in backward")
-    global_bsz: Degree = Field(description="samples per optimizer step, over all ranks")
-    chunks: Degree = Field(description="micro-batches per step")
-    pp_division: Numbers = Field(description="layers of each stage")
+    pp_deg: Count = Field(description="number of pipeline stages")
+    tp_sizes_enc: ListOf[Count] = Field(description="per layer: tensor-parallel (or Ulysses) degree")
+    tp_consecutive_flags: ListOf[Flag] = Field(
+        description="per layer: 1 = neighbouring ranks form a tp group, 0 = strided"
+    )
+    dp_types_enc: ListOf[Flag] = Field(description="per layer: 0 = default_dp_type, 1 = zero3")
+    use_sp: ListOf[Flag] = Field(description="per layer: 1 = the degree is Ulysses (sequence), 0 = tensor parallel")
+    checkpoint: ListOf[Flag] = Field(description="per layer: 1 = recompute activations in backward")
+    global_bsz: Count = Field(description="samples per optimizer step, over all ranks")
+    chunks: Count = Field(description="micro-batches per step")
+    pp_division: ListOf[Count] = Field(description="layers of each stage")
     pipeline_type: Literal["gpipe", "pipedream_flush"] = Field(description="schedule; pipedream_flush is 1F1B")
     default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="what 0 in dp_types_enc stands for")
-    vtp: Ranks = Field(description="tensor-parallel (or Ulysses) degree of embedding and LM head")
+    vtp: Count = Field(description="tensor-parallel (or Ulysses) degree of embedding and LM head")
     vsp: Flag = Field(description="1 = vtp is Ulysses")
     embed_sdp: Flag = Field(description="embedding and LM head: 0 = default_dp_type, 1 = zero3")
     vocab_sdp: Flag | None = Field(None, description="other name of embed_sdp, written beside it")
-    world_size: Ranks | None = Field(None, description="ranks; may be absent")
+    world_size: Count | None = Field(None, description="ranks; may be absent")
     galvatron: GalvatronObject | None = Field(None, description="what this project adds")
     # Fields of Galvatron for parallelism that is not supported here, accepted at their neutral value.
-    cp_sizes_enc: Numbers | None = Field(None, description="context-parallel degrees; only 1")
-    vcp: Degree | None = Field(None, description="context-parallel degree of the vocabulary layers; only 1")
-    ep_sizes_enc: Numbers | None = Field(None, description="expert-parallel degrees; only 1")
-    tp_of_ep_sizes_enc: Numbers | None = Field(None, description="tp degrees inside experts; only 1")
+    cp_sizes_enc: Neutral[ListOf[Count]] = Field(None, description="context-parallel degrees; only 1")
+    vcp: Neutral[Count] = Field(None, description="context-parallel degree of the vocabulary layers; only 1")
+    ep_sizes_enc: Neutral[ListOf[Count]] = Field(None, description="expert-parallel degrees; only 1")
+    tp_of_ep_sizes_enc: Neutral[ListOf[Count]] = Field(None, description="tp degrees inside experts; only 1")
 
 
 PER_LAYER = ("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint")
-FLAGS = ("tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint")
-NEUTRAL_ONLY = ("cp_sizes_enc", "vcp", "ep_sizes_enc", "tp_of_ep_sizes_enc")
 
 
 def read_plan(path: str | Path, world_size: int | None = None, *, smallest_world: bool = False) -> Plan:
@@ -177,24 +187,23 @@ def _parse(data: object) -> StrategyFile:
         fields = StrategyFile.model_validate(data)
     except ValidationError as error:
         raise UserError(_fault(item) for item in error.errors()) from None
-    faults = [*_wrong_lengths(fields), *_wrong_flags(fields), *_unsupported(fields)]
-    if faults:
+    if faults := _wrong_lengths(fields):
         raise UserError(faults)
     return fields
 
 
 def _fault(error: Any) -> str:
+    *parents, last = error["loc"]
     name = ".".join(str(part) for part in error["loc"])
-    known = StrategyFile.model_fields
     if error["type"] == "missing":
-        field = known.get(name)
-        return f"{name}: missing; add it ({field.description if field else 'required'})"
+        return f"{name}: missing; add it ({StrategyFile.model_fields[name].description})"
     if error["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(name, known, n=1)
-        remedy = f"did you mean {close[0]}?" if close else "remove it"
-        return f"{name}: unknown field; {remedy}"
+        close = difflib.get_close_matches(str(last), (AssumedFields if parents else StrategyFile).model_fields, n=1)
+        return f"{name}: unknown field; {f'did you mean {close[0]}?' if close else 'remove it'}"
+    if isinstance(last, int):
+        name = f"{parents[0]}: {'stage' if parents[0] == 'pp_division' else 'layer'} {last}"
     message = error["msg"].removeprefix("Value error, ")
-    given = "" if error["type"] == "value_error" else f" (it is {_shorten(repr(error['input']))})"
+    given = "" if error["type"] == "value_error" else f"; it is {_shown(error['input'])}"
     return f"{name}: {message[0].lower()}{message[1:]}{given}"
 
 
@@ -213,24 +222,6 @@ def _wrong_lengths(fields: StrategyFile) -> list[str]:
     return faults
 
 
-def _wrong_flags(fields: StrategyFile) -> list[str]:
-    return [
-        f"{name}: layer {layer} has {value}; use 0 or 1"
-        for name in FLAGS
-        for layer, value in enumerate(getattr(fields, name))
-        if value not in (0, 1)
-    ]
-
-
-def _unsupported(fields: StrategyFile) -> list[str]:
-    faults = []
-    for name in NEUTRAL_ONLY:
-        value = getattr(fields, name)
-        if value is not None and any(v != 1 for v in (value if isinstance(value, list) else [value])):
-            faults.append(f"{name}: context and expert parallelism are not supported; set it to 1 or remove it")
-    return faults
-
-
 def _world_size(fields: StrategyFile, given: int | None, smallest_world: bool) -> int:
     if given is not None and fields.world_size not in (None, given):
         raise UserError(
@@ -239,10 +230,8 @@ def _world_size(fields: StrategyFile, given: int | None, smallest_world: bool) -
         )
     if fields.world_size is not None or given is not None:
         return fields.world_size or given or 1
-    if smallest_world and max(fields.tp_sizes_enc) <= MAX_RANKS:
-        smallest = fields.pp_deg * lcm(*fields.tp_sizes_enc, fields.vtp)
-        if smallest <= MAX_RANKS:
-            return max(smallest, 1)
+    if smallest_world:
+        return fields.pp_deg * lcm(*fields.tp_sizes_enc, fields.vtp)
     raise UserError("world_size: missing; add it to the file or pass --world_size")
 
 
@@ -281,5 +270,5 @@ def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
             assumed.seq_length,
         ),
         stated=frozenset(assumed.model_fields_set),
-        metadata=extra.model_dump(exclude={"format_version", "assumed"}, exclude_none=True),
+        metadata=extra.model_dump(exclude={"format_version", "assumed"}, exclude_unset=True),
     )

@@ -20,7 +20,7 @@ def read_json(path: str | Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
-        return json.loads(text, object_pairs_hook=_without_duplicates)
+        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_not_json)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise UserError(f"{path}: not valid JSON at {where}: {error.msg}; is the file cut off?") from None
@@ -39,21 +39,26 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def _not_json(name: str) -> Any:
+    raise ValueError(f"not valid JSON: {name} is no number of JSON")
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write a file whole or not at all, creating its folder."""
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        whole = Path(name)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, target)
+            whole.chmod(0o644)
+            whole.replace(target)
         except BaseException:
-            os.unlink(name)
+            whole.unlink()
             raise
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}") from None

@@ -51,6 +51,10 @@ class ModelShape:
         tables = 1 if self.tied_embeddings else 2
         return self.layers * self.layer_parameters + tables * self.vocab_size * self.hidden_size + self.hidden_size
 
+    def padded_vocab_size(self, tp: int) -> int:
+        """Rows of the vocabulary tables when `tp` ranks split them: the next multiple of tp."""
+        return -(-self.vocab_size // tp) * tp
+
     @property
     def fingerprint(self) -> str:
         """Short hash of everything but the name: equal exactly for equal shapes."""

@@ -16,10 +16,7 @@ class Pass(NamedTuple):
 
 def order(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> list[Pass]:
     """Passes of a stage, in order. 1F1B starts with `stages - stage - 1` forwards (PipeDream-Flush)."""
-    if schedule is Schedule.GPIPE:
-        warm_up = micro_batches
-    else:
-        warm_up = min(stages - stage - 1, micro_batches)
+    warm_up = micro_batches if schedule is Schedule.GPIPE else min(stages - stage - 1, micro_batches)
     passes = [Pass("forward", k) for k in range(warm_up)]
     for k in range(warm_up, micro_batches):
         passes += [Pass("forward", k), Pass("backward", k - warm_up)]

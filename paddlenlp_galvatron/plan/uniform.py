@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import TypeVar
+
 from .check import require_valid
 from .errors import UserError
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Schedule, VocabStrategy
+
+E = TypeVar("E", bound=StrEnum)
 
 
 def even_stages(layers: int, stages: int) -> tuple[int, ...]:
@@ -60,9 +65,9 @@ def uniform_plan(
     return plan
 
 
-def _member(kind: type, value: str, name: str):  # type: ignore[no-untyped-def]
+def _member(kind: type[E], value: str, name: str) -> E:
     try:
         return kind(value)
     except ValueError:
-        known = ", ".join(kind)  # type: ignore[arg-type]
+        known = ", ".join(kind)
         raise UserError(f"{name}: {value!r} is unknown; choose one of {known}") from None

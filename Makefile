@@ -1,0 +1,39 @@
+# Each command makes its own environment first, where it is missing or stale.
+# PADDLE=3.1.1 works in an environment of its own; PYTHON=/path/to/python3.11 chooses the interpreter.
+
+PADDLE ?= 3.3.1
+VENV := $(if $(filter 3.3.1,$(PADDLE)),.venv,.venv-$(PADDLE))
+BIN := $(VENV)/bin
+export PYTHON
+
+.PHONY: help setup quickstart lint test test-full clean
+
+help:
+	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
+	@echo "make test         style, types, room boundaries and tests (at most 15 minutes)"
+	@echo "make test-full    the long tests too (at most 80 minutes)"
+	@echo "make lint         style, types and room boundaries only"
+	@echo "make setup        the environment only"
+	@echo "make clean        remove environments, builds, caches and runs"
+
+setup:
+	@scripts/setup.sh $(VENV) $(PADDLE)
+
+quickstart: setup
+	@GALVATRON=$(CURDIR)/$(BIN)/galvatron scripts/quickstart.sh
+
+lint: setup
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+test: lint
+	@$(BIN)/pytest -m "not slow"
+
+test-full: lint
+	@$(BIN)/pytest
+
+clean:
+	rm -rf .venv .venv-* build dist runs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,136 @@
+"""What holds for the options of every command.
+
+Dashes and underscores are the same. An option answers to its aliases. A boolean takes nothing, 0/1 or true/false.
+`None` leaves an option unset. A mistake is one line and exit code 2. A command has all this by being made with `App`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.main import get_command
+
+from paddlenlp_galvatron.plan.errors import UserError
+
+# Other name -> our name, for every command alike: Galvatron and its PaddleNLP port name the same things differently.
+ALIASES = {
+    "memory_upper_limit": "memory_constraint",
+    "max_tp_deg": "max_tp_size",
+    "max_pp_deg": "max_pp_size",
+    "time_profile_data_path": "time_profiling_path",
+    "memory_profile_data_path": "memory_profiling_path",
+    "allreduce_coe_path": "allreduce_bandwidth_config_path",
+    "p2p_coe_path": "p2p_bandwidth_config_path",
+    "layer_num_list": "layernum_list",
+}
+BOOLEAN_WORDS = ("0", "1", "false", "true")
+UNSET = "None"
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class App(typer.Typer):
+    """A command, or a group of commands where it has more than one, whose options follow the conventions."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(add_completion=False, rich_markup_mode=None, cls=Group, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
+        return super().command(name, cls=Command, **settings)
+
+
+class Command(TyperCommand):
+    """A command whose words are put into canonical form before typer sees them."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.is_boolean: dict[str, bool] = {}  # every option of the command, by its canonical name
+        for option in self.params:
+            if isinstance(option, TyperOption):
+                name = canonical_name(option.opts[0])
+                self.is_boolean[name] = option.is_flag
+                option.opts = [f"--{name}"]
+                if option.is_flag:  # its word always has a value by then, so to typer it is like any other option
+                    option.is_flag = option.is_bool_flag = False
+                    option.secondary_opts = []
+                    option.metavar = "[0|1]"
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = ["--help"] if "--help" in args else canonical_words(args, self.is_boolean)
+        return super().parse_args(ctx, words)
+
+
+class Group(TyperGroup):
+    """A group that says which commands it has, and names the one that it does not know."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args:
+            raise UserError(f"{ctx.command_path}: a command is missing; give one of {', '.join(self.commands)}")
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            raise UserError(f"{ctx.command_path} {args[0]}: unknown command; {did_you_mean(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+def run_app(app: App, words: Sequence[str], prog_name: str) -> int:
+    """Run an app's command and return its exit code. A mistake in the words is a UserError."""
+    try:
+        result = get_command(app).main(list(words), prog_name, standalone_mode=False)
+    except typer.TyperException as error:
+        raise UserError(" ".join(error.format_message().split())) from None
+    return result if isinstance(result, int) else 0
+
+
+def canonical_name(name: str) -> str:
+    """Name of an option without dashes in front, with underscores, its alias resolved."""
+    name = name.lstrip("-").replace("-", "_")
+    return ALIASES.get(name, name)
+
+
+def canonical_words(words: Sequence[str], is_boolean: dict[str, bool]) -> list[str]:
+    """The words of a command line as `--name=value` and positional ones; options set to `None` are left out.
+
+    `is_boolean` holds every known option by its canonical name. Raises UserError.
+    """
+    result: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return [*result, word, *rest]
+        if not word.startswith("--"):
+            result.append(word)
+            continue
+        given, equals, value = word.partition("=")
+        name = canonical_name(given)
+        if name not in is_boolean:
+            raise UserError(f"{given}: unknown option; {did_you_mean(given, is_boolean, prefix='--')}")
+        if not equals:
+            following = rest[0] if rest else "--"
+            if is_boolean[name] and following.lower() not in BOOLEAN_WORDS and following != UNSET:
+                value = "true"
+            elif following.startswith("--"):
+                raise UserError(f"{given}: a value is missing; give {given} VALUE")
+            else:
+                value = rest.pop(0)
+        if is_boolean[name] and value.lower() not in BOOLEAN_WORDS and value != UNSET:
+            raise UserError(f"{given}: {value!r} is no boolean; give 0, 1, true or false, or nothing for true")
+        if value != UNSET:
+            result.append(f"--{name}={value}")
+    return result
+
+
+def did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
+    """The remedy for a misspelt word."""
+    names = sorted(known)
+    word = canonical_name(given) if prefix else given
+    close = difflib.get_close_matches(word, names, n=1)
+    if close:
+        return f"did you mean {prefix}{close[0]}?"
+    return "known: " + ", ".join(prefix + name for name in names)

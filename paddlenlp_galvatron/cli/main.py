@@ -1,0 +1,72 @@
+"""The `galvatron` command: finds the file of the command that was asked for, runs it, and turns errors into one line.
+
+Nothing heavy is imported here, so `galvatron --version` is quick and planning never imports Paddle.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from paddlenlp_galvatron import __version__
+from paddlenlp_galvatron.plan.errors import GalvatronError, UserError
+
+# A command is a file of this folder that holds `app`, a `conventions.App`, and one line here.
+COMMANDS = {
+    "plan": "look at a plan file: show, check, schema",
+}
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 1 failed, 2 bad input, 3 nothing feasible."""
+    words = list(sys.argv[1:] if args is None else args)
+    debug = "--debug" in words or os.environ.get("GALVATRON_DEBUG", "0") not in ("", "0")
+    try:
+        return _run([word for word in words if word != "--debug"])
+    except GalvatronError as error:
+        for line in str(error).split("\n"):
+            print(f"error: {line}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130  # 128 + SIGINT, as shells have it
+    except BrokenPipeError:  # the reader has seen enough: `galvatron plan show | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            raise
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"error: unexpected {what}; --debug shows where, and a report is welcome", file=sys.stderr)
+        return 1
+
+
+def _run(words: list[str]) -> int:
+    name = words[0] if words else "--help"
+    if name == "--version":
+        print(f"galvatron {__version__}")
+        return 0
+    if name in ("--help", "-h", "help"):
+        print(_help())
+        return 0
+    if name not in COMMANDS:
+        from .conventions import did_you_mean  # here, as only a mistake needs it
+
+        kind = "option" if name.startswith("-") else "command"
+        raise UserError(f"{name}: unknown {kind}; {did_you_mean(name, [*COMMANDS, '--version', '--help'])}")
+    from .conventions import run_app
+
+    return run_app(import_module(f".{name}", __package__).app, words[1:], prog_name=f"galvatron {name}")
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    return (
+        "usage: galvatron COMMAND [OPTIONS]\n\n"
+        "Finds and runs the fastest parallel strategy for training a transformer with PaddleNLP, layer by layer.\n\n"
+        f"commands (galvatron COMMAND --help says more):\n{commands}\n\n"
+        "options:\n  --version  print the version\n  --debug    show the traceback of an unexpected error"
+    )
