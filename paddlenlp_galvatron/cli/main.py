@@ -15,6 +15,7 @@ from paddlenlp_galvatron.plan.errors import GalvatronError, UserError
 
 # A command is a file of this folder that holds `app`, a `conventions.App`, and one line here.
 COMMANDS = {
+    "data": "turn text into what training reads: prepare",
     "plan": "look at a plan file: show, check, schema",
 }
 

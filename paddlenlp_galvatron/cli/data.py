@@ -1,0 +1,81 @@
+"""`galvatron data`: turn text into what training reads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paddlenlp_galvatron.plan.errors import UserError
+
+from .conventions import App
+
+if TYPE_CHECKING:
+    from paddlenlp_galvatron.training.corpus import Corpus, Document
+
+app = App(help="Turn text into what training reads.")
+TRAIN = "train"
+TRAINING_BYTES = 64 << 20  # text a tokenizer is trained on: more changes few of its merges
+
+
+@app.callback()
+def data() -> None:
+    """Turn text into what training reads."""
+
+
+@app.command()
+def prepare(
+    output: Annotated[Path, typer.Option(help="path of the data set, without .bin and .idx")],
+    inputs: Annotated[list[Path] | None, typer.Argument(help="files or folders", metavar="PATH...")] = None,
+    input: Annotated[list[Path] | None, typer.Option(help="the same, as an option")] = None,
+    standard_library: Annotated[bool, typer.Option(help="take the sources of Python's standard library")] = False,
+    tokenizer: Annotated[str, typer.Option(help='a tokenizer.json, its folder, or "train" to make one')] = TRAIN,
+    vocab_size: Annotated[int, typer.Option(help="tokens of a tokenizer to be trained")] = 32000,
+    end_token: Annotated[str | None, typer.Option(help="token that ends a document, if not a well-known one")] = None,
+    text_key: Annotated[str, typer.Option(help="field of a JSON line that holds the text")] = "text",
+    limit_mib: Annotated[int | None, typer.Option(help="stop after so much text (MiB)", min=1)] = None,
+) -> None:
+    """Tokenise text and JSON lines into a Megatron-compatible data set, OUTPUT.bin and OUTPUT.idx.
+
+    A trained tokenizer is written beside it as tokenizer.json.
+    """
+    from paddlenlp_galvatron.training import corpus
+    from paddlenlp_galvatron.training import tokenizer as tokenizers
+
+    begin = time.monotonic()
+    paths = [*(input or []), *(inputs or [])]
+    if bool(paths) == standard_library:
+        raise UserError("input: name files or folders, or else --standard_library")
+    files = corpus.standard_library() if standard_library else corpus.find_files(paths)
+    text = corpus.Corpus(files, text_key, limit_mib << 20 if limit_mib else None)
+    columns = (TextColumn("{task.description:<22}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        if tokenizer == TRAIN:
+            sample = replace(text, limit_bytes=min(text.size_bytes, TRAINING_BYTES))
+            watched = _watch(sample, progress, "training the tokenizer")
+            used = tokenizers.train_tokenizer((document.text for document in watched), vocab_size)
+        else:
+            used = tokenizers.load_tokenizer(tokenizer)
+        end = tokenizers.end_token(used, end_token)
+        if tokenizer == TRAIN:
+            corpus.save_tokenizer(used, output.parent / "tokenizer.json")
+        watched = _watch(text, progress, "tokenising")
+        written = corpus.write_dataset(watched, output, used, end)
+    typer.echo(
+        f"{output}.bin and .idx: {written.documents} documents, {written.tokens} tokens of a vocabulary of "
+        f"{used.get_vocab_size()}, in {time.monotonic() - begin:.1f} s"
+    )
+
+
+def _watch(text: Corpus, progress: Progress, what: str) -> Iterator[Document]:
+    """Documents, with progress."""
+    task = progress.add_task(what, total=text.size_bytes)
+    for document in text:
+        yield document
+        progress.advance(task, document.size_bytes)

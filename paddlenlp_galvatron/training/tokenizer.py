@@ -1,0 +1,61 @@
+"""Byte-level BPE tokenizers: trained on the user's own text, or read from a `tokenizer.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ..plan.errors import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+# How well-known tokenizers call the token that ends a document; the first that a vocabulary holds is taken.
+KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
+BYTES = 256  # every byte is a token, so any text can be written
+
+
+def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE tokenizer with `vocab_size` tokens at most, the end of text (id 0) among them.
+
+    The same documents always give the same tokenizer. Raises UserError when the vocabulary cannot hold every byte.
+    """
+    if vocab_size <= BYTES:
+        raise UserError(f"vocab_size: {vocab_size} tokens cannot hold the {BYTES} bytes and the end of text; give more")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Read a `tokenizer.json`, or that of a folder. Raises UserError."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "tokenizer.json"
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; give a tokenizer.json or the folder of a model that has one")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the package raises a bare Exception for any fault of the file
+        raise UserError(f"{file}: not a tokenizer.json: {error}") from None
+
+
+def end_token(tokenizer: Tokenizer, name: str | None = None) -> int:
+    """Id of the token that ends a document: the named one, or the first of KNOWN_ENDS. Raises UserError."""
+    for candidate in (name,) if name else KNOWN_ENDS:
+        found: int | None = tokenizer.token_to_id(candidate)
+        if found is not None:
+            return found
+    if name:
+        raise UserError(f"end_token: the tokenizer has no token {name!r}; give one of its own")
+    raise UserError(
+        f"end_token: the tokenizer has none of {', '.join(KNOWN_ENDS)}; name the token that ends a document"
+    )
