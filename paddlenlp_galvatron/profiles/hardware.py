@@ -33,6 +33,7 @@ class Collective(StrEnum):
     ALL_GATHER = "allgather"  # the gathered buffer
     REDUCE_SCATTER = "reducescatter"  # the buffer before it is scattered
     ALL_TO_ALL = "all2all"  # all that one rank sends, the part to itself included
+    SEND = "p2p"  # what one rank sends to its peer in the next stage; the group's size is the number of stages
 
 
 class MessageGroup(NamedTuple):
@@ -49,7 +50,7 @@ MIB_PER_MS, MS = "MiB per ms", "ms"
 _ALLREDUCE = re.compile(r"allreduce_size_(\d+)(?:_consec_([01]))?")
 _P2P = re.compile(r"pp_size_(\d+)")
 _MESSAGE = re.compile(
-    r"(allreduce|allgather|reducescatter|all2all)_size_(\d+)(?:_consec_([01]))?_(\d+(?:\.\d+)?)MB_time"
+    r"(allreduce|allgather|reducescatter|all2all|p2p)_size_(\d+)(?:_consec_([01]))?_(\d+(?:\.\d+)?)MB_time"
 )
 
 

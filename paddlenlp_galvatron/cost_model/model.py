@@ -1,0 +1,351 @@
+"""The cost model: what a layer, the vocabulary layers, a switch and a hand-over cost, and what a whole plan takes.
+
+Every term with its unit, source and a worked number: docs/en/cost_model.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from ..plan.errors import UserError
+from ..plan.layout import Grid, TokenLayout, boundary_layout
+from ..plan.model import ModelShape
+from ..plan.schedule import in_flight
+from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
+from ..profiles.computation import PassTimes
+from ..profiles.compute_time import ComputeTimes
+from ..profiles.hardware import Collective
+from ..profiles.memory import STATE_BYTES, Role
+from ..profiles.memory_use import MemoryUse
+from ..profiles.network import Network, Place
+from .communication import Call, Calls, Microbatch, layer_calls, vocab_calls
+from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction
+from .placement import Group, place_of
+from .redistribution import redistribution
+from .simulate import StageTimes, step_ms
+from .states import FP32_BYTES, StateBytes
+from .weights import Weights, layer_weights
+
+MIB = 2**20
+Strategy = LayerStrategy | VocabStrategy
+
+
+class CostModel:
+    """Prices of one model on one cluster, from its profiles, under one set of assumptions.
+
+    `model` is the shape of all layers, or one shape for each layer type in the order of the model (their number of
+    layers tells which layer is of which type). Raises UserError where an assumption is missing.
+    """
+
+    def __init__(
+        self,
+        model: ModelShape | Sequence[ModelShape],
+        *,
+        network: Network,
+        times: ComputeTimes,
+        memory: MemoryUse,
+        num_nodes: int,
+        gpus_per_node: int,
+        assumed: Assumptions,
+        options: CostOptions = CostOptions(),
+    ):
+        self.models = (model,) if isinstance(model, ModelShape) else tuple(model)
+        self.network = network
+        self.times = times
+        self.memory = memory
+        self.num_nodes = num_nodes
+        self.gpus_per_node = gpus_per_node
+        self.assumed = assumed
+        self.options = options
+        if assumed.seq_length is None:
+            raise UserError("seq_length: missing; say how many tokens a sample has")
+        self.seq = assumed.seq_length
+        self.state_bytes = StateBytes.of(assumed.mixed_precision, options.fp32_gradients)
+        self.layer_types = tuple(kind for kind, shape in enumerate(self.models) for _ in range(shape.layers))
+        self._layers: dict[tuple[LayerStrategy, int, int, bool, int, int], LayerCost] = {}
+        self._vocab: dict[tuple[VocabStrategy, int, int, bool, int, Role], LayerCost] = {}
+        self._switches: dict[tuple[Strategy | None, Strategy | None, int, int], tuple[float, float]] = {}
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.gpus_per_node
+
+    @property
+    def context_mib(self) -> float:
+        """The reserve on every device, as the user set it."""
+        return self.options.context_mib
+
+    def layer_cost(
+        self,
+        strategy: LayerStrategy,
+        *,
+        stage_size: int,
+        micro_batch: int,
+        micro_batches: int,
+        pipeline: int,
+        layer_type: int = 0,
+    ) -> LayerCost:
+        """One layer on a stage of `stage_size` ranks that takes `micro_batch` samples at once, over all its ranks.
+
+        Raises UserError when the samples don't split over the dp degree or a profile lacks what the strategy needs.
+        """
+        key = (strategy, stage_size, micro_batch, self._whole_gradients(micro_batches), pipeline, layer_type)
+        if key not in self._layers:
+            self._layers[key] = self._layer(*key)
+        return self._layers[key]
+
+    def vocab_cost(
+        self, vocab: VocabStrategy, *, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
+    ) -> LayerCost:
+        """Embedding and LM head as a stage of this role has them. Raises UserError as `layer_cost` does."""
+        key = (vocab, stage_size, micro_batch, self._whole_gradients(micro_batches), pipeline, role)
+        if key not in self._vocab:
+            self._vocab[key] = self._vocabulary(*key)
+        return self._vocab[key]
+
+    def switch_cost(
+        self, before: Strategy | None, after: Strategy | None, *, stage_size: int, micro_batch: int
+    ) -> tuple[float, float]:
+        """(forward, backward) ms of handing one micro-batch's tokens on; None is the stage's edge.
+
+        Gradients go the other way between the same layouts. Equal layouts cost nothing.
+        """
+        key = (before, after, stage_size, micro_batch)
+        if key not in self._switches:
+            source, target = (self._layout(strategy, stage_size) for strategy in (before, after))
+            self._switches[key] = (
+                self._move_ms(source, target, micro_batch),
+                self._move_ms(target, source, micro_batch),
+            )
+        return self._switches[key]
+
+    def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int) -> float:
+        """Time in ms of one micro-batch's hand-over to the next stage, and of its gradient's back: each rank sends
+        its own slice to its peer."""
+        return self.network.send_ms(pipeline, self._token_bytes(micro_batch) / stage_size / MIB)
+
+    def stage_memory(self, costs: Iterable[LayerCost], micro_batches_in_flight: int) -> StageMemory:
+        """Peak of a stage that holds these layers."""
+        costs = list(costs)
+        return StageMemory(
+            self.context_mib,
+            sum(cost.states_mib for cost in costs),
+            micro_batches_in_flight * sum(cost.activation_mib for cost in costs),
+            max((cost.working_mib for cost in costs), default=0.0),
+        )
+
+    def predict(self, plan: Plan) -> Prediction:
+        """Time and memory of one step: the one function behind every predicted time. Raises UserError."""
+        self._require_mine(plan)
+        stages = tuple(self._stage(plan, stage) for stage in range(len(plan.stages)))
+        times = stage_times(stages)
+        time_ms = step_ms(plan.schedule, times, plan.micro_batches)
+        busy = sum(plan.micro_batches * (s.forward_ms + s.backward_ms) + s.sync_ms for s in stages)
+        return Prediction(
+            time_s=time_ms / 1000,
+            samples_per_s=plan.global_batch / time_ms * 1000,
+            bubble_share=1 - busy / (len(stages) * time_ms),
+            stages=stages,
+        )
+
+    def stage_parts(self, plan: Plan, stage: int) -> list[LayerCost]:
+        """Costs of a stage's parts, in order: embedding where it has it, layers, LM head where it has it apart."""
+        last = len(plan.stages) - 1
+        common = {
+            "stage_size": plan.stage_size,
+            "micro_batch": plan.micro_batch,
+            "micro_batches": plan.micro_batches,
+            "pipeline": len(plan.stages),
+        }
+        parts = [
+            self.layer_cost(plan.layers[layer], layer_type=self.layer_types[layer], **common)
+            for layer in plan.stage_layers(stage)
+        ]
+        if stage == 0:
+            parts.insert(0, self.vocab_cost(plan.vocab, role="first" if last else "only", **common))
+        elif stage == last:
+            parts.append(self.vocab_cost(plan.vocab, role="last", **common))
+        return parts
+
+    def _stage(self, plan: Plan, stage: int) -> StagePrediction:
+        parts = self.stage_parts(plan, stage)
+        switches = [
+            self.switch_cost(before, after, stage_size=plan.stage_size, micro_batch=plan.micro_batch)
+            for before, after in stage_seams(plan, stage)
+        ]
+        stages = len(plan.stages)
+        send = 0.0
+        if stage < stages - 1:
+            send = self.boundary_cost(stage_size=plan.stage_size, micro_batch=plan.micro_batch, pipeline=stages)
+        return StagePrediction(
+            sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches),
+            sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches),
+            sum(part.sync_ms for part in parts),
+            send,
+            self.stage_memory(parts, in_flight(plan.schedule, stage, stages, plan.micro_batches)),
+        )
+
+    def _require_mine(self, plan: Plan) -> None:
+        if plan.world_size != self.world_size:
+            raise UserError(
+                f"world_size: the plan is for {plan.world_size} ranks, the cluster has {self.num_nodes} nodes x "
+                f"{self.gpus_per_node}; set num_nodes and num_gpus_per_node to the plan's"
+            )
+        if len(plan.layers) != len(self.layer_types):
+            raise UserError(
+                f"pp_division: the plan has {len(plan.layers)} layers but {self.models[0].name} has "
+                f"{len(self.layer_types)}; search a plan for this model"
+            )
+        if plan.assumed != self.assumed:
+            raise UserError(f"galvatron.assumed: the plan was made under {plan.assumed}, not under {self.assumed}")
+
+    def _whole_gradients(self, micro_batches: int) -> bool:
+        """Whether gradients stay whole until the last micro-batch: they do unless they are reduced after each."""
+        return self.assumed.async_grad_reduce and micro_batches > 1
+
+    def _token_bytes(self, micro_batch: int) -> int:
+        return micro_batch * self.seq * self.models[0].hidden_size * self.assumed.mixed_precision.bytes
+
+    def _layout(self, strategy: Strategy | None, stage_size: int) -> TokenLayout:
+        if strategy is None:
+            return boundary_layout(stage_size)
+        layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
+        grid = Grid(stage_size, layer.degree, layer.consecutive)
+        return TokenLayout(grid, layer.ulysses or self.assumed.sequence_parallel)
+
+    def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int) -> float:
+        """A change of layout takes as long as an all-gather in which a rank receives as much."""
+        tokens = micro_batch * self.seq
+        change = redistribution(source, target, tokens)
+        if not change.most_tokens:
+            return 0.0
+        grid = Grid(source.grid.size, change.span)
+        place = place_of(Group.TENSOR, grid, False, self.gpus_per_node, self.world_size // grid.size)
+        received = change.most_tokens / tokens * self._token_bytes(micro_batch) / MIB
+        return self.network.collective_ms(Collective.ALL_GATHER, place, received * change.span / (change.span - 1))
+
+    def _layer(
+        self, strategy: LayerStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, layer_type: int
+    ) -> LayerCost:
+        model = self.models[layer_type]
+        samples = _samples(strategy.degree, stage_size, micro_batch)
+        batch = Microbatch(micro_batch, self.seq, stage_size)
+        calls = layer_calls(model, strategy, batch, self.assumed, self.state_bytes)
+        grid = Grid(stage_size, strategy.degree, strategy.consecutive)
+        split = strategy.degree if strategy.ulysses else 1  # Ulysses: each rank computes its share of whole weights
+        times = self.times.layer(layer_type, samples / split, self.seq, strategy.tp)
+
+        token_split = strategy.ulysses or self.assumed.sequence_parallel
+        sequence_parallel = self.assumed.sequence_parallel
+        activation = self.memory.activation_mib(layer_type, strategy.tp, self.seq, sequence_parallel) * samples / split
+        working = self.memory.working_mib(layer_type, strategy.tp, self.seq, sequence_parallel) * samples / split
+        if strategy.recompute:
+            times = PassTimes(times.forward_ms, times.backward_ms + (times.recompute_ms or 0.0))
+            working += activation
+            checkpoint = self.memory.checkpoint_mib(layer_type, self.seq) * samples
+            activation = checkpoint / (strategy.degree if token_split else 1)
+        if sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer:
+            working += samples * self.seq * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
+        measured = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / layer_weights(model, 1).all
+        weights = layer_weights(model, strategy.tp)
+        held = Weights(round(weights.split * measured), round(weights.replicated * measured))
+        return self._cost(strategy, strategy.ulysses, grid, pipeline, calls, times, held, whole, activation, working)
+
+    def _vocabulary(
+        self, vocab: VocabStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, role: Role
+    ) -> LayerCost:
+        model = self.models[0 if role == "first" else -1]
+        samples = _samples(vocab.degree, stage_size, micro_batch)
+        batch = Microbatch(micro_batch, self.seq, stage_size)
+        calls = vocab_calls(model, vocab, role, batch, self.assumed, self.state_bytes)
+        grid = Grid(stage_size, vocab.degree)
+        split = vocab.degree if vocab.ulysses else 1
+        parts = []
+        if role != "last":
+            parts.append(self.times.embedding(samples / split, self.seq, vocab.tp))
+        if role != "first":
+            parts.append(self.times.head(samples / split, self.seq, vocab.tp))
+        times = PassTimes(sum(p.forward_ms for p in parts), sum(p.backward_ms for p in parts))
+        activation = self.memory.vocab_activation_mib(role, vocab.tp, self.seq, self.assumed.sequence_parallel)
+        held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES), 0)
+        return self._cost(
+            vocab, vocab.ulysses, grid, pipeline, calls, times, held, whole, activation * samples / split, 0.0
+        )
+
+    def _cost(
+        self,
+        strategy: Strategy,
+        ulysses: bool,
+        grid: Grid,
+        pipeline: int,
+        calls: Calls,
+        times: PassTimes,
+        weights: Weights,
+        whole_gradients: bool,
+        activation_mib: float,
+        working_mib: float,
+    ) -> LayerCost:
+        def price(some: Iterable[Call]) -> float:
+            return sum(self._call_ms(call, grid, ulysses, pipeline) for call in some)
+
+        gather, reduce = price(calls.gather), price(calls.reduce)
+        forward = self._beside(times.forward_ms, gather) + price(calls.forward)
+        backward = self._beside(times.backward_ms, gather)
+        backward_reduced = self._beside(times.backward_ms, gather + reduce)
+        sharding = grid.size // strategy.tp
+        sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
+        updated = weights.all / (sharding if sharded else 1)
+        after = price(calls.publish) + updated / 1e6 * self.times.profile.optimizer_ms_per_million
+        if not self.assumed.async_grad_reduce:
+            backward, sync = backward_reduced, after
+        else:
+            sync = backward_reduced - backward + after
+        if sharded and not whole_gradients:
+            working_mib += weights.all * self.state_bytes.gradient / MIB  # a layer's gradient before it is scattered
+        if sharded and strategy.dp_type is DataParallel.ZERO3:
+            working_mib += 2 * weights.all * self.state_bytes.weight / MIB  # this layer's weights and the next one's
+        states = weights.all * self.state_bytes.held(strategy.dp_type, sharding, whole_gradients) / MIB
+        return LayerCost(forward, backward + price(calls.backward), sync, states, activation_mib, working_mib)
+
+    def _call_ms(self, call: Call, grid: Grid, ulysses: bool, pipeline: int) -> float:
+        if call.group is Group.TIED:
+            return self.network.send_ms(pipeline, call.bytes / MIB)
+        place: Place = place_of(call.group, grid, ulysses, self.gpus_per_node, pipeline)
+        return self.network.collective_ms(call.kind, place, call.bytes / MIB)
+
+    def _beside(self, compute_ms: float, communication_ms: float) -> float:
+        """Both started together: while both run each is `overlap_coe` times slower. Never worse than in turn."""
+        longer, shorter = max(compute_ms, communication_ms), min(compute_ms, communication_ms)
+        return longer + min(self.network.profile.overlap_coe - 1, 1.0) * shorter
+
+
+def stage_times(stages: Sequence[StagePrediction]) -> StageTimes:
+    """The stages' times as the simulation takes them."""
+    return StageTimes(
+        [stage.forward_ms for stage in stages],
+        [stage.backward_ms for stage in stages],
+        [stage.sync_ms for stage in stages],
+        [stage.send_ms for stage in stages[:-1]],
+    )
+
+
+def stage_seams(plan: Plan, stage: int) -> list[tuple[Strategy | None, Strategy | None]]:
+    """Neighbours between which a stage's tokens are handed on; None is the stage's edge."""
+    parts: list[Strategy | None] = [plan.layers[layer] for layer in plan.stage_layers(stage)]
+    parts.insert(0, plan.vocab if stage == 0 else None)
+    parts.append(plan.vocab if stage == len(plan.stages) - 1 else None)
+    return list(pairwise(parts))
+
+
+def _samples(degree: int, stage_size: int, micro_batch: int) -> int:
+    """Samples of one dp index. Raises UserError where they are no whole number."""
+    if stage_size % degree:
+        raise UserError(f"degree {degree} does not divide the {stage_size} ranks of a stage")
+    dp = stage_size // degree
+    if micro_batch % dp:
+        raise UserError(
+            f"{micro_batch} samples of a micro-batch do not split over the dp degree {dp}; "
+            f"make the batch a multiple of {dp} x micro-batches or choose another degree"
+        )
+    return micro_batch // dp

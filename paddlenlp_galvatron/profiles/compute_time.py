@@ -1,0 +1,122 @@
+"""How long a part of the model computes, for any batch, sequence length and degree, from the measured points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from ..plan.errors import UserError
+from .computation import EMBEDDING, HEAD, ComputationProfile, PassTimes, Shape, layer_part
+from .curves import Curve
+
+
+class TimeMode(StrEnum):
+    """What the measured points are held to (Galvatron's time_profile_mode)."""
+
+    STATIC = "static"  # this sequence length at one batch size or more; one alone: time grows in proportion
+    BATCH = "batch"  # this sequence length at two batch sizes or more: an alpha-beta line beyond them
+    SEQUENCE = "sequence"  # other sequence lengths: time per token is a line in the sequence length
+
+
+NOTHING = PassTimes(0.0, 0.0, 0.0)
+
+
+class ComputeTimes:
+    """Compute time of layers, embedding and head of one model."""
+
+    def __init__(self, profile: ComputationProfile, mode: TimeMode = TimeMode.STATIC):
+        self.profile = profile
+        self.mode = mode
+        self._passes: dict[tuple[str, int], dict[Shape, PassTimes]] = {}  # (part, tp) -> measured passes
+        for key, times in profile.passes.items():
+            self._passes.setdefault((key.part, key.tp), {})[Shape(key.batch, key.seq)] = times
+        self._known: dict[tuple[str, float, int, int], PassTimes] = {}
+
+    def layer(self, layer_type: int, samples: float, seq: int, tp: int = 1) -> PassTimes:
+        """Times in ms of one layer on one of `tp` ranks that share `samples` samples of `seq` tokens.
+
+        Backward is twice forward where it was not measured (two matrix products for each of forward's one).
+        Raises UserError when the points don't suffice.
+        """
+        return self._part(layer_part(layer_type), samples, seq, tp)
+
+    def embedding(self, samples: float, seq: int, tp: int = 1) -> PassTimes:
+        """The embedding. Nothing where it was not measured apart: then it is within the head's."""
+        return self._part(EMBEDDING, samples, seq, tp)
+
+    def head(self, samples: float, seq: int, tp: int = 1) -> PassTimes:
+        """Last norm, LM head and loss; where they were not measured apart, all of `layertype_other`."""
+        return self._part(HEAD, samples, seq, tp)
+
+    def _part(self, part: str, samples: float, seq: int, tp: int) -> PassTimes:
+        key = (part, samples, seq, tp)
+        if key not in self._known:
+            self._known[key] = self._price(part, samples, seq, tp)
+        return self._known[key]
+
+    def _price(self, part: str, samples: float, seq: int, tp: int) -> PassTimes:
+        degrees = [degree for name, degree in self._passes if name == part and tp % degree == 0]
+        if degrees:
+            degree = max(degrees)
+            return self._measured(part, degree, samples * degree / tp, seq)
+        if part == EMBEDDING:
+            return NOTHING
+        forward = self._time(part, self._forward_points(part), samples / tp, seq)
+        return PassTimes(forward, 2 * forward, forward)
+
+    def _forward_points(self, part: str) -> dict[Shape, float]:
+        """Whole times in ms of the files' plain keys (which hold times per sample)."""
+        times: Mapping[Shape, float] | None
+        if part == HEAD:
+            times = self.profile.other_ms
+            missing = "layertype_other"
+        else:
+            times = self.profile.layer_ms.get(int(part.rpartition("_")[2]))
+            missing = part
+        if not times:
+            raise UserError(
+                f"{missing}: no time in the computation profile; measure it with `galvatron profile computation`"
+            )
+        return {shape: shape.batch * ms for shape, ms in times.items()}
+
+    def _measured(self, part: str, degree: int, samples: float, seq: int) -> PassTimes:
+        passes = self._passes[part, degree]
+        forward = self._time(part, {s: t.forward_ms for s, t in passes.items()}, samples, seq)
+        backward = self._time(part, {s: t.backward_ms for s, t in passes.items()}, samples, seq)
+        again = {s: t.recompute_ms for s, t in passes.items() if t.recompute_ms is not None}
+        return PassTimes(
+            forward, backward, self._time(part, again, samples, seq) if len(again) == len(passes) else forward
+        )
+
+    def _time(self, part: str, points: Mapping[Shape, float], samples: float, seq: int) -> float:
+        """Time in ms: over the batch a curve through the points of one length, over lengths a curve of time a token."""
+        lengths: dict[int, dict[int, float]] = {}
+        for (batch, length), ms in points.items():
+            lengths.setdefault(length, {})[batch] = ms
+        if self.mode is not TimeMode.SEQUENCE or seq in lengths:
+            self._require(part, lengths, seq)
+            return Curve.through(lengths[seq].items())(samples)
+        wanted = 2 if part == HEAD else 3
+        if len(lengths) < wanted:
+            raise UserError(
+                f"{part}: time_profile_mode sequence needs {wanted} sequence lengths but the profile has "
+                f"{_listed(lengths)}; measure more around {seq} with `galvatron profile computation`"
+            )
+        per_token = {length: Curve.through(times.items())(samples) / length for length, times in lengths.items()}
+        return seq * Curve.through(per_token.items())(seq)
+
+    def _require(self, part: str, lengths: Mapping[int, Mapping[int, float]], seq: int) -> None:
+        if seq not in lengths:
+            raise UserError(
+                f"{part}: sequence length {seq} was not measured (the profile has {_listed(lengths)}); measure it, or "
+                "measure several lengths and search with time_profile_mode sequence"
+            )
+        if self.mode is TimeMode.BATCH and len(lengths[seq]) < 2:
+            raise UserError(
+                f"{part}: time_profile_mode batch needs two batch sizes or more at sequence length {seq} but the "
+                f"profile has {_listed(lengths[seq])}; measure more, or search with time_profile_mode static"
+            )
+
+
+def _listed(numbers: Mapping[int, object]) -> str:
+    return ", ".join(map(str, sorted(numbers))) or "none"

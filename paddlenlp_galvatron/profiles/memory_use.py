@@ -1,0 +1,134 @@
+"""How much memory a part of the model takes, for any degree and sequence length, from the measured points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+from ..plan.errors import UserError
+from .curves import Curve
+from .memory import LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
+
+Entry = TypeVar("Entry", LayerMemory, VocabMemory)
+
+
+class MemoryMode(StrEnum):
+    """What the measured points are held to (Galvatron's memory_profile_mode)."""
+
+    STATIC = "static"  # this sequence length
+    SEQUENCE = "sequence"  # other lengths: a line in the sequence length
+
+
+class MemoryUse:
+    """Memory of layers and vocabulary layers of one model, MiB on one rank.
+
+    Over the degree t all sizes are read as a line in 1/t: what is split falls with t, what every rank keeps stays.
+    """
+
+    def __init__(self, profile: MemoryProfile, mode: MemoryMode = MemoryMode.STATIC):
+        self.profile = profile
+        self.mode = mode
+
+    def parameter_mib(self, layer_type: int) -> float:
+        """All weights of one layer at 4 bytes each."""
+        for sequence_parallel in (True, False):
+            lengths = self.profile.layers.get(Variant(layer_type, sequence_parallel))
+            if lengths:
+                return lengths[min(lengths)].parameter_mib
+        raise _missing_layer(layer_type)
+
+    def activation_mib(self, layer_type: int, tp: int, seq: int, sequence_parallel: bool) -> float:
+        """Kept for backward by one layer, per sample of the tp group."""
+        lengths, split = self._layer(layer_type, sequence_parallel)
+        name = f"layertype_{layer_type}.tp_activation_per_bsz_dict"
+        return self._over_lengths(name, lengths, seq, lambda m: _at_degree(name, m.activation_mib, tp, split))
+
+    def working_mib(self, layer_type: int, tp: int, seq: int, sequence_parallel: bool) -> float:
+        """What one layer's backward needs beyond what is kept, per sample; 0 where it was not measured."""
+        lengths, _ = self._layer(layer_type, sequence_parallel)
+        measured = {length: memory for length, memory in lengths.items() if memory.working_mib}
+        if not measured:
+            return 0.0
+        name = f"layertype_{layer_type}.working_mib"
+        return self._over_lengths(name, measured, seq, lambda m: _at_degree(name, m.working_mib, tp, split=True))
+
+    def checkpoint_mib(self, layer_type: int, seq: int) -> float:
+        """Kept by one layer with recompute, per sample, all tokens."""
+        for sequence_parallel in (True, False):
+            lengths = self.profile.layers.get(Variant(layer_type, sequence_parallel), {})
+            known = {length: m.checkpoint_mib for length, m in lengths.items() if m.checkpoint_mib is not None}
+            if known:
+                return self._over_lengths(f"layertype_{layer_type}.checkpoint", known, seq, lambda mib: mib)
+        raise UserError(
+            f"layertype_{layer_type}: the memory profile has no checkpoint entry, so recompute cannot be priced; "
+            "measure it with `galvatron profile memory` or search with disable_ckpt"
+        )
+
+    def vocab_states_mib(self, role: Role, tp: int) -> float:
+        """Weights of the vocabulary layers on one rank at 16 bytes each."""
+        lengths, _ = self._vocab(role, True)
+        return _at_degree("model_states", lengths[max(lengths)].states_mib, tp, split=True)
+
+    def vocab_activation_mib(self, role: Role, tp: int, seq: int, sequence_parallel: bool) -> float:
+        """Activations of the vocabulary layers, per sample of the vtp group."""
+        lengths, split = self._vocab(role, sequence_parallel)
+        name = f"other_memory ({role} stage).activation"
+        return self._over_lengths(name, lengths, seq, lambda m: _at_degree(name, m.activation_mib, tp, split))
+
+    def _layer(self, layer_type: int, sequence_parallel: bool) -> tuple[Mapping[int, LayerMemory], bool]:
+        """Entries with Megatron-SP as wanted, or else without; and whether one degree tells all others."""
+        for sp in (sequence_parallel, not sequence_parallel):
+            lengths = self.profile.layers.get(Variant(layer_type, sp))
+            if lengths:
+                return (lengths if sp == sequence_parallel else _unsplit(lengths)), sequence_parallel
+        raise _missing_layer(layer_type)
+
+    def _vocab(self, role: Role, sequence_parallel: bool) -> tuple[Mapping[int, VocabMemory], bool]:
+        for sp in (sequence_parallel, not sequence_parallel):
+            lengths = self.profile.vocab.get(VocabVariant(role, sp))
+            if lengths:
+                return lengths, True
+        raise UserError(
+            f"other_memory: the memory profile does not say what the vocabulary layers take on the {role} stage; "
+            "measure it with `galvatron profile memory`" + ("" if role == "only" else " or search with max_pp_deg 1")
+        )
+
+    def _over_lengths(self, name: str, lengths: Mapping[int, T], seq: int, mib: Callable[[T], float]) -> float:
+        if seq in lengths:
+            return mib(lengths[seq])
+        if self.mode is MemoryMode.STATIC:
+            known = ", ".join(map(str, sorted(lengths)))
+            raise UserError(
+                f"{name}: sequence length {seq} was not measured (the memory profile has {known}); measure it or "
+                "search with memory_profile_mode sequence"
+            )
+        return Curve.through((float(length), mib(entry)) for length, entry in lengths.items())(seq)
+
+
+T = TypeVar("T")
+
+
+def _unsplit(lengths: Mapping[int, LayerMemory]) -> dict[int, LayerMemory]:
+    """The entries at degree 1, where Megatron-SP makes no difference."""
+    return {
+        seq: LayerMemory(m.parameter_mib, {1: m.activation_mib[1]}, m.checkpoint_mib)
+        for seq, m in lengths.items()
+        if 1 in m.activation_mib
+    }
+
+
+def _at_degree(name: str, by_degree: Mapping[int, float], degree: int, split: bool) -> float:
+    """Value at a degree: measured, or on the line in 1/degree. `split`: one point tells all (everything is split)."""
+    if degree in by_degree:
+        return by_degree[degree]
+    if not by_degree or (len(by_degree) == 1 and not split):
+        raise UserError(
+            f"{name}: degree {degree} without Megatron-SP cannot be told from degree {', '.join(map(str, by_degree))} "
+            "alone; measure it with `galvatron profile memory` or search with sequence_parallel"
+        )
+    return Curve.through((1 / d, mib) for d, mib in by_degree.items())(1 / degree)
+
+
+def _missing_layer(layer_type: int) -> UserError:
+    return UserError(f"layertype_{layer_type}: not in the memory profile; measure it with `galvatron profile memory`")

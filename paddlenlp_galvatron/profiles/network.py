@@ -1,0 +1,142 @@
+"""What a message costs: from measured times where the group was measured, from bandwidth where it was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil, log
+from typing import NamedTuple
+
+from ..plan.errors import UserError
+from .curves import Curve
+from .hardware import Collective, HardwareProfile, MessageGroup
+
+
+class Place(NamedTuple):
+    """Where the ranks of a group sit, as far as its speed depends on it."""
+
+    size: int  # ranks
+    nodes: int = 1  # nodes that it spans
+    consecutive: bool = True
+
+    @property
+    def per_node(self) -> float:
+        """Ranks of the group on one node. The other ranks of the node are in groups alike, active at the same time."""
+        return self.size / self.nodes
+
+
+class Network:
+    """Time of a collective on a place. Monotone in the message's size; a group of one rank costs nothing."""
+
+    def __init__(self, profile: HardwareProfile):
+        self.profile = profile
+        self._collectives: dict[tuple[Collective, Place], Curve] = {}
+        self._sends: dict[int, Curve] = {}
+
+    def collective_ms(self, kind: Collective, place: Place, mib: float) -> float:
+        """Time in ms; what `mib` measures is said at `Collective`. Raises UserError where nothing was measured."""
+        if place.size == 1 or mib == 0:
+            return 0.0
+        curve = self._collectives.get((kind, place))
+        if curve is None:
+            curve = self._collectives[kind, place] = self._collective(kind, place)
+        return curve(mib)
+
+    def send_ms(self, stages: int, mib: float) -> float:
+        """Time in ms of one rank's message to its peer in the next stage, all ranks of the stage sending."""
+        if stages == 1 or mib == 0:
+            return 0.0
+        curve = self._sends.get(stages)
+        if curve is None:
+            curve = self._sends[stages] = self._send(stages)
+        return curve(mib)
+
+    def measured_place(self, size: int, consecutive: bool) -> Place:
+        """Place of the group behind a key: ranks 0, 1, ... or ranks 0, W/n, 2 W/n, ... of the W measured ranks."""
+        world, node = self.profile.world_size, self.profile.gpus_per_node
+        if consecutive:
+            return Place(size, ceil(size / node), True)
+        return Place(size, len({rank * world // size // node for rank in range(size)}), False)
+
+    def _collective(self, kind: Collective, place: Place) -> Curve:
+        measured = self._measured(kind, place)
+        if measured:
+            return Curve.through(measured)
+        halves = self._measured(Collective.ALL_REDUCE, place)
+        if halves and kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
+            # A ring all-reduce is a reduce-scatter and an all-gather of the same buffer.
+            return Curve.through((mib, ms / 2) for mib, ms in halves)
+        latency = self._latency(kind, place)
+        per_mib = traffic_factor(kind, place.size) / self.bandwidth_mib_per_ms(place)
+        return Curve(((1.0, latency + per_mib), (2.0, latency + 2 * per_mib)))
+
+    def _measured(self, kind: Collective, place: Place) -> list[tuple[float, float]]:
+        """Measured (MiB, ms) of a group at this place; inside a node a strided one may stand in for a consecutive."""
+        groups = [
+            MessageGroup(kind, place.size, consecutive) for consecutive in (place.consecutive, not place.consecutive)
+        ]
+        for group in groups:
+            times = self.profile.messages_ms.get(group)
+            if times and self.measured_place(group.size, group.consecutive).nodes == place.nodes:
+                return list(times.items())
+        return []
+
+    def _latency(self, kind: Collective, place: Place) -> float:
+        """Time in ms of an empty message, from the measured group of the nearest size; 0 where none was measured."""
+        sizes = {g.size: Curve.through(t.items()) for g, t in self.profile.messages_ms.items() if g.kind is kind and t}
+        return sizes[_nearest(sizes, place.size)].latency if sizes else 0.0
+
+    def bandwidth_mib_per_ms(self, place: Place) -> float:
+        """Bus bandwidth of a group (nccl-tests' definition), in MiB/ms.
+
+        Inside a node: of the measured group of the nearest size. Across nodes: the node's link is shared by all groups
+        that cross it at the same time, so a group's share grows with its ranks on the node; scaled by that from the
+        measured group that is nearest in ranks a node. Never above the bandwidth inside a node.
+        """
+        known = {self.measured_place(*key): bandwidth for key, bandwidth in self.profile.allreduce_mib_per_ms.items()}
+        inside = {p: bandwidth for p, bandwidth in known.items() if p.nodes == 1}
+        across = {p: bandwidth for p, bandwidth in known.items() if p.nodes > 1}
+        if place.nodes == 1:
+            if not inside:
+                raise _unmeasured(place, "inside a node")
+            best = min(
+                inside, key=lambda p: (_distance(p.size, place.size), p.consecutive != place.consecutive, p.size)
+            )
+            return inside[best]
+        if not across:
+            raise _unmeasured(place, "across nodes")
+        best = min(across, key=lambda p: (_distance(p.per_node, place.per_node), _distance(p.nodes, place.nodes), p))
+        shared = across[best] * place.per_node / best.per_node
+        return min(shared, max(inside.values(), default=shared))
+
+    def _send(self, stages: int) -> Curve:
+        tables = {g.size: t for g, t in self.profile.messages_ms.items() if g.kind is Collective.SEND and t}
+        if tables:
+            return Curve.through(tables[_nearest(tables, stages)].items())
+        known = self.profile.p2p_mib_per_ms
+        if not known:
+            raise UserError(
+                f"pp_size_{stages}: the bandwidth between {stages} pipeline stages was not measured; measure it with "
+                "`galvatron profile hardware`, name the file by p2p_bandwidth_config_path, or search with max_pp_deg 1"
+            )
+        return Curve(((1.0, 1 / known[_nearest(known, stages)]),))
+
+
+def traffic_factor(kind: Collective, size: int) -> float:
+    """What every rank sends (and receives) per byte of message, ring algorithms."""
+    once = (size - 1) / size
+    return 2 * once if kind is Collective.ALL_REDUCE else once
+
+
+def _distance(a: float, b: float) -> float:
+    return abs(log(a / b))
+
+
+def _nearest(sizes: Iterable[int], wanted: int) -> int:
+    return min(sizes, key=lambda size: (_distance(size, wanted), size))
+
+
+def _unmeasured(place: Place, where: str) -> UserError:
+    return UserError(
+        f"allreduce_size_{place.size}_consec_{int(place.consecutive)}: no all-reduce {where} was measured; measure "
+        f"this or another group {where} with `galvatron profile hardware`"
+    )
