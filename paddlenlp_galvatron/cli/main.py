@@ -17,6 +17,8 @@ from paddlenlp_galvatron.plan.errors import GalvatronError, UserError
 COMMANDS = {
     "data": "turn text into what training reads: prepare",
     "plan": "look at a plan file: show, check, schema",
+    "parity": "prove that a plan trains what one process trains",
+    "train": "train a model by a plan",
 }
 
 

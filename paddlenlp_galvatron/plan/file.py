@@ -111,13 +111,18 @@ class StrategyFile(BaseModel):
 PER_LAYER = ("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint")
 
 
-def read_plan(path: str | Path, world_size: int | None = None, *, smallest_world: bool = False) -> Plan:
+def read_plan(
+    path: str | Path, world_size: int | None = None, *, default: int | None = None, smallest_world: bool = False
+) -> Plan:
     """Read and validate a strategy file.
 
-    `world_size` is the number of ranks at hand; it must agree with the file's, where the file has one. With
-    `smallest_world`, a file that has none is read for the smallest world that it fits. Raises UserError.
+    `world_size` is the number of ranks at hand; it must agree with the file's, where the file has one. A file
+    that has none is read for `default` ranks or, with `smallest_world`, for the fewest that it fits. Raises UserError.
     """
-    return plan_from_dict(read_json(path), world_size, smallest_world=smallest_world, source=str(path))
+    data = read_json(path)
+    if world_size is None and isinstance(data, dict) and data.get("world_size") is None:
+        world_size = default
+    return plan_from_dict(data, world_size, smallest_world=smallest_world, source=str(path))
 
 
 def plan_from_dict(

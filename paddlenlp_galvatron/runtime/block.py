@@ -84,7 +84,7 @@ class Block:
         self._placement = placement
         self._family = family
         self._recompute = strategy.recompute
-        self._seq_length = config.seq_length
+        self._seq_length: int = config.seq_length
         with paddle.LazyGuard():  # whole weights are never made
             self._layer = family.decoder_layer(config)
         shapes = {name: tuple(whole.shape) for name, whole in self._layer.named_parameters()}

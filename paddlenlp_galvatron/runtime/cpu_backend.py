@@ -20,6 +20,7 @@ import socket
 import stat
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import paddle
@@ -39,20 +40,33 @@ def install() -> None:
     gloo = core.ProcessGroupGloo
     if hasattr(gloo, "galvatron_installed"):
         return
-    gloo.galvatron_installed = True
     collective._new_process_group_impl = parallel._new_process_group_impl = _group_with_own_store
-    gloo.blocking_send, gloo.blocking_recv = gloo.send, gloo.recv
-    gloo.send, gloo.recv = _send, _receive
-    gloo.all_gather_into_tensor = _all_gather_into_tensor
-    gloo.reduce_scatter_tensor = _reduce_scatter_tensor
-    gloo.all_to_all_single = _all_to_all_single
+    methods = {
+        "galvatron_installed": True,
+        "blocking_send": gloo.send,
+        "blocking_recv": gloo.recv,
+        "send": _send,
+        "recv": _receive,
+        "all_gather_into_tensor": _all_gather_into_tensor,
+        "reduce_scatter_tensor": _reduce_scatter_tensor,
+        "all_to_all_single": _all_to_all_single,
+    }
+    for name, method in methods.items():
+        setattr(gloo, name, method)
 
 
 # ---- one store per group -----------------------------------------------------------------------------------------
 
 
 def _group_with_own_store(
-    backend: str, store: Any, rank: int, world_size: int, group_name: str, pg_options: Any, group_id: int = 0, **rest: Any
+    backend: str,
+    store: Any,
+    rank: int,
+    world_size: int,
+    group_name: str,
+    pg_options: Any,
+    group_id: int = 0,
+    **rest: Any,
 ) -> Any:
     if backend != "gloo":
         return _new_process_group(backend, store, rank, world_size, group_name, pg_options, group_id, **rest)
@@ -65,7 +79,7 @@ def _group_with_own_store(
 
 
 def _own_store(shared: Any, key: str, is_host: bool) -> Any:
-    """A store for the members of one group: its first rank hosts it and publishes address and port in the shared one."""
+    """A store for the members of one group; its first rank hosts it and publishes its place in the shared one."""
     if is_host:
         address = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rsplit(":", 1)[0]
         store, port = _host_store(address)
@@ -98,10 +112,10 @@ def _host_store(address: str, attempts: int = 8) -> tuple[Any, int]:
 
 def _send_small_packets_at_once() -> None:
     """Set TCP_NODELAY on this process's sockets: each store request would else wait 40 ms for a delayed ACK."""
-    for name in os.listdir("/proc/self/fd"):
+    for file in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                with socket.socket(fileno=os.dup(int(name))) as sock:
+            if stat.S_ISSOCK(os.fstat(int(file.name)).st_mode):
+                with socket.socket(fileno=os.dup(int(file.name))) as sock:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 

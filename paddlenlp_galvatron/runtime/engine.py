@@ -9,7 +9,7 @@ import paddle.distributed as dist
 
 from ..plan import ModelShape, Plan
 from ..plan.check import require_valid
-from .collectives import all_reduce
+from .collectives import all_gather, all_reduce
 from .family import Family
 from .gradients import clip_gradients, global_norm, reduce_gradients
 from .groups import Groups, require_world, start_world
@@ -68,7 +68,7 @@ class Engine:
 
     def clip(self, max_norm: float) -> float:
         """Clip the gradients by their global norm; returns the norm before."""
-        norm = global_norm(self.parameters, self._world)
+        norm: float = global_norm(self.parameters, self._world)
         clip_gradients(self.parameters, norm, max_norm)
         return norm
 
@@ -76,15 +76,17 @@ class Engine:
         for parameter in self.parameters:
             parameter.tensor.clear_gradient(set_to_zero=False)
 
-    def optimizer(self, name: str, learning_rate: Any, weight_decay: float = 0.0) -> Any:
-        """Paddle's own optimizer over this rank's parameters: "adamw" or "sgd"."""
-        tensors = [parameter.tensor for parameter in self.parameters]
-        if name == "sgd":
-            return paddle.optimizer.SGD(learning_rate, parameters=tensors, weight_decay=weight_decay or None)
-        decaying = {parameter.tensor.name for parameter in self.parameters if parameter.decays}
-        return paddle.optimizer.AdamW(
-            learning_rate,
-            parameters=tensors,
-            weight_decay=weight_decay,
-            apply_decay_param_fun=lambda tensor_name: tensor_name in decaying,
-        )
+    @property
+    def tensors(self) -> list[Any]:
+        """Paddle's parameters behind `parameters`, for an optimizer."""
+        return [parameter.tensor for parameter in self.parameters]
+
+    @property
+    def decaying(self) -> list[str]:
+        """Paddle's names of the parameters under weight decay."""
+        return [parameter.tensor.name for parameter in self.parameters if parameter.decays]
+
+    def gather(self, value: float) -> list[float]:
+        """A number of every rank, in rank order, on every rank."""
+        mine = paddle.to_tensor([value], "float32")
+        return [float(v) for v in all_gather(mine, self._world)]

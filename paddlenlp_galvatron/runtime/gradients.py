@@ -1,4 +1,4 @@
-"""Gradients after the last micro-batch: summed over the ranks that saw other tokens, and clipped by their global norm."""
+"""Gradients after the last micro-batch: summed over the ranks that saw other tokens, clipped by their global norm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import paddle
 from .collectives import all_reduce
 from .weights import ShardedParameter
 
-BUCKET_BYTES = 32 * 2**20  # one message per this much gradient: large enough to use the link, small enough to hold twice
+# One message per this much gradient: large enough to use a link's bandwidth, small enough to hold twice.
+BUCKET_BYTES = 32 * 2**20
 
 
 def reduce_gradients(parameters: Sequence[ShardedParameter]) -> None:

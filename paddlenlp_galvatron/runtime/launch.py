@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..plan import GalvatronError
@@ -24,32 +24,82 @@ class LaunchError(GalvatronError):
 
 
 def launch(module: str, arguments: Sequence[str], nproc: int, log_folder: str | Path, timeout_s: float) -> None:
-    """Run `python -m module arguments…` as `nproc` CPU processes of one world and wait for them.
+    """Run a `Launch` to its end."""
+    with Launch(module, arguments, nproc, log_folder, timeout_s) as running:
+        for _ in running.wait():
+            pass
 
-    Rank r writes to `workerlog.r` in the log folder. Raises LaunchError that names the first rank that failed, or
-    the time-out; no process of the launch is left behind. Exit code 2 of a rank is passed on as that of bad input.
+
+class Launch:
+    """`python -m module arguments…` as `nproc` CPU processes of one world, while the context is open.
+
+    Rank r writes to `workerlog.r` in the log folder. No process outlives the context.
     """
-    folder = Path(log_folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    ports = _free_ports(nproc)
-    endpoints = [f"127.0.0.1:{port}" for port in ports]
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank in range(nproc):
-            with (folder / f"workerlog.{rank}").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", module, *arguments],
-                        env={**os.environ, **_environment(rank, endpoints)},
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        preexec_fn=_die_with_parent,
-                    )
-                )
-        _wait(processes, folder, time.monotonic() + timeout_s, timeout_s)
-    finally:
-        _end(processes)
+
+    def __init__(self, module: str, arguments: Sequence[str], nproc: int, log_folder: str | Path, timeout_s: float):
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._nproc, self._timeout_s = nproc, timeout_s
+        self._folder = Path(log_folder)
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Launch:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        endpoints = [f"127.0.0.1:{port}" for port in _free_ports(self._nproc)]
+        try:
+            for rank in range(self._nproc):
+                self._processes.append(self._start(rank, endpoints))
+        except BaseException:
+            _end(self._processes)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _end(self._processes)
+
+    def wait(self) -> Iterator[None]:
+        """Wait for all ranks, giving the caller a turn now and then.
+
+        Raises LaunchError that names the rank that failed, or those that are late. Its exit code is 2 where the
+        rank's was: bad input.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            codes = [process.poll() for process in self._processes]
+            if any(codes):
+                raise self._failure(codes)
+            yield
+            if all(code == 0 for code in codes):
+                return
+            if time.monotonic() > deadline:
+                late = ", ".join(str(rank) for rank, code in enumerate(codes) if code is None)
+                raise LaunchError(f"rank {late} did not end within {self._timeout_s:.0f} s; logs: {self._folder}")
+            time.sleep(POLL_S)
+
+    def _start(self, rank: int, endpoints: list[str]) -> subprocess.Popen[bytes]:
+        with (self._folder / f"workerlog.{rank}").open("wb") as log:
+            return subprocess.Popen(
+                self._command,
+                env={**os.environ, **_environment(rank, endpoints)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_die_with_parent,
+            )
+
+    def _failure(self, codes: list[int | None]) -> LaunchError:
+        # A rank that was killed or that found bad input is the cause; others then fail for want of their peer.
+        rank = min((r for r, code in enumerate(codes) if code), key=lambda r: (_blame(codes[r] or 0), r))
+        code = codes[rank] or 1
+        log = self._folder / f"workerlog.{rank}"
+        tail = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        error = LaunchError("\n".join([f"rank {rank} {how}; the end of {log}:", *(f"  {line}" for line in tail)]))
+        error.exit_code = 2 if code == 2 else error.exit_code
+        return error
+
+
+def _blame(code: int) -> int:
+    return 0 if code < 0 else 1 if code == 2 else 2
 
 
 def _environment(rank: int, endpoints: list[str]) -> dict[str, str]:
@@ -63,6 +113,7 @@ def _environment(rank: int, endpoints: list[str]) -> dict[str, str]:
         "PADDLE_DISTRI_BACKEND": "gloo",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),  # Paddle's own, many a rank
     }
 
 
@@ -80,30 +131,6 @@ def _free_ports(count: int) -> list[int]:
 def _die_with_parent() -> None:
     pr_set_pdeathsig = 1  # prctl(2)
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float, timeout_s: float) -> None:
-    while True:
-        codes = [process.poll() for process in processes]
-        failed = next((rank for rank, code in enumerate(codes) if code), None)
-        if failed is not None:
-            raise _failure(failed, codes[failed] or 1, folder)
-        if all(code == 0 for code in codes):
-            return
-        if time.monotonic() > deadline:
-            late = ", ".join(str(rank) for rank, code in enumerate(codes) if code is None)
-            raise LaunchError(f"rank {late} did not end within {timeout_s:.0f} s; logs are in {folder}")
-        time.sleep(POLL_S)
-
-
-def _failure(rank: int, code: int, folder: Path) -> LaunchError:
-    log = folder / f"workerlog.{rank}"
-    tail = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-    how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    error = LaunchError("\n".join([f"rank {rank} {how}; the end of {log}:", *(f"  {line}" for line in tail)]))
-    if code == 2:
-        error.exit_code = 2
-    return error
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

@@ -5,6 +5,7 @@ Shapes: M samples of a micro-batch over the whole stage, S sequence, H hidden, T
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def stage_groups(plan: Plan, seq_length: int) -> set[tuple[Ranks, str]]:
         edges = stage_edges(plan, stage)
         exchanges = {
             (ranks, "redistribute")
-            for before, after in set(zip(edges, edges[1:], strict=False))
+            for before, after in set(pairwise(edges))
             for ranks in redistribution_groups(before, after, tokens)
         }
         wanted |= {(tuple(stage * size + r for r in ranks), use) for ranks, use in local | exchanges}
@@ -93,7 +94,7 @@ class Stage:
             None
             if before == after or before.intervals(self._tokens) == after.intervals(self._tokens)
             else Redistribution(before, after, self._tokens, self._local, rank - self._local, groups)
-            for before, after in zip(edges, edges[1:], strict=False)
+            for before, after in pairwise(edges)
         ]
         self._masks: dict[int, Any] = {}
         parts = [self._embedding, *self._blocks, self._head]

@@ -84,7 +84,9 @@ def make_parameter(source: WeightSource, name: str, shape: tuple[int, ...], part
     return parameter
 
 
-def shard_layer(layer: Any, part_of: Callable[[str], Slice], name_of: Callable[[str], str], source: WeightSource) -> None:
+def shard_layer(
+    layer: Any, part_of: Callable[[str], Slice], name_of: Callable[[str], str], source: WeightSource
+) -> None:
     """Replace every parameter of a Paddle layer that was built without data by its part."""
     for local_name, whole in list(layer.named_parameters()):
         owner_name, _, attribute = local_name.rpartition(".")

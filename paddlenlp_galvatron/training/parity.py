@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from math import lcm
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..plan import ModelShape, Plan, UserError, plan_from_dict, plan_to_dict
+from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, UserError, plan_from_dict, plan_to_dict
 from ..plan.check import require_valid
+from .recipe import Recipe
 
-LEARNING_RATE = {"sgd": 0.05, "adamw": 1e-3}
-WEIGHT_DECAY = {"sgd": 0.0, "adamw": 0.01}
-MAX_NORM = 0.5  # below the norms seen, so that clipping takes part
+Gradients = dict[str, NDArray[np.float32]]
+
+LEARNING_RATES = {"sgd": 0.05, "adamw": 1e-3}
+MAX_GRAD_NORM = 0.5  # below the norms seen, so that clipping takes part
 FLOOR = 1e-8  # of the global norm: gradients below it are noise and need not agree
 HEAD_DIM = 8
 VOCABULARY = 251  # a prime, so that every vtp > 1 pads
@@ -34,13 +36,18 @@ class Case:
 
     plan: Plan
     shape: ModelShape
-    optimizer: str = "sgd"
+    optimizer: Literal["sgd", "adamw"] = "sgd"
     steps: int = 4
     seed: int = 0
 
     @property
     def seq_length(self) -> int:
         return self.plan.assumed.seq_length or 16
+
+    @property
+    def recipe(self) -> Recipe:
+        rate = LEARNING_RATES[self.optimizer]
+        return Recipe(optimizer=self.optimizer, learning_rate=rate, max_grad_norm=MAX_GRAD_NORM)
 
     @property
     def compared_steps(self) -> int:
@@ -61,7 +68,9 @@ class Parity:
     seconds: float
 
 
-def small_case(plan: Plan, family: str, optimizer: str = "sgd", steps: int = 4, seed: int = 0) -> Case:
+def small_case(
+    plan: Plan, family: str, optimizer: Literal["sgd", "adamw"] = "sgd", steps: int = 4, seed: int = 0
+) -> Case:
     """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
     degrees = lcm(*(layer.degree for layer in plan.layers), plan.vocab.degree)
     kv_heads = max(degrees, 2)
@@ -81,12 +90,12 @@ def small_case(plan: Plan, family: str, optimizer: str = "sgd", steps: int = 4, 
     )
     plan = replace(plan, assumed=replace(plan.assumed, seq_length=seq_length))
     require_valid(plan, shape)
-    if optimizer not in LEARNING_RATE:
-        raise UserError(f"optimizer: {optimizer!r} is unknown; choose one of {', '.join(LEARNING_RATE)}")
+    if optimizer not in LEARNING_RATES:
+        raise UserError(f"optimizer: {optimizer!r} is unknown; choose one of {', '.join(LEARNING_RATES)}")
     return Case(plan, shape, optimizer, steps, seed)
 
 
-def batch_of(case: Case, step: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def batch_of(case: Case, step: int) -> NDArray[np.int64]:
     """The global batch [G, S + 1] of a step, the same everywhere."""
     random = np.random.default_rng([case.seed, step])
     return random.integers(0, case.shape.vocab_size, (case.plan.global_batch, case.seq_length + 1))
@@ -108,10 +117,11 @@ def check_parity(cases: Sequence[Case], timeout_s: float = 300) -> list[Parity]:
 
 def read_cases(folder: Path) -> list[Case]:
     """The cases that `check_parity` left for its workers."""
-    return [
-        Case(plan_from_dict(item["plan"]), ModelShape(**item["shape"]), **item["run"])
-        for item in json.loads((folder / "cases.json").read_text())
-    ]
+    return [_from_dict(item) for item in json.loads((folder / "cases.json").read_text())]
+
+
+def _from_dict(item: dict[str, Any]) -> Case:
+    return Case(plan_from_dict(item["plan"]), ModelShape(**item["shape"]), **item["run"])
 
 
 def _to_dict(case: Case) -> dict[str, Any]:
@@ -122,7 +132,7 @@ def _to_dict(case: Case) -> dict[str, Any]:
 def _compare(case: Case, folder: Path, index: int) -> Parity:
     from ..runtime.weights import Slice
 
-    losses, gradients = _one_process(replace(case, plan=_data_only(case.plan)))
+    losses, gradients = _one_process(_data_only(case))
     worst, worst_name, groups, seconds = 0.0, "", [], 0.0
     found: set[tuple[int, str]] = set()
     measured: list[float] = []
@@ -148,69 +158,27 @@ def _compare(case: Case, folder: Path, index: int) -> Parity:
     return Parity(difference, worst, worst_name, measured, losses, groups, seconds)
 
 
-def _data_only(plan: Plan) -> Plan:
-    """A one-process plan with the same data, so that alike cases share one reference run."""
-    alone = plan_to_dict(plan)
-    layers = ",".join(["1"] * len(plan.layers))
-    zeros = ",".join(["0"] * len(plan.layers))
-    alone |= {"pp_deg": 1, "pp_division": str(len(plan.layers)), "chunks": 1, "world_size": 1, "vtp": 1, "vsp": 0}
-    alone |= {"tp_sizes_enc": layers, "tp_consecutive_flags": layers}
-    alone |= {"use_sp": zeros, "checkpoint": zeros, "dp_types_enc": zeros, "embed_sdp": 0, "vocab_sdp": 0}
-    alone |= {"default_dp_type": "ddp", "pipeline_type": "gpipe"}
-    alone["galvatron"] = {"assumed": {"seq_length": plan.assumed.seq_length}}
-    return plan_from_dict(alone)
-
-
-def _one_process(case: Case) -> tuple[list[float], list[dict[str, np.ndarray[Any, Any]]]]:
-    return _one_process_cached(json.dumps(_to_dict(case)))
+def _data_only(case: Case) -> Case:
+    """The case without its strategy, so that cases that differ in nothing else share one reference run."""
+    layers = len(case.plan.layers)
+    plan = Plan(
+        world_size=1,
+        global_batch=case.plan.global_batch,
+        micro_batches=1,
+        stages=(layers,),
+        layers=(LayerStrategy(),) * layers,
+        assumed=Assumptions(seq_length=case.seq_length),
+    )
+    return replace(case, plan=plan)
 
 
 @lru_cache(maxsize=16)
-def _one_process_cached(text: str) -> tuple[list[float], list[dict[str, np.ndarray[Any, Any]]]]:
-    """Losses and, per compared step, gradients by PaddleNLP's whole model, loss, optimizer and clip."""
-    import paddle
-
-    from ..models import load_family
+def _one_process(case: Case) -> tuple[list[float], list[Gradients]]:
+    """Losses of all steps, and gradients of the compared ones."""
     from ..runtime.weights import SeededWeights
+    from .one_process import train_one_process
 
-    item = json.loads(text)
-    case = Case(plan_from_dict(item["plan"]), ModelShape(**item["shape"]), **item["run"])
-    model = load_family(case.shape.family).whole_model(load_family(case.shape.family).config(case.shape, case.seq_length))
+    batches = (batch_of(case, step) for step in range(case.steps))
     source = SeededWeights(case.seed, case.shape.initializer_range)
-    weights = dict(model.named_parameters())
-    for name, weight in weights.items():
-        weight.set_value(source(name, tuple(weight.shape)))
-    decaying = {weight.name for weight in weights.values() if weight.ndim > 1}
-    rate, decay = LEARNING_RATE[case.optimizer], WEIGHT_DECAY[case.optimizer]
-    clip = paddle.nn.ClipGradByGlobalNorm(MAX_NORM)
-    if case.optimizer == "sgd":
-        optimizer = paddle.optimizer.SGD(rate, parameters=model.parameters(), grad_clip=clip)
-    else:
-        optimizer = paddle.optimizer.AdamW(
-            rate,
-            parameters=model.parameters(),
-            weight_decay=decay,
-            grad_clip=clip,
-            apply_decay_param_fun=lambda name: name in decaying,
-        )
-    losses, gradients = [], []
-    for step in range(case.steps):
-        batch = paddle.to_tensor(batch_of(case, step))
-        logits = model(batch[:, :-1])
-        logits = logits[0] if isinstance(logits, (tuple, list)) else logits
-        loss = paddle.nn.functional.cross_entropy(
-            logits.reshape([-1, case.shape.vocab_size]), batch[:, 1:].flatten(), reduction="mean"
-        )
-        loss.backward()
-        losses.append(float(loss))
-        if step < case.compared_steps:
-            gradients.append({name: weight.grad.numpy() for name, weight in weights.items()})
-        optimizer.step()
-        optimizer.clear_grad()
-    return losses, gradients
-
-
-def timed_parity(case: Case, timeout_s: float = 300) -> tuple[Parity, float]:
-    """One case, and the seconds that the whole check took."""
-    start = time.monotonic()
-    return check_parity([case], timeout_s)[0], time.monotonic() - start
+    results = list(train_one_process(case.shape, case.seq_length, source, case.recipe, batches))
+    return [loss for loss, _ in results], [gradients for _, gradients in results[: case.compared_steps]]

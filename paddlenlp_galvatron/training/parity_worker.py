@@ -12,22 +12,23 @@ import numpy as np
 
 from ..models import load_family
 from ..runtime.engine import Engine
-from .parity import LEARNING_RATE, MAX_NORM, WEIGHT_DECAY, Case, batch_of, read_cases
+from .parity import Case, batch_of, read_cases
+from .recipe import advance
 
 
 def run_case(case: Case, folder: Path, index: int) -> None:
     """Train a case and leave `<index>.<rank>.json` and `.npz` in the folder."""
     start = time.monotonic()
     engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length, seed=case.seed)
-    optimizer = engine.optimizer(case.optimizer, LEARNING_RATE[case.optimizer], WEIGHT_DECAY[case.optimizer])
+    optimizer = case.recipe.build(engine.tensors, engine.decaying)
     losses, arrays = [], {}
     for step in range(case.steps):
         losses.append(engine.forward_backward(batch_of(case, step)))
         if step < case.compared_steps:
             for key, parameter in enumerate(engine.parameters):
                 arrays[f"{step}.{key}"] = parameter.tensor.grad.numpy()
-        engine.clip(MAX_NORM)
-        optimizer.step()
+        engine.clip(case.recipe.max_grad_norm)
+        advance(optimizer)
         engine.clear_gradients()
     np.savez(folder / f"{index}.{engine.rank}.npz", **arrays)
     report = {

@@ -1,0 +1,34 @@
+"""Memory of this process's device, by Paddle's own byte-exact statistics: the GPU's, or the host's on CPU."""
+
+from __future__ import annotations
+
+import paddle
+from paddle.base import core
+
+MIB = 2**20
+
+
+def _on_gpu() -> bool:
+    return str(paddle.device.get_device()).startswith("gpu")
+
+
+def allocated_mib() -> float:
+    """MiB that tensors hold now."""
+    if _on_gpu():
+        return float(paddle.device.cuda.memory_allocated()) / MIB
+    return float(core.host_memory_stat_current_value("Allocated", 0)) / MIB
+
+
+def peak_mib() -> float:
+    """Most MiB that tensors held since `reset_peak`."""
+    if _on_gpu():
+        return float(paddle.device.cuda.max_memory_allocated()) / MIB
+    return float(core.host_memory_stat_peak_value("Allocated", 0)) / MIB
+
+
+def reset_peak() -> None:
+    """Start a new peak from what is held now."""
+    if _on_gpu():
+        paddle.device.cuda.reset_max_memory_allocated()
+    else:
+        core.host_memory_stat_reset_peak_value("Allocated", 0)

@@ -1,0 +1,53 @@
+"""The oracle: the same training by PaddleNLP's whole model, optimizer and clipping, in one process without any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from ..models import load_family
+from ..plan import ModelShape
+from ..runtime.vocabulary import IGNORED_LABEL
+from ..runtime.weights import WeightSource
+from .recipe import Recipe, advance
+
+Gradients = dict[str, NDArray[np.float32]]  # by PaddleNLP's name of the weight
+
+
+def train_one_process(
+    shape: ModelShape,
+    seq_length: int,
+    source: WeightSource,
+    recipe: Recipe,
+    batches: Iterable[NDArray[np.int64]],
+) -> Iterator[tuple[float, Gradients]]:
+    """Loss and unclipped gradients of each global batch [G, S + 1], updating the weights in between."""
+    family = load_family(shape.family)
+    model = family.whole_model(family.config(shape, seq_length))
+    weights = dict(model.named_parameters())
+    for name, weight in weights.items():
+        weight.set_value(source(name, tuple(weight.shape)))
+    decaying = [weight.name for weight in weights.values() if weight.ndim > 1]
+    clip = paddle.nn.ClipGradByGlobalNorm(recipe.max_grad_norm)
+    optimizer = recipe.build(model.parameters(), decaying, clip)
+    for batch in batches:
+        loss = _loss(model, paddle.to_tensor(batch))
+        loss.backward()
+        yield float(loss), {name: weight.grad.numpy() for name, weight in weights.items()}
+        advance(optimizer)
+        optimizer.clear_grad()
+
+
+def _loss(model: Any, batch: Any) -> Any:
+    """Mean over the tokens that have a label; Paddle's own mean divides by all tokens."""
+    out = model(batch[:, :-1])
+    logits = out[0] if isinstance(out, tuple) else out
+    labels = batch[:, 1:].flatten()
+    losses = paddle.nn.functional.cross_entropy(
+        logits.reshape([-1, logits.shape[-1]]), labels, reduction="none", ignore_index=IGNORED_LABEL
+    )
+    return losses.sum() / (labels != IGNORED_LABEL).sum().astype("float32")

@@ -1,0 +1,63 @@
+"""What a training run is told: one validated file that every rank reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..plan import ModelShape, Plan, UserError, load_model, read_plan, with_assumptions
+from ..plan.check import require_valid
+from ..plan.files import read_json, write_text
+from .recipe import Recipe
+
+
+class TrainSettings(BaseModel):
+    """A training run. Paths are absolute or relative to where it is started."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    plan: Path = Field(description="strategy file")
+    model: str = Field(description="config.json, its folder, or the name of a preset")
+    output: Path = Field(description="folder of train_log.jsonl and of the ranks' logs")
+    data: Path | None = Field(None, description="Megatron data set without .bin/.idx; absent: random tokens")
+    steps: int = Field(ge=1, description="optimizer steps")
+    world_size: int = Field(ge=1, description="ranks that are started")
+    seq_length: int | None = Field(None, ge=1, description="tokens of a sample; absent: the plan's")
+    sequence_parallel: bool | None = Field(None, description="Megatron-SP; absent: as the plan says")
+    seed: int = Field(0, ge=0, description="of weights and of the data's order")
+    recipe: Recipe = Recipe()
+
+    @property
+    def log(self) -> Path:
+        """One JSON line a step."""
+        return self.output / "train_log.jsonl"
+
+    def load(self) -> tuple[Plan, ModelShape]:
+        """The plan and the model, checked against each other and the world. Raises UserError."""
+        plan = read_plan(self.plan, self.world_size)
+        plan = with_assumptions(plan, seq_length=self.seq_length, sequence_parallel=self.sequence_parallel)
+        shape = load_model(self.model)
+        if plan.assumed.seq_length is None:
+            raise UserError(f"{self.plan}: names no seq_length; pass --seq_length")
+        require_model(plan, shape)
+        require_valid(plan, shape)
+        return plan, shape
+
+    def save(self, path: Path) -> None:
+        write_text(path, self.model_dump_json(indent=2) + "\n")
+
+
+def require_model(plan: Plan, shape: ModelShape) -> None:
+    """Raise UserError when the plan was searched for another model."""
+    searched = plan.metadata.get("searched_from", {}).get("model")
+    if searched is not None and searched != shape.fingerprint:
+        raise UserError(f"galvatron.searched_from.model: the plan was searched for another model than {shape.name}")
+
+
+def read_settings(path: str | Path) -> TrainSettings:
+    """Raises UserError with one line a fault."""
+    try:
+        return TrainSettings.model_validate(read_json(path))
+    except ValidationError as error:
+        raise UserError(f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()) from None

@@ -1,0 +1,39 @@
+"""Every kind of layer-wise plan trains what one process trains: losses and each gradient, on real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.training import parity
+from paddlenlp_galvatron.training.parity import check_parity, small_case
+
+from . import plans
+
+LOSS_TOLERANCE = 1e-5
+GRADIENT_TOLERANCE = 1e-4
+
+
+@pytest.mark.parametrize(
+    "cases", [plans.TWO, plans.FOUR, plans.SIX, plans.EIGHT], ids=["2 ranks", "4 ranks", "6 ranks", "8 ranks"]
+)
+def test_plans_train_as_one_process_does(cases):
+    results = check_parity([small_case(case.plan, case.family, case.optimizer) for case in cases])
+    wrong = [
+        f"{case.name}: loss {result.max_loss_diff:.1e}, gradient {result.max_grad_rel_diff:.1e} {result.worst_gradient}"
+        for case, result in zip(cases, results, strict=True)
+        if not (result.max_loss_diff <= LOSS_TOLERANCE and result.max_grad_rel_diff <= GRADIENT_TOLERANCE)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_check_sees_a_gradient_that_is_off_by_a_thousandth(monkeypatch):
+    case = small_case(plans.plan(1, "1 1"), "llama", steps=1)
+    losses, gradients = parity._one_process(parity._data_only(case))
+    name = "llama.layers.1.mlp.up_proj.weight"
+    tampered = [{**gradients[0], name: gradients[0][name] * 1.001}]
+    monkeypatch.setattr(parity, "_one_process", lambda _: (losses, tampered))
+    [result] = check_parity([case])
+    assert result.worst_gradient.startswith(name)
+    assert result.max_grad_rel_diff == pytest.approx(1e-3, rel=0.05)
