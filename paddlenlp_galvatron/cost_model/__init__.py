@@ -2,8 +2,10 @@
 
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction
 from .load import load
-from .model import CostModel, stage_seams, stage_times
+from .model import CostModel, stage_times
+from .seams import stage_seams
 from .simulate import StageTimes, lower_bound_ms, step_ms, timeline
+from .traffic import step_traffic_bytes
 
 __all__ = [
     "CostModel",
@@ -18,5 +20,6 @@ __all__ = [
     "stage_seams",
     "stage_times",
     "step_ms",
+    "step_traffic_bytes",
     "timeline",
 ]

@@ -6,7 +6,6 @@ Every term with its unit, source and a worked number: docs/en/cost_model.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 from ..plan.errors import UserError
 from ..plan.layout import Grid, TokenLayout, boundary_layout
@@ -23,12 +22,12 @@ from .communication import Call, Calls, Microbatch, layer_calls, vocab_calls
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction
 from .placement import Group, place_of
 from .redistribution import redistribution
+from .seams import Strategy, stage_seams
 from .simulate import StageTimes, step_ms
 from .states import FP32_BYTES, StateBytes
 from .weights import Weights, layer_weights
 
 MIB = 2**20
-Strategy = LayerStrategy | VocabStrategy
 
 
 class CostModel:
@@ -328,14 +327,6 @@ def stage_times(stages: Sequence[StagePrediction]) -> StageTimes:
         [stage.sync_ms for stage in stages],
         [stage.send_ms for stage in stages[:-1]],
     )
-
-
-def stage_seams(plan: Plan, stage: int) -> list[tuple[Strategy | None, Strategy | None]]:
-    """Neighbours between which a stage's tokens are handed on; None is the stage's edge."""
-    parts: list[Strategy | None] = [plan.layers[layer] for layer in plan.stage_layers(stage)]
-    parts.insert(0, plan.vocab if stage == 0 else None)
-    parts.append(plan.vocab if stage == len(plan.stages) - 1 else None)
-    return list(pairwise(parts))
 
 
 def _samples(degree: int, stage_size: int, micro_batch: int) -> int:

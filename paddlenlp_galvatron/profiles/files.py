@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +53,10 @@ class Meta(BaseModel):
         """This meta with units and extra keys added; empty extras are left out."""
         kept = {key: value for key, value in extra.items() if value}
         return Meta.model_validate({**self.model_dump(), "units": {**self.units, **units}, **kept})
+
+    def about(self, keys: Iterable[str]) -> Meta:
+        """This meta with the spreads of these keys alone."""
+        return self.model_copy(update={"spread": {key: self.spread[key] for key in keys if key in self.spread}})
 
 
 def allreduce_name(num_nodes: int, gpus_per_node: int) -> str:

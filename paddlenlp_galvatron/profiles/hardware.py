@@ -48,6 +48,7 @@ GroupKey = tuple[int, bool]  # (ranks, consecutive)
 MIB_PER_MS, MS = "MiB per ms", "ms"
 
 _ALLREDUCE = re.compile(r"allreduce_size_(\d+)(?:_consec_([01]))?")
+_SHAPE = re.compile(r"_([1-9]\d{0,8})nodes_([1-9]\d{0,8})gpus_per_node")
 _P2P = re.compile(r"pp_size_(\d+)")
 _MESSAGE = re.compile(
     r"(allreduce|allgather|reducescatter|all2all|p2p)_size_(\d+)(?:_consec_([01]))?_(\d+(?:\.\d+)?)MB_time"
@@ -83,18 +84,16 @@ class HardwareProfile:
         for group, times in self.messages_ms.items():
             for mib, ms in sorted(times.items()):
                 known = group.consecutive and group.kind in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL) and mib >= 1
-                consecutive = "" if group.consecutive else "_consec_0"
-                key = f"{group.kind}_size_{group.size}{consecutive}_{mib:.12g}MB_time"
-                (plain if known and mib == int(mib) else ours)[key] = ms
-        bandwidth = self.meta.with_extra({"allreduce_size": f"{MIB_PER_MS}, bus bandwidth"})
+                (plain if known and mib == int(mib) else ours)[message_key(group, mib)] = ms
+        bandwidth = self.meta.about(allreduce).with_extra({"allreduce_size": f"{MIB_PER_MS}, bus bandwidth"})
         written = [write_profile(folder / allreduce_name(*shape), allreduce, bandwidth)]
         if p2p:
-            meta = self.meta.with_extra({"pp_size": MIB_PER_MS})
+            meta = self.meta.about(p2p).with_extra({"pp_size": MIB_PER_MS})
             written.append(write_profile(folder / p2p_name(*shape), p2p, meta))
         if plain or ours:
-            meta = self.meta.with_extra({"time": MS, "message": "MiB"}, messages_ms=ours)
+            meta = self.meta.about([*plain, *ours]).with_extra({"time": MS, "message": "MiB"}, messages_ms=ours)
             written.append(write_profile(folder / sp_time_name(*shape), plain, meta))
-        meta = self.meta.with_extra({"overlap_coe": "ratio"})
+        meta = self.meta.about(["overlap_coe"]).with_extra({"overlap_coe": "ratio"})
         written.append(write_profile(folder / OVERLAP_NAME, {"overlap_coe": self.overlap_coe}, meta))
         return written
 
@@ -112,8 +111,9 @@ class HardwareProfile:
     ) -> HardwareProfile:
         """Read the files: those named by a path, the rest by their documented names from `folder`.
 
-        The all-reduce file must be there; without the p2p file a cluster has no pipeline, without sp_time messages
-        are priced by bandwidth alone, without the overlap file nothing slows down. Raises UserError.
+        The all-reduce file must be there unless there is one device; without the p2p file a cluster has no pipeline,
+        without sp_time messages are priced by bandwidth alone, without the overlap file nothing slows down. A file
+        named by path may be of a cluster with other nodes: its name says of which. Raises UserError.
         """
         shape = (num_nodes, gpus_per_node)
 
@@ -129,22 +129,29 @@ class HardwareProfile:
                 )
             return found if found.exists() else None
 
-        allreduce_file = place(allreduce_path, allreduce_name(*shape), needed=True)
-        if allreduce_file is None:
+        allreduce_file = place(allreduce_path, allreduce_name(*shape), needed=shape != (1, 1))
+        if allreduce_file is None and shape != (1, 1):
             raise UserError("allreduce_bandwidth_config_path: missing; name the all-reduce bandwidth file")
         p2p_file = place(p2p_path, p2p_name(*shape))
         sp_time_file = place(sp_time_path, sp_time_name(*shape))
         overlap_file = place(overlap_path, OVERLAP_NAME)
-        allreduce, meta = read_allreduce(allreduce_file, num_nodes * gpus_per_node)
+        if allreduce_file and (named := _SHAPE.search(allreduce_file.name)):
+            shape = (int(named[1]), int(named[2]))
+        allreduce, meta = read_allreduce(allreduce_file, shape[0] * shape[1]) if allreduce_file else ({}, Meta())
         return cls(
-            num_nodes,
-            gpus_per_node,
+            *shape,
             allreduce,
             read_p2p(p2p_file) if p2p_file else {},
             read_messages(sp_time_file) if sp_time_file else {},
             read_overlap(overlap_file) if overlap_file else 1.0,
             meta,
         )
+
+
+def message_key(group: MessageGroup, mib: float) -> str:
+    """Key of the time of a message of `mib` MiB."""
+    consecutive = "" if group.consecutive else "_consec_0"
+    return f"{group.kind}_size_{group.size}{consecutive}_{mib:.12g}MB_time"
 
 
 def _down(values: Mapping[GroupKey, float]) -> list[tuple[GroupKey, float]]:

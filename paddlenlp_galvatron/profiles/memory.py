@@ -127,8 +127,7 @@ class MemoryProfile:
         roles = {key: role for role, key in ROLE_KEYS.items()}
         for key, value in content.items():
             if match := _LAYER.fullmatch(key):
-                layer_type = 0 if match[1] == "0" else whole_number(path, key, match[1])
-                layers[Variant(layer_type, bool(match[2]))] = {
+                layers[_variant(path, key, match)] = {
                     whole_number(path, key, seq): _read_layer(path, f"{key}.{seq}", entry, known)
                     for seq, entry in objects(path, key, value)
                 }
@@ -150,6 +149,10 @@ class MemoryProfile:
         if meta and "working_mib" in meta.extra:
             _add_working(path, layers, meta.extra["working_mib"])
         return cls(dtype, hidden_size, heads, layers, vocab, raw, meta or Meta(dialect=known))
+
+
+def _variant(path: str | Path, key: str, match: re.Match[str]) -> Variant:
+    return Variant(0 if match[1] == "0" else whole_number(path, key, match[1]), bool(match[2]))
 
 
 def _keyed(values: Mapping[int, float]) -> dict[str, float]:
@@ -215,7 +218,7 @@ def _add_working(path: str | Path, layers: dict[Variant, dict[int, LayerMemory]]
     for key, lengths in objects(path, "galvatron.working_mib", value):
         where = f"galvatron.working_mib.{key}"
         match = _LAYER.fullmatch(key)
-        lengths_of = layers.get(Variant(int(match[1]), bool(match[2]))) if match else None
+        lengths_of = layers.get(_variant(path, where, match)) if match else None
         if lengths_of is None:
             raise unknown_key(path, where, "a layertype of this file")
         for seq, peaks in objects(path, where, lengths):

@@ -1,0 +1,74 @@
+"""Logical bytes that one training step of a plan hands to collectives, by kind: what the runtime's counters count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from ..plan.errors import UserError
+from ..plan.layout import TokenLayout, boundary_layout, token_layout
+from ..plan.model import ModelShape
+from ..plan.strategy import Plan
+from ..profiles.hardware import Collective
+from ..profiles.memory import Role
+from .communication import Call, Calls, Microbatch, layer_calls, vocab_calls
+from .redistribution import redistribution
+from .seams import Strategy, stage_seams
+from .states import StateBytes
+
+# The runtime's names. Messages are measured as `Collective` says: the whole tensor, as one rank sees it.
+NAMES = {
+    Collective.ALL_REDUCE: "all_reduce",
+    Collective.ALL_GATHER: "all_gather",
+    Collective.REDUCE_SCATTER: "reduce_scatter",
+    Collective.ALL_TO_ALL: "all_to_all",
+    Collective.SEND: "p2p",
+}
+
+
+def step_traffic_bytes(plan: Plan, model: ModelShape, fp32_gradients: bool = False) -> dict[str, int]:
+    """Bytes by kind, summed over all ranks, of one step; scalars (loss, gradient norm) are left out.
+
+    Redistributions between layers count as all-to-all, as they are exchanged. Raises UserError without a seq_length.
+    """
+    seq = plan.assumed.seq_length
+    if seq is None:
+        raise UserError("galvatron.assumed.seq_length: missing; say how many tokens a sample has")
+    states = StateBytes.of(plan.assumed.mixed_precision, fp32_gradients)
+    batch = Microbatch(plan.micro_batch, seq, plan.stage_size)
+    total: Counter[str] = Counter()
+    for stage in range(len(plan.stages)):
+        for calls in _stage_calls(plan, stage, model, batch, states):
+            _add(total, calls.forward, plan.micro_batches * plan.stage_size)
+            _add(total, calls.backward, plan.micro_batches * plan.stage_size)
+            _add(total, calls.gather, 2 * plan.micro_batches * plan.stage_size)
+            times = 1 if plan.assumed.async_grad_reduce else plan.micro_batches
+            _add(total, calls.reduce, times * plan.stage_size)
+            _add(total, calls.publish, plan.stage_size)
+        token = model.hidden_size * plan.assumed.mixed_precision.bytes
+        for before, after in stage_seams(plan, stage):
+            source, target = _layout(plan, before), _layout(plan, after)
+            ways = ((source, target), (target, source))
+            moved = sum(redistribution(*way, plan.micro_batch * seq).all_tokens for way in ways)
+            total[NAMES[Collective.ALL_TO_ALL]] += plan.micro_batches * moved * token
+    hops = 2 * plan.micro_batches * (len(plan.stages) - 1)
+    total[NAMES[Collective.SEND]] += hops * batch.bytes(model.hidden_size, 1, plan.assumed)
+    return {kind: count for kind, count in total.items() if count}
+
+
+def _stage_calls(plan: Plan, stage: int, model: ModelShape, batch: Microbatch, states: StateBytes) -> Iterable[Calls]:
+    last = len(plan.stages) - 1
+    for layer in plan.stage_layers(stage):
+        yield layer_calls(model, plan.layers[layer], batch, plan.assumed, states)
+    if stage in (0, last):
+        role: Role = "only" if last == 0 else "first" if stage == 0 else "last"
+        yield vocab_calls(model, plan.vocab, role, batch, plan.assumed, states)
+
+
+def _add(total: Counter[str], calls: Iterable[Call], times: int) -> None:
+    for call in calls:
+        total[NAMES[call.kind]] += call.bytes * times
+
+
+def _layout(plan: Plan, strategy: Strategy | None) -> TokenLayout:
+    return boundary_layout(plan.stage_size) if strategy is None else token_layout(plan, strategy)
