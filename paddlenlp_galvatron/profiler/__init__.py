@@ -1,0 +1,1 @@
+"""Measures hardware and model with Paddle and writes the profile files."""

@@ -1,0 +1,88 @@
+"""Times what all ranks of the world do together: warm-up, repetitions, median and spread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from numpy.typing import NDArray
+
+from ..runtime.collectives import all_gather
+
+WARM_UPS = 2
+LEAST_LAPS, MOST_LAPS = 5, 30
+SHORTEST_LAP_MS = 2.0  # shorter operations run several times in a lap, so that the ranks' uneven start weighs little
+
+Operation = Callable[[], Any]
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One measured number."""
+
+    ms: float  # median of the laps
+    spread: float  # interquartile range of the laps / median
+
+    @classmethod
+    def of(cls, laps_ms: Array) -> Timing:
+        low, middle, high = np.percentile(laps_ms, [25, 50, 75])
+        return cls(float(middle), float((high - low) / middle))
+
+
+class Stopwatch:
+    """Times operations. Every rank of the world asks for the same ones in the same order, and gets the same answers."""
+
+    def __init__(self, world_size: int, budget_ms: float = 250):
+        """`budget_ms` is spent on the repetitions of one number, within LEAST_LAPS and MOST_LAPS."""
+        self._world = dist.get_group(0) if world_size > 1 else None
+        self._budget_ms = budget_ms
+
+    def together(self, operation: Operation) -> Timing:
+        """Time of an operation that is done when the slowest rank is, such as a collective."""
+        warm_ms = float(self._laps([operation], WARM_UPS).max(axis=1).min())
+        inner = max(1, round(SHORTEST_LAP_MS / warm_ms))
+
+        def several() -> None:
+            for _ in range(inner):
+                operation()
+
+        laps = [self._laps([several], 1).max() / inner for _ in range(self._count(warm_ms * inner))]
+        return Timing.of(np.array(laps))
+
+    def apart(self, *steps: Operation) -> list[Timing]:
+        """Times of steps that each rank takes for itself, one after the other, all ranks at once: their mean."""
+        warm_ms = float(self._laps(steps, WARM_UPS).sum(axis=2).mean(axis=1).min())
+        laps = self._laps(steps, self._count(warm_ms)).mean(axis=1)
+        return [Timing.of(laps[:, step]) for step in range(len(steps))]
+
+    def _count(self, lap_ms: float) -> int:
+        return min(max(round(self._budget_ms / lap_ms), LEAST_LAPS), MOST_LAPS)
+
+    def _laps(self, steps: Sequence[Operation], count: int) -> Array:
+        """Times in ms [laps, ranks, steps]; the ranks start the first lap together."""
+        mine = np.empty((1, count, len(steps)))
+        if self._world is not None:
+            dist.barrier()
+        synchronize()
+        start = time.perf_counter()
+        for lap in range(count):
+            for number, step in enumerate(steps):
+                step()
+                synchronize()
+                now = time.perf_counter()
+                mine[0, lap, number] = 1000 * (now - start)
+                start = now
+        times: Array = all_gather(paddle.to_tensor(mine), self._world).numpy()
+        return times.transpose(1, 0, 2)
+
+
+def synchronize() -> None:
+    """Wait for what was started on this rank's device. On CPU everything has been done when a call returns."""
+    if paddle.is_compiled_with_cuda():
+        paddle.device.synchronize()
