@@ -73,3 +73,7 @@ def _help() -> str:
         f"commands (galvatron COMMAND --help says more):\n{commands}\n\n"
         "options:\n  --version  print the version\n  --debug    show the traceback of an unexpected error"
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -21,20 +21,16 @@ from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision,
 FORMAT_VERSION = 1
 T = TypeVar("T")
 
-# A list in a strategy file is a string of numbers, such as "1,2,2,1".
-LIST = r"^[0-9]{1,9}( *, *[0-9]{1,9})*$"
+
+def _listed(number: str) -> str:
+    """Pattern of a list in a strategy file, which is a string such as "1,2,2,1"."""
+    return f"^{number}( *, *{number})*$"
 
 
 def _split(value: object) -> list[int]:
-    if not isinstance(value, str) or not re.fullmatch(LIST, value):
+    if not isinstance(value, str) or not re.fullmatch(_listed("(0|[1-9][0-9]{0,8})"), value):
         raise ValueError(f'must be a string of numbers separated by commas, such as "1,2,2,1"; it is {_shown(value)}')
     return [int(part) for part in value.split(",")]
-
-
-def _only_ones(value: T) -> T:
-    if any(number != 1 for number in (value if isinstance(value, list) else [value])):
-        raise ValueError("context and expert parallelism are not supported; set it to 1 or remove it")
-    return value
 
 
 def _shown(value: object, limit: int = 40) -> str:
@@ -42,15 +38,23 @@ def _shown(value: object, limit: int = 40) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def _only_one(value: int) -> int:
+    if value != 1:
+        raise ValueError("context and expert parallelism are not supported; set it to 1 or remove it")
+    return value
+
+
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # beyond it is a slip of the pen
 Flag = Annotated[int, Field(ge=0, le=1)]
+One = Annotated[int, AfterValidator(_only_one), WithJsonSchema({"const": 1})]
 ListOf = Annotated[
     list[T],
     BeforeValidator(_split),
     PlainSerializer(lambda numbers: ",".join(map(str, numbers)), return_type=str),
-    WithJsonSchema({"type": "string", "pattern": LIST}),
 ]
-Neutral = Annotated[T, AfterValidator(_only_ones)] | None
+Counts = Annotated[ListOf[Count], WithJsonSchema({"type": "string", "pattern": _listed("[1-9][0-9]{0,8}")})]
+Flags = Annotated[ListOf[Flag], WithJsonSchema({"type": "string", "pattern": _listed("[01]")})]
+Ones = Annotated[ListOf[One], WithJsonSchema({"type": "string", "pattern": _listed("1")})]
 
 
 class AssumedFields(BaseModel):
@@ -83,16 +87,14 @@ class StrategyFile(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, title="Galvatron strategy")
 
     pp_deg: Count = Field(description="number of pipeline stages")
-    tp_sizes_enc: ListOf[Count] = Field(description="per layer: tensor-parallel (or Ulysses) degree")
-    tp_consecutive_flags: ListOf[Flag] = Field(
-        description="per layer: 1 = neighbouring ranks form a tp group, 0 = strided"
-    )
-    dp_types_enc: ListOf[Flag] = Field(description="per layer: 0 = default_dp_type, 1 = zero3")
-    use_sp: ListOf[Flag] = Field(description="per layer: 1 = the degree is Ulysses (sequence), 0 = tensor parallel")
-    checkpoint: ListOf[Flag] = Field(description="per layer: 1 = recompute activations in backward")
+    tp_sizes_enc: Counts = Field(description="per layer: tensor-parallel (or Ulysses) degree")
+    tp_consecutive_flags: Flags = Field(description="per layer: 1 = neighbouring ranks form a tp group, 0 = strided")
+    dp_types_enc: Flags = Field(description="per layer: 0 = default_dp_type, 1 = zero3")
+    use_sp: Flags = Field(description="per layer: 1 = the degree is Ulysses (sequence), 0 = tensor parallel")
+    checkpoint: Flags = Field(description="per layer: 1 = recompute activations in backward")
     global_bsz: Count = Field(description="samples per optimizer step, over all ranks")
     chunks: Count = Field(description="micro-batches per step")
-    pp_division: ListOf[Count] = Field(description="layers of each stage")
+    pp_division: Counts = Field(description="layers of each stage")
     pipeline_type: Literal["gpipe", "pipedream_flush"] = Field(description="schedule; pipedream_flush is 1F1B")
     default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="what 0 in dp_types_enc stands for")
     vtp: Count = Field(description="tensor-parallel (or Ulysses) degree of embedding and LM head")
@@ -102,10 +104,10 @@ class StrategyFile(BaseModel):
     world_size: Count | None = Field(None, description="ranks; may be absent")
     galvatron: GalvatronObject | None = Field(None, description="what this project adds")
     # Fields of Galvatron for parallelism that is not supported here, accepted at their neutral value.
-    cp_sizes_enc: Neutral[ListOf[Count]] = Field(None, description="context-parallel degrees; only 1")
-    vcp: Neutral[Count] = Field(None, description="context-parallel degree of the vocabulary layers; only 1")
-    ep_sizes_enc: Neutral[ListOf[Count]] = Field(None, description="expert-parallel degrees; only 1")
-    tp_of_ep_sizes_enc: Neutral[ListOf[Count]] = Field(None, description="tp degrees inside experts; only 1")
+    cp_sizes_enc: Ones | None = Field(None, description="context-parallel degrees; only 1")
+    vcp: One | None = Field(None, description="context-parallel degree of the vocabulary layers; only 1")
+    ep_sizes_enc: Ones | None = Field(None, description="expert-parallel degrees; only 1")
+    tp_of_ep_sizes_enc: Ones | None = Field(None, description="tp degrees inside experts; only 1")
 
 
 PER_LAYER = ("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint")

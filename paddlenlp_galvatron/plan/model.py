@@ -88,12 +88,16 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         raise UserError(f"{source}: a model config holds one JSON object; this one does not")
 
     def number(field: str, default: float | None = None, kind: type = int) -> Any:
-        value = config.get(field, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0 or kind(value) != value:
+        value: Any = config.get(field, default)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 < value < 1e15 or kind(value) != value:
             wrong = "is missing" if value is None else f"is {value!r}"
             raise UserError(f"{source}: {field} {wrong}; give a positive {'number' if kind is float else 'integer'}")
         return kind(value)
 
+    tied = config.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):
+        raise UserError(f"{source}: tie_word_embeddings is {tied!r}; give true or false")
     family = config.get("model_type")
     if family not in FAMILIES:
         raise UserError(f"{source}: model_type is {family!r}; supported: {', '.join(FAMILIES)}")
@@ -108,7 +112,7 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         kv_heads=number("num_key_value_heads", heads),
         vocab_size=number("vocab_size"),
         max_position_embeddings=number("max_position_embeddings", 2048),
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        tied_embeddings=tied,
         rms_norm_eps=number("rms_norm_eps", 1e-6, float),
         rope_theta=number("rope_theta", 10000.0, float),
         initializer_range=number("initializer_range", 0.02, float),

@@ -1,0 +1,175 @@
+"""The conventions of options, on a command made with `App`, and the ends of a command in `main`."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddlenlp_galvatron import __version__
+from paddlenlp_galvatron.cli import main as cli
+from paddlenlp_galvatron.cli.conventions import ALIASES, App, canonical_words, run_app
+from paddlenlp_galvatron.plan import GalvatronError, Infeasible, UserError
+
+app = App()
+
+
+@app.command()
+def probe(
+    folder: Annotated[Path | None, typer.Argument()] = None,
+    memory_constraint: Annotated[float | None, typer.Option(help="budget (GB)")] = None,
+    settle_chunk: int = 4,
+    sequence_parallel: bool = False,
+    no_async_grad_reduce: Annotated[bool | None, typer.Option()] = None,
+    name: Annotated[list[str] | None, typer.Option()] = None,
+) -> None:
+    """Keep what it was given."""
+    seen.update(locals())
+
+
+seen: dict = {}
+
+
+def run(*words: str) -> SimpleNamespace:
+    seen.clear()
+    assert run_app(app, words, "probe") == 0
+    return SimpleNamespace(**seen)
+
+
+@pytest.mark.parametrize(
+    "option", ["--memory_constraint", "--memory-constraint", "--memory_upper_limit", "--memory-upper-limit"]
+)
+@pytest.mark.parametrize("form", [lambda option: [option, "24"], lambda option: [f"{option}=24"]])
+def test_dash_and_underscore_and_aliases_are_the_same(option, form):
+    assert run(*form(option)).memory_constraint == 24.0
+
+
+@pytest.mark.parametrize("word", ["1", "true", "True", "TRUE"])
+def test_true(word):
+    assert run("--sequence_parallel", word).sequence_parallel is True
+    assert run(f"--sequence-parallel={word}").sequence_parallel is True
+
+
+@pytest.mark.parametrize("word", ["0", "false", "False"])
+def test_false(word):
+    assert run("--sequence_parallel", word).sequence_parallel is False
+    assert run("--no_async_grad_reduce", word).no_async_grad_reduce is False
+
+
+def test_a_bare_boolean_takes_nothing_from_what_follows():
+    given = run("--sequence_parallel", "folder", "--no-async-grad-reduce", "--settle_chunk", "2")
+    assert given.sequence_parallel is given.no_async_grad_reduce is True
+    assert (given.folder, given.settle_chunk) == (Path("folder"), 2)
+
+
+def test_none_leaves_an_option_unset():
+    given = run("--memory_constraint", "None", "--settle_chunk=None", "--no_async_grad_reduce", "None")
+    assert (given.memory_constraint, given.settle_chunk, given.no_async_grad_reduce) == (None, 4, None)
+
+
+def test_values_that_look_like_something_else():
+    assert run("--settle_chunk", "-1").settle_chunk == -1
+    assert run("--name", "a=b", "--name", "").name == ["a=b", ""]
+    assert run("--", "--settle_chunk").folder == Path("--settle_chunk")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory_constrain", "1"], "--memory_constrain: unknown option; did you mean --memory_constraint?"),
+        (["--max_memory", "1"], "--max_memory: unknown option;"),
+        (["--settle_chunk"], "--settle_chunk: a value is missing"),
+        (["--settle_chunk", "--sequence_parallel"], "--settle_chunk: a value is missing"),
+        (["--sequence_parallel=2"], "--sequence_parallel: '2' is no boolean"),
+        (["--settle-chunk", "two"], "--settle_chunk"),
+        (["one", "two"], "two"),
+        (["-x"], "-x"),
+    ],
+)
+def test_a_mistake_is_one_line(words, message):
+    with pytest.raises(UserError) as error:
+        run(*words)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@given(st.lists(st.sampled_from(["--a", "--b", "--a=1", "--b=0", "1", "0", "None", "x", "--"])))
+def test_canonical_words_are_stable(words):
+    """What is canonical stays as it is."""
+    options = {"a": False, "b": True}
+    try:
+        once = canonical_words(words, options)
+    except UserError:
+        return
+    assert canonical_words(once, options) == once
+
+
+def test_aliases_lead_to_names_and_not_to_aliases():
+    assert not set(ALIASES) & set(ALIASES.values())
+    assert all(name.isidentifier() for name in [*ALIASES, *ALIASES.values()])
+
+
+def test_help_shows_the_canonical_names(capsys):
+    run_app(app, ["--help"], "probe")
+    shown = capsys.readouterr().out
+    assert "--memory_constraint" in shown and "--sequence_parallel [0|1]" in shown and "-constraint" not in shown
+
+
+def test_version_and_help(galvatron):
+    assert galvatron("--version") == (0, f"galvatron {__version__}\n", "")
+    assert galvatron() == galvatron("--help")
+    assert galvatron().code == 0
+    for name in cli.COMMANDS:
+        assert name in galvatron().out
+        assert galvatron(name, "--help").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["plam"], "plam: unknown command; did you mean plan?"),
+        (["zzz"], "zzz: unknown command; known:"),
+        (["--versoin"], "--versoin: unknown option; did you mean --version?"),
+        (["plan", "chekc"], "galvatron plan chekc: unknown command; did you mean check?"),
+        (["plan"], "galvatron plan: a command is missing; give one of show, check, schema"),
+        (["plan", "check"], "FILE"),
+    ],
+)
+def test_an_unknown_command_is_one_line_and_exit_code_2(galvatron, words, message):
+    ran = galvatron(*words)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: ") and message in ran.err and ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "lines"),
+    [
+        (UserError(["one: wrong", "two:\nwrong"]), 2, ["error: one: wrong", "error: two: wrong"]),
+        (Infeasible("nothing fits"), 3, ["error: nothing fits"]),
+        (GalvatronError("failed"), 1, ["error: failed"]),
+        (KeyboardInterrupt(), 130, ["interrupted"]),
+        (
+            ZeroDivisionError("a\nb"),
+            1,
+            ["error: unexpected ZeroDivisionError: a b; --debug shows where, and a report is welcome"],
+        ),
+    ],
+)
+def test_how_a_command_can_end(galvatron, monkeypatch, raised, code, lines):
+    def fail(words):
+        raise raised
+
+    monkeypatch.delenv("GALVATRON_DEBUG", raising=False)
+    monkeypatch.setattr(cli, "_run", fail)
+    assert galvatron("plan") == (code, "", "\n".join(lines) + "\n")
+
+
+def test_debug_shows_an_unexpected_error(galvatron, monkeypatch):
+    monkeypatch.setattr(cli, "_run", lambda words: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        galvatron("plan", "--debug")
+    monkeypatch.setenv("GALVATRON_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        galvatron("plan")

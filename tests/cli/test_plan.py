@@ -1,0 +1,136 @@
+"""`galvatron plan`: show, check, schema."""
+
+import json
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+from plans import plan_fields
+
+from paddlenlp_galvatron.plan import json_schema, plan_to_dict, uniform_plan
+
+
+@pytest.fixture
+def plan_file(tmp_path):
+    """Writes a plan file and returns its path."""
+
+    def write(**changed):
+        path = tmp_path / "plan.json"
+        path.write_text(json.dumps(plan_fields(**changed)))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def llama_file(tmp_path):
+    """A plan for llama2-7b."""
+    plan = uniform_plan(layers=32, world_size=8, global_train_batch_size=8, global_tp_deg=4, vocab_tp=2)
+    path = tmp_path / "llama.json"
+    path.write_text(json.dumps(plan_to_dict(plan)))
+    return path
+
+
+def test_show_gives_equal_layers_one_line(galvatron, llama_file):
+    ran = galvatron("plan", "show", llama_file)
+    assert ran.code == 0
+    (line,) = [line for line in ran.out.splitlines() if "0-31" in line]
+    assert line.split() == ["0", "0-31", "weights", "4", "2", "ddp", "no", "neighbours"]
+
+
+def test_show_fits_80_columns_and_names_every_layer(galvatron, plan_file):
+    path = plan_file(
+        tp_consecutive_flags="1,0,1,1",
+        galvatron={
+            "assumed": {"seq_length": 131072, "sequence_parallel": True, "async_grad_reduce": False},
+            "predicted": {"step_time_s": 1.23456, "memory_mib": [1000.123, 2000.5]},
+        },
+    )
+    ran = galvatron("plan", "show", path)
+    assert ran.code == 0 and ran.err == ""
+    assert max(map(len, ran.out.splitlines())) <= 80
+    rows = [line.split()[:2] for line in ran.out.splitlines()]
+    for stage, layers in (("0", "embedding"), ("0", "0"), ("0", "1"), ("1", "2"), ("1", "3"), ("1", "LM")):
+        assert [stage, layers] in rows
+    for words in ("131072 tokens", "Megatron-SP on", "step_time_s 1.235", "1000, 2000", "strided", "sequence", "zero3"):
+        assert words in ran.out
+
+
+def test_show_is_the_same_when_piped(plan_file):
+    """Run as its own process, its output a pipe: no colour, no cut."""
+    command = [sys.executable, "-m", "paddlenlp_galvatron.cli.main", "plan", "show", str(plan_file())]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0 and "\x1b" not in ran.stdout and "LM head" in ran.stdout
+
+
+def test_check_says_nothing_is_wrong(galvatron, plan_file, llama_file):
+    assert galvatron("plan", "check", plan_file()) == (0, f"{plan_file()}: valid on 8 ranks\n", "")
+    ran = galvatron("plan", "check", llama_file, "--model", "llama2-7b", "--world-size", 8)
+    assert ran == (0, f"{llama_file}: valid on 8 ranks and fits llama2-7b\n", "")
+
+
+def test_check_reads_a_file_without_a_world_size(galvatron, plan_file):
+    path = plan_file(world_size=...)
+    assert "valid on 8 ranks" in galvatron("plan", "check", path).out
+    assert "valid on 16 ranks" in galvatron("plan", "check", path, "--world_size", 16).out
+
+
+def test_a_padded_vocabulary_is_a_note(galvatron, plan_file, tmp_path):
+    model = tmp_path / "odd.json"
+    shape = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+    model.write_text(json.dumps(shape | {"num_attention_heads": 8, "vocab_size": 1001}))
+    for command in ("check", "show"):
+        ran = galvatron("plan", command, plan_file(), "--model", model)
+        assert (ran.code, ran.err) == (0, "")
+        assert "1001 is padded to 1002" in ran.out
+
+
+# Bad input as a user meets it: what is in the file, the words after it, and what the one line must say.
+BAD = {
+    "missing field": (plan_fields(chunks=...), [], "chunks: missing; add it"),
+    "misspelt field": (plan_fields(vpt=2), [], "vpt: unknown field; did you mean vtp?"),
+    "wrong length": (plan_fields(use_sp="0,0"), [], "use_sp: has 2 entries for 4 layers"),
+    "degrees and world": (
+        plan_fields(world_size=6),
+        [],
+        "tp_sizes_enc: degree 2 of layers 0-1 does not divide the 3 ranks",
+    ),
+    "other ranks": (plan_fields(), ["--world_size", "4"], "the plan is for 8 ranks but 4 are at hand"),
+    "heads": (plan_fields(), ["--model", "{heads}"], "does not divide the 6 attention heads"),
+    "layers": (plan_fields(), ["--model", "llama2-7b"], "the plan has 4 layers but llama2-7b has 32"),
+    "batch": (plan_fields(global_bsz=12), [], "dp degree 4"),
+    "micro-batches": (plan_fields(chunks=5), [], "chunks: 5 micro-batches do not divide global_bsz 16"),
+    "unknown model": (plan_fields(), ["--model", "llama9"], "llama9: neither a config.json nor a known size"),
+    "no ranks": (plan_fields(), ["--world_size", "0"], "world_size"),
+    "truncated": (json.dumps(plan_fields())[:100], [], "not valid JSON at line 1, column"),
+    "binary": ("\udcff", [], "cannot be read"),
+}
+
+
+@pytest.mark.parametrize(("content", "words", "message"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize("command", ["check", "show"])
+def test_bad_input_is_a_line_a_fault_and_exit_code_2(galvatron, tmp_path, command, content, words, message):
+    text = content if isinstance(content, str) else json.dumps(content)
+    (tmp_path / "plan.json").write_bytes(text.encode(errors="surrogateescape"))
+    heads = {"model_type": "llama", "hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 4}
+    (tmp_path / "heads.json").write_text(json.dumps(heads | {"num_attention_heads": 6, "vocab_size": 100}))
+    words = [word.replace("{heads}", str(tmp_path / "heads.json")) for word in words]
+    ran = galvatron("plan", command, tmp_path / "plan.json", *words)
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+    assert all(line.startswith("error: ") for line in ran.err.splitlines())
+
+
+def test_every_fault_has_its_line(galvatron, plan_file):
+    ran = galvatron("plan", "check", plan_file(chunks=..., vpt=2, vsp=3))
+    assert len(ran.err.splitlines()) == 3
+
+
+def test_schema_is_a_schema_of_the_file(galvatron):
+    ran = galvatron("plan", "schema")
+    schema = json.loads(ran.out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(plan_fields(), schema)
+    assert schema == json_schema()
+    assert all("description" in field for field in schema["properties"].values())

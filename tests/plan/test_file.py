@@ -1,0 +1,288 @@
+"""The strategy file: written, read back, read by others, and refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import MODEL, json_values, plan_fields, smallest_world, valid_plans
+
+from paddlenlp_galvatron.plan import (
+    DataParallel,
+    Plan,
+    UserError,
+    json_schema,
+    plan_from_dict,
+    plan_to_dict,
+    read_plan,
+    write_plan,
+)
+from paddlenlp_galvatron.plan.check import find_faults
+
+SCHEMA = jsonschema.Draft202012Validator(json_schema())
+
+
+@given(valid_plans())
+def test_a_written_plan_is_read_back(tmp_path_factory, plan: Plan):
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    plan = replace(plan, metadata={"predicted": {"step_time_s": 0.5, "none": None}, "searched_from": {"model": "abc"}})
+    write_plan(plan, path)
+    read = read_plan(path)
+    assert read == plan
+    assert read.metadata == plan.metadata
+    assert plan_to_dict(read) == plan_to_dict(plan)
+
+
+def galvatron_reads(path: Path) -> dict:
+    """A strict reader by the field descriptions of Galvatron's guide, with the runtime's name of embed_sdp."""
+    fields = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    lists = ("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint", "pp_division")
+    read = {name: [int(part) for part in fields[name].split(",")] for name in lists}
+    for name in ("pp_deg", "global_bsz", "chunks", "vtp", "vsp", "vocab_sdp"):
+        assert type(fields[name]) is int
+        read[name] = fields[name]
+    assert fields["pipeline_type"] in ("gpipe", "pipedream_flush")
+    assert fields["default_dp_type"] in ("ddp", "zero2", "zero3")
+    layers = sum(read["pp_division"])
+    assert len(read["pp_division"]) == read["pp_deg"]
+    for name in lists[:-1]:
+        assert len(read[name]) == layers
+    for name in lists[1:-1]:
+        assert set(read[name]) <= {0, 1}
+    assert fields["embed_sdp"] == fields["vocab_sdp"]
+    return read | {"pipeline_type": fields["pipeline_type"], "default_dp_type": fields["default_dp_type"]}
+
+
+@given(valid_plans())
+def test_galvatron_reads_our_file_and_finds_the_same_plan(tmp_path_factory, plan: Plan):
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    write_plan(plan, path)
+    read = galvatron_reads(path)
+
+    def dp_type(flag: int) -> str:
+        return "zero3" if flag else read["default_dp_type"]
+
+    assert read["pp_division"] == list(plan.stages)
+    assert read["tp_sizes_enc"] == [layer.degree for layer in plan.layers]
+    assert read["use_sp"] == [layer.ulysses for layer in plan.layers]
+    assert read["tp_consecutive_flags"] == [layer.consecutive for layer in plan.layers]
+    assert read["checkpoint"] == [layer.recompute for layer in plan.layers]
+    assert [dp_type(flag) for flag in read["dp_types_enc"]] == [layer.dp_type for layer in plan.layers]
+    assert (read["vtp"], read["vsp"]) == (plan.vocab.degree, plan.vocab.ulysses)
+    assert dp_type(read["vocab_sdp"]) == plan.vocab.dp_type
+    assert (read["global_bsz"], read["chunks"]) == (plan.global_batch, plan.micro_batches)
+    assert read["pipeline_type"] == plan.schedule
+
+
+def test_galvatrons_own_file_is_read():
+    """A file without our fields, with Galvatron's newer ones at their neutral value."""
+    fields = plan_fields(embed_sdp=..., vocab_sdp=1, world_size=..., vcp=1, cp_sizes_enc="1,1,1,1")
+    plan = plan_from_dict(fields, 8)
+    assert plan.vocab.dp_type is DataParallel.ZERO3
+    assert plan.stated == frozenset()
+    assert plan == replace(plan_from_dict(plan_fields(embed_sdp=1)), vocab=plan.vocab)
+
+
+def test_a_file_without_a_world_size():
+    fields = plan_fields(world_size=...)
+    assert plan_from_dict(fields, 16).world_size == 16
+    assert plan_from_dict(fields, smallest_world=True).world_size == 8
+    with pytest.raises(UserError, match="world_size: missing"):
+        plan_from_dict(fields)
+
+
+@given(valid_plans())
+def test_the_smallest_world_is_one_that_the_degrees_divide(plan: Plan):
+    fields = plan_to_dict(plan)
+    del fields["world_size"]
+    try:
+        assert plan_from_dict(fields, smallest_world=True).world_size == smallest_world(plan)
+    except UserError as error:  # fewer ranks may leave a sample too few tokens to split, or none
+        assert "seq_length" in str(error) or "global_bsz" in str(error)
+
+
+@given(valid_plans())
+def test_the_schema_accepts_our_files(plan: Plan):
+    SCHEMA.validate(json.loads(json.dumps(plan_to_dict(plan))))
+
+
+# Each: what is changed in a valid file, and what the one line of error must name.
+BAD_FIELDS = {
+    "missing field": ({"chunks": ...}, ["chunks: missing", "micro-batches"]),
+    "missing embed_sdp": ({"embed_sdp": ...}, ["embed_sdp: missing"]),
+    "misspelt field": ({"chunk": 2}, ["chunk: unknown field", "did you mean chunks?"]),
+    "unknown field": ({"zzz": 2}, ["zzz: unknown field", "remove it"]),
+    "misspelt inside galvatron": (
+        {"galvatron": {"assumed": {"seqlength": 8}}},
+        ["galvatron.assumed.seqlength", "did you mean seq_length?"],
+    ),
+    "newer format": ({"galvatron": {"format_version": 2}}, ["galvatron.format_version", "2"]),
+    "number as text": ({"pp_deg": "2"}, ["pp_deg", "integer", "'2'"]),
+    "boolean as number": ({"vsp": True}, ["vsp", "integer", "True"]),
+    "list as list": ({"checkpoint": [1, 0, 0, 0]}, ["checkpoint", "string of numbers"]),
+    "empty list": ({"checkpoint": ""}, ["checkpoint", "string of numbers"]),
+    "no numbers": ({"checkpoint": "1,0,x,0"}, ["checkpoint", "string of numbers", "1,0,x,0"]),
+    "flag of 2": ({"use_sp": "0,0,2,0"}, ["use_sp: layer 2", "2"]),
+    "degree of 0": ({"tp_sizes_enc": "2,2,0,1"}, ["tp_sizes_enc: layer 2", "0"]),
+    "stage of 0 layers": ({"pp_division": "4,0"}, ["pp_division: stage 1", "0"]),
+    "unknown schedule": ({"pipeline_type": "1f1b"}, ["pipeline_type", "pipedream_flush", "1f1b"]),
+    "unknown dp type": ({"default_dp_type": "zero1"}, ["default_dp_type", "zero2", "zero1"]),
+    "context parallel": ({"cp_sizes_enc": "1,2,1,1"}, ["cp_sizes_enc", "not supported", "remove it"]),
+    "vocabulary context parallel": ({"vcp": 2}, ["vcp", "not supported"]),
+    "expert parallel": ({"ep_sizes_enc": "1,1,1,2"}, ["ep_sizes_enc", "not supported"]),
+}
+BAD_PLANS = {
+    "too few entries": ({"use_sp": "0,0,1"}, ["use_sp", "3 entries for 4 layers", "one entry a layer"]),
+    "too many entries": ({"tp_sizes_enc": "2,2,4,1,1"}, ["tp_sizes_enc", "5 entries for 4 layers"]),
+    "too few stages": ({"pp_deg": 4}, ["pp_division", "2 stages but pp_deg is 4"]),
+    "two names that differ": ({"vocab_sdp": 1}, ["embed_sdp and vocab_sdp", "keep one"]),
+    "stages do not divide the world": ({"world_size": 9}, ["pp_deg", "2 stages", "9 ranks"]),
+    "degree does not divide a stage": ({"tp_sizes_enc": "2,3,3,1"}, ["tp_sizes_enc", "3 of layers 1-2", "4 ranks"]),
+    "degree beyond a stage": ({"world_size": 4}, ["tp_sizes_enc: degree 4 of layer 2", "2 ranks of a stage"]),
+    "vtp does not divide a stage": ({"vtp": 3}, ["vtp", "degree 3", "4 ranks of a stage"]),
+    "chunks do not divide the batch": ({"chunks": 3}, ["chunks", "3 micro-batches", "global_bsz 16"]),
+    "dp does not divide the micro-batch": ({"chunks": 8}, ["global_bsz", "dp degree 4 of layer 3", "multiple of 32"]),
+    "tokens do not split": (
+        {"galvatron": {"assumed": {"seq_length": 7}}, "global_bsz": 2, "tp_sizes_enc": "4,4,4,4", "vtp": 4},
+        ["tp_sizes_enc: layer 2: 7 tokens", "degree 4", "seq_length that is a multiple of 4"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("changed", "named"), BAD_FIELDS.values(), ids=BAD_FIELDS)
+def test_a_wrong_field_is_refused_by_name_and_by_the_schema(changed, named):
+    fields = plan_fields(**changed)
+    with pytest.raises(UserError) as error:
+        plan_from_dict(fields, source="plan.json")
+    assert len(error.value.faults) == 1
+    for words in ["plan.json: ", *named]:
+        assert words in str(error.value)
+    assert not SCHEMA.is_valid(fields)
+
+
+@pytest.mark.parametrize(("changed", "named"), BAD_PLANS.values(), ids=BAD_PLANS)
+def test_a_plan_that_cannot_run_is_refused_by_name(changed, named):
+    with pytest.raises(UserError) as error:
+        plan_from_dict(plan_fields(**changed))
+    for words in named:
+        assert words in str(error.value)
+
+
+def test_every_fault_is_named_at_once():
+    with pytest.raises(UserError) as error:
+        plan_from_dict(plan_fields(chunks=..., vsp=2, vpt=1))
+    assert sorted(fault.split(":")[1].strip() for fault in error.value.faults) == ["chunks", "vpt", "vsp"]
+
+
+def test_a_plan_for_other_ranks_is_refused():
+    with pytest.raises(UserError, match="the plan is for 8 ranks but 4 are at hand"):
+        plan_from_dict(plan_fields(), 4)
+
+
+def test_faults_with_a_model():
+    plan = plan_from_dict(plan_fields())
+    assert find_faults(plan, MODEL) == []
+    assert any("kv heads" in fault for fault in find_faults(plan, replace(MODEL, kv_heads=3, heads=9, hidden_size=72)))
+    (fault,) = find_faults(plan, replace(MODEL, layers=5))
+    assert "4 layers but small has 5" in fault
+    (fault,) = find_faults(plan, replace(MODEL, intermediate_size=97))
+    assert fault.startswith("tp_sizes_enc: degree 2 of layers 0-1") and "97 columns of the MLP" in fault
+    long = plan_from_dict(plan_fields(galvatron={"assumed": {"seq_length": 256}}))
+    (fault,) = find_faults(long, MODEL)
+    assert "256" in fault and "128 positions" in fault
+
+
+def test_kv_heads_fewer_than_the_degree_are_replicated():
+    plan = plan_from_dict(plan_fields(tp_sizes_enc="4,4,4,4"))
+    assert find_faults(plan, replace(MODEL, kv_heads=2)) == []
+
+
+def test_a_vocabulary_that_vtp_does_not_divide_is_padded():
+    assert MODEL.vocab_size % 2 == 1
+    assert find_faults(plan_from_dict(plan_fields(vtp=2)), MODEL) == []
+    assert MODEL.padded_vocab_size(2) == 1002
+    assert MODEL.padded_vocab_size(1) == 1001
+
+
+@given(json_values)
+def test_other_json_is_a_user_error(value):
+    with pytest.raises(UserError):
+        plan_from_dict(value)
+
+
+@given(st.sampled_from(sorted(plan_fields() | {"galvatron": 0, "cp_sizes_enc": 0})), json_values)
+def test_any_value_of_a_field_is_taken_or_a_user_error(name, value):
+    try:
+        plan_from_dict(plan_fields(**{name: value}), smallest_world=True)
+    except UserError as error:
+        assert all("\n" not in fault for fault in error.faults)
+
+
+NUMBERS = st.lists(st.integers(0, 10**9), min_size=1, max_size=6).map(lambda row: ",".join(map(str, row)))
+
+
+@given(st.dictionaries(st.sampled_from(sorted(plan_fields())), NUMBERS | st.integers(0, 10**9), max_size=4))
+def test_any_numbers_are_taken_or_a_user_error(changed):
+    for world in ({}, {"world_size": ...}):
+        try:
+            assert find_faults(plan_from_dict(plan_fields(**(changed | world)), smallest_world=True)) == []
+        except UserError as error:
+            assert all(len(fault) < 300 for fault in error.faults)
+
+
+@given(st.data())
+def test_a_corrupted_file_is_read_or_a_user_error(tmp_path_factory, data):
+    """Bytes cut, changed and put in at random."""
+    content = bytearray(json.dumps(plan_fields()).encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(content)))
+        content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    content = content[: data.draw(st.integers(0, len(content)) | st.none())]
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    path.write_bytes(bytes(content))
+    try:
+        read_plan(path)
+    except UserError as error:
+        assert all(fault.startswith(str(path)) for fault in error.faults)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "line 1, column 1"),
+        ('{"pp_deg": 2,', "is the file cut off?"),
+        ('{"pp_deg": 2, "pp_deg": 3}', "stands twice"),
+        ('{"pp_deg": NaN}', "NaN"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "one JSON object"),
+        ('{"pp_deg": ' + "9" * 5000 + "}", "digits"),
+    ],
+)
+def test_a_broken_file_is_refused_with_the_place(tmp_path, text, named):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        read_plan(path)
+    assert str(error.value).startswith(str(path)) and named in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_or_written(tmp_path):
+    with pytest.raises(UserError, match="no such file"):
+        read_plan(tmp_path / "nothing.json")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_plan(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        write_plan(plan_from_dict(plan_fields()), tmp_path / "file" / "plan.json")
+
+
+def test_a_plan_that_cannot_run_is_not_written(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text("before")
+    with pytest.raises(UserError):
+        write_plan(replace(plan_from_dict(plan_fields()), global_batch=15), path)
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]

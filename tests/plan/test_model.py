@@ -1,0 +1,106 @@
+"""The model's shape, from presets and config files."""
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import MODEL, json_values
+
+from paddlenlp_galvatron.plan import UserError, load_model
+from paddlenlp_galvatron.plan.model import preset_names, shape_from_config
+
+# Weights as the model cards on Hugging Face count them (the "Safetensors" figure of each model's page), in billions.
+KNOWN_SIZES = {
+    "llama2-7b": 6.738,
+    "llama2-13b": 13.016,
+    "llama2-70b": 68.977,
+    "llama3-8b": 8.030,
+    "llama3-70b": 70.554,
+    "llama3-405b": 405.853,
+    "qwen2.5-0.5b": 0.494,
+    "qwen2.5-1.5b": 1.544,
+    "qwen2.5-7b": 7.616,
+    "qwen2.5-14b": 14.770,
+    "qwen2.5-32b": 32.764,
+    "qwen2.5-72b": 72.706,
+}
+CONFIG = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 1001,
+    "max_position_embeddings": 128,
+}
+
+
+def test_every_preset_has_the_published_size():
+    assert set(preset_names()) == set(KNOWN_SIZES)
+    for name, billions in KNOWN_SIZES.items():
+        model = load_model(name)
+        assert model.name == name
+        assert model.parameters / 1e9 == pytest.approx(billions, rel=0.001)
+
+
+def test_a_config_is_read_by_file_and_by_folder(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    assert load_model(folder) == load_model(folder / "config.json") == MODEL
+    (tmp_path / "other.json").write_text(json.dumps(CONFIG))
+    assert load_model(tmp_path / "other.json") == replace(MODEL, name="other")
+
+
+def test_kv_heads_default_to_heads():
+    config = {name: value for name, value in CONFIG.items() if name != "num_key_value_heads"}
+    assert shape_from_config(config, "small").kv_heads == 8
+
+
+def test_the_fingerprint_leaves_out_the_name_alone():
+    assert replace(MODEL, name="other").fingerprint == MODEL.fingerprint
+    assert replace(MODEL, kv_heads=8).fingerprint != MODEL.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "64"}, "hidden_size is '64'; give a positive integer"),
+        ({"hidden_size": 60}, "hidden_size 60 does not split into 8 heads"),
+        ({"num_key_value_heads": 3}, "8 is no multiple of 3 kv heads"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5"),
+        ({"num_hidden_layers": float("inf")}, "num_hidden_layers is inf"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; give true or false"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported: llama, qwen2"),
+    ],
+)
+def test_a_bad_config_is_refused_by_field(changed, named):
+    with pytest.raises(UserError) as error:
+        shape_from_config(CONFIG | changed, "small", source="config.json")
+    assert str(error.value).startswith("config.json: ") and named in str(error.value)
+
+
+def test_an_unknown_model_names_the_known_ones():
+    with pytest.raises(UserError, match=r"model llama9: neither .* known: .*llama2-7b"):
+        load_model("llama9")
+    with pytest.raises(UserError, match="no such file"):
+        load_model("nothing.json")
+
+
+@given(json_values)
+def test_other_json_is_a_user_error(value):
+    with pytest.raises(UserError):
+        shape_from_config(value, "small")
+
+
+@given(st.sampled_from([*CONFIG, "rope_theta", "tie_word_embeddings"]), json_values)
+def test_any_value_of_a_field_is_taken_or_a_user_error(name, value):
+    with suppress(UserError):
+        shape_from_config(CONFIG | {name: value}, "small")

@@ -1,0 +1,69 @@
+"""GLOBAL mode: one strategy for all layers."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddlenlp_galvatron.plan import DataParallel, Schedule, UserError, plan_from_dict, plan_to_dict, uniform_plan
+from paddlenlp_galvatron.plan.check import find_faults
+from paddlenlp_galvatron.plan.uniform import even_stages
+
+
+def test_every_option_is_in_the_plan():
+    plan = uniform_plan(
+        layers=7,
+        world_size=16,
+        global_train_batch_size=32,
+        pp_deg=2,
+        global_tp_deg=4,
+        global_tp_consec=False,
+        sdp=True,
+        chunks=4,
+        global_checkpoint=True,
+        pipeline_type="gpipe",
+        vocab_tp=2,
+        default_dp_type="zero2",
+        use_ulysses=True,
+    )
+    (layer,) = set(plan.layers)
+    assert (layer.degree, layer.ulysses, layer.consecutive, layer.recompute) == (4, True, False, True)
+    assert layer.dp_type is plan.vocab.dp_type is DataParallel.ZERO3
+    assert (plan.vocab.degree, plan.vocab.ulysses, plan.default_dp_type) == (2, True, DataParallel.ZERO2)
+    assert (plan.stages, plan.schedule) == ((4, 3), Schedule.GPIPE)
+    assert (plan.global_batch, plan.micro_batches, plan.world_size) == (32, 4, 16)
+    assert plan_from_dict(plan_to_dict(plan)) == plan
+
+
+@given(st.integers(1, 200), st.integers(1, 20))
+def test_stages_are_as_even_as_can_be(layers, stages):
+    division = even_stages(layers, stages)
+    assert sum(division) == layers and len(division) == stages
+    assert max(division) - min(division) <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"global_tp_deg": 3}, "tp_sizes_enc: degree 3 of layers 0-3"),
+        ({"pp_deg": 5}, "pp_deg: 5 stages are more than the 4 layers"),
+        ({"chunks": 0}, "chunks: must be at least 1"),
+        ({"chunks": 3}, "chunks: 3 micro-batches do not divide global_bsz 16"),
+        ({"pipeline_type": "1f1b"}, "pipeline_type: '1f1b' is unknown; choose one of gpipe, pipedream_flush"),
+        ({"default_dp_type": "zero1"}, "default_dp_type: 'zero1' is unknown"),
+    ],
+)
+def test_bad_options_are_refused_by_name(options, named):
+    with pytest.raises(UserError) as error:
+        uniform_plan(**({"layers": 4, "world_size": 8, "global_train_batch_size": 16} | options))
+    assert named in str(error.value)
+
+
+NUMBERS = ("layers", "world_size", "global_train_batch_size", "pp_deg", "global_tp_deg", "chunks", "vocab_tp")
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(NUMBERS, st.integers(-2, 24))))
+def test_any_numbers_make_a_plan_or_a_user_error(options):
+    with suppress(UserError):
+        assert find_faults(uniform_plan(**options)) == []

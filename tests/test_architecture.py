@@ -1,0 +1,68 @@
+"""What holds for the project as a whole: who imports whom, the length of files, and what no file may name."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from importlinter import cli as import_linter
+
+ROOT = Path(__file__).parents[1]
+LONGEST_FILE = 600  # lines; a file with one subject seldom passes 400
+
+
+def project_files() -> list[Path]:
+    """What git knows and what it would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode:
+        pytest.skip("this copy has no git, which knows the project's files", allow_module_level=True)
+    return [path for name in listed.stdout.splitlines() if (path := ROOT / name).is_file()]
+
+
+FILES = project_files()
+SOURCES = [path for path in FILES if path.suffix in (".py", ".cpp", ".hpp", ".h", ".sh")]
+
+
+def test_arrows_between_rooms(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert import_linter.lint_imports(no_cache=True) == 0
+
+
+@pytest.mark.parametrize("room", ["plan", "profiles", "cost_model", "search", "report", "cli.main", "cli.plan"])
+def test_planning_runs_without_paddle(room):
+    """In a process in which importing Paddle fails, as on a machine that has none."""
+    program = (
+        "import sys, importlib, pkgutil\n"
+        "sys.modules.update(dict.fromkeys(['paddle', 'paddlenlp']))\n"
+        f"room = importlib.import_module('paddlenlp_galvatron.{room}')\n"
+        "for module in pkgutil.walk_packages(getattr(room, '__path__', []), room.__name__ + '.'):\n"
+        "    importlib.import_module(module.name)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_files_are_short():
+    long = {str(p.relative_to(ROOT)): n for p in SOURCES if (n := len(p.read_text().splitlines())) > LONGEST_FILE}
+    assert not long
+
+
+FORBIDDEN = {
+    "the host of a package registry": r"pypi\.|pythonhosted|\bindex-url|\bfind-links|\.bcebos\.|mirrors?\.[a-z]+\.",
+    "a path of somebody's machine": r"(?<![\w.])/(home|root|work|mnt|Users)/\w",
+}
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_names(what):
+    found = []
+    for path in FILES:
+        if path == Path(__file__) or path.suffix in (".png", ".svg"):
+            continue
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if re.search(FORBIDDEN[what], line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
+    assert not found
