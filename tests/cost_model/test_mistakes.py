@@ -1,0 +1,215 @@
+"""What existing cost models get wrong, one test each: every one fails on a model that makes the mistake."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from cost_examples import (
+    COMPUTATION,
+    HARDWARE,
+    LAYER_MIB,
+    MODEL,
+    SEQ,
+    cost,
+    example,
+    example_plan,
+    one_node,
+)
+
+from paddlenlp_galvatron.cost_model import CostOptions, step_traffic_bytes
+from paddlenlp_galvatron.plan import (
+    DataParallel,
+    LayerStrategy,
+    Precision,
+    UserError,
+    VocabStrategy,
+    read_plan,
+    write_plan,
+)
+from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Shape
+from paddlenlp_galvatron.profiles.compute_time import ComputeTimes, TimeMode
+from paddlenlp_galvatron.profiles.hardware import Collective
+from paddlenlp_galvatron.profiles.network import Network, Place
+
+DDP, ZERO2, ZERO3 = DataParallel
+TOKENS_MIB = 16 * SEQ * MODEL.hidden_size * 2 / 2**20  # one micro-batch of 16 samples in bf16: 16 MiB
+
+
+def test_1_a_batch_that_does_not_split_is_refused_not_rounded_down():
+    with pytest.raises(UserError, match="12 samples of a micro-batch do not split over the dp degree 8"):
+        cost(one_node(), LayerStrategy(), micro_batch=12)
+    with pytest.raises(UserError, match="dp degree 4"):
+        one_node().vocab_cost(VocabStrategy(2), stage_size=8, micro_batch=6, micro_batches=1, pipeline=1, role="only")
+
+
+def test_2_a_switch_costs_what_its_bytes_take_in_both_directions_and_is_in_the_step_time():
+    model = one_node(sequence_parallel=False)
+    split, whole = LayerStrategy(), LayerStrategy(degree=4)
+    forward, backward = model.switch_cost(split, whole, stage_size=8, micro_batch=16)
+    # Each rank gathers the 2 of 8 slices' dp share: 16 MiB / 2 groups of 4; 0.05 ms and 0.01 ms a MiB.
+    assert forward == pytest.approx(0.05 + 0.01 * TOKENS_MIB / 2)
+    assert backward == 0  # every rank has its slice of the gradient already
+    assert model.switch_cost(whole, split, stage_size=8, micro_batch=16) == (0, pytest.approx(forward))
+
+    plan = example_plan(model, layers=(split, whole, split, whole))
+    parts = model.stage_parts(plan, 0)
+    stage = model.predict(plan).stages[0]
+    assert stage.forward_ms == pytest.approx(sum(p.forward_ms for p in parts) + 2 * forward)
+    assert stage.backward_ms == pytest.approx(sum(p.backward_ms for p in parts) + 2 * forward)
+
+
+def test_2_layers_with_sharded_tokens_hand_on_for_nothing():
+    model = one_node()
+    for before in (LayerStrategy(), LayerStrategy(2), LayerStrategy(8, ulysses=True), VocabStrategy(4), None):
+        for after in (LayerStrategy(4), LayerStrategy(2, ulysses=True), None):
+            assert model.switch_cost(before, after, stage_size=8, micro_batch=16) == (0, 0)
+
+
+def test_3_a_slow_stage_in_the_middle_is_felt():
+    model = one_node(model=replace(MODEL, layers=32))
+    plan = example_plan(model, layers=(LayerStrategy(),) * 32, micro_batches=16, global_batch=32)
+    even = model.predict(replace(plan, stages=(8, 8, 8, 8)))
+    uneven = model.predict(replace(plan, stages=(2, 15, 14, 1)))
+    slowest = uneven.stages[1]
+    assert uneven.time_s * 1000 >= 16 * (slowest.forward_ms + slowest.backward_ms)
+    assert uneven.time_s > 1.3 * even.time_s
+    ends_only = 16 * max(s.forward_ms + s.backward_ms for s in (uneven.stages[0], uneven.stages[-1]))
+    assert uneven.time_s * 1000 > 2 * ends_only
+
+
+def test_4_the_reserve_is_the_users_and_nothing_else():
+    plan = example_plan(one_node())
+    without = one_node().predict(plan).stages[0].memory
+    with_reserve = one_node(options=CostOptions(context_mib=1500)).predict(plan).stages[0].memory
+    assert without.context_mib == 0
+    assert with_reserve.total_mib - without.total_mib == pytest.approx(1500)
+    terms = without.states_mib + without.activations_mib + without.working_mib
+    assert without.total_mib == pytest.approx(terms)
+
+
+def test_5_ulysses_shards_and_sums_over_all_its_ranks_without_any_dp():
+    model = one_node()
+    ulysses = {z: cost(model, LayerStrategy(8, ulysses=True, dp_type=z), micro_batches=1) for z in DataParallel}
+    dp = {z: cost(model, LayerStrategy(1, dp_type=z), micro_batches=1) for z in DataParallel}
+    for z in DataParallel:
+        assert ulysses[z].sync_ms > 0
+        assert ulysses[z].states_mib == pytest.approx(dp[z].states_mib)
+    assert ulysses[ZERO3].states_mib == pytest.approx(ulysses[DDP].states_mib / 8)
+
+
+def test_6_zero3_gathers_twice_a_micro_batch():
+    plan = example_plan(one_node(), layers=(LayerStrategy(dp_type=ZERO3),) * 4, micro_batches=2)
+    gathered = step_traffic_bytes(plan, MODEL)["all_gather"]
+    assert gathered == 8 * 4 * 2 * 2 * MODEL.layer_parameters * 2  # ranks, layers, micro-batches, passes, bf16
+    serial = replace(one_node().network.profile, overlap_coe=2.0)  # nothing gained by running side by side
+    model = one_node(hardware=serial)
+    gather_ms = 0.05 + 0.01 * MODEL.layer_parameters * 2 / 2**20
+    plain, sharded = cost(model, LayerStrategy()), cost(model, LayerStrategy(dp_type=ZERO3))
+    assert sharded.forward_ms - plain.forward_ms == pytest.approx(gather_ms)
+    assert sharded.backward_ms - plain.backward_ms == pytest.approx(gather_ms)
+
+
+def test_6_each_rank_hands_on_its_own_slice_to_the_next_stage():
+    model = one_node(hardware=replace(one_node().network.profile, messages_ms={}))
+    for pipeline, ranks in ((2, 4), (4, 2), (8, 1)):
+        hop = model.boundary_cost(stage_size=ranks, micro_batch=16, pipeline=pipeline)
+        assert hop == pytest.approx(TOKENS_MIB / ranks / 50)
+    plan = example_plan(model, stages=(2, 2), layers=(LayerStrategy(4),) * 4)
+    assert step_traffic_bytes(plan, MODEL)["p2p"] == 2 * 2 * TOKENS_MIB * 2**20  # ways, micro-batches
+
+
+def test_6_recompute_needs_room_for_one_whole_layer():
+    model = one_node(options=CostOptions(global_memory_buffer=False))
+    plain, again = (cost(model, LayerStrategy(recompute=flag)) for flag in (False, True))
+    assert again.working_mib - plain.working_mib == pytest.approx(plain.activation_mib)
+    assert again.activation_mib == pytest.approx(2 * 1.0)  # two samples' layer inputs
+    assert plain.activation_mib == pytest.approx(2 * 40)
+
+
+def test_6_fp32_messages_and_buffers_are_twice_those_of_bf16():
+    def buffer_mib(precision: Precision) -> float:
+        strategy = LayerStrategy(4)
+        on, off = (
+            cost(one_node(mixed_precision=precision, options=CostOptions(global_memory_buffer=flag)), strategy)
+            for flag in (True, False)
+        )
+        return on.working_mib - off.working_mib
+
+    assert buffer_mib(Precision.BF16) == pytest.approx(8 * SEQ * MODEL.hidden_size * 2 / 2**20)
+    assert buffer_mib(Precision.FP32) == pytest.approx(2 * buffer_mib(Precision.BF16))
+
+
+@pytest.mark.parametrize("mode", TimeMode)
+def test_7_each_measured_batch_is_priced_as_measured_in_any_order_of_the_file(mode):
+    points = {Shape(8, SEQ): 0.42, Shape(1, SEQ): 0.9, Shape(4, SEQ): 0.5, Shape(1, 10 * SEQ): 99.0}
+    times = ComputeTimes(replace(COMPUTATION, layer_ms={0: points}), mode)
+    for (batch, seq), ms in points.items():
+        if seq == SEQ:
+            assert times.layer(0, batch, SEQ).forward_ms == pytest.approx(batch * ms)
+    assert times.layer(0, 6, SEQ).forward_ms == pytest.approx((8 * 0.42 + 4 * 0.5) / 2)  # between the neighbours
+
+
+def test_7_a_sequence_length_is_not_found_inside_a_longer_number(tmp_path):
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps({"layertype_0_bsz1_seq20480": 50.0}))
+    times = ComputeTimes(ComputationProfile.load(path, "bf16", 1024, 16))
+    with pytest.raises(UserError, match=r"sequence length 2048 was not measured \(the profile has 20480"):
+        times.layer(0, 1, 2048)
+
+
+def test_8_degrees_are_any_divisor():
+    hardware = replace(one_node().network.profile, gpus_per_node=6, allreduce_mib_per_ms={(6, True): 100.0})
+    model = one_node(
+        gpus_per_node=6, hardware=hardware, model=replace(MODEL, heads=24, kv_heads=6, intermediate_size=4098)
+    )
+    three, six = cost(model, LayerStrategy(3), 12), cost(model, LayerStrategy(6), 12)
+    assert three.states_mib == pytest.approx(2 * six.states_mib, rel=0.01)
+    assert three.activation_mib == pytest.approx(six.activation_mib)  # twice the samples, half the ranks' share each
+
+
+def test_9_the_vocabularys_zero3_survives_the_file_and_frees_memory(tmp_path):
+    model = one_node()
+    plans = {z: example_plan(model, vocab=VocabStrategy(2, dp_type=z)) for z in (DDP, ZERO3)}
+    predicted = {z: model.predict(plan) for z, plan in plans.items()}
+    saved = predicted[DDP].stages[0].memory.states_mib - predicted[ZERO3].stages[0].memory.states_mib
+    whole = 2 * MODEL.vocab_size * MODEL.hidden_size / 2 * (2 + 4 + 8) / 2**20  # weights, master weights, moments
+    assert saved == pytest.approx(whole * 3 / 4)  # four ranks share each half; gradients stay whole
+    write_plan(plans[ZERO3], tmp_path / "plan.json")
+    assert model.predict(read_plan(tmp_path / "plan.json")) == predicted[ZERO3]
+
+
+def test_10_a_missing_measurement_is_an_error_with_a_name_and_threads_agree():
+    times = ComputeTimes(replace(COMPUTATION, layer_ms={1: {Shape(1, SEQ): 1.0}}))
+    with pytest.raises(UserError, match="layertype_0: no time in the computation profile"):
+        times.layer(0, 1, SEQ)
+    model = one_node()
+    plans = [
+        example_plan(model, layers=(LayerStrategy(degree, dp_type=z),) * 4, micro_batches=m)
+        for degree in (1, 2, 4, 8)
+        for z in DataParallel
+        for m in (1, 2, 4)
+    ]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(model.predict, plans * 2))
+    fresh = one_node()
+    assert together == [fresh.predict(plan) for plan in plans * 2]
+
+
+def test_11_a_strided_group_across_nodes_is_priced_across_nodes():
+    network = Network(HARDWARE)
+    assert network.measured_place(4, consecutive=False) == Place(4, nodes=2, consecutive=False)
+    # tp 4 fills a node; its dp groups (0, 4), (1, 5), ... cross, four at once over a link of 10 MiB/ms.
+    crossing = cost(example(), LayerStrategy(4), micro_batches=1)
+    fast = HardwareProfile(1, 8, {(8, True): 100}, overlap_coe=HARDWARE.overlap_coe)
+    inside = cost(one_node(hardware=fast), LayerStrategy(4), micro_batches=1)
+    assert crossing.sync_ms > 20 * inside.sync_ms
+    assert network.collective_ms(Collective.ALL_REDUCE, Place(2, 2, False), 100) == pytest.approx(100 / 2.5)
+    assert network.collective_ms(Collective.ALL_REDUCE, Place(2, 1, False), 100) == pytest.approx(100 / 100)
+    # The same degree of dp beside tp 1: pairs of neighbours inside a node do not pay for the link.
+    assert cost(example(), LayerStrategy(2), micro_batches=1).forward_ms < crossing.forward_ms
+
+
+def test_the_example_is_what_its_comments_say():
+    assert pytest.approx(MODEL.layer_parameters * 4 / 2**20) == LAYER_MIB
+    assert TOKENS_MIB == 16

@@ -1,0 +1,229 @@
+"""Single terms of the cost model against arithmetic, and laws that hold whatever the numbers."""
+
+from dataclasses import replace
+
+import pytest
+from cost_examples import MODEL, SEQ, cost, example, example_plan, one_node
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import valid_plans
+
+from paddlenlp_galvatron.cost_model import CostOptions
+from paddlenlp_galvatron.cost_model.placement import Group, place_of
+from paddlenlp_galvatron.cost_model.redistribution import redistribution
+from paddlenlp_galvatron.cost_model.states import StateBytes
+from paddlenlp_galvatron.cost_model.weights import layer_weights
+from paddlenlp_galvatron.plan import (
+    Assumptions,
+    DataParallel,
+    LayerStrategy,
+    Precision,
+    Schedule,
+    UserError,
+    VocabStrategy,
+)
+from paddlenlp_galvatron.plan.layout import Grid, TokenLayout, moves
+from paddlenlp_galvatron.profiles.network import Place
+
+DDP, ZERO2, ZERO3 = DataParallel
+
+
+@pytest.mark.parametrize(
+    ("precision", "fp32_gradients", "dp_type", "whole", "expected"),
+    [
+        (Precision.FP32, False, DDP, True, 4 + 4 + 8),
+        (Precision.BF16, False, DDP, True, 2 + 2 + 4 + 8),
+        (Precision.BF16, True, DDP, True, 2 + 4 + 4 + 8),
+        (Precision.BF16, False, ZERO2, True, 2 + 2 + 12 / 4),
+        (Precision.BF16, False, ZERO2, False, 2 + 2 / 4 + 12 / 4),
+        (Precision.BF16, False, ZERO3, True, 2 / 4 + 2 + 12 / 4),
+        (Precision.BF16, False, ZERO3, False, 16 / 4),
+        (Precision.FP32, False, ZERO2, False, 4 + 4 / 4 + 8 / 4),
+        (Precision.FP32, False, ZERO3, False, 16 / 4),
+    ],
+)
+def test_bytes_that_adamw_keeps_a_parameter(precision, fp32_gradients, dp_type, whole, expected):
+    assert StateBytes.of(precision, fp32_gradients).held(dp_type, 4, whole) == expected
+
+
+def test_weights_of_a_rank_add_up_to_the_layers():
+    gqa = replace(MODEL, family="qwen2", heads=16, kv_heads=4)
+    assert layer_weights(gqa, 1).all == gqa.layer_parameters
+    for tp in (2, 4):
+        local = layer_weights(gqa, tp)
+        assert tp * local.split + local.replicated == gqa.layer_parameters
+    # Beyond the kv heads each rank keeps one whole kv head, with its bias.
+    head = gqa.head_dim
+    assert 8 * layer_weights(gqa, 8).split - 4 * layer_weights(gqa, 4).split == 4 * 2 * head * (gqa.hidden_size + 1)
+
+
+@given(st.integers(1, 12), st.integers(1, 5), st.data())
+def test_redistribution_moves_what_the_layout_room_says(size, per_rank, data):
+    degrees = st.sampled_from([d for d in range(1, size + 1) if size % d == 0])
+    source, target = (
+        TokenLayout(Grid(size, data.draw(degrees), data.draw(st.booleans())), data.draw(st.booleans())) for _ in "ab"
+    )
+    tokens = per_rank * size
+    received = [0] * size
+    for move in moves(source, target, tokens):
+        if move.source != move.target:
+            received[move.target] += move.stop - move.start
+    change = redistribution(source, target, tokens)
+    assert (change.most_tokens, change.all_tokens) == (max(received), sum(received))
+    crossing = [m for m in moves(source, target, tokens) if m.source // change.span != m.target // change.span]
+    assert not crossing
+
+
+@given(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]), st.integers(1, 4), st.integers(1, 9), st.booleans(), st.data())
+def test_a_groups_place_is_its_worst_in_any_stage(size, pipeline, node, consecutive, data):
+    degree = data.draw(st.sampled_from([d for d in range(1, size + 1) if size % d == 0]))
+    grid = Grid(size, degree, consecutive)
+    for group, members in ((Group.TENSOR, grid.tp_groups()), (Group.SHARDING, grid.dp_groups())):
+        spans = {
+            len({(stage * size + rank) // node for rank in ranks}) for stage in range(pipeline) for ranks in members
+        }
+        place = place_of(group, grid, False, node, pipeline)
+        assert (place.size, place.nodes) == (len(members[0]), max(spans))
+
+
+def test_all_ranks_of_a_stage_share_the_weights_of_ulysses():
+    assert place_of(Group.SHARDING, Grid(8, 4), True, 4, 1) == Place(8, 2, True)
+    assert place_of(Group.SHARDING, Grid(8, 4), False, 4, 1) == Place(2, 2, False)
+
+
+def test_megatron_sp_pays_eight_collectives_and_twelve_with_recompute():
+    model = one_node()
+    # tp 2 on 8 ranks: 4 samples of a micro-batch of 16, 4 MiB.
+    one = 0.05 + 0.01 * 4 * SEQ * MODEL.hidden_size * 2 / 2**20
+    compute = 0.1 + 0.4 * 2  # 4 samples shared by 2 ranks
+    plain, again = (cost(model, LayerStrategy(2, recompute=flag)) for flag in (False, True))
+    assert plain.forward_ms == pytest.approx(compute + 4 * one)
+    assert plain.backward_ms == pytest.approx(2 * compute + 4 * one)
+    assert again.backward_ms == pytest.approx(3 * compute + 8 * one)
+
+
+def test_plain_tp_pays_two_all_reduces_a_pass():
+    model = one_node(sequence_parallel=False)
+    one = 0.05 + 0.01 * 4 * SEQ * MODEL.hidden_size * 2 / 2**20
+    plain, again = (cost(model, LayerStrategy(2, recompute=flag)) for flag in (False, True))
+    assert plain.forward_ms == pytest.approx(0.9 + 2 * one)
+    assert again.backward_ms == pytest.approx(3 * 0.9 + 4 * one)
+    assert plain.activation_mib == pytest.approx(4 * 25)  # a quarter of it whole on both ranks
+
+
+def test_ulysses_pays_four_exchanges_of_a_ranks_own_tokens():
+    own = 2 * SEQ * MODEL.hidden_size * 2 / 2**20  # 16 samples over 8 ranks, MiB of hidden states
+    q_and_o, k_and_v = 0.05 + 0.01 * own, 0.05 + 0.01 * own / 2  # half as many kv heads
+    plain, again = (cost(one_node(), LayerStrategy(4, True, recompute=flag)) for flag in (False, True))
+    compute = 0.1 + 0.4 * 2
+    assert plain.forward_ms == pytest.approx(compute + 2 * q_and_o + 2 * k_and_v)
+    assert again.backward_ms == pytest.approx(3 * compute + 4 * q_and_o + 4 * k_and_v)
+    assert plain.activation_mib == pytest.approx(2 * 40)
+
+
+def test_gradients_hide_behind_backward_and_slow_it_by_the_overlap_coefficient():
+    compute, message = 2 * (0.1 + 0.4 * 2), 0.05 + 0.01 * MODEL.layer_parameters * 2 / 2**20
+    assert message < compute
+    assert cost(one_node(), LayerStrategy()).sync_ms == pytest.approx(0.2 * message)
+    in_turn = one_node(hardware=replace(one_node().network.profile, overlap_coe=3.0))
+    assert cost(in_turn, LayerStrategy()).sync_ms == pytest.approx(message)  # never worse than one after the other
+
+
+def test_reducing_after_every_micro_batch_costs_each_time_and_keeps_gradients_sharded():
+    strategy = LayerStrategy(dp_type=ZERO2)
+    late, each = (cost(one_node(async_grad_reduce=flag), strategy, micro_batches=4) for flag in (True, False))
+    assert each.backward_ms > late.backward_ms
+    assert each.sync_ms < late.sync_ms
+    gradients = MODEL.layer_parameters * 2 / 2**20
+    assert late.states_mib - each.states_mib == pytest.approx(gradients * 7 / 8)
+    assert each.working_mib - late.working_mib == pytest.approx(gradients)
+
+
+def test_zero2_gathers_the_updated_weights_in_the_open():
+    plain, zero2 = (cost(one_node(), LayerStrategy(dp_type=z)) for z in (DDP, ZERO2))
+    assert zero2.sync_ms - plain.sync_ms == pytest.approx(0.05 + 0.01 * MODEL.layer_parameters * 2 / 2**20)
+
+
+def test_zero3_holds_two_gathered_layers_at_most():
+    zero2, zero3 = (cost(one_node(), LayerStrategy(dp_type=z)) for z in (ZERO2, ZERO3))
+    assert zero3.working_mib - zero2.working_mib == pytest.approx(2 * MODEL.layer_parameters * 2 / 2**20)
+
+
+def test_a_stage_holds_its_micro_batches_in_flight():
+    model = one_node()
+    plan = example_plan(model, stages=(1, 1, 1, 1), micro_batches=8, global_batch=32, layers=(LayerStrategy(),) * 4)
+    for schedule, expected in ((Schedule.ONE_F_ONE_B, [4, 3, 2, 1]), (Schedule.GPIPE, [8, 8, 8, 8])):
+        predicted = model.predict(replace(plan, schedule=schedule))
+        for stage, count in enumerate(expected):
+            held = sum(part.activation_mib for part in model.stage_parts(plan, stage))
+            assert predicted.stages[stage].memory.activations_mib == pytest.approx(count * held)
+
+
+def test_tied_embeddings_add_the_exchange_between_first_and_last_stage():
+    tied = replace(MODEL, tied_embeddings=True)
+    ends = {"stage_size": 4, "micro_batch": 16, "micro_batches": 2, "pipeline": 2}
+    for role in ("first", "last"):
+        apart, together = (one_node(model=m).vocab_cost(VocabStrategy(), role=role, **ends) for m in (MODEL, tied))
+        assert together.sync_ms > apart.sync_ms
+
+
+@given(valid_plans(), st.integers(1, 4))
+def test_every_plan_that_can_run_has_a_price(plan, gpus_per_node):
+    """Any strategy, schedule and assumption: finite, positive, and the step is no shorter than its longest stage."""
+    model = example(
+        num_nodes=plan.world_size,
+        gpus_per_node=1,
+        model=replace(MODEL, layers=len(plan.layers), hidden_size=64 * 12, heads=12, kv_heads=12, intermediate_size=96),
+        sequence_parallel=plan.assumed.sequence_parallel,
+        mixed_precision=plan.assumed.mixed_precision,
+        async_grad_reduce=plan.assumed.async_grad_reduce,
+    )
+    plan = replace(plan, assumed=model.assumed)
+    predicted = model.predict(plan)
+    longest = max(plan.micro_batches * (s.forward_ms + s.backward_ms) + s.sync_ms for s in predicted.stages)
+    assert predicted.time_s * 1000 >= longest * (1 - 1e-9)
+    assert -1e-9 <= predicted.bubble_share < 1
+    assert all(s.sync_ms >= 0 and s.forward_ms > 0 for s in predicted.stages)
+    assert all(s.memory.total_mib > 0 for s in predicted.stages)
+
+
+@pytest.mark.parametrize(
+    "strategy", [LayerStrategy(), LayerStrategy(4), LayerStrategy(4, True), LayerStrategy(2, dp_type=ZERO3)]
+)
+def test_twice_the_samples_cost_more_but_not_twice(strategy):
+    small, large = cost(one_node(), strategy, 16), cost(one_node(), strategy, 32)
+    assert small.forward_ms < large.forward_ms < 2 * small.forward_ms
+    assert small.backward_ms < large.backward_ms < 2 * small.backward_ms
+    assert large.activation_mib == pytest.approx(2 * small.activation_mib)
+    assert large.states_mib == small.states_mib
+
+
+def test_a_plan_of_another_world_model_or_assumption_is_refused():
+    model = one_node()
+    plan = example_plan(model)
+    for other, word in (
+        (replace(plan, world_size=16, global_batch=64), "world_size"),
+        (replace(plan, layers=plan.layers[:3], stages=(3,)), "pp_division"),
+        (replace(plan, assumed=Assumptions(seq_length=SEQ)), "galvatron.assumed"),
+    ):
+        with pytest.raises(UserError, match=word):
+            model.predict(other)
+    with pytest.raises(UserError, match="seq_length"):
+        one_node(seq_length=None)
+
+
+def test_the_gather_buffer_can_be_left_out():
+    on, off = (
+        cost(one_node(options=CostOptions(global_memory_buffer=flag)), LayerStrategy(4)).working_mib
+        for flag in (True, False)
+    )
+    assert on - off == pytest.approx(8 * SEQ * MODEL.hidden_size * 2 / 2**20)
+    assert cost(one_node(), LayerStrategy(4, ulysses=True)).working_mib == 0
+
+
+def test_vocabulary_ulysses_needs_no_collective_of_tokens():
+    ends = {"stage_size": 8, "micro_batch": 16, "micro_batches": 2, "pipeline": 1, "role": "only"}
+    split, ulysses = (one_node().vocab_cost(VocabStrategy(4, u), **ends) for u in (False, True))
+    assert ulysses.forward_ms == pytest.approx(0.2 + 0.8 * 2)  # 2 samples a rank
+    assert split.forward_ms > ulysses.forward_ms
+    assert ulysses.states_mib == pytest.approx(4 * split.states_mib)
