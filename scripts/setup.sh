@@ -54,7 +54,7 @@ pip_install() {
         echo "setup: the packages could not be downloaded: no connection to the package index;" \
             "check the network (or pip's own configuration) and run the same command again" >&2
     else
-        cat "$log" >&2
+        grep -v '^WARNING' "$log" >&2
         echo "setup: pip failed; its own words are above" >&2
     fi
     return 1

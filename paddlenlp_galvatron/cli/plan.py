@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from paddlenlp_galvatron.plan import (
     LayerStrategy,
@@ -36,12 +38,10 @@ Model = Annotated[str | None, typer.Option(help="a config.json, its folder, or t
 def show(file: File, world_size: WorldSize = None, model: Model = None) -> None:
     """Print a plan for people, equal layers as one line."""
     plan, shape = _read(file, world_size, model)
-    console = Console(highlight=False, soft_wrap=True)
-    for name, value in _facts(plan, shape):
-        console.print(f"{name:<11}{value}", markup=False)
-    console.print(_table(plan))
-    for note in _notes(plan, shape):
-        console.print(f"note: {note}", markup=False)
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in [*_facts(plan, shape), *(("note", note) for note in _notes(plan, shape))]:
+        facts.add_row(name, Text(value))
+    Console(highlight=False).print(facts, _table(plan))
 
 
 @app.command()
@@ -68,28 +68,29 @@ def _read(file: Path, world_size: int | None, model: str | None) -> tuple[Plan, 
 
 
 def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
-    assumed = plan.assumed
     schedule = "1F1B" if plan.schedule is Schedule.ONE_F_ONE_B else "GPipe"
+    micro_batches = _count(plan.micro_batches, "micro-batch", "micro-batches")
     facts = [
         ("ranks", f"{plan.world_size} in {_count(len(plan.stages), 'stage')} of {plan.stage_size}, {schedule}"),
-        (
-            "batch",
-            f"{_count(plan.global_batch, 'sample')} a step, "
-            f"{_count(plan.micro_batches, 'micro-batch', 'micro-batches')} of {plan.micro_batch}",
-        ),
-        ("assumed", f"{assumed.mixed_precision}, {assumed.seq_length or 'any number of'} tokens a sample"),
-        (
-            "",
-            f"Megatron-SP {'on' if assumed.sequence_parallel else 'off'}, "
-            f"gradients reduced every {'step' if assumed.async_grad_reduce else 'micro-batch'}",
-        ),
+        ("batch", f"{_count(plan.global_batch, 'sample')} a step, {micro_batches} of {plan.micro_batch}"),
+        ("assumed", _assumed(plan)),
     ]
     if shape:
         facts.append(("model", f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters"))
     for title in ("predicted", "searched_from"):
-        for name, value in plan.metadata.get(title, {}).items():
-            facts.append((title, f"{name} {_value(value)}"))
+        facts += [(title, line) for line in _lines(plan.metadata.get(title) or {})]
     return facts
+
+
+def _assumed(plan: Plan) -> str:
+    assumed = plan.assumed
+    words = {
+        "mixed_precision": str(assumed.mixed_precision),
+        "seq_length": f"{assumed.seq_length} tokens",
+        "sequence_parallel": f"Megatron-SP {'on' if assumed.sequence_parallel else 'off'}",
+        "async_grad_reduce": f"gradients reduced every {'step' if assumed.async_grad_reduce else 'micro-batch'}",
+    }
+    return ", ".join(text for name, text in words.items() if name in plan.stated) or "nothing; training's flags decide"
 
 
 def _table(plan: Plan) -> Table:
@@ -128,9 +129,20 @@ def _count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def _value(value: Any) -> str:
+def _lines(values: dict[str, Any]) -> Iterator[str]:
+    """A line a value, and where a value is a list of objects, such as one a stage, a line an object."""
+    for name, value in values.items():
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            yield from (f"{name} {index}: {_words(item)}" for index, item in enumerate(value))
+        else:
+            yield f"{name} {_words(value)}"
+
+
+def _words(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list):
-        return ", ".join(map(_value, value))
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+        return ", ".join(map(_words, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(item)}" for name, item in value.items())
+    return str(value)

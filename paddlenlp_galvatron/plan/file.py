@@ -235,8 +235,8 @@ def _world_size(fields: StrategyFile, given: int | None, smallest_world: bool) -
             f"world_size: the plan is for {fields.world_size} ranks but {given} are at hand; "
             f"start {fields.world_size} ranks or search a plan for {given}"
         )
-    if fields.world_size is not None or given is not None:
-        return fields.world_size or given or 1
+    if world_size := fields.world_size or given:
+        return world_size
     if smallest_world:
         return fields.pp_deg * lcm(*fields.tp_sizes_enc, fields.vtp)
     raise UserError("world_size: missing; add it to the file or pass --world_size")
