@@ -26,6 +26,7 @@ ALIASES = {
     "allreduce_coe_path": "allreduce_bandwidth_config_path",
     "p2p_coe_path": "p2p_bandwidth_config_path",
     "layer_num_list": "layernum_list",
+    "profile_fixed_seq_length_list": "profile_seq_length_list",
 }
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 UNSET = "None"

@@ -16,6 +16,7 @@ from paddlenlp_galvatron.plan.errors import GalvatronError, UserError
 # A command is a file of this folder that holds `app`, a `conventions.App`, and one line here.
 COMMANDS = {
     "data": "turn text into what training reads: prepare",
+    "profile": "measure this machine and a model: hardware, model",
     "plan": "look at a plan file: show, check, schema",
     "parity": "prove that a plan trains what one process trains",
     "train": "train a model by a plan",

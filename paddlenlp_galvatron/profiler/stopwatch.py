@@ -55,11 +55,12 @@ class Stopwatch:
         laps = [self._laps([several], 1).max() / inner for _ in range(self._count(warm_ms * inner))]
         return Timing.of(np.array(laps))
 
-    def apart(self, *steps: Operation) -> list[Timing]:
-        """Times of steps that each rank takes for itself, one after the other, all ranks at once: their mean."""
+    def apart(self, *steps: Operation) -> Array:
+        """Times in ms [laps, steps] of steps that each rank takes for itself, one after the other, all ranks at once:
+        the mean over the ranks."""
         warm_ms = float(self._laps(steps, WARM_UPS).sum(axis=2).mean(axis=1).min())
-        laps = self._laps(steps, self._count(warm_ms)).mean(axis=1)
-        return [Timing.of(laps[:, step]) for step in range(len(steps))]
+        laps: Array = self._laps(steps, self._count(warm_ms)).mean(axis=1)
+        return laps
 
     def _count(self, lap_ms: float) -> int:
         return min(max(round(self._budget_ms / lap_ms), LEAST_LAPS), MOST_LAPS)

@@ -1,0 +1,113 @@
+"""Parts of a model as one rank of a plan runs them, alone and ready to be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+
+from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
+from ..plan.check import require_valid
+from ..runtime.family import Family
+from ..runtime.stage import Stage
+from ..runtime.support import require_supported
+from ..runtime.units import Trainable, whole
+from .silent import PatternWeights, SilentGroups
+
+
+class Part:
+    """Some layers, embedding or head of a model, split `tp` ways; this rank is the first of its tp group.
+
+    The peers' part of every collective is left out. `forward` and `backward` alternate; gradients are added up, as
+    those of the micro-batches of a step.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        family: Family,
+        *,
+        layers: int = 0,
+        embedding: bool = False,
+        head: bool = False,
+        samples: int,
+        seq_length: int,
+        tp: int = 1,
+        sequence_parallel: bool = False,
+        recompute: bool = False,
+    ):
+        stages = (*(() if embedding else (0,)), layers, *(() if head else (0,)))
+        plan = Plan(
+            world_size=tp * len(stages),
+            global_batch=samples,
+            micro_batches=1,
+            stages=stages,
+            layers=(LayerStrategy(tp, recompute=recompute),) * layers,
+            vocab=VocabStrategy(tp),
+            assumed=Assumptions(sequence_parallel=sequence_parallel, seq_length=seq_length),
+        )
+        rank = 0 if embedding else tp
+        weights = PatternWeights(shape.initializer_range)
+        self._stage = Stage(plan, shape, family, seq_length, rank, SilentGroups(), weights)
+        self._tokens = np.random.default_rng(0).integers(shape.vocab_size, size=samples * seq_length)
+        self._received = None if embedding else paddle.randn(self._stage.boundary_shape)
+        self._returned = None if head else paddle.randn(self._stage.boundary_shape)
+        self._x: Any = None
+        self._out: Any = None
+
+    @property
+    def trainables(self) -> list[Trainable]:
+        """What an optimizer updates."""
+        units = [trainable for unit in self._stage.units for trainable in unit.trainables]
+        return units + [whole(vector) for vector in self._stage.vectors]
+
+    @property
+    def weights(self) -> int:
+        """Number of weights that the part holds on this rank."""
+        return sum(int(trainable.tensor.size) for trainable in self.trainables)
+
+    def forward(self) -> None:
+        """One micro-batch; what arrives from the stage before is a tensor of its own, as in a pipeline."""
+        if self._received is not None:
+            self._x = self._received.clone()
+            self._x.stop_gradient = False
+        self._out = self._stage.forward(self._x, self._tokens, self._tokens)
+
+    def backward(self) -> None:
+        out = self._out
+        if self._returned is None:
+            out.backward()
+        else:
+            paddle.autograd.backward([out], [self._returned])
+        self._x = self._out = None
+
+
+def runnable_degrees(shape: ModelShape, world_size: int, largest: int, lengths: Sequence[int]) -> list[int]:
+    """Tensor-parallel degrees up to `largest` that divide the world and that the model and the runtime can split by."""
+    return [
+        degree
+        for degree in range(1, min(world_size, largest) + 1)
+        if world_size % degree == 0 and all(_is_runnable(shape, degree, length) for length in lengths)
+    ]
+
+
+def _is_runnable(shape: ModelShape, degree: int, seq_length: int) -> bool:
+    plan = Plan(
+        world_size=degree,
+        global_batch=1,
+        micro_batches=1,
+        stages=(shape.layers,),
+        layers=(LayerStrategy(degree),) * shape.layers,
+        vocab=VocabStrategy(degree),
+        assumed=Assumptions(sequence_parallel=True, seq_length=seq_length),  # the stricter case
+    )
+    try:
+        require_valid(plan, shape)
+        require_supported(plan, shape)
+    except UserError:
+        if degree == 1:
+            raise  # a model that cannot run at all: say why
+        return False
+    return True

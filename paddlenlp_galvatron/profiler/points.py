@@ -1,0 +1,58 @@
+"""Which batch sizes and sequence lengths to measure, by Galvatron's profiling options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..plan.errors import UserError
+from ..profiles import Shape
+
+MODEL_LENGTH = 2048  # tokens of a sample where nothing is said and the model allows as many
+
+
+class ProfileMode(StrEnum):
+    """What is varied."""
+
+    STATIC = "static"  # nothing: profile_batch_size samples of each length of profile_seq_length_list
+    BATCH = "batch"  # the batch size, at each length of profile_seq_length_list
+    SEQUENCE = "sequence"  # the length, at profile_batch_size samples
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The numbers from `first` to `last` by `step`."""
+
+    first: int
+    last: int
+    step: int
+
+    def numbers(self, name: str) -> list[int]:
+        """Raises UserError, which calls them by `name`, when there are none."""
+        if self.first < 1 or self.step < 1 or self.last < self.first:
+            raise UserError(
+                f"profile_min_{name}: nothing from {self.first} to {self.last} by {self.step}; "
+                f"make profile_max_{name} at least profile_min_{name} and both and the step at least 1"
+            )
+        return list(range(self.first, self.last + 1, self.step))
+
+
+def points(mode: ProfileMode, batch_size: int, batches: Steps, seq_length_list: str, lengths: Steps) -> list[Shape]:
+    """Every (samples, tokens of a sample) to measure. Raises UserError."""
+    if batch_size < 1:
+        raise UserError(f"profile_batch_size: {batch_size} samples cannot be measured; give at least 1")
+    if mode is ProfileMode.SEQUENCE:
+        return [Shape(batch_size, length) for length in lengths.numbers("seq_length")]
+    sizes = [batch_size] if mode is ProfileMode.STATIC else batches.numbers("batch_size")
+    return [Shape(size, length) for length in read_lengths(seq_length_list) for size in sizes]
+
+
+def read_lengths(text: str) -> list[int]:
+    """The numbers of a list such as "512,1024". Raises UserError."""
+    try:
+        lengths = [int(part) for part in text.strip("[]").split(",")]
+    except ValueError:
+        lengths = []
+    if not lengths or min(lengths) < 1:
+        raise UserError(f"profile_seq_length_list: {text!r} is no list of lengths; give one such as 512,1024")
+    return lengths

@@ -1,0 +1,24 @@
+import pytest
+
+from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.plan import ModelShape
+
+
+@pytest.fixture(scope="session", params=["llama", "qwen2"])
+def shape(request) -> ModelShape:
+    return ModelShape(
+        name=f"small-{request.param}",
+        family=request.param,
+        layers=2,
+        hidden_size=64,
+        intermediate_size=96,
+        heads=8,
+        kv_heads=4,
+        vocab_size=250,
+        max_position_embeddings=64,
+    )
+
+
+@pytest.fixture(scope="session")
+def family(shape):
+    return load_family(shape.family)

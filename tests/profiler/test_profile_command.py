@@ -1,0 +1,85 @@
+import json
+
+import pytest
+
+from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.profiler.hardware import group_kinds
+from paddlenlp_galvatron.profiles import (
+    Collective,
+    ComputationProfile,
+    HardwareProfile,
+    MemoryProfile,
+    MessageGroup,
+    computation_name,
+    memory_name,
+)
+
+
+def test_groups_of_every_divisor_consecutive_and_strided():
+    assert group_kinds(1) == []
+    assert group_kinds(2) == [(2, True)]
+    assert group_kinds(6) == [(2, True), (2, False), (3, True), (3, False), (6, True)]
+
+
+def test_hardware_of_four_processes(tmp_path):
+    words = ["profile", "hardware", "--nproc", "4", "--output", str(tmp_path)]
+    assert main([*words, "--largest-message-mib", "1", "--budget_ms", "0"]) == 0
+    profile = HardwareProfile.load(1, 4, folder=tmp_path)
+    assert set(profile.allreduce_mib_per_ms) == {(2, True), (2, False), (4, True)}
+    assert set(profile.p2p_mib_per_ms) == {2, 4}
+    kinds = [MessageGroup(kind, *group) for kind in Collective for group in group_kinds(4)]
+    measured = [kind for kind in kinds if kind.kind is not Collective.SEND or kind.consecutive]
+    assert set(profile.messages_ms) == set(measured)
+    for times in profile.messages_ms.values():
+        assert set(times) == {1 / 64, 1 / 16, 1 / 4, 1}
+        assert all(ms > 0 for ms in times.values())
+    for kind in (kind for kind in measured if kind.kind is Collective.ALL_REDUCE):
+        bus = profile.allreduce_mib_per_ms[kind.size, kind.consecutive]
+        assert bus == pytest.approx(2 * (kind.size - 1) / kind.size / profile.messages_ms[kind][1])
+    assert profile.overlap_coe >= 1
+    assert profile.meta.fingerprint.device_count == 4
+    assert set(profile.meta.spread) == {
+        "allreduce_size_4_consec_1", "allreduce_size_2_consec_1", "allreduce_size_2_consec_0",
+    }  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path):
+    content = {
+        "model_type": "qwen2",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 250,
+        "max_position_embeddings": 64,
+    }
+    file = tmp_path / "small.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+def test_model_on_two_processes(tmp_path, config):
+    words = ["profile", "model", "--model", str(config), "--nproc", "2", "--output", str(tmp_path / "out")]
+    words += ["--profile_mode", "batch", "--profile_max_batch_size", "2", "--profile_fixed_seq_length_list", "32"]
+    assert main([*words, "--budget_ms", "0"]) == 0
+    size = ("fp32", 64, 8)
+    times = ComputationProfile.load(tmp_path / "out" / computation_name(*size), *size)
+    memory = MemoryProfile.load(tmp_path / "out" / memory_name(*size), *size)
+    assert {(key.batch, key.seq, key.tp) for key in times.passes} == {(b, 32, tp) for b in (1, 2) for tp in (1, 2)}
+    for profile in (times, memory):
+        assert profile.meta.fingerprint.device_count == 2
+        assert profile.meta.fingerprint.dtype == "fp32"
+
+
+def test_mistakes_end_with_exit_code_2(tmp_path, config, capsys):
+    words = ["profile", "model", "--model", str(config), "--output", str(tmp_path / "out")]
+    for more, message in [
+        (["--profile_seq_length_list", "65"], "beyond the 64 positions"),
+        (["--profile_seq_length_list", "x"], "profile_seq_length_list"),
+        (["--profile_mode", "all"], "profile_mode"),
+    ]:
+        assert main([*words, *more]) == 2
+        assert message in capsys.readouterr().err.replace("-", "_")
+    assert not (tmp_path / "out").exists()
