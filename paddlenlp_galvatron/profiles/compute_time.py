@@ -95,14 +95,14 @@ class ComputeTimes:
             lengths.setdefault(length, {})[batch] = ms
         if self.mode is not TimeMode.SEQUENCE or seq in lengths:
             self._require(part, lengths, seq)
-            return Curve.through(lengths[seq].items())(samples)
+            return Curve.rising(lengths[seq].items())(samples)
         wanted = 2 if part == HEAD else 3
         if len(lengths) < wanted:
             raise UserError(
                 f"{part}: time_profile_mode sequence needs {wanted} sequence lengths but the profile has "
                 f"{_listed(lengths)}; measure more around {seq} with `galvatron profile computation`"
             )
-        per_token = {length: Curve.through(times.items())(samples) / length for length, times in lengths.items()}
+        per_token = {length: Curve.rising(times.items())(samples) / length for length, times in lengths.items()}
         return seq * Curve.through(per_token.items())(seq)
 
     def _require(self, part: str, lengths: Mapping[int, Mapping[int, float]], seq: int) -> None:

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,17 @@ class Curve:
             raise ValueError("a curve needs at least one point")
         return cls(ordered)
 
+    @classmethod
+    def rising(cls, points: Iterable[tuple[float, float]]) -> Curve:
+        """The same for what cannot fall with x: a point below an earlier one (noise) is lifted to it."""
+        ordered = sorted(points)
+        heights = accumulate((y for _, y in ordered), max)
+        return cls.through((x, y) for (x, _), y in zip(ordered, heights, strict=True))
+
     def __call__(self, x: float) -> float:
         xs, ys = self._columns
         if x <= xs[0]:
-            return ys[0] - self._slope(0) * (xs[0] - x)
+            return max(ys[0] - self._slope(0) * (xs[0] - x), 0.0)
         if x >= xs[-1]:
             return ys[-1] + self._slope(-1) * (x - xs[-1])
         right = bisect_left(xs, x)

@@ -60,11 +60,11 @@ class Network:
     def _collective(self, kind: Collective, place: Place) -> Curve:
         measured = self._measured(kind, place)
         if measured:
-            return Curve.through(measured)
+            return Curve.rising(measured)
         halves = self._measured(Collective.ALL_REDUCE, place)
         if halves and kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
             # A ring all-reduce is a reduce-scatter and an all-gather of the same buffer.
-            return Curve.through((mib, ms / 2) for mib, ms in halves)
+            return Curve.rising((mib, ms / 2) for mib, ms in halves)
         latency = self._latency(kind, place)
         per_mib = traffic_factor(kind, place.size) / self.bandwidth_mib_per_ms(place)
         return Curve(((1.0, latency + per_mib), (2.0, latency + 2 * per_mib)))
@@ -82,7 +82,7 @@ class Network:
 
     def _latency(self, kind: Collective, place: Place) -> float:
         """Time in ms of an empty message, from the measured group of the nearest size; 0 where none was measured."""
-        sizes = {g.size: Curve.through(t.items()) for g, t in self.profile.messages_ms.items() if g.kind is kind and t}
+        sizes = {g.size: Curve.rising(t.items()) for g, t in self.profile.messages_ms.items() if g.kind is kind and t}
         return sizes[_nearest(sizes, place.size)].latency if sizes else 0.0
 
     def bandwidth_mib_per_ms(self, place: Place) -> float:
@@ -111,7 +111,7 @@ class Network:
     def _send(self, stages: int) -> Curve:
         tables = {g.size: t for g, t in self.profile.messages_ms.items() if g.kind is Collective.SEND and t}
         if tables:
-            return Curve.through(tables[_nearest(tables, stages)].items())
+            return Curve.rising(tables[_nearest(tables, stages)].items())
         known = self.profile.p2p_mib_per_ms
         if not known:
             raise UserError(
