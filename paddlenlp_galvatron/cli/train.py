@@ -129,7 +129,7 @@ def show_run(console: Console, plan: Plan, shape: ModelShape) -> None:
     from paddlenlp_galvatron.runtime.stage import stage_groups
 
     seq_length = plan.assumed.seq_length or 0
-    groups = stage_groups(plan, seq_length)
+    groups = stage_groups(plan, shape, seq_length)
     table = Table(box=None, pad_edge=False, title="per rank of each stage", title_justify="left")
     for column in ("stage", "ranks", "layers", "tokens at the edge", "weights MiB", "states MiB", "predicted MiB"):
         table.add_column(column, justify="right")

@@ -15,6 +15,7 @@ class DecoderFamily:
     attention = "self_attn"
     attention_norm = "input_layernorm"
     attention_columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    attention_kv = ("self_attn.k_proj", "self_attn.v_proj")
     attention_row = "self_attn.o_proj"
     mlp_norm = "post_attention_layernorm"
     mlp_columns = ("mlp.gate_proj", "mlp.up_proj")

@@ -50,6 +50,12 @@ class Grid:
         """Local ranks at the same tp index, one per dp index."""
         return tuple(self.rank(d, self.index(rank)) for d in range(self.dp))
 
+    def copies(self, rank: int, parts: int) -> tuple[int, ...]:
+        """Local ranks of a tp group that hold the same of `parts` < degree parts as a local rank: neighbours in it."""
+        share = self.degree // parts
+        first = self.index(rank) // share * share
+        return tuple(self.rank(self.dp_index(rank), first + i) for i in range(share))
+
     def tp_groups(self) -> list[tuple[int, ...]]:
         return [self.tp_group(self.rank(d, 0)) for d in range(self.dp)]
 

@@ -36,6 +36,7 @@ class Placement:
         self.degree, self.ulysses = strategy.degree, strategy.ulysses
         self.split = strategy.tp > 1  # weights are split
         self.sharded_tokens = plan.assumed.sequence_parallel and self.split
+        self._groups = groups
         self.axis_group = groups.get(self._global(self.grid.tp_group(self.local)))
         self.dp_group = groups.get(self._global(self.grid.dp_group(self.local)))
         self.stage_group = groups.get(self._global(tuple(range(size))))
@@ -53,7 +54,10 @@ class Placement:
         # the ranks of a group see different tokens, so that theirs are summed too.
         alike = self.split and not self.sharded_tokens
         sum_group = self.dp_group if part.axis is not None or alike else self.stage_group
-        return ShardedParameter(name, shape, part, tensor, sum_group, replicas=self.grid.size // part.parts)
+        copies = None
+        if part.axis is not None and part.parts < self.degree:  # kv heads that several ranks share
+            copies = self._groups.get(self._global(self.grid.copies(self.local, part.parts)))
+        return ShardedParameter(name, shape, part, tensor, sum_group, self.grid.size // part.parts, copies)
 
     def enter(self, x: Any) -> Any:
         """Sharded or replicated tokens -> all tokens of the dp share, ready for a column-split projection."""
@@ -84,6 +88,7 @@ class Block:
         self._placement = placement
         self._family = family
         self._recompute = strategy.recompute
+        self._kv_heads: int = config.num_key_value_heads
         self._seq_length: int = config.seq_length
         with paddle.LazyGuard():  # whole weights are never made
             self._layer = family.decoder_layer(config)
@@ -92,12 +97,11 @@ class Block:
         shard_layer(self._layer, self._part_of, lambda name: prefix + name, source)
         for name, tensor in self._layer.named_parameters():
             self.parameters.append(placement.parameter(prefix + name, shapes[name], self._part_of(name), tensor))
-        self._cut_seams()
+        self._cut_seams(config)
 
     def __call__(self, x: Any, mask: Any) -> Any:
         """`x` [T, H]; `mask` [B, 1, S, S] to add to attention scores, or None where attention is causal itself."""
-        run = recompute if self._recompute else _call
-        return run(self._run, x, mask)
+        return recompute(self._run, x, mask) if self._recompute else self._run(x, mask)
 
     def samples(self, tokens: int) -> int:
         """Sequences of a micro-batch of so many tokens that this layer's attention sees here."""
@@ -110,29 +114,38 @@ class Block:
         if not self._placement.split:
             return Slice()
         owner, _, attribute = parameter.rpartition(".")
-        columns = (*self._family.attention_columns, *self._family.mlp_columns)
-        if owner in columns:  # weights are [in, out], biases [out]
-            return Slice(1 if attribute == "weight" else 0, self._placement.index, self._placement.degree)
+        index, degree = self._placement.index, self._placement.degree
+        if owner in self._family.attention_kv and self._kv_heads < degree:  # neighbours share a kv head
+            degree, index = self._kv_heads, index * self._kv_heads // degree
+        if owner in (*self._family.attention_columns, *self._family.mlp_columns):  # weights [in, out], biases [out]
+            return Slice(1 if attribute == "weight" else 0, index, degree)
         if owner in (self._family.attention_row, self._family.mlp_row):
-            return Slice(0, self._placement.index, self._placement.degree)
+            return Slice(0, index, degree)
         return Slice()
 
-    def _cut_seams(self) -> None:
+    def _cut_seams(self, config: Any) -> None:
         place, family = self._placement, self._family
-        if place.degree > 1:
-            attention = self._sub_layer(family.attention)
-            attention.num_heads //= place.degree
-            attention.num_key_value_heads //= place.degree
+        attention = self._sub_layer(family.attention)
+        attention.num_heads = config.num_attention_heads // place.degree
+        attention.num_key_value_heads = max(config.num_key_value_heads // place.degree, 1)
+        attention.num_key_value_groups = attention.num_heads // attention.num_key_value_heads
         after, before = self._after, self._before
         after(family.attention_norm, lambda x: self._sequences(place.enter(x)) if not place.ulysses else x)
         after(family.mlp_norm, place.enter)
         after(family.mlp_row, place.leave)
         if place.ulysses and place.degree > 1:
             for projection in family.attention_columns:
-                after(projection, lambda x: self._sequences(TokensToHeads.apply(x, place.axis_group)))
+                copies = place.degree // self._kv_heads if projection in family.attention_kv else 1
+                after(projection, lambda x, copies=copies: self._to_heads(x, copies))
             before(family.attention_row, lambda x: HeadsToTokens.apply(_flat(x), place.axis_group))
         else:
             after(family.attention_row, lambda x: place.leave(_flat(x)))
+
+    def _to_heads(self, x: Any, copies: int) -> Any:
+        if copies > 1:  # fewer kv heads than ranks: each goes to several
+            heads = x.reshape([x.shape[0], self._kv_heads, -1])
+            x = paddle.repeat_interleave(heads, copies, axis=1).reshape([x.shape[0], -1])
+        return self._sequences(TokensToHeads.apply(x, self._placement.axis_group))
 
     def _sub_layer(self, path: str) -> Any:
         layer = self._layer
@@ -152,7 +165,3 @@ class Block:
 
 def _flat(x: Any) -> Any:
     return x.reshape([-1, x.shape[-1]])
-
-
-def _call(function: Any, *arguments: Any) -> Any:
-    return function(*arguments)

@@ -25,32 +25,53 @@ def count(kind: str, tensor: Any) -> None:
     traffic_calls[kind] += 1
 
 
+class Pending:
+    """A collective under way. Its tensors are kept until `wait`, which gives the result."""
+
+    def __init__(self, task: Any, out: Any, kept: Any = None):
+        self._task, self._out, self._kept = task, out, kept
+
+    def wait(self) -> Any:
+        self._task.wait()
+        self._kept = None
+        return self._out
+
+
+def all_reduce_start(tensor: Any, group: Any, op: Any = dist.ReduceOp.SUM) -> Pending:
+    """Start reducing in place over the group."""
+    count("all_reduce", tensor)
+    return Pending(dist.stream.all_reduce(tensor, op=op, group=group, sync_op=False), tensor)
+
+
+def all_gather_start(tensor: Any, group: Any) -> Pending:
+    """Start [T, …] -> [T·n, …]: the slices of all ranks, in rank order."""
+    out = paddle.empty([tensor.shape[0] * group.nranks, *tensor.shape[1:]], tensor.dtype)
+    count("all_gather", out)
+    tensor = tensor.contiguous()
+    return Pending(dist.stream.all_gather(out, tensor, group=group, sync_op=False), out, tensor)
+
+
+def reduce_scatter_start(tensor: Any, group: Any) -> Pending:
+    """Start [T·n, …] -> [T, …]: this rank's slice of the sum over the group."""
+    out = paddle.empty([tensor.shape[0] // group.nranks, *tensor.shape[1:]], tensor.dtype)
+    count("reduce_scatter", tensor)
+    tensor = tensor.contiguous()
+    return Pending(dist.stream.reduce_scatter(out, tensor, group=group, sync_op=False), out, tensor)
+
+
 def all_reduce(tensor: Any, group: Any, op: Any = dist.ReduceOp.SUM) -> Any:
     """Reduce in place over the group; returns the tensor. Group None: one rank, nothing to do."""
-    if group is not None:
-        count("all_reduce", tensor)
-        dist.stream.all_reduce(tensor, op=op, group=group)
-    return tensor
+    return tensor if group is None else all_reduce_start(tensor, group, op).wait()
 
 
 def all_gather(tensor: Any, group: Any) -> Any:
-    """[T, …] -> [T·n, …]: the slices of all ranks, in rank order."""
-    if group is None:
-        return tensor
-    out = paddle.empty([tensor.shape[0] * group.nranks, *tensor.shape[1:]], tensor.dtype)
-    count("all_gather", out)
-    dist.stream.all_gather(out, tensor.contiguous(), group=group)
-    return out
+    """[T, …] -> [T·n, …]. Group None: one rank, nothing to do."""
+    return tensor if group is None else all_gather_start(tensor, group).wait()
 
 
 def reduce_scatter(tensor: Any, group: Any) -> Any:
-    """[T·n, …] -> [T, …]: this rank's slice of the sum over the group."""
-    if group is None:
-        return tensor
-    out = paddle.empty([tensor.shape[0] // group.nranks, *tensor.shape[1:]], tensor.dtype)
-    count("reduce_scatter", tensor)
-    dist.stream.reduce_scatter(out, tensor.contiguous(), group=group)
-    return out
+    """[T·n, …] -> [T, …]. Group None: one rank, nothing to do."""
+    return tensor if group is None else reduce_scatter_start(tensor, group).wait()
 
 
 def all_to_all(tensor: Any, group: Any, receive: Sequence[int] | None = None, send: Sequence[int] | None = None) -> Any:
@@ -103,7 +124,7 @@ class Replicate(PyLayer):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Any, group: Any) -> Any:
         ctx.group = group
-        return x.clone()  # an output that is the input itself would bypass backward
+        return x.view(x.shape)  # a tensor of its own, as a PyLayer must return, on the same memory
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -119,7 +140,7 @@ class Reduce(PyLayer):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return grad.clone()
+        return grad
 
 
 class TokensToHeads(PyLayer):  # type: ignore[misc]

@@ -16,14 +16,15 @@ from .groups import Groups, require_world, start_world
 from .pipeline import Pipeline
 from .stage import Stage, Tokens, stage_groups
 from .support import require_supported
+from .units import whole
 from .vocabulary import IGNORED_LABEL
-from .weights import SeededWeights, ShardedParameter, WeightSource
+from .weights import SeededWeights, WeightSource
 
 
 class Engine:
     """This rank's share of a model under a plan. Every rank of the world builds one, with equal arguments.
 
-    A step is `forward_backward`, then `clip`, then an optimizer over `parameters`, then `clear_gradients`.
+    A step is `forward_backward`, then `clip`, then an optimizer over `tensors`, then `updated`.
     """
 
     def __init__(
@@ -42,16 +43,14 @@ class Engine:
         require_world(plan.world_size, world_size)
         self.plan, self.shape, self.seq_length = plan, shape, seq_length
         self.groups = Groups(self.rank)
-        self.groups.create(stage_groups(plan, seq_length))
+        self.groups.create(stage_groups(plan, shape, seq_length))
         source = source or SeededWeights(seed, shape.initializer_range)
         self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source)
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
         self._world = dist.get_group(0) if world_size > 1 else None
 
-    @property
-    def parameters(self) -> list[ShardedParameter]:
-        """The weights, or slices of weights, on this rank."""
-        return self.stage.parameters
+        self.trainables = [trainable for unit in self.stage.units for trainable in unit.trainables]
+        self.trainables += [whole(vector) for vector in self.stage.vectors]
 
     def forward_backward(self, batch: Tokens) -> float:
         """Run one global batch [G, S + 1] and leave the gradients of its mean loss, summed over ranks.
@@ -62,29 +61,34 @@ class Engine:
         tokens = int((labels != IGNORED_LABEL).sum())
         shape = (self.plan.micro_batches, -1)
         total = self._pipeline.run(ids.reshape(shape), labels.reshape(shape), 1.0 / tokens)
-        reduce_gradients(self.parameters)
+        for unit in self.stage.units:
+            unit.finish()
+        reduce_gradients(self.stage.vectors)
         loss = all_reduce(total.reshape([1]) / (tokens * self.stage.loss_replicas), self._world)
         return float(loss)
 
     def clip(self, max_norm: float) -> float:
         """Clip the gradients by their global norm; returns the norm before."""
-        norm: float = global_norm(self.parameters, self._world)
-        clip_gradients(self.parameters, norm, max_norm)
+        norm: float = global_norm(self.trainables, self._world)
+        clip_gradients(self.trainables, norm, max_norm)
         return norm
 
-    def clear_gradients(self) -> None:
-        for parameter in self.parameters:
-            parameter.tensor.clear_gradient(set_to_zero=False)
+    def updated(self) -> None:
+        """The optimizer has run: bring gathered copies of weights up to date and drop the gradients."""
+        for unit in self.stage.units:
+            unit.publish()
+        for trainable in self.trainables:
+            trainable.tensor.grad = None
 
     @property
     def tensors(self) -> list[Any]:
-        """Paddle's parameters behind `parameters`, for an optimizer."""
-        return [parameter.tensor for parameter in self.parameters]
+        """What an optimizer updates on this rank."""
+        return [trainable.tensor for trainable in self.trainables]
 
     @property
     def decaying(self) -> list[str]:
-        """Paddle's names of the parameters under weight decay."""
-        return [parameter.tensor.name for parameter in self.parameters if parameter.decays]
+        """Paddle's names of the tensors under weight decay."""
+        return [trainable.tensor.name for trainable in self.trainables if trainable.decays]
 
     def gather(self, value: float) -> list[float]:
         """A number of every rank, in rank order, on every rank."""

@@ -19,6 +19,7 @@ class Family(Protocol):
     attention: str
     attention_norm: str
     attention_columns: tuple[str, ...]  # q, k, v
+    attention_kv: tuple[str, ...]  # of these, k and v
     attention_row: str
     mlp_norm: str
     mlp_columns: tuple[str, ...]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import paddle
 
 from .collectives import all_reduce
+from .units import Piece, Trainable
 from .weights import ShardedParameter
 
 # One message per this much gradient: large enough to use a link's bandwidth, small enough to hold twice.
@@ -15,9 +17,10 @@ BUCKET_BYTES = 32 * 2**20
 
 
 def reduce_gradients(parameters: Sequence[ShardedParameter]) -> None:
-    """Sum every gradient over its parameter's ranks, in buckets of like group and type."""
+    """Sum every gradient over the copies of its values and over its parameter's ranks, in buckets of like group."""
     buckets: dict[tuple[int, Any], list[ShardedParameter]] = {}
     for parameter in parameters:
+        all_reduce(parameter.tensor.grad, parameter.presum_group)
         if parameter.sum_group is not None:
             buckets.setdefault((parameter.sum_group.id, parameter.tensor.dtype), []).append(parameter)
     for members in buckets.values():
@@ -51,17 +54,26 @@ def _reduce_bucket(bucket: list[ShardedParameter]) -> None:
 
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
-def global_norm(parameters: Sequence[ShardedParameter], world_group: Any) -> float:
+def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
     """Euclidean norm of the whole model's gradient, each value counted once however many ranks hold it."""
     square = paddle.zeros([1], "float32")
-    for parameter in parameters:
-        square += parameter.tensor.grad.astype("float32").square().sum() / parameter.replicas
+    for trainable in trainables:
+        gradient = trainable.gradient.flatten().astype("float32")
+        for pieces in _by_replicas(trainable):
+            start, stop = pieces[0].offset, pieces[-1].offset + pieces[-1].stop - pieces[-1].start
+            square += gradient[start:stop].square().sum() * (trainable.sharding / pieces[0].weight.replicas)
     return float(all_reduce(square, world_group).sqrt())
 
 
+def _by_replicas(trainable: Trainable) -> Iterator[list[Piece]]:
+    """Neighbouring pieces that equally many ranks hold, together."""
+    for _, pieces in groupby(trainable.pieces, key=lambda piece: piece.weight.replicas):
+        yield list(pieces)
+
+
 @paddle.no_grad()  # type: ignore[untyped-decorator]
-def clip_gradients(parameters: Sequence[ShardedParameter], norm: float, max_norm: float) -> None:
+def clip_gradients(trainables: Sequence[Trainable], norm: float, max_norm: float) -> None:
     """Scale all gradients so that their global norm is at most `max_norm`."""
     if norm > max_norm:
-        for parameter in parameters:
-            parameter.tensor.grad.scale_(max_norm / norm)
+        for trainable in trainables:
+            trainable.gradient.scale_(max_norm / norm)

@@ -88,6 +88,7 @@ class Pipeline:
                 held.append((x, out))
             else:
                 x, out = held.popleft()
+                self._stage.chain.last_backward = step.micro_batch == self._micro_batches - 1
                 self._backward(out, scale, position)
                 if self._to_before:
                     self._to_before.send(x.grad)

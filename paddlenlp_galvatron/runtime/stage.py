@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ..plan import LayerStrategy, ModelShape, Plan
+from ..plan import DataParallel, LayerStrategy, ModelShape, Plan
 from ..plan.layout import TokenLayout, boundary_layout, grid_of, token_layout
 from .block import Block, Placement
 from .family import Family
 from .groups import Groups, Ranks
 from .redistribute import Redistribution, redistribution_groups
-from .vocabulary import Embedding, Head
+from .units import Chain, Unit, make_unit
+from .vocabulary import Embedding, Head, embedding_table
 from .weights import ShardedParameter, WeightSource
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
@@ -34,13 +35,15 @@ def stage_edges(plan: Plan, stage: int) -> list[TokenLayout]:
     ]
 
 
-def stage_groups(plan: Plan, seq_length: int) -> set[tuple[Ranks, str]]:
+def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[tuple[Ranks, str]]:
     """Every communicator of the plan, over all stages: the same set on every rank."""
     size, tokens = plan.stage_size, plan.micro_batch * seq_length
     local: set[tuple[Ranks, str]] = {(tuple(range(size)), "")}
-    for strategy in (plan.vocab.as_layer(), *plan.layers):
+    for strategy in {plan.vocab.as_layer(), *plan.layers}:
         grid = grid_of(plan, strategy)
         local |= {(ranks, "") for ranks in (*grid.tp_groups(), *grid.dp_groups())}
+        if strategy.tp > shape.kv_heads:
+            local |= {(grid.copies(rank, shape.kv_heads), "") for rank in range(size)}
     wanted: set[tuple[Ranks, str]] = set()
     for stage in range(len(plan.stages)):
         edges = stage_edges(plan, stage)
@@ -53,7 +56,15 @@ def stage_groups(plan: Plan, seq_length: int) -> set[tuple[Ranks, str]]:
         if stage:
             pairs = [(rank - size, rank) for rank in range(stage * size, (stage + 1) * size)]
             wanted |= {(pair, use) for pair in pairs for use in ("down", "up")}
+    if shape.tied_embeddings and len(plan.stages) > 1:
+        wanted |= {(_twins(plan, rank), "tied") for rank in range(size)}
     return {(ranks, use) for ranks, use in wanted if len(ranks) > 1}
+
+
+def _twins(plan: Plan, rank: int) -> Ranks:
+    """The ranks of first and last stage that hold the same rows of a tied embedding."""
+    local = rank % plan.stage_size
+    return local, plan.world_size - plan.stage_size + local
 
 
 class Stage:
@@ -84,12 +95,17 @@ class Stage:
         vocab = plan.vocab.as_layer()
         vocab_grid = grid_of(plan, plan.vocab)
         self._vocab_input = TokenLayout(vocab_grid, sharded=plan.vocab.ulysses)
-        self._embedding = Embedding(family, config, place(vocab), source) if self.is_first else None
+        tied = shape.tied_embeddings
+        table: ShardedParameter | None = None
+        if self.is_first or (tied and self.is_last):
+            twins = groups.get(_twins(plan, rank), "tied") if tied and len(plan.stages) > 1 else None
+            table = embedding_table(family, config, place(vocab), source, twins)
+        self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
         self._blocks = [
             Block(family, config, index, plan.layers[index], place(plan.layers[index]), source)
             for index in plan.stage_layers(self.index)
         ]
-        self._head = Head(family, config, place(vocab), source) if self.is_last else None
+        self._head = Head(family, config, place(vocab), source, table if tied else None) if self.is_last else None
         self._redistributions = [
             None
             if before == after or before.intervals(self._tokens) == after.intervals(self._tokens)
@@ -97,10 +113,36 @@ class Stage:
             for before, after in pairwise(edges)
         ]
         self._masks: dict[int, Any] = {}
-        parts = [self._embedding, *self._blocks, self._head]
-        self.parameters: list[ShardedParameter] = [p for part in parts if part is not None for p in part.parameters]
+        self.chain, self.vectors = self._make_units(plan)
         self.boundary_shape = [self._length(self._boundary), shape.hidden_size]
         self.loss_replicas = plan.vocab.degree if not plan.vocab.ulysses else 1
+
+    def _make_units(self, plan: Plan) -> tuple[Chain, list[ShardedParameter]]:
+        modules: list[tuple[Embedding | Block | Head, DataParallel]] = [
+            (block, plan.layers[index].dp_type)
+            for block, index in zip(self._blocks, plan.stage_layers(self.index), strict=True)
+        ]
+        if self._embedding:
+            modules.insert(0, (self._embedding, plan.vocab.dp_type))
+        if self._head:
+            modules.append((self._head, plan.vocab.dp_type))
+        units: dict[tuple[int, ...], Unit] = {}  # by the matrices: tied vocabulary layers share a unit
+        chain, vectors = [], []
+        for module, dp_type in modules:
+            matrices = [weight for weight in module.parameters if len(weight.shape) > 1]
+            vectors += [weight for weight in module.parameters if len(weight.shape) == 1]
+            key = tuple(id(weight) for weight in matrices)
+            if key not in units:
+                units[key] = make_unit(matrices, dp_type, every_micro_batch=not plan.assumed.async_grad_reduce)
+            chain.append(units[key])
+        for unit in units.values():
+            unit.deferred |= any(weight.presum_across_stages for weight in unit.weights)
+        return Chain(chain, starts_with_embedding=self.is_first), vectors
+
+    @property
+    def units(self) -> list[Unit]:
+        """Each unit once."""
+        return list(dict.fromkeys(self.chain.units))
 
     def forward(self, x: Any, ids: Tokens, labels: Tokens) -> Any:
         """One micro-batch through the stage.
@@ -108,14 +150,17 @@ class Stage:
         `x` [T, H] from the stage before (None on the first), `ids` and `labels` [M·S] of the whole micro-batch.
         Returns [T, H] for the next stage, or on the last the sum of this dp share's losses.
         """
+        run, position = self.chain.run, 0
         if self._embedding is not None:
-            x = self._embedding(self._own(ids))
+            x = run(position, self._embedding, self._own(ids))
+            position += 1
         for redistribution, block in zip(self._redistributions, self._blocks, strict=False):
             x = redistribution(x) if redistribution else x
-            x = block(x, self._mask(x, block))
+            x = run(position, block, x, self._mask(x, block))
+            position += 1
         if self._redistributions[-1]:
             x = self._redistributions[-1](x)
-        return x if self._head is None else self._head.loss(x, self._own(labels))
+        return x if self._head is None else run(position, self._head.loss, x, self._own(labels))
 
     def _own(self, tokens: Tokens) -> Any:
         start, stop = self._vocab_input.interval(self._local, self._tokens)

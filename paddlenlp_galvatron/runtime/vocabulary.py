@@ -9,6 +9,7 @@ padded vocabulary, v = V / t the columns held here.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import paddle
@@ -41,16 +42,28 @@ class VocabularyShard:
         return Slice(axis, self._place.index, self._place.degree, self.padded)
 
 
+def embedding_table(family: Family, config: Any, place: Placement, source: WeightSource, twin: Any) -> ShardedParameter:
+    """This rank's rows [v, H] of the embedding. `twin`: the group of two ranks that hold them when a model ties the
+    embedding to the LM head of another stage."""
+    name, shape = f"{family.prefix}.embed_tokens.weight", (config.vocab_size, config.hidden_size)
+    part = VocabularyShard(config.vocab_size, place).slice(0)
+    tensor = make_parameter(source, name, shape, part, _dtype())
+    table = place.parameter(name, shape, part, tensor)
+    return (
+        table
+        if twin is None
+        else replace(table, presum_group=twin, presum_across_stages=True, replicas=2 * table.replicas)
+    )
+
+
 class Embedding:
     """Token ids [U] -> hidden states [T, H]."""
 
-    def __init__(self, family: Family, config: Any, place: Placement, source: WeightSource):
+    def __init__(self, place: Placement, vocab_size: int, table: ShardedParameter):
         self._place = place
-        self._shard = VocabularyShard(config.vocab_size, place)
-        name, shape = f"{family.prefix}.embed_tokens.weight", (config.vocab_size, config.hidden_size)
-        part = self._shard.slice(0)
-        self._weight = make_parameter(source, name, shape, part, paddle.get_default_dtype())
-        self.parameters: list[ShardedParameter] = [place.parameter(name, shape, part, self._weight)]
+        self._shard = VocabularyShard(vocab_size, place)
+        self._weight = table.tensor
+        self.parameters: list[ShardedParameter] = [table]
 
     def __call__(self, ids: Any) -> Any:
         if not self._place.split:
@@ -63,24 +76,31 @@ class Embedding:
 class Head:
     """Hidden states [T, H] and labels [U] -> the sum of this dp share's losses."""
 
-    def __init__(self, family: Family, config: Any, place: Placement, source: WeightSource):
+    def __init__(
+        self, family: Family, config: Any, place: Placement, source: WeightSource, table: ShardedParameter | None
+    ):
+        """`table`: the embedding's, where the model ties the two."""
         self._place = place
         self._shard = VocabularyShard(config.vocab_size, place)
         with paddle.LazyGuard():
             self._norm = family.final_norm(config)
         shard_layer(self._norm, lambda _: Slice(), lambda name: f"{family.prefix}.norm.{name}", source)
         norm = self._norm.weight
-        name, shape = "lm_head.weight", (config.hidden_size, config.vocab_size)
-        part = self._shard.slice(1)
-        self._weight = make_parameter(source, name, shape, part, paddle.get_default_dtype())
+        self._tied = table is not None
+        if table is None:
+            name, shape = "lm_head.weight", (config.hidden_size, config.vocab_size)
+            part = self._shard.slice(1)
+            table = place.parameter(name, shape, part, make_parameter(source, name, shape, part, _dtype()))
+        self._weight = table.tensor
+        norm_name = f"{family.prefix}.norm.weight"
         self.parameters: list[ShardedParameter] = [
-            place.parameter(f"{family.prefix}.norm.weight", tuple(norm.shape), Slice(), norm),
-            place.parameter(name, shape, part, self._weight),
+            place.parameter(norm_name, tuple(norm.shape), Slice(), norm),
+            table,
         ]
 
     def loss(self, x: Any, labels: Any) -> Any:
         """Scalar fp32; the same on every rank of a tp group."""
-        logits = paddle.matmul(self._place.enter(self._norm(x)), self._weight)
+        logits = paddle.matmul(self._place.enter(self._norm(x)), self._weight, transpose_y=self._tied)
         group = self._place.axis_group if self._place.split else None
         return VocabularyCrossEntropy.apply(logits, labels, self._shard.start, self._shard.real, group).sum()
 
@@ -120,6 +140,10 @@ class VocabularyCrossEntropy(PyLayer):  # type: ignore[misc]
         hit = inside.astype("float32").unsqueeze(-1)
         step = paddle.put_along_axis(probabilities, local.unsqueeze(-1), -hit, -1, reduce="add")
         return (step * (grad * counted.astype("float32")).unsqueeze(-1)).astype(ctx.dtype)
+
+
+def _dtype() -> str:
+    return str(paddle.get_default_dtype())
 
 
 def _localise(ids: Any, start: int, columns: int) -> tuple[Any, Any]:

@@ -66,7 +66,9 @@ class ShardedParameter:
     slice: Slice
     tensor: Any
     sum_group: Any  # ranks over whose tokens the gradient is summed; None: this rank alone
-    replicas: int  # ranks of the world that hold these same values
+    replicas: int  # ranks of the world that hold these same values, before any ZeRO
+    presum_group: Any = None  # ranks that hold copies of these values and sum the copies' gradients first
+    presum_across_stages: bool = False  # these ranks are in different stages: not before the step's last backward
 
     @property
     def decays(self) -> bool:

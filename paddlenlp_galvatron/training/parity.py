@@ -69,12 +69,19 @@ class Parity:
 
 
 def small_case(
-    plan: Plan, family: str, optimizer: Literal["sgd", "adamw"] = "sgd", steps: int = 4, seed: int = 0
+    plan: Plan,
+    family: str,
+    optimizer: Literal["sgd", "adamw"] = "sgd",
+    steps: int = 4,
+    seed: int = 0,
+    *,
+    tied: bool = False,
+    kv_heads: int | None = None,
 ) -> Case:
     """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
     degrees = lcm(*(layer.degree for layer in plan.layers), plan.vocab.degree)
-    kv_heads = max(degrees, 2)
-    heads = 2 * kv_heads if family == "qwen2" else kv_heads
+    heads = 2 * max(degrees, 2)
+    kv_heads = kv_heads or (heads // 2 if family == "qwen2" else heads)
     seq_length = -(-16 // degrees) * degrees
     shape = ModelShape(
         name=f"small-{family}",
@@ -86,6 +93,7 @@ def small_case(
         kv_heads=kv_heads,
         vocab_size=VOCABULARY,
         max_position_embeddings=seq_length,
+        tied_embeddings=tied,
         initializer_range=0.1,
     )
     plan = replace(plan, assumed=replace(plan.assumed, seq_length=seq_length))
@@ -144,10 +152,13 @@ def _compare(case: Case, folder: Path, index: int) -> Parity:
         with np.load(folder / f"{index}.{rank}.npz") as arrays:
             for step in range(case.compared_steps):
                 norm = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in gradients[step].values()))
-                for key, (weight, part) in report["parameters"].items():
+                for key, piece in ((key, piece) for key, pieces in report["pieces"].items() for piece in pieces):
+                    weight, start, stop = piece["weight"], piece["start"], piece["stop"]
                     reference = gradients[step][weight]
                     scale = max(float(np.abs(reference).max()), FLOOR * norm)
-                    distance = float(np.abs(arrays[f"{step}.{key}"] - Slice(**part).of(reference)).max()) / scale
+                    expected = Slice(**piece["slice"]).of(reference).flatten()[start:stop]
+                    flat = arrays[f"{step}.{key}"].flatten()[piece["offset"] :][: stop - start]
+                    distance = float(np.abs(flat - expected).max()) / scale
                     found.add((step, weight))
                     if not distance <= worst:  # NaN counts as worst
                         worst, worst_name = distance, f"{weight} on rank {rank} in step {step}"

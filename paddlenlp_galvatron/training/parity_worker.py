@@ -7,11 +7,13 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..models import load_family
 from ..runtime.engine import Engine
+from ..runtime.units import Trainable
 from .parity import Case, batch_of, read_cases
 from .recipe import advance
 
@@ -25,19 +27,26 @@ def run_case(case: Case, folder: Path, index: int) -> None:
     for step in range(case.steps):
         losses.append(engine.forward_backward(batch_of(case, step)))
         if step < case.compared_steps:
-            for key, parameter in enumerate(engine.parameters):
-                arrays[f"{step}.{key}"] = parameter.tensor.grad.numpy()
+            for key, trainable in enumerate(engine.trainables):
+                arrays[f"{step}.{key}"] = trainable.gradient.numpy()
         engine.clip(case.recipe.max_grad_norm)
         advance(optimizer)
-        engine.clear_gradients()
+        engine.updated()
     np.savez(folder / f"{index}.{engine.rank}.npz", **arrays)
     report = {
         "losses": losses,
         "groups": len(engine.groups.members),
         "seconds": time.monotonic() - start,
-        "parameters": {key: (p.name, asdict(p.slice)) for key, p in enumerate(engine.parameters)},
+        "pieces": {key: _describe(trainable) for key, trainable in enumerate(engine.trainables)},
     }
     (folder / f"{index}.{engine.rank}.json").write_text(json.dumps(report))
+
+
+def _describe(trainable: Trainable) -> list[dict[str, Any]]:
+    return [
+        {"weight": p.weight.name, "slice": asdict(p.weight.slice), "start": p.start, "stop": p.stop, "offset": p.offset}
+        for p in trainable.pieces
+    ]
 
 
 def main() -> None:

@@ -54,7 +54,7 @@ def train(settings: TrainSettings) -> Iterator[tuple[int, StepRecord]]:
             raise GalvatronError(f"loss is {loss} in step {step}; lower the learning rate or look at the data")
         norm = engine.clip(settings.recipe.max_grad_norm)
         advance(optimizer)
-        engine.clear_gradients()
+        engine.updated()
         seconds = max(engine.gather(time.perf_counter() - start))
         yield (
             engine.rank,

@@ -5,14 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Schedule, VocabStrategy
+from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Schedule, VocabStrategy
 from paddlenlp_galvatron.plan.check import require_valid
 
 
-def layers(code: str) -> tuple[LayerStrategy, ...]:
-    """Strategies from words: a degree, then u = Ulysses, s = strided groups, r = recompute. "1 2r 2u 4s" is 4 layers."""
+def layers(code: str, default: DataParallel = DataParallel.DDP) -> tuple[LayerStrategy, ...]:
+    """Strategies from words: "1 2r 2u 4sz" is 4 layers.
+
+    A word is a degree, then u = Ulysses, s = strided groups, r = recompute, z = zero3 instead of the default type.
+    """
     return tuple(
-        LayerStrategy(int(word.rstrip("usr")), ulysses="u" in word, consecutive="s" not in word, recompute="r" in word)
+        LayerStrategy(
+            int(word.rstrip("usrz")),
+            ulysses="u" in word,
+            consecutive="s" not in word,
+            dp_type=DataParallel.ZERO3 if "z" in word else default,
+            recompute="r" in word,
+        )
         for word in code.split()
     )
 
@@ -25,6 +34,8 @@ class Named:
     plan: Plan
     family: str = "llama"
     optimizer: Literal["sgd", "adamw"] = "sgd"
+    tied: bool = False
+    kv_heads: int | None = None
 
 
 def plan(
@@ -37,18 +48,21 @@ def plan(
     batch: int = 8,
     megatron_sp: bool = True,
     schedule: Schedule = Schedule.ONE_F_ONE_B,
+    default: DataParallel = DataParallel.DDP,
+    async_reduce: bool = True,
 ) -> Plan:
-    strategies = layers(code)
-    [head] = layers(vocab)
+    strategies = layers(code, default)
+    [head] = layers(vocab, default)
     made = Plan(
         world_size=world_size,
         global_batch=batch,
         micro_batches=micro_batches,
         stages=stages or (len(strategies),),
         layers=strategies,
-        vocab=VocabStrategy(head.degree, head.ulysses),
+        vocab=VocabStrategy(head.degree, head.ulysses, head.dp_type),
+        default_dp_type=default,
         schedule=schedule,
-        assumed=Assumptions(sequence_parallel=megatron_sp),
+        assumed=Assumptions(sequence_parallel=megatron_sp, async_grad_reduce=async_reduce),
     )
     require_valid(made)
     return made
@@ -74,6 +88,32 @@ FOUR = [
     Named("strided tp with Megatron-SP", plan(4, "2s 2 2sr 1", vocab="2"), "qwen2"),
     Named("strided tp without Megatron-SP", plan(4, "2s 2 2sr 4", vocab="2", megatron_sp=False), "qwen2", "adamw"),
     Named("Ulysses, tp and dp mixed", plan(4, "2u 2 4ur 1", vocab="4", megatron_sp=False), "qwen2"),
+]
+ZERO = [
+    Named("zero3 beside ddp", plan(4, "1z 1 1zr 1z", vocab="1z"), "qwen2"),
+    Named(
+        "zero2 of one micro-batch", plan(4, "1 1r 2", vocab="2", micro_batches=1, default=DataParallel.ZERO2), "llama"
+    ),
+    Named(
+        "zero2 and zero3 under tp, AdamW", plan(4, "2 2z 1zr", vocab="2z", default=DataParallel.ZERO2), "qwen2", "adamw"
+    ),
+    Named("zero3 over Ulysses", plan(4, "2uz 4uz 1z 2", vocab="2uz", megatron_sp=False), "qwen2"),
+    Named("zero3 in a pipeline", plan(4, "1z 1zr 2 1z", (2, 2), vocab="1z", micro_batches=4), "llama", "adamw"),
+    Named(
+        "reduced every micro-batch: ddp, zero3",
+        plan(4, "1 1z 2 2zr", (2, 2), vocab="2", micro_batches=4, async_reduce=False),
+        "qwen2",
+    ),
+    Named(
+        "reduced every micro-batch: zero2", plan(4, "1 2 2r", default=DataParallel.ZERO2, async_reduce=False), "llama"
+    ),
+    Named("tied, one stage", plan(4, "1 2", vocab="2"), "qwen2", tied=True),
+    Named("tied and zero3, one stage", plan(4, "1z 2", vocab="2z"), "qwen2", "adamw", tied=True),
+    Named("tied across stages", plan(4, "1 2", (1, 1), vocab="2", micro_batches=4), "qwen2", tied=True),
+    Named("tied across stages, zero2", plan(4, "1 2", (1, 1), default=DataParallel.ZERO2), "llama", tied=True),
+    Named("fewer kv heads than tp", plan(4, "4 4r 2", vocab="4"), "qwen2", kv_heads=2),
+    Named("one kv head, tp without Megatron-SP, zero3", plan(4, "4 2z 1", megatron_sp=False), "llama", kv_heads=1),
+    Named("fewer kv heads than Ulysses", plan(4, "4u 2uz 4ur"), "qwen2", kv_heads=2),
 ]
 SIX = [
     Named("3-way and 6-way tp", plan(6, "3 6r 2 1", vocab="3", batch=12), "llama"),

@@ -16,10 +16,14 @@ GRADIENT_TOLERANCE = 1e-4
 
 
 @pytest.mark.parametrize(
-    "cases", [plans.TWO, plans.FOUR, plans.SIX, plans.EIGHT], ids=["2 ranks", "4 ranks", "6 ranks", "8 ranks"]
+    "cases",
+    [plans.TWO, plans.FOUR, plans.ZERO, plans.SIX, plans.EIGHT],
+    ids=["2 ranks", "4 ranks", "4 ranks, ZeRO and shared weights", "6 ranks", "8 ranks"],
 )
 def test_plans_train_as_one_process_does(cases):
-    results = check_parity([small_case(case.plan, case.family, case.optimizer) for case in cases])
+    results = check_parity(
+        [small_case(case.plan, case.family, case.optimizer, tied=case.tied, kv_heads=case.kv_heads) for case in cases]
+    )
     wrong = [
         f"{case.name}: loss {result.max_loss_diff:.1e}, gradient {result.max_grad_rel_diff:.1e} {result.worst_gradient}"
         for case, result in zip(cases, results, strict=True)

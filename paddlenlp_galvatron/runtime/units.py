@@ -1,0 +1,320 @@
+"""The weights of one module under its data-parallel type: who keeps which part of weights, gradients and moments.
+
+A unit holds the matrices of a decoder layer, of the embedding or of the LM head; the ranks over whose tokens their
+gradients are summed are its group of D ranks. Norms and biases, a thousandth of the weights, stay whole everywhere
+and are reduced together at the end of the step.
+
+    type    weights              gradients                          optimizer works on
+    ddp     whole                whole, all-reduced                 the weights
+    zero2   whole                reduce-scattered to 1/D            1/D of the weights, then gathered
+    zero3   1/D, gathered while  reduce-scattered to 1/D            1/D of the weights
+            the module runs
+
+Gradients are summed locally over the micro-batches and reduced when the module's last backward pass is done, while
+the backward passes of earlier layers go on; or after every micro-batch, when the plan says so. ZeRO lays the matrices
+one after the other in a flat buffer, padded to a multiple of D; a weight is a window into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+from paddle.autograd import PyLayer
+
+from ..plan import DataParallel
+from .collectives import Pending, all_gather_start, all_reduce, all_reduce_start, reduce_scatter_start
+from .weights import ShardedParameter
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Elements `start..stop-1` of a weight's flattened local slice, at `offset` of a trainable tensor."""
+
+    weight: ShardedParameter
+    start: int
+    stop: int
+    offset: int
+
+
+@dataclass(frozen=True, eq=False)
+class Trainable:
+    """A tensor that the optimizer updates: a whole local weight, or a rank's part of a unit's flat buffer."""
+
+    tensor: Any
+    pieces: tuple[Piece, ...]
+    decays: bool
+    sharding: int = 1  # ranks that share the weights' replicas between them
+
+    @property
+    def gradient(self) -> Any:
+        return self.tensor.grad
+
+
+def whole(weight: ShardedParameter) -> Trainable:
+    """A local weight that the optimizer updates as it is."""
+    return Trainable(weight.tensor, (Piece(weight, 0, weight.tensor.size, 0),), weight.decays)
+
+
+class Unit:
+    """Matrices of one module, kept whole on every rank of the group (ddp), and what all kinds of units share."""
+
+    every_micro_batch = False
+
+    def __init__(self, weights: Sequence[ShardedParameter], group: Any):
+        self.weights = tuple(weights)
+        self.group = group
+        self.deferred = False  # reduced at the end of the step only: another module shares a weight
+        self._pending: Pending | None = None
+        self._reduced = False
+
+    @property
+    def trainables(self) -> list[Trainable]:
+        return [whole(weight) for weight in self.weights]
+
+    def gather(self) -> None:
+        """Make the whole weights available. Every use of the module calls it, and `release` after."""
+
+    def release(self) -> None:
+        """The module has run; its whole weights may go."""
+
+    def prefetch(self) -> None:
+        """Start what `gather` will wait for."""
+
+    def publish(self) -> None:
+        """The optimizer has updated this rank's part: bring the whole weights up to date."""
+
+    def backward_done(self, last: bool) -> None:
+        """This module's gradients of one micro-batch are complete; `last`: of the step."""
+        if (last or self.every_micro_batch) and not self.deferred:
+            self._start()
+            self._reduced = last
+
+    def finish(self) -> None:
+        """End of the step: whatever is not reduced yet is."""
+        if not self._reduced:
+            self._start()
+        self._reduced = False
+        self._take()
+
+    def _start(self) -> None:
+        """Start reducing the local gradients."""
+        self._take()
+        if self.group is None:
+            self._sum_copies()
+        else:
+            self._pending = all_reduce_start(self._joined_gradients(), self.group)
+
+    def _take(self) -> None:
+        """Wait for the reduction under way and keep its result."""
+        if self._pending is None:
+            return
+        joined = self._pending.wait()
+        self._pending = None
+        for weight, part in zip(self.weights, paddle.split(joined, self._sizes), strict=True):
+            weight.tensor.grad = part.reshape(weight.tensor.shape)
+
+    def _sum_copies(self) -> None:
+        for weight in self.weights:
+            all_reduce(weight.tensor.grad, weight.presum_group)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [weight.tensor.size for weight in self.weights]
+
+    def _joined_gradients(self, padding: int = 0) -> Any:
+        """All local gradients flat, one after the other; the weights have none afterwards."""
+        self._sum_copies()
+        parts = [weight.tensor.grad.flatten() for weight in self.weights]
+        if padding:
+            parts.append(paddle.zeros([padding], parts[0].dtype))
+        for weight in self.weights:
+            weight.tensor.grad = None
+        return paddle.concat(parts) if len(parts) > 1 else parts[0]
+
+
+class SteppedUnit(Unit):
+    """ddp with gradients reduced after every micro-batch: what is reduced is kept apart from what is not yet."""
+
+    every_micro_batch = True
+
+    def __init__(self, weights: Sequence[ShardedParameter], group: Any):
+        super().__init__(weights, group)
+        self._sum: Any = None
+
+    def _take(self) -> None:
+        if self._pending is not None:
+            joined = self._pending.wait()
+            self._pending = None
+            self._sum = joined if self._sum is None else self._sum + joined
+
+    def finish(self) -> None:
+        super().finish()
+        if self._sum is not None:
+            for weight, part in zip(self.weights, paddle.split(self._sum, self._sizes), strict=True):
+                weight.tensor.grad = part.reshape(weight.tensor.shape)
+            self._sum = None
+
+
+class ShardedUnit(Unit):
+    """Matrices whose optimizer states and gradients (zero2), and weights too (zero3), are sharded over the group."""
+
+    def __init__(self, weights: Sequence[ShardedParameter], group: Any, every_micro_batch: bool, keep_whole: bool):
+        super().__init__(weights, group)
+        self.every_micro_batch = every_micro_batch
+        self._keep_whole = keep_whole
+        self._shapes = [list(weight.tensor.shape) for weight in weights]
+        self._lengths = self._sizes
+        self._padding = -sum(self._lengths) % group.nranks
+        self._part = (sum(self._lengths) + self._padding) // group.nranks
+        self._users = 0
+        self._flight: Pending | None = None
+        flat = self._joined_weights()
+        mine = slice(group.rank * self._part, (group.rank + 1) * self._part)
+        self._shard = paddle.create_parameter([self._part], str(flat.dtype).removeprefix("paddle."))
+        if keep_whole:  # this rank's part is a window into the whole, so that it is held once
+            self._flat = flat
+            flat._slice(mine.start, mine.stop)._share_buffer_to(self._shard)
+            self._open_windows()
+        else:
+            self._flat = None
+            self._shard.set_value(flat[mine])
+            self._close_windows()
+
+    @property
+    def trainables(self) -> list[Trainable]:
+        start, stop = self.group.rank * self._part, (self.group.rank + 1) * self._part
+        pieces, offset = [], 0
+        for weight, length in zip(self.weights, self._lengths, strict=True):
+            low, high = max(start, offset), min(stop, offset + length)
+            if low < high:
+                pieces.append(Piece(weight, low - offset, high - offset, low - start))
+            offset += length
+        return [Trainable(self._shard, tuple(pieces), decays=True, sharding=self.group.nranks)]
+
+    def gather(self) -> None:
+        self._users += 1
+        if self._flat is None:
+            self.prefetch()
+            assert self._flight is not None
+            self._flat = self._flight.wait()
+            self._flight = None
+            self._open_windows()
+
+    def prefetch(self) -> None:
+        if self._flat is None and self._flight is None:
+            self._flight = all_gather_start(self._shard, self.group)
+
+    def release(self) -> None:
+        self._users -= 1
+        if not self._keep_whole and self._users == 0:
+            self._close_windows()
+            self._flat = None
+
+    def publish(self) -> None:
+        if self._keep_whole:
+            whole_again = all_gather_start(self._shard.clone(), self.group).wait()
+            paddle.assign(whole_again, output=self._flat)
+        elif self._flight is not None:  # fetched before the update
+            self._flight.wait()
+            self._flight = None
+
+    def _start(self) -> None:
+        self._take()
+        self._pending = reduce_scatter_start(self._joined_gradients(self._padding), self.group)
+
+    def _take(self) -> None:
+        if self._pending is not None:
+            part = self._pending.wait()
+            self._pending = None
+            self._shard.grad = part if self._shard.grad is None else self._shard.grad + part
+
+    def _joined_weights(self) -> Any:
+        parts = [weight.tensor.flatten() for weight in self.weights]
+        with paddle.no_grad():
+            return paddle.concat([*parts, paddle.zeros([self._padding], parts[0].dtype)] if self._padding else parts)
+
+    def _open_windows(self) -> None:
+        offset = 0
+        for weight, length, shape in zip(self.weights, self._lengths, self._shapes, strict=True):
+            self._flat._slice(offset, offset + length)._share_buffer_to(weight.tensor)
+            weight.tensor.get_tensor()._set_dims(shape)
+            offset += length
+
+    def _close_windows(self) -> None:
+        for weight in self.weights:
+            weight.tensor._clear_data()
+
+
+def make_unit(weights: Sequence[ShardedParameter], dp_type: DataParallel, every_micro_batch: bool) -> Unit:
+    """The unit of a module's matrices. They share one group; a group of one rank has nothing to shard."""
+    group = weights[0].sum_group
+    if dp_type is DataParallel.DDP or group is None:
+        if every_micro_batch and group is not None:
+            return SteppedUnit(weights, group)
+        return Unit(weights, group)
+    return ShardedUnit(weights, group, every_micro_batch, keep_whole=dp_type is DataParallel.ZERO2)
+
+
+class Chain:
+    """The units of a stage in the order of its forward pass, and which micro-batch's backward is running.
+
+    A unit that two modules share, as tied embeddings do, stands in it twice.
+    """
+
+    def __init__(self, units: Sequence[Unit], starts_with_embedding: bool):
+        self.units = tuple(units)
+        self.last_backward = False
+        self._first_in_backward = int(starts_with_embedding)  # a lookup needs no weights in backward
+        for unit in self.units:
+            unit.deferred |= self.units.count(unit) > 1
+
+    def run(self, position: int, module: Any, x: Any, *rest: Any) -> Any:
+        """Call `module(x, *rest)` with its unit's weights at hand, now and in its backward."""
+        self.enter(position, position + 1)
+        tracked = not x.stop_gradient  # token ids have no gradient: the embedding is reduced at the end of the step
+        out = module(_Entrance.apply(x, self, position) if tracked else x, *rest)
+        self.units[position].release()
+        return _Exit.apply(out, self, position) if tracked else out
+
+    def enter(self, position: int, following: int) -> None:
+        """Have a module's weights at hand, and start fetching those of the one that follows."""
+        self.units[position].gather()
+        lowest = 0 if following > position else self._first_in_backward
+        if lowest <= following < len(self.units):
+            self.units[following].prefetch()
+
+    def leave_backward(self, position: int) -> None:
+        """A module's backward is done: let its weights go and reduce its gradients when it is time."""
+        self.units[position].release()
+        self.units[position].backward_done(self.last_backward)
+
+
+class _Entrance(PyLayer):  # type: ignore[misc]
+    """Where tokens enter a module: the last of it to run in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, chain: Chain, position: int) -> Any:
+        ctx.chain, ctx.position = chain, position
+        return x.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        ctx.chain.leave_backward(ctx.position)
+        return grad
+
+
+class _Exit(PyLayer):  # type: ignore[misc]
+    """Where tokens leave a module: the first of it to run in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, chain: Chain, position: int) -> Any:
+        ctx.chain, ctx.position = chain, position
+        return x.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        ctx.chain.enter(ctx.position, ctx.position - 1)
+        return grad
