@@ -53,6 +53,50 @@ def plan_fields(**changed: Any) -> dict[str, Any]:
     return {name: value for name, value in (fields | changed).items() if value is not ...}
 
 
+# Each: what is changed in a valid file, and what the one line of error must name.
+BAD_FIELDS = {
+    "missing field": ({"chunks": ...}, ["chunks: missing", "micro-batches"]),
+    "missing embed_sdp": ({"embed_sdp": ...}, ["embed_sdp: missing"]),
+    "misspelt field": ({"chunk": 2}, ["chunk: unknown field", "did you mean chunks?"]),
+    "unknown field": ({"zzz": 2}, ["zzz: unknown field", "remove it"]),
+    "misspelt inside galvatron": (
+        {"galvatron": {"assumed": {"seqlength": 8}}},
+        ["galvatron.assumed.seqlength", "did you mean seq_length?"],
+    ),
+    "newer format": ({"galvatron": {"format_version": 2}}, ["galvatron.format_version", "2"]),
+    "number as text": ({"pp_deg": "2"}, ["pp_deg", "integer", "'2'"]),
+    "boolean as number": ({"vsp": True}, ["vsp", "integer", "True"]),
+    "list as list": ({"checkpoint": [1, 0, 0, 0]}, ["checkpoint", "string of numbers"]),
+    "empty list": ({"checkpoint": ""}, ["checkpoint", "string of numbers"]),
+    "no numbers": ({"checkpoint": "1,0,x,0"}, ["checkpoint", "string of numbers", "1,0,x,0"]),
+    "flag of 2": ({"use_sp": "0,0,2,0"}, ["use_sp: layer 2", "2"]),
+    "degree of 0": ({"tp_sizes_enc": "2,2,0,1"}, ["tp_sizes_enc: layer 2", "0"]),
+    "stage of 0 layers": ({"pp_division": "4,0"}, ["pp_division: stage 1", "0"]),
+    "unknown schedule": ({"pipeline_type": "1f1b"}, ["pipeline_type", "pipedream_flush", "1f1b"]),
+    "unknown dp type": ({"default_dp_type": "zero1"}, ["default_dp_type", "zero2", "zero1"]),
+    "context parallel": ({"cp_sizes_enc": "1,2,1,1"}, ["cp_sizes_enc", "not supported", "remove it"]),
+    "vocabulary context parallel": ({"vcp": 2}, ["vcp", "not supported"]),
+    "expert parallel": ({"ep_sizes_enc": "1,1,1,2"}, ["ep_sizes_enc", "not supported"]),
+}
+# The same for fields that are right one by one.
+BAD_PLANS = {
+    "too few entries": ({"use_sp": "0,0,1"}, ["use_sp", "3 entries for 4 layers", "one entry a layer"]),
+    "too many entries": ({"tp_sizes_enc": "2,2,4,1,1"}, ["tp_sizes_enc", "5 entries for 4 layers"]),
+    "too few stages": ({"pp_deg": 4}, ["pp_division", "2 stages but pp_deg is 4"]),
+    "two names that differ": ({"vocab_sdp": 1}, ["embed_sdp and vocab_sdp", "keep one"]),
+    "stages do not divide the world": ({"world_size": 9}, ["pp_deg", "2 stages", "9 ranks"]),
+    "degree does not divide a stage": ({"tp_sizes_enc": "2,3,3,1"}, ["tp_sizes_enc", "3 of layers 1-2", "4 ranks"]),
+    "degree beyond a stage": ({"world_size": 4}, ["tp_sizes_enc: degree 4 of layer 2", "2 ranks of a stage"]),
+    "vtp does not divide a stage": ({"vtp": 3}, ["vtp", "degree 3", "4 ranks of a stage"]),
+    "chunks do not divide the batch": ({"chunks": 3}, ["chunks", "3 micro-batches", "global_bsz 16"]),
+    "dp does not divide the micro-batch": ({"chunks": 8}, ["global_bsz", "dp degree 4 of layer 3", "multiple of 32"]),
+    "tokens do not split": (
+        {"galvatron": {"assumed": {"seq_length": 7}}, "global_bsz": 2, "tp_sizes_enc": "4,4,4,4", "vtp": 4},
+        ["tp_sizes_enc: layer 2: 7 tokens", "degree 4", "seq_length that is a multiple of 4"],
+    ),
+}
+
+
 @st.composite
 def valid_plans(draw: st.DrawFn) -> Plan:
     """Any plan that can run."""

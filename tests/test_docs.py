@@ -1,0 +1,93 @@
+"""The documents say what is: links lead somewhere, fields and commands exist, examples do what they show."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from plans import BAD_FIELDS, BAD_PLANS, MODEL, plan_fields
+
+from paddlenlp_galvatron.cli.main import COMMANDS
+from paddlenlp_galvatron.plan import ModelShape, UserError, read_plan
+from paddlenlp_galvatron.plan.check import find_faults
+from paddlenlp_galvatron.plan.file import AssumedFields, GalvatronObject, StrategyFile
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*/*.md")]
+PLAN_FILE = [ROOT / "docs" / language / "plan_file.md" for language in ("en", "zh")]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
+        assert target.startswith("https://") or (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_exist(path):
+    for name in re.findall(r"\bgalvatron ([a-z]+)\b", path.read_text()):
+        assert name in COMMANDS
+
+
+@pytest.mark.parametrize("path", PLAN_FILE, ids=["en", "zh"])
+def test_every_field_is_described(path):
+    text = path.read_text()
+    names = [*StrategyFile.model_fields, *(f"assumed.{name}" for name in AssumedFields.model_fields)]
+    names += [name for name in GalvatronObject.model_fields if name != "assumed"]
+    for name in names:
+        assert f"`{name}`" in text or f'"{name}"' in text, name
+
+
+@pytest.mark.parametrize("path", PLAN_FILE, ids=["en", "zh"])
+def test_the_example_prints_as_shown(path, galvatron, tmp_path):
+    example, shown = re.findall(r"((?:^    .*\n)+)", path.read_text(), re.MULTILINE)[1:3]
+    (tmp_path / "plan.json").write_text(json.dumps(json.loads(example)))
+    ran = galvatron("plan", "show", tmp_path / "plan.json")
+    assert ran.code == 0
+    assert [line.split() for line in ran.out.splitlines()] == [line.split() for line in shown.splitlines()]
+
+
+def faults_of_bad_files(folder: Path) -> list[str]:
+    """Every fault that a plan file can have, as it is told."""
+    faults: list[str] = []
+
+    def read(text: str, model: ModelShape | None = None, world_size: int | None = None) -> None:
+        (folder / "plan.json").write_text(text)
+        try:
+            plan = read_plan(folder / "plan.json", world_size)
+        except UserError as error:
+            faults.extend(fault.removeprefix(f"{folder / 'plan.json'}: ") for fault in error.faults)
+        else:
+            faults.extend(find_faults(plan, model))
+
+    for changed, _ in [*BAD_FIELDS.values(), *BAD_PLANS.values()]:
+        read(json.dumps(plan_fields(**changed)))
+    good = json.dumps(plan_fields(galvatron={"assumed": {"seq_length": 4096}}))
+    read(json.dumps(plan_fields(world_size=...)))
+    read(good, world_size=4)
+    read(good, replace(MODEL, layers=5))
+    read(good, replace(MODEL, heads=6, kv_heads=3, hidden_size=48, intermediate_size=97))
+    read(good[:50])
+    read("[]")
+    read('{"vtp": 1, "vtp": 2}')
+    return faults
+
+
+@pytest.mark.parametrize("path", PLAN_FILE, ids=["en", "zh"])
+def test_the_table_of_errors_has_all_and_only_what_is_told(path, tmp_path):
+    """In a row N and M stand for a number, … for any text, and a name in front for any field."""
+    faults = faults_of_bad_files(tmp_path)
+    rows = re.findall(r"^\| `(.*?)` ?[^`|]*\|", path.read_text().split("\n## ")[-1], re.MULTILINE)
+    patterns = {row: re.sub(r"^[a-z_.]+: ", "[a-z_.]+: ", re.sub(r"\b[NM]\b", r"\\d+", row)) for row in rows}
+    patterns = {row: re.compile(pattern.replace("…", ".*").replace("?", r"\?")) for row, pattern in patterns.items()}
+    for fault in faults:
+        assert any(pattern.match(fault) for pattern in patterns.values()), fault
+    for row, pattern in patterns.items():
+        assert any(pattern.match(fault) for fault in faults), row
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_targets_of_make_exist(path):
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"(?:`|^    )make ([a-z-]+)", path.read_text(), re.MULTILINE)) <= set(targets)
