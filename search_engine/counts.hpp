@@ -2,8 +2,8 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "common.hpp"
@@ -19,46 +19,56 @@ struct Count {
 
 struct Mix {
   double cost = kInfinity;
-  double memory = 0;  // MiB, the largest working memory included
-  std::vector<Count> counts;
-  GroupSet groups = 0;  // that the counts use
+  std::vector<Count> counts;  // empty: nothing fits, or nothing costs less than the limit
 };
 
-// Least cost of n alike layers within a budget. Working memory is handled by levels: at each level only choices that
-// need no more are allowed, and the budget is less by so much. Groups are handled by sets that grow while they can pay.
+// What a stage leaves its layers.
+struct Room {
+  double budget;   // MiB, what the stage needs besides its layers taken off
+  double working;  // MiB of working memory that the stage needs anyway, within the budget
+};
+
+// Mixes of n alike layers within a budget. Working memory is handled by levels: at each level only choices that need
+// no more are allowed, and the budget is less by so much. Groups are handled by sets that grow while they can pay.
 class AlikeLayers {
  public:
-  AlikeLayers(std::vector<Choice> choices, Walks& walks) : choices_(undominated(std::move(choices))), walks_(walks) {
-    for (const Choice& choice : choices_) levels_.push_back(choice.working);
+  explicit AlikeLayers(std::vector<Choice> choices) : choices_(std::move(choices)) {
+    for (const Choice& choice : choices_) {
+      levels_.push_back(choice.working);
+      all_ |= bit(choice.group);
+    }
     std::sort(levels_.begin(), levels_.end());
     levels_.erase(std::unique(levels_.begin(), levels_.end()), levels_.end());
-    for (const Choice& choice : choices_) all_ |= bit(choice.group);
   }
 
   // A lower bound of `solve`, cheap.
-  double bound(int layers, double budget) {
+  double bound(int layers, Room room, const Walks& walks) {
     double least = kInfinity;
-    for (double level : levels_)
-      if (budget > level) least = std::min(least, part(all_, level).frontier.bound(layers, within(budget) - level).cost);
-    return least + walks_.least();
+    for (const double level : levels_)
+      least = std::min(least, part(all_, level).frontier.bound(layers, net(room, level)).cost);
+    return least + walks.least();
   }
 
-  // The optimum if it costs less than `limit`; else a mix of infinite cost.
-  Mix solve(int layers, double budget, double limit, Poll& poll) {
-    Mix best;
-    best.cost = limit;
-    std::vector<Candidate> candidates;
-    for (double level : levels_) grow(0, 0, level, layers, within(budget) - level, limit, candidates);
-    std::sort(candidates.begin(), candidates.end(),
-              [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
-    for (const Candidate& candidate : candidates) {
+  // The mix of least cost, if that is less than `limit`.
+  Mix solve(int layers, Room room, Walks& walks, double limit, Poll& poll) {
+    Mix best{limit, {}};
+    for (const Candidate& candidate : candidates(layers, room, walks, limit)) {
       if (!is_less(candidate.bound, best.cost)) break;
-      Part& choices = part(candidate.set, candidate.level);
-      descend(choices, layers, within(budget) - candidate.level, walks_.cost(candidate.set), best, poll);
+      descend(candidate, layers, room, walks, best.cost);
+      for (int a = 0; a < static_cast<int>(order_.size()); ++a)  // a good start: the best pair
+        for (int b = 0; b <= a; ++b) take_pair(a, b, layers, 0, walk_, best);
+      if (order_.size() > 2) visit(0, layers, 0, walk_, 0, best, poll);
     }
-    if (best.counts.empty()) return {};
-    finish(best);
-    return best;
+    return best.counts.empty() ? Mix{} : best;
+  }
+
+  // All mixes that cost less than `limit`, given to `emit(counts, groups)`, until that returns false.
+  template <class Emit>
+  void enumerate(int layers, Room room, Walks& walks, double limit, Emit emit, Poll& poll) {
+    for (const Candidate& candidate : candidates(layers, room, walks, limit)) {
+      descend(candidate, layers, room, walks, limit);
+      if (!order_.empty() && !visit_all(0, layers, 0, 0, candidate, limit, emit, poll)) return;
+    }
   }
 
  private:
@@ -69,7 +79,7 @@ class AlikeLayers {
   };
   struct Candidate {
     double bound;
-    GroupSet set;
+    GroupSet groups;
     double level;
   };
   struct Priced {
@@ -78,70 +88,68 @@ class AlikeLayers {
   };
 
   static GroupSet bit(int group) { return GroupSet{1} << group; }
+  static double net(Room room, double level) { return within(room.budget) - std::max(level, room.working); }
 
-  Part& part(GroupSet set, double level) {
-    const auto found = parts_.find({set, level});
+  Part& part(GroupSet groups, double level) {
+    const auto found = parts_.find({groups, level});
     if (found != parts_.end()) return found->second;
     std::vector<Choice> chosen;
     for (const Choice& choice : choices_)
-      if (choice.working <= level && (bit(choice.group) & set)) chosen.push_back(choice);
+      if (choice.working <= level && (bit(choice.group) & groups)) chosen.push_back(choice);
     Frontier frontier(chosen);
-    return parts_.emplace(std::make_pair(set, level), Part{std::move(chosen), std::move(frontier)}).first->second;
+    return parts_.emplace(std::make_pair(groups, level), Part{std::move(chosen), std::move(frontier)}).first->second;
   }
 
-  void grow(GroupSet set, int first, double level, int layers, double budget, double limit,
-            std::vector<Candidate>& candidates) {
+  // Levels and sets of groups that may cost less than the limit, the best bound first.
+  std::vector<Candidate> candidates(int layers, Room room, Walks& walks, double limit) {
+    std::vector<Candidate> found;
+    for (const double level : levels_) grow(0, 0, level, layers, net(room, level), walks, limit, found);
+    std::sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
+    return found;
+  }
+
+  void grow(GroupSet groups, int first, double level, int layers, double budget, Walks& walks, double limit,
+            std::vector<Candidate>& found) {
     const double unlimited = part(all_, level).frontier.bound(layers, budget).cost;
-    for (int group = first; group < walks_.groups(); ++group) {
+    for (int group = first; group < walks.groups(); ++group) {
       if (!(all_ & bit(group))) continue;
-      const GroupSet larger = set | bit(group);
-      const double walk = walks_.cost(larger);
+      const GroupSet larger = groups | bit(group);
+      const double walk = walks.cost(larger);
       if (!is_less(unlimited + walk, limit)) continue;
       const double bound = part(larger, level).frontier.bound(layers, budget).cost + walk;
-      if (is_less(bound, limit)) candidates.push_back({bound, larger, level});
-      grow(larger, group + 1, level, layers, budget, limit, candidates);
+      if (is_less(bound, limit)) found.push_back({bound, larger, level});
+      grow(larger, group + 1, level, layers, budget, walks, limit, found);
     }
   }
 
-  // Depth first over counts, the dearest reduced cost first, cut where the bound plus reduced costs cannot win.
-  void descend(const Part& part, int layers, double budget, double walk, Mix& best, Poll& poll) {
-    const Frontier::Bound bound = part.frontier.bound(layers, budget);
+  // Sets the scratch up for a search over counts: choices by falling reduced cost, those that cannot win left out.
+  void descend(const Candidate& candidate, int layers, Room room, Walks& walks, double limit) {
+    const Part& chosen = part(candidate.groups, candidate.level);
+    budget_ = net(room, candidate.level);
+    walk_ = walks.cost(candidate.groups);
+    const Frontier::Bound bound = chosen.frontier.bound(layers, budget_);
+    floor_ = bound.cost + walk_;
     double cheapest = kInfinity;
-    for (const Choice& choice : part.choices) cheapest = std::min(cheapest, choice.cost + bound.price * choice.memory);
+    for (const Choice& choice : chosen.choices)
+      cheapest = std::min(cheapest, choice.cost + bound.price * choice.memory);
     order_.clear();
-    for (const Choice& choice : part.choices) {
+    for (const Choice& choice : chosen.choices) {
       const double reduced = choice.cost + bound.price * choice.memory - cheapest;
-      if (bound.cost + walk + reduced < best.cost) order_.push_back({reduced, choice});
+      if (is_less(floor_ + reduced, limit)) order_.push_back({reduced, choice});
     }
     std::sort(order_.begin(), order_.end(), [](const Priced& a, const Priced& b) { return a.reduced > b.reduced; });
-    const int choices = static_cast<int>(order_.size());
-    if (choices == 0) return;
-    least_memory_.assign(choices + 1, kInfinity);
-    for (int i = choices - 1; i >= 0; --i) least_memory_[i] = std::min(least_memory_[i + 1], order_[i].choice.memory);
-    counts_.assign(choices, 0);
-    budget_ = budget;
-    floor_ = bound.cost + walk;
-    walk_ = walk;
-    start_from_pairs(layers, best);
-    if (choices == 1)
-      pair(0, 0, layers, 0, walk, best);
-    else
-      visit(0, layers, 0, walk, 0, best, poll);
+    least_memory_.assign(order_.size() + 1, kInfinity);
+    for (std::size_t i = order_.size(); i-- > 0;)
+      least_memory_[i] = std::min(least_memory_[i + 1], order_[i].choice.memory);
+    counts_.assign(order_.size(), 0);
   }
 
-  // A first good mix: the best pair of choices.
-  void start_from_pairs(int layers, Mix& best) {
-    for (int a = 0; a < static_cast<int>(order_.size()); ++a)
-      for (int b = 0; b < a; ++b) pair(a, b, layers, 0, walk_, best);
-  }
-
-  void visit(int i, int left, double memory, double cost, double reduced, Mix& best, Poll& poll) {
+  // Depth first over counts, the dearest first, cut where the bound plus reduced costs cannot win.
+  void visit(std::size_t i, int left, double memory, double cost, double reduced, Mix& best, Poll& poll) {
     poll.tick();
-    const int choices = static_cast<int>(order_.size());
-    if (i + 2 == choices) return pair(i, i + 1, left, memory, cost, best);
+    if (i + 2 == order_.size()) return take_pair(static_cast<int>(i), static_cast<int>(i + 1), left, memory, cost, best);
     const auto& [price, choice] = order_[i];
-    for (int n = 0; n <= left; ++n) {
-      if (!is_less(floor_ + reduced + n * price, best.cost)) break;
+    for (int n = 0; n <= left && is_less(floor_ + reduced + n * price, best.cost); ++n) {
       if (memory + n * choice.memory + (left - n) * least_memory_[i + 1] > budget_) {
         if (choice.memory >= least_memory_[i + 1]) break;
         continue;
@@ -153,7 +161,7 @@ class AlikeLayers {
   }
 
   // The best split of the last layers between two choices, in closed form.
-  void pair(int i, int j, int left, double memory, double cost, Mix& best) {
+  void take_pair(int i, int j, int left, double memory, double cost, Mix& best) {
     if (order_[i].choice.cost > order_[j].choice.cost) std::swap(i, j);
     const Choice &fast = order_[i].choice, &slow = order_[j].choice;
     int n = left;
@@ -172,24 +180,46 @@ class AlikeLayers {
     }
   }
 
-  void finish(Mix& best) {
-    double working = 0;
-    for (const auto& [id, layers] : best.counts) {
-      const Choice& choice = *std::find_if(choices_.begin(), choices_.end(), [id = id](const Choice& c) { return c.id == id; });
-      best.memory += layers * choice.memory;
-      best.groups |= bit(choice.group);
-      working = std::max(working, choice.working);
+  template <class Emit>
+  bool visit_all(std::size_t i, int left, double memory, double reduced, const Candidate& candidate, double limit,
+                 Emit& emit, Poll& poll) {
+    poll.tick();
+    const auto& [price, choice] = order_[i];
+    const bool last = i + 1 == order_.size();
+    for (int n = last ? left : 0; n <= left && is_less(floor_ + reduced + n * price, limit); ++n) {
+      counts_[i] = n;
+      const double more = memory + n * choice.memory;
+      if (last ? more > budget_ : more + (left - n) * least_memory_[i + 1] > budget_) continue;
+      if (last ? !give(candidate, emit)
+               : !visit_all(i + 1, left - n, more, reduced + n * price, candidate, limit, emit, poll))
+        return false;
     }
-    best.memory += working;
+    counts_[i] = 0;
+    return true;
+  }
+
+  // Emits the counts of the scratch, once: at the set and level that they need, not at wider ones.
+  template <class Emit>
+  bool give(const Candidate& candidate, Emit& emit) {
+    std::vector<Count> counts;
+    GroupSet groups = 0;
+    double level = 0;
+    for (std::size_t k = 0; k < order_.size(); ++k) {
+      if (!counts_[k]) continue;
+      counts.push_back({order_[k].choice.id, counts_[k]});
+      groups |= bit(order_[k].choice.group);
+      level = std::max(level, order_[k].choice.working);
+    }
+    if (groups != candidate.groups || level != candidate.level) return true;
+    return emit(counts, groups);
   }
 
   std::vector<Choice> choices_;
-  Walks& walks_;
   std::vector<double> levels_;
   GroupSet all_ = 0;
   std::map<std::pair<GroupSet, double>, Part> parts_;
 
-  // Scratch of `descend`.
+  // Scratch of one search over counts.
   std::vector<Priced> order_;
   std::vector<double> least_memory_;
   std::vector<int> counts_;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "layers.hpp"
+#include "pipeline.hpp"
 
 namespace py = pybind11;
 using namespace galvatron;
@@ -95,6 +96,97 @@ py::tuple solve_layers(const Array& memory, const Array& time, const Array& chan
   return py::make_tuple(solution.cost, solution.choice, solution.memory, solution.bound);
 }
 
+using Integers = py::array_t<int, py::array::c_style | py::array::forcecast>;
+
+Part part_of(const double* numbers, int group = 0) {
+  return {{numbers[0], numbers[1], numbers[2]}, numbers[3], numbers[4], numbers[5], group};
+}
+
+std::vector<Change> changes_of(const double* numbers, py::ssize_t count) {
+  std::vector<Change> changes(count);
+  for (py::ssize_t i = 0; i < count; ++i) changes[i] = {numbers[2 * i], numbers[2 * i + 1]};
+  return changes;
+}
+
+void check_all(const std::string& name, const Array& array, const std::vector<py::ssize_t>& shape) {
+  check_shape(name, array, shape);
+  check_entries(name, array);
+  for (py::ssize_t i = 0; i < array.size(); ++i)
+    if (std::isinf(array.data()[i])) throw py::value_error(name + ": holds an infinite number");
+}
+
+std::unique_ptr<Pipeline> make_pipeline(int layers, int micro_batches, bool gpipe, const Array& strategies,
+                                        const Integers& groups, const Array& change, const Array& enter,
+                                        const Array& leave, const Array& vocabs, const Array& vocab_enter,
+                                        const Array& vocab_leave, const Integers& in_flight, const Array& send,
+                                        double budget) {
+  const py::ssize_t stages = in_flight.size(), count = strategies.ndim() ? strategies.shape(0) : 0;
+  const py::ssize_t kinds = enter.ndim() ? enter.shape(0) : 0, options = vocabs.ndim() ? vocabs.shape(0) : 0;
+  if (stages < 1 || layers < stages || layers > kMostLayers) throw py::value_error("in_flight: fewer layers than stages");
+  if (micro_batches < 1) throw py::value_error("micro_batches: must be positive");
+  if (count < 1 || count > kMostStrategies) throw py::value_error("strategies: none, or more than 10000");
+  if (kinds < 1 || kinds > kMostGroups) throw py::value_error("enter: no groups, or more than 64");
+  check_all("strategies", strategies, {count, 6});
+  check_all("change", change, {kinds, kinds, 2});
+  check_all("enter", enter, {kinds, 2});
+  check_all("leave", leave, {kinds, 2});
+  check_all("vocabs", vocabs, {options, 2, 6});
+  check_all("vocab_enter", vocab_enter, {options, kinds, 2});
+  check_all("vocab_leave", vocab_leave, {options, kinds, 2});
+  check_all("send", send, {stages - 1});
+  check_number("budget_mib", budget);
+  if (groups.ndim() != 1 || groups.size() != count) throw py::value_error("groups: one a strategy");
+  PipelineTables tables{layers, static_cast<int>(stages), micro_batches, gpipe, {}, {}, {}, {}, {}, {}, {}, budget};
+  for (py::ssize_t k = 0; k < count; ++k) {
+    const int group = groups.data()[k];
+    if (group < 0 || group >= kinds) throw py::value_error("groups: out of range");
+    tables.strategies.push_back(part_of(strategies.data(k), group));
+  }
+  for (py::ssize_t g = 0; g < kinds; ++g) tables.change.push_back(changes_of(change.data(g), kinds));
+  tables.enter = changes_of(enter.data(), kinds);
+  tables.leave = changes_of(leave.data(), kinds);
+  for (py::ssize_t v = 0; v < options; ++v)
+    tables.vocabs.push_back({part_of(vocabs.data(v)), part_of(vocabs.data(v) + 6),
+                             changes_of(vocab_enter.data(v), kinds), changes_of(vocab_leave.data(v), kinds)});
+  for (py::ssize_t s = 0; s < stages; ++s) {
+    if (in_flight.data()[s] < 1 || in_flight.data()[s] > micro_batches)
+      throw py::value_error("in_flight: between 1 and micro_batches");
+    tables.in_flight.push_back(in_flight.data()[s]);
+  }
+  tables.send.assign(send.data(), send.data() + send.size());
+  return std::make_unique<Pipeline>(std::move(tables));
+}
+
+double pipeline_bound(Pipeline& pipeline, const Cancel* cancel) {
+  Poll poll = poll_for(cancel);
+  py::gil_scoped_release release;
+  return pipeline.bound(poll);
+}
+
+py::tuple pipeline_solve(Pipeline& pipeline, double limit, long nodes, const Cancel* cancel) {
+  check_number("limit_ms", limit);
+  Poll poll = poll_for(cancel);
+  PipelineSolution best;
+  double bound = 0;
+  {
+    py::gil_scoped_release release;
+    best = pipeline.solve(limit, nodes, bound, poll);
+  }
+  py::list choice;
+  for (const StagePoint& point : best.points)
+    for (const int k : pipeline.sequence(point)) choice.append(k);
+  return py::make_tuple(best.cost, bound, best.vocab, best.division, choice);
+}
+
+py::tuple pipeline_least_memory(const Pipeline& pipeline) {
+  LeastMemory least;
+  {
+    py::gil_scoped_release release;
+    least = pipeline.least_memory();
+  }
+  return py::make_tuple(least.budget, least.vocab, least.division, least.strategy);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(galvatron_dp_core, module) {
@@ -108,4 +200,20 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
   module.def("solve_layers", &solve_layers, py::arg("memory_mib"), py::arg("time_s"), py::arg("switch_s"),
              py::arg("budget_mib"), py::arg("gap") = 0.0, py::arg("cancel") = nullptr,
              "See paddlenlp_galvatron.search.solver.solve. Returns (time_s, choice, memory_mib, lower_bound_s).");
+
+  py::class_<Pipeline>(module, "Pipeline",
+                       "Pipelines of alike layers; see paddlenlp_galvatron.search.tables for the arrays. A strategy's "
+                       "and a vocabulary part's six numbers: forward, backward, sync (ms), states, activation, working "
+                       "(MiB); a change's two: forward, backward (ms).")
+      .def(py::init(&make_pipeline), py::kw_only(), py::arg("layers"), py::arg("micro_batches"), py::arg("gpipe"),
+           py::arg("strategies"), py::arg("groups"), py::arg("change"), py::arg("enter"), py::arg("leave"),
+           py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("in_flight"), py::arg("send"),
+           py::arg("budget_mib"))
+      .def("bound", &pipeline_bound, py::arg("cancel") = nullptr,
+           "Lower bound of the step time in ms; infinite where nothing fits.")
+      .def("solve", &pipeline_solve, py::arg("limit_ms"), py::arg("nodes"), py::arg("cancel") = nullptr,
+           "(step ms, lower bound ms, vocabulary strategy, layers of each stage, strategy of each layer); infinite and "
+           "-1 where nothing takes less than the limit.")
+      .def("least_memory", &pipeline_least_memory,
+           "(MiB a device, vocabulary strategy, layers of each stage, strategy of each stage) of what needs least.");
 }

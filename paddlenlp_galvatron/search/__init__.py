@@ -1,0 +1,8 @@
+"""Which plan is best: the space, the exact search over it by the C++ core, and its answer with a certificate."""
+
+from .engine import search
+from .options import SearchOptions
+from .result import Candidate, Need, Outcome, SearchResult
+from .solver import Solution, solve
+
+__all__ = ["Candidate", "Need", "Outcome", "SearchOptions", "SearchResult", "Solution", "search", "solve"]

@@ -1,0 +1,181 @@
+"""Every option of the search, under one canonical name; the seeds' other names are aliases."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..cost_model import CostOptions
+from ..plan import Assumptions, DataParallel, Precision, Schedule, UserError
+
+DIMENSIONS = ("dp", "sdp", "tp", "sp", "pp", "ckpt", "vtp")
+
+ALIASES = {
+    "memory_upper_limit": "memory_constraint",
+    "max_tp_size": "max_tp_deg",
+    "max_pp_size": "max_pp_deg",
+    "bsz_step": "bsz_scale",
+    "time_profile_data_path": "time_profiling_path",
+    "memory_profile_data_path": "memory_profiling_path",
+    "allreduce_coe_path": "allreduce_bandwidth_config_path",
+    "p2p_coe_path": "p2p_bandwidth_config_path",
+    "disable_ulysses": "disable_sp",
+}
+
+Positive = Annotated[int, Field(ge=1)]
+Unset = Literal[-1]
+
+
+class SearchOptions(BaseModel):
+    """What is searched, within what, under what assumptions. Frozen; build it from loose values with `from_mapping`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # The cluster and what fits.
+    num_nodes: Positive = Field(1, description="nodes, alike")
+    num_gpus_per_node: Positive = Field(8, description="devices of a node")
+    memory_constraint: float = Field(24.0, gt=0, allow_inf_nan=False, description="memory of a device, GB (1024 MiB)")
+    context_mib: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="reserve on every device, MiB; taken off memory_constraint"
+    )
+
+    # Batches.
+    min_bsz: Positive = Field(8, description="first global batch tried, samples")
+    max_bsz: Positive = Field(8, description="last global batch tried, samples")
+    bsz_scale: Positive = Field(8, description="step from one global batch to the next, samples")
+    settle_bsz: Positive | Unset = Field(-1, description="the only global batch tried; -1: min_bsz to max_bsz")
+    settle_chunk: Positive | Unset = Field(-1, description="the only number of micro-batches tried; -1: all divisors")
+
+    # The space.
+    search_space: str = Field("full", description="full, 3d, or dimensions joined by +: " + ", ".join(DIMENSIONS))
+    fine_grained_mode: bool = Field(True, description="0: one strategy for all layers")
+    sp_space: Literal["tp", "tp+sp", "sp"] = Field("tp", description="tensor parallel, Ulysses, or both")
+    max_tp_deg: Positive = Field(8, description="largest tensor-parallel or Ulysses degree")
+    max_pp_deg: Positive = Field(8, description="most pipeline stages")
+    disable_dp: bool = Field(False, description="no data parallelism")
+    disable_sdp: bool = Field(False, description="no zero3 beside default_dp_type")
+    disable_tp: bool = Field(False, description="no tensor parallelism")
+    disable_sp: bool = Field(False, description="no Ulysses")
+    disable_pp: bool = Field(False, description="no pipeline")
+    disable_ckpt: bool = Field(False, description="no recompute")
+    disable_vtp: bool = Field(False, description="vocabulary layers on degree 1")
+    embed_sdp: bool | None = Field(None, description="vocabulary layers under zero3: 0, 1, or unset: searched")
+    tp_consec: bool = Field(True, description="0: strided tensor-parallel groups are tried too")
+    pipeline_type: Schedule | None = Field(None, description="gpipe, pipedream_flush, or unset: both")
+    default_dp_type: DataParallel = Field(DataParallel.DDP, description="data parallelism of layers without zero3")
+
+    # What plans are priced under.
+    seq_length: Positive | None = Field(None, description="tokens of a sample")
+    sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
+    mixed_precision: Precision = Field(Precision.BF16, description="type of weights and activations")
+    no_async_grad_reduce: bool = Field(False, description="gradients are reduced after every micro-batch")
+    no_global_memory_buffer: bool = Field(False, description="no room for Megatron-SP's gathered activations")
+
+    # Where the profiles are.
+    time_profile_mode: Literal["static", "batch", "sequence"] = Field("static", description="how times are read")
+    memory_profile_mode: Literal["static", "sequence"] = Field("static", description="how memory is read")
+    time_profiling_path: Path | None = Field(None, description="computation_profiling_*.json")
+    memory_profiling_path: Path | None = Field(None, description="memory_profiling_*.json")
+    allreduce_bandwidth_config_path: Path | None = Field(None, description="allreduce_bandwidth_*.json")
+    p2p_bandwidth_config_path: Path | None = Field(None, description="p2p_bandwidth_*.json")
+    overlap_coe_path: Path | None = Field(None, description="overlap_coefficient.json")
+    sp_time_path: Path | None = Field(None, description="sp_time_*.json")
+
+    # How it is searched.
+    parallel_search: bool = Field(False, description="search with several threads")
+    worker: Positive = Field(default_factory=lambda: 2 * (os.cpu_count() or 1), description="threads; twice the cores")
+    top_k: Positive = Field(1, description="how many plans are kept, each of its own batch, chunks, stages, schedule")
+    most_nodes: Positive = Field(
+        200_000, description="search nodes of one vocabulary strategy, then it is given up with a gap"
+    )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """From loose values by canonical name or alias, as flags and config files give them. Raises UserError."""
+        fields: dict[str, Any] = {}
+        faults: list[str] = []
+        for given, value in values.items():
+            name = given.replace("-", "_")
+            name = ALIASES.get(name, name)
+            if name in fields:
+                faults.append(f"{given}: given twice, also as {name}")
+            elif name not in cls.model_fields:
+                close = difflib.get_close_matches(name, [*cls.model_fields, *ALIASES], n=1)
+                faults.append(f"{given}: unknown option" + (f"; did you mean {close[0]}?" if close else ""))
+            elif value is not None and value != "None":
+                fields[name] = value
+        if faults:
+            raise UserError(faults)
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise UserError(_fault(item) for item in error.errors()) from None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.settle_bsz == -1 and self.max_bsz < self.min_bsz:
+            raise ValueError(f"max_bsz: {self.max_bsz} is below min_bsz {self.min_bsz}")
+        if not self.tp_consec and self.sp_space != "tp":
+            raise ValueError(f"tp_consec: 0 does not go together with sp_space {self.sp_space}; use sp_space tp")
+        unknown = [name for name in self._listed() if name not in DIMENSIONS]
+        if unknown:
+            known = ", ".join(DIMENSIONS)
+            raise ValueError(f"search_space: {unknown[0]!r} is unknown; use full, 3d, or join some of {known} by +")
+        return self
+
+    def _listed(self) -> tuple[str, ...]:
+        presets = {"full": DIMENSIONS, "3d": ("dp", "tp", "pp")}
+        return presets.get(self.search_space) or tuple(self.search_space.split("+"))
+
+    def allows(self, dimension: str) -> bool:
+        """Whether a dimension (one of DIMENSIONS) is searched. Ulysses and the vocabulary's degree belong to tp."""
+        listed = dimension in self._listed() or (dimension in ("sp", "vtp") and "tp" in self._listed())
+        if not listed or getattr(self, f"disable_{dimension}"):
+            return False
+        return dimension not in ("tp", "sp") or dimension in self.sp_space.split("+")
+
+    @property
+    def one_strategy(self) -> bool:
+        """Whether all layers share one strategy."""
+        return not self.fine_grained_mode or self.search_space == "3d"
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.num_gpus_per_node
+
+    @property
+    def budget_mib(self) -> float:
+        """What a plan may use on each device."""
+        return self.memory_constraint * 1024 - self.context_mib
+
+    @property
+    def batches(self) -> list[int]:
+        """Global batches tried, in samples."""
+        if self.settle_bsz != -1:
+            return [self.settle_bsz]
+        return list(range(self.min_bsz, self.max_bsz + 1, self.bsz_scale))
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        return (self.pipeline_type,) if self.pipeline_type else (Schedule.ONE_F_ONE_B, Schedule.GPIPE)
+
+    @property
+    def assumptions(self) -> Assumptions:
+        return Assumptions(self.sequence_parallel, self.mixed_precision, not self.no_async_grad_reduce, self.seq_length)
+
+    @property
+    def cost_options(self) -> CostOptions:
+        return CostOptions(self.context_mib, not self.no_global_memory_buffer)
+
+
+def _fault(error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    if not name:
+        return str(message)
+    return f"{name}: {message[0].lower()}{message[1:]} (it is {error['input']!r})"

@@ -1,0 +1,132 @@
+"""Which plans are searched: batches, micro-batches, stages, and what a layer or the vocabulary may do there.
+
+What can run is decided by `plan.check` alone: every candidate passes its rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Schedule, VocabStrategy
+from ..plan.check import find_faults
+from ..plan.strategy import Assumptions
+from .options import SearchOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Plans that share their batch, micro-batches, number of stages and schedule."""
+
+    global_batch: int
+    micro_batches: int
+    stages: int
+    schedule: Schedule
+    world_size: int
+
+    @property
+    def stage_size(self) -> int:
+        return self.world_size // self.stages
+
+    @property
+    def micro_batch(self) -> int:
+        return self.global_batch // self.micro_batches
+
+    def __str__(self) -> str:
+        return f"batch {self.global_batch}, {self.micro_batches} micro-batches, {self.stages} stages, {self.schedule}"
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors, rising."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[Family]:
+    """Every family that the options leave. A pipeline of one stage has no schedule, so it is listed under one."""
+    most = min(options.max_pp_deg, layers) if options.allows("pp") else 1
+    for batch in options.batches:
+        for micro_batches in divisors(batch):
+            if options.settle_chunk not in (-1, micro_batches):
+                continue
+            for stages in divisors(world_size):
+                if stages > most:
+                    break
+                schedules = options.schedules if stages > 1 else (options.pipeline_type or Schedule.ONE_F_ONE_B,)
+                for schedule in schedules:
+                    yield Family(batch, micro_batches, stages, schedule, world_size)
+
+
+class Space:
+    """Strategies of layers and vocabulary, by family."""
+
+    def __init__(self, model: ModelShape, assumed: Assumptions, options: SearchOptions):
+        self._one_layer = replace(model, layers=1)
+        self._assumed = assumed
+        self._options = options
+        self._fits = lru_cache(maxsize=None)(self._fits_anew)
+
+    def layers(self, family: Family) -> list[LayerStrategy]:
+        """Strategies of one layer."""
+        options = self._options
+        return [
+            LayerStrategy(degree, ulysses, consecutive, dp_type, recompute)
+            for degree, ulysses in self._degrees(family, "tp")
+            for consecutive in ((True, False) if self._strides(family, degree) else (True,))
+            for dp_type in self._dp_types(family, degree, ulysses)
+            for recompute in ((False, True) if options.allows("ckpt") else (False,))
+        ]
+
+    def vocabularies(self, family: Family) -> list[VocabStrategy]:
+        """Strategies of the vocabulary layers."""
+        wanted = self._options.embed_sdp
+        return [
+            VocabStrategy(degree, ulysses, dp_type)
+            for degree, ulysses in self._degrees(family, "vtp")
+            for dp_type in ([DataParallel.ZERO3] if wanted else self._dp_types(family, degree, ulysses))
+            if wanted is not False or dp_type is self._options.default_dp_type
+        ]
+
+    def uniform(self, family: Family) -> Iterator[tuple[LayerStrategy, VocabStrategy]]:
+        """One strategy for all layers, and its like for the vocabulary."""
+        vocabularies = self.vocabularies(family)
+        for layer in self.layers(family):
+            for vocab in vocabularies:
+                if (vocab.degree, vocab.ulysses) == (layer.degree, layer.ulysses):
+                    yield layer, vocab
+
+    def _degrees(self, family: Family, tensor: str) -> Iterator[tuple[int, bool]]:
+        """Degrees and whether they are Ulysses, of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
+        options, size = self._options, family.stage_size
+        for degree in divisors(size):
+            if degree > options.max_tp_deg:
+                return
+            if degree < size and not options.allows("dp") and options.allows(tensor):
+                continue
+            for ulysses in (False, True):
+                allowed = options.allows("sp" if ulysses else tensor) if degree > 1 else not ulysses
+                if allowed and self._fits(size, family.micro_batch, degree, ulysses, tensor == "tp"):
+                    yield degree, ulysses
+
+    def _strides(self, family: Family, degree: int) -> bool:
+        return not self._options.tp_consec and 1 < degree < family.stage_size
+
+    def _dp_types(self, family: Family, degree: int, ulysses: bool) -> list[DataParallel]:
+        default = self._options.default_dp_type
+        alone = degree == family.stage_size and not ulysses  # no other rank holds these weights
+        if alone or default is DataParallel.ZERO3 or not self._options.allows("sdp"):
+            return [default]
+        return [default, DataParallel.ZERO3]
+
+    def _fits_anew(self, stage_size: int, micro_batch: int, degree: int, ulysses: bool, for_layer: bool) -> bool:
+        one = Plan(
+            world_size=stage_size,
+            global_batch=micro_batch,
+            micro_batches=1,
+            stages=(1,),
+            layers=(LayerStrategy(degree, ulysses),),
+            vocab=VocabStrategy(degree, ulysses),
+            assumed=self._assumed,
+        )
+        return not find_faults(one, self._one_layer if for_layer else None)

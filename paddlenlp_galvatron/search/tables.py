@@ -1,0 +1,146 @@
+"""From the cost model to the arrays that the C++ core searches, for one family of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import galvatron_dp_core
+import numpy as np
+from numpy.typing import NDArray
+
+from ..cost_model import CostModel, LayerCost
+from ..plan import LayerStrategy, Plan, Schedule, VocabStrategy
+from ..plan.layout import Grid, TokenLayout
+from ..plan.schedule import in_flight
+from ..profiles.memory import Role
+from .space import Family
+
+Strategy = LayerStrategy | VocabStrategy
+NOTHING = LayerCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A family's search problem: the core's object, and what its numbers stand for."""
+
+    family: Family
+    layers: Sequence[LayerStrategy]
+    vocabularies: Sequence[VocabStrategy]
+    core: galvatron_dp_core.Pipeline
+
+    def plan(self, vocab: int, division: Sequence[int], choice: Sequence[int], bare: Plan) -> Plan:
+        """The plan that numbers of the core stand for; `bare` gives what is the same for all plans of a search."""
+        return replace(
+            bare,
+            global_batch=self.family.global_batch,
+            micro_batches=self.family.micro_batches,
+            stages=tuple(division),
+            layers=tuple(self.layers[k] for k in choice),
+            vocab=self.vocabularies[vocab],
+            schedule=self.family.schedule,
+        )
+
+
+def build(
+    family: Family,
+    layers: Sequence[LayerStrategy],
+    vocabularies: Sequence[VocabStrategy],
+    cost: CostModel,
+    budget_mib: float,
+) -> Tables:
+    """Price every strategy in the family and hand the tables to the core.
+
+    `budget_mib` is what a plan may use on a device, the cost model's reserve already taken off. Raises UserError where
+    a profile lacks what a strategy needs.
+    """
+    stages, stage_size, micro_batch = family.stages, family.stage_size, family.micro_batch
+    layer_rows = [
+        _numbers(
+            cost.layer_cost(
+                layer,
+                stage_size=stage_size,
+                micro_batch=micro_batch,
+                micro_batches=family.micro_batches,
+                pipeline=stages,
+            )
+        )
+        for layer in layers
+    ]
+
+    def vocab_row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
+        return _numbers(
+            cost.vocab_cost(
+                vocab,
+                stage_size=stage_size,
+                micro_batch=micro_batch,
+                micro_batches=family.micro_batches,
+                pipeline=stages,
+                role=role,
+            )
+        )
+
+    def switch(before: Strategy | None, after: Strategy | None) -> tuple[float, float]:
+        return cost.switch_cost(before, after, stage_size=stage_size, micro_batch=micro_batch)
+
+    layouts = [_layout(layer, stage_size, cost) for layer in layers]
+    one_of_each = dict(zip(layouts, layers, strict=True))
+    numbers = {layout: number for number, layout in enumerate(one_of_each)}
+    samples = list(one_of_each.values())
+    send = 0.0
+    if stages > 1:
+        send = cost.boundary_cost(stage_size=stage_size, micro_batch=micro_batch, pipeline=stages)
+    core = galvatron_dp_core.Pipeline(
+        layers=len(cost.layer_types),
+        micro_batches=family.micro_batches,
+        gpipe=family.schedule is Schedule.GPIPE,
+        strategies=_array(layer_rows, len(layers), 6),
+        groups=np.array([numbers[layout] for layout in layouts], dtype=np.int32),
+        change=_array([[switch(a, b) for b in samples] for a in samples], len(samples), len(samples), 2),
+        enter=_array([switch(None, sample) for sample in samples], len(samples), 2),
+        leave=_array([switch(sample, None) for sample in samples], len(samples), 2),
+        vocabs=_array(
+            [
+                (vocab_row(vocab, "first"), vocab_row(vocab, "last"))
+                if stages > 1
+                else (vocab_row(vocab, "only"), _numbers(NOTHING))
+                for vocab in vocabularies
+            ],
+            len(vocabularies),
+            2,
+            6,
+        ),
+        vocab_enter=_array([[switch(v, s) for s in samples] for v in vocabularies], len(vocabularies), len(samples), 2),
+        vocab_leave=_array([[switch(s, v) for s in samples] for v in vocabularies], len(vocabularies), len(samples), 2),
+        in_flight=np.array(
+            [in_flight(family.schedule, stage, stages, family.micro_batches) for stage in range(stages)], dtype=np.int32
+        ),
+        send=np.full(stages - 1, send),
+        budget_mib=budget_mib,
+    )
+    return Tables(family, layers, vocabularies, core)
+
+
+def _numbers(cost: LayerCost) -> tuple[float, ...]:
+    """In the core's order."""
+    return (
+        cost.forward_ms,
+        cost.backward_ms,
+        cost.sync_ms,
+        cost.states_mib,
+        cost.activation_mib,
+        cost.working_mib,
+    )
+
+
+def _array(rows: object, *shape: int) -> NDArray[np.float64]:
+    return np.array(rows, dtype=np.float64).reshape(shape)
+
+
+def _layout(layer: LayerStrategy, stage_size: int, cost: CostModel) -> TokenLayout | None:
+    """Token layout of a layer; None: the plain one, where rank r holds the r-th of equal slices. Layers of one layout
+    follow each other at no cost."""
+    sharded = layer.ulysses or cost.assumed.sequence_parallel
+    if layer.degree == 1 or (sharded and layer.consecutive):
+        return None
+    return TokenLayout(Grid(stage_size, layer.degree, layer.consecutive), sharded)

@@ -1,0 +1,83 @@
+"""A cost model with random prices behind the real `predict`: what the search is held to, on any hardware at once."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from math import inf
+
+from paddlenlp_galvatron.cost_model import CostModel, CostOptions, LayerCost
+from paddlenlp_galvatron.cost_model.redistribution import redistribution
+from paddlenlp_galvatron.plan import ModelShape, Plan
+from paddlenlp_galvatron.search import SearchOptions
+from paddlenlp_galvatron.search.space import Space, families
+
+
+def model_of(layers: int) -> ModelShape:
+    return ModelShape("random", "llama", layers, 96, 192, 12, 12, 100, 64)
+
+
+class RandomCost(CostModel):
+    """Prices drawn at random, the same ones for the same question."""
+
+    def __init__(self, model: ModelShape, options: SearchOptions, seed: int):
+        self.models = (model,)
+        self.num_nodes, self.gpus_per_node = options.num_nodes, options.num_gpus_per_node
+        self.assumed, self.options = options.assumptions, CostOptions(options.context_mib)
+        self.layer_types = (0,) * model.layers
+        self.seed = seed
+
+    def _draw(self, *question: object) -> LayerCost:
+        draw = random.Random(repr((self.seed, question))).uniform
+        return LayerCost(draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200), draw(0, 150))
+
+    def layer_cost(self, strategy, *, stage_size, micro_batch, micro_batches, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
+        return self._draw(strategy, stage_size, micro_batch, micro_batches > 1, pipeline)
+
+    def vocab_cost(self, vocab, *, stage_size, micro_batch, micro_batches, pipeline, role):  # type: ignore[no-untyped-def]
+        return self._draw(vocab, stage_size, micro_batch, micro_batches > 1, pipeline, role)
+
+    def switch_cost(self, before, after, *, stage_size, micro_batch):  # type: ignore[no-untyped-def]
+        rate = random.Random(repr((self.seed, stage_size, micro_batch))).uniform(0, 2)
+        source, target = self._layout(before, stage_size), self._layout(after, stage_size)
+        tokens = 64 * stage_size
+        there, back = (
+            redistribution(*way, tokens).most_tokens / tokens for way in ((source, target), (target, source))
+        )
+        return rate * there, rate * back
+
+    def boundary_cost(self, *, stage_size, micro_batch, pipeline):  # type: ignore[no-untyped-def]
+        return random.Random(repr((self.seed, micro_batch, pipeline))).uniform(0, 1)
+
+
+def divisions(layers: int, stages: int) -> list[tuple[int, ...]]:
+    """Every way to divide layers into stages."""
+    if stages == 1:
+        return [(layers,)]
+    return [(n, *rest) for n in range(1, layers - stages + 2) for rest in divisions(layers - n, stages - 1)]
+
+
+def best_by_enumeration(model: ModelShape, cost: CostModel, options: SearchOptions) -> float:
+    """Least seconds per sample over every plan of the space that fits, each priced by `predict`."""
+    space, best = Space(model, cost.assumed, options), inf
+    for family in families(options, cost.world_size, model.layers):
+        layers, vocabularies = space.layers(family), space.vocabularies(family)
+        pairs = product(product(layers, repeat=model.layers), vocabularies)
+        if options.one_strategy:
+            pairs = (((layer,) * model.layers, vocab) for layer, vocab in space.uniform(family))  # type: ignore[assignment]
+        for (strategies, vocab), stages in product(pairs, divisions(model.layers, family.stages)):
+            plan = Plan(
+                world_size=family.world_size,
+                global_batch=family.global_batch,
+                micro_batches=family.micro_batches,
+                stages=stages,
+                layers=strategies,
+                vocab=vocab,
+                schedule=family.schedule,
+                default_dp_type=options.default_dp_type,
+                assumed=cost.assumed,
+            )
+            prediction = cost.predict(plan)
+            if max(stage.memory.total_mib for stage in prediction.stages) <= options.memory_constraint * 1024:
+                best = min(best, prediction.time_s / plan.global_batch)
+    return best
