@@ -42,8 +42,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        print(f"error: unexpected {what}; --debug shows where, and a report is welcome", file=sys.stderr)
+        print(f"error: {_sentence(error)}", file=sys.stderr)
         return 1
 
 
@@ -63,6 +62,13 @@ def _run(words: list[str]) -> int:
     from .conventions import run_app
 
     return run_app(import_module(f".{name}", __package__).app, words[1:], prog_name=f"galvatron {name}")
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"{error.name} is not installed, and this command needs it; docs/en/installation.md says how"
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"unexpected {what}; --debug shows where, and a report is welcome"
 
 
 def _help() -> str:

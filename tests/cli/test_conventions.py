@@ -151,6 +151,11 @@ def test_an_unknown_command_is_one_line_and_exit_code_2(galvatron, words, messag
         (GalvatronError("failed"), 1, ["error: failed"]),
         (KeyboardInterrupt(), 130, ["interrupted"]),
         (
+            ModuleNotFoundError("No module named 'paddle'", name="paddle"),
+            1,
+            ["error: paddle is not installed, and this command needs it; docs/en/installation.md says how"],
+        ),
+        (
             ZeroDivisionError("a\nb"),
             1,
             ["error: unexpected ZeroDivisionError: a b; --debug shows where, and a report is welcome"],

@@ -36,6 +36,16 @@ def test_groups_partition_the_ranks(grid: Grid):
         assert set(grid.tp_group(rank)) & set(grid.dp_group(rank)) == {rank}
 
 
+@given(grids(), st.data())
+def test_copies_split_a_tp_group_into_its_parts(grid: Grid, data):
+    parts = data.draw(st.sampled_from([p for p in range(1, grid.degree + 1) if grid.degree % p == 0]))
+    for group in grid.tp_groups():
+        shares = {grid.copies(rank, parts) for rank in group}
+        assert len(shares) == parts
+        assert sorted(chain(*shares)) == sorted(group)
+        assert all(rank in grid.copies(rank, parts) for rank in group)
+
+
 def test_consecutive_and_strided():
     assert Grid(8, 4).tp_groups() == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert Grid(8, 4, consecutive=False).tp_groups() == [(0, 2, 4, 6), (1, 3, 5, 7)]
