@@ -1,14 +1,15 @@
-"""Which collectives a layer calls, and on how many bytes. Prices (`layers`) and counts (`traffic`) both come from here.
+"""Which collectives a module calls, and on how many bytes. Prices (`model`) and counts (`traffic`) both come from here.
 
 The runtime's order. Megatron-SP: all-gather before attention and before the MLP, reduce-scatter after each; backward
 the mirror image. tp without it: all-reduce after each in forward, before each in backward. Ulysses: all-to-all of q,
-k and v in, of the output out; the same in backward. Recompute repeats the forward's. Gradients are summed over the
-sharding group; under Megatron-SP those of the norms over the whole stage.
+k and v in, of the output out; the same in backward. Recompute repeats the forward's. Gradients of matrices are summed
+over the sharding group; those of vectors together at the end of the step, over all ranks that saw other tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from ..plan.model import ModelShape
@@ -17,7 +18,7 @@ from ..profiles.hardware import Collective
 from ..profiles.memory import Role
 from .placement import Group
 from .states import FP32_BYTES, StateBytes
-from .weights import Weights, kv_width, layer_weights, table_weights
+from .weights import Weights, head_weights, kv_width, layer_weights, table_weights
 
 
 class Call(NamedTuple):
@@ -30,42 +31,47 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Collectives of one layer on one rank."""
+    """Collectives of one module on one rank."""
 
     forward: tuple[Call, ...] = ()  # each micro-batch, in the way of compute
     backward: tuple[Call, ...] = ()  # the same; recompute's included
-    gather: tuple[Call, ...] = ()  # each micro-batch, once in forward and once in backward, beside compute: ZeRO-3
-    reduce: tuple[Call, ...] = ()  # gradients, beside backward: after the last micro-batch, or after each
-    publish: tuple[Call, ...] = ()  # updated weights, after the optimizer's step: ZeRO-2
+    gather_forward: tuple[Call, ...] = ()  # ZeRO-3's weights: each micro-batch, beside forward
+    gather_backward: tuple[Call, ...] = ()  # the same, beside backward
+    reduce: tuple[Call, ...] = ()  # gradients, beside backward: of the last micro-batch, or of each
+    finish: tuple[Call, ...] = ()  # gradients, once a step when all backward passes are done
+    vectors: tuple[Call, ...] = ()  # gradients of norms and biases, then too; those of a whole stage in one message
+    publish: tuple[Call, ...] = ()  # ZeRO-2's updated weights, once a step
+
+    def __add__(self, other: Calls) -> Calls:
+        return Calls(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
-class Microbatch:
-    """One micro-batch on a stage."""
+class Setting:
+    """What a module's collectives depend on beside its strategy."""
 
-    samples: int  # over the whole stage
+    samples: int  # of one micro-batch, over the whole stage
     seq: int  # tokens of a sample
     stage_size: int  # ranks
+    assumed: Assumptions
+    states: StateBytes
 
-    def bytes(self, width: int, parts: int, assumed: Assumptions) -> int:
+    def token_bytes(self, width: int, parts: int) -> int:
         """Bytes of `width` numbers a token, for one of `parts` equal shares of the micro-batch."""
-        return self.samples * self.seq * width * assumed.mixed_precision.bytes // parts
+        return self.samples * self.seq * width * self.assumed.mixed_precision.bytes // parts
 
 
-def layer_calls(
-    model: ModelShape, strategy: LayerStrategy, batch: Microbatch, assumed: Assumptions, states: StateBytes
-) -> Calls:
+def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
     """Collectives of one decoder layer."""
-    forward, backward = _layer_seams(model, strategy, batch, assumed)
+    forward, backward = _layer_seams(model, strategy, setting)
     if strategy.recompute:
         backward = (*backward, *forward)
-    weights = layer_weights(model, strategy.tp)
-    gather, reduce, publish = _weight_calls(weights, strategy, batch.stage_size, assumed, states)
-    return Calls(forward, backward, gather, reduce, publish)
+    weights = _weight_calls(layer_weights(model, strategy.tp), strategy, setting)
+    return Calls(forward, backward) + weights
 
 
 def _layer_seams(
-    model: ModelShape, strategy: LayerStrategy, batch: Microbatch, assumed: Assumptions
+    model: ModelShape, strategy: LayerStrategy, setting: Setting
 ) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
     if strategy.degree == 1:
         return (), ()
@@ -73,75 +79,115 @@ def _layer_seams(
         kv = kv_width(model, strategy.degree)
         widths = (model.hidden_size, kv, kv, model.hidden_size)
         exchange = tuple(
-            Call(Collective.ALL_TO_ALL, Group.TENSOR, batch.bytes(width, batch.stage_size, assumed)) for width in widths
+            Call(Collective.ALL_TO_ALL, Group.TENSOR, setting.token_bytes(width, setting.stage_size))
+            for width in widths
         )
         return exchange, exchange
-    message = batch.bytes(model.hidden_size, batch.stage_size // strategy.degree, assumed)
-    if assumed.sequence_parallel:
-        gather, scatter = (
-            Call(kind, Group.TENSOR, message) for kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
+    reduced, gathered, scattered = _seams(model, strategy, setting)
+    if setting.assumed.sequence_parallel:
+        return (gathered, scattered) * 2, (gathered, scattered) * 2
+    return (reduced,) * 2, (reduced,) * 2
+
+
+def _seams(model: ModelShape, strategy: LayerStrategy | VocabStrategy, setting: Setting) -> tuple[Call, Call, Call]:
+    """All-reduce, all-gather and reduce-scatter of the tokens of a dp share."""
+    message = setting.token_bytes(model.hidden_size, setting.stage_size // strategy.degree)
+    return (
+        Call(Collective.ALL_REDUCE, Group.TENSOR, message),
+        Call(Collective.ALL_GATHER, Group.TENSOR, message),
+        Call(Collective.REDUCE_SCATTER, Group.TENSOR, message),
+    )
+
+
+def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Setting) -> Calls:
+    """Collectives of embedding and of LM head (with last norm and loss), as far as a stage of this role has them."""
+    embedding = _embedding_calls(model, vocab, setting) if role != "last" else Calls()
+    head = _head_calls(model, vocab, setting) if role != "first" else Calls()
+    if not model.tied_embeddings:
+        return embedding + head
+    table = table_weights(model, vocab.tp).matrices
+    if role == "only":  # one table, reduced and published once, by the head; it is used until the step's last pass
+        head = Calls(
+            head.forward,
+            head.backward,
+            head.gather_forward,
+            head.gather_backward,
+            finish=head.reduce,
+            vectors=head.vectors,
+            publish=head.publish,
         )
-        return (gather, scatter) * 2, (gather, scatter) * 2
-    both = (Call(Collective.ALL_REDUCE, Group.TENSOR, message),) * 2
-    return both, both
+        return Calls(embedding.forward, embedding.backward, embedding.gather_forward) + head
+    twins = Call(Collective.ALL_REDUCE, Group.TWINS, table * setting.states.gradient)
+    calls = embedding + head
+    return Calls(
+        calls.forward,
+        calls.backward,
+        calls.gather_forward,
+        calls.gather_backward,
+        finish=(twins, *calls.reduce, *calls.finish),
+        vectors=calls.vectors,
+        publish=calls.publish,
+    )
 
 
-def vocab_calls(
-    model: ModelShape,
-    vocab: VocabStrategy,
-    role: Role,
-    batch: Microbatch,
-    assumed: Assumptions,
-    states: StateBytes,
-) -> Calls:
-    """Collectives of embedding and LM head (with last norm and loss), as far as a stage of this role has them."""
-    forward: list[Call] = []
-    backward: list[Call] = []
+def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
+    forward: tuple[Call, ...] = ()
+    backward: tuple[Call, ...] = ()
     if vocab.tp > 1:
-        dp = batch.stage_size // vocab.degree
-        message = batch.bytes(model.hidden_size, dp, assumed)
-        reduced, gathered, scattered = (
-            Call(kind, Group.TENSOR, message)
-            for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
-        )
-        if role != "last":
-            forward.append(scattered if assumed.sequence_parallel else reduced)
-            backward += [gathered] if assumed.sequence_parallel else []
-        if role != "first":
-            # Cross entropy over a split vocabulary: maximum, sum of exponentials and target's logit of every token.
-            tokens = batch.samples * batch.seq // dp
-            loss = (Call(Collective.ALL_REDUCE, Group.TENSOR, tokens * FP32_BYTES),) * 3
-            forward += [*([gathered] if assumed.sequence_parallel else []), *loss]
-            backward.append(scattered if assumed.sequence_parallel else reduced)
-    table = table_weights(model, vocab.tp)
-    tables = 2 if role == "only" and not model.tied_embeddings else 1
-    weights = Weights(tables * table, 0 if role == "first" else model.hidden_size)
-    gather, reduce, publish = _weight_calls(weights, vocab, batch.stage_size, assumed, states)
-    if model.tied_embeddings and role != "only":
-        reduce = (*reduce, Call(Collective.ALL_REDUCE, Group.TIED, table * states.gradient))
-    return Calls(tuple(forward), tuple(backward), gather, reduce, publish)
+        reduced, gathered, scattered = _seams(model, vocab, setting)
+        forward = (scattered,) if setting.assumed.sequence_parallel else (reduced,)
+        backward = (gathered,) if setting.assumed.sequence_parallel else ()
+    weights = _weight_calls(table_weights(model, vocab.tp), vocab, setting)
+    # A lookup needs no weights in backward, and its backward is the last pass of all: nothing is left to hide behind.
+    return Calls(forward, backward, weights.gather_forward, finish=weights.reduce, publish=weights.publish)
 
 
-def _weight_calls(
-    weights: Weights,
-    strategy: LayerStrategy | VocabStrategy,
-    stage_size: int,
-    assumed: Assumptions,
-    states: StateBytes,
-) -> tuple[tuple[Call, ...], tuple[Call, ...], tuple[Call, ...]]:
+def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
+    forward: tuple[Call, ...] = ()
+    backward: tuple[Call, ...] = ()
+    if vocab.tp > 1:
+        reduced, gathered, scattered = _seams(model, vocab, setting)
+        tokens = setting.samples * setting.seq // (setting.stage_size // vocab.degree)
+        # Cross entropy over a split vocabulary: maximum, sum of exponentials and target's logit of every token.
+        loss = (Call(Collective.ALL_REDUCE, Group.TENSOR, tokens * FP32_BYTES),) * 3
+        forward = (gathered, *loss) if setting.assumed.sequence_parallel else loss
+        backward = (scattered,) if setting.assumed.sequence_parallel else (reduced,)
+    return Calls(forward, backward) + _weight_calls(head_weights(model, vocab.tp), vocab, setting)
+
+
+def _weight_calls(weights: Weights, strategy: LayerStrategy | VocabStrategy, setting: Setting) -> Calls:
     """Gathers of weights, reductions of gradients, gathers of updated weights."""
-    reduce: list[Call] = []
-    sharded = weights.all
-    if assumed.sequence_parallel and strategy.tp > 1 and weights.replicated:
-        sharded = weights.split
-        reduce.append(Call(Collective.ALL_REDUCE, Group.STAGE, weights.replicated * states.gradient))
-    if stage_size == strategy.tp:
-        return (), tuple(reduce), ()
-    gathered = Call(Collective.ALL_GATHER, Group.SHARDING, sharded * states.weight)
+    vectors = tuple(_vector_calls(weights, strategy, setting))
+    gradient, weight = setting.states.gradient, setting.states.weight
+    reduce: tuple[Call, ...] = ()
+    if weights.copied_matrices:  # k and v one after the other
+        half = Call(Collective.ALL_REDUCE, Group.COPIES, weights.copied_matrices // 2 * gradient)
+        reduce = (half, half)
+    sharding = setting.stage_size // strategy.tp
+    if sharding == 1:
+        return Calls(reduce=reduce, vectors=vectors)
     if strategy.dp_type is DataParallel.DDP:
-        reduce.append(Call(Collective.ALL_REDUCE, Group.SHARDING, sharded * states.gradient))
-        return (), tuple(reduce), ()
-    reduce.append(Call(Collective.REDUCE_SCATTER, Group.SHARDING, sharded * states.gradient))
+        whole = Call(Collective.ALL_REDUCE, Group.SHARDING, weights.matrices * gradient)
+        return Calls(reduce=(*reduce, whole), vectors=vectors)
+    padded = -(-weights.matrices // sharding) * sharding
+    reduce = (*reduce, Call(Collective.REDUCE_SCATTER, Group.SHARDING, padded * gradient))
+    gather = (Call(Collective.ALL_GATHER, Group.SHARDING, padded * weight),)
     if strategy.dp_type is DataParallel.ZERO2:
-        return (), tuple(reduce), (gathered,)
-    return (gathered,), tuple(reduce), ()
+        return Calls(reduce=reduce, vectors=vectors, publish=gather)
+    return Calls(gather_forward=gather, gather_backward=gather, reduce=reduce, vectors=vectors)
+
+
+def _vector_calls(weights: Weights, strategy: LayerStrategy | VocabStrategy, setting: Setting) -> Iterator[Call]:
+    """Sums of the gradients of norms and biases."""
+    gradient = setting.states.gradient
+    for vector in weights.copied_vectors:
+        yield Call(Collective.ALL_REDUCE, Group.COPIES, vector * gradient)
+    # Plain tp computes the norms' gradients alike on all ranks of a tp group; else each has seen its own tokens.
+    alike = strategy.tp > 1 and not setting.assumed.sequence_parallel
+    for count, group in (
+        (weights.split_vectors, Group.SHARDING),
+        (weights.whole_vectors, Group.SHARDING if alike else Group.STAGE),
+    ):
+        ranks = setting.stage_size if group is Group.STAGE else setting.stage_size // strategy.tp
+        if count and ranks > 1:
+            yield Call(Collective.ALL_REDUCE, group, count * gradient)

@@ -6,6 +6,7 @@ Every term with its unit, source and a worked number: docs/en/cost_model.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ..plan.errors import UserError
 from ..plan.layout import Grid, TokenLayout, boundary_layout
@@ -17,8 +18,8 @@ from ..profiles.compute_time import ComputeTimes
 from ..profiles.hardware import Collective
 from ..profiles.memory import STATE_BYTES, Role
 from ..profiles.memory_use import MemoryUse
-from ..profiles.network import Network, Place
-from .communication import Call, Calls, Microbatch, layer_calls, vocab_calls
+from ..profiles.network import Network
+from .communication import Call, Calls, Setting, layer_calls, vocab_calls
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction
 from .placement import Group, place_of
 from .redistribution import redistribution
@@ -206,6 +207,9 @@ class CostModel:
     def _token_bytes(self, micro_batch: int) -> int:
         return micro_batch * self.seq * self.models[0].hidden_size * self.assumed.mixed_precision.bytes
 
+    def _setting(self, stage_size: int, micro_batch: int) -> Setting:
+        return Setting(micro_batch, self.seq, stage_size, self.assumed, self.state_bytes)
+
     def _layout(self, strategy: Strategy | None, stage_size: int) -> TokenLayout:
         if strategy is None:
             return boundary_layout(stage_size)
@@ -229,8 +233,7 @@ class CostModel:
     ) -> LayerCost:
         model = self.models[layer_type]
         samples = _samples(strategy.degree, stage_size, micro_batch)
-        batch = Microbatch(micro_batch, self.seq, stage_size)
-        calls = layer_calls(model, strategy, batch, self.assumed, self.state_bytes)
+        calls = layer_calls(model, strategy, self._setting(stage_size, micro_batch))
         grid = Grid(stage_size, strategy.degree, strategy.consecutive)
         split = strategy.degree if strategy.ulysses else 1  # Ulysses: each rank computes its share of whole weights
         times = self.times.layer(layer_type, samples / split, self.seq, strategy.tp)
@@ -246,9 +249,9 @@ class CostModel:
             activation = checkpoint / (strategy.degree if token_split else 1)
         if sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer:
             working += samples * self.seq * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
-        measured = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / layer_weights(model, 1).all
         weights = layer_weights(model, strategy.tp)
-        held = Weights(round(weights.split * measured), round(weights.replicated * measured))
+        measured = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
+        held = replace(weights, matrices=round(weights.matrices * measured))
         return self._cost(strategy, strategy.ulysses, grid, pipeline, calls, times, held, whole, activation, working)
 
     def _vocabulary(
@@ -256,8 +259,7 @@ class CostModel:
     ) -> LayerCost:
         model = self.models[0 if role == "first" else -1]
         samples = _samples(vocab.degree, stage_size, micro_batch)
-        batch = Microbatch(micro_batch, self.seq, stage_size)
-        calls = vocab_calls(model, vocab, role, batch, self.assumed, self.state_bytes)
+        calls = vocab_calls(model, vocab, role, self._setting(stage_size, micro_batch))
         grid = Grid(stage_size, vocab.degree)
         split = vocab.degree if vocab.ulysses else 1
         parts = []
@@ -267,7 +269,7 @@ class CostModel:
             parts.append(self.times.head(samples / split, self.seq, vocab.tp))
         times = PassTimes(sum(p.forward_ms for p in parts), sum(p.backward_ms for p in parts))
         activation = self.memory.vocab_activation_mib(role, vocab.tp, self.seq, self.assumed.sequence_parallel)
-        held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES), 0)
+        held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES))
         return self._cost(
             vocab, vocab.ulysses, grid, pipeline, calls, times, held, whole, activation * samples / split, 0.0
         )
@@ -285,33 +287,36 @@ class CostModel:
         activation_mib: float,
         working_mib: float,
     ) -> LayerCost:
-        def price(some: Iterable[Call]) -> float:
-            return sum(self._call_ms(call, grid, ulysses, pipeline) for call in some)
+        def price(some: Iterable[Call], joined: bool = False) -> float:
+            return sum(self._call_ms(call, grid, ulysses, pipeline, weights.copies, joined) for call in some)
 
-        gather, reduce = price(calls.gather), price(calls.reduce)
-        forward = self._beside(times.forward_ms, gather) + price(calls.forward)
+        gather, reduce = price(calls.gather_backward), price(calls.reduce)
+        forward = self._beside(times.forward_ms, price(calls.gather_forward)) + price(calls.forward)
         backward = self._beside(times.backward_ms, gather)
         backward_reduced = self._beside(times.backward_ms, gather + reduce)
         sharding = grid.size // strategy.tp
         sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
-        updated = weights.all / (sharding if sharded else 1)
-        after = price(calls.publish) + updated / 1e6 * self.times.profile.optimizer_ms_per_million
-        if not self.assumed.async_grad_reduce:
-            backward, sync = backward_reduced, after
+        updated = weights.matrices / (sharding if sharded else 1) + weights.vectors
+        sync = price(calls.finish) + price(calls.vectors, joined=True) + price(calls.publish)
+        sync += updated / 1e6 * self.times.profile.optimizer_ms_per_million
+        if self.assumed.async_grad_reduce:
+            sync += backward_reduced - backward
         else:
-            sync = backward_reduced - backward + after
+            backward = backward_reduced
+        whole_mib = weights.matrices / MIB
         if sharded and not whole_gradients:
-            working_mib += weights.all * self.state_bytes.gradient / MIB  # a layer's gradient before it is scattered
+            working_mib += whole_mib * self.state_bytes.gradient  # a module's gradient before it is scattered
         if sharded and strategy.dp_type is DataParallel.ZERO3:
-            working_mib += 2 * weights.all * self.state_bytes.weight / MIB  # this layer's weights and the next one's
-        states = weights.all * self.state_bytes.held(strategy.dp_type, sharding, whole_gradients) / MIB
+            working_mib += 2 * whole_mib * self.state_bytes.weight  # this module's weights and the next one's
+        states = whole_mib * self.state_bytes.held(strategy.dp_type, sharding, whole_gradients)
+        states += weights.vectors / MIB * self.state_bytes.held(DataParallel.DDP, 1, True)
         return LayerCost(forward, backward + price(calls.backward), sync, states, activation_mib, working_mib)
 
-    def _call_ms(self, call: Call, grid: Grid, ulysses: bool, pipeline: int) -> float:
-        if call.group is Group.TIED:
+    def _call_ms(self, call: Call, grid: Grid, ulysses: bool, pipeline: int, copies: int, joined: bool) -> float:
+        if call.group is Group.TWINS:  # two ranks send each other the whole at the same time
             return self.network.send_ms(pipeline, call.bytes / MIB)
-        place: Place = place_of(call.group, grid, ulysses, self.gpus_per_node, pipeline)
-        return self.network.collective_ms(call.kind, place, call.bytes / MIB)
+        place = place_of(call.group, grid, ulysses, self.gpus_per_node, pipeline, copies)
+        return self.network.collective_ms(call.kind, place, call.bytes / MIB, joined)
 
     def _beside(self, compute_ms: float, communication_ms: float) -> float:
         """Both started together: while both run each is `overlap_coe` times slower. Never worse than in turn."""

@@ -11,7 +11,7 @@ from ..plan.model import ModelShape
 from ..plan.strategy import Plan
 from ..profiles.hardware import Collective
 from ..profiles.memory import Role
-from .communication import Call, Calls, Microbatch, layer_calls, vocab_calls
+from .communication import Call, Calls, Setting, layer_calls, vocab_calls
 from .redistribution import redistribution
 from .seams import Strategy, stage_seams
 from .states import StateBytes
@@ -35,16 +35,15 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, fp32_gradients: bool = Fal
     if seq is None:
         raise UserError("galvatron.assumed.seq_length: missing; say how many tokens a sample has")
     states = StateBytes.of(plan.assumed.mixed_precision, fp32_gradients)
-    batch = Microbatch(plan.micro_batch, seq, plan.stage_size)
+    setting = Setting(plan.micro_batch, seq, plan.stage_size, plan.assumed, states)
+    each, once = plan.micro_batches * plan.stage_size, plan.stage_size
     total: Counter[str] = Counter()
     for stage in range(len(plan.stages)):
-        for calls in _stage_calls(plan, stage, model, batch, states):
-            _add(total, calls.forward, plan.micro_batches * plan.stage_size)
-            _add(total, calls.backward, plan.micro_batches * plan.stage_size)
-            _add(total, calls.gather, 2 * plan.micro_batches * plan.stage_size)
-            times = 1 if plan.assumed.async_grad_reduce else plan.micro_batches
-            _add(total, calls.reduce, times * plan.stage_size)
-            _add(total, calls.publish, plan.stage_size)
+        for calls in _stage_calls(plan, stage, model, setting):
+            for some in (calls.forward, calls.backward, calls.gather_forward, calls.gather_backward):
+                _add(total, some, each)
+            _add(total, calls.reduce, once if plan.assumed.async_grad_reduce else each)
+            _add(total, calls.finish + calls.vectors + calls.publish, once)
         token = model.hidden_size * plan.assumed.mixed_precision.bytes
         for before, after in stage_seams(plan, stage):
             source, target = _layout(plan, before), _layout(plan, after)
@@ -52,17 +51,17 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, fp32_gradients: bool = Fal
             moved = sum(redistribution(*way, plan.micro_batch * seq).all_tokens for way in ways)
             total[NAMES[Collective.ALL_TO_ALL]] += plan.micro_batches * moved * token
     hops = 2 * plan.micro_batches * (len(plan.stages) - 1)
-    total[NAMES[Collective.SEND]] += hops * batch.bytes(model.hidden_size, 1, plan.assumed)
+    total[NAMES[Collective.SEND]] += hops * setting.token_bytes(model.hidden_size, 1)
     return {kind: count for kind, count in total.items() if count}
 
 
-def _stage_calls(plan: Plan, stage: int, model: ModelShape, batch: Microbatch, states: StateBytes) -> Iterable[Calls]:
+def _stage_calls(plan: Plan, stage: int, model: ModelShape, setting: Setting) -> Iterable[Calls]:
     last = len(plan.stages) - 1
     for layer in plan.stage_layers(stage):
-        yield layer_calls(model, plan.layers[layer], batch, plan.assumed, states)
+        yield layer_calls(model, plan.layers[layer], setting)
     if stage in (0, last):
         role: Role = "only" if last == 0 else "first" if stage == 0 else "last"
-        yield vocab_calls(model, plan.vocab, role, batch, plan.assumed, states)
+        yield vocab_calls(model, plan.vocab, role, setting)
 
 
 def _add(total: Counter[str], calls: Iterable[Call], times: int) -> None:

@@ -32,14 +32,17 @@ class Network:
         self._collectives: dict[tuple[Collective, Place], Curve] = {}
         self._sends: dict[int, Curve] = {}
 
-    def collective_ms(self, kind: Collective, place: Place, mib: float) -> float:
-        """Time in ms; what `mib` measures is said at `Collective`. Raises UserError where nothing was measured."""
+    def collective_ms(self, kind: Collective, place: Place, mib: float, joined: bool = False) -> float:
+        """Time in ms; what `mib` measures is said at `Collective`. Raises UserError where nothing was measured.
+
+        `joined`: what these bytes add to a message that is sent anyway, so without an own latency.
+        """
         if place.size == 1 or mib == 0:
             return 0.0
         curve = self._collectives.get((kind, place))
         if curve is None:
             curve = self._collectives[kind, place] = self._collective(kind, place)
-        return curve(mib)
+        return curve(mib) - (curve.latency if joined else 0.0)
 
     def send_ms(self, stages: int, mib: float) -> float:
         """Time in ms of one rank's message to its peer in the next stage, all ranks of the stage sending."""

@@ -18,6 +18,7 @@ from cost_examples import (
 )
 
 from paddlenlp_galvatron.cost_model import CostOptions, step_traffic_bytes
+from paddlenlp_galvatron.cost_model.weights import layer_weights
 from paddlenlp_galvatron.plan import (
     DataParallel,
     LayerStrategy,
@@ -33,6 +34,7 @@ from paddlenlp_galvatron.profiles.hardware import Collective
 from paddlenlp_galvatron.profiles.network import Network, Place
 
 DDP, ZERO2, ZERO3 = DataParallel
+MATRICES = layer_weights(MODEL, 1).matrices
 TOKENS_MIB = 16 * SEQ * MODEL.hidden_size * 2 / 2**20  # one micro-batch of 16 samples in bf16: 16 MiB
 
 
@@ -95,16 +97,16 @@ def test_5_ulysses_shards_and_sums_over_all_its_ranks_without_any_dp():
     for z in DataParallel:
         assert ulysses[z].sync_ms > 0
         assert ulysses[z].states_mib == pytest.approx(dp[z].states_mib)
-    assert ulysses[ZERO3].states_mib == pytest.approx(ulysses[DDP].states_mib / 8)
+    assert ulysses[ZERO3].states_mib == pytest.approx(ulysses[DDP].states_mib / 8, rel=0.01)  # norms stay whole
 
 
 def test_6_zero3_gathers_twice_a_micro_batch():
     plan = example_plan(one_node(), layers=(LayerStrategy(dp_type=ZERO3),) * 4, micro_batches=2)
     gathered = step_traffic_bytes(plan, MODEL)["all_gather"]
-    assert gathered == 8 * 4 * 2 * 2 * MODEL.layer_parameters * 2  # ranks, layers, micro-batches, passes, bf16
+    assert gathered == 8 * 4 * 2 * 2 * MATRICES * 2  # ranks, layers, micro-batches, passes, bf16
     serial = replace(one_node().network.profile, overlap_coe=2.0)  # nothing gained by running side by side
     model = one_node(hardware=serial)
-    gather_ms = 0.05 + 0.01 * MODEL.layer_parameters * 2 / 2**20
+    gather_ms = 0.05 + 0.01 * MATRICES * 2 / 2**20
     plain, sharded = cost(model, LayerStrategy()), cost(model, LayerStrategy(dp_type=ZERO3))
     assert sharded.forward_ms - plain.forward_ms == pytest.approx(gather_ms)
     assert sharded.backward_ms - plain.backward_ms == pytest.approx(gather_ms)
