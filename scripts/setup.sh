@@ -61,12 +61,12 @@ pip_install() {
 }
 
 pinned() { sed "s/^paddlepaddle==.*/paddlepaddle==$paddle/" requirements/pinned.txt; }
-is_current() { [ "$(cat "$venv/$1" 2>/dev/null)" = "$2" ]; }
+is_current() { [ -x "$venv/bin/python" ] && [ "$(cat "$venv/$1" 2>/dev/null)" = "$2" ]; }
 
 # Two stamps, written last: of the packages (and of the folder, as an environment cannot be moved), and of what the
 # project's own build reads.
 packages=$( (pwd; pinned) | sha256sum | cut -c1-64)
-project=$( (echo "$packages"; cat pyproject.toml CMakeLists.txt; find search_engine -type f | LC_ALL=C sort | xargs cat) | sha256sum | cut -c1-64)
+project=$( (echo "$packages"; cat pyproject.toml CMakeLists.txt search_engine/*.?pp) | sha256sum | cut -c1-64)
 is_current packages.stamp "$packages" && is_current project.stamp "$project" && exit 0
 
 check_machine
@@ -76,16 +76,26 @@ if is_current packages.stamp "$packages"; then
 else
     say "[2/5] creating $venv"
     rm -rf "$venv"
-    "$python" -m venv "$venv" >"$log" 2>&1 || { cat "$log" >&2; rm -rf "$venv"; fail "$venv could not be created"; }
+    "$python" -m venv "$venv" >"$log" 2>&1 || {
+        cat "$log" >&2
+        rm -rf "$venv"
+        fail "$venv could not be created; the reason is above"
+    }
     say "[3/5] installing $(pinned | grep -c ==) pinned packages, paddlepaddle $paddle among them (a few minutes)"
     pinned >"$venv/requirements.txt"
-    pip_install --no-deps -r "$venv/requirements.txt" || { rm -rf "$venv"; exit 1; }
+    pip_install --no-deps -r "$venv/requirements.txt" || {
+        rm -rf "$venv"
+        exit 1
+    }
     echo "$packages" >"$venv/packages.stamp"
 fi
 say "[4/5] compiling the C++ core"
-pip_install --no-deps --no-build-isolation --editable . || exit 1
+pip_install --no-deps --no-build-isolation --editable .
 say "[5/5] importing everything once"
-"$venv/bin/python" -c 'import galvatron_dp_core, paddlenlp.transformers' >"$log" 2>&1 || { cat "$log" >&2; fail "the environment does not work; the error is above"; }
+"$venv/bin/python" -c 'import galvatron_dp_core, paddlenlp.transformers' >"$log" 2>&1 || {
+    cat "$log" >&2
+    fail "the environment does not work; the error is above"
+}
 echo "$project" >"$venv/project.stamp"
 say "$venv is ready: $("$venv/bin/galvatron" --version), paddlepaddle $paddle," \
     "$(du -sm "$venv" | cut -f1) MB, $(($(date +%s) - started)) s"

@@ -3,10 +3,13 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from importlinter import cli as import_linter
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 LONGEST_FILE = 600  # lines; a file with one subject seldom passes 400
@@ -48,6 +51,18 @@ def test_planning_runs_without_paddle(room):
 def test_files_are_short():
     long = {str(p.relative_to(ROOT)): n for p in SOURCES if (n := len(p.read_text().splitlines())) > LONGEST_FILE}
     assert not long
+
+
+def test_the_pinned_set_is_exact_and_has_what_pyproject_asks_for():
+    lines = (ROOT / "requirements" / "pinned.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    versions = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
+    assert all(str(pin.specifier) == f"=={versions[canonicalize_name(pin.name)]}" for pin in pins)
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = asked["project"]
+    extras = [line for extra in project["optional-dependencies"].values() for line in extra]
+    for wanted in map(Requirement, [*asked["build-system"]["requires"], *project["dependencies"], *extras]):
+        assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), str(wanted)
 
 
 FORBIDDEN = {
