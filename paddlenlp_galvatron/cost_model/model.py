@@ -304,8 +304,9 @@ class CostModel:
         else:
             backward = backward_reduced
         whole_mib = weights.matrices / MIB
-        if sharded and not whole_gradients:
-            working_mib += whole_mib * self.state_bytes.gradient  # a module's gradient before it is scattered
+        if sharding > 1:  # gradients are joined in a buffer; and held once more where the states don't hold them whole
+            each_time = not self.assumed.async_grad_reduce or (sharded and not whole_gradients)
+            working_mib += whole_mib * self.state_bytes.gradient * (2 if each_time else 1)
         if sharded and strategy.dp_type is DataParallel.ZERO3:
             working_mib += 2 * whole_mib * self.state_bytes.weight  # this module's weights and the next one's
         states = whole_mib * self.state_bytes.held(strategy.dp_type, sharding, whole_gradients)

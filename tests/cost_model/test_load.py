@@ -117,6 +117,19 @@ def test_published_profiles_price_a_published_plan():
 
 
 @real_data
+def test_the_worked_number_of_the_documentation():
+    folder = DATA / "galvatron-llama2-7b"
+    model = load(LLAMA2_7B, 1, 8, Assumptions(True, Precision.BF16, True, 2048), folder=folder)
+    layer = model.layer_cost(LayerStrategy(2), stage_size=8, micro_batch=16, micro_batches=4, pipeline=1)
+    assert layer.forward_ms == pytest.approx(9.376, abs=5e-4)
+    assert layer.backward_ms == pytest.approx(17.967, abs=5e-4)
+    assert layer.sync_ms == pytest.approx(0.198, abs=5e-4)
+    assert layer.states_mib == pytest.approx(1556.5, abs=0.05)
+    assert layer.activation_mib == pytest.approx(1093.1, abs=0.05)
+    assert layer.working_mib == pytest.approx(258.5, abs=0.05)
+
+
+@real_data
 def test_the_other_dialects_published_profiles_price_the_same_model_alike():
     """Same layer (7B) by PaddleNLP's profile: model states agree within the allocators' rounding."""
     ours, theirs = (

@@ -219,13 +219,21 @@ def test_a_plan_of_another_world_model_or_assumption_is_refused():
         one_node(seq_length=None)
 
 
+def test_gradients_are_joined_in_a_buffer_of_one_module():
+    gradients = MATRICES * 2 / 2**20
+    for strategy in (LayerStrategy(), LayerStrategy(4, ulysses=True), LayerStrategy(dp_type=ZERO2)):
+        assert cost(one_node(), strategy).working_mib == pytest.approx(gradients)
+        assert cost(one_node(async_grad_reduce=False), strategy).working_mib == pytest.approx(2 * gradients)
+    alone = cost(one_node(options=CostOptions(global_memory_buffer=False)), LayerStrategy(8))
+    assert alone.working_mib == 0  # all ranks in one tp group: nothing to sum but vectors
+
+
 def test_the_gather_buffer_can_be_left_out():
     on, off = (
         cost(one_node(options=CostOptions(global_memory_buffer=flag)), LayerStrategy(4)).working_mib
         for flag in (True, False)
     )
     assert on - off == pytest.approx(8 * SEQ * MODEL.hidden_size * 2 / 2**20)
-    assert cost(one_node(), LayerStrategy(4, ulysses=True)).working_mib == 0
 
 
 def test_vocabulary_ulysses_needs_no_collective_of_tokens():
