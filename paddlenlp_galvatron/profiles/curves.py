@@ -38,7 +38,8 @@ class Curve:
     def __call__(self, x: float) -> float:
         xs, ys = self._columns
         if x <= xs[0]:
-            return max(ys[0] - self._slope(0) * (xs[0] - x), 0.0)
+            slope = self._slope(0)
+            return max(ys[0] - slope * xs[0], 0.0) + slope * x
         if x >= xs[-1]:
             return ys[-1] + self._slope(-1) * (x - xs[-1])
         right = bisect_left(xs, x)
