@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paddlenlp_galvatron.plan import ModelShape, UserError, load_model
-from paddlenlp_galvatron.profiler.points import MODEL_LENGTH, ProfileMode, Steps, points
+from paddlenlp_galvatron.profiler.points import MODEL_LENGTH, ProfileMode, Steps, points, runnable_degrees
 
 from .conventions import App
 
@@ -80,13 +80,13 @@ def model(
         profile_seq_length_list or str(min(MODEL_LENGTH, shape.max_position_embeddings)),
         Steps(profile_min_seq_length, profile_max_seq_length, profile_seq_length_step),
     )
-    _require_positions(shape, max(point.seq for point in measured))
-    folder = str(output.absolute())
+    lengths = [point.seq for point in measured]
+    _require_positions(shape, max(lengths))
     options = ModelOptions(
-        folder,
+        str(output.absolute()),
         shape,
-        [(p.batch, p.seq) for p in measured],
-        max_tp_size,
+        [(point.batch, point.seq) for point in measured],
+        runnable_degrees(shape, nproc, max_tp_size, lengths),
         sequence_parallel,
         computation,
         memory,

@@ -64,11 +64,11 @@ class ComputationProfiler:
 
     def _measure_layer(self, point: Shape, tp: int) -> None:
         few, many = self._part(point, tp, layers=FEW), self._part(point, tp, layers=MANY)
-        again = self._part(point, tp, layers=MANY, recompute=True)
+        again = self._part(point, tp, layers=FEW, recompute=True)
         steps = [step for part in (few, many, again) for step in (part.forward, part.backward)]
         few_f, few_b, many_f, many_b, _, again_b = self._stopwatch.apart(*steps).T
         forward, backward = _of_one(few_f, many_f), _of_one(few_b, many_b)
-        recompute = max(0.0, float(np.median(again_b - many_b)) / MANY)
+        recompute = max(0.0, float(np.median(again_b - few_b)) / FEW)
         self._record(PassKey(layer_part(0), *point, tp), forward, backward, recompute)
 
     def _measure_ends(self, point: Shape, tp: int) -> None:

@@ -22,7 +22,7 @@ from ..profiles import Collective, HardwareProfile, MessageGroup, Meta
 from ..profiles.hardware import message_key
 from ..runtime import collectives
 from ..runtime.groups import Groups, Ranks, start_world
-from .launcher import fingerprint, report_progress
+from .launcher import fingerprint, report_progress, run_as_rank
 from .stopwatch import Stopwatch, Timing
 
 SIZES_MIB = (1 / 64, 1 / 16, 1 / 4, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -201,4 +201,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_as_rank(main))

@@ -8,7 +8,7 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..plan import GalvatronError
 from ..profiles import Fingerprint
 from ..runtime.launch import launch
 
@@ -32,6 +33,17 @@ def run_ranks(module: str, options: Any, nproc: int, what: str) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="galvatron-profile-") as logs, _shown(Path(logs, "workerlog.0"), what):
         launch(f"{__package__}.{module}", [json.dumps(asdict(options))], nproc, logs, TIMEOUT_S)
+
+
+def run_as_rank(work: Callable[[], None]) -> int:
+    """Exit code of a rank that does the work; what the user can mend is said in its log without a traceback."""
+    try:
+        work()
+    except GalvatronError as error:
+        for line in str(error).splitlines():
+            sys.stderr.write(f"error: {line}\n")
+        return error.exit_code
+    return 0
 
 
 def report_progress(done: int, total: int) -> None:

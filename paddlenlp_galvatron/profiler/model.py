@@ -12,9 +12,8 @@ from ..plan import ModelShape
 from ..profiles import Meta, Shape
 from ..runtime.groups import start_world
 from .computation import ComputationProfiler
-from .launcher import fingerprint, report_progress
+from .launcher import fingerprint, report_progress, run_as_rank
 from .memory import MemoryProfiler
-from .part import runnable_degrees
 from .stopwatch import Stopwatch
 
 
@@ -25,7 +24,7 @@ class ModelOptions:
     output: str  # folder of the files
     shape: ModelShape
     points: list[tuple[int, int]]  # (samples, tokens of a sample) to time
-    largest_tp: int
+    degrees: list[int]  # of tensor parallelism
     sequence_parallel: bool = False  # of the timed layers; memory is measured with and without
     computation: bool = True
     memory: bool = True
@@ -44,8 +43,7 @@ def main() -> None:
     shape, family = options.shape, load_family(options.shape.family)
     points = [Shape(*point) for point in options.points]
     lengths = sorted({point.seq for point in points})
-    degrees = runnable_degrees(shape, world_size, options.largest_tp, lengths)
-    total = options.computation * len(points) * len(degrees) + options.memory * 2 * len(lengths)
+    total = options.computation * len(points) * len(options.degrees) + options.memory * 2 * len(lengths)
     done = 0
 
     def tick() -> None:
@@ -58,13 +56,13 @@ def main() -> None:
     if options.computation:
         stopwatch = Stopwatch(world_size, options.budget_ms)
         computation = ComputationProfiler(shape, family, stopwatch, options.sequence_parallel)
-        times = computation.measure(points, degrees, meta, tick)
+        times = computation.measure(points, options.degrees, meta, tick)
         if rank == 0:
             times.save(Path(options.output))
     if options.memory and rank == 0:
         largest = max(point.batch for point in points)
-        MemoryProfiler(shape, family, largest).measure(lengths, degrees, meta, tick).save(Path(options.output))
+        MemoryProfiler(shape, family, largest).measure(lengths, options.degrees, meta, tick).save(Path(options.output))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_as_rank(main))

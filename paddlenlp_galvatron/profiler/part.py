@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import paddle
 
-from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
-from ..plan.check import require_valid
+from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
 from ..runtime.family import Family
 from ..runtime.stage import Stage
-from ..runtime.support import require_supported
 from ..runtime.units import Trainable, whole
 from .silent import PatternWeights, SilentGroups
 
@@ -82,32 +79,3 @@ class Part:
         else:
             paddle.autograd.backward([out], [self._returned])
         self._x = self._out = None
-
-
-def runnable_degrees(shape: ModelShape, world_size: int, largest: int, lengths: Sequence[int]) -> list[int]:
-    """Tensor-parallel degrees up to `largest` that divide the world and that the model and the runtime can split by."""
-    return [
-        degree
-        for degree in range(1, min(world_size, largest) + 1)
-        if world_size % degree == 0 and all(_is_runnable(shape, degree, length) for length in lengths)
-    ]
-
-
-def _is_runnable(shape: ModelShape, degree: int, seq_length: int) -> bool:
-    plan = Plan(
-        world_size=degree,
-        global_batch=1,
-        micro_batches=1,
-        stages=(shape.layers,),
-        layers=(LayerStrategy(degree),) * shape.layers,
-        vocab=VocabStrategy(degree),
-        assumed=Assumptions(sequence_parallel=True, seq_length=seq_length),  # the stricter case
-    )
-    try:
-        require_valid(plan, shape)
-        require_supported(plan, shape)
-    except UserError:
-        if degree == 1:
-            raise  # a model that cannot run at all: say why
-        return False
-    return True

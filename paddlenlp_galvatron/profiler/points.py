@@ -1,12 +1,15 @@
-"""Which batch sizes and sequence lengths to measure, by Galvatron's profiling options."""
+"""What of a model to measure: batch sizes and sequence lengths by Galvatron's profiling options, and degrees."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ..plan.errors import UserError
+from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
+from ..plan.check import require_valid
 from ..profiles import Shape
+from ..runtime.support import require_supported
 
 MODEL_LENGTH = 2048  # tokens of a sample where nothing is said and the model allows as many
 
@@ -56,3 +59,32 @@ def read_lengths(text: str) -> list[int]:
     if not lengths or min(lengths) < 1:
         raise UserError(f"profile_seq_length_list: {text!r} is no list of lengths; give one such as 512,1024")
     return lengths
+
+
+def runnable_degrees(shape: ModelShape, world_size: int, largest: int, lengths: Sequence[int]) -> list[int]:
+    """Tensor-parallel degrees up to `largest` that divide the world and that the model and the runtime can split by."""
+    return [
+        degree
+        for degree in range(1, min(world_size, largest) + 1)
+        if world_size % degree == 0 and all(_is_runnable(shape, degree, length) for length in lengths)
+    ]
+
+
+def _is_runnable(shape: ModelShape, degree: int, seq_length: int) -> bool:
+    plan = Plan(
+        world_size=degree,
+        global_batch=1,
+        micro_batches=1,
+        stages=(shape.layers,),
+        layers=(LayerStrategy(degree),) * shape.layers,
+        vocab=VocabStrategy(degree),
+        assumed=Assumptions(sequence_parallel=True, seq_length=seq_length),  # the stricter case
+    )
+    try:
+        require_valid(plan, shape)
+        require_supported(plan, shape)
+    except UserError:
+        if degree == 1:
+            raise  # a model that cannot run at all: say why
+        return False
+    return True

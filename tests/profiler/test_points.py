@@ -1,7 +1,7 @@
 import pytest
 
 from paddlenlp_galvatron.plan import ModelShape, UserError
-from paddlenlp_galvatron.profiler.points import ProfileMode, Steps, points
+from paddlenlp_galvatron.profiler.points import ProfileMode, Steps, points, runnable_degrees
 
 BATCHES, LENGTHS = Steps(2, 7, 2), Steps(512, 2048, 512)
 
@@ -31,8 +31,6 @@ def test_mistakes_are_named(mode, batch, batches, lengths, message):
 
 
 def test_degrees_are_those_that_model_and_world_allow():
-    from paddlenlp_galvatron.profiler.part import runnable_degrees
-
     shape = ModelShape("m", "llama", 2, 48, 96, heads=6, kv_heads=6, vocab_size=100, max_position_embeddings=64)
     assert runnable_degrees(shape, 12, 12, [32, 64]) == [1, 2]  # 3 and 6 do not split 32 tokens; 4 and 12 not 6 heads
     assert runnable_degrees(shape, 12, 12, [36]) == [1, 2, 3, 6]
