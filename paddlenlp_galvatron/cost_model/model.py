@@ -242,17 +242,18 @@ class CostModel:
         sequence_parallel = self.assumed.sequence_parallel
         activation = self.memory.activation_mib(layer_type, strategy.tp, self.seq, sequence_parallel) * samples / split
         working = self.memory.working_mib(layer_type, strategy.tp, self.seq, sequence_parallel) * samples / split
+        gathered = sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer
+        if gathered and not working:  # a measured working set has the gathered tokens in it
+            working += samples * self.seq * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
         if strategy.recompute:
             times = PassTimes(times.forward_ms, times.backward_ms + (times.recompute_ms or 0.0))
             working += activation
             checkpoint = self.memory.checkpoint_mib(layer_type, self.seq) * samples
             activation = checkpoint / (strategy.degree if token_split else 1)
-        if sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer:
-            working += samples * self.seq * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
         weights = layer_weights(model, strategy.tp)
         measured = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         held = replace(weights, matrices=round(weights.matrices * measured))
-        return self._cost(strategy, strategy.ulysses, grid, pipeline, calls, times, held, whole, activation, working)
+        return self._cost(strategy, grid, pipeline, calls, times, held, whole, activation, working)
 
     def _vocabulary(
         self, vocab: VocabStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, role: Role
@@ -270,14 +271,11 @@ class CostModel:
         times = PassTimes(sum(p.forward_ms for p in parts), sum(p.backward_ms for p in parts))
         activation = self.memory.vocab_activation_mib(role, vocab.tp, self.seq, self.assumed.sequence_parallel)
         held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES))
-        return self._cost(
-            vocab, vocab.ulysses, grid, pipeline, calls, times, held, whole, activation * samples / split, 0.0
-        )
+        return self._cost(vocab, grid, pipeline, calls, times, held, whole, activation * samples / split, 0.0)
 
     def _cost(
         self,
         strategy: Strategy,
-        ulysses: bool,
         grid: Grid,
         pipeline: int,
         calls: Calls,
@@ -288,7 +286,7 @@ class CostModel:
         working_mib: float,
     ) -> LayerCost:
         def price(some: Iterable[Call], joined: bool = False) -> float:
-            return sum(self._call_ms(call, grid, ulysses, pipeline, weights.copies, joined) for call in some)
+            return sum(self._call_ms(call, grid, strategy.ulysses, pipeline, weights.copies, joined) for call in some)
 
         gather, reduce = price(calls.gather_backward), price(calls.reduce)
         forward = self._beside(times.forward_ms, price(calls.gather_forward)) + price(calls.forward)

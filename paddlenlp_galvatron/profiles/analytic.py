@@ -1,0 +1,163 @@
+"""Profiles without a device: from the model's shape and a data sheet. For clusters that are not bought yet.
+
+Compute: matrix products at their share of the peak, everything else at its share of the memory bandwidth (each kept
+number is written and read once). Memory: the tensors that PaddleNLP's Llama and Qwen2 layers keep for backward under
+this project's runtime, counted in numbers a token; measured layer by layer on CPU, where the count is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..plan.model import ModelShape
+from ..plan.strategy import Precision
+from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, Shape, layer_part
+from .data_sheet import DataSheet
+from .files import Fingerprint, Meta
+from .hardware import Collective, HardwareProfile, MessageGroup
+from .memory import STATE_BYTES, LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
+from .network import traffic_factor
+
+MIB = 2**20
+GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
+FP32_BYTES = 4
+BATCHES = (1, 8)  # two, so that every time mode has its points
+MESSAGES_MIB = (1.0, 32.0, 1024.0)
+DEGREES = (1, 2, 4, 8, 16)
+
+
+def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | None = None) -> HardwareProfile:
+    """Bandwidths and message times of a cluster of such nodes, all of whose links work at once."""
+    gpus = gpus_per_node or sheet.gpus_per_node
+    world = num_nodes * gpus
+    inside = sheet.link.value * sheet.link_efficiency.value * GB_PER_S
+    node = sheet.network.value * sheet.network_efficiency.value * GB_PER_S
+    groups = {size: (inside, sheet.link_latency.value) for size in _divisors(gpus) if size > 1}
+    if num_nodes > 1:
+        groups[world] = (min(node, inside), sheet.network_latency.value)
+    messages = {
+        MessageGroup(kind, size): {mib: latency + mib * traffic_factor(kind, size) / bandwidth for mib in MESSAGES_MIB}
+        for size, (bandwidth, latency) in groups.items()
+        for kind in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL)
+    }
+    p2p = {
+        stages: inside if num_nodes == 1 else min(inside, node / min(world // stages, gpus))
+        for stages in _divisors(world)
+        if stages > 1
+    }
+    return HardwareProfile(
+        num_nodes,
+        gpus,
+        {(size, True): bandwidth for size, (bandwidth, _) in groups.items()},
+        p2p,
+        messages,
+        sheet.overlap_coe.value,
+        Meta(analytic=True, fingerprint=Fingerprint(device=sheet.device, device_count=world)),
+    )
+
+
+def analytic_computation(
+    model: ModelShape, sheet: DataSheet, precision: Precision, lengths: Sequence[int], flash_attention: bool = True
+) -> ComputationProfile:
+    """Compute times of the model on one such device, at these sequence lengths."""
+    peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
+    flops_per_ms = peak.value * sheet.matmul_efficiency.value * 1e9
+    bytes_per_ms = sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6
+
+    def passes(tokens: int, flops: float, numbers: float, size: int) -> PassTimes:
+        """Times for this many matrix-product operations and kept numbers of `size` bytes a token."""
+        traffic = 2 * numbers * size * tokens / bytes_per_ms
+        product = flops * tokens / flops_per_ms
+        return PassTimes(product + traffic, 2 * (product + traffic), product + traffic)
+
+    layer_ms: dict[Shape, float] = {}
+    other_ms: dict[Shape, float] = {}
+    measured: dict[PassKey, PassTimes] = {}
+    for seq in lengths:
+        pairs = seq / 2 if flash_attention else seq  # a causal kernel computes half of all pairs of tokens
+        layer_flops = 2 * model.layer_parameters + 4 * pairs * model.hidden_size
+        layer_numbers = sum(layer_numbers_per_token(model, seq, 1, True, flash_attention))
+        for batch in BATCHES:
+            tokens, shape = batch * seq, Shape(batch, seq)
+            layer = passes(tokens, layer_flops, layer_numbers, precision.bytes)
+            embedding = passes(tokens, 0.0, model.hidden_size, precision.bytes)
+            head = passes(tokens, 2 * model.hidden_size * model.vocab_size, 1.5 * model.vocab_size, FP32_BYTES)
+            layer_ms[shape] = layer.forward_ms / batch
+            other_ms[shape] = (embedding.forward_ms + head.forward_ms) / batch
+            for part, times in ((layer_part(), layer), (EMBEDDING, embedding), (HEAD, head)):
+                measured[PassKey(part, batch, seq)] = times
+    # AdamW reads gradient, master weight and moments and writes the last three and the weight.
+    optimizer_bytes = 7 * FP32_BYTES + precision.bytes
+    return ComputationProfile(
+        precision.value,
+        model.hidden_size,
+        model.heads,
+        {0: layer_ms},
+        other_ms,
+        measured,
+        optimizer_ms_per_million=1e6 * optimizer_bytes / bytes_per_ms,
+        meta=_meta(model, sheet.device, precision),
+    )
+
+
+def analytic_memory(
+    model: ModelShape, precision: Precision, lengths: Sequence[int], flash_attention: bool = True
+) -> MemoryProfile:
+    """Memory of the model's parts at these sequence lengths."""
+    layers: dict[Variant, dict[int, LayerMemory]] = {}
+    vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
+    hidden, number = model.hidden_size, precision.bytes
+    for sequence_parallel in (True, False):
+        for seq in lengths:
+
+            def mib(numbers: float, size: int = number, seq: int = seq) -> float:
+                return numbers * size * seq / MIB
+
+            kept = {tp: layer_numbers_per_token(model, seq, tp, sequence_parallel, flash_attention) for tp in DEGREES}
+            layers.setdefault(Variant(0, sequence_parallel), {})[seq] = LayerMemory(
+                parameter_mib=model.layer_parameters * FP32_BYTES / MIB,
+                activation_mib={tp: mib(numbers) + mib(scalars, FP32_BYTES) for tp, (numbers, scalars) in kept.items()},
+                checkpoint_mib=mib(hidden),
+                # Backward's largest moments: inside the MLP, and inside attention.
+                working_mib={tp: mib(max(3 * model.intermediate_size + 2 * hidden, 7 * hidden) / tp) for tp in DEGREES},
+            )
+            tables: tuple[tuple[Role, int, bool], ...] = (("only", 2, True), ("first", 1, False), ("last", 1, True))
+            for role, count, head in tables:
+                table = (count - (role == "only" and model.tied_embeddings)) * model.vocab_size * hidden
+                states = {tp: STATE_BYTES * (table / tp + head * hidden) / MIB for tp in DEGREES}
+                activation = {}
+                for tp in DEGREES:
+                    whole = (2 / tp + (tp > 1)) if sequence_parallel else 3.0
+                    # Logits, probabilities and their gradient stand side by side in fp32.
+                    loss = mib(3 * model.vocab_size / tp, FP32_BYTES) + mib(whole * hidden)
+                    activation[tp] = loss if head else mib(hidden / (tp if sequence_parallel else 1))
+                vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = VocabMemory(states, activation)
+    meta = _meta(model, None, precision)
+    return MemoryProfile(precision.value, hidden, model.heads, layers, vocab, meta=meta)
+
+
+def layer_numbers_per_token(
+    model: ModelShape, seq: int, tp: int, sequence_parallel: bool, flash_attention: bool
+) -> tuple[float, float]:
+    """What one layer keeps for backward, in (numbers, fp32 scalars) a token of the tp group.
+
+    At tp 1: around the two norms, q, the attention's and projections' outputs 12 H; k and v 2 K; gate, up and their
+    product 3 I; the norms' scales 2; and the attention's probabilities (heads x S), or with flash attention one sum
+    a head. Without Megatron-SP half of the 12 H and the scales stay whole on every rank of the tp group. With it all
+    is split but the two gathered inputs of the split projections.
+    """
+    hidden, kv = model.hidden_size, model.kv_heads * model.head_dim
+    inner = 2 * kv + 3 * model.intermediate_size
+    probabilities, sums = (0, model.heads) if flash_attention else (model.heads * seq, 0)
+    if sequence_parallel and tp > 1:
+        numbers = (10 * hidden + inner + probabilities) / tp + 2 * hidden
+        return numbers, (2 + sums) / tp
+    return 6 * hidden + (6 * hidden + inner + probabilities) / tp, 2 + sums / tp
+
+
+def _meta(model: ModelShape, device: str | None, precision: Precision) -> Meta:
+    return Meta(analytic=True, fingerprint=Fingerprint(device=device, model=model.fingerprint, dtype=precision.value))
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]

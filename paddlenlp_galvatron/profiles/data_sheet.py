@@ -1,0 +1,67 @@
+"""Data sheets of nodes: what a device and its links can do, each figure with its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..plan.errors import UserError
+from ..plan.files import read_json
+
+FOLDER = Path(__file__).parent / "data_sheets"
+
+
+class Figure(BaseModel):
+    """One number and where it is from."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    value: float = Field(gt=0, allow_inf_nan=False)
+    unit: str
+    source: str = Field(min_length=1)
+
+
+class DataSheet(BaseModel):
+    """One kind of node."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    device: str
+    gpus_per_node: int = Field(ge=1)
+    memory: Figure = Field(description="GiB of a device")
+    matmul_16bit: Figure = Field(description="peak of bf16 and fp16 matrix products, TFLOP/s")
+    matmul_fp32: Figure = Field(description="peak of fp32 matrix products, TFLOP/s")
+    memory_bandwidth: Figure = Field(description="GB/s of a device's memory")
+    link: Figure = Field(description="GB/s a direction from one device to the others of its node")
+    network: Figure = Field(description="GB/s a direction from one node to the others")
+    matmul_efficiency: Figure = Field(description="share of the peak that matrix products reach")
+    memory_efficiency: Figure = Field(description="share of the memory bandwidth that elementwise work reaches")
+    link_efficiency: Figure = Field(description="share of `link` that collectives reach")
+    network_efficiency: Figure = Field(description="share of `network` that collectives reach")
+    link_latency: Figure = Field(description="ms of an empty collective inside a node")
+    network_latency: Figure = Field(description="ms of an empty collective across nodes")
+    overlap_coe: Figure = Field(description="how much slower compute and communication run side by side")
+
+
+def data_sheet_names() -> list[str]:
+    """Data sheets that ship."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def load_data_sheet(name_or_path: str | Path) -> DataSheet:
+    """A data sheet that ships, by name, or any by path. Raises UserError."""
+    path = FOLDER / f"{name_or_path}.json"
+    if not path.exists():
+        path = Path(name_or_path)
+    if not path.exists():
+        known = ", ".join(data_sheet_names())
+        raise UserError(f"data sheet {name_or_path}: neither a file nor a known node; known: {known}")
+    try:
+        return DataSheet.model_validate(read_json(path))
+    except ValidationError as error:
+        raise UserError(
+            f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}; correct the data sheet"
+            for item in error.errors()
+        ) from None

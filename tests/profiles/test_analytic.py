@@ -1,0 +1,136 @@
+"""Profiles from arithmetic against what was measured: published times, and Paddle's own memory on this machine."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paddlenlp_galvatron.cost_model import CostModel, load
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, UserError, uniform_plan
+from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, Variant, VocabVariant
+from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
+from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
+from paddlenlp_galvatron.profiles.data_sheet import FOLDER, data_sheet_names, load_data_sheet
+from paddlenlp_galvatron.profiles.memory_use import MemoryUse
+from paddlenlp_galvatron.profiles.network import Network, Place
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
+LLAMA2_7B = ModelShape("llama2-7b", "llama", 32, 4096, 11008, 32, 32, 32000, 4096)
+SMALL = ModelShape("small", "llama", 4, 256, 640, 8, 8, 1000, 512)
+
+
+@real_data
+@pytest.mark.parametrize(
+    ("name", "seq"), [("galvatron-llama2-7b/computation_profiling_bf16_llama2-7b_all.json", 2048),
+                      ("paddlenlp-llama/computation_profiling_bf16_llama_rank[0].json", 1024)]
+)  # fmt: skip
+def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq):
+    measured = ComputeTimes(ComputationProfile.load(DATA / name, "bf16", 4096, 32))
+    derived = ComputeTimes(analytic_computation(LLAMA2_7B, load_data_sheet("a100-80gb"), Precision.BF16, [seq]))
+    for samples in (4, 8, 12):
+        assert derived.layer(0, samples, seq).forward_ms == pytest.approx(
+            measured.layer(0, samples, seq).forward_ms, rel=0.16
+        )
+        assert derived.head(samples, seq).forward_ms > 0
+    head = measured.head(12, 2048).forward_ms if seq == 2048 else None
+    if head:
+        assert derived.head(12, seq).forward_ms == pytest.approx(head, rel=0.1)
+
+
+@pytest.mark.parametrize("size", [(128, 384, 8, 8), (256, 640, 8, 4), (320, 512, 4, 4)])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
+    """fp32 and plain attention: what runs on CPU, where Paddle's statistics are exact."""
+    pytest.importorskip("paddle")
+    from paddlenlp_galvatron.models import load_family
+    from paddlenlp_galvatron.profiler.memory import MemoryProfiler
+
+    hidden, inner, heads, kv_heads = size
+    shape = ModelShape("probe", family, 4, hidden, inner, heads, kv_heads, 1000, 512)
+    seq, degrees = 64, (1, 2, 4)
+    measured = MemoryProfiler(shape, load_family(family), samples=2).measure([seq], degrees, Meta(), lambda: None)
+    derived = analytic_memory(shape, Precision.FP32, [seq], flash_attention=False)
+    for sequence_parallel in (True, False):
+        variant = Variant(0, sequence_parallel)
+        truth, ours = measured.layers[variant][seq], derived.layers[variant][seq]
+        assert ours.parameter_mib == pytest.approx(truth.parameter_mib, rel=0.02)
+        assert ours.checkpoint_mib == pytest.approx(truth.checkpoint_mib, rel=0.02)
+        for tp in degrees:
+            assert ours.activation_mib[tp] == pytest.approx(truth.activation_mib[tp], rel=0.02), (tp, sequence_parallel)
+        for role in ("only", "first", "last"):
+            tables, known = (p.vocab[VocabVariant(role, sequence_parallel)][seq] for p in (derived, measured))
+            for tp in degrees:
+                assert tables.states_mib[tp] == pytest.approx(known.states_mib[tp], rel=0.02), (role, tp)
+
+
+@pytest.mark.parametrize("name", data_sheet_names())
+def test_every_figure_of_a_data_sheet_has_a_source(name):
+    sheet = load_data_sheet(name)
+    figures = json.loads((FOLDER / f"{name}.json").read_text())
+    assert all(figure["source"] and figure["unit"] for figure in figures.values() if isinstance(figure, dict))
+    assert sheet.link.value * sheet.gpus_per_node > sheet.network.value
+    assert 0 < sheet.matmul_efficiency.value < 1
+
+
+def test_a_cluster_shares_its_nodes_links():
+    sheet = load_data_sheet("h100-80gb")
+    network = Network(analytic_hardware(sheet, 16))
+    inside, node = 450 * 0.78 * 1e9 / 2**20 / 1e3, 400 * 0.85 * 1e9 / 2**20 / 1e3
+    assert network.bandwidth_mib_per_ms(Place(8)) == pytest.approx(inside)
+    assert network.bandwidth_mib_per_ms(Place(128, 16)) == pytest.approx(min(node, inside))
+    assert network.bandwidth_mib_per_ms(Place(16, 16, False)) == pytest.approx(min(node, inside) / 8)
+    assert network.send_ms(16, 100) == pytest.approx(100 / (node / 8))
+    small, large = (network.collective_ms(Collective.ALL_REDUCE, Place(8), mib) for mib in (1e-3, 256))
+    assert small == pytest.approx(0.03, rel=0.01)
+    assert large == pytest.approx(0.03 + 2 * 7 / 8 * 256 / inside)
+
+
+def test_derived_files_are_marked_and_price_plans(tmp_path):
+    sheet = load_data_sheet("h200-141gb")
+    analytic_hardware(sheet, 2, 4).save(tmp_path)
+    computation = analytic_computation(SMALL, sheet, Precision.BF16, [128, 256])
+    computation.save(tmp_path)
+    memory = analytic_memory(SMALL, Precision.BF16, [128, 256])
+    memory.save(tmp_path)
+    for path in tmp_path.iterdir():
+        assert json.loads(path.read_text())["galvatron"]["analytic"] is True
+    assumed = Assumptions(True, Precision.BF16, True, 256)
+    plan = uniform_plan(
+        layers=4, world_size=8, global_train_batch_size=32, global_tp_deg=2, pp_deg=2, chunks=4, assumed=assumed
+    )
+    direct = CostModel(
+        SMALL,
+        network=Network(analytic_hardware(sheet, 2, 4)),
+        times=ComputeTimes(computation),
+        memory=MemoryUse(memory),
+        num_nodes=2,
+        gpus_per_node=4,
+        assumed=assumed,
+    )
+    assert load(SMALL, 2, 4, assumed, folder=tmp_path).predict(plan) == direct.predict(plan)
+
+
+def test_more_of_anything_costs_more():
+    sheet = load_data_sheet("a100-80gb")
+    faster = sheet.model_copy(update={"matmul_16bit": sheet.matmul_16bit.model_copy(update={"value": 1000.0})})
+    for other, seq, model in ((sheet, 512, SMALL), (sheet, 256, replace(SMALL, intermediate_size=1280))):
+        base = ComputeTimes(analytic_computation(SMALL, sheet, Precision.BF16, [256])).layer(0, 1, 256)
+        more = ComputeTimes(analytic_computation(model, other, Precision.BF16, [seq])).layer(0, 1, seq)
+        assert more.forward_ms > base.forward_ms
+    quick = ComputeTimes(analytic_computation(SMALL, faster, Precision.BF16, [256])).layer(0, 1, 256)
+    assert quick.forward_ms < base.forward_ms
+
+
+def test_an_unknown_or_broken_data_sheet_is_an_error_in_words(tmp_path):
+    with pytest.raises(UserError, match="known: a100-80gb, h100-80gb, h200-141gb, h800-80gb"):
+        load_data_sheet("b300")
+    sheet = json.loads((FOLDER / "a100-80gb.json").read_text())
+    sheet["link"]["value"] = -1
+    del sheet["network"]
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(sheet))
+    with pytest.raises(UserError, match=r"link\.value") as error:
+        load_data_sheet(path)
+    assert len(error.value.faults) == 2 and "network" in error.value.faults[1]
