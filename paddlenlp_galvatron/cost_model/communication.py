@@ -9,7 +9,7 @@ over the sharding group; those of vectors together at the end of the step, over 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..plan.model import ModelShape
@@ -22,11 +22,12 @@ from .weights import Weights, head_weights, kv_width, layer_weights, table_weigh
 
 
 class Call(NamedTuple):
-    """One collective, as each rank of the group calls it; the message is as `Collective` defines it."""
+    """Equal collectives, as each rank of the group calls them; the message is as `Collective` defines it."""
 
     kind: Collective
     group: Group
-    bytes: int
+    bytes: int  # of each
+    times: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,16 @@ class Calls:
     publish: tuple[Call, ...] = ()  # ZeRO-2's updated weights, once a step
 
     def __add__(self, other: Calls) -> Calls:
-        return Calls(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Calls(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.gather_forward + other.gather_forward,
+            self.gather_backward + other.gather_backward,
+            self.reduce + other.reduce,
+            self.finish + other.finish,
+            self.vectors + other.vectors,
+            self.publish + other.publish,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,39 +73,34 @@ class Setting:
 
 def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
     """Collectives of one decoder layer."""
-    forward, backward = _layer_seams(model, strategy, setting)
-    if strategy.recompute:
-        backward = (*backward, *forward)
-    weights = _weight_calls(layer_weights(model, strategy.tp), strategy, setting)
-    return Calls(forward, backward) + weights
+    forward = _layer_seams(model, strategy, setting)
+    # Backward meets each seam once, as forward does; recompute meets forward's once more.
+    backward = tuple(call._replace(times=2 * call.times) for call in forward) if strategy.recompute else forward
+    return Calls(forward, backward) + _weight_calls(layer_weights(model, strategy.tp), strategy, setting)
 
 
-def _layer_seams(
-    model: ModelShape, strategy: LayerStrategy, setting: Setting
-) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
+def _layer_seams(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> tuple[Call, ...]:
     if strategy.degree == 1:
-        return (), ()
+        return ()
     if strategy.ulysses:
-        kv = kv_width(model, strategy.degree)
-        widths = (model.hidden_size, kv, kv, model.hidden_size)
-        exchange = tuple(
-            Call(Collective.ALL_TO_ALL, Group.TENSOR, setting.token_bytes(width, setting.stage_size))
-            for width in widths
+        hidden, kv = model.hidden_size, kv_width(model, strategy.degree)
+        return tuple(
+            Call(Collective.ALL_TO_ALL, Group.TENSOR, setting.token_bytes(width, setting.stage_size), times)
+            for width, times in (((hidden, 4),) if kv == hidden else ((hidden, 2), (kv, 2)))
         )
-        return exchange, exchange
-    reduced, gathered, scattered = _seams(model, strategy, setting)
-    if setting.assumed.sequence_parallel:
-        return (gathered, scattered) * 2, (gathered, scattered) * 2
-    return (reduced,) * 2, (reduced,) * 2
+    reduced, gathered, scattered = _seams(model, strategy, setting, times=2)
+    return (gathered, scattered) if setting.assumed.sequence_parallel else (reduced,)
 
 
-def _seams(model: ModelShape, strategy: LayerStrategy | VocabStrategy, setting: Setting) -> tuple[Call, Call, Call]:
+def _seams(
+    model: ModelShape, strategy: LayerStrategy | VocabStrategy, setting: Setting, times: int = 1
+) -> tuple[Call, Call, Call]:
     """All-reduce, all-gather and reduce-scatter of the tokens of a dp share."""
     message = setting.token_bytes(model.hidden_size, setting.stage_size // strategy.degree)
     return (
-        Call(Collective.ALL_REDUCE, Group.TENSOR, message),
-        Call(Collective.ALL_GATHER, Group.TENSOR, message),
-        Call(Collective.REDUCE_SCATTER, Group.TENSOR, message),
+        Call(Collective.ALL_REDUCE, Group.TENSOR, message, times),
+        Call(Collective.ALL_GATHER, Group.TENSOR, message, times),
+        Call(Collective.REDUCE_SCATTER, Group.TENSOR, message, times),
     )
 
 
@@ -149,8 +154,8 @@ def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Ca
         reduced, gathered, scattered = _seams(model, vocab, setting)
         tokens = setting.samples * setting.seq // (setting.stage_size // vocab.degree)
         # Cross entropy over a split vocabulary: maximum, sum of exponentials and target's logit of every token.
-        loss = (Call(Collective.ALL_REDUCE, Group.TENSOR, tokens * FP32_BYTES),) * 3
-        forward = (gathered, *loss) if setting.assumed.sequence_parallel else loss
+        loss = Call(Collective.ALL_REDUCE, Group.TENSOR, tokens * FP32_BYTES, times=3)
+        forward = (gathered, loss) if setting.assumed.sequence_parallel else (loss,)
         backward = (scattered,) if setting.assumed.sequence_parallel else (reduced,)
     return Calls(forward, backward) + _weight_calls(head_weights(model, vocab.tp), vocab, setting)
 
@@ -161,8 +166,7 @@ def _weight_calls(weights: Weights, strategy: LayerStrategy | VocabStrategy, set
     gradient, weight = setting.states.gradient, setting.states.weight
     reduce: tuple[Call, ...] = ()
     if weights.copied_matrices:  # k and v one after the other
-        half = Call(Collective.ALL_REDUCE, Group.COPIES, weights.copied_matrices // 2 * gradient)
-        reduce = (half, half)
+        reduce = (Call(Collective.ALL_REDUCE, Group.COPIES, weights.copied_matrices // 2 * gradient, times=2),)
     sharding = setting.stage_size // strategy.tp
     if sharding == 1:
         return Calls(reduce=reduce, vectors=vectors)

@@ -315,7 +315,7 @@ class CostModel:
         if call.group is Group.TWINS:  # two ranks send each other the whole at the same time
             return self.network.send_ms(pipeline, call.bytes / MIB)
         place = place_of(call.group, grid, ulysses, self.gpus_per_node, pipeline, copies)
-        return self.network.collective_ms(call.kind, place, call.bytes / MIB, joined)
+        return call.times * self.network.collective_ms(call.kind, place, call.bytes / MIB, joined)
 
     def _beside(self, compute_ms: float, communication_ms: float) -> float:
         """Both started together: while both run each is `overlap_coe` times slower. Never worse than in turn."""

@@ -66,7 +66,7 @@ def _stage_calls(plan: Plan, stage: int, model: ModelShape, setting: Setting) ->
 
 def _add(total: Counter[str], calls: Iterable[Call], times: int) -> None:
     for call in calls:
-        total[NAMES[call.kind]] += call.bytes * times
+        total[NAMES[call.kind]] += call.bytes * call.times * times
 
 
 def _layout(plan: Plan, strategy: Strategy | None) -> TokenLayout:
