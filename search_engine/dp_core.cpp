@@ -157,10 +157,16 @@ std::unique_ptr<Pipeline> make_pipeline(int layers, int micro_batches, bool gpip
   return std::make_unique<Pipeline>(std::move(tables));
 }
 
-double pipeline_bound(Pipeline& pipeline, const Cancel* cancel) {
+double pipeline_bound(Pipeline& pipeline) {
+  py::gil_scoped_release release;
+  return pipeline.bound();
+}
+
+double pipeline_tight_bound(Pipeline& pipeline, double limit, const Cancel* cancel) {
+  check_number("limit_ms", limit);
   Poll poll = poll_for(cancel);
   py::gil_scoped_release release;
-  return pipeline.bound(poll);
+  return pipeline.tight_bound(limit, poll);
 }
 
 py::tuple pipeline_solve(Pipeline& pipeline, double limit, long nodes, const Cancel* cancel) {
@@ -209,8 +215,9 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
            py::arg("strategies"), py::arg("groups"), py::arg("change"), py::arg("enter"), py::arg("leave"),
            py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("in_flight"), py::arg("send"),
            py::arg("budget_mib"))
-      .def("bound", &pipeline_bound, py::arg("cancel") = nullptr,
-           "Lower bound of the step time in ms; infinite where nothing fits.")
+      .def("bound", &pipeline_bound, "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
+      .def("tight_bound", &pipeline_tight_bound, py::arg("limit_ms"), py::arg("cancel") = nullptr,
+           "A better one: stages at their exact optima. The limit where nothing takes less.")
       .def("solve", &pipeline_solve, py::arg("limit_ms"), py::arg("nodes"), py::arg("cancel") = nullptr,
            "(step ms, lower bound ms, vocabulary strategy, layers of each stage, strategy of each layer); infinite and "
            "-1 where nothing takes less than the limit.")

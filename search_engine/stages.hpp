@@ -3,58 +3,18 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 #include <vector>
 
 #include "common.hpp"
 #include "counts.hpp"
-#include "schedule.hpp"
+#include "cuts.hpp"
+#include "tables.hpp"
 #include "walks.hpp"
 
 namespace galvatron {
-
-// What a layer strategy, or the vocabulary layers of a stage, cost there. Times in ms, memory in MiB.
-struct Part {
-  StageTime time;
-  double states, activation, working;  // activation: of each micro-batch in flight
-  int group = 0;                       // of layer strategies: between strategies of one group a change is free
-};
-
-struct Change {
-  double forward = 0, backward = 0;  // ms of one micro-batch
-};
-
-// One strategy of the vocabulary layers; with one stage, `first` is both of them and `last` is nothing.
-struct Vocab {
-  Part first, last;
-  std::vector<Change> enter, leave;  // by group: from the embedding, to the head
-};
-
-struct PipelineTables {
-  int layers, stages, micro_batches;
-  bool gpipe;
-  std::vector<Part> strategies;
-  std::vector<std::vector<Change>> change;  // [group before][group after]
-  std::vector<Change> enter, leave;         // by group: from, to the edge of a stage
-  std::vector<Vocab> vocabs;
-  std::vector<int> in_flight;  // micro-batches whose activations a stage holds
-  std::vector<double> send;    // ms from stage s to s + 1
-  double budget;               // MiB a device
-};
-
-// How often a path through the schedule runs through a stage's forward, backward and sync.
-struct Weights {
-  double forward, backward, sync;
-
-  double of(const StageTime& time) const {
-    return forward * time.forward + backward * time.backward + sync * time.sync;
-  }
-  double of(const Change& change) const { return forward * change.forward + backward * change.backward; }
-  bool operator<(const Weights& other) const {
-    return std::tie(forward, backward, sync) < std::tie(other.forward, other.backward, other.sync);
-  }
-};
 
 // A stage's layers settled: how many take which strategy, the groups in order, and the times of the whole stage.
 struct StagePoint {
@@ -63,7 +23,13 @@ struct StagePoint {
   std::vector<int> order;
 };
 
-// Choices by weighting and micro-batches in flight; shared by all stages and vocabulary strategies.
+// A stage's best point for one number of layers.
+struct Solved {
+  double cost = kInfinity;
+  StagePoint point;
+};
+
+// Choices, and what is solved, by weights and micro-batches in flight; shared by all stages and vocabulary strategies.
 class ChoiceCache {
  public:
   explicit ChoiceCache(const PipelineTables& tables) : tables_(tables) {
@@ -76,6 +42,8 @@ class ChoiceCache {
     if (!layers) layers = std::make_unique<AlikeLayers>(undominated(choices(in_flight, weights)));
     return *layers;
   }
+
+  std::map<int, Solved>& inner(int in_flight, const Weights& weights) { return inner_[{in_flight, weights}]; }
 
   // With every choice that some weighting might want.
   AlikeLayers complete(int in_flight, const Weights& weights) const { return AlikeLayers(choices(in_flight, weights)); }
@@ -119,13 +87,14 @@ class ChoiceCache {
   const PipelineTables& tables_;
   std::vector<int> useful_;
   std::map<std::pair<int, Weights>, std::unique_ptr<AlikeLayers>> weighted_;
+  std::map<std::pair<int, Weights>, std::map<int, Solved>> inner_;
 };
 
 // The stages of one pipeline under one vocabulary strategy. Everything asked is remembered.
 class Stages {
  public:
-  Stages(const PipelineTables& tables, const Vocab& vocab, ChoiceCache& cache)
-      : tables_(tables), vocab_(vocab), cache_(cache), views_(tables.stages) {
+  Stages(const PipelineTables& tables, const Cuts& cuts, const Vocab& vocab, ChoiceCache& cache)
+      : tables_(tables), cuts_(cuts), vocab_(vocab), cache_(cache), views_(tables.stages) {
     for (int stage = 0; stage < tables.stages; ++stage) {
       View& view = views_[stage];
       view.room = {tables.budget, 0};
@@ -136,58 +105,48 @@ class Stages {
 
   // Times of a stage's vocabulary layers.
   const StageTime& fixed(int stage) const { return views_[stage].fixed; }
-  const Room& room(int stage) const { return views_[stage].room; }
 
   // Below every weighted time of a stage with so many layers.
-  double bound(int stage, int layers, const Weights& weights) {
-    Known& known = at(stage, layers, weights);
-    if (known.bound < 0)
-      known.bound = weights.of(fixed(stage)) + cache_.weighted(tables_.in_flight[stage], weights)
-                                                   .bound(layers, room(stage), walks(stage, weights));
-    return known.bound;
+  double bound(int stage, int layers, Weighting weighting) {
+    const Weights& weights = cuts_.weights(stage, weighting);
+    return weights.of(fixed(stage)) + choices(stage, weighting).bound(layers, views_[stage].room, walks(stage, weighting));
   }
 
-  // The least weighted time itself, and the point that has it; infinite where nothing fits.
-  double least(int stage, int layers, const Weights& weights, Poll& poll) {
-    solve(stage, layers, weights, poll);
-    return at(stage, layers, weights).exact;
+  // The least weighted time itself; infinite where nothing fits.
+  double least(int stage, int layers, Weighting weighting, Poll& poll) {
+    return weighting == kNowhere ? 0 : solved(stage, layers, weighting, poll).cost;
   }
 
-  const StagePoint& best(int stage, int layers, const Weights& weights, Poll& poll) {
-    solve(stage, layers, weights, poll);
-    return at(stage, layers, weights).point;
+  // The point that has it.
+  const StagePoint& best(int stage, int layers, Weighting weighting, Poll& poll) {
+    return solved(stage, layers, weighting, poll).point;
   }
 
   // All points whose weighted time is below the limit; false when there are more than `most`.
-  bool points(int stage, int layers, const Weights& weights, double limit, std::size_t most,
+  bool points(int stage, int layers, Weighting weighting, double limit, std::size_t most,
               std::vector<StagePoint>& found, Poll& poll) {
-    AlikeLayers choices = cache_.complete(tables_.in_flight[stage], weights);
-    bool all = true;
+    AlikeLayers all = cache_.complete(tables_.in_flight[stage], cuts_.weights(stage, weighting));
     auto emit = [&](const std::vector<Count>& counts, GroupSet groups) {
       std::vector<int> order;
-      for (int group = 0; group < groups_count(); ++group)
+      for (int group = 0; group < tables_.groups(); ++group)
         if (groups >> group & 1) order.push_back(group);
-      do {
-        found.push_back(point(stage, counts, order));
-        if (found.size() > most) return all = false;
-      } while (std::next_permutation(order.begin(), order.end()));
-      return true;
+      do found.push_back(point(stage, counts, order));
+      while (found.size() <= most && std::next_permutation(order.begin(), order.end()));
+      return found.size() <= most;
     };
-    choices.enumerate(layers, room(stage), walks(stage, weights), limit - weights.of(fixed(stage)), emit, poll);
-    return all;
+    const double own = limit - cuts_.weights(stage, weighting).of(fixed(stage));
+    all.enumerate(layers, views_[stage].room, walks(stage, weighting), own, emit, poll);
+    return found.size() <= most;
   }
 
  private:
   struct View {
     StageTime fixed;
     Room room;
+    std::array<AlikeLayers*, kWeightings> choices{};
+    std::array<std::unique_ptr<Walks>, kWeightings> walks;
+    std::array<std::map<int, Solved>, kWeightings> solved;  // by layers
   };
-  struct Known {
-    double bound = -1, exact = -1;  // negative: not yet known
-    StagePoint point;
-  };
-
-  int groups_count() const { return static_cast<int>(tables_.change.size()); }
 
   void take_off(View& view, const Part& part, int stage) const {
     view.fixed = part.time;
@@ -195,18 +154,26 @@ class Stages {
   }
 
   const std::vector<Change>& entry(int stage) const { return stage == 0 ? vocab_.enter : tables_.enter; }
-  const std::vector<Change>& exit(int stage) const { return stage == tables_.stages - 1 ? vocab_.leave : tables_.leave; }
+  const std::vector<Change>& exit(int stage) const {
+    return stage == tables_.stages - 1 ? vocab_.leave : tables_.leave;
+  }
 
-  Walks& walks(int stage, const Weights& weights) {
-    const int role = (stage == 0 ? 1 : 0) + (stage == tables_.stages - 1 ? 2 : 0);
-    std::unique_ptr<Walks>& walks = walks_[{role, weights}];
+  AlikeLayers& choices(int stage, Weighting weighting) {
+    AlikeLayers*& known = views_[stage].choices[weighting];
+    if (!known) known = &cache_.weighted(tables_.in_flight[stage], cuts_.weights(stage, weighting));
+    return *known;
+  }
+
+  Walks& walks(int stage, Weighting weighting) {
+    std::unique_ptr<Walks>& walks = views_[stage].walks[weighting];
     if (walks) return *walks;
+    const Weights& weights = cuts_.weights(stage, weighting);
     GroupPrices prices;
-    for (int a = 0; a < groups_count(); ++a) {
+    for (int a = 0; a < tables_.groups(); ++a) {
       prices.enter.push_back(weights.of(entry(stage)[a]));
       prices.leave.push_back(weights.of(exit(stage)[a]));
       prices.change.emplace_back();
-      for (int b = 0; b < groups_count(); ++b) prices.change[a].push_back(weights.of(tables_.change[a][b]));
+      for (int b = 0; b < tables_.groups(); ++b) prices.change[a].push_back(weights.of(tables_.change[a][b]));
     }
     walks = std::make_unique<Walks>(std::move(prices));
     return *walks;
@@ -230,36 +197,29 @@ class Stages {
     return point;
   }
 
-  void solve(int stage, int layers, const Weights& weights, Poll& poll) {
-    if (at(stage, layers, weights).exact >= 0) return;
-    Walks& walk = walks(stage, weights);
-    const Mix mix =
-        cache_.weighted(tables_.in_flight[stage], weights).solve(layers, room(stage), walk, kInfinity, poll);
-    Known& known = at(stage, layers, weights);
-    known.exact = kInfinity;
-    if (mix.counts.empty()) return;
+  // Stages between the first and the last know nothing of the vocabulary, so what is solved there is shared.
+  const Solved& solved(int stage, int layers, Weighting weighting, Poll& poll) {
+    const bool inner = stage > 0 && stage < tables_.stages - 1;
+    auto& known = inner ? cache_.inner(tables_.in_flight[stage], cuts_.weights(stage, weighting))
+                        : views_[stage].solved[weighting];
+    const auto [place, fresh] = known.try_emplace(layers);
+    Solved& solved = place->second;
+    if (!fresh) return solved;
+    Walks& walk = walks(stage, weighting);
+    const Mix mix = choices(stage, weighting).solve(layers, views_[stage].room, walk, kInfinity, poll);
+    if (mix.counts.empty()) return solved;
     GroupSet used = 0;
     for (const auto& [id, n] : mix.counts) used |= GroupSet{1} << tables_.strategies[id].group;
-    known.point = point(stage, mix.counts, walk.order(used));
-    known.exact = weights.of(known.point.time);
+    solved.point = point(stage, mix.counts, walk.order(used));
+    solved.cost = cuts_.weights(stage, weighting).of(solved.point.time);
+    return solved;
   }
 
-  Known& at(int stage, int layers, const Weights& weights) { return known_[{stage, layers, weights}]; }
-
-  struct Key {
-    int stage, layers;
-    Weights weights;
-    bool operator<(const Key& other) const {
-      return std::tie(stage, layers, weights) < std::tie(other.stage, other.layers, other.weights);
-    }
-  };
-
   const PipelineTables& tables_;
+  const Cuts& cuts_;
   const Vocab& vocab_;
   ChoiceCache& cache_;
   std::vector<View> views_;
-  std::map<std::pair<int, Weights>, std::unique_ptr<Walks>> walks_;
-  std::map<Key, Known> known_;
 };
 
 }  // namespace galvatron

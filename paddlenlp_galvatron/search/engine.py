@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+from itertools import count
 from math import inf
+from threading import Condition
 from typing import Any
 
 import galvatron_dp_core
@@ -16,7 +20,7 @@ from ..plan import LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
 from .options import SearchOptions
 from .result import Candidate, Need, Outcome, SearchResult
 from .space import Family, Space, families
-from .tables import Tables, build
+from .tables import Tables, build, sketch_ms
 
 MS_PER_S = 1000.0
 
@@ -36,12 +40,25 @@ def search(
     return _Search(model, cost, options, log or (lambda line: None)).run()
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A family to be searched (with one strategy for all layers: one of its strategies)."""
+class _Stage(IntEnum):
+    """How far a family has come; each step costs more and bounds it better."""
 
-    tables: Tables
+    SKETCHED = 0  # bounded by the compute of its fastest strategies
+    PRICED = 1  # every strategy priced, bounded roughly
+    BOUNDED = 2  # bounded by the exact optima of stages
+
+
+@dataclass(order=True, slots=True)
+class _Open:
+    """A family not yet searched (with one strategy for all layers: one of its strategies)."""
+
     bound: float  # ms per sample
+    number: int  # of equal bounds the first goes first
+    stage: _Stage = field(compare=False)
+    family: Family = field(compare=False)
+    layers: Sequence[LayerStrategy] = field(compare=False)
+    vocabularies: Sequence[VocabStrategy] = field(compare=False)
+    tables: Tables | None = field(compare=False, default=None)
 
 
 class _Search:
@@ -61,15 +78,19 @@ class _Search:
         self.found: dict[Family, Candidate] = {}
         self.outcomes: dict[Family, Outcome] = {}
         self.unproven = inf  # ms per sample: least lower bound of the families that were given up
+        self.waiting: list[_Open] = []
+        self.too_big: list[_Open] = []  # families that do not fit
+        self.active = 0  # families that some thread works on
+        self.changed = Condition()
 
     def run(self) -> SearchResult:
         start = time.perf_counter()
-        waiting = sorted(self._bounded(), key=lambda entry: entry.bound)
+        self.waiting = list(self._sketched())
+        heapify(self.waiting)
         if self.options.parallel_search:
-            self._solve_in_threads(waiting)
+            self._work_in_threads()
         else:
-            for entry in waiting:
-                self._solve(entry)
+            self._work()
         ranked = sorted(self.found.values(), key=lambda candidate: -candidate.samples_per_s)[: self.options.top_k]
         lower_bound_s = inf
         if ranked:
@@ -82,17 +103,17 @@ class _Search:
             search_time_s=time.perf_counter() - start,
             outcomes=self.outcomes,
             runners_up=tuple(ranked[1:]),
-            need=None if ranked else self._need(waiting),
+            need=None if ranked else self._need(),
         )
 
-    def _bounded(self) -> Iterator[_Open]:
-        budget_mib = self.options.budget_mib
+    def _sketched(self) -> Iterator[_Open]:
+        numbers = count()
         for family in families(self.options, self.cost.world_size, len(self.cost.layer_types)):
             spaces = self._spaces(family)
             self.outcomes[family] = Outcome.OUT_OF_MEMORY if spaces else Outcome.NOT_DIVISIBLE
             for layers, vocabularies in spaces:
-                tables = build(family, layers, vocabularies, self.cost, budget_mib)
-                yield _Open(tables, tables.core.bound(self.cancel) / family.global_batch)
+                bound = sketch_ms(family, layers, self.cost) / family.global_batch
+                yield _Open(bound, next(numbers), _Stage.SKETCHED, family, layers, vocabularies)
 
     def _spaces(self, family: Family) -> list[tuple[Sequence[LayerStrategy], Sequence[VocabStrategy]]]:
         if self.options.one_strategy:
@@ -100,52 +121,96 @@ class _Search:
         layers, vocabularies = self.space.layers(family), self.space.vocabularies(family)
         return [(layers, vocabularies)] if layers and vocabularies else []
 
-    def _limit(self, family: Family) -> float:
-        """Time per sample, in ms, that a plan of the family must beat to be kept."""
-        limits = sorted(MS_PER_S / found.samples_per_s for other, found in self.found.items() if other != family)
-        mine = self.found.get(family)
-        own = MS_PER_S / mine.samples_per_s if mine else inf
-        return min(own, limits[self.options.top_k - 1] if len(limits) >= self.options.top_k else inf)
+    def _work(self) -> None:
+        """Advance the most promising family, until none is left."""
+        while entry := self._next():
+            try:
+                again = self._advance(entry)
+            finally:
+                with self.changed:
+                    self.active -= 1
+                    self.changed.notify_all()
+            if again:
+                with self.changed:
+                    heappush(self.waiting, entry)
+                    self.changed.notify()
 
-    def _solve(self, entry: _Open) -> None:
-        family, core = entry.tables.family, entry.tables.core
-        if entry.bound == inf:
-            return
+    def _next(self) -> _Open | None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.waiting or not self.active or self.cancel.cancelled)
+            if not self.waiting or self.cancel.cancelled:
+                return None
+            self.active += 1
+            return heappop(self.waiting)
+
+    def _advance(self, entry: _Open) -> bool:
+        """Bound a family better, or solve it. Whether it is still open."""
+        family, batch = entry.family, entry.family.global_batch
         limit = self._limit(family)
         if entry.bound >= limit:
             self._note(family, Outcome.OUT_OF_BOUND)
-            return
-        batch = family.global_batch
-        time_ms, proven_ms, vocab, division, choice = core.solve(limit * batch, self.options.most_nodes, self.cancel)
+            return False
+        if entry.tables is None:
+            entry.tables = build(family, entry.layers, entry.vocabularies, self.cost, self.options.budget_mib)
+            entry.stage, bound_ms = _Stage.PRICED, entry.tables.core.bound()
+        elif entry.stage is _Stage.PRICED:
+            entry.stage, bound_ms = _Stage.BOUNDED, entry.tables.core.tight_bound(limit * batch, self.cancel)
+        else:
+            self._solve(entry, entry.tables, limit)
+            return False
+        entry.bound = max(entry.bound, bound_ms / batch)
+        if entry.bound == inf:
+            self.too_big.append(entry)
+            return False
+        return True
+
+    def _solve(self, entry: _Open, tables: Tables, limit: float) -> None:
+        family, batch = entry.family, entry.family.global_batch
+        limit_ms = limit * batch
+        time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, self.options.most_nodes, self.cancel)
+        outcome = Outcome.SOLVED
         if time_ms < inf:
-            plan = entry.tables.plan(vocab, division, choice, self.bare)
-            self.found[family] = Candidate(plan, self.cost.predict(plan))
-            self._note(family, Outcome.SOLVED)
+            plan = tables.plan(vocab, division, choice, self.bare)
+            self._keep(Candidate(plan, self.cost.predict(plan)), family)
         elif limit < inf:
-            self._note(family, Outcome.OUT_OF_BOUND)
-        if proven_ms < min(time_ms, limit * batch):
+            outcome = Outcome.OUT_OF_BOUND
+        if proven_ms < min(time_ms, limit_ms):
+            outcome = Outcome.GIVEN_UP
             self.unproven = min(self.unproven, proven_ms / batch)
-            self._note(family, Outcome.GIVEN_UP)
+        self._note(family, outcome)
         self.log(f"{family}: {time_ms:.3f} ms a step, at least {entry.bound * batch:.3f}")
+
+    def _keep(self, candidate: Candidate, family: Family) -> None:
+        known = self.found.get(family)
+        if known is None or candidate.samples_per_s > known.samples_per_s:
+            self.found[family] = candidate
+
+    def _limit(self, family: Family) -> float:
+        """Time per sample, in ms, that a plan of the family must beat to be among the top_k families."""
+        others = sorted(MS_PER_S / c.samples_per_s for other, c in list(self.found.items()) if other != family)
+        limit = others[self.options.top_k - 1] if len(others) >= self.options.top_k else inf
+        mine = self.found.get(family)
+        return min(limit, MS_PER_S / mine.samples_per_s) if mine else limit
 
     def _note(self, family: Family, outcome: Outcome) -> None:
         self.outcomes[family] = max(self.outcomes[family], outcome)
 
-    def _solve_in_threads(self, waiting: Sequence[_Open]) -> None:
+    def _work_in_threads(self) -> None:
         with ThreadPoolExecutor(self.options.worker) as pool:
-            jobs = [pool.submit(self._solve, entry) for entry in waiting]
+            jobs = [pool.submit(self._work) for _ in range(min(self.options.worker, len(self.waiting)))]
             try:
-                for job in jobs:
+                for job in as_completed(jobs):
                     job.result()
             except BaseException:
-                self.cancel.cancel()
-                pool.shutdown(cancel_futures=True)
+                with self.changed:
+                    self.cancel.cancel()
+                    self.changed.notify_all()
                 raise
 
-    def _need(self, families: Sequence[_Open]) -> Need | None:
+    def _need(self) -> Need | None:
         """The least memory in which one of the families has a plan."""
         needs = []
-        for tables in (entry.tables for entry in families):
+        for tables in (entry.tables for entry in self.too_big if entry.tables):
             _, vocab, division, strategies = tables.core.least_memory()
             choice = [k for k, length in zip(strategies, division, strict=True) for _ in range(length)]
             plan = tables.plan(vocab, division, choice, self.bare)

@@ -112,13 +112,51 @@ def build(
         ),
         vocab_enter=_array([[switch(v, s) for s in samples] for v in vocabularies], len(vocabularies), len(samples), 2),
         vocab_leave=_array([[switch(s, v) for s in samples] for v in vocabularies], len(vocabularies), len(samples), 2),
-        in_flight=np.array(
-            [in_flight(family.schedule, stage, stages, family.micro_batches) for stage in range(stages)], dtype=np.int32
-        ),
+        in_flight=_in_flight(family),
         send=np.full(stages - 1, send),
         budget_mib=budget_mib,
     )
     return Tables(family, layers, vocabularies, core)
+
+
+def sketch_ms(family: Family, layers: Sequence[LayerStrategy], cost: CostModel) -> float:
+    """A lower bound, in ms, of the step time of every plan of the family, for a few prices: memory, vocabulary,
+    gradient sums and switches are free, and ZeRO-3 and recompute, which only add to a layer's passes, are left out."""
+    stages = family.stages
+    plain = {LayerStrategy(layer.degree, layer.ulysses, layer.consecutive) for layer in layers}
+    rows = []
+    for layer in plain:
+        price = cost.layer_cost(
+            layer,
+            stage_size=family.stage_size,
+            micro_batch=family.micro_batch,
+            micro_batches=family.micro_batches,
+            pipeline=stages,
+        )
+        rows.append((price.forward_ms, price.backward_ms, 0.0, 0.0, 0.0, 0.0))
+    nothing = np.zeros((1, 2))
+    core = galvatron_dp_core.Pipeline(
+        layers=len(cost.layer_types),
+        micro_batches=family.micro_batches,
+        gpipe=family.schedule is Schedule.GPIPE,
+        strategies=_array(rows, len(rows), 6),
+        groups=np.zeros(len(rows), dtype=np.int32),
+        change=nothing.reshape(1, 1, 2),
+        enter=nothing,
+        leave=nothing,
+        vocabs=np.zeros((1, 2, 6)),
+        vocab_enter=nothing.reshape(1, 1, 2),
+        vocab_leave=nothing.reshape(1, 1, 2),
+        in_flight=_in_flight(family),
+        send=np.zeros(stages - 1),
+        budget_mib=0.0,
+    )
+    return float(core.bound())
+
+
+def _in_flight(family: Family) -> NDArray[np.int32]:
+    held = (in_flight(family.schedule, s, family.stages, family.micro_batches) for s in range(family.stages))
+    return np.fromiter(held, dtype=np.int32)
 
 
 def _numbers(cost: LayerCost) -> tuple[float, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 from math import inf
 
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, LayerCost
 from paddlenlp_galvatron.cost_model.redistribution import redistribution
-from paddlenlp_galvatron.plan import ModelShape, Plan
+from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
 from paddlenlp_galvatron.search import SearchOptions
 from paddlenlp_galvatron.search.space import Space, families
 
@@ -32,7 +33,12 @@ class RandomCost(CostModel):
         return LayerCost(draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200), draw(0, 150))
 
     def layer_cost(self, strategy, *, stage_size, micro_batch, micro_batches, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
-        return self._draw(strategy, stage_size, micro_batch, micro_batches > 1, pipeline)
+        where = (strategy.degree, strategy.ulysses, strategy.consecutive, stage_size, micro_batch, pipeline)
+        plain, whole = self._draw(where), self._draw(where, strategy, micro_batches > 1)
+        # ZeRO-3 and recompute only add to a layer's passes.
+        gathered = whole.forward_ms - 1 if strategy.dp_type is DataParallel.ZERO3 else 0.0
+        again = whole.backward_ms - 2 if strategy.recompute else 0.0
+        return replace(whole, forward_ms=plain.forward_ms + gathered, backward_ms=plain.backward_ms + gathered + again)
 
     def vocab_cost(self, vocab, *, stage_size, micro_batch, micro_batches, pipeline, role):  # type: ignore[no-untyped-def]
         return self._draw(vocab, stage_size, micro_batch, micro_batches > 1, pipeline, role)

@@ -1,0 +1,91 @@
+"""Profile files of a cluster that nobody measured: H100-like devices, eight a node, from their data sheet.
+
+They let the search be timed at any size. Times follow from floating-point operations at half of 989 TFLOP/s (bf16
+dense), memory from PaddleNLP's layers with flash attention; bandwidths are 300 GB/s in a node and 40 GB/s a device
+across nodes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from paddlenlp_galvatron.cost_model import CostModel, load
+from paddlenlp_galvatron.plan import ModelShape
+from paddlenlp_galvatron.search import SearchOptions
+
+FLOP_PER_MS = 0.5 * 989e12 / 1e3
+INSIDE_MIB_PER_MS, ACROSS_MIB_PER_MS = 300e9 / 2**20 / 1e3, 40e9 / 2**20 / 1e3
+MIB = 2**20
+
+
+def cost_model(model: ModelShape, options: SearchOptions, folder: Path) -> CostModel:
+    """Write the profiles to the folder and load them."""
+    seq = options.seq_length or 8192
+    write_profiles(model, options.num_nodes, options.num_gpus_per_node, seq, folder)
+    return load(
+        model,
+        options.num_nodes,
+        options.num_gpus_per_node,
+        options.assumptions,
+        folder=folder,
+        options=options.cost_options,
+    )
+
+
+def write_profiles(model: ModelShape, nodes: int, gpus: int, seq: int, folder: Path) -> None:
+    cluster = f"{nodes}nodes_{gpus}gpus_per_node"
+    shape = f"bf16_hidden_{model.hidden_size}_head_{model.heads}"
+    sizes = [2**power for power in range(1, 20) if 2**power <= nodes * gpus]
+    files: dict[str, object] = {
+        f"allreduce_bandwidth_{cluster}": {
+            f"allreduce_size_{size}_consec_{consecutive}": INSIDE_MIB_PER_MS
+            if size <= gpus and (consecutive or nodes == 1)
+            else ACROSS_MIB_PER_MS * min(size, gpus)
+            for size in sizes
+            for consecutive in (0, 1)
+        },
+        f"p2p_bandwidth_{cluster}": {f"pp_size_{size}": ACROSS_MIB_PER_MS for size in sizes},
+        "overlap_coefficient": {"overlap_coe": 1.15},
+        f"sp_time_{cluster}": {
+            f"{kind}_size_{size}_{mib}MB_time": 0.02 + factor * mib / INSIDE_MIB_PER_MS
+            for kind, factor in (("allreduce", 2.0), ("all2all", 1.0))
+            for size in sizes
+            if size <= gpus
+            for mib in (1, 16, 256, 1024)
+        },
+        f"computation_profiling_{shape}": _times(model, seq),
+        f"memory_profiling_{shape}": _memory(model, seq),
+    }
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+
+
+def _times(model: ModelShape, seq: int) -> dict[str, float]:
+    layer = (2 * model.layer_parameters + 2 * seq * model.hidden_size) * seq / FLOP_PER_MS
+    other = 2 * model.vocab_size * model.hidden_size * seq / FLOP_PER_MS
+    # A tenth of a millisecond a call: small batches use a device badly.
+    times = {f"layertype_0_bsz{b}_seq{seq}": layer + 0.1 / b for b in (1, 2, 4, 8)}
+    return times | {f"layertype_other_bsz{b}_seq{seq}": other + 0.1 / b for b in (1, 2, 4, 8)}
+
+
+def _memory(model: ModelShape, seq: int) -> dict[str, object]:
+    token_mib = seq * 2 / MIB
+    layer = token_mib * (8 * model.hidden_size + 4 * model.intermediate_size)
+    degrees = (1, 2, 4, 8)
+    activation: dict[str, float] = {str(tp): layer / tp for tp in degrees}
+    activation["checkpoint"] = token_mib * model.hidden_size
+    table = 16 * model.vocab_size * model.hidden_size / MIB
+
+    def vocabulary(tables: float, logits: bool) -> dict[str, object]:
+        kept = token_mib * (model.hidden_size + (3 * model.vocab_size if logits else 0))
+        states = {str(tp): tables * table / tp for tp in degrees}
+        return {str(seq): {"model_states": states, "activation": {str(tp): kept / tp for tp in degrees}}}
+
+    parameters = model.layer_parameters * 4 / MIB
+    return {
+        "layertype_0_sp": {str(seq): {"parameter_size": parameters, "tp_activation_per_bsz_dict": activation}},
+        "other_memory_pp_off_sp": vocabulary(2, True),
+        "other_memory_pp_on_first_sp": vocabulary(1, False),
+        "other_memory_pp_on_last_sp": vocabulary(1, True),
+    }
