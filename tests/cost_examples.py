@@ -88,6 +88,7 @@ def example(
     model: ModelShape = MODEL,
     hardware: HardwareProfile = HARDWARE,
     computation: ComputationProfile = COMPUTATION,
+    memory: MemoryUse | None = None,
     options: CostOptions = CostOptions(),
     **assumed: Any,
 ) -> CostModel:
@@ -96,7 +97,7 @@ def example(
         model,
         network=Network(hardware),
         times=ComputeTimes(computation),
-        memory=MemoryUse(MEMORY),
+        memory=memory or MemoryUse(MEMORY),
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
         assumed=replace(ASSUMED, **assumed),

@@ -21,6 +21,7 @@ from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from .communication import Call, Calls, Setting, layer_calls, vocab_calls
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction
+from .module_memory import Room, module_memory
 from .placement import Group, place_of
 from .redistribution import redistribution
 from .seams import Strategy, stage_seams
@@ -245,6 +246,7 @@ class CostModel:
         gathered = sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer
         if gathered and not working:  # a measured working set has the gathered tokens in it
             working += samples * self.seq * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
+        freed = activation  # by the time that its gradients are complete
         if strategy.recompute:
             times = PassTimes(times.forward_ms, times.backward_ms + (times.recompute_ms or 0.0))
             working += activation
@@ -253,7 +255,8 @@ class CostModel:
         weights = layer_weights(model, strategy.tp)
         measured = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         held = replace(weights, matrices=round(weights.matrices * measured))
-        return self._cost(strategy, grid, pipeline, calls, times, held, whole, activation, working)
+        room = Room(activation, freed, working)
+        return self._cost(strategy, grid, pipeline, calls, times, held, whole, room)
 
     def _vocabulary(
         self, vocab: VocabStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, role: Role
@@ -269,9 +272,12 @@ class CostModel:
         if role != "first":
             parts.append(self.times.head(samples / split, self.seq, vocab.tp))
         times = PassTimes(sum(p.forward_ms for p in parts), sum(p.backward_ms for p in parts))
-        activation = self.memory.vocab_activation_mib(role, vocab.tp, self.seq, self.assumed.sequence_parallel)
+        peak, kept = (
+            samples / split * mib
+            for mib in self.memory.vocab_activation_mib(role, vocab.tp, self.seq, self.assumed.sequence_parallel)
+        )
         held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES))
-        return self._cost(vocab, grid, pipeline, calls, times, held, whole, activation * samples / split, 0.0)
+        return self._cost(vocab, grid, pipeline, calls, times, held, whole, Room(kept, kept, peak - kept))
 
     def _cost(
         self,
@@ -282,8 +288,7 @@ class CostModel:
         times: PassTimes,
         weights: Weights,
         whole_gradients: bool,
-        activation_mib: float,
-        working_mib: float,
+        room: Room,
     ) -> LayerCost:
         def price(some: Iterable[Call], joined: bool = False) -> float:
             return sum(self._call_ms(call, grid, strategy.ulysses, pipeline, weights.copies, joined) for call in some)
@@ -301,15 +306,10 @@ class CostModel:
             sync += backward_reduced - backward
         else:
             backward = backward_reduced
-        whole_mib = weights.matrices / MIB
-        if sharding > 1:  # gradients are joined in a buffer; and held once more where the states don't hold them whole
-            each_time = not self.assumed.async_grad_reduce or (sharded and not whole_gradients)
-            working_mib += whole_mib * self.state_bytes.gradient * (2 if each_time else 1)
-        if sharded and strategy.dp_type is DataParallel.ZERO3:
-            working_mib += 2 * whole_mib * self.state_bytes.weight  # this module's weights and the next one's
-        states = whole_mib * self.state_bytes.held(strategy.dp_type, sharding, whole_gradients)
-        states += weights.vectors / MIB * self.state_bytes.held(DataParallel.DDP, 1, True)
-        return LayerCost(forward, backward + price(calls.backward), sync, states, activation_mib, working_mib)
+        states_mib, working_mib = module_memory(
+            weights, self.state_bytes, strategy.dp_type, sharding, whole_gradients, self.assumed.async_grad_reduce, room
+        )
+        return LayerCost(forward, backward + price(calls.backward), sync, states_mib, room.activation_mib, working_mib)
 
     def _call_ms(self, call: Call, grid: Grid, ulysses: bool, pipeline: int, copies: int, joined: bool) -> float:
         if call.group is Group.TWINS:  # two ranks send each other the whole at the same time

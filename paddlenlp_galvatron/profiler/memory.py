@@ -79,12 +79,14 @@ class MemoryProfiler:
         for role, what in ends.items():
             states: dict[int, float] = {}
             activation: dict[int, float] = {}
+            kept: dict[int, float] = {}
             for tp in degrees:
                 part = self._part(seq, tp, sequence_parallel, **what)
                 use = self._use(part)
                 states[tp] = STATE_BYTES * part.weights / MIB
                 activation[tp] = (use.kept if role == "first" else use.peak) / self._samples
-            result[role] = VocabMemory(states, activation)
+                kept[tp] = use.kept / self._samples
+            result[role] = VocabMemory(states, activation, kept)
         return result
 
     def _part(self, seq: int, tp: int, sequence_parallel: bool, **what: Any) -> Part:

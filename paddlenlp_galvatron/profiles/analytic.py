@@ -125,13 +125,17 @@ def analytic_memory(
             for role, count, head in tables:
                 table = (count - (role == "only" and model.tied_embeddings)) * model.vocab_size * hidden
                 states = {tp: STATE_BYTES * (table / tp + head * hidden) / MIB for tp in DEGREES}
-                activation = {}
+                activation, kept_mib = {}, {}
                 for tp in DEGREES:
                     whole = (2 / tp + (tp > 1)) if sequence_parallel else 3.0
                     # Logits, probabilities and their gradient stand side by side in fp32.
                     loss = mib(3 * model.vocab_size / tp, FP32_BYTES) + mib(whole * hidden)
-                    activation[tp] = loss if head else mib(hidden / (tp if sequence_parallel else 1))
-                vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = VocabMemory(states, activation)
+                    first = mib(hidden / (tp if sequence_parallel else 1))
+                    activation[tp] = loss if head else first
+                    kept_mib[tp] = loss - mib(2 * model.vocab_size / tp, FP32_BYTES) if head else first
+                vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = VocabMemory(
+                    states, activation, kept_mib
+                )
     meta = _meta(model, None, precision)
     return MemoryProfile(precision.value, hidden, model.heads, layers, vocab, meta=meta)
 

@@ -65,6 +65,7 @@ class VocabMemory:
 
     states_mib: Mapping[int, float]  # tp degree -> weights of one rank at 16 bytes each
     activation_mib: Mapping[int, float]  # tp degree -> per sample, on one rank, peak of the loss included
+    kept_mib: Mapping[int, float] = field(default_factory=dict)  # tp degree -> kept for backward alone, per sample
 
 
 _RAW: dict[Dialect, re.Pattern[str]] = {
@@ -97,18 +98,25 @@ class MemoryProfile:
         """Write the file under its documented name, whole or not at all; returns its path."""
         content: dict[str, Any] = dict(self.raw)
         working: dict[str, Any] = {}
+        kept: dict[str, Any] = {}
         for (layer_type, sp), lengths in sorted(self.layers.items()):
-            key = f"layertype_{layer_type}{'_sp' if sp else ''}"
+            key = layer_key(layer_type, sp)
             content[key] = {str(seq): _layer_content(layer) for seq, layer in sorted(lengths.items())}
             peaks = {str(seq): _keyed(layer.working_mib) for seq, layer in lengths.items() if layer.working_mib}
             if peaks:
                 working[key] = peaks
         for (role, sp), tables in sorted(self.vocab.items()):
-            content[ROLE_KEYS[role] + ("_sp" if sp else "")] = {
+            key = vocab_key(role, sp)
+            content[key] = {
                 str(seq): {"model_states": _keyed(vocab.states_mib), "activation": _keyed(vocab.activation_mib)}
                 for seq, vocab in sorted(tables.items())
             }
-        meta = self.meta.model_copy(update={"dialect": "galvatron"}).with_extra(UNITS, working_mib=working)
+            held = {str(seq): _keyed(vocab.kept_mib) for seq, vocab in tables.items() if vocab.kept_mib}
+            if held:
+                kept[key] = held
+        meta = self.meta.model_copy(update={"dialect": "galvatron"}).with_extra(
+            UNITS, working_mib=working, kept_mib=kept
+        )
         return write_profile(Path(folder) / memory_name(self.dtype, self.hidden_size, self.heads), content, meta)
 
     @classmethod
@@ -146,9 +154,21 @@ class MemoryProfile:
                     f"{path}: holds {'raw runs' if raw else 'nothing'} but no {wanted} entry; "
                     "`galvatron profile memory` derives it from the raw runs"
                 )
-        if meta and "working_mib" in meta.extra:
-            _add_working(path, layers, meta.extra["working_mib"])
+        extra = meta.extra if meta else {}
+        layer_keys = {layer_key(*variant): lengths for variant, lengths in layers.items()}
+        _add_extra(path, "working_mib", layer_keys, extra)
+        _add_extra(path, "kept_mib", {vocab_key(*variant): lengths for variant, lengths in vocab.items()}, extra)
         return cls(dtype, hidden_size, heads, layers, vocab, raw, meta or Meta(dialect=known))
+
+
+def layer_key(layer_type: int, sequence_parallel: bool) -> str:
+    """Key of a layer type's entry."""
+    return f"layertype_{layer_type}{'_sp' if sequence_parallel else ''}"
+
+
+def vocab_key(role: Role, sequence_parallel: bool) -> str:
+    """Key of the vocabulary layers' entry."""
+    return ROLE_KEYS[role] + ("_sp" if sequence_parallel else "")
 
 
 def _variant(path: str | Path, key: str, match: re.Match[str]) -> Variant:
@@ -214,15 +234,22 @@ def _by_tp(path: str | Path, key: str, value: object) -> dict[int, float]:
     }
 
 
-def _add_working(path: str | Path, layers: dict[Variant, dict[int, LayerMemory]], value: object) -> None:
-    for key, lengths in objects(path, "galvatron.working_mib", value):
-        where = f"galvatron.working_mib.{key}"
-        match = _LAYER.fullmatch(key)
-        lengths_of = layers.get(_variant(path, where, match)) if match else None
-        if lengths_of is None:
-            raise unknown_key(path, where, "a layertype of this file")
-        for seq, peaks in objects(path, where, lengths):
+def _add_extra(
+    path: str | Path,
+    name: str,
+    entries: Mapping[str, dict[int, LayerMemory]] | Mapping[str, dict[int, VocabMemory]],
+    extra: Mapping[str, Any],
+) -> None:
+    """Put the numbers of our own key `name` into the field of that name of the entries that they belong to."""
+    if name not in extra:
+        return
+    for key, lengths in objects(path, f"galvatron.{name}", extra[name]):
+        where = f"galvatron.{name}.{key}"
+        if key not in entries:
+            raise unknown_key(path, where, "one of this file's keys without galvatron")
+        for seq, numbers in objects(path, where, lengths):
             tokens = whole_number(path, where, seq)
-            if tokens not in lengths_of:
+            if tokens not in entries[key]:
                 raise unknown_key(path, f"{where}.{seq}", "a sequence length of this file")
-            lengths_of[tokens] = replace(lengths_of[tokens], working_mib=_by_tp(path, f"{where}.{seq}", peaks))
+            field_values: dict[str, Any] = {name: _by_tp(path, f"{where}.{seq}", numbers)}
+            entries[key][tokens] = replace(entries[key][tokens], **field_values)  # type: ignore[assignment]

@@ -70,11 +70,17 @@ class MemoryUse:
         lengths, _ = self._vocab(role, True)
         return _at_degree("model_states", lengths[max(lengths)].states_mib, tp, split=True)
 
-    def vocab_activation_mib(self, role: Role, tp: int, seq: int, sequence_parallel: bool) -> float:
-        """Activations of the vocabulary layers, per sample of the vtp group."""
+    def vocab_activation_mib(self, role: Role, tp: int, seq: int, sequence_parallel: bool) -> tuple[float, float]:
+        """Activations of the vocabulary layers, per sample of the vtp group: at the loss's peak, and kept by each
+        micro-batch in flight (the same where only the peak is known)."""
         lengths, split = self._vocab(role, sequence_parallel)
         name = f"other_memory ({role} stage).activation"
-        return self._over_lengths(name, lengths, seq, lambda m: _at_degree(name, m.activation_mib, tp, split))
+        peak = self._over_lengths(name, lengths, seq, lambda m: _at_degree(name, m.activation_mib, tp, split))
+        known = {length: memory for length, memory in lengths.items() if memory.kept_mib}
+        if not known:
+            return peak, peak
+        kept = self._over_lengths(name, known, seq, lambda m: _at_degree(name, m.kept_mib, tp, split))
+        return peak, min(kept, peak)
 
     def _layer(self, layer_type: int, sequence_parallel: bool) -> tuple[Mapping[int, LayerMemory], bool]:
         """Entries with Megatron-SP as wanted, or else without; and whether one degree tells all others."""

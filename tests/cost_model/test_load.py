@@ -126,7 +126,7 @@ def test_the_worked_number_of_the_documentation():
     assert layer.sync_ms == pytest.approx(0.198, abs=5e-4)
     assert layer.states_mib == pytest.approx(1556.5, abs=0.05)
     assert layer.activation_mib == pytest.approx(1093.1, abs=0.05)
-    assert layer.working_mib == pytest.approx(258.5, abs=0.05)
+    assert layer.working_mib == pytest.approx(64, abs=0.05)
 
 
 @real_data

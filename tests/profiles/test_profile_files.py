@@ -26,6 +26,7 @@ from paddlenlp_galvatron.profiles import (
     PassTimes,
     Shape,
     Variant,
+    VocabMemory,
     VocabVariant,
     allreduce_name,
     computation_name,
@@ -78,7 +79,11 @@ def test_model_files_are_read_back(tmp_path):
     assert read == replace(computation, meta=read.meta)
     layers = dict(MEMORY.layers)
     layers[Variant(0, True)] = {512: LayerMemory(80.0, {1: 40.0, 2: 20.0}, 1.0, {1: 12.0})}
-    memory = replace(MEMORY, layers=layers, raw={"1_1_8_sp": {"layernum[1]_bsz8_seq512_rank0_ms": 1.0}}, meta=META)
+    vocab = dict(MEMORY.vocab)
+    vocab[VocabVariant("only", False)] = {512: replace(vocab[VocabVariant("only", False)][512], kept_mib={1: 90.0})}
+    memory = replace(
+        MEMORY, layers=layers, vocab=vocab, raw={"1_1_8_sp": {"layernum[1]_bsz8_seq512_rank0_ms": 1.0}}, meta=META
+    )
     read_memory = MemoryProfile.load(memory.save(tmp_path), *DOCUMENTED)
     assert read_memory == replace(memory, meta=read_memory.meta)
     for meta in (read.meta, read_memory.meta):
@@ -227,7 +232,8 @@ def sound_files(tmp_path_factory) -> dict[str, object]:
     passes = {PassKey("layertype_0", 2, 512, 2): PassTimes(1.0, 2.5, 1.0)}
     replace(COMPUTATION, passes=passes, raw={"layernum[2]_bsz1_seq512": 7.0}, meta=META).save(folder)
     layers = {Variant(0, True): {512: LayerMemory(80.0, {1: 40.0}, 1.0, {1: 12.0})}}
-    replace(MEMORY, layers=layers, meta=META).save(folder)
+    vocab = {VocabVariant("last", True): {512: VocabMemory({1: 500.0}, {1: 198.0}, {1: 66.0})}}
+    replace(MEMORY, layers=layers, vocab=vocab, meta=META).save(folder)
     return {path.name: json.loads(path.read_text()) for path in folder.iterdir()}
 
 

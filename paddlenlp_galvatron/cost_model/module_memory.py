@@ -1,0 +1,57 @@
+"""Peak memory of one module's states and transients on one rank.
+
+Between micro-batches a module holds its states; a micro-batch in flight adds its activations. During the module's own
+backward more is needed for a moment: recompute's activations, gathered weights, gradients before they are scattered,
+the buffer in which they are joined. By then its activations are used up, and what takes their place costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..plan.strategy import DataParallel
+from .states import StateBytes
+from .weights import Weights
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one micro-batch takes of a module, in MiB."""
+
+    activation_mib: float  # held while it is in flight
+    freed_mib: float  # activations that backward uses up: with recompute those of the whole layer
+    working_mib: float  # backward's own peak above what is held
+
+
+def module_memory(
+    weights: Weights,
+    per_weight: StateBytes,
+    dp_type: DataParallel,
+    sharding: int,
+    whole_gradients: bool,
+    async_reduce: bool,
+    room: Room,
+) -> tuple[float, float]:
+    """(states, working set) in MiB of a module whose matrices are shared by `sharding` ranks.
+
+    `whole_gradients`: they are summed over several micro-batches before they are reduced. With one micro-batch alone
+    gradients come as activations go, so that only what they take beyond these is added to the states.
+    """
+    matrices_mib = weights.matrices / MIB
+    sharded = dp_type is not DataParallel.DDP and sharding > 1
+    gradient_mib = matrices_mib * per_weight.gradient
+    kept_mib = gradient_mib / (1 if whole_gradients or not sharded else sharding)
+    others_mib = matrices_mib * per_weight.held(dp_type, sharding, whole_gradients) - kept_mib
+    vectors_mib = weights.vectors / MIB * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
+    single = async_reduce and not whole_gradients  # the step has one micro-batch
+    states_mib = others_mib + vectors_mib + (max(kept_mib - room.freed_mib, 0.0) if single else kept_mib)
+
+    gathered_mib = matrices_mib * per_weight.weight if sharded and dp_type is DataParallel.ZERO3 else 0.0
+    # Gradients that the states do not hold whole are made whole first.
+    made_mib = gradient_mib if sharding > 1 and ((sharded and not whole_gradients) or not async_reduce) else 0.0
+    joined_mib = gradient_mib if sharding > 1 else 0.0
+    in_backward = 2 * gathered_mib + max(room.working_mib, made_mib - room.freed_mib)
+    at_its_end = gathered_mib + made_mib + joined_mib - room.freed_mib
+    return states_mib, max(in_backward, at_its_end)
