@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class Stopwatch:
 
     def __init__(self, world_size: int, budget_ms: float = 250):
         """`budget_ms` is spent on the repetitions of one number, within LEAST_LAPS and MOST_LAPS."""
+        self._ranks = world_size
         self._world = dist.get_group(0) if world_size > 1 else None
         self._budget_ms = budget_ms
 
@@ -58,12 +60,19 @@ class Stopwatch:
 
     def apart(self, *steps: Operation) -> Array:
         """Times in ms [laps, steps] of steps that each rank takes for itself, one after the other, all ranks at once:
-        the mean over the ranks. Laps that differ too much are run again; what disturbs a machine only adds time, so
-        the quicker ones count."""
+        the mean over the ranks.
+
+        On CPU processes this is the processor time that they take, scaled to the processors that each has while all
+        compute: the same whatever else the machine does meanwhile. Laps that differ too much are run again; what
+        disturbs them only adds time, so the quicker ones count.
+        """
         count = self._count(float(self._laps(steps, 1).sum(axis=2).mean()))
+        clock, scale = (
+            (time.perf_counter, 1.0) if _on_gpu() else (time.process_time, _wall_per_processor_time(self._ranks))
+        )
         best: Array | None = None
         for _ in range(ATTEMPTS):
-            laps: Array = self._laps(steps, count).mean(axis=1)
+            laps: Array = scale * self._laps(steps, count, clock).mean(axis=1)
             whole = Timing.of(laps.sum(axis=1))
             if best is None or whole.ms < Timing.of(best.sum(axis=1)).ms:
                 best = laps
@@ -75,25 +84,35 @@ class Stopwatch:
     def _count(self, lap_ms: float) -> int:
         return min(max(round(self._budget_ms / lap_ms), LEAST_LAPS), MOST_LAPS)
 
-    def _laps(self, steps: Sequence[Operation], count: int) -> Array:
+    def _laps(self, steps: Sequence[Operation], count: int, clock: Callable[[], float] = time.perf_counter) -> Array:
         """Times in ms [laps, ranks, steps]; the ranks start the first lap together."""
         mine = np.empty((1, count, len(steps)))
         if self._world is not None:
             dist.barrier()
         synchronize()
-        start = time.perf_counter()
+        start = clock()
         for lap in range(count):
             for number, step in enumerate(steps):
                 step()
                 synchronize()
-                now = time.perf_counter()
+                now = clock()
                 mine[0, lap, number] = 1000 * (now - start)
                 start = now
         times: Array = all_gather(paddle.to_tensor(mine), self._world).numpy()
         return times.transpose(1, 0, 2)
 
 
+def _wall_per_processor_time(ranks: int) -> float:
+    """How long a rank's second of processor time takes when `ranks` of them, alike, share this host's processors."""
+    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    return max(1 / threads, ranks / len(os.sched_getaffinity(0)))
+
+
+def _on_gpu() -> bool:
+    return str(paddle.device.get_device()).startswith("gpu")
+
+
 def synchronize() -> None:
     """Wait for what was started on this rank's device. On CPU everything has been done when a call returns."""
-    if paddle.is_compiled_with_cuda():
+    if _on_gpu():
         paddle.device.synchronize()

@@ -1,0 +1,27 @@
+import time
+
+import numpy as np
+
+from paddlenlp_galvatron.profiler.stopwatch import Stopwatch, Timing
+
+
+def test_waiting_counts_for_what_ranks_do_together_and_not_for_what_each_does_alone():
+    stopwatch = Stopwatch(1, budget_ms=1)
+
+    def wait() -> None:
+        time.sleep(0.02)
+
+    assert stopwatch.together(wait).ms >= 20
+    assert np.median(stopwatch.apart(wait)[:, 0]) < 10
+
+
+def test_steps_are_told_apart():
+    runs = []
+    laps = Stopwatch(1, budget_ms=1).apart(lambda: runs.append("a"), lambda: runs.append("b"))
+    assert laps.shape[1] == 2
+    assert runs == ["a", "b"] * (len(runs) // 2)
+
+
+def test_a_timing_is_the_median_and_its_spread_that_of_the_middle_half():
+    timing = Timing.of(np.array([1.0, 2.0, 3.0, 4.0, 100.0]))
+    assert timing == Timing(3.0, 2 / 3)
