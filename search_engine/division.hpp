@@ -28,14 +28,9 @@ class DivisionSearch {
  public:
   DivisionSearch(const PipelineTables& tables, const Cuts& cuts, Stages& stages, const ChoiceCache& cache)
       : tables_(tables), cuts_(cuts), stages_(stages), timer_(tables.gpipe, tables.micro_batches, tables.send) {
-    for (const Weighting below : kBelow) per_layer_[below] = cache.cheapest(cuts.weights(0, below));
-    head_.assign(tables.stages + 1, 0);
-    for (int s = 0; s < tables.stages; ++s)
-      head_[s + 1] = head_[s] + fixed(s, kLast) + (s + 1 < tables.stages ? 2 * tables.send[s] : 0);
     for (const Weighting below : kBelow) {
-      below_[below].assign(tables.stages + 1, 0);
-      for (int s = tables.stages - 1; s >= 0; --s)
-        below_[below][s] = below_[below][s + 1] + fixed(s, below) + (s > 0 ? Cuts::trips(below) * tables.send[s - 1] : 0);
+      const double price = std::min(cache.cheapest(cuts.weights(0, below)), cache.cheapest(cuts.weights(0, kLast)));
+      set_elsewhere(below, price, [&](int s, Weighting w) { return fixed(s, w); });
     }
   }
 
@@ -53,6 +48,45 @@ class DivisionSearch {
   // A better one: the same with the stages' exact optima.
   double tight_bound(Poll& poll) {
     poll_ = &poll;
+    return least_bound();
+  }
+
+  // Makes `best` the optimum, if that costs less than `best` does. Takes its work, in simulated passes, off `effort`;
+  // false: given up when that was used up, and no pipeline costs less than `bound`.
+  bool solve(PipelineSolution& best, double& bound, long& effort, Poll& poll) {
+    poll_ = &poll;
+    effort_ = effort;
+    if (best.cost == kInfinity || narrow(best.cost, bound)) {
+      start(best);
+      improve(best);
+      if (narrow(best.cost, bound)) divide(0, tables_.layers, best);
+    }
+    effort = std::max(effort_, 0L);
+    return effort_ > 0;
+  }
+
+ private:
+  static constexpr std::size_t kMostPoints = 20'000;  // of one stage at one node
+  static constexpr int kPriceSteps = 40, kStrengthenRounds = 3;
+  static constexpr long kBoundPasses = 20;  // a stage's share in a bound is as much work as so many simulated passes
+
+  struct Elsewhere {
+    double price = 0;                // of a layer in any other stage
+    std::vector<double> head, tail;  // least of the stages above one; from one on, with the link above it
+  };
+
+  double simulate(const std::vector<StageTime>& times) {
+    const long before = timer_.passes();
+    const double time = timer_(times);
+    effort_ -= timer_.passes() - before;
+    return time;
+  }
+
+  // --- bounds of a division -------------------------------------------------------------------------------------
+
+  double fixed(int stage, Weighting weighting) const { return cuts_.weights(stage, weighting).of(stages_.fixed(stage)); }
+
+  double least_bound() {
     double bound = this->bound();
     if (!(bound < kInfinity)) return bound;
     if (tables_.stages == 1) return least_of(0, tables_.layers);
@@ -67,24 +101,6 @@ class DivisionSearch {
     return bound;
   }
 
-  // Makes `best` the optimum, if that costs less than `best` does. False: given up after so many nodes.
-  bool solve(PipelineSolution& best, long nodes, Poll& poll) {
-    poll_ = &poll;
-    nodes_ = nodes;
-    start(best);
-    improve(best);
-    set_ranges(best.cost);
-    if (std::accumulate(most_.begin(), most_.end(), 0) >= tables_.layers) divide(0, tables_.layers, best);
-    return nodes_ > 0;
-  }
-
- private:
-  static constexpr std::size_t kMostPoints = 20'000;  // of one stage at one node
-
-  // --- bounds of a division -------------------------------------------------------------------------------------
-
-  double fixed(int stage, Weighting weighting) const { return cuts_.weights(stage, weighting).of(stages_.fixed(stage)); }
-
   // Gives one more layer to the stage for which `bound(stage, layers)` is least then; returns that.
   template <class Bound>
   double deal(Bound bound) {
@@ -94,18 +110,81 @@ class DivisionSearch {
     return bound(best, ++dealt_[best]);
   }
 
-  // Below the time of every pipeline in which the stage has so many layers: its own paths, and each layer elsewhere at
-  // the least that the path can make of it.
+  // What the other stages add to the paths that lean on one: each its least, and each layer a price.
+  template <class Least>
+  void set_elsewhere(Weighting below, double price, Least least) {
+    const int stages = tables_.stages;
+    Elsewhere& other = elsewhere_[below];
+    other.price = price;
+    other.head.assign(stages + 1, 0);
+    other.tail.assign(stages + 1, 0);
+    for (int s = 0; s < stages; ++s)
+      other.head[s + 1] = other.head[s] + least(s, kLast) + (s + 1 < stages ? 2 * tables_.send[s] : 0);
+    for (int s = stages - 1; s >= 0; --s)
+      other.tail[s] = other.tail[s + 1] + least(s, below) + (s > 0 ? Cuts::trips(below) * tables_.send[s - 1] : 0);
+  }
+
+  // Below the time of every pipeline in which the stage has so many layers.
   template <class Own>
   double paths(int stage, int layers, Own own) const {
     double longest = 0;
-    const int rest = tables_.layers - layers;
     for (const Cut& cut : cuts_.of(stage)) {
-      double elsewhere = stage + 1 < tables_.stages ? per_layer_[cut.below] : kInfinity;
-      if (stage > 0) elsewhere = std::min(elsewhere, per_layer_[kLast]);
-      longest = std::max(longest, head_[stage] + own(cut.own) + below_[cut.below][stage + 1] + (rest ? rest * elsewhere : 0));
+      const Elsewhere& other = elsewhere_[cut.below];
+      const double rest = (tables_.layers - layers) * other.price;
+      longest = std::max(longest, other.head[stage] + own(cut.own) + other.tail[stage + 1] + rest);
     }
     return longest;
+  }
+
+  // Better bounds, of pipelines that cost less than the limit alone: their stages have between fewest_ and most_ layers,
+  // so no layer elsewhere is as cheap as if its stage had room for it. The price of a layer is the Lagrange multiplier of
+  // their number: Σ time_s(n_s) over Σ n_s = L is at least price * L + Σ min_n (time_s(n) - price * n).
+  void strengthen() {
+    for (const Weighting below : kBelow) {
+      if (below == kNowhere) continue;
+      std::vector<std::vector<double>> times(tables_.stages);
+      double low = 0, high = 0;
+      for (int s = 0; s < tables_.stages; ++s) {
+        for (int n = fewest_[s]; n <= most_[s]; ++n) times[s].push_back(stages_.bound(s, n, below));
+        for (std::size_t i = 1; i < times[s].size(); ++i) high = std::max(high, times[s][i] - times[s][i - 1]);
+      }
+      for (int step = 0; step < kPriceSteps; ++step) {
+        const double price = (low + high) / 2;
+        int layers = 0;
+        for (int s = 0; s < tables_.stages; ++s) layers += fewest_[s] + cheapest(times[s], price).first;
+        (layers < tables_.layers ? low : high) = price;
+      }
+      const double price = (low + high) / 2;
+      set_elsewhere(below, price, [&](int s, Weighting weighting) {
+        if (weighting == below) return cheapest(times[s], price).second - price * fewest_[s];
+        std::vector<double> head;
+        for (int n = fewest_[s]; n <= most_[s]; ++n) head.push_back(stages_.bound(s, n, weighting));
+        return cheapest(head, price).second - price * fewest_[s];
+      });
+    }
+    bounds_.clear();
+    leasts_.clear();
+  }
+
+  // Ranges and bounds for pipelines that cost less than the limit; raises `bound`. False: there is no such pipeline.
+  bool narrow(double limit, double& bound) {
+    for (int round = 0; round < kStrengthenRounds; ++round) {
+      if (!set_ranges(limit)) {
+        bound = limit;
+        return false;
+      }
+      bound = std::min(limit, std::max(bound, least_bound()));
+      if (tables_.stages > 1) strengthen();
+    }
+    return set_ranges(limit);
+  }
+
+  // The index i for which times[i] - price * i is least, and that.
+  static std::pair<int, double> cheapest(const std::vector<double>& times, double price) {
+    std::pair<int, double> best{0, times[0]};
+    for (int i = 1; i < static_cast<int>(times.size()); ++i)
+      if (times[i] - price * i < best.second) best = {i, times[i] - price * i};
+    return best;
   }
 
   double bound_of(int stage, int layers) {
@@ -125,15 +204,18 @@ class DivisionSearch {
     return known;
   }
 
-  // Fewest and most layers of each stage in a pipeline that costs less than the limit.
-  void set_ranges(double limit) {
+  // Fewest and most layers of each stage in a pipeline that costs less than the limit; false: there is none.
+  bool set_ranges(double limit) {
     const int stages = tables_.stages;
-    most_.assign(stages, 0);
-    fewest_.assign(stages, 1);
+    std::vector<int> most(stages, 0);
     for (int s = 0; s < stages; ++s)
-      while (is_less(bound_of(s, most_[s] + 1), limit) && is_less(least_of(s, most_[s] + 1), limit)) ++most_[s];
-    const int all = std::accumulate(most_.begin(), most_.end(), 0);
+      while (is_less(bound_of(s, most[s] + 1), limit) && is_less(least_of(s, most[s] + 1), limit)) ++most[s];
+    const int all = std::accumulate(most.begin(), most.end(), 0);
+    if (all < tables_.layers || *std::min_element(most.begin(), most.end()) < 1) return false;
+    most_ = most;
+    fewest_.assign(stages, 1);
     for (int s = 0; s < stages; ++s) fewest_[s] = std::max(1, tables_.layers - (all - most_[s]));
+    return true;
   }
 
   // The divisions from a stage on, depth first.
@@ -143,8 +225,9 @@ class DivisionSearch {
     int later_most = 0;
     for (int s = stage + 1; s < tables_.stages; ++s) later_most += most_[s];
     const int least = std::max(fewest_[stage], left - later_most);
-    for (int n = std::min(most_[stage], left - later); n >= least && --nodes_ > 0; --n) {
+    for (int n = std::min(most_[stage], left - later); n >= least && effort_ > 0; --n) {
       poll_->tick();
+      effort_ -= kBoundPasses * tables_.stages;
       division_[stage] = n;
       if (is_less(partial_bound(stage + 1, left - n), best.cost)) divide(stage + 1, left - n, best);
     }
@@ -154,8 +237,8 @@ class DivisionSearch {
   double partial_bound(int stages, int left) {
     auto open = [&](Weighting below) {
       if (stages == tables_.stages) return 0.0;
-      const double link = Cuts::trips(below) * tables_.send[stages - 1];  // in below_ and in Cuts::longest
-      return below_[below][stages] - link + left * per_layer_[below];
+      const double link = Cuts::trips(below) * tables_.send[stages - 1];  // in `tail` and in Cuts::longest
+      return elsewhere_[below].tail[stages] - link + left * elsewhere_[below].price;
     };
     return cuts_.longest(stages, [&](int s, Weighting w) { return stages_.least(s, division_[s], w, *poll_); }, open);
   }
@@ -183,7 +266,8 @@ class DivisionSearch {
     if (!(cut < kInfinity)) return kInfinity;
     times_.resize(tables_.stages);
     for (int s = 0; s < tables_.stages; ++s) times_[s] = {share(s, kForward), share(s, kBackward), share(s, kSync)};
-    return std::max(cut, timer_(times_));
+    effort_ -= kBoundPasses * tables_.stages;
+    return std::max(cut, simulate(times_));
   }
 
   // A good pipeline fast: each stage's optima under the paths' weightings, tried in turn.
@@ -194,15 +278,14 @@ class DivisionSearch {
       points[s] = stages_.best(s, division_[s], kBusy, *poll_);
       times[s] = points[s].time;
     }
-    double cost = timer_(times);
+    double cost = simulate(times);
     for (bool better = true; better;) {
       better = false;
-      for (int s = 0; s < tables_.stages; ++s) {
+      for (int s = 0; s < tables_.stages && effort_ > 0; ++s) {
         auto attempt = [&](Weighting weighting) {
           const StagePoint& point = stages_.best(s, division_[s], weighting, *poll_);
           const StageTime before = std::exchange(times[s], point.time);
-          --nodes_;
-          const double attempted = timer_(times);
+          const double attempted = simulate(times);
           if (!is_less(attempted, cost)) {
             times[s] = before;
             return;
@@ -220,16 +303,16 @@ class DivisionSearch {
   // be part of something better.
   void refine(PipelineSolution& best) {
     poll_->tick();
-    if (--nodes_ <= 0 || !is_less(node_bound(), best.cost)) return;
+    if (effort_ <= 0 || !is_less(node_bound(), best.cost)) return;
     const int stage = loosest();
     if (stage < 0) {
-      const double cost = timer_(times_);
+      const double cost = simulate(times_);
       if (is_less(cost, best.cost)) best = {cost, best.vocab, division_, chosen_};
       return;
     }
     std::vector<StagePoint> points;
     if (!points_below(stage, best.cost, points)) {
-      nodes_ = 0;  // too many to prove anything
+      effort_ = 0;  // too many to prove anything
       return;
     }
     free_[stage] = false;
@@ -247,7 +330,7 @@ class DivisionSearch {
     for (int s = 0; s < tables_.stages; ++s) {
       if (!free_[s]) continue;
       const StageTime relaxed = std::exchange(times_[s], stages_.best(s, division_[s], kBusy, *poll_).time);
-      const double time = timer_(times_);
+      const double time = simulate(times_);
       times_[s] = relaxed;
       if (time > longest) longest = time, loosest = s;
     }
@@ -292,7 +375,7 @@ class DivisionSearch {
 
   // The division behind the bound, layers in excess taken from where they weigh most.
   void start(PipelineSolution& best) {
-    if (dealt_.empty()) tight_bound(*poll_);
+    if (dealt_.empty()) least_bound();
     division_ = dealt_;
     int excess = std::accumulate(division_.begin(), division_.end(), 0) - tables_.layers;
     for (; excess > 0; --excess) {
@@ -315,7 +398,7 @@ class DivisionSearch {
       for (int to = 0; to < tables_.stages && !better && from_here[from] > 1; ++to) {
         if (to == from || !is_less(least_of(to, from_here[to] + 1), best.cost)) continue;
         poll_->tick();
-        if (--nodes_ <= 0) return;
+        if (effort_ <= 0) return;
         const double before = best.cost;
         division_ = from_here;
         --division_[from], ++division_[to];
@@ -335,7 +418,7 @@ class DivisionSearch {
     for (int s = 0; s < tables_.stages; ++s) {
       const StageTime whole = times_[s];
       times_[s] = {whole.forward * 0.5, whole.backward * 0.5, whole.sync};
-      const double time = timer_(times_);
+      const double time = simulate(times_);
       times_[s] = whole;
       if (time < least) least = time, binding = s;
     }
@@ -347,11 +430,9 @@ class DivisionSearch {
   Stages& stages_;
   StepTimer timer_;
   Poll* poll_ = nullptr;
-  long nodes_ = 0;
+  long effort_ = 0;
 
-  std::array<double, kWeightings> per_layer_{};           // least of one layer, by what lies below
-  std::vector<double> head_;                              // fixed times and links above each stage
-  std::array<std::vector<double>, kWeightings> below_;    // and from each stage on, with the link above it
+  std::array<Elsewhere, kWeightings> elsewhere_;          // by what lies below
   std::vector<std::vector<double>> bounds_, leasts_;      // [stage][layers], negative: not yet known
   std::vector<int> dealt_, fewest_, most_, division_;
   std::vector<bool> free_;                                // stages not yet settled

@@ -169,14 +169,14 @@ double pipeline_tight_bound(Pipeline& pipeline, double limit, const Cancel* canc
   return pipeline.tight_bound(limit, poll);
 }
 
-py::tuple pipeline_solve(Pipeline& pipeline, double limit, long nodes, const Cancel* cancel) {
+py::tuple pipeline_solve(Pipeline& pipeline, double limit, long effort, const Cancel* cancel) {
   check_number("limit_ms", limit);
   Poll poll = poll_for(cancel);
   PipelineSolution best;
   double bound = 0;
   {
     py::gil_scoped_release release;
-    best = pipeline.solve(limit, nodes, bound, poll);
+    best = pipeline.solve(limit, effort, bound, poll);
   }
   py::list choice;
   for (const StagePoint& point : best.points)
@@ -218,7 +218,7 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
       .def("bound", &pipeline_bound, "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
       .def("tight_bound", &pipeline_tight_bound, py::arg("limit_ms"), py::arg("cancel") = nullptr,
            "A better one: stages at their exact optima. The limit where nothing takes less.")
-      .def("solve", &pipeline_solve, py::arg("limit_ms"), py::arg("nodes"), py::arg("cancel") = nullptr,
+      .def("solve", &pipeline_solve, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr,
            "(step ms, lower bound ms, vocabulary strategy, layers of each stage, strategy of each layer); infinite and "
            "-1 where nothing takes less than the limit.")
       .def("least_memory", &pipeline_least_memory,

@@ -59,8 +59,9 @@ class Pipeline {
     return candidates_.empty() ? limit : candidates_.front().bound;
   }
 
-  // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that.
-  PipelineSolution solve(double limit, long nodes, double& proven, Poll& poll) {
+  // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
+  // `effort` passes.
+  PipelineSolution solve(double limit, long effort, double& proven, Poll& poll) {
     tight_bound(limit, poll);
     PipelineSolution best;
     best.cost = limit;
@@ -69,7 +70,7 @@ class Pipeline {
       if (!is_less(candidate.bound, best.cost)) break;
       PipelineSolution found;
       found.cost = best.cost;
-      if (!candidate.search->solve(found, nodes, poll)) unproven = std::min(unproven, candidate.bound);
+      if (!candidate.search->solve(found, candidate.bound, effort, poll)) unproven = std::min(unproven, candidate.bound);
       if (!is_less(found.cost, best.cost)) continue;
       best = std::move(found);
       best.vocab = candidate.vocab;

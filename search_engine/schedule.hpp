@@ -21,7 +21,11 @@ class StepTimer {
     send_.push_back(0);
   }
 
+  // Passes simulated so far: the work done.
+  long passes() const { return passes_; }
+
   double operator()(const std::vector<StageTime>& stages) {
+    passes_ += static_cast<long>(stages.size());
     if (stages.size() == 1) return micro_batches_ * (stages[0].forward + stages[0].backward) + stages[0].sync;
     return gpipe_ ? gpipe(stages) : one_f_one_b(stages);
   }
@@ -53,6 +57,7 @@ class StepTimer {
     done_.assign(count + 1, 0);
     for (int k = 0; k < micro_batches_ + count - 1; ++k) {
       before_ = free_;
+      passes_ += count;
       double arrival = 0;
       for (int s = 0; s < count; ++s) {
         double now = free_[s];
@@ -85,6 +90,7 @@ class StepTimer {
 
   bool gpipe_;
   int micro_batches_;
+  long passes_ = 0;
   std::vector<double> send_;
   std::vector<double> free_, done_, before_;  // scratch
 };

@@ -167,7 +167,7 @@ class _Search:
     def _solve(self, entry: _Open, tables: Tables, limit: float) -> None:
         family, batch = entry.family, entry.family.global_batch
         limit_ms = limit * batch
-        time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, self.options.most_nodes, self.cancel)
+        time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, self.options.effort, self.cancel)
         outcome = Outcome.SOLVED
         if time_ms < inf:
             plan = tables.plan(vocab, division, choice, self.bare)

@@ -90,8 +90,8 @@ class SearchOptions(BaseModel):
     parallel_search: bool = Field(False, description="search with several threads")
     worker: Positive = Field(default_factory=lambda: 2 * (os.cpu_count() or 1), description="threads; twice the cores")
     top_k: Positive = Field(1, description="how many plans are kept, each of its own batch, chunks, stages, schedule")
-    most_nodes: Positive = Field(
-        200_000, description="search nodes of one vocabulary strategy, then it is given up with a gap"
+    effort: Positive = Field(
+        100_000_000, description="passes simulated for one family; what is not proven then is left with a gap"
     )
 
     @classmethod
