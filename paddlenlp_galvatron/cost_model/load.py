@@ -13,7 +13,7 @@ from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode
 from ..profiles.files import Dialect, computation_name, memory_name
 from ..profiles.hardware import HardwareProfile
-from ..profiles.identity import require_parameter_size, require_same_model
+from ..profiles.identity import require_parameter_size, require_same_device, require_same_model
 from ..profiles.memory import MemoryProfile
 from ..profiles.memory_use import MemoryMode, MemoryUse
 from ..profiles.network import Network
@@ -64,6 +64,8 @@ def load(
     memory = MemoryProfile.load(memory_path, *documented, dialect=profile_dialect)
     use = MemoryUse(memory, _mode(MemoryMode, memory_profile_mode, "memory_profile_mode"))
     if not allow_foreign_profiles:
+        metas = {"hardware": hardware.meta, str(time_path): computation.meta, str(memory_path): memory.meta}
+        require_same_device(metas)
         require_same_model(time_path, computation.meta, shape, precision)
         require_same_model(memory_path, memory.meta, shape, precision)
         for layer_type, kind in enumerate(shapes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..plan.errors import UserError
@@ -32,6 +33,14 @@ def require_same_model(path: str | Path, meta: Meta, model: ModelShape, precisio
             )
     if faults:
         raise UserError(f"{path}: {fault}; profile this model or pass --allow_foreign_profiles" for fault in faults)
+
+
+def require_same_device(metas: Mapping[str, Meta]) -> None:
+    """Raise UserError if the files (name -> meta) were measured on devices of different names."""
+    devices = {name: meta.fingerprint.device for name, meta in metas.items() if meta.fingerprint.device}
+    if len(set(devices.values())) > 1:
+        told = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise UserError(f"profiles of different devices: {told}; profile on one, or pass --allow_foreign_profiles")
 
 
 def require_parameter_size(path: str | Path, parameter_mib: float, model: ModelShape) -> None:

@@ -13,7 +13,7 @@ from paddlenlp_galvatron.cost_model.module_memory import Room, module_memory
 from paddlenlp_galvatron.cost_model.placement import Group, place_of
 from paddlenlp_galvatron.cost_model.redistribution import redistribution
 from paddlenlp_galvatron.cost_model.states import StateBytes
-from paddlenlp_galvatron.cost_model.weights import Weights, layer_weights
+from paddlenlp_galvatron.cost_model.weights import Weights, layer_weights, table_weights
 from paddlenlp_galvatron.plan import (
     Assumptions,
     DataParallel,
@@ -61,6 +61,10 @@ def test_weights_of_a_rank_add_up_to_the_layers():
     assert 8 * eight.matrices - 4 * four.matrices == 4 * 2 * head * gqa.hidden_size
     assert 8 * eight.split_vectors - 4 * four.split_vectors == 4 * 2 * head
     assert (eight.copies, eight.copied_matrices, eight.copied_vectors) == (2, 2 * head * gqa.hidden_size, (head, head))
+
+
+def test_a_vocabulary_that_does_not_split_is_padded():
+    assert table_weights(replace(MODEL, vocab_size=32001), 4).matrices == 8001 * MODEL.hidden_size
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.data())

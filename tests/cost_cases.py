@@ -1,0 +1,48 @@
+"""Plans of every kind on four ranks with a model large enough that its tensors, not its scalars, fill memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from distributed.plans import FOUR, ZERO
+
+from paddlenlp_galvatron.plan import ModelShape, Plan
+
+RANKS = 4
+SEQ = 64
+
+
+@dataclass(frozen=True)
+class RealCase:
+    """A plan to be run, and the model."""
+
+    name: str
+    plan: Plan
+    shape: ModelShape
+
+
+def real_cases() -> list[RealCase]:
+    """The parity tests' plans on four ranks."""
+    return [
+        RealCase(
+            named.name,
+            replace(
+                named.plan,
+                global_batch=2 * named.plan.global_batch,
+                assumed=replace(named.plan.assumed, seq_length=SEQ),
+            ),
+            ModelShape(
+                name="probe",
+                family=named.family,
+                layers=len(named.plan.layers),
+                hidden_size=256,
+                intermediate_size=704,
+                heads=8,
+                kv_heads=named.kv_heads or 4,
+                vocab_size=2000,
+                max_position_embeddings=SEQ,
+                tied_embeddings=named.tied,
+            ),
+        )
+        for named in FOUR + ZERO
+    ]

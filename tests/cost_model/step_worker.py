@@ -1,0 +1,32 @@
+"""One rank of the tests against the runtime: runs steps of every plan, writes down traffic and peak memory."""
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from cost_cases import SEQ, real_cases
+
+from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.runtime import collectives, device
+from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.training.recipe import Recipe, advance
+
+measured = []
+for case in real_cases():
+    gc.collect()
+    before = device.allocated_mib()
+    engine = Engine(case.plan, case.shape, load_family(case.shape.family), SEQ)
+    optimizer = Recipe().build(engine.tensors, engine.decaying)
+    batch = np.random.default_rng(0).integers(0, case.shape.vocab_size, (case.plan.global_batch, SEQ + 1))
+    for _ in range(2):  # the first step makes the optimizer's states
+        collectives.traffic_bytes.clear()
+        device.reset_peak()
+        engine.forward_backward(batch)
+        advance(optimizer)
+        engine.updated()
+    measured.append({"bytes": dict(collectives.traffic_bytes), "peak_mib": device.peak_mib() - before})
+    rank = engine.rank
+    del engine, optimizer
+Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(measured))
