@@ -134,7 +134,7 @@ std::unique_ptr<Pipeline> make_pipeline(int layers, int micro_batches, bool gpip
   check_all("vocab_enter", vocab_enter, {options, kinds, 2});
   check_all("vocab_leave", vocab_leave, {options, kinds, 2});
   check_all("send", send, {stages - 1});
-  check_number("budget_mib", budget);
+  if (std::isnan(budget)) throw py::value_error("budget_mib: is NaN");  // below 0: the reserve is more than there is
   if (groups.ndim() != 1 || groups.size() != count) throw py::value_error("groups: one a strategy");
   PipelineTables tables{layers, static_cast<int>(stages), micro_batches, gpipe, {}, {}, {}, {}, {}, {}, {}, budget};
   for (py::ssize_t k = 0; k < count; ++k) {

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from paddlenlp_galvatron.plan import ModelShape
+from paddlenlp_galvatron.plan import Infeasible, ModelShape, UserError, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.search import SearchOptions, search
+from paddlenlp_galvatron.search import Outcome, SearchOptions, search
 
 from .random_cost import RandomCost, best_by_enumeration, model_of
 
@@ -68,3 +71,97 @@ def test_equals_exhaustive_enumeration() -> None:
 def test_equals_exhaustive_enumeration_often() -> None:
     for seed in range(1000, 1600):
         check_against_enumeration(seed)
+
+
+WIDER = {
+    "disable_ckpt": False,
+    "disable_sdp": False,
+    "disable_vtp": False,
+    "pipeline_type": None,
+    "embed_sdp": None,
+    "fine_grained_mode": True,
+    "sp_space": "tp+sp",
+    "tp_consec": False,
+}
+
+
+def samples_per_s(seed: int, **changed: Any) -> float:
+    model, cost, options = problem(seed, **changed)
+    result = search(model, cost, options)
+    return result.best.samples_per_s if result.best else 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), more=st.floats(1, 3))
+def test_more_memory_is_never_slower(seed: int, more: float) -> None:
+    _, _, options = problem(seed)
+    wide = samples_per_s(seed, memory_constraint=options.memory_constraint * more)
+    assert wide >= samples_per_s(seed) * (1 - 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), name=st.sampled_from(sorted(WIDER)))
+def test_a_wider_space_is_never_slower(seed: int, name: str) -> None:
+    _, _, options = problem(seed)
+    assume(name != "sp_space" or options.tp_consec)  # Ulysses and strided groups exclude each other
+    assume(name != "tp_consec" or options.sp_space == "tp")
+    assert samples_per_s(seed, **{name: WIDER[name]}) >= samples_per_s(seed) * (1 - 1e-9)
+
+
+def test_more_batches_are_never_slower() -> None:
+    for seed in range(20):
+        one = {"settle_bsz": -1, "settle_chunk": -1, "min_bsz": 6, "max_bsz": 6, "bsz_scale": 6}
+        assert samples_per_s(seed, **one | {"max_bsz": 12}) >= samples_per_s(seed, **one) * (1 - 1e-9)
+
+
+def test_threads_find_the_same() -> None:
+    for seed in range(12):
+        alone, together = (samples_per_s(seed, parallel_search=on, worker=4) for on in (False, True))
+        assert together == pytest.approx(alone, rel=1e-9)
+
+
+def test_the_best_families_are_kept_in_order() -> None:
+    model, cost, options = problem(3, top_k=1000, memory_constraint=50, settle_bsz=12)
+    result = search(model, cost, options)
+    assert result.best is not None and len(result.runners_up) > 3
+    speeds = [candidate.samples_per_s for candidate in (result.best, *result.runners_up)]
+    assert speeds == sorted(speeds, reverse=True)
+    kept = {(c.plan.micro_batches, len(c.plan.stages), c.plan.schedule) for c in (result.best, *result.runners_up)}
+    assert len(kept) == len(speeds) == sum(outcome is Outcome.SOLVED for outcome in result.outcomes.values())
+
+
+def test_the_plan_says_what_was_predicted_and_searched(tmp_path: Path) -> None:
+    model, cost, options = problem(3, memory_constraint=50)
+    result = search(model, cost, options)
+    write_plan(result.plan, tmp_path / "plan.json")
+    plan = read_plan(tmp_path / "plan.json")
+    assert plan == result.plan
+    assert plan.metadata["predicted"]["time_s"] == pytest.approx(cost.predict(plan).time_s)
+    assert plan.metadata["predicted"]["gap"] == 0
+    assert plan.metadata["searched_from"]["model_fingerprint"] == model.fingerprint
+
+
+def test_where_nothing_fits_the_need_is_enough_and_least() -> None:
+    model, cost, options = problem(3, memory_constraint=0.01)
+    need = search(model, cost, options).need
+    assert need is not None and "would do; stage" in str(need)
+    with pytest.raises(Infeasible, match=r"no plan fits: .* GB a device would do"):
+        search(model, cost, options).require()
+    for share, fits in ((0.999, False), (1.000001, True)):
+        _, _, changed = problem(3, memory_constraint=need.memory_mib * share / 1024)
+        assert (search(model, cost, changed).best is not None) is fits
+
+
+def test_a_batch_that_nothing_divides_is_infeasible() -> None:
+    model, cost, options = problem(
+        3, num_gpus_per_node=4, settle_bsz=3, disable_tp=True, disable_sp=True, disable_pp=True
+    )
+    with pytest.raises(Infeasible, match="splits batch, heads and ranks"):
+        search(model, cost, options).require()
+
+
+def test_options_that_contradict_the_cost_model_are_refused() -> None:
+    model, cost, options = problem(3)
+    other = options.model_copy(update={"sequence_parallel": not options.sequence_parallel, "num_nodes": 7})
+    with pytest.raises(UserError, match="make them agree"):
+        search(model, cost, other)

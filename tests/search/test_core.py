@@ -1,0 +1,143 @@
+"""The compiled core: the documented one-line build, sanitizers, Ctrl-C, threads, and refusal of bad arrays."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import galvatron_dp_core
+import numpy as np
+import pybind11
+import pytest
+
+from .test_pipeline import tables
+
+ENGINE = Path(__file__).parents[2] / "search_engine"
+COMPILER = shutil.which("c++")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+
+
+def compile_core(folder: Path, *flags: str) -> Path:
+    """Build the module as the user documentation says, with other flags where given."""
+    module = folder / f"galvatron_dp_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+    includes = [f"-I{sysconfig.get_paths()['include']}", f"-I{pybind11.get_include()}"]
+    command = [str(COMPILER), *(flags or ("-O3",)), "-Wall", "-Wextra", "-Werror", "-shared", "-std=c++17", "-fPIC"]
+    subprocess.run([*command, *includes, "dp_core.cpp", "-o", str(module)], cwd=ENGINE, check=True, timeout=600)
+    return module
+
+
+@needs_compiler
+def test_one_line_builds_it(tmp_path: Path) -> None:
+    compile_core(tmp_path, "-O1")
+    program = "import galvatron_dp_core as core; print(core.solve_layers([[1.0]], [[2.0]], [[0.0]], 3.0))"
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {_site_packages()!r}]; {program}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert ran.stdout == "(2.0, [0], 1.0, 2.0)\n"
+
+
+def _site_packages() -> str:
+    """Where the libraries are; `-S` and this path keep an installed core out of the way."""
+    return str(Path(np.__file__).parents[1])
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_is_clean_under_sanitizers(tmp_path: Path) -> None:
+    sanitizers = "-fsanitize=address,undefined"
+    compile_core(tmp_path, "-O1", "-g", sanitizers, "-fno-sanitize-recover=undefined")
+    runtime = subprocess.run(
+        [str(COMPILER), "-print-file-name=libasan.so"], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.strip()
+    program = f"""
+import sys
+sys.path[:0] = {[str(tmp_path), str(Path(__file__).parents[1]), str(ENGINE.parent), _site_packages()]!r}
+import galvatron_dp_core
+assert galvatron_dp_core.__file__.startswith({str(tmp_path)!r})
+from search.test_pipeline import check
+from search.test_solver import KINDS, instance
+from paddlenlp_galvatron.search.solver import solve
+for seed in range(150):
+    check(seed)
+    for kind in KINDS:
+        solve(*instance(seed, kind, 12, 8))
+print("clean")
+"""
+    environment = os.environ | {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
+    ran = subprocess.run(
+        [sys.executable, "-S", "-c", program], env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert ran.stdout == "clean\n", ran.stderr[-4000:]
+
+
+def endless() -> tuple[Any, ...]:
+    """Tables whose exact optimum is a subset-sum problem: more time than any test has."""
+    memory = np.random.default_rng(0).random((40, 30))
+    return memory, 1 - memory, np.zeros((30, 30)), 20.0
+
+
+def test_control_c_ends_a_search() -> None:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        galvatron_dp_core.solve_layers(*endless())
+    assert time.monotonic() - started < 60
+
+
+def test_another_thread_runs_meanwhile_and_can_cancel() -> None:
+    cancel, failures = galvatron_dp_core.Cancel(), []
+
+    def work() -> None:
+        try:
+            galvatron_dp_core.solve_layers(*endless(), cancel=cancel)
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.2)  # this returns while the other thread searches: the interpreter is not locked
+    assert thread.is_alive()
+    cancel.cancel()
+    thread.join(60)
+    assert failures == ["the search was cancelled"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": 0}, "fewer layers than stages"),
+        ({"micro_batches": 0}, "micro_batches"),
+        ({"strategies": np.zeros((0, 6))}, "strategies: none"),
+        ({"strategies": np.zeros((2, 5))}, "strategies: has shape"),
+        ({"strategies": np.full((1, 6), np.nan)}, "strategies: holds NaN"),
+        ({"strategies": np.full((1, 6), np.inf)}, "strategies: holds an infinite"),
+        ({"groups": np.array([9])}, "groups: out of range"),
+        ({"groups": np.array([0, 0, 0, 0])}, "groups: one a strategy"),
+        ({"enter": np.zeros((65, 2))}, "enter: no groups"),
+        ({"vocabs": np.zeros((1, 6))}, "vocabs: has shape"),
+        ({"in_flight": np.array([0])}, "in_flight: between"),
+        ({"budget_mib": float("nan")}, "budget_mib: is NaN"),
+        ({"send": np.zeros(7)}, "send: has shape"),
+    ],
+)
+def test_bad_arrays_are_value_errors(change: dict[str, Any], message: str) -> None:
+    good = next(t for t in map(tables, range(100)) if len(t["in_flight"]) == 1 and len(t["strategies"]) == 1)
+    with pytest.raises(ValueError, match=message):
+        galvatron_dp_core.Pipeline(**good | change)

@@ -1,0 +1,128 @@
+"""Options by every name, presets, and what each leaves of the space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Schedule, UserError, VocabStrategy
+from paddlenlp_galvatron.search import SearchOptions
+from paddlenlp_galvatron.search.space import Family, Space, divisors, families
+
+from .random_cost import model_of
+
+
+def space_of(stages: int = 1, gpus: int = 4, **values: Any) -> tuple[list[LayerStrategy], list[VocabStrategy]]:
+    options = SearchOptions.from_mapping({"num_gpus_per_node": gpus, "seq_length": 12} | values)
+    family = Family(12, 1, stages, Schedule.GPIPE, gpus)
+    space = Space(model_of(4), options.assumptions, options)
+    return space.layers(family), space.vocabularies(family)
+
+
+def test_other_names_mean_the_same() -> None:
+    options = SearchOptions.from_mapping(
+        {"memory-upper-limit": 36, "max_tp_size": 4, "max_pp_size": 2, "bsz_step": 16, "time_profile_data_path": "t"}
+    )
+    assert (options.memory_constraint, options.max_tp_deg, options.max_pp_deg, options.bsz_scale) == (36, 4, 2, 16)
+    assert str(options.time_profiling_path) == "t"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_tp_dge": 4}, "max_tp_dge: unknown option; did you mean max_tp_deg"),
+        ({"max_tp_deg": 4, "max_tp_size": 8}, "max_tp_size: given twice"),
+        ({"memory_constraint": -1}, "memory_constraint: input should be greater than 0"),
+        ({"memory_constraint": "nan"}, "memory_constraint: input should be a finite number"),
+        ({"settle_bsz": 0}, "settle_bsz"),
+        ({"min_bsz": 16, "max_bsz": 8}, "max_bsz: 8 is below min_bsz 16"),
+        ({"pipeline_type": "1f1b"}, "pipeline_type: input should be"),
+        ({"search_space": "dp+tpp"}, "search_space: 'tpp' is unknown"),
+        ({"sp_space": "tp+sp", "tp_consec": 0}, "tp_consec: 0 does not go together with sp_space"),
+        ({"worker": 0}, "worker: input should be greater"),
+    ],
+)
+def test_bad_options_are_told(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        SearchOptions.from_mapping(values)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(SearchOptions.model_fields)),
+        st.one_of(st.none(), st.integers(), st.floats(), st.text(max_size=8), st.booleans(), st.lists(st.integers())),
+        max_size=4,
+    )
+)
+def test_any_values_give_options_or_a_clear_error(values: dict[str, Any]) -> None:
+    try:
+        SearchOptions.from_mapping(values)
+    except UserError as error:
+        assert all(fault.strip() for fault in error.faults)
+
+
+def test_flags_are_read_as_scripts_give_them() -> None:
+    options = SearchOptions.from_mapping({"disable_pp": "1", "fine_grained_mode": "0", "embed_sdp": "None"})
+    assert options.disable_pp and not options.fine_grained_mode and options.embed_sdp is None
+
+
+def test_any_divisor_is_a_degree() -> None:
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    layers, vocabularies = space_of(gpus=6)
+    assert {layer.degree for layer in layers} == {vocab.degree for vocab in vocabularies} == {1, 2, 3, 6}
+
+
+@pytest.mark.parametrize(
+    ("values", "gone"),
+    [
+        ({"disable_tp": True}, lambda layer: layer.tp > 1),
+        ({"disable_sp": True, "sp_space": "tp+sp"}, lambda layer: layer.ulysses),
+        ({"disable_dp": True}, lambda layer: layer.degree < 4),
+        ({"disable_sdp": True}, lambda layer: layer.dp_type is DataParallel.ZERO3),
+        ({"disable_ckpt": True}, lambda layer: layer.recompute),
+        ({"max_tp_deg": 2}, lambda layer: layer.degree > 2),
+        ({"search_space": "dp+tp"}, lambda layer: layer.recompute or layer.dp_type is DataParallel.ZERO3),
+        ({"search_space": "sdp+dp+ckpt"}, lambda layer: layer.degree > 1),
+    ],
+)
+def test_what_is_disabled_is_gone_and_nothing_else(values: dict[str, Any], gone: Any) -> None:
+    full, _ = space_of(sp_space=values.get("sp_space", "tp"))
+    layers, _ = space_of(**values)
+    assert layers == [layer for layer in full if not gone(layer)] != full
+
+
+def test_the_vocabulary_obeys_its_own_options() -> None:
+    assert {vocab.degree for vocab in space_of(disable_vtp=True)[1]} == {1}
+    assert {vocab.dp_type for vocab in space_of(embed_sdp=1)[1]} == {DataParallel.ZERO3}
+    assert {vocab.dp_type for vocab in space_of(embed_sdp=0)[1]} == {DataParallel.DDP}
+
+
+def test_strided_groups_on_demand() -> None:
+    assert all(layer.consecutive for layer in space_of()[0])
+    assert {layer.degree for layer in space_of(tp_consec=0)[0] if not layer.consecutive} == {2}
+
+
+def test_zero3_needs_a_rank_to_share_with() -> None:
+    layers, _ = space_of(sp_space="tp+sp")
+    assert {layer.ulysses for layer in layers if layer.degree == 4 and layer.dp_type is DataParallel.ZERO3} == {True}
+
+
+def test_families_follow_batches_chunks_stages_and_schedules() -> None:
+    options = SearchOptions.from_mapping({"num_gpus_per_node": 4, "min_bsz": 4, "max_bsz": 6, "bsz_scale": 2})
+    found = list(families(options, 4, layers=3))
+    assert {(f.global_batch, f.micro_batches) for f in found} == {
+        (4, 1),
+        (4, 2),
+        (4, 4),
+        (6, 1),
+        (6, 2),
+        (6, 3),
+        (6, 6),
+    }
+    assert {f.stages for f in found} == {1, 2}, "four stages are more than the three layers"
+    assert len(found) == 7 * (1 + 2), "one stage has no schedule, two have two"
+    fixed = SearchOptions.from_mapping({"settle_bsz": 12, "settle_chunk": 3, "pipeline_type": "gpipe"})
+    assert {(f.global_batch, f.micro_batches, f.schedule) for f in families(fixed, 8, 8)} == {(12, 3, Schedule.GPIPE)}
