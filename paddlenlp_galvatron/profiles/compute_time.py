@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import TypeVar
 
 from ..plan.errors import UserError
 from .computation import EMBEDDING, HEAD, ComputationProfile, PassTimes, Shape, layer_part
@@ -18,6 +19,7 @@ class TimeMode(StrEnum):
     SEQUENCE = "sequence"  # other sequence lengths: time per token is a line in the sequence length
 
 
+Value = TypeVar("Value")
 NOTHING = PassTimes(0.0, 0.0, 0.0)
 
 
@@ -55,11 +57,12 @@ class ComputeTimes:
         return self._known[key]
 
     def _price(self, part: str, samples: float, seq: int, tp: int) -> PassTimes:
-        degrees = [degree for name, degree in self._passes if name == part and tp % degree == 0]
-        if degrees:
-            degree = max(degrees)
+        measured = {degree: points for (name, degree), points in self._passes.items() if name == part}
+        fitting = [d for d, points in measured.items() if tp % d == 0 and not self._fault(part, points, seq)]
+        if fitting:
+            degree = max(fitting)
             return self._measured(part, degree, samples * degree / tp, seq)
-        if part == EMBEDDING:
+        if part == EMBEDDING and not measured:
             return NOTHING
         forward = self._time(part, self._forward_points(part), samples / tp, seq)
         return PassTimes(forward, 2 * forward, forward)
@@ -67,9 +70,9 @@ class ComputeTimes:
     def _forward_points(self, part: str) -> dict[Shape, float]:
         """Whole times in ms of the files' plain keys (which hold times per sample)."""
         times: Mapping[Shape, float] | None
-        if part == HEAD:
-            times = self.profile.other_ms
-            missing = "layertype_other"
+        if part in (EMBEDDING, HEAD):
+            times = self.profile.other_ms if part == HEAD else None
+            missing = "layertype_other" if part == HEAD else part
         else:
             times = self.profile.layer_ms.get(int(part.rpartition("_")[2]))
             missing = part
@@ -90,32 +93,45 @@ class ComputeTimes:
 
     def _time(self, part: str, points: Mapping[Shape, float], samples: float, seq: int) -> float:
         """Time in ms: over the batch a curve through the points of one length, over lengths a curve of time a token."""
-        lengths: dict[int, dict[int, float]] = {}
-        for (batch, length), ms in points.items():
-            lengths.setdefault(length, {})[batch] = ms
-        if self.mode is not TimeMode.SEQUENCE or seq in lengths:
-            self._require(part, lengths, seq)
+        fault = self._fault(part, points, seq)
+        if fault:
+            raise UserError(fault)
+        lengths = _by_length(points)
+        if seq in lengths:
             return Curve.rising(lengths[seq].items())(samples)
-        wanted = 2 if part == HEAD else 3
-        if len(lengths) < wanted:
-            raise UserError(
-                f"{part}: time_profile_mode sequence needs {wanted} sequence lengths but the profile has "
-                f"{_listed(lengths)}; measure more around {seq} with `galvatron profile computation`"
-            )
         per_token = {length: Curve.rising(times.items())(samples) / length for length, times in lengths.items()}
         return seq * Curve.through(per_token.items())(seq)
 
-    def _require(self, part: str, lengths: Mapping[int, Mapping[int, float]], seq: int) -> None:
+    def _fault(self, part: str, points: Mapping[Shape, object], seq: int) -> str | None:
+        """Why the points don't tell the times at a sequence length, and what to do; None: they do."""
+        lengths = _by_length(points)
+        if self.mode is TimeMode.SEQUENCE and seq not in lengths:
+            wanted = 3 if part.startswith("layertype") else 2
+            if len(lengths) >= wanted:
+                return None
+            return (
+                f"{part}: time_profile_mode sequence needs {wanted} sequence lengths but the profile has "
+                f"{_listed(lengths)}; measure more around {seq} with `galvatron profile computation`"
+            )
         if seq not in lengths:
-            raise UserError(
+            return (
                 f"{part}: sequence length {seq} was not measured (the profile has {_listed(lengths)}); measure it, or "
                 "measure several lengths and search with time_profile_mode sequence"
             )
         if self.mode is TimeMode.BATCH and len(lengths[seq]) < 2:
-            raise UserError(
+            return (
                 f"{part}: time_profile_mode batch needs two batch sizes or more at sequence length {seq} but the "
                 f"profile has {_listed(lengths[seq])}; measure more, or search with time_profile_mode static"
             )
+        return None
+
+
+def _by_length(points: Mapping[Shape, Value]) -> dict[int, dict[int, Value]]:
+    """Sequence length -> batch -> value."""
+    lengths: dict[int, dict[int, Value]] = {}
+    for (batch, length), value in points.items():
+        lengths.setdefault(length, {})[batch] = value
+    return lengths
 
 
 def _listed(numbers: Mapping[int, object]) -> str:

@@ -92,6 +92,15 @@ def test_measured_backward_recompute_and_degrees_go_before_fixed_factors():
     assert ComputeTimes(COMPUTATION).head(4, SEQ).forward_ms == pytest.approx(0.2 + 0.8 * 4)
 
 
+def test_a_degree_measured_at_other_lengths_gives_way_to_one_that_fits():
+    passes = {PassKey("layertype_0", 4, 2 * SEQ, 2): PassTimes(9.0, 9.0)}
+    times = ComputeTimes(replace(COMPUTATION, passes=passes))
+    assert times.layer(0, 4, SEQ, tp=2) == PassTimes(0.9, 1.8, 0.9)
+    with pytest.raises(UserError, match="embedding: no time"):
+        alone = {PassKey("embedding", 4, 2 * SEQ): PassTimes(9.0, 9.0)}
+        ComputeTimes(replace(COMPUTATION, passes=alone)).embedding(4, SEQ)
+
+
 def test_a_gather_is_half_an_all_reduce_unless_it_was_measured():
     all_reduce = {MessageGroup(Collective.ALL_REDUCE, 4): {1.0: 0.2, 64.0: 3.0}}
     place = Place(4)

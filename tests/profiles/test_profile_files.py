@@ -6,12 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL
+from cost_examples import COMPUTATION, HARDWARE, LAYER_MIB, MEMORY, MODEL
 from hypothesis import given
 from hypothesis import strategies as st
 from plans import json_values
 
-from paddlenlp_galvatron.plan import Precision, UserError
+from paddlenlp_galvatron.cost_model import load
+from paddlenlp_galvatron.plan import (
+    Assumptions,
+    DataParallel,
+    LayerStrategy,
+    Plan,
+    Precision,
+    UserError,
+    VocabStrategy,
+)
 from paddlenlp_galvatron.profiles import (
     OVERLAP_NAME,
     Collective,
@@ -39,7 +48,9 @@ from paddlenlp_galvatron.profiles.identity import require_parameter_size, requir
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
-META = Meta(fingerprint=Fingerprint(device="example", device_count=8, dtype="bf16", model="abc"), spread={"x": 0.01})
+META = Meta(
+    fingerprint=Fingerprint(device="example", device_count=8, dtype="bf16", model=MODEL.fingerprint), spread={"x": 0.01}
+)
 DOCUMENTED = ("bf16", 1024, 16)
 
 sizes = st.integers(1, 64)
@@ -229,11 +240,13 @@ def sound_files(tmp_path_factory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("sound")
     messages = {MessageGroup(Collective.ALL_TO_ALL, 2): {0.5: 0.1, 1.0: 0.2}}
     replace(HARDWARE, messages_ms=messages, meta=META).save(folder)
-    passes = {PassKey("layertype_0", 2, 512, 2): PassTimes(1.0, 2.5, 1.0)}
-    replace(COMPUTATION, passes=passes, raw={"layernum[2]_bsz1_seq512": 7.0}, meta=META).save(folder)
-    layers = {Variant(0, True): {512: LayerMemory(80.0, {1: 40.0}, 1.0, {1: 12.0})}}
-    vocab = {VocabVariant("last", True): {512: VocabMemory({1: 500.0}, {1: 198.0}, {1: 66.0})}}
-    replace(MEMORY, layers=layers, vocab=vocab, meta=META).save(folder)
+    passes = {PassKey("layertype_0", batch, 512, 2): PassTimes(1.0 * batch, 2.5 * batch, 1.0) for batch in (2, 4)}
+    times = {Shape(batch, seq): seq / 1000 for batch in (1, 4) for seq in (256, 512, 2048)}
+    computation = replace(COMPUTATION, layer_ms={0: times}, other_ms=times, passes=passes, meta=META)
+    replace(computation, raw={"layernum[2]_bsz1_seq512": 7.0}).save(folder)
+    layers = {**MEMORY.layers, Variant(0, True): {512: LayerMemory(LAYER_MIB, {1: 40.0, 2: 30.0}, 1.0, {1: 12.0})}}
+    last = {512: VocabMemory({1: 500.0}, {1: 198.0}, {1: 66.0})}
+    replace(MEMORY, layers=layers, vocab={**MEMORY.vocab, VocabVariant("last", True): last}, meta=META).save(folder)
     return {path.name: json.loads(path.read_text()) for path in folder.iterdir()}
 
 
@@ -270,6 +283,36 @@ def test_a_damaged_file_is_read_or_refused_in_words_never_with_a_traceback(tmp_p
     except UserError as error:
         assert error.faults
         assert all(fault.startswith(str(folder / name)) and len(fault) < 600 for fault in error.faults)
+        return
+    plans = st.builds(
+        LayerStrategy,
+        st.sampled_from([1, 2, 4]),
+        st.booleans(),
+        st.booleans(),
+        st.sampled_from(DataParallel),
+        st.booleans(),
+    )
+    assumed = Assumptions(
+        data.draw(st.booleans()), Precision.BF16, data.draw(st.booleans()), data.draw(st.sampled_from([512, 1024]))
+    )
+    modes = {
+        "time_profile_mode": data.draw(st.sampled_from(["static", "batch", "sequence"])),
+        "memory_profile_mode": data.draw(st.sampled_from(["static", "sequence"])),
+    }
+    plan = Plan(
+        world_size=8,
+        global_batch=32,
+        micro_batches=2,
+        stages=(2, 2),
+        layers=tuple(data.draw(plans) for _ in range(4)),
+        vocab=VocabStrategy(data.draw(st.sampled_from([1, 2, 4]))),
+        assumed=assumed,
+    )
+    try:
+        predicted = load(MODEL, 2, 4, assumed, folder=folder, allow_foreign_profiles=data.draw(st.booleans()), **modes)
+        assert predicted.predict(plan).time_s > 0
+    except UserError as error:
+        assert error.faults and all(len(fault) < 600 for fault in error.faults)
 
 
 @real_data
