@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 import paddle.distributed as dist
 
@@ -23,13 +24,14 @@ from ..profiles.hardware import message_key
 from ..runtime import collectives
 from ..runtime.groups import Groups, Ranks, start_world
 from .launcher import fingerprint, report_progress, run_as_rank
-from .stopwatch import Stopwatch, Timing
+from .stopwatch import Array, Stopwatch, Timing
 
 SIZES_MIB = (1 / 64, 1 / 16, 1 / 4, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-LONGEST_MS = 40.0  # larger messages than the first that takes this long are not measured: they only get longer
+ROUNDS = 3  # everything is measured so often, so that what disturbs the machine for a while spoils one round only
+LONGEST_MS = 30.0  # larger messages than the first that takes this long are not measured: they only get longer
 FLOAT_BYTES = 4
 OVERLAP_MIB = 4  # message of the overlap measurement
-OVERLAP_MS = 100.0  # work of the overlap measurement: enough that starting a thread does not matter
+OVERLAP_MS = 50.0  # work of the overlap measurement: enough that starting a thread does not matter
 MATRIX = 256  # side of the matrices that it multiplies
 
 OPERATIONS: dict[Collective, Callable[[Any, Any], Any]] = {
@@ -55,7 +57,7 @@ class HardwareProfiler:
     stopwatch: Stopwatch
     groups: Groups
     largest_mib: float = SIZES_MIB[-1]
-    messages: dict[MessageGroup, dict[float, Timing]] = field(default_factory=dict)
+    _laps: dict[MessageGroup, dict[float, list[Array]]] = field(default_factory=dict)
 
     def measure(self, nodes: int = 1) -> HardwareProfile:
         """The whole profile; the same on every rank."""
@@ -65,12 +67,11 @@ class HardwareProfiler:
             *(partial(self._measure_collective, MessageGroup(kind, *group)) for group in kinds for kind in OPERATIONS),
             *(partial(self._measure_send, size) for size, consecutive in kinds if consecutive),
         ]
-        for number, row in enumerate(rows):
-            report_progress(number, len(rows) + 1)
+        for number, row in enumerate(rows * ROUNDS):
+            report_progress(number, ROUNDS * len(rows))
             row()
-        report_progress(len(rows), len(rows) + 1)
         overlap = self._measure_overlap() if self.world_size > 1 else Timing(1.0, 0.0)
-        report_progress(len(rows) + 1, len(rows) + 1)
+        report_progress(ROUNDS * len(rows), ROUNDS * len(rows))
         return self._profile(nodes, overlap)
 
     def _communicators(self) -> Iterator[tuple[Ranks, str]]:
@@ -116,10 +117,10 @@ class HardwareProfiler:
         self._measure_sizes(MessageGroup(Collective.SEND, stages), message)
 
     def _measure_sizes(self, kind: MessageGroup, message: Callable[[float], Callable[[], Any]]) -> None:
-        times = self.messages.setdefault(kind, {})
         for mib in (size for size in SIZES_MIB if size <= self.largest_mib):
-            times[mib] = self.stopwatch.together(message(mib))
-            if times[mib].ms > LONGEST_MS:
+            laps = self.stopwatch.together(message(mib))
+            self._laps.setdefault(kind, {}).setdefault(mib, []).append(laps)
+            if Timing.of(laps).ms > LONGEST_MS:
                 break
 
     def _measure_overlap(self) -> Timing:
@@ -139,8 +140,11 @@ class HardwareProfiler:
             for _ in range(count):
                 collectives.all_reduce(buffer, group)
 
-        products = max(1, round(OVERLAP_MS / self.stopwatch.together(partial(compute, 1)).ms))
-        messages = max(1, round(OVERLAP_MS / self.stopwatch.together(partial(communicate, 1)).ms))
+        def time(operation: Callable[[], Any]) -> Timing:
+            return Timing.of(self.stopwatch.together(operation))
+
+        products = max(1, round(OVERLAP_MS / time(partial(compute, 1)).ms))
+        messages = max(1, round(OVERLAP_MS / time(partial(communicate, 1)).ms))
 
         def both() -> None:
             beside = threading.Thread(target=communicate, args=(messages,))
@@ -148,19 +152,22 @@ class HardwareProfiler:
             compute(products)
             beside.join()
 
-        alone = [
-            self.stopwatch.together(partial(compute, products)),
-            self.stopwatch.together(partial(communicate, messages)),
-        ]
-        beside = self.stopwatch.together(both)
-        short, long = sorted(timing.ms for timing in alone)
-        return Timing(max(1.0, (beside.ms - (long - short)) / short), beside.spread)
+        coefficients = []
+        for _ in range(ROUNDS):
+            alone_ms = [time(partial(compute, products)).ms, time(partial(communicate, messages)).ms]
+            short_ms, long_ms = sorted(alone_ms)
+            coefficients.append(max(1.0, (time(both).ms - (long_ms - short_ms)) / short_ms))
+        return Timing.of(np.array(coefficients))
 
     def _profile(self, nodes: int, overlap: Timing) -> HardwareProfile:
         allreduce: dict[tuple[int, bool], float] = {}
         p2p: dict[int, float] = {}
         spread = {"overlap_coe": overlap.spread}
-        for kind, times in self.messages.items():
+        messages = {
+            kind: {mib: Timing.of(np.concatenate(laps)) for mib, laps in sizes.items()}
+            for kind, sizes in self._laps.items()
+        }
+        for kind, times in messages.items():
             largest = max(times)
             mib_per_ms = largest / times[largest].ms
             if kind.kind is Collective.ALL_REDUCE:
@@ -175,7 +182,7 @@ class HardwareProfiler:
             self.world_size // nodes,
             allreduce,
             p2p,
-            {kind: {mib: timing.ms for mib, timing in times.items()} for kind, times in self.messages.items()},
+            {kind: {mib: timing.ms for mib, timing in times.items()} for kind, times in messages.items()},
             overlap.ms,
             Meta(fingerprint=fingerprint(self.world_size), spread=spread),
         )
@@ -194,7 +201,7 @@ def main() -> None:
     """Measure, and write the files on the first rank."""
     options = HardwareOptions(**json.loads(sys.argv[1]))
     rank, world_size = start_world()
-    stopwatch = Stopwatch(world_size, options.budget_ms)
+    stopwatch = Stopwatch(world_size, options.budget_ms / ROUNDS)
     profile = HardwareProfiler(rank, world_size, stopwatch, Groups(rank), options.largest_mib).measure()
     if rank == 0:
         profile.save(Path(options.output))

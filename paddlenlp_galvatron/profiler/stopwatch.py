@@ -46,17 +46,16 @@ class Stopwatch:
         self._world = dist.get_group(0) if world_size > 1 else None
         self._budget_ms = budget_ms
 
-    def together(self, operation: Operation) -> Timing:
-        """Time of an operation that is done when the slowest rank is, such as a collective."""
-        warm_ms = float(self._laps([operation], 2).max(axis=1).min())
+    def together(self, operation: Operation) -> Array:
+        """Times in ms of the laps of an operation that is done when the slowest rank is, such as a collective."""
+        warm_ms = float(self._laps([operation], 1).max())
         inner = max(1, round(SHORTEST_LAP_MS / warm_ms))
 
         def several() -> None:
             for _ in range(inner):
                 operation()
 
-        laps = [self._laps([several], 1).max() / inner for _ in range(self._count(warm_ms * inner))]
-        return Timing.of(np.array(laps))
+        return np.array([self._laps([several], 1).max() / inner for _ in range(self._count(warm_ms * inner))])
 
     def apart(self, *steps: Operation) -> Array:
         """Times in ms [laps, steps] of steps that each rank takes for itself, one after the other, all ranks at once:

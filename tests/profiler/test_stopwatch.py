@@ -11,7 +11,7 @@ def test_waiting_counts_for_what_ranks_do_together_and_not_for_what_each_does_al
     def wait() -> None:
         time.sleep(0.02)
 
-    assert stopwatch.together(wait).ms >= 20
+    assert min(stopwatch.together(wait)) >= 20
     assert np.median(stopwatch.apart(wait)[:, 0]) < 10
 
 
