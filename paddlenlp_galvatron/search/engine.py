@@ -23,6 +23,7 @@ from .space import Family, Space, families
 from .tables import Tables, build, sketch_ms
 
 MS_PER_S = 1000.0
+ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 
 
 def search(
@@ -171,10 +172,12 @@ class _Search:
         outcome = Outcome.SOLVED
         if time_ms < inf:
             plan = tables.plan(vocab, division, choice, self.bare)
-            self._keep(Candidate(plan, self.cost.predict(plan)), family)
+            found = Candidate(plan, self.cost.predict(plan))
+            self._keep(found, family)
+            time_ms = found.time_s * MS_PER_S
         elif limit < inf:
             outcome = Outcome.OUT_OF_BOUND
-        if proven_ms < min(time_ms, limit_ms):
+        if proven_ms < min(time_ms, limit_ms) * (1 - ROUNDING):
             outcome = Outcome.GIVEN_UP
             self.unproven = min(self.unproven, proven_ms / batch)
         self._note(family, outcome)
@@ -256,5 +259,7 @@ def _require_agreement(cost: CostModel, options: SearchOptions) -> None:
         )
     if cost.context_mib != options.context_mib:
         faults.append(f"context_mib: {options.context_mib}, but {cost.context_mib} in the cost model; make them agree")
+    if len(cost.models) > 1:
+        faults.append("num_layertype: models of several layer types are not searched; give one type of layer")
     if faults:
         raise UserError(faults)

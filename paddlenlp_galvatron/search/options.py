@@ -64,7 +64,9 @@ class SearchOptions(BaseModel):
     disable_pp: bool = Field(False, description="no pipeline")
     disable_ckpt: bool = Field(False, description="no recompute")
     disable_vtp: bool = Field(False, description="vocabulary layers on degree 1")
-    embed_sdp: bool | None = Field(None, description="vocabulary layers under zero3: 0, 1, or unset: searched")
+    embed_sdp: bool | None = Field(
+        None, description="vocabulary layers under zero3, where ranks share them: 0, 1, or unset: searched"
+    )
     tp_consec: bool = Field(True, description="0: strided tensor-parallel groups are tried too")
     pipeline_type: Schedule | None = Field(None, description="gpipe, pipedream_flush, or unset: both")
     default_dp_type: DataParallel = Field(DataParallel.DDP, description="data parallelism of layers without zero3")

@@ -68,7 +68,7 @@ class Outcome(IntEnum):
     OUT_OF_MEMORY = 1
     OUT_OF_BOUND = 2  # no plan of it can beat, or none beats, what was found before
     SOLVED = 3  # searched to the end
-    GIVEN_UP = 4  # not searched to the end: the effort was not enough
+    GIVEN_UP = 4  # left with a gap: the effort was not enough, or prices of switching break the triangle inequality
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,12 +80,10 @@ class Space:
 
     def vocabularies(self, family: Family) -> list[VocabStrategy]:
         """Strategies of the vocabulary layers."""
-        wanted = self._options.embed_sdp
         return [
             VocabStrategy(degree, ulysses, dp_type)
             for degree, ulysses in self._degrees(family, "vtp")
-            for dp_type in ([DataParallel.ZERO3] if wanted else self._dp_types(family, degree, ulysses))
-            if wanted is not False or dp_type is self._options.default_dp_type
+            for dp_type in self._vocab_dp_types(family, degree, ulysses)
         ]
 
     def uniform(self, family: Family) -> Iterator[tuple[LayerStrategy, VocabStrategy]]:
@@ -118,6 +116,12 @@ class Space:
         if alone or default is DataParallel.ZERO3 or not self._options.allows("sdp"):
             return [default]
         return [default, DataParallel.ZERO3]
+
+    def _vocab_dp_types(self, family: Family, degree: int, ulysses: bool) -> list[DataParallel]:
+        alone, wanted = degree == family.stage_size and not ulysses, self._options.embed_sdp
+        if wanted is None:
+            return self._dp_types(family, degree, ulysses)
+        return [DataParallel.ZERO3 if wanted and not alone else self._options.default_dp_type]
 
     def _fits_anew(self, stage_size: int, micro_batch: int, degree: int, ulysses: bool, for_layer: bool) -> bool:
         one = Plan(

@@ -21,6 +21,8 @@ def model_of(layers: int) -> ModelShape:
 class RandomCost(CostModel):
     """Prices drawn at random, the same ones for the same question."""
 
+    crooked = False  # prices of switching that break the triangle inequality
+
     def __init__(self, model: ModelShape, options: SearchOptions, seed: int):
         self.models = (model,)
         self.num_nodes, self.gpus_per_node = options.num_nodes, options.num_gpus_per_node
@@ -50,6 +52,8 @@ class RandomCost(CostModel):
         there, back = (
             redistribution(*way, tokens).most_tokens / tokens for way in ((source, target), (target, source))
         )
+        if self.crooked:
+            rate *= random.Random(repr((self.seed, source, target, micro_batch))).uniform(0, 3)
         return rate * there, rate * back
 
     def boundary_cost(self, *, stage_size, micro_batch, pipeline):  # type: ignore[no-untyped-def]

@@ -96,7 +96,8 @@ def test_what_is_disabled_is_gone_and_nothing_else(values: dict[str, Any], gone:
 
 def test_the_vocabulary_obeys_its_own_options() -> None:
     assert {vocab.degree for vocab in space_of(disable_vtp=True)[1]} == {1}
-    assert {vocab.dp_type for vocab in space_of(embed_sdp=1)[1]} == {DataParallel.ZERO3}
+    shared = [vocab for vocab in space_of(embed_sdp=1)[1] if vocab.degree < 4]
+    assert {vocab.dp_type for vocab in shared} == {DataParallel.ZERO3}
     assert {vocab.dp_type for vocab in space_of(embed_sdp=0)[1]} == {DataParallel.DDP}
 
 
