@@ -66,7 +66,7 @@ def model(
     sequence_parallel: SequenceParallel = False,
     computation: Annotated[bool, typer.Option(help="measure computation")] = True,
     memory: Annotated[bool, typer.Option(help="measure memory")] = True,
-    budget_ms: ModelBudget = 400,
+    budget_ms: ModelBudget = 250,
 ) -> None:
     """Measure computation and memory of a model's layers and of its vocabulary layers."""
     from paddlenlp_galvatron.profiler.launcher import run_ranks

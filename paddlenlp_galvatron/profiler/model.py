@@ -28,7 +28,7 @@ class ModelOptions:
     sequence_parallel: bool = False  # of the timed layers; memory is measured with and without
     computation: bool = True
     memory: bool = True
-    budget_ms: float = 400  # spent on each set of laps
+    budget_ms: float = 250  # spent on each set of laps
 
     @classmethod
     def from_json(cls, text: str) -> ModelOptions:
