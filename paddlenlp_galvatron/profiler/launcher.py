@@ -7,9 +7,7 @@ import platform
 import re
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,20 +17,31 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from ..plan import GalvatronError
 from ..profiles import Fingerprint
-from ..runtime.launch import launch
+from ..runtime.launch import Launch
 
 PROGRESS = re.compile(r"^progress (\d+)/(\d+)$", re.MULTILINE)
-POLL_S = 0.2
 TIMEOUT_S = 3600
 
 
 def run_ranks(module: str, options: Any, nproc: int, what: str) -> None:
-    """Run a module of this package as `nproc` ranks; its options (a dataclass) are its one argument, as JSON.
+    """Run a module of this package as `nproc` ranks, with progress; its options (a dataclass) are its one argument, as
+    JSON.
 
     Raises LaunchError.
     """
-    with tempfile.TemporaryDirectory(prefix="galvatron-profile-") as logs, _shown(Path(logs, "workerlog.0"), what):
-        launch(f"{__package__}.{module}", [json.dumps(asdict(options))], nproc, logs, TIMEOUT_S)
+    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    command = (f"{__package__}.{module}", [json.dumps(asdict(options))], nproc)
+    with (
+        tempfile.TemporaryDirectory(prefix="galvatron-profile-") as logs,
+        Progress(*columns, console=Console(stderr=True)) as progress,
+        Launch(*command, logs, TIMEOUT_S) as running,
+    ):
+        task = progress.add_task(what, total=None)
+        for _ in running.wait():
+            reported = PROGRESS.findall(Path(logs, "workerlog.0").read_text(errors="replace"))
+            if reported:
+                done, total = map(int, reported[-1])
+                progress.update(task, completed=done, total=total)
 
 
 def run_as_rank(work: Callable[[], None]) -> int:
@@ -67,29 +76,3 @@ def fingerprint(device_count: int, **model: str) -> Fingerprint:
 def _cpu_name() -> str:
     found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     return found[1] if found else platform.machine()
-
-
-@contextmanager
-def _shown(log: Path, what: str) -> Iterator[None]:
-    """Show the progress that a log reports while the body runs."""
-    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    over = threading.Event()
-
-    def watch(progress: Progress) -> None:
-        task = progress.add_task(what, total=None)
-        last = False
-        while not last:
-            last = over.wait(POLL_S)
-            reported = PROGRESS.findall(log.read_text(errors="replace")) if log.exists() else []
-            if reported:
-                done, total = map(int, reported[-1])
-                progress.update(task, completed=done, total=total)
-
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        watcher = threading.Thread(target=watch, args=(progress,), daemon=True)
-        watcher.start()
-        try:
-            yield
-        finally:
-            over.set()
-            watcher.join()
