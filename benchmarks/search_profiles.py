@@ -73,8 +73,12 @@ def _memory(model: ModelShape, seq: int) -> dict[str, object]:
     token_mib = seq * 2 / MIB
     layer = token_mib * (8 * model.hidden_size + 4 * model.intermediate_size)
     degrees = (1, 2, 4, 8)
-    activation: dict[str, float] = {str(tp): layer / tp for tp in degrees}
-    activation["checkpoint"] = token_mib * model.hidden_size
+    checkpoint = {"checkpoint": token_mib * model.hidden_size}
+    whole = 4 * checkpoint["checkpoint"]  # norms' inputs and outputs: on every rank without Megatron-SP
+    activations = {
+        "_sp": checkpoint | {str(tp): layer / tp for tp in degrees},
+        "": checkpoint | {str(tp): whole + (layer - whole) / tp for tp in degrees},
+    }
     table = 16 * model.vocab_size * model.hidden_size / MIB
 
     def vocabulary(tables: float, logits: bool) -> dict[str, object]:
@@ -83,9 +87,14 @@ def _memory(model: ModelShape, seq: int) -> dict[str, object]:
         return {str(seq): {"model_states": states, "activation": {str(tp): kept / tp for tp in degrees}}}
 
     parameters = model.layer_parameters * 4 / MIB
-    return {
-        "layertype_0_sp": {str(seq): {"parameter_size": parameters, "tp_activation_per_bsz_dict": activation}},
-        "other_memory_pp_off_sp": vocabulary(2, True),
-        "other_memory_pp_on_first_sp": vocabulary(1, False),
-        "other_memory_pp_on_last_sp": vocabulary(1, True),
-    }
+    entries: dict[str, object] = {}
+    for suffix, activation in activations.items():
+        entries |= {
+            f"layertype_0{suffix}": {
+                str(seq): {"parameter_size": parameters, "tp_activation_per_bsz_dict": activation}
+            },
+            f"other_memory_pp_off{suffix}": vocabulary(2, True),
+            f"other_memory_pp_on_first{suffix}": vocabulary(1, False),
+            f"other_memory_pp_on_last{suffix}": vocabulary(1, True),
+        }
+    return entries

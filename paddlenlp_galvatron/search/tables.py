@@ -146,10 +146,15 @@ def _through_end(change: NDArray[np.float64], leave: NDArray[np.float64]) -> NDA
 
 
 def sketch_ms(family: Family, layers: Sequence[LayerStrategy], cost: CostModel) -> float:
-    """A lower bound, in ms, of the step time of every plan of the family, for a few prices: memory, vocabulary,
-    gradient sums and switches are free, and ZeRO-3 and recompute, which only add to a layer's passes, are left out."""
+    """A lower bound, in ms, of the step time of every plan of the family, for a few prices.
+
+    Memory, vocabulary, gradient sums and switches are free. Recompute only adds to a layer's passes, so it is left out,
+    and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper.
+    """
     stages = family.stages
-    plain = {LayerStrategy(layer.degree, layer.ulysses, layer.consecutive) for layer in layers}
+    plain = [layer for layer in layers if not layer.recompute] or list(layers)
+    if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
+        plain = list({(layer.degree, layer.ulysses, layer.consecutive): layer for layer in reversed(plain)}.values())
     rows = []
     for layer in plain:
         price = cost.layer_cost(
