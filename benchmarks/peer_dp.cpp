@@ -1,9 +1,12 @@
-// The dynamic program that existing Galvatron uses for one stage, in its best form: the peer that benchmarks compare with.
+// The dynamic program that existing Galvatron uses for one stage, in its best
+// form: the peer that benchmarks compare with.
 //
-// Over layers x strategies x memory in whole MiB, f[v][k] is the least time of the layers so far that use v MiB at most
-// and end in strategy k: f'[v][k] = min over j of f[v - memory(k)][j] + switch(j, k), + time(k). Memory is rounded up to
-// MiB. Tuned: no allocation in loops, the inner minimum runs over contiguous memory, without back-pointers where only the
-// optimum's time is asked for.
+// Over layers x strategies x memory in whole MiB, f[v][k] is the least time of
+// the layers so far that use v MiB at most and end in strategy k: f'[v][k] =
+// min over j of f[v - memory(k)][j] + switch(j, k), + time(k). Memory is
+// rounded up to MiB. Tuned: no allocation in loops, the inner minimum runs over
+// contiguous memory, without back-pointers where only the optimum's time is
+// asked for.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -19,7 +22,8 @@ double solve(const Array& memory, const Array& time, const Array& change, double
   const int layers = static_cast<int>(memory.shape(0)), strategies = static_cast<int>(memory.shape(1));
   const int units = static_cast<int>(budget) + 1;
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  // [strategy][unit]: the loop over units is the innermost, so that it vectorises.
+  // [strategy][unit]: the loop over units is the innermost, so that it
+  // vectorises.
   std::vector<std::vector<double>> best(strategies, std::vector<double>(units, 0.0)), next = best;
   std::vector<double> entered(units);
   for (int l = 0; l < layers; ++l) {

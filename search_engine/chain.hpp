@@ -60,7 +60,7 @@ class Chain {
 
   // Cheapest completions at one price of memory: of the layers from l on, when layer l - 1 is left in a class.
   struct CostsToGo {
-    double price;  // of one MiB; infinite: only memory counts
+    double price;                                           // of one MiB; infinite: only memory counts
     std::vector<std::vector<double>> priced, cost, memory;  // [layer][class]; priced = cost + price * memory
   };
   struct Label {
@@ -162,8 +162,7 @@ class Chain {
       double least = kInfinity, change = 0;
       for (const ChainItem& item : layers_[l].items) {
         const double entry = layers_[l].change[leaving][item.entering];
-        const double total =
-            priced(go.price, entry + item.cost, item.memory) + go.priced[l + 1][item.leaving];
+        const double total = priced(go.price, entry + item.cost, item.memory) + go.priced[l + 1][item.leaving];
         if (total < least && entry < kInfinity) least = total, next = &item, change = entry;
       }
       choice.push_back(next->id);
@@ -242,7 +241,8 @@ class Chain {
 
   static std::vector<int> ids(const std::vector<Labels>& labels, std::size_t layer, const Label& last) {
     std::vector<int> reversed;
-    for (const Label* label = &last; label->id >= 0; label = &labels[layer--][label->parent]) reversed.push_back(label->id);
+    for (const Label* label = &last; label->id >= 0; label = &labels[layer--][label->parent])
+      reversed.push_back(label->id);
     return {reversed.rbegin(), reversed.rend()};
   }
 

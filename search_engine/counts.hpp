@@ -147,7 +147,8 @@ class AlikeLayers {
   // Depth first over counts, the dearest first, cut where the bound plus reduced costs cannot win.
   void visit(std::size_t i, int left, double memory, double cost, double reduced, Mix& best, Poll& poll) {
     poll.tick();
-    if (i + 2 == order_.size()) return take_pair(static_cast<int>(i), static_cast<int>(i + 1), left, memory, cost, best);
+    if (i + 2 == order_.size())
+      return take_pair(static_cast<int>(i), static_cast<int>(i + 1), left, memory, cost, best);
     const auto& [price, choice] = order_[i];
     for (int n = 0; n <= left && is_less(floor_ + reduced + n * price, best.cost); ++n) {
       if (memory + n * choice.memory + (left - n) * least_memory_[i + 1] > budget_) {

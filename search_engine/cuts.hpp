@@ -46,8 +46,17 @@ class Cuts {
     const double m = tables.micro_batches;
     for (int stage = 0; stage < tables.stages; ++stage) {
       const double after = m - tables.in_flight[stage];  // forwards after the first backward
-      weights_[stage] = {{{m, m, 1}, {1 + after, m, 1}, {m, 1 + after, 1}, {1 + after, 1 + after, 1}, {0, 0, 0},
-                          {1, 1, 0}, {1, 1, 1}, {2, 2, 1}, {1, 0, 0}, {0, 1, 0}, {0, 0, 1}}};
+      weights_[stage] = {{{m, m, 1},
+                          {1 + after, m, 1},
+                          {m, 1 + after, 1},
+                          {1 + after, 1 + after, 1},
+                          {0, 0, 0},
+                          {1, 1, 0},
+                          {1, 1, 1},
+                          {2, 2, 1},
+                          {1, 0, 0},
+                          {0, 1, 0},
+                          {0, 0, 1}}};
       if (tables.stages == 1) {
         of_[stage] = {{kBusy, kNowhere}};
       } else if (tables.gpipe) {

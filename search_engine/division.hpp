@@ -18,8 +18,8 @@
 namespace galvatron {
 
 struct PipelineSolution {
-  double cost = kInfinity;  // step time, ms
-  int vocab = -1;           // number of the vocabulary strategy; -1: nothing found
+  double cost = kInfinity;         // step time, ms
+  int vocab = -1;                  // number of the vocabulary strategy; -1: nothing found
   std::vector<int> division;       // layers of each stage
   std::vector<StagePoint> points;  // of each stage
 };
@@ -41,7 +41,8 @@ class DivisionSearch {
     double bound = 0;
     for (int s = 0; s < tables_.stages; ++s) bound = std::max(bound, bound_of(s, dealt_[s]));
     const int left = tables_.layers - std::accumulate(dealt_.begin(), dealt_.end(), 0);
-    for (int n = 0; n < left && bound < kInfinity; ++n) bound = std::max(bound, deal([&](int s, int l) { return bound_of(s, l); }));
+    for (int n = 0; n < left && bound < kInfinity; ++n)
+      bound = std::max(bound, deal([&](int s, int l) { return bound_of(s, l); }));
     return bound;
   }
 
@@ -84,7 +85,9 @@ class DivisionSearch {
 
   // --- bounds of a division -------------------------------------------------------------------------------------
 
-  double fixed(int stage, Weighting weighting) const { return cuts_.weights(stage, weighting).of(stages_.fixed(stage)); }
+  double fixed(int stage, Weighting weighting) const {
+    return cuts_.weights(stage, weighting).of(stages_.fixed(stage));
+  }
 
   double least_bound() {
     double bound = this->bound();
@@ -136,9 +139,9 @@ class DivisionSearch {
     return longest;
   }
 
-  // Better bounds, of pipelines that cost less than the limit alone: their stages have between fewest_ and most_ layers,
-  // so no layer elsewhere is as cheap as if its stage had room for it. The price of a layer is the Lagrange multiplier of
-  // their number: Σ time_s(n_s) over Σ n_s = L is at least price * L + Σ min_n (time_s(n) - price * n).
+  // Better bounds, of pipelines that cost less than the limit alone: their stages have between fewest_ and most_
+  // layers, so no layer elsewhere is as cheap as if its stage had room for it. The price of a layer is the Lagrange
+  // multiplier of their number: Σ time_s(n_s) over Σ n_s = L is at least price * L + Σ min_n (time_s(n) - price * n).
   void strengthen() {
     for (const Weighting below : kBelow) {
       if (below == kNowhere) continue;
@@ -432,12 +435,12 @@ class DivisionSearch {
   Poll* poll_ = nullptr;
   long effort_ = 0;
 
-  std::array<Elsewhere, kWeightings> elsewhere_;          // by what lies below
-  std::vector<std::vector<double>> bounds_, leasts_;      // [stage][layers], negative: not yet known
+  std::array<Elsewhere, kWeightings> elsewhere_;      // by what lies below
+  std::vector<std::vector<double>> bounds_, leasts_;  // [stage][layers], negative: not yet known
   std::vector<int> dealt_, fewest_, most_, division_;
-  std::vector<bool> free_;                                // stages not yet settled
-  std::vector<StagePoint> chosen_;                        // of the others
-  std::vector<StageTime> times_;                          // scratch
+  std::vector<bool> free_;          // stages not yet settled
+  std::vector<StagePoint> chosen_;  // of the others
+  std::vector<StageTime> times_;    // scratch
 };
 
 }  // namespace galvatron

@@ -56,7 +56,8 @@ void check_number(const std::string& name, double value) {
 
 std::string shape_of(const Array& array) {
   std::string text = "[";
-  for (py::ssize_t axis = 0; axis < array.ndim(); ++axis) text += (axis ? ", " : "") + std::to_string(array.shape(axis));
+  for (py::ssize_t axis = 0; axis < array.ndim(); ++axis)
+    text += (axis ? ", " : "") + std::to_string(array.shape(axis));
   return text + "]";
 }
 
@@ -70,7 +71,8 @@ void check_shape(const std::string& name, const Array& array, const std::vector<
 py::tuple solve_layers(const Array& memory, const Array& time, const Array& change, double budget, double gap,
                        const Cancel* cancel) {
   if (memory.ndim() != 2 || memory.size() == 0)
-    throw py::value_error("memory_mib: has shape " + shape_of(memory) + "; give [layers, strategies], neither of them 0");
+    throw py::value_error("memory_mib: has shape " + shape_of(memory) +
+                          "; give [layers, strategies], neither of them 0");
   const py::ssize_t layers = memory.shape(0), strategies = memory.shape(1);
   if (layers > kMostLayers || strategies > kMostStrategies)
     throw py::value_error("memory_mib: at most 100000 layers and 10000 strategies");
@@ -85,8 +87,9 @@ py::tuple solve_layers(const Array& memory, const Array& time, const Array& chan
   check_number("budget_mib", budget);
   check_number("gap", gap);
   if (gap >= 1) throw py::value_error("gap: is not below 1");
-  const LayerTables tables{static_cast<int>(layers), static_cast<int>(strategies), memory.data(), time.data(),
-                           change.data(), change.ndim() == 3};
+  const LayerTables tables{
+      static_cast<int>(layers), static_cast<int>(strategies), memory.data(), time.data(), change.data(),
+      change.ndim() == 3};
   Poll poll = poll_for(cancel);
   ChainSolution solution;
   {
@@ -122,7 +125,8 @@ std::unique_ptr<Pipeline> make_pipeline(int layers, int micro_batches, bool gpip
                                         double budget) {
   const py::ssize_t stages = in_flight.size(), count = strategies.ndim() ? strategies.shape(0) : 0;
   const py::ssize_t kinds = enter.ndim() ? enter.shape(0) : 0, options = vocabs.ndim() ? vocabs.shape(0) : 0;
-  if (stages < 1 || layers < stages || layers > kMostLayers) throw py::value_error("in_flight: fewer layers than stages");
+  if (stages < 1 || layers < stages || layers > kMostLayers)
+    throw py::value_error("in_flight: fewer layers than stages");
   if (micro_batches < 1) throw py::value_error("micro_batches: must be positive");
   if (count < 1 || count > kMostStrategies) throw py::value_error("strategies: none, or more than 10000");
   if (kinds < 1 || kinds > kMostGroups) throw py::value_error("enter: no groups, or more than 64");

@@ -1,4 +1,5 @@
-// What a stage may choose from, and the Lagrangian bound of a stage of alike layers: the lower convex hull of its choices.
+// What a stage may choose from, and the Lagrangian bound of a stage of alike layers: the lower convex hull of its
+// choices.
 #pragma once
 
 #include <algorithm>

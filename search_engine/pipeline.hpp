@@ -70,7 +70,8 @@ class Pipeline {
       if (!is_less(candidate.bound, best.cost)) break;
       PipelineSolution found;
       found.cost = best.cost;
-      if (!candidate.search->solve(found, candidate.bound, effort, poll)) unproven = std::min(unproven, candidate.bound);
+      if (!candidate.search->solve(found, candidate.bound, effort, poll))
+        unproven = std::min(unproven, candidate.bound);
       if (!is_less(found.cost, best.cost)) continue;
       best = std::move(found);
       best.vocab = candidate.vocab;
@@ -114,7 +115,9 @@ class Pipeline {
   static Part least_of_each(const Part& a, const Part& b) {
     return {{std::min(a.time.forward, b.time.forward), std::min(a.time.backward, b.time.backward),
              std::min(a.time.sync, b.time.sync)},
-            std::min(a.states, b.states), std::min(a.activation, b.activation), std::min(a.working, b.working)};
+            std::min(a.states, b.states),
+            std::min(a.activation, b.activation),
+            std::min(a.working, b.working)};
   }
 
   static Vocab least_of_each(const Vocab& a, const Vocab& b) {
@@ -136,7 +139,8 @@ class Pipeline {
     for (int other = 0; other < static_cast<int>(tables_.vocabs.size()); ++other) {
       if (other == v) continue;
       const std::vector<double> rival = numbers_of(tables_.vocabs[other]);
-      const bool as_good = std::equal(rival.begin(), rival.end(), numbers.begin(), [](double a, double b) { return a <= b; });
+      const bool as_good =
+          std::equal(rival.begin(), rival.end(), numbers.begin(), [](double a, double b) { return a <= b; });
       if (as_good && (rival != numbers || other < v)) return true;
     }
     return false;
@@ -145,8 +149,8 @@ class Pipeline {
   static std::vector<double> numbers_of(const Vocab& vocab) {
     std::vector<double> numbers;
     for (const Part* part : {&vocab.first, &vocab.last})
-      for (const double number : {part->time.forward, part->time.backward, part->time.sync, part->states,
-                                  part->activation, part->working})
+      for (const double number :
+           {part->time.forward, part->time.backward, part->time.sync, part->states, part->activation, part->working})
         numbers.push_back(number);
     for (const std::vector<Change>* changes : {&vocab.enter, &vocab.leave})
       for (const Change& change : *changes) numbers.push_back(change.forward), numbers.push_back(change.backward);

@@ -73,8 +73,8 @@ class ChoiceCache {
     for (int other = 0; other < static_cast<int>(tables_.strategies.size()); ++other) {
       const Part& rival = tables_.strategies[other];
       if (other == k || rival.group != part.group || rival.time.forward > part.time.forward ||
-          rival.time.backward > part.time.backward || rival.time.sync > part.time.sync ||
-          rival.states > part.states || rival.activation > part.activation || rival.working > part.working)
+          rival.time.backward > part.time.backward || rival.time.sync > part.time.sync || rival.states > part.states ||
+          rival.activation > part.activation || rival.working > part.working)
         continue;
       const bool equal = rival.time.forward == part.time.forward && rival.time.backward == part.time.backward &&
                          rival.time.sync == part.time.sync && rival.states == part.states &&
@@ -109,7 +109,8 @@ class Stages {
   // Below every weighted time of a stage with so many layers.
   double bound(int stage, int layers, Weighting weighting) {
     const Weights& weights = cuts_.weights(stage, weighting);
-    return weights.of(fixed(stage)) + choices(stage, weighting).bound(layers, views_[stage].room, walks(stage, weighting));
+    return weights.of(fixed(stage)) +
+           choices(stage, weighting).bound(layers, views_[stage].room, walks(stage, weighting));
   }
 
   // The least weighted time itself; infinite where nothing fits.

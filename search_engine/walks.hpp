@@ -46,10 +46,13 @@ class Walks {
   // That order.
   std::vector<int> order(GroupSet set) {
     std::vector<int> reversed;
-    auto total = [&](int last) { return to(set, last) + (reversed.empty() ? prices_.leave[last] : prices_.change[last][reversed.back()]); };
+    auto total = [&](int last) {
+      return to(set, last) + (reversed.empty() ? prices_.leave[last] : prices_.change[last][reversed.back()]);
+    };
     while (set) {
       const std::vector<int> candidates = members(set);
-      const int last = *std::min_element(candidates.begin(), candidates.end(), [&](int a, int b) { return total(a) < total(b); });
+      const int last =
+          *std::min_element(candidates.begin(), candidates.end(), [&](int a, int b) { return total(a) < total(b); });
       reversed.push_back(last);
       set &= ~(GroupSet{1} << last);
     }

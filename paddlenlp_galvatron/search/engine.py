@@ -241,10 +241,7 @@ def predicted(prediction: Prediction, lower_bound_s: float) -> dict[str, Any]:
         "lower_bound_s": lower_bound_s,
         "gap": max(0.0, 1 - lower_bound_s / prediction.time_s),
         "samples_per_s": prediction.samples_per_s,
-        "stages": [
-            asdict(stage) | {"memory": asdict(stage.memory) | {"total_mib": stage.memory.total_mib}}
-            for stage in prediction.stages
-        ],
+        "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in prediction.stages],
     }
 
 
