@@ -45,18 +45,23 @@ class Chain {
     take(least_memory_);
     raise_bound();
     // Guess how far the optimum is above the bound. A search below the guess keeps few labels; what it finds is the
-    // optimum, and finding nothing raises the bound to the guess.
-    for (double guess = kFirstGuess; !proven(gap); guess *= kGuessGrowth) {
-      const double limit = std::min(best_.cost, bound_ + guess * std::max(bound_, best_.cost - bound_));
+    // optimum, and finding nothing raises the bound to the guess. One half of the gap lets labels be dropped that are
+    // hardly better than another one, the other half lets the search end early.
+    accepted_ = 1 - gap / 2;
+    worthwhile_ = gap / 2 * bound_ / static_cast<double>(layers_.size());
+    const double dropped = gap / 2 * bound_;
+    for (double guess = kFirstGuess; is_less(bound_, best_.cost * (1 - gap)); guess *= kGuessGrowth) {
+      const double limit = bound_ + guess * std::max(bound_, best_.cost - bound_);
       search(limit, poll);
-      bound_ = std::min(limit, best_.cost);
+      bound_ = std::max(bound_, std::min(limit, best_.cost * accepted_) - dropped);
     }
     best_.bound = std::min(bound_, best_.cost);
     return best_;
   }
 
  private:
-  static constexpr double kFirstGuess = 1e-5, kGuessGrowth = 4;
+  static constexpr double kFirstGuess = 1e-6, kGuessGrowth = 8;
+  static constexpr std::size_t kMostLabels = 30'000'000;  // some 1 GiB
 
   // Cheapest completions at one price of memory: of the layers from l on, when layer l - 1 is left in a class.
   struct CostsToGo {
@@ -70,8 +75,6 @@ class Chain {
     int leaving;
   };
   using Labels = std::vector<Label>;
-
-  bool proven(double gap) const { return !is_less(bound_, best_.cost * (1 - gap)); }
 
   // Drops items that another one of the same classes beats.
   static void prune(ChainLayer& layer) {
@@ -180,8 +183,8 @@ class Chain {
     });
   }
 
-  // Keeps, by class, the labels that no other one beats in memory and cost.
-  static void keep_best(Labels& labels) {
+  // Keeps, by class, the labels that beat all of less memory by more than `worthwhile`.
+  static void keep_best(Labels& labels, double worthwhile) {
     std::sort(labels.begin(), labels.end(), [](const Label& a, const Label& b) {
       if (a.leaving != b.leaving) return a.leaving < b.leaving;
       if (a.memory != b.memory) return a.memory < b.memory;
@@ -190,15 +193,17 @@ class Chain {
     std::size_t kept = 0;
     for (const Label& label : labels) {
       const bool alike = kept && labels[kept - 1].leaving == label.leaving;
-      if (!alike || label.cost < labels[kept - 1].cost) labels[kept++] = label;
+      if (!alike || label.cost < labels[kept - 1].cost - worthwhile) labels[kept++] = label;
     }
     labels.resize(kept);
   }
 
-  // Finds the optimum if it costs less than the limit.
+  // Finds the optimum if it costs less than the limit and than what is good enough.
   void search(double limit, Poll& poll) {
+    limit = std::min(limit, best_.cost * accepted_);
     std::vector<Labels> labels{{{0, 0, -1, -1, 0}}};
     Labels entered;
+    std::size_t kept = 0;
     for (std::size_t l = 0; l < layers_.size(); ++l) {
       const ChainLayer& layer = layers_[l];
       Labels next;
@@ -211,7 +216,7 @@ class Chain {
           const double change = layer.change[label.leaving][entering];
           if (change < kInfinity) entered.push_back({label.memory, label.cost + change, parent, -1, 0});
         }
-        keep_best(entered);
+        keep_best(entered, 0);
         for (; item < layer.items.size() && layer.items[item].entering == entering; ++item) {
           const ChainItem& choice = layer.items[item];
           for (const Label& label : entered) {
@@ -220,11 +225,13 @@ class Chain {
             if (!promising(l, choice.leaving, memory, cost, limit)) continue;
             next.push_back({memory, cost, label.parent, choice.id, choice.leaving});
           }
+          if (kept + next.size() > kMostLabels) throw TooHard("too hard to solve exactly; allow a gap");
         }
       }
-      keep_best(next);
+      keep_best(next, worthwhile_);
+      kept += next.size();
       labels.push_back(std::move(next));
-      limit = std::min(limit, shortcut(labels, l));
+      limit = std::min(limit, shortcut(labels, l) * accepted_);
     }
   }
 
@@ -249,6 +256,8 @@ class Chain {
   std::vector<ChainLayer> layers_;
   double budget_;
   double bound_ = 0;
+  double accepted_ = 1;    // a solution is good enough if nothing costs less than its cost times this
+  double worthwhile_ = 0;  // cost by which a label must beat one of less memory
   ChainSolution best_;
   CostsToGo least_memory_;
   std::vector<CostsToGo> prices_;

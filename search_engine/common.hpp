@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <limits>
+#include <stdexcept>
 
 namespace galvatron {
 
@@ -14,6 +15,12 @@ constexpr double kRounding = 1e-12;
 
 inline double within(double budget) { return budget + kRounding * (budget < 0 ? -budget : budget); }
 inline bool is_less(double a, double b) { return a < b - kRounding * (b < kInfinity ? b : 0.0); }
+
+// The optimum would take more memory than there should be.
+class TooHard : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
 
 // Called now and then in long loops; leaves them by throwing.
 class Poll {

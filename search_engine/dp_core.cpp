@@ -200,6 +200,7 @@ py::tuple pipeline_least_memory(const Pipeline& pipeline) {
 }  // namespace
 
 PYBIND11_MODULE(galvatron_dp_core, module) {
+  py::register_exception<TooHard>(module, "TooHard", PyExc_MemoryError);
   module.doc() = "Exact search for parallel strategies: the compiled core of paddlenlp_galvatron.search.";
 
   py::class_<Cancel>(module, "Cancel", "Ends searches that run in other threads.")

@@ -30,7 +30,8 @@ def solve(
     An infinite entry forbids a choice. Sums are trusted to a relative 1e-12.
 
     The result is the optimum, or with `gap` (a fraction below 1) a solution proven to take at most 1 / (1 - gap) times
-    the optimum. Raises ValueError for shapes that do not match, empty tables, NaN, negative or huge numbers.
+    the optimum. Raises ValueError for shapes that do not match, empty tables, NaN, negative or huge numbers, and
+    MemoryError where layers that all differ make the optimum too hard; a wider gap always ends that.
     """
     time, choice, memory, bound = galvatron_dp_core.solve_layers(
         _table("memory_mib", memory_mib),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Schedule, VocabStrategy
+from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Schedule, UserError, VocabStrategy
 from ..plan.check import find_faults
 from ..plan.strategy import Assumptions
 from .options import SearchOptions
@@ -59,13 +59,15 @@ def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[F
 
 
 class Space:
-    """Strategies of layers and vocabulary, by family."""
+    """Strategies of layers and vocabulary, by family. Raises UserError for a model that no strategy can train."""
 
     def __init__(self, model: ModelShape, assumed: Assumptions, options: SearchOptions):
         self._one_layer = replace(model, layers=1)
         self._assumed = assumed
         self._options = options
-        self._fits = lru_cache(maxsize=None)(self._fits_anew)
+        if faults := self._faults(1, 1, 1, False, True):  # even of one rank with one sample: no strategy helps
+            raise UserError(faults)
+        self._fits = lru_cache(maxsize=None)(lambda *where: not self._faults(*where))
 
     def layers(self, family: Family) -> list[LayerStrategy]:
         """Strategies of one layer."""
@@ -123,7 +125,8 @@ class Space:
             return self._dp_types(family, degree, ulysses)
         return [DataParallel.ZERO3 if wanted and not alone else self._options.default_dp_type]
 
-    def _fits_anew(self, stage_size: int, micro_batch: int, degree: int, ulysses: bool, for_layer: bool) -> bool:
+    def _faults(self, stage_size: int, micro_batch: int, degree: int, ulysses: bool, for_layer: bool) -> list[str]:
+        """Why no layer (or vocabulary) can have this degree on such a stage."""
         one = Plan(
             world_size=stage_size,
             global_batch=micro_batch,
@@ -133,4 +136,4 @@ class Space:
             vocab=VocabStrategy(degree, ulysses),
             assumed=self._assumed,
         )
-        return not find_faults(one, self._one_layer if for_layer else None)
+        return find_faults(one, self._one_layer if for_layer else None)

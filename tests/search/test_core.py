@@ -119,6 +119,14 @@ def test_another_thread_runs_meanwhile_and_can_cancel() -> None:
     assert failures == ["the search was cancelled"]
 
 
+@pytest.mark.slow
+def test_what_is_too_hard_ends_before_memory_does() -> None:
+    with pytest.raises(MemoryError, match="allow a gap"):
+        galvatron_dp_core.solve_layers(*endless())
+    time_s, _, _, bound = galvatron_dp_core.solve_layers(*endless(), 1e-3)
+    assert time_s <= bound / (1 - 1e-3)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

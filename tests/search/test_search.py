@@ -176,6 +176,12 @@ def test_a_batch_that_nothing_divides_is_infeasible() -> None:
         search(model, cost, options).require()
 
 
+def test_a_sequence_beyond_the_models_positions_is_told() -> None:
+    model, cost, options = problem(3, seq_length=4096)
+    with pytest.raises(UserError, match="seq_length: 4096 is beyond the 64 positions"):
+        search(model, cost, options)
+
+
 def test_options_that_contradict_the_cost_model_are_refused() -> None:
     model, cost, options = problem(3)
     other = options.model_copy(update={"sequence_parallel": not options.sequence_parallel, "num_nodes": 7})
