@@ -74,6 +74,7 @@ class _Search:
             layers=(),
             default_dp_type=options.default_dp_type,
             assumed=cost.assumed,
+            stated=frozenset(asdict(cost.assumed)),
         )
         self.cancel = galvatron_dp_core.Cancel()
         self.found: dict[Family, Candidate] = {}
@@ -125,16 +126,15 @@ class _Search:
     def _work(self) -> None:
         """Advance the most promising family, until none is left."""
         while entry := self._next():
+            again = False
             try:
                 again = self._advance(entry)
             finally:
                 with self.changed:
+                    if again:
+                        heappush(self.waiting, entry)
                     self.active -= 1
                     self.changed.notify_all()
-            if again:
-                with self.changed:
-                    heappush(self.waiting, entry)
-                    self.changed.notify()
 
     def _next(self) -> _Open | None:
         with self.changed:
@@ -177,6 +177,9 @@ class _Search:
             time_ms = found.time_s * MS_PER_S
         elif limit < inf:
             outcome = Outcome.OUT_OF_BOUND
+        else:
+            outcome = Outcome.OUT_OF_MEMORY
+            self.too_big.append(entry)
         if proven_ms < min(time_ms, limit_ms) * (1 - ROUNDING):
             outcome = Outcome.GIVEN_UP
             self.unproven = min(self.unproven, proven_ms / batch)

@@ -25,7 +25,9 @@ ALIASES = {
     "allreduce_coe_path": "allreduce_bandwidth_config_path",
     "p2p_coe_path": "p2p_bandwidth_config_path",
     "disable_ulysses": "disable_sp",
+    "search_granularity": "fine_grained_mode",
 }
+GRANULARITIES = {"coarse-grained": False, "fine-grained": True}  # words for fine_grained_mode
 
 Positive = Annotated[int, Field(ge=1)]
 Unset = Literal[-1]
@@ -110,7 +112,7 @@ class SearchOptions(BaseModel):
                 close = difflib.get_close_matches(name, [*cls.model_fields, *ALIASES], n=1)
                 faults.append(f"{given}: unknown option" + (f"; did you mean {close[0]}?" if close else ""))
             elif value is not None and value != "None":
-                fields[name] = value
+                fields[name] = GRANULARITIES.get(value, value) if isinstance(value, str) else value
         if faults:
             raise UserError(faults)
         try:

@@ -28,6 +28,7 @@ def test_other_names_mean_the_same() -> None:
     )
     assert (options.memory_constraint, options.max_tp_deg, options.max_pp_deg, options.bsz_scale) == (36, 4, 2, 16)
     assert str(options.time_profiling_path) == "t"
+    assert not SearchOptions.from_mapping({"search_granularity": "coarse-grained"}).fine_grained_mode
 
 
 @pytest.mark.parametrize(
