@@ -1,4 +1,4 @@
-"""Whole searches: llama2-7b on measured profiles, and the Llama-3.1-405B shape on clusters of any size.
+"""Whole searches: llama2-7b on measured profiles (`--profiles FOLDER`), and the Llama-3.1-405B shape on clusters of any size.
 
     python benchmarks/search_whole.py [--profiles FOLDER] [--scale] [--svg FILE]
 
@@ -22,8 +22,6 @@ from search_profiles import cost_model
 from paddlenlp_galvatron.cost_model import load
 from paddlenlp_galvatron.plan import load_model
 from paddlenlp_galvatron.search import SearchOptions, SearchResult, search
-
-MEASURED = Path(__file__).parents[2] / "shared" / "data" / "galvatron-llama2-7b"
 
 
 def peak_mib() -> float:
@@ -96,11 +94,13 @@ def draw(file: Path, curves: dict[str, Sequence[tuple[float, float]]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profiles", type=Path, default=MEASURED, help="measured profiles of llama2-7b, 8 devices")
+    parser.add_argument(
+        "--profiles", type=Path, help="folder with profiles of llama2-7b on 8 devices, bf16, 2048 tokens"
+    )
     parser.add_argument("--scale", action="store_true")
     parser.add_argument("--svg", type=Path)
     arguments = parser.parse_args()
-    if arguments.profiles.exists():
+    if arguments.profiles:
         llama2_7b(arguments.profiles)
     if arguments.scale or arguments.svg:
         over_layers = [(layers, scaled(layers, 128).search_time_s) for layers in (32, 64, 126, 250, 500, 1000)]
