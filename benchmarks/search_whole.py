@@ -1,4 +1,4 @@
-"""Whole searches: llama2-7b on measured profiles (`--profiles FOLDER`), and the Llama-3.1-405B shape on clusters of any size.
+"""Whole searches: llama2-7b on measured profiles, and the Llama-3.1-405B shape on clusters of any size.
 
     python benchmarks/search_whole.py [--profiles FOLDER] [--scale] [--svg FILE]
 
