@@ -78,7 +78,7 @@ class Engine:
         for unit in self.stage.units:
             unit.publish()
         for trainable in self.trainables:
-            trainable.tensor.grad = None
+            trainable.tensor.clear_gradient(False)
 
     @property
     def tensors(self) -> list[Any]:

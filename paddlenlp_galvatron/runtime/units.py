@@ -131,7 +131,7 @@ class Unit:
         if padding:
             parts.append(paddle.zeros([padding], parts[0].dtype))
         for weight in self.weights:
-            weight.tensor.grad = None
+            weight.tensor.clear_gradient(False)
         return paddle.concat(parts) if len(parts) > 1 else parts[0]
 
 
