@@ -17,6 +17,7 @@ from paddlenlp_galvatron.plan.errors import GalvatronError, UserError
 COMMANDS = {
     "data": "turn text into what training reads: prepare",
     "profile": "measure this machine and a model: hardware, model",
+    "quickstart": "all of it on this machine: data, profile, search, train, compare",
     "plan": "look at a plan file: show, check, schema",
     "parity": "prove that a plan trains what one process trains",
     "train": "train a model by a plan",

@@ -27,6 +27,8 @@ import paddle
 from paddle.base import core
 from paddle.distributed import collective, parallel
 
+from .ports import free_ports
+
 STORE_TIMEOUT_S = 300  # waiting for the peers of a group to appear
 POLL_S = 0.005
 GROUP_KEY = "galvatron/group"
@@ -98,9 +100,7 @@ def _own_store(shared: Any, key: str, is_host: bool) -> Any:
 
 def _host_store(address: str, attempts: int = 8) -> tuple[Any, int]:
     for attempt in range(attempts):
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
+        [port] = free_ports(1)
         try:
             # A world of 1: the server must not wait for peers that connect later.
             return core.TCPStore(address, port, True, 1, STORE_TIMEOUT_S), port

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..plan import GalvatronError
+from .ports import free_ports
 
 POLL_S = 0.1
 GRACE_S = 5.0  # between asking a process to end and ending it
@@ -44,7 +44,7 @@ class Launch:
 
     def __enter__(self) -> Launch:
         self._folder.mkdir(parents=True, exist_ok=True)
-        endpoints = [f"127.0.0.1:{port}" for port in _free_ports(self._nproc)]
+        endpoints = [f"127.0.0.1:{port}" for port in free_ports(self._nproc)]
         try:
             for rank in range(self._nproc):
                 self._processes.append(self._start(rank, endpoints))
@@ -115,17 +115,6 @@ def _environment(rank: int, endpoints: list[str]) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),  # Paddle's own, many a rank
     }
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
 
 
 def _die_with_parent() -> None:

@@ -50,9 +50,12 @@ class TrainSettings(BaseModel):
 
 def require_model(plan: Plan, shape: ModelShape) -> None:
     """Raise UserError when the plan was searched for another model."""
-    searched = plan.metadata.get("searched_from", {}).get("model")
-    if searched is not None and searched != shape.fingerprint:
-        raise UserError(f"galvatron.searched_from.model: the plan was searched for another model than {shape.name}")
+    searched = plan.metadata.get("searched_from", {})
+    if searched.get("model_fingerprint", shape.fingerprint) != shape.fingerprint:
+        raise UserError(
+            f"galvatron.searched_from: the plan was searched for {searched.get('model', 'another model')}, "
+            f"whose shape is not that of {shape.name}; search a plan for this model"
+        )
 
 
 def read_settings(path: str | Path) -> TrainSettings:

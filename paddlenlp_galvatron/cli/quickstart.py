@@ -1,0 +1,214 @@
+"""`galvatron quickstart`: the whole job on this machine's CPU: data, profile, search, training, and how it compares."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paddlenlp_galvatron.plan import Assumptions, GalvatronError, ModelShape, Plan, load_model, write_plan
+from paddlenlp_galvatron.plan.files import write_text
+
+from .conventions import App
+
+if TYPE_CHECKING:
+    from paddlenlp_galvatron.cost_model import CostModel
+    from paddlenlp_galvatron.search import SearchResult
+    from paddlenlp_galvatron.training.settings import TrainSettings
+
+app = App(help="Profile this machine, search a plan and train with it, on CPU processes.")
+
+CONFIG: dict[str, Any] = {  # a small Qwen2 with GQA
+    "model_type": "qwen2",
+    "num_hidden_layers": 8,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 2048,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+}
+SEQ_LENGTH = 128
+GLOBAL_BATCH = 16
+TEXT_MIB = 4
+WARM_UP_STEPS = 5  # left out of the measured step time
+COMPARED_STEPS = 10  # held against one process
+LOSS_TOLERANCE = 1e-4
+GB_MIB = 1024
+# Where the budget lies between the least that any plan needs (0) and what the fastest plan wants (1): in the middle
+# if a layer-wise plan is best there, else nearby.
+BUDGETS = (0.5, 0.6, 0.4, 0.7, 0.3, 0.8, 0.2)
+SEARCHED = {"seq_length": SEQ_LENGTH, "settle_bsz": GLOBAL_BATCH, "sp_space": "tp+sp", "mixed_precision": "fp32"}
+
+
+@app.command()
+def quickstart(
+    output: Annotated[Path, typer.Option(help="folder for everything that is made")] = Path("runs/quickstart"),
+    nproc: Annotated[int, typer.Option(min=2, help="processes")] = 4,
+    steps: Annotated[int, typer.Option(min=COMPARED_STEPS, help="training steps")] = 60,
+    dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
+) -> None:
+    """From nothing to a trained model: text, profiles, a searched plan, training, predicted beside measured."""
+    from .train import check_run, run_training, show_run
+
+    begin = time.monotonic()
+    console = Console(highlight=False)
+    output = output.absolute()
+    shape = _write_model(output / "model")
+    _title(console, 1, "text: Python's standard library, tokenised")
+    _prepare_data(output)
+    _title(console, 2, f"profiles: {nproc} processes and the model, measured")
+    _profile(output, nproc)
+    _title(console, 3, "plan: searched under a tight memory budget")
+    plan = _search(console, output, shape, nproc)
+    settings = _settings(output, nproc, steps)
+    read, shape = check_run(settings)
+    if dry_run:
+        show_run(console, read, shape)
+        return
+    _title(console, 4, f"training: {steps} steps on {nproc} processes")
+    records = run_training(console, settings, timeout_s=1800)
+    first, last = records[0], records[-1]
+    console.print(f"loss {first['loss']:.3f} -> {last['loss']:.3f}; every step: {settings.log}")
+    _title(console, 5, f"the same {COMPARED_STEPS} steps in one process")
+    difference = _difference_to_one_process(settings, records)
+    console.print(f"largest difference of the loss: {difference:.1e} (allowed: {LOSS_TOLERANCE:.0e})")
+    _title(console, 6, "predicted beside measured")
+    console.print(_comparison(plan, records))
+    console.print(
+        f"\ndone in {time.monotonic() - begin:.0f} s; read the plan with `galvatron plan show {output}/plan.json`"
+    )
+    if not difference <= LOSS_TOLERANCE:
+        raise GalvatronError("the plan does not train what one process trains; please report this with plan.json")
+
+
+def _title(console: Console, number: int, text: str) -> None:
+    console.print(f"\n[bold][{number}/6][/bold] {text}", markup=True)
+
+
+def _write_model(folder: Path) -> ModelShape:
+    write_text(folder / "config.json", json.dumps(CONFIG, indent=2) + "\n")
+    return load_model(folder)
+
+
+def _prepare_data(output: Path) -> None:
+    from .data import prepare
+
+    prepare(output / "data" / "python", standard_library=True, vocab_size=CONFIG["vocab_size"], limit_mib=TEXT_MIB)
+
+
+def _profile(output: Path, nproc: int) -> None:
+    from paddlenlp_galvatron.profiler.points import ProfileMode
+
+    from . import profile
+
+    folder = output / "profiles"
+    profile.hardware(folder, nproc, largest_message_mib=16)
+    profile.model(
+        str(output / "model"),
+        folder,
+        nproc,
+        profile_mode=ProfileMode.BATCH,
+        profile_max_batch_size=8,
+        profile_seq_length_list=str(SEQ_LENGTH),
+        max_tp_size=nproc,
+        sequence_parallel=True,
+    )
+
+
+def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Plan:
+    """The best plan under a budget so tight that no single strategy for all layers is best."""
+    from paddlenlp_galvatron.cost_model import CostOptions, load
+
+    assumed = Assumptions(sequence_parallel=True, seq_length=SEQ_LENGTH)
+    options = CostOptions(global_memory_buffer=False)  # this runtime gathers into what the profile measured
+    folder = output / "profiles"
+    cost = load(shape, 1, nproc, assumed, folder=folder, time_profile_mode="batch", options=options)
+    least = _run_search(shape, cost, nproc, 1e-6).need
+    fastest = _run_search(shape, cost, nproc, 1e6).require()
+    assert least is not None
+    most_mib = max(stage.memory.total_mib for stage in fastest.prediction.stages)
+    for share in BUDGETS:
+        budget_mib = least.memory_mib + share * (most_mib - least.memory_mib)
+        result = _run_search(shape, cost, nproc, budget_mib / GB_MIB)
+        uniform = _run_search(shape, cost, nproc, budget_mib / GB_MIB, fine_grained_mode=False)
+        if result.best and len(set(result.plan.layers)) > 1 and uniform.time_s > result.time_s:
+            break
+    plan = result.plan
+    write_plan(plan, output / "plan.json")
+    console.print(
+        f"budget {budget_mib:.0f} MiB a process (least {least.memory_mib:.0f}, the fastest plan wants {most_mib:.0f})\n"
+        f"layer-wise {result.time_s:.3f} s a step, one strategy for all layers "
+        f"{'does not fit' if uniform.best is None else f'{uniform.time_s:.3f} s'}; "
+        f"lower bound {result.lower_bound_s:.3f} s, searched in {result.search_time_s:.2f} s\n"
+    )
+    _show_plan(output / "plan.json")
+    return plan
+
+
+def _run_search(shape: ModelShape, cost: CostModel, nproc: int, gb: float, **changed: Any) -> SearchResult:
+    from paddlenlp_galvatron.search import SearchOptions, search
+
+    values = {"num_gpus_per_node": nproc, "memory_constraint": gb, "no_global_memory_buffer": True, **SEARCHED}
+    return search(shape, cost, SearchOptions.from_mapping(values | changed))
+
+
+def _show_plan(path: Path) -> None:
+    from .plan import show
+
+    show(path)
+
+
+def _settings(output: Path, nproc: int, steps: int) -> TrainSettings:
+    from paddlenlp_galvatron.training.recipe import Recipe
+    from paddlenlp_galvatron.training.settings import TrainSettings
+
+    return TrainSettings(
+        plan=output / "plan.json",
+        model=str(output / "model"),
+        output=output,
+        data=output / "data" / "python",
+        steps=steps,
+        world_size=nproc,
+        recipe=Recipe(learning_rate=2e-3, min_learning_rate=2e-4, warmup_steps=5, decay_steps=steps),
+    )
+
+
+def _difference_to_one_process(settings: TrainSettings, records: list[dict[str, Any]]) -> float:
+    from paddlenlp_galvatron.runtime.weights import SeededWeights
+    from paddlenlp_galvatron.training.one_process import train_one_process
+    from paddlenlp_galvatron.training.train_worker import batches_of
+
+    plan, shape = settings.load()
+    data = batches_of(settings, plan, shape)
+    batches = (data.batch(step) for step in range(COMPARED_STEPS))
+    source = SeededWeights(settings.seed, shape.initializer_range)
+    alone = train_one_process(shape, SEQ_LENGTH, source, settings.recipe, batches)
+    return max(abs(loss - float(record["loss"])) for (loss, _), record in zip(alone, records, strict=False))
+
+
+def _comparison(plan: Plan, records: list[dict[str, Any]]) -> Table:
+    predicted = plan.metadata["predicted"]
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "predicted", "measured", "predicted / measured"):
+        table.add_column(column, justify="left" if not column else "right")
+
+    def row(name: str, guess: float, truth: float, unit: str) -> None:
+        table.add_row(name, f"{guess:.4g} {unit}", f"{truth:.4g} {unit}", f"{guess / truth:.2f}")
+
+    row("step time", predicted["time_s"], median(r["step_time_s"] for r in records[WARM_UP_STEPS:]), "s")
+    for stage, guess in enumerate(predicted["stages"]):
+        ranks = slice(stage * plan.stage_size, (stage + 1) * plan.stage_size)
+        peak = max(max(record["peak_memory_mib"][ranks]) for record in records)
+        row(f"peak memory, stage {stage}", guess["memory_mib"], peak, "MiB")
+    return table
