@@ -25,6 +25,8 @@ ALIASES = {
     "memory_profile_data_path": "memory_profiling_path",
     "allreduce_coe_path": "allreduce_bandwidth_config_path",
     "p2p_coe_path": "p2p_bandwidth_config_path",
+    "bsz_step": "bsz_scale",
+    "disable_ulysses": "disable_sp",
     "layer_num_list": "layernum_list",
     "profile_fixed_seq_length_list": "profile_seq_length_list",
 }

@@ -19,6 +19,7 @@ COMMANDS = {
     "profile": "measure this machine and a model: hardware, model",
     "quickstart": "all of it on this machine: data, profile, search, train, compare",
     "plan": "look at a plan file: show, check, schema",
+    "search": "find the best plan from profile files",
     "parity": "prove that a plan trains what one process trains",
     "train": "train a model by a plan",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from statistics import median
@@ -104,6 +105,7 @@ def _write_model(folder: Path) -> ModelShape:
 def _prepare_data(output: Path) -> None:
     from .data import prepare
 
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else tokenizers warns of every process started later
     prepare(output / "data" / "python", standard_library=True, vocab_size=CONFIG["vocab_size"], limit_mib=TEXT_MIB)
 
 

@@ -22,8 +22,8 @@ from ..plan.layout import Grid
 from ..profiles import Collective, HardwareProfile, MessageGroup, Meta
 from ..profiles.hardware import message_key
 from ..runtime import collectives
-from ..runtime.groups import Groups, Ranks, start_world
-from .launcher import fingerprint, report_progress, run_as_rank
+from ..runtime.groups import Groups, Ranks, run_as_rank, start_world
+from .launcher import fingerprint, report_progress
 from .stopwatch import Array, Stopwatch, Timing
 
 SIZES_MIB = (1 / 64, 1 / 16, 1 / 4, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

@@ -7,7 +7,6 @@ import platform
 import re
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..plan import GalvatronError
 from ..profiles import Fingerprint
 from ..runtime.launch import Launch
 
@@ -42,17 +40,6 @@ def run_ranks(module: str, options: Any, nproc: int, what: str) -> None:
             if reported:
                 done, total = map(int, reported[-1])
                 progress.update(task, completed=done, total=total)
-
-
-def run_as_rank(work: Callable[[], None]) -> int:
-    """Exit code of a rank that does the work; what the user can mend is said in its log without a traceback."""
-    try:
-        work()
-    except GalvatronError as error:
-        for line in str(error).splitlines():
-            sys.stderr.write(f"error: {line}\n")
-        return error.exit_code
-    return 0
 
 
 def report_progress(done: int, total: int) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 from ..models import load_family
 from ..plan import ModelShape
 from ..profiles import Meta, Shape
-from ..runtime.groups import start_world
+from ..runtime.groups import run_as_rank, start_world
 from .computation import ComputationProfiler
-from .launcher import fingerprint, report_progress, run_as_rank
+from .launcher import fingerprint, report_progress
 from .memory import MemoryProfiler
 from .stopwatch import Stopwatch
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import paddle
 import paddle.distributed as dist
 
-from ..plan import UserError
+from ..plan import GalvatronError, UserError
 from . import cpu_backend
 
 Ranks = tuple[int, ...]
@@ -28,6 +28,26 @@ def start_world() -> tuple[int, int]:
         cpu_backend.install()
         dist.init_parallel_env()
     return rank, world_size
+
+
+def run_as_rank(work: Callable[[], None]) -> int:
+    """Do the work of one rank and end the process, or return its exit code where the work failed.
+
+    What the user can mend is said in the rank's log without a traceback. A rank that is done waits for the others and
+    skips Python's shutdown: there, threads of Paddle's stores and groups still run while what they use goes, and abort
+    the process now and then.
+    """
+    try:
+        work()
+    except GalvatronError as error:
+        for line in str(error).splitlines():
+            sys.stderr.write(f"error: {line}\n")
+        return error.exit_code
+    if dist.is_initialized():
+        dist.barrier()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @dataclass
@@ -72,8 +92,3 @@ def require_world(plan_world: int, world_size: int) -> None:
             f"world_size: the plan is for {plan_world} ranks but {world_size} were started; "
             f"start {plan_world} or search a plan for {world_size}"
         )
-
-
-def seed_everything(seed: int) -> None:
-    """Seed Paddle's generators of this process."""
-    paddle.seed(seed)

@@ -16,7 +16,7 @@ from .ports import free_ports
 
 POLL_S = 0.1
 GRACE_S = 5.0  # between asking a process to end and ending it
-LOG_TAIL_LINES = 12
+LOG_TAIL_LINES = 40  # a Paddle exception puts its message this far above its end
 
 
 class LaunchError(GalvatronError):

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..models import load_family
 from ..runtime.engine import Engine
+from ..runtime.groups import run_as_rank
 from ..runtime.units import Trainable
 from .parity import Case, batch_of, read_cases
 from .recipe import advance
@@ -56,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_as_rank(main))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from ..models import load_family
 from ..plan import GalvatronError, ModelShape, Plan
 from ..runtime import device
 from ..runtime.engine import Engine
+from ..runtime.groups import run_as_rank, world_from_environment
 from .data import BatchSource, RandomData, TrainingData
 from .recipe import advance
 from .settings import TrainSettings, read_settings
@@ -39,8 +41,8 @@ def batches_of(settings: TrainSettings, plan: Plan, shape: ModelShape) -> BatchS
     return TrainingData(settings.data, seq_length, plan.global_batch, settings.seed, vocab_size=shape.vocab_size)
 
 
-def train(settings: TrainSettings) -> Iterator[tuple[int, StepRecord]]:
-    """Train on this rank; gives this rank and the record of every step. Raises GalvatronError."""
+def train(settings: TrainSettings) -> Iterator[StepRecord]:
+    """Train on this rank; gives the record of every step. Raises GalvatronError."""
     plan, shape = settings.load()
     data = batches_of(settings, plan, shape)
     engine = Engine(plan, shape, load_family(shape.family), plan.assumed.seq_length or 0, seed=settings.seed)
@@ -56,34 +58,25 @@ def train(settings: TrainSettings) -> Iterator[tuple[int, StepRecord]]:
         advance(optimizer)
         engine.updated()
         seconds = max(engine.gather(time.perf_counter() - start))
-        yield (
-            engine.rank,
-            StepRecord(
-                step=step,
-                loss=loss,
-                lr=settings.recipe.rate_at(step),
-                grad_norm=norm,
-                step_time_s=seconds,
-                tokens_per_s=engine.seq_length * plan.global_batch / seconds,
-                peak_memory_mib=engine.gather(device.peak_mib()),
-            ),
+        yield StepRecord(
+            step=step,
+            loss=loss,
+            lr=settings.recipe.rate_at(step),
+            grad_norm=norm,
+            step_time_s=seconds,
+            tokens_per_s=engine.seq_length * plan.global_batch / seconds,
+            peak_memory_mib=engine.gather(device.peak_mib()),
         )
 
 
-def main() -> int:
+def main() -> None:
     settings = read_settings(sys.argv[1])
-    try:
-        with Path(settings.log).open("w", encoding="utf-8") as log:
-            for rank, record in train(settings):
-                if rank == 0:
-                    log.write(json.dumps(record) + "\n")
-                    log.flush()
-    except GalvatronError as error:
-        for line in str(error).splitlines():
-            sys.stderr.write(f"error: {line}\n")
-        return error.exit_code
-    return 0
+    rank, _ = world_from_environment()
+    with Path(settings.log if rank == 0 else os.devnull).open("w", encoding="utf-8") as log:
+        for record in train(settings):
+            log.write(json.dumps(record) + "\n")
+            log.flush()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_as_rank(main))

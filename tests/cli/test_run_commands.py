@@ -1,0 +1,136 @@
+"""Commands that run a plan refuse what cannot run: one clear line, exit code 2, before any process starts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.cli.main import main
+
+PLAN = {
+    "pp_deg": 1,
+    "tp_sizes_enc": "1,2",
+    "tp_consecutive_flags": "1,1",
+    "dp_types_enc": "0,0",
+    "use_sp": "0,0",
+    "checkpoint": "0,1",
+    "global_bsz": 8,
+    "chunks": 2,
+    "pp_division": "2",
+    "pipeline_type": "pipedream_flush",
+    "default_dp_type": "ddp",
+    "vtp": 2,
+    "vsp": 0,
+    "embed_sdp": 0,
+    "world_size": 4,
+    "galvatron": {"assumed": {"seq_length": 16, "sequence_parallel": True}},
+}
+MODEL = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 63,
+    "max_position_embeddings": 32,
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    (tmp_path / "model.json").write_text(json.dumps(MODEL))
+    return tmp_path
+
+
+def run(capsys, *words: str) -> tuple[int, str, str]:
+    code = main(list(words))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_dry_run_shows_shapes_groups_and_memory_and_runs_nothing(folder, capsys):
+    code, out, _ = run(capsys, "train", "plan.json", "--model", "model.json", "--dry-run")
+    assert code == 0
+    assert "16 x 32" in out  # 4 samples of a micro-batch x 16 tokens, over 4 ranks
+    assert "5 groups" in out  # two pairs of tp, two of dp, and the stage
+    assert "no step was run" in out
+    assert not (folder / "output").exists()
+
+
+def changed(values: dict, **changes) -> str:
+    return json.dumps({**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("plan", "model", "words", "message"),
+    [
+        (changed(PLAN, world_size=8), changed(MODEL), ["--nproc", "4"], "world_size: the plan is for 8 ranks but 4"),
+        (changed(PLAN, global_bsz=6), changed(MODEL), [], "global_bsz: 6 samples in 2 micro-batches do not split"),
+        (changed(PLAN, tp_sizes_enc="1,3"), changed(MODEL), [], "tp_sizes_enc: degree 3 of layer 1"),
+        (changed(PLAN, pp_deg=3, pp_division="1,1"), changed(MODEL), [], "pp_division: has 2 stages but pp_deg is 3"),
+        (changed(PLAN, checkpoint="0"), changed(MODEL), [], "checkpoint: has 1 entries for 2 layers"),
+        (changed(PLAN)[:100], changed(MODEL), [], "not valid JSON"),
+        (changed(PLAN), changed(MODEL, num_attention_heads=3, hidden_size=33, num_key_value_heads=3), [], "heads"),
+        (changed(PLAN), changed(MODEL, num_hidden_layers=3), [], "the plan has 2 layers but model has 3"),
+        (changed(PLAN), changed(MODEL, model_type="gpt2"), [], "model_type is 'gpt2'"),
+        (changed(PLAN), changed(MODEL), ["--seq_length", "8"], "seq_length: the plan was searched for 16 but 8"),
+        (changed(PLAN), changed(MODEL), ["--sequence_parallel", "0"], "sequence_parallel: the plan was searched for"),
+        (changed(PLAN), changed(MODEL), ["--data", "nowhere"], "nowhere.bin: no such file"),
+        (
+            changed(PLAN, galvatron={"assumed": {"seq_length": 16, "mixed_precision": "bf16"}}),
+            changed(MODEL),
+            [],
+            "mixed_precision: bf16 is not trained yet",
+        ),
+        (
+            changed(PLAN, galvatron={"assumed": {"seq_length": 16}, "searched_from": {"model_fingerprint": "other"}}),
+            changed(MODEL),
+            [],
+            "was searched for another model",
+        ),
+    ],
+)
+def test_train_refuses_what_cannot_run(folder, capsys, plan, model, words, message):
+    (folder / "plan.json").write_text(plan)
+    (folder / "model.json").write_text(model)
+    code, _, err = run(capsys, "train", "plan.json", "--model", "model.json", *words)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert not (folder / "output").exists()
+
+
+def test_parity_refuses_a_plan_for_other_ranks(folder, capsys):
+    (folder / "plan.json").write_text(changed(PLAN, world_size=8))
+    code, _, err = run(capsys, "parity", "plan.json", "--nproc", "4")
+    assert code == 2
+    assert "world_size: the plan is for 8 ranks but 4 are at hand" in err
+
+
+def test_parity_ends_with_one_line_of_json(folder, capsys):
+    (folder / "plan.json").write_text(changed(PLAN, world_size=2, global_bsz=4))
+    code, out, err = run(capsys, "parity", "plan.json", "--model", "qwen2", "--steps", "1", "--json")
+    assert not err
+    line = json.loads(out.splitlines()[-1])
+    assert code == 0
+    assert line["max_loss_diff"] <= 1e-5
+    assert line["max_grad_rel_diff"] <= 1e-4
+    assert {"losses", "groups", "seconds"} <= set(line)
+
+
+def test_train_writes_a_line_a_step(folder, capsys):
+    (folder / "plan.json").write_text(changed(PLAN, world_size=2, global_bsz=4))
+    code, out, _ = run(capsys, "train", "plan.json", "--model", "model.json", "--max_steps", "2")
+    records = [json.loads(line) for line in (folder / "output" / "train_log.jsonl").read_text().splitlines()]
+    assert code == 0
+    assert "2 steps: loss" in out
+    assert [record["step"] for record in records] == [0, 1]
+    expected = {"step", "loss", "lr", "grad_norm", "step_time_s", "tokens_per_s", "peak_memory_mib"}
+    assert all(set(record) == expected for record in records)
+    assert all(len(record["peak_memory_mib"]) == 2 for record in records)
