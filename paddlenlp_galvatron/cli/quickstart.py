@@ -6,15 +6,14 @@ import json
 import os
 import time
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from paddlenlp_galvatron.plan import Assumptions, GalvatronError, ModelShape, Plan, load_model, write_plan
+from paddlenlp_galvatron.plan import Assumptions, GalvatronError, ModelShape, Plan, load_model, read_plan, write_plan
 from paddlenlp_galvatron.plan.files import write_text
+from paddlenlp_galvatron.report import describe, predicted_beside_measured
 
 from .conventions import App
 
@@ -42,7 +41,6 @@ CONFIG: dict[str, Any] = {  # a small Qwen2 with GQA
 SEQ_LENGTH = 128
 GLOBAL_BATCH = 16
 TEXT_MIB = 4
-WARM_UP_STEPS = 5  # left out of the measured step time
 COMPARED_STEPS = 10  # held against one process
 LOSS_TOLERANCE = 1e-4
 GB_MIB = 1024
@@ -85,7 +83,7 @@ def quickstart(
     difference = _difference_to_one_process(settings, records)
     console.print(f"largest difference of the loss: {difference:.1e} (allowed: {LOSS_TOLERANCE:.0e})")
     _title(console, 6, "predicted beside measured")
-    console.print(_comparison(plan, records))
+    console.print(predicted_beside_measured(plan, records))
     console.print(
         f"\ndone in {time.monotonic() - begin:.0f} s; read the plan with `galvatron plan show {output}/plan.json`"
     )
@@ -146,15 +144,15 @@ def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Pl
         uniform = _run_search(shape, cost, nproc, budget_mib / GB_MIB, fine_grained_mode=False)
         if result.best and len(set(result.plan.layers)) > 1 and uniform.time_s > result.time_s:
             break
-    plan = result.plan
-    write_plan(plan, output / "plan.json")
+    write_plan(result.plan, output / "plan.json")
+    plan = read_plan(output / "plan.json")
     console.print(
         f"budget {budget_mib:.0f} MiB a process (least {least.memory_mib:.0f}, the fastest plan wants {most_mib:.0f})\n"
         f"layer-wise {result.time_s:.3f} s a step, one strategy for all layers "
         f"{'does not fit' if uniform.best is None else f'{uniform.time_s:.3f} s'}; "
         f"lower bound {result.lower_bound_s:.3f} s, searched in {result.search_time_s:.2f} s\n"
     )
-    _show_plan(output / "plan.json")
+    console.print(*describe(plan))
     return plan
 
 
@@ -163,12 +161,6 @@ def _run_search(shape: ModelShape, cost: CostModel, nproc: int, gb: float, **cha
 
     values = {"num_gpus_per_node": nproc, "memory_constraint": gb, "no_global_memory_buffer": True, **SEARCHED}
     return search(shape, cost, SearchOptions.from_mapping(values | changed))
-
-
-def _show_plan(path: Path) -> None:
-    from .plan import show
-
-    show(path)
 
 
 def _settings(output: Path, nproc: int, steps: int) -> TrainSettings:
@@ -197,20 +189,3 @@ def _difference_to_one_process(settings: TrainSettings, records: list[dict[str, 
     source = SeededWeights(settings.seed, shape.initializer_range)
     alone = train_one_process(shape, SEQ_LENGTH, source, settings.recipe, batches)
     return max(abs(loss - float(record["loss"])) for (loss, _), record in zip(alone, records, strict=False))
-
-
-def _comparison(plan: Plan, records: list[dict[str, Any]]) -> Table:
-    predicted = plan.metadata["predicted"]
-    table = Table(box=None, pad_edge=False)
-    for column in ("", "predicted", "measured", "predicted / measured"):
-        table.add_column(column, justify="left" if not column else "right")
-
-    def row(name: str, guess: float, truth: float, unit: str) -> None:
-        table.add_row(name, f"{guess:.4g} {unit}", f"{truth:.4g} {unit}", f"{guess / truth:.2f}")
-
-    row("step time", predicted["time_s"], median(r["step_time_s"] for r in records[WARM_UP_STEPS:]), "s")
-    for stage, guess in enumerate(predicted["stages"]):
-        ranks = slice(stage * plan.stage_size, (stage + 1) * plan.stage_size)
-        peak = max(max(record["peak_memory_mib"][ranks]) for record in records)
-        row(f"peak memory, stage {stage}", guess["memory_mib"], peak, "MiB")
-    return table

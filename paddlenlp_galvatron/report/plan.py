@@ -1,0 +1,101 @@
+"""A plan for people: its facts, and a table of who runs what, equal layers as one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ..plan import LayerStrategy, ModelShape, Plan, Schedule, VocabStrategy
+from ..plan.strategy import runs
+
+
+def describe(plan: Plan, shape: ModelShape | None = None) -> tuple[Table, Table]:
+    """Facts and layers of a plan, to be printed one below the other."""
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in [*_facts(plan, shape), *(("note", note) for note in notes(plan, shape))]:
+        facts.add_row(name, Text(value))
+    return facts, _table(plan)
+
+
+def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
+    schedule = "1F1B" if plan.schedule is Schedule.ONE_F_ONE_B else "GPipe"
+    micro_batches = _count(plan.micro_batches, "micro-batch", "micro-batches")
+    facts = [
+        ("ranks", f"{plan.world_size} in {_count(len(plan.stages), 'stage')} of {plan.stage_size}, {schedule}"),
+        ("batch", f"{_count(plan.global_batch, 'sample')} a step, {micro_batches} of {plan.micro_batch}"),
+        ("assumed", _assumed(plan)),
+    ]
+    if shape:
+        facts.append(("model", f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters"))
+    for title in ("predicted", "searched_from"):
+        facts += [(title, line) for line in _lines(plan.metadata.get(title) or {})]
+    return facts
+
+
+def _assumed(plan: Plan) -> str:
+    assumed = plan.assumed
+    words = {
+        "mixed_precision": str(assumed.mixed_precision),
+        "seq_length": f"{assumed.seq_length} tokens",
+        "sequence_parallel": f"Megatron-SP {'on' if assumed.sequence_parallel else 'off'}",
+        "async_grad_reduce": f"gradients reduced every {'step' if assumed.async_grad_reduce else 'micro-batch'}",
+    }
+    return ", ".join(text for name, text in words.items() if name in plan.stated) or "nothing; training's flags decide"
+
+
+def _table(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("stage", "layers", "split by", "degree", "dp", "model states", "recompute", "groups"):
+        table.add_column(title, no_wrap=True)
+    first, last = 0, len(plan.stages) - 1
+    table.add_row(str(first), "embedding", *_cells(plan, plan.vocab))
+    for stage in range(len(plan.stages)):
+        layers = plan.stage_layers(stage)
+        for run, strategy in runs([plan.layers[layer] for layer in layers]):
+            start, stop = layers[run[0]], layers[run[-1]]
+            table.add_row(str(stage), str(start) if start == stop else f"{start}-{stop}", *_cells(plan, strategy))
+    table.add_row(str(last), "LM head", *_cells(plan, plan.vocab))
+    return table
+
+
+def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy) -> list[str]:
+    layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
+    split = "-" if layer.degree == 1 else "sequence" if layer.ulysses else "weights"
+    groups = "-" if layer.degree == 1 else "neighbours" if layer.consecutive else "strided"
+    return [split, str(layer.degree), str(plan.dp(layer)), layer.dp_type, "yes" if layer.recompute else "no", groups]
+
+
+def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
+    if shape is None or shape.vocab_size % plan.vocab.tp == 0:
+        return []
+    padded = shape.padded_vocab_size(plan.vocab.tp)
+    return [
+        f"the vocabulary of {shape.vocab_size} is padded to {padded} so that vtp {plan.vocab.tp} divides it; "
+        "the padding never learns nor shows in the loss"
+    ]
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _lines(values: dict[str, Any]) -> Iterator[str]:
+    """A line a value, and where a value is a list of objects, such as one a stage, a line an object."""
+    for name, value in values.items():
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            yield from (f"{name} {index}: {_words(item)}" for index, item in enumerate(value))
+        else:
+            yield f"{name} {_words(value)}"
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(_words, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(item)}" for name, item in value.items())
+    return str(value)
