@@ -32,8 +32,8 @@ test: lint
 	@$(BIN)/pytest -m "not slow"
 
 test-full: lint
-	@$(BIN)/pytest
+	@scripts/test_full.sh $(VENV)
 
 clean:
-	rm -rf .venv .venv-* build dist runs *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* build dist runs *.egg-info .test-full .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from plans import plan_fields
 
-from paddlenlp_galvatron.plan import json_schema, plan_to_dict, uniform_plan
+from paddlenlp_galvatron.plan import json_schema, plan_to_dict, read_plan, uniform_plan
 
 
 @pytest.fixture
@@ -147,3 +147,23 @@ def test_schema_is_a_schema_of_the_file(galvatron):
     jsonschema.validate(plan_fields(), schema)
     assert schema == json_schema()
     assert all("description" in field for field in schema["properties"].values())
+
+
+def test_uniform_writes_the_plan_that_global_mode_stands_for(galvatron, tmp_path):
+    path = tmp_path / "plan.json"
+    words = ["--global_train_batch_size", 16, "--pp_deg", 2, "--global_tp_deg", 2, "--sdp", "--chunks", 4]
+    ran = galvatron("plan", "uniform", "--output", path, "--model", "llama2-7b", "--world_size", 8, *words)
+    assert ran.code == 0
+    expected = uniform_plan(
+        layers=32, world_size=8, global_train_batch_size=16, pp_deg=2, global_tp_deg=2, sdp=True, chunks=4
+    )
+    assert read_plan(path) == expected
+
+
+def test_uniform_refuses_what_does_not_fit(galvatron, tmp_path):
+    path = tmp_path / "plan.json"
+    words = ["--global_train_batch_size", 16, "--pp_deg", 3]
+    ran = galvatron("plan", "uniform", "--output", path, "--model", "llama2-7b", "--world_size", 8, *words)
+    assert ran.code == 2
+    assert "pp_deg: 3 stages do not divide 8 ranks" in ran.err
+    assert not path.exists()

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Runs every test, slow ones too, part by part. A part that has passed on the same code is not run again, so a run that
+# was interrupted goes on where it stopped. Usage: scripts/test_full.sh VENV
+set -eu
+cd "$(dirname "$0")/.."
+pytest=$1/bin/pytest
+code=$( (cd "$1" && pwd; git rev-parse HEAD; git diff HEAD) | sha256sum | cut -c1-16)
+passed=.test-full/$code
+mkdir -p "$passed"
+
+run() { # name, then what pytest is to run
+    name=$1
+    shift
+    if [ -e "$passed/$name" ]; then
+        echo "test-full: $name passed before"
+        return
+    fi
+    started=$(date +%s)
+    "$pytest" "$@"
+    touch "$passed/$name"
+    echo "test-full: $name passed in $(($(date +%s) - started)) s"
+}
+
+run files tests/test_*.py
+for folder in tests/*/; do
+    case $folder in *__pycache__/) continue ;; esac
+    run "$(basename "$folder")" "$folder"
+done
