@@ -133,7 +133,7 @@ def test_version_and_help(galvatron):
         (["zzz"], "zzz: unknown command; known:"),
         (["--versoin"], "--versoin: unknown option; did you mean --version?"),
         (["plan", "chekc"], "galvatron plan chekc: unknown command; did you mean check?"),
-        (["plan"], "galvatron plan: a command is missing; give one of show, check, schema, uniform"),
+        (["plan"], "galvatron plan: a command is missing; give one of show, check, uniform, schema"),
         (["plan", "check"], "FILE"),
     ],
 )
