@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -29,6 +30,8 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 bad input, 3 nothing feasible."""
     words = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in words or os.environ.get("GALVATRON_DEBUG", "0") not in ("", "0")
+    if not debug:
+        warnings.simplefilter("ignore")  # those of Paddle and PaddleNLP, which the user cannot mend
     try:
         return _run([word for word in words if word != "--debug"])
     except GalvatronError as error:
