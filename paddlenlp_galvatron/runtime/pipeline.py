@@ -13,7 +13,7 @@ import paddle
 import paddle.distributed as dist
 
 from ..plan import Plan
-from ..plan.schedule import Pass, order
+from ..plan.schedule import order
 from .collectives import count
 from .groups import Groups
 from .stage import Stage, Tokens
@@ -117,8 +117,3 @@ class Pipeline:
         """Post a receive when this pass is followed, at once or after one other, by another that needs it."""
         if any(step.kind == kind for step in self._order[position + 1 : position + 3]):
             link.post()
-
-    @property
-    def order(self) -> list[Pass]:
-        """The passes of a step, in the order in which they run."""
-        return self._order

@@ -115,7 +115,7 @@ class Stage:
         self._masks: dict[int, Any] = {}
         self.chain, self.vectors = self._make_units(plan)
         self.boundary_shape = [self._length(self._boundary), shape.hidden_size]
-        self.loss_replicas = plan.vocab.degree if not plan.vocab.ulysses else 1
+        self.loss_replicas = plan.vocab.tp
 
     def _make_units(self, plan: Plan) -> tuple[Chain, list[ShardedParameter]]:
         modules: list[tuple[Embedding | Block | Head, DataParallel]] = [

@@ -29,7 +29,6 @@ class VocabularyShard:
 
     def __init__(self, vocab_size: int, place: Placement):
         parts = place.degree if place.split else 1
-        self.size = vocab_size
         self.padded = -(-vocab_size // parts) * parts
         self.columns = self.padded // parts
         self.start = place.index * self.columns if place.split else 0
