@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,11 @@ PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file_
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Shape of a decoder-only transformer whose layers are alike."""
+    """Shape of a decoder-only transformer whose layers are alike.
+
+    A model of several layer types is a sequence of shapes, one a type, in the order of its layers; its embedding is the
+    first one's, its LM head the last one's.
+    """
 
     name: str
     family: str  # one of FAMILIES
@@ -32,6 +37,7 @@ class ModelShape:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     initializer_range: float = 0.02  # standard deviation of the weights at the start
+    seq_length: int | None = None  # tokens of a sample that these layers see; None: the run's
 
     @property
     def head_dim(self) -> int:
@@ -59,7 +65,18 @@ class ModelShape:
     def fingerprint(self) -> str:
         """Short hash of everything but the name: equal exactly for equal shapes."""
         shape = {key: value for key, value in asdict(self).items() if key != "name"}
-        return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+        if self.seq_length is None:  # as it was before shapes had the field
+            del shape["seq_length"]
+        return _short_hash(shape)
+
+
+def joint_fingerprint(models: Sequence[ModelShape]) -> str:
+    """Fingerprint of a model of one or several layer types; of one, its own."""
+    return models[0].fingerprint if len(models) == 1 else _short_hash([model.fingerprint for model in models])
+
+
+def _short_hash(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def preset_names() -> list[str]:

@@ -17,6 +17,7 @@ import galvatron_dp_core
 
 from ..cost_model import CostModel, Prediction
 from ..plan import LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
+from ..plan.model import joint_fingerprint
 from .options import SearchOptions
 from .result import Candidate, Need, Outcome, SearchResult
 from .space import Family, Space, families
@@ -27,18 +28,20 @@ ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no m
 
 
 def search(
-    model: ModelShape,
+    model: ModelShape | Sequence[ModelShape],
     cost: CostModel,
     options: SearchOptions = SearchOptions(),
     log: Callable[[str], None] | None = None,
 ) -> SearchResult:
     """Find the plan of least predicted time per sample (`cost.predict`), with its lower bound.
 
+    `model` is the shape of all layers, or one shape for each layer type in the order of the layers; `cost` is of it.
     The plan's metadata say what is predicted and what it was searched from. `log` takes one line a family. Raises
     UserError where the options contradict the cost model, or a profile lacks what a strategy needs.
     """
-    _require_agreement(cost, options)
-    return _Search(model, cost, options, log or (lambda line: None)).run()
+    models = (model,) if isinstance(model, ModelShape) else tuple(model)
+    _require_agreement(models, cost, options)
+    return _Search(models, cost, options, log or (lambda line: None)).run()
 
 
 class _Stage(IntEnum):
@@ -63,9 +66,11 @@ class _Open:
 
 
 class _Search:
-    def __init__(self, model: ModelShape, cost: CostModel, options: SearchOptions, log: Callable[[str], None]):
-        self.model, self.cost, self.options, self.log = model, cost, options, log
-        self.space = Space(model, cost.assumed, options)
+    def __init__(
+        self, models: Sequence[ModelShape], cost: CostModel, options: SearchOptions, log: Callable[[str], None]
+    ):
+        self.models, self.cost, self.options, self.log = models, cost, options, log
+        self.space = Space(models[0], cost.assumed, options)
         self.bare = Plan(
             world_size=cost.world_size,
             global_batch=1,
@@ -227,8 +232,8 @@ class _Search:
         metadata = {
             "predicted": predicted(best.prediction, lower_bound_s),
             "searched_from": {
-                "model": self.model.name,
-                "model_fingerprint": self.model.fingerprint,
+                "model": self.models[0].name,
+                "model_fingerprint": joint_fingerprint(self.models),
                 "num_nodes": self.cost.num_nodes,
                 "num_gpus_per_node": self.cost.gpus_per_node,
                 "memory_constraint_gb": self.options.memory_constraint,
@@ -248,8 +253,10 @@ def predicted(prediction: Prediction, lower_bound_s: float) -> dict[str, Any]:
     }
 
 
-def _require_agreement(cost: CostModel, options: SearchOptions) -> None:
+def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: SearchOptions) -> None:
     faults = []
+    if models != cost.models:
+        faults.append("model: it is not the one that the cost model is of; make them agree")
     if cost.assumed != options.assumptions:
         faults.append(f"the cost model assumes {cost.assumed}, the options say {options.assumptions}; make them agree")
     if (cost.num_nodes, cost.gpus_per_node) != (options.num_nodes, options.num_gpus_per_node):

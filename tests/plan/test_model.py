@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plans import MODEL, json_values
 
 from paddlenlp_galvatron.plan import UserError, load_model
-from paddlenlp_galvatron.plan.model import preset_names, shape_from_config
+from paddlenlp_galvatron.plan.model import joint_fingerprint, preset_names, shape_from_config
 
 # Weights as the model cards on Hugging Face count them (the "Safetensors" figure of each model's page), in billions.
 KNOWN_SIZES = {
@@ -64,6 +64,13 @@ def test_kv_heads_default_to_heads():
 def test_the_fingerprint_leaves_out_the_name_alone():
     assert replace(MODEL, name="other").fingerprint == MODEL.fingerprint
     assert replace(MODEL, kv_heads=8).fingerprint != MODEL.fingerprint
+    assert replace(MODEL, seq_length=8).fingerprint != MODEL.fingerprint
+
+
+def test_the_fingerprint_of_several_layer_types_tells_them_all():
+    other = replace(MODEL, hidden_size=2 * MODEL.hidden_size)
+    assert joint_fingerprint([MODEL]) == MODEL.fingerprint
+    assert len({joint_fingerprint(models) for models in ([MODEL], [MODEL, other], [other, MODEL])}) == 3
 
 
 @pytest.mark.parametrize(
