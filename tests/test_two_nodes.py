@@ -1,0 +1,44 @@
+"""The two nodes that other tests run on are what they say."""
+
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import pytest
+from two_nodes import LINK, two_nodes_or_skip
+
+MIB = 2**20
+SERVER = """
+import socket, sys, time
+server = socket.create_server((sys.argv[1], 9000))
+print("ready", flush=True)
+peer, _ = server.accept()
+begin, got = time.monotonic(), 0
+while block := peer.recv(1 << 16):
+    got += len(block)
+print(got / (time.monotonic() - begin))
+"""
+CLIENT = "import socket, sys; socket.create_connection((sys.argv[1], 9000)).sendall(bytes(int(sys.argv[2])))"
+
+
+@pytest.mark.parametrize("mbit_per_s", [200, 1000])
+def test_the_link_carries_its_rate_and_no_more(mbit_per_s):
+    with ExitStack() as stack:
+        nodes = two_nodes_or_skip(stack, mbit_per_s)
+        for here, there in (nodes, nodes[::-1]):
+            output = {"stdout": subprocess.PIPE}
+            server = stack.enter_context(here.start([sys.executable, "-c", SERVER, here.address], **output))
+            assert server.stdout.readline() == b"ready\n"
+            there.run([sys.executable, "-c", CLIENT, here.address, str(mbit_per_s * MIB // 20)])
+            reached = float(server.stdout.readline())
+            assert 0.9 <= reached * 8 / 1e6 / mbit_per_s <= 1.01
+
+
+def test_nothing_else_is_reached_and_nothing_is_left():
+    with ExitStack() as stack:
+        first, second = two_nodes_or_skip(stack, 200)
+        assert LINK in first.run(["ip", "-brief", "link"]).stdout
+        refused = first.run([sys.executable, "-c", CLIENT, "192.0.2.1", "1"], check=False)
+        assert "unreachable" in refused.stderr
+    for node in (first, second):
+        assert node.run(["true"], check=False).returncode
