@@ -6,30 +6,16 @@ Dashes and underscores are the same. An option answers to its aliases. A boolean
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
+from paddlenlp_galvatron.plan.aliases import canonical_name, canonical_value, did_you_mean, is_absent
 from paddlenlp_galvatron.plan.errors import UserError
 
-# Other name -> our name, for every command alike: Galvatron and its PaddleNLP port name the same things differently.
-ALIASES = {
-    "memory_upper_limit": "memory_constraint",
-    "max_tp_deg": "max_tp_size",
-    "max_pp_deg": "max_pp_size",
-    "time_profile_data_path": "time_profiling_path",
-    "memory_profile_data_path": "memory_profiling_path",
-    "allreduce_coe_path": "allreduce_bandwidth_config_path",
-    "p2p_coe_path": "p2p_bandwidth_config_path",
-    "bsz_step": "bsz_scale",
-    "disable_ulysses": "disable_sp",
-    "layer_num_list": "layernum_list",
-    "profile_fixed_seq_length_list": "profile_seq_length_list",
-}
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 UNSET = "None"
 
@@ -90,12 +76,6 @@ def run_app(app: App, words: Sequence[str], prog_name: str) -> int:
     return result if isinstance(result, int) else 0
 
 
-def canonical_name(name: str) -> str:
-    """Name of an option without dashes in front, with underscores, its alias resolved."""
-    name = name.lstrip("-").replace("-", "_")
-    return ALIASES.get(name, name)
-
-
 def canonical_words(words: Sequence[str], is_boolean: dict[str, bool]) -> list[str]:
     """The words of a command line as `--name=value` and positional ones; options set to `None` are left out.
 
@@ -112,28 +92,22 @@ def canonical_words(words: Sequence[str], is_boolean: dict[str, bool]) -> list[s
             continue
         given, equals, value = word.partition("=")
         name = canonical_name(given)
+        if name not in is_boolean and is_absent(given, value if equals else rest[0] if rest else ""):
+            rest = rest if equals else rest[1:]
+            continue
         if name not in is_boolean:
             raise UserError(f"{given}: unknown option; {did_you_mean(given, is_boolean, prefix='--')}")
         if not equals:
-            following = rest[0] if rest else "--"
+            following = canonical_value(given, rest[0]) if rest else "--"
             if is_boolean[name] and following.lower() not in BOOLEAN_WORDS and following != UNSET:
                 value = "true"
             elif following.startswith("--"):
                 raise UserError(f"{given}: a value is missing; give {given} VALUE")
             else:
                 value = rest.pop(0)
+        value = canonical_value(given, value)
         if is_boolean[name] and value.lower() not in BOOLEAN_WORDS and value != UNSET:
             raise UserError(f"{given}: {value!r} is no boolean; give 0, 1, true or false, or nothing for true")
         if value != UNSET:
             result.append(f"--{name}={value}")
     return result
-
-
-def did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
-    """The remedy for a misspelt word."""
-    names = sorted(known)
-    word = canonical_name(given) if prefix else given
-    close = difflib.get_close_matches(word, names, n=1)
-    if close:
-        return f"did you mean {prefix}{close[0]}?"
-    return "known: " + ", ".join(prefix + name for name in names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,21 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ..cost_model import CostOptions
 from ..plan import Assumptions, DataParallel, Precision, Schedule, UserError
+from ..plan.aliases import canonical_name, did_you_mean
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "pp", "ckpt", "vtp")
 
-ALIASES = {
-    "memory_upper_limit": "memory_constraint",
-    "max_tp_size": "max_tp_deg",
-    "max_pp_size": "max_pp_deg",
-    "bsz_step": "bsz_scale",
-    "time_profile_data_path": "time_profiling_path",
-    "memory_profile_data_path": "memory_profiling_path",
-    "allreduce_coe_path": "allreduce_bandwidth_config_path",
-    "p2p_coe_path": "p2p_bandwidth_config_path",
-    "disable_ulysses": "disable_sp",
-    "search_granularity": "fine_grained_mode",
-}
 GRANULARITIES = {"coarse-grained": False, "fine-grained": True}  # words for fine_grained_mode
 
 Positive = Annotated[int, Field(ge=1)]
@@ -104,13 +92,11 @@ class SearchOptions(BaseModel):
         fields: dict[str, Any] = {}
         faults: list[str] = []
         for given, value in values.items():
-            name = given.replace("-", "_")
-            name = ALIASES.get(name, name)
+            name = canonical_name(given)
             if name in fields:
                 faults.append(f"{given}: given twice, also as {name}")
             elif name not in cls.model_fields:
-                close = difflib.get_close_matches(name, [*cls.model_fields, *ALIASES], n=1)
-                faults.append(f"{given}: unknown option" + (f"; did you mean {close[0]}?" if close else ""))
+                faults.append(f"{given}: unknown option; {did_you_mean(given, cls.model_fields)}")
             elif value is not None and value != "None":
                 fields[name] = GRANULARITIES.get(value, value) if isinstance(value, str) else value
         if faults:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.cli import main as cli
-from paddlenlp_galvatron.cli.conventions import ALIASES, App, canonical_words, run_app
+from paddlenlp_galvatron.cli.conventions import App, canonical_words, run_app
 from paddlenlp_galvatron.plan import GalvatronError, Infeasible, UserError
+from paddlenlp_galvatron.plan.aliases import ABSENT, ALIASES, WORDS
 
 app = App()
 
@@ -80,6 +81,8 @@ def test_values_that_look_like_something_else():
     ("words", "message"),
     [
         (["--memory_constrain", "1"], "--memory_constrain: unknown option; did you mean --memory_constraint?"),
+        (["--memory_uper_limit", "1"], "--memory_uper_limit: unknown option; did you mean --memory_upper_limit?"),
+        (["--recommend_min_bsz", "1"], "--recommend_min_bsz: 1 is not supported: the search needs no head start"),
         (["--max_memory", "1"], "--max_memory: unknown option;"),
         (["--settle_chunk"], "--settle_chunk: a value is missing"),
         (["--settle_chunk", "--sequence_parallel"], "--settle_chunk: a value is missing"),
@@ -108,7 +111,19 @@ def test_canonical_words_are_stable(words):
 
 def test_aliases_lead_to_names_and_not_to_aliases():
     assert not set(ALIASES) & set(ALIASES.values())
-    assert all(name.isidentifier() for name in [*ALIASES, *ALIASES.values()])
+    assert not set(ABSENT) & {*ALIASES, *ALIASES.values()}
+    assert set(WORDS) <= set(ALIASES)
+    assert all(name.isidentifier() for name in [*ALIASES, *ALIASES.values(), *ABSENT])
+
+
+def test_a_word_of_another_dialect_is_a_value_of_ours():
+    assert canonical_words(["--search_granularity", "coarse-grained"], {"fine_grained_mode": True}) == [
+        "--fine_grained_mode=0"
+    ]
+
+
+def test_an_option_without_an_effect_may_stand_at_the_value_that_changes_nothing():
+    assert run("--recommend_min_bsz", "0", "--costmodel-coe=1", "--settle_chunk", "2").settle_chunk == 2
 
 
 def test_help_shows_the_canonical_names(capsys):
