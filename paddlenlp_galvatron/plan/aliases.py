@@ -65,8 +65,8 @@ def is_absent(name: str, value: object) -> bool:
 def did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
     """The remedy for a misspelt name, which may have been meant as a known one or as an alias of one."""
     names = sorted(known)
-    aliases = [alias for alias, name in ALIASES.items() if name in names] if prefix else []
-    close = difflib.get_close_matches(_plain(given) if prefix else given, [*names, *aliases], n=1)
+    aliases = [alias for alias, name in ALIASES.items() if name in names]
+    close = difflib.get_close_matches(_plain(given), [*names, *aliases], n=1)
     if close:
         return f"did you mean {prefix}{close[0]}?"
     return "known: " + ", ".join(prefix + name for name in names)

@@ -7,28 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ..cost_model import CostOptions
-from ..plan import Assumptions, DataParallel, Precision, Schedule, UserError
-from ..plan.aliases import canonical_name, did_you_mean
+from ..plan import Assumptions, DataParallel, Precision, Schedule
+from ..plan.options import Options
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "pp", "ckpt", "vtp")
 
-GRANULARITIES = {"coarse-grained": False, "fine-grained": True}  # words for fine_grained_mode
-
+GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 Positive = Annotated[int, Field(ge=1)]
 Unset = Literal[-1]
 
 
-class SearchOptions(BaseModel):
-    """What is searched, within what, under what assumptions. Frozen; build it from loose values with `from_mapping`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class SearchOptions(Options):
+    """What is searched, within what, under what assumptions."""
 
     # The cluster and what fits.
     num_nodes: Positive = Field(1, description="nodes, alike")
-    num_gpus_per_node: Positive = Field(8, description="devices of a node")
+    num_gpus_per_node: Positive = Field(GPUS_PER_NODE, description="devices of a node")
+    world_size: Positive = Field(
+        GPUS_PER_NODE, description="devices; says num_nodes x num_gpus_per_node where one of them is not given"
+    )
     memory_constraint: float = Field(24.0, gt=0, allow_inf_nan=False, description="memory of a device, GB (1024 MiB)")
     context_mib: float = Field(
         0.0, ge=0, allow_inf_nan=False, description="reserve on every device, MiB; taken off memory_constraint"
@@ -36,8 +36,8 @@ class SearchOptions(BaseModel):
 
     # Batches.
     min_bsz: Positive = Field(8, description="first global batch tried, samples")
-    max_bsz: Positive = Field(8, description="last global batch tried, samples")
-    bsz_scale: Positive = Field(8, description="step from one global batch to the next, samples")
+    max_bsz: Positive = Field(8, description="no larger global batch is tried, samples")
+    bsz_scale: Positive = Field(8, description="what is added from one global batch to the next, samples")
     settle_bsz: Positive | Unset = Field(-1, description="the only global batch tried; -1: min_bsz to max_bsz")
     settle_chunk: Positive | Unset = Field(-1, description="the only number of micro-batches tried; -1: all divisors")
 
@@ -68,15 +68,23 @@ class SearchOptions(BaseModel):
     no_async_grad_reduce: bool = Field(False, description="gradients are reduced after every micro-batch")
     no_global_memory_buffer: bool = Field(False, description="no room for Megatron-SP's gathered activations")
 
-    # Where the profiles are.
+    # Where the profiles are, and how they are read.
+    profiles: Path = Field(Path("configs"), description="folder of the profile files that are not named one by one")
+    profile_mode: Literal["static", "batch", "sequence"] | None = Field(
+        None, description="both modes below where they are not given; batch: times by batch, memory static"
+    )
     time_profile_mode: Literal["static", "batch", "sequence"] = Field("static", description="how times are read")
     memory_profile_mode: Literal["static", "sequence"] = Field("static", description="how memory is read")
-    time_profiling_path: Path | None = Field(None, description="computation_profiling_*.json")
-    memory_profiling_path: Path | None = Field(None, description="memory_profiling_*.json")
-    allreduce_bandwidth_config_path: Path | None = Field(None, description="allreduce_bandwidth_*.json")
-    p2p_bandwidth_config_path: Path | None = Field(None, description="p2p_bandwidth_*.json")
-    overlap_coe_path: Path | None = Field(None, description="overlap_coefficient.json")
-    sp_time_path: Path | None = Field(None, description="sp_time_*.json")
+    profile_dialect: Literal["galvatron", "paddlenlp"] | None = Field(
+        None, description="units of the memory file, where it does not tell them itself"
+    )
+    time_profiling_path: Path | None = Field(None, description="computation_profiling_*.json, or its folder")
+    memory_profiling_path: Path | None = Field(None, description="memory_profiling_*.json, or its folder")
+    allreduce_bandwidth_config_path: Path | None = Field(None, description="allreduce_bandwidth_*.json, or its folder")
+    p2p_bandwidth_config_path: Path | None = Field(None, description="p2p_bandwidth_*.json, or its folder")
+    overlap_coe_path: Path | None = Field(None, description="overlap_coefficient.json, or its folder")
+    sp_time_path: Path | None = Field(None, description="sp_time_*.json, or its folder")
+    allow_foreign_profiles: bool = Field(False, description="take profiles of another model or device")
 
     # How it is searched.
     parallel_search: bool = Field(False, description="search with several threads")
@@ -86,25 +94,13 @@ class SearchOptions(BaseModel):
         100_000_000, description="passes simulated for one family; what is not proven then is left with a gap"
     )
 
+    @model_validator(mode="before")
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """From loose values by canonical name or alias, as flags and config files give them. Raises UserError."""
-        fields: dict[str, Any] = {}
-        faults: list[str] = []
-        for given, value in values.items():
-            name = canonical_name(given)
-            if name in fields:
-                faults.append(f"{given}: given twice, also as {name}")
-            elif name not in cls.model_fields:
-                faults.append(f"{given}: unknown option; {did_you_mean(given, cls.model_fields)}")
-            elif value is not None and value != "None":
-                fields[name] = GRANULARITIES.get(value, value) if isinstance(value, str) else value
-        if faults:
-            raise UserError(faults)
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            raise UserError(_fault(item) for item in error.errors()) from None
+    def _spelled_out(cls, values: Any) -> Any:
+        """profile_mode and world_size stand for other options."""
+        if not isinstance(values, Mapping):
+            return values
+        return {**_modes(values), **values, **_cluster(values)}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -135,10 +131,6 @@ class SearchOptions(BaseModel):
         return not self.fine_grained_mode or self.search_space == "3d"
 
     @property
-    def world_size(self) -> int:
-        return self.num_nodes * self.num_gpus_per_node
-
-    @property
     def budget_mib(self) -> float:
         """What a plan may use on each device."""
         return self.memory_constraint * 1024 - self.context_mib
@@ -163,9 +155,29 @@ class SearchOptions(BaseModel):
         return CostOptions(self.context_mib, not self.no_global_memory_buffer)
 
 
-def _fault(error: Any) -> str:
-    name = ".".join(str(part) for part in error["loc"])
-    message = error["msg"].removeprefix("Value error, ")
-    if not name:
-        return str(message)
-    return f"{name}: {message[0].lower()}{message[1:]} (it is {error['input']!r})"
+def _modes(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What profile_mode says. Memory has no mode `batch`: it grows in proportion to the batch."""
+    mode = values.get("profile_mode")
+    if mode not in ("static", "batch", "sequence"):
+        return {}  # unset, or told by the field
+    return {"time_profile_mode": mode, "memory_profile_mode": "static" if mode == "batch" else mode}
+
+
+def _cluster(values: Mapping[str, Any]) -> dict[str, Any]:
+    """num_nodes, num_gpus_per_node and world_size, from any two of them or fewer."""
+    try:
+        nodes, gpus, world = (
+            int(values[name]) if values.get(name) is not None else None
+            for name in ("num_nodes", "num_gpus_per_node", "world_size")
+        )
+    except (TypeError, ValueError, OverflowError):
+        return {}  # the fields tell what is wrong
+    if world is None:
+        return {"world_size": (nodes or 1) * (gpus or GPUS_PER_NODE)}
+    if gpus is None:
+        gpus = world // nodes if nodes else min(world, GPUS_PER_NODE)
+    if nodes is None:
+        nodes = world // gpus if gpus else 0
+    if nodes * gpus != world:
+        raise ValueError(f"world_size: {world} devices are not {nodes or 1} nodes of {gpus}; make them agree")
+    return {"num_nodes": nodes, "num_gpus_per_node": gpus, "world_size": world}

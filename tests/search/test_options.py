@@ -128,3 +128,45 @@ def test_families_follow_batches_chunks_stages_and_schedules() -> None:
     assert len(found) == 7 * (1 + 2), "one stage has no schedule, two have two"
     fixed = SearchOptions.from_mapping({"settle_bsz": 12, "settle_chunk": 3, "pipeline_type": "gpipe"})
     assert {(f.global_batch, f.micro_batches, f.schedule) for f in families(fixed, 8, 8)} == {(12, 3, Schedule.GPIPE)}
+
+
+@pytest.mark.parametrize(
+    ("values", "nodes", "gpus"),
+    [
+        ({}, 1, 8),
+        ({"world_size": 4}, 1, 4),
+        ({"world_size": 64}, 8, 8),
+        ({"world_size": "64", "num_nodes": 4}, 4, 16),
+        ({"world_size": 12, "num_gpus_per_node": 4}, 3, 4),
+        ({"num_nodes": 2}, 2, 8),
+        ({"num_nodes": 2, "num_gpus_per_node": 4, "world_size": 8}, 2, 4),
+    ],
+)
+def test_the_cluster_by_its_size_or_its_sides(values: dict[str, Any], nodes: int, gpus: int) -> None:
+    options = SearchOptions.from_mapping(values)
+    assert (options.num_nodes, options.num_gpus_per_node, options.world_size) == (nodes, gpus, nodes * gpus)
+
+
+@pytest.mark.parametrize("values", [{"world_size": 12}, {"world_size": 8, "num_nodes": 3}, {"world_size": 0}])
+def test_a_cluster_that_contradicts_itself_is_told(values: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="world_size"):
+        SearchOptions.from_mapping(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "time", "memory"),
+    [
+        ({"profile_mode": "batch"}, "batch", "static"),
+        ({"profile_mode": "sequence"}, "sequence", "sequence"),
+        ({"profile_mode": "sequence", "memory_profile_mode": "static"}, "sequence", "static"),
+        ({"profile_mode": "None"}, "static", "static"),
+    ],
+)
+def test_one_profile_mode_stands_for_both(values: dict[str, Any], time: str, memory: str) -> None:
+    options = SearchOptions.from_mapping(values)
+    assert (options.time_profile_mode, options.memory_profile_mode) == (time, memory)
+
+
+def test_batches_grow_by_a_step() -> None:
+    options = SearchOptions.from_mapping({"min_bsz": 16, "max_bsz": 44, "bsz_scale": 8})
+    assert options.batches == [16, 24, 32, 40]

@@ -1,0 +1,72 @@
+"""Groups of options that flags and config files give, each under one canonical name, checked field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from .aliases import canonical_name, canonical_value, did_you_mean, is_absent
+from .errors import UserError
+
+UNSET = "None"  # what a script gives for an option that it leaves alone
+
+
+def _split(value: object) -> object:
+    if isinstance(value, str):
+        return value.replace(" ", "").split(",")
+    return [value] if isinstance(value, int) else value
+
+
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # beyond it is a slip of the pen
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_split), Field(min_length=1)]  # 4096,8192 or a list of numbers
+
+
+class Options(BaseModel):
+    """Frozen; build one from loose values with `from_mapping`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """From values by canonical name or alias, as flags and config files give them. Raises UserError."""
+        return cls.among(canonical_options(values, cls.model_fields))
+
+    @classmethod
+    def among(cls, values: Mapping[str, Any]) -> Self:
+        """From those of the canonical options that are this group's. Raises UserError."""
+        try:
+            return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
+        except ValidationError as error:
+            raise UserError(_fault(item) for item in error.errors()) from None
+
+
+def canonical_options(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Values by canonical name, without those that are unset. Raises UserError: unknown, or given by two names."""
+    names = set(known)
+    result: dict[str, Any] = {}
+    faults: list[str] = []
+    seen: set[str] = set()
+    for given, value in values.items():
+        name = canonical_name(given)
+        if name in seen:
+            faults.append(f"{given}: given twice, also as {name}")
+        elif name not in names:
+            if not is_absent(given, value):
+                faults.append(f"{given}: unknown option; {did_you_mean(given, names)}")
+        elif value is not None and value != UNSET:
+            result[name] = canonical_value(given, value) if isinstance(value, str) else value
+        seen.add(name)
+    if faults:
+        raise UserError(faults)
+    return result
+
+
+def _fault(error: Any) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    if not name:
+        return str(message)
+    shown = repr(error["input"])
+    return f"{name}: {message[0].lower()}{message[1:]} (it is {shown if len(shown) <= 60 else shown[:59] + '…'})"
