@@ -42,7 +42,8 @@ def load(
     allow_foreign_profiles: bool = False,
     options: CostOptions = CostOptions(),
 ) -> CostModel:
-    """Cost model from profile files: those named by a path, the rest by their documented names from `folder`.
+    """Cost model from profile files: those named by a path (or its folder), the rest by their documented names from
+    `folder`.
 
     Raises UserError: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
     """
@@ -64,8 +65,7 @@ def load(
     memory = MemoryProfile.load(memory_path, *documented, dialect=profile_dialect)
     use = MemoryUse(memory, _mode(MemoryMode, memory_profile_mode, "memory_profile_mode"))
     if not allow_foreign_profiles:
-        metas = {"hardware": hardware.meta, str(time_path): computation.meta, str(memory_path): memory.meta}
-        require_same_device(metas)
+        require_same_device([*hardware.files, *computation.files, *memory.files])
         require_same_model(time_path, computation.meta, shape, precision)
         require_same_model(memory_path, memory.meta, shape, precision)
         for layer_type, kind in enumerate(shapes):
@@ -91,8 +91,9 @@ def _mode(kind: type[Mode], value: str, name: str) -> Mode:
 
 def _place(path: str | Path | None, folder: str | Path | None, name: str, option: str) -> Path:
     """The file named, or the documented one in the folder, or the folder's only one of its kind and dtype."""
-    if path is not None:
+    if path is not None and not Path(path).is_dir():
         return Path(path)
+    folder = path or folder
     if folder is None:
         raise UserError(f"{option}: missing; name the file, or the folder that holds {name}")
     found = Path(folder) / name

@@ -15,6 +15,7 @@ from ..plan.schedule import in_flight
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
+from ..profiles.files import ProfileFile
 from ..profiles.hardware import Collective
 from ..profiles.memory import STATE_BYTES, Role
 from ..profiles.memory_use import MemoryUse
@@ -76,6 +77,11 @@ class CostModel:
     def context_mib(self) -> float:
         """The reserve on every device, as the user set it."""
         return self.options.context_mib
+
+    @property
+    def profile_files(self) -> tuple[ProfileFile, ...]:
+        """The files that its prices come from."""
+        return (*self.network.profile.files, *self.times.profile.files, *self.memory.profile.files)
 
     def layer_cost(
         self,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ..plan.errors import UserError
 from .files import (
     Meta,
+    ProfileFile,
     computation_name,
     field_of,
     not_negative,
@@ -74,6 +75,7 @@ class ComputationProfile:
     optimizer_ms_per_million: float = 0.0  # optimizer step, ms per million parameters that a rank updates
     raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
     meta: Meta = field(default_factory=Meta)
+    files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # that it was read from
 
     def save(self, folder: str | Path) -> Path:
         """Write the file under its documented name, whole or not at all; returns its path."""
@@ -130,6 +132,7 @@ class ComputationProfile:
             ),
             raw,
             meta or Meta(),
+            (ProfileFile.of(path),),
         )
 
 

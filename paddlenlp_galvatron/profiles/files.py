@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +59,35 @@ class Meta(BaseModel):
     def about(self, keys: Iterable[str]) -> Meta:
         """This meta with the spreads of these keys alone."""
         return self.model_copy(update={"spread": {key: self.spread[key] for key in keys if key in self.spread}})
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileFile:
+    """A file that a profile was read from, so that a plan can tell what it was searched from."""
+
+    path: str
+    sha256: str  # of the file's bytes
+    fingerprint: Fingerprint
+
+    @classmethod
+    def of(cls, path: str | Path) -> ProfileFile:
+        """Raises UserError as `read_profile` does."""
+        _, meta = read_profile(path)
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        return cls(str(path), digest, (meta or Meta()).fingerprint)
+
+    def summary(self) -> dict[str, Any]:
+        """As it stands in a plan's file."""
+        known = self.fingerprint.model_dump(exclude_none=True)
+        return {"path": self.path, "sha256": self.sha256} | ({"fingerprint": known} if known else {})
+
+
+def place(path: str | Path | None, folder: str | Path | None, name: str) -> Path | None:
+    """Where a file is to be found: at its path, which may be its folder, or under its documented name in `folder`."""
+    if path is not None and not Path(path).is_dir():
+        return Path(path)
+    found = path if path is not None else folder
+    return None if found is None else Path(found) / name
 
 
 def allreduce_name(num_nodes: int, gpus_per_node: int) -> str:

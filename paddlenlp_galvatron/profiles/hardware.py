@@ -13,10 +13,12 @@ from ..plan.errors import UserError
 from .files import (
     OVERLAP_NAME,
     Meta,
+    ProfileFile,
     allreduce_name,
     field_of,
     objects,
     p2p_name,
+    place,
     positive,
     read_profile,
     sp_time_name,
@@ -66,6 +68,7 @@ class HardwareProfile:
     messages_ms: Mapping[MessageGroup, Mapping[float, float]] = field(default_factory=dict)  # message MiB -> ms
     overlap_coe: float = 1.0  # how much slower compute and communication run beside one another
     meta: Meta = field(default_factory=Meta)
+    files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # that it was read from
 
     @property
     def world_size(self) -> int:
@@ -117,24 +120,22 @@ class HardwareProfile:
         """
         shape = (num_nodes, gpus_per_node)
 
-        def place(path: str | Path | None, name: str, needed: bool = False) -> Path | None:
-            if path is not None:
-                return Path(path)
-            if folder is None:
-                return None
-            found = Path(folder) / name
-            if needed and not found.exists():
+        def find(path: str | Path | None, name: str, needed: bool = False) -> Path | None:
+            found = place(path, folder, name)
+            if found is None or found.exists() or (path is not None and found == Path(path)):
+                return found
+            if needed:
                 raise UserError(
                     f"{found}: no such file; measure it with `galvatron profile hardware` or name another file"
                 )
-            return found if found.exists() else None
+            return None
 
-        allreduce_file = place(allreduce_path, allreduce_name(*shape), needed=shape != (1, 1))
+        allreduce_file = find(allreduce_path, allreduce_name(*shape), needed=shape != (1, 1))
         if allreduce_file is None and shape != (1, 1):
             raise UserError("allreduce_bandwidth_config_path: missing; name the all-reduce bandwidth file")
-        p2p_file = place(p2p_path, p2p_name(*shape))
-        sp_time_file = place(sp_time_path, sp_time_name(*shape))
-        overlap_file = place(overlap_path, OVERLAP_NAME)
+        p2p_file = find(p2p_path, p2p_name(*shape))
+        sp_time_file = find(sp_time_path, sp_time_name(*shape))
+        overlap_file = find(overlap_path, OVERLAP_NAME)
         if allreduce_file and (named := _SHAPE.search(allreduce_file.name)):
             shape = (int(named[1]), int(named[2]))
         allreduce, meta = read_allreduce(allreduce_file, shape[0] * shape[1]) if allreduce_file else ({}, Meta())
@@ -145,6 +146,7 @@ class HardwareProfile:
             read_messages(sp_time_file) if sp_time_file else {},
             read_overlap(overlap_file) if overlap_file else 1.0,
             meta,
+            tuple(ProfileFile.of(f) for f in (allreduce_file, p2p_file, overlap_file, sp_time_file) if f),
         )
 
 

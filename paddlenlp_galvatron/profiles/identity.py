@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..plan.errors import UserError
 from ..plan.model import ModelShape
 from ..plan.strategy import Precision
-from .files import Meta
+from .files import Meta, ProfileFile
 
 _NAME = re.compile(r"_profiling_(fp32|bf16|fp16)_(?:hidden_(\d+)_head_(\d+))?")
 
@@ -35,11 +35,11 @@ def require_same_model(path: str | Path, meta: Meta, model: ModelShape, precisio
         raise UserError(f"{path}: {fault}; profile this model or pass --allow_foreign_profiles" for fault in faults)
 
 
-def require_same_device(metas: Mapping[str, Meta]) -> None:
-    """Raise UserError if the files (name -> meta) were measured on devices of different names."""
-    devices = {name: meta.fingerprint.device for name, meta in metas.items() if meta.fingerprint.device}
+def require_same_device(files: Iterable[ProfileFile]) -> None:
+    """Raise UserError if the files were measured on devices of different names."""
+    devices = {file.path: file.fingerprint.device for file in files if file.fingerprint.device}
     if len(set(devices.values())) > 1:
-        told = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        told = ", ".join(f"{path} on {device}" for path, device in devices.items())
         raise UserError(f"profiles of different devices: {told}; profile on one, or pass --allow_foreign_profiles")
 
 

@@ -12,6 +12,7 @@ from ..plan.errors import UserError
 from .files import (
     Dialect,
     Meta,
+    ProfileFile,
     field_of,
     memory_name,
     not_negative,
@@ -93,6 +94,7 @@ class MemoryProfile:
     vocab: Mapping[VocabVariant, Mapping[int, VocabMemory]]  # the same
     raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
     meta: Meta = field(default_factory=Meta)
+    files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # that it was read from
 
     def save(self, folder: str | Path) -> Path:
         """Write the file under its documented name, whole or not at all; returns its path."""
@@ -158,7 +160,8 @@ class MemoryProfile:
         layer_keys = {layer_key(*variant): lengths for variant, lengths in layers.items()}
         _add_extra(path, "working_mib", layer_keys, extra)
         _add_extra(path, "kept_mib", {vocab_key(*variant): lengths for variant, lengths in vocab.items()}, extra)
-        return cls(dtype, hidden_size, heads, layers, vocab, raw, meta or Meta(dialect=known))
+        files = (ProfileFile.of(path),)
+        return cls(dtype, hidden_size, heads, layers, vocab, raw, meta or Meta(dialect=known), files)
 
 
 def layer_key(layer_type: int, sequence_parallel: bool) -> str:

@@ -237,6 +237,7 @@ class _Search:
                 "num_nodes": self.cost.num_nodes,
                 "num_gpus_per_node": self.cost.gpus_per_node,
                 "memory_constraint_gb": self.options.memory_constraint,
+                "profiles": [file.summary() for file in self.cost.profile_files],
             },
         }
         return Candidate(replace(best.plan, metadata=metadata), best.prediction)

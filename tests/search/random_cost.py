@@ -21,6 +21,7 @@ def model_of(layers: int) -> ModelShape:
 class RandomCost(CostModel):
     """Prices drawn at random, the same ones for the same question."""
 
+    profile_files = ()  # read from none
     crooked = False  # prices of switching that break the triangle inequality
 
     def __init__(self, model: ModelShape, options: SearchOptions, seed: int):
