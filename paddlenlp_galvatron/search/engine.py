@@ -225,7 +225,7 @@ class _Search:
             _, vocab, division, strategies = tables.core.least_memory()
             choice = [k for k, length in zip(strategies, division, strict=True) for _ in range(length)]
             plan = tables.plan(vocab, division, choice, self.bare)
-            needs.append(Need(plan, self.cost.predict(plan)))
+            needs.append(Need.of(plan, self.cost))
         return min(needs, key=lambda need: need.memory_mib, default=None)
 
     def _documented(self, best: Candidate, lower_bound_s: float) -> Candidate:

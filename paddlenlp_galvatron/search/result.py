@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
-from ..cost_model import Prediction
+from ..cost_model import CostModel, Prediction
 from ..plan import Infeasible, Plan
+from ..plan.schedule import in_flight
 from .space import Family
 
 
@@ -27,6 +28,23 @@ class Candidate:
     def samples_per_s(self) -> float:
         return self.prediction.samples_per_s
 
+    def parts_ms(self) -> dict[str, float]:
+        """Where a step's time goes, per sample, on the stage that works longest."""
+        plan, stages = self.plan, self.prediction.stages
+        passes, sync = max(
+            ((plan.micro_batches * (s.forward_ms + s.backward_ms), s.sync_ms) for s in stages), key=lambda s: sum(s)
+        )
+        waits = self.prediction.time_s * 1000 - passes - sync
+        parts = {"passes": passes, "gradient sum and update": sync, "waiting for other stages": waits}
+        return {name: ms / plan.global_batch for name, ms in parts.items()}
+
+    def why_slower_than(self, best: Candidate) -> str:
+        """Which part of the step lost most against the best plan."""
+        mine, its = self.parts_ms(), best.parts_ms()
+        part = max(mine, key=lambda name: mine[name] - its[name])
+        slower = best.samples_per_s / self.samples_per_s - 1
+        return f"{slower:.1%} slower: {part} {mine[part]:.3g} ms a sample against {its[part]:.3g}"
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -34,31 +52,66 @@ class Need:
 
     plan: Plan
     prediction: Prediction
+    stage: int  # that needs most
+    term: str  # that takes most of the stage's memory
+    term_mib: float
+    part: str  # layer of the stage that has most of the term
+    part_mib: float
 
-    @property
-    def stage(self) -> int:
-        """The stage that needs most."""
-        totals = [stage.memory.total_mib for stage in self.prediction.stages]
-        return totals.index(max(totals))
+    @classmethod
+    def of(cls, plan: Plan, cost: CostModel) -> Need:
+        """What a plan needs that takes least."""
+        prediction = cost.predict(plan)
+        totals = [stage.memory.total_mib for stage in prediction.stages]
+        stage = totals.index(max(totals))
+        memory = prediction.stages[stage].memory
+        held = in_flight(plan.schedule, stage, len(plan.stages), plan.micro_batches)
+        parts = dict(zip(_part_names(plan, stage), cost.stage_parts(plan, stage), strict=True))
+
+        def most(mib: Mapping[str, float]) -> tuple[str, float]:
+            return max(mib.items(), key=lambda item: item[1])
+
+        term, term_mib = most(
+            {
+                "model states": memory.states_mib,
+                "activations": memory.activations_mib,
+                "working memory": memory.working_mib,
+                "the reserve": memory.context_mib,
+            }
+        )
+        in_term: Mapping[str, Mapping[str, float]] = {
+            "model states": {name: part.states_mib for name, part in parts.items()},
+            "activations": {name: held * part.activation_mib for name, part in parts.items()},
+            "working memory": {name: part.working_mib for name, part in parts.items()},
+            "the reserve": {"every layer": memory.context_mib},
+        }
+        return cls(plan, prediction, stage, term, term_mib, *most(in_term[term]))
 
     @property
     def memory_mib(self) -> float:
         """Of a device, the reserve included."""
         return self.prediction.stages[self.stage].memory.total_mib
 
+    @property
+    def layers(self) -> range:
+        """Of the stage that needs most."""
+        return self.plan.stage_layers(self.stage)
+
     def __str__(self) -> str:
-        memory, layers = self.prediction.stages[self.stage].memory, self.plan.stage_layers(self.stage)
-        terms = {
-            "model states": memory.states_mib,
-            "activations": memory.activations_mib,
-            "working memory": memory.working_mib,
-            "the reserve": memory.context_mib,
-        }
-        term = max(terms, key=lambda name: terms[name])
         return (
-            f"{self.memory_mib / 1024:.3f} GB a device would do; stage {self.stage} (layers {layers.start}-"
-            f"{layers.stop - 1}) of the plan that needs least binds: {term} take {terms[term] / 1024:.3f} GB of it"
+            f"{self.memory_mib / 1024:.3f} GB a device would do; stage {self.stage} (layers {self.layers.start}-"
+            f"{self.layers.stop - 1}) of the plan that needs least binds: {self.term} take {self.term_mib / 1024:.3f} "
+            f"GB of it, {self.part} most ({self.part_mib / 1024:.3f} GB)"
         )
+
+
+def _part_names(plan: Plan, stage: int) -> list[str]:
+    """In the order of `CostModel.stage_parts`."""
+    layers = [f"layer {layer}" for layer in plan.stage_layers(stage)]
+    last = len(plan.stages) - 1
+    if stage == 0:
+        return ["the embedding" if last else "embedding and LM head", *layers]
+    return [*layers, "the LM head"] if stage == last else layers
 
 
 class Outcome(IntEnum):
@@ -69,6 +122,17 @@ class Outcome(IntEnum):
     OUT_OF_BOUND = 2  # no plan of it can beat, or none beats, what was found before
     SOLVED = 3  # searched to the end
     GIVEN_UP = 4  # left with a gap: the effort was not enough, or prices of switching break the triangle inequality
+
+    @property
+    def words(self) -> str:
+        """For people, of a family that is not the best."""
+        return {
+            Outcome.NOT_DIVISIBLE: "divisibility: batch, heads and ranks do not split evenly",
+            Outcome.OUT_OF_MEMORY: "memory: no plan of it fits",
+            Outcome.OUT_OF_BOUND: "bound: no plan of it can be faster",
+            Outcome.SOLVED: "searched to the end",
+            Outcome.GIVEN_UP: "left with a gap",
+        }[self]
 
 
 @dataclass(frozen=True, slots=True)
