@@ -45,6 +45,7 @@ class Meta(BaseModel):
     spread: dict[str, float] = Field(
         default_factory=dict, description="per key of the file: interquartile range / median of its repetitions"
     )
+    flags: dict[str, str] = Field(default_factory=dict, description="keys of the file whose number cannot be, and why")
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -57,8 +58,14 @@ class Meta(BaseModel):
         return Meta.model_validate({**self.model_dump(), "units": {**self.units, **units}, **kept})
 
     def about(self, keys: Iterable[str]) -> Meta:
-        """This meta with the spreads of these keys alone."""
-        return self.model_copy(update={"spread": {key: self.spread[key] for key in keys if key in self.spread}})
+        """This meta with the spreads and flags of these keys alone."""
+        wanted = set(keys)
+        return self.model_copy(
+            update={
+                "spread": {key: value for key, value in self.spread.items() if key in wanted},
+                "flags": {key: reason for key, reason in self.flags.items() if key in wanted},
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class HardwareProfile:
     def save(self, folder: str | Path) -> list[Path]:
         """Write the files under their documented names, each whole or not at all; returns their paths.
 
-        p2p and sp_time files are left out where there is nothing to put into them.
+        A file is left out where there is nothing to put into it.
         """
         folder, shape = Path(folder), (self.num_nodes, self.gpus_per_node)
         allreduce = {f"allreduce_size_{n}_consec_{int(c)}": v for (n, c), v in _down(self.allreduce_mib_per_ms)}
@@ -88,16 +88,19 @@ class HardwareProfile:
             for mib, ms in sorted(times.items()):
                 known = group.consecutive and group.kind in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL) and mib >= 1
                 (plain if known and mib == int(mib) else ours)[message_key(group, mib)] = ms
-        bandwidth = self.meta.about(allreduce).with_extra({"allreduce_size": f"{MIB_PER_MS}, bus bandwidth"})
-        written = [write_profile(folder / allreduce_name(*shape), allreduce, bandwidth)]
+        written = []
+        if allreduce or self.world_size == 1:
+            meta = self.meta.about(allreduce).with_extra({"allreduce_size": f"{MIB_PER_MS}, bus bandwidth"})
+            written.append(write_profile(folder / allreduce_name(*shape), allreduce, meta))
         if p2p:
             meta = self.meta.about(p2p).with_extra({"pp_size": MIB_PER_MS})
             written.append(write_profile(folder / p2p_name(*shape), p2p, meta))
         if plain or ours:
             meta = self.meta.about([*plain, *ours]).with_extra({"time": MS, "message": "MiB"}, messages_ms=ours)
             written.append(write_profile(folder / sp_time_name(*shape), plain, meta))
-        meta = self.meta.about(["overlap_coe"]).with_extra({"overlap_coe": "ratio"})
-        written.append(write_profile(folder / OVERLAP_NAME, {"overlap_coe": self.overlap_coe}, meta))
+        if "overlap_coe" in self.meta.spread or self.overlap_coe != 1:
+            meta = self.meta.about(["overlap_coe"]).with_extra({"overlap_coe": "ratio"})
+            written.append(write_profile(folder / OVERLAP_NAME, {"overlap_coe": self.overlap_coe}, meta))
         return written
 
     @classmethod
