@@ -1,133 +1,156 @@
-"""`galvatron search`: find the best plan from profile files. Its options are those of `search.SearchOptions`."""
+"""`galvatron search`: find the best plan from profile files. Its options are the fields of the groups below."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import os
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import Field
+from rich.console import Console
 
 from paddlenlp_galvatron.cost_model import load
-from paddlenlp_galvatron.plan import ModelShape, load_model, write_plan
+from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.plan.files import write_text
+from paddlenlp_galvatron.plan.model_options import Model, ModelOptions
+from paddlenlp_galvatron.plan.options import Options, canonical_options
+from paddlenlp_galvatron.report.search import explain, summary
 from paddlenlp_galvatron.search import SearchOptions, SearchResult
 from paddlenlp_galvatron.search import search as find_plan
+from paddlenlp_galvatron.search.engine import predicted
 
+from .config_file import read_options
 from .conventions import App
 
 app = App(help="Find the best plan from profile files.")
 
 END = "========================= Galvatron Search Engine End Searching ========================="
-PROFILES = (
-    "time_profiling_path",
-    "memory_profiling_path",
-    "allreduce_bandwidth_config_path",
-    "p2p_bandwidth_config_path",
-    "overlap_coe_path",
-    "sp_time_path",
-)
+WIDE = 200  # columns of a table in the log
 
 
-def search(
-    model_size: Annotated[str, typer.Option("--model_size", help="a config.json, its folder, or a preset's name")],
-    profiles: Annotated[Path, typer.Option(help="folder of the profile files that are not named one by one")],
-    output_config_path: Annotated[Path | None, typer.Option(help="the plan; absent: configs/galvatron_config_…")],
-    log_dir: Annotated[Path | None, typer.Option(help="folder of the search's log, Search_….log")],
-    as_json: Annotated[bool, typer.Option("--json", help="end with one line of JSON")],
-    allow_foreign_profiles: Annotated[bool, typer.Option(help="take profiles of another model or device")],
-    **given: Any,
-) -> None:
-    """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 where none fits."""
-    options = SearchOptions.from_mapping({name: value for name, value in given.items() if value is not None})
-    shape = load_model(model_size)
-    lines = ["Search"]
-    cost = load(
-        shape,
-        options.num_nodes,
-        options.num_gpus_per_node,
-        options.assumptions,
-        folder=profiles,
-        time_profile_mode=options.time_profile_mode,
-        memory_profile_mode=options.memory_profile_mode,
-        allow_foreign_profiles=allow_foreign_profiles,
-        options=options.cost_options,
-        **{name: getattr(options, name) for name in PROFILES},
+class RunOptions(Options):
+    """What becomes of the answer."""
+
+    output_config_path: Path | None = Field(
+        None, description="the plan, or a folder for it under its documented name; unset: in configs"
     )
-    result = find_plan(shape, cost, options, lines.append)
-    say = lines.append if as_json else typer.echo
+    log_dir: Path = Field(Path("logs"), description="folder of the search's log, Search_*.log")
+    save_runners_up: bool = Field(False, description="write the runners-up, too, beside the plan: *_2.json, ...")
+
+
+GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, RunOptions)
+FIELDS = {name: field for group in GROUPS for name, field in group.model_fields.items()}
+COMMAND_OPTIONS = {
+    "config": "file of options, YAML or JSON; what is given beside it wins",
+    "json": "end with one line of JSON on stdout",
+}
+
+
+def search(config: Path | None, as_json: bool, flags: dict[str, Any]) -> None:
+    """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 where none fits."""
+    values = canonical_options(read_options(config), FIELDS) if config else {}
+    values |= canonical_options(flags, FIELDS)
+    model = ModelOptions.among(values).resolve()
+    options = SearchOptions.among({**values, "seq_length": model.seq_length})
+    run = RunOptions.among(values)
+
+    log = ["Search " + title for title in _title(model, options)]
+    cost = load(
+        model.shapes, options.num_nodes, options.num_gpus_per_node, options.assumptions, **options.profile_arguments
+    )
+    result = find_plan(model.shapes, cost, options, log.append)
+    log += [f"{family}: {outcome.words}" for family, outcome in result.outcomes.items()]
+
+    shown: list[Any] = [*_title(model, options), *explain(result, model.shapes[0] if len(model.shapes) == 1 else None)]
+    path = None
     if result.best:
-        path = output_config_path or _documented_path(shape, options)
-        write_plan(result.plan, path)
-        say(
-            f"{path}: {result.time_s:.4g} s a step, {result.best.samples_per_s:.4g} samples/s, gap {result.gap:.2g}, "
-            f"searched in {result.search_time_s:.3g} s"
-        )
-    if log_dir:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        write_text(log_dir / f"Search_{shape.name}_{stamp}.log", "\n".join([*lines, END]) + "\n")
+        path = _output_path(run.output_config_path, model, options)
+        shown += [f"written: {written}" for written in _write(result, path, run.save_runners_up)]
+    log_file = _write_log(run.log_dir, model, [*log, *_printed(shown)])
+    if not as_json:
+        console = Console(highlight=False, soft_wrap=True)
+        for item in [*shown, f"log: {log_file}"]:
+            console.print(item, markup=False) if isinstance(item, str) else console.print(item)
     typer.echo(END, err=as_json)
     if as_json:
-        typer.echo(json.dumps(_summary(result)))
+        line = summary(result, options.budget_mib, options.context_mib)
+        places = {"model": model.name, "plan": str(path) if path else None, "log": str(log_file)}
+        peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
+        typer.echo(json.dumps(line | peak | places))
     result.require()
 
 
-def _documented_path(shape: ModelShape, options: SearchOptions) -> Path:
+def _title(model: Model, options: SearchOptions) -> list[str]:
+    layers = " + ".join(str(shape.layers) for shape in model.shapes)
+    lines = [
+        f"{model.name}: {layers} layers, {model.seq_length} tokens, on {options.num_nodes} x "
+        f"{options.num_gpus_per_node} devices of {options.memory_constraint:g} GB (reserve {options.context_mib:g} MiB)"
+    ]
+    if model.ignored:
+        lines.append(f"left out of account, as set_*_manually is 0: {', '.join(model.ignored)}")
+    return lines
+
+
+def _output_path(given: Path | None, model: Model, options: SearchOptions) -> Path:
+    if given is not None and given.suffix == ".json" and not given.is_dir():
+        return given
     memory = f"{options.memory_constraint:g}GB_{options.mixed_precision}"
     cluster = f"{options.num_nodes}nodes_{options.num_gpus_per_node}gpus_per_node"
-    return Path("configs") / f"galvatron_config_{shape.name}_{cluster}_{memory}.json"
+    return (given or Path("configs")) / f"galvatron_config_{model.name}_{cluster}_{memory}.json"
 
 
-def _summary(result: SearchResult) -> dict[str, Any]:
-    common = {
-        "feasible": result.best is not None,
-        "search_time_s": result.search_time_s,
-        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,  # Linux counts in KiB
-        "counts": _counts(result),
-    }
-    if result.best is None:
-        return common | {"least_memory_mib": result.need.memory_mib if result.need else None}
-    prediction = result.best.prediction
-    return common | {
-        "throughput": result.best.samples_per_s,
-        "time_s": result.time_s,
-        "lower_bound_s": result.lower_bound_s,
-        "gap": result.gap,
-        "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in prediction.stages],
-    }
+def _write(result: SearchResult, path: Path, runners_up: bool) -> list[Path]:
+    best = result.require()
+    write_plan(best.plan, path)
+    written = [path]
+    for number, other in enumerate(result.runners_up if runners_up else (), 2):
+        bound_s = result.lower_bound_s / best.plan.global_batch * other.plan.global_batch
+        metadata = best.plan.metadata | {"predicted": predicted(other.prediction, bound_s)}
+        written.append(path.with_stem(f"{path.stem}_{number}"))
+        write_plan(replace(other.plan, metadata=metadata), written[-1])
+    return written
 
 
-def _counts(result: SearchResult) -> dict[str, int]:
-    outcomes = list(result.outcomes.values())
-    return {outcome.name.lower(): outcomes.count(outcome) for outcome in sorted(set(outcomes))}
+def _printed(items: list[Any]) -> list[str]:
+    console = Console(width=WIDE, highlight=False)
+    with console.capture() as capture:
+        for item in items:
+            console.print(item, markup=False, soft_wrap=True) if isinstance(item, str) else console.print(item)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def _write_log(folder: Path, model: Model, lines: list[str]) -> Path:
+    path = folder / f"Search_{model.name}_{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}.log"
+    write_text(path, "\n".join([*lines, END]) + "\n")
+    return path
 
 
 def _command() -> Callable[..., None]:
-    """`search` with one option for each field of SearchOptions, unset by default: the fields have the defaults."""
+    """The command with one option a field, unset by default: the fields have the defaults."""
 
-    def parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+    def parameter(name: str, kind: Any, description: str) -> inspect.Parameter:
+        option = typer.Option(f"--{name}", help=description)
+        annotation = Annotated[kind | None, option]
+        return inspect.Parameter(f"given_{name}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
-    annotations = inspect.get_annotations(search, eval_str=True)
-    fixed: dict[str, Any] = {"model_size": ..., "profiles": Path("configs"), "as_json": False}
-    parameters = [
-        parameter(name, annotations[name], inspect.Parameter.empty if fixed.get(name) is ... else fixed.get(name))
-        for name in ("model_size", "profiles", "output_config_path", "log_dir", "as_json")
-    ]
-    parameters.append(parameter("allow_foreign_profiles", annotations["allow_foreign_profiles"], False))
-    for name, field in SearchOptions.model_fields.items():
+    parameters = [parameter(name, bool if name == "json" else str, text) for name, text in COMMAND_OPTIONS.items()]
+    for name, field in FIELDS.items():
+        default = field.get_default(call_default_factory=True)
+        shown = "" if default is None else f" [default: {default}]"
         kind = bool if field.annotation in (bool, bool | None) else str
-        shown = "" if field.default in (None, ...) else f" [default: {field.get_default(call_default_factory=True)}]"
-        option = typer.Option(f"--{name}", help=f"{field.description}{shown}")
-        parameters.append(parameter(name, Annotated[kind | None, option], None))
+        parameters.append(parameter(name, kind, f"{field.description}{shown}"))
 
-    def command(**values: Any) -> None:
-        search(**values)
+    def command(**given: Any) -> None:
+        values = {name.removeprefix("given_"): value for name, value in given.items() if value is not None}
+        config, as_json = values.pop("config", None), values.pop("json", False)
+        search(Path(config) if config else None, as_json, values)
 
     command.__doc__ = search.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -20,8 +20,12 @@ def describe(plan: Plan, shape: ModelShape | None = None) -> tuple[Table, Table]
     return facts, _table(plan)
 
 
+def schedule_name(schedule: Schedule) -> str:
+    return "1F1B" if schedule is Schedule.ONE_F_ONE_B else "GPipe"
+
+
 def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
-    schedule = "1F1B" if plan.schedule is Schedule.ONE_F_ONE_B else "GPipe"
+    schedule = schedule_name(plan.schedule)
     micro_batches = _count(plan.micro_batches, "micro-batch", "micro-batches")
     facts = [
         ("ranks", f"{plan.world_size} in {_count(len(plan.stages), 'stage')} of {plan.stage_size}, {schedule}"),

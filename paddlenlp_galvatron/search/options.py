@@ -15,6 +15,18 @@ from ..plan.options import Options
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "pp", "ckpt", "vtp")
 
+PROFILE_OPTIONS = (  # that `cost_model.load` takes by the same name
+    "time_profile_mode",
+    "memory_profile_mode",
+    "profile_dialect",
+    "allow_foreign_profiles",
+    "time_profiling_path",
+    "memory_profiling_path",
+    "allreduce_bandwidth_config_path",
+    "p2p_bandwidth_config_path",
+    "overlap_coe_path",
+    "sp_time_path",
+)
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 Positive = Annotated[int, Field(ge=1)]
 Unset = Literal[-1]
@@ -149,6 +161,12 @@ class SearchOptions(Options):
     @property
     def assumptions(self) -> Assumptions:
         return Assumptions(self.sequence_parallel, self.mixed_precision, not self.no_async_grad_reduce, self.seq_length)
+
+    @property
+    def profile_arguments(self) -> dict[str, Any]:
+        """What `cost_model.load` takes beside model, cluster and assumptions."""
+        given = {name: getattr(self, name) for name in PROFILE_OPTIONS}
+        return given | {"folder": self.profiles, "options": self.cost_options}
 
     @property
     def cost_options(self) -> CostOptions:

@@ -34,7 +34,7 @@ class Candidate:
         passes, sync = max(
             ((plan.micro_batches * (s.forward_ms + s.backward_ms), s.sync_ms) for s in stages), key=lambda s: sum(s)
         )
-        waits = self.prediction.time_s * 1000 - passes - sync
+        waits = max(0.0, self.prediction.time_s * 1000 - passes - sync)
         parts = {"passes": passes, "gradient sum and update": sync, "waiting for other stages": waits}
         return {name: ms / plan.global_batch for name, ms in parts.items()}
 
@@ -129,7 +129,7 @@ class Outcome(IntEnum):
         return {
             Outcome.NOT_DIVISIBLE: "divisibility: batch, heads and ranks do not split evenly",
             Outcome.OUT_OF_MEMORY: "memory: no plan of it fits",
-            Outcome.OUT_OF_BOUND: "bound: no plan of it can be faster",
+            Outcome.OUT_OF_BOUND: "bound: no plan of it beats what was found",
             Outcome.SOLVED: "searched to the end",
             Outcome.GIVEN_UP: "left with a gap",
         }[self]

@@ -1,0 +1,128 @@
+"""What a search answered: the plan, what was rejected and why, the runners-up; in a few lines, and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+from rich.table import Table
+
+from ..plan import ModelShape
+from ..search import Candidate, Need, Outcome, SearchResult
+from .plan import describe, schedule_name
+
+GB_MIB = 1024
+
+
+def explain(result: SearchResult, shape: ModelShape | None = None) -> Iterator[str | Table]:
+    """Lines and tables, to be printed one below the other. `shape`: of a model whose layers are alike."""
+    if result.best:
+        best = result.best
+        yield (
+            f"{best.time_s:.4g} s a step, {best.samples_per_s:.4g} samples/s; no plan of the space takes less than "
+            f"{result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
+        )
+        yield from describe(replace(best.plan, metadata={}), shape)
+        yield from _memory(best)
+    yield f"{len(result.outcomes)} families of plans searched in {result.search_time_s:.3g} s"
+    if rejected := _rejected(result):
+        yield rejected
+    if result.best:
+        yield from (_runner_up(number, other, result.best) for number, other in enumerate(result.runners_up, 2))
+
+
+def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict[str, Any]:
+    """The same for programs: times in s (of stages in ms), memory in MiB."""
+    counts = sorted(Counter(result.outcomes.values()).items())
+    common = {
+        "feasible": result.best is not None,
+        "budget_mib": budget_mib,
+        "reserve_mib": reserve_mib,
+        "search_time_s": result.search_time_s,
+        "counts": {outcome.name.lower(): number for outcome, number in counts},
+    }
+    if result.best is None:
+        return common | {
+            "least_memory_mib": result.need.memory_mib if result.need else None,
+            "binds": _binding(result.need) if result.need else None,
+        }
+    best = result.best
+    return common | {
+        "throughput": best.samples_per_s,
+        "time_s": best.time_s,
+        "lower_bound_s": result.lower_bound_s,
+        "gap": result.gap,
+        **_family(best),
+        "bubble_share": best.prediction.bubble_share,
+        "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in best.prediction.stages],
+        "runners_up": [
+            {
+                **_family(other),
+                "throughput": other.samples_per_s,
+                "time_s": other.time_s,
+                "memory_mib": _most_mib(other),
+                "why": other.why_slower_than(best),
+            }
+            for other in result.runners_up
+        ],
+    }
+
+
+def _family(candidate: Candidate) -> dict[str, Any]:
+    plan = candidate.plan
+    return {
+        "global_bsz": plan.global_batch,
+        "chunks": plan.micro_batches,
+        "pp_deg": len(plan.stages),
+        "pipeline_type": plan.schedule.value,
+    }
+
+
+def _binding(need: Need) -> dict[str, Any]:
+    return {
+        "stage": need.stage,
+        "layers": [need.layers.start, need.layers.stop - 1],
+        "term": need.term,
+        "term_mib": need.term_mib,
+        "part": need.part,
+        "part_mib": need.part_mib,
+    }
+
+
+def _most_mib(candidate: Candidate) -> float:
+    return max(stage.memory.total_mib for stage in candidate.prediction.stages)
+
+
+def _memory(best: Candidate) -> Iterator[str]:
+    for number, stage in enumerate(best.prediction.stages):
+        memory = stage.memory
+        terms = {
+            "model states": memory.states_mib,
+            "activations": memory.activations_mib,
+            "working": memory.working_mib,
+            "reserve": memory.context_mib,
+        }
+        told = ", ".join(f"{name} {mib / GB_MIB:.2f}" for name, mib in terms.items())
+        yield f"stage {number}: {memory.total_mib / GB_MIB:.2f} GB a device: {told}"
+
+
+def _rejected(result: SearchResult) -> Table | None:
+    best = result.best and len(result.runners_up) + 1
+    counts = Counter(result.outcomes.values())
+    counts[Outcome.SOLVED] -= best or 0
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    for outcome in Outcome:
+        if counts[outcome] > 0:
+            table.add_row(str(counts[outcome]), outcome.words)
+    return table if table.row_count else None
+
+
+def _runner_up(number: int, other: Candidate, best: Candidate) -> str:
+    plan, stages = other.plan, len(other.plan.stages)
+    schedule = "" if stages == 1 else f" ({schedule_name(plan.schedule)})"
+    return (
+        f"{number}. batch {plan.global_batch} in {plan.micro_batches} micro-batches, {stages} stages{schedule}: "
+        f"{other.time_s:.4g} s a step, {_most_mib(other) / GB_MIB:.2f} GB; {other.why_slower_than(best)}"
+    )
