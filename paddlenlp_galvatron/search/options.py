@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ..cost_model import CostOptions
 from ..plan import Assumptions, DataParallel, Precision, Schedule
@@ -29,7 +29,15 @@ PROFILE_OPTIONS = (  # that `cost_model.load` takes by the same name
 )
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 Positive = Annotated[int, Field(ge=1)]
-Unset = Literal[-1]
+
+
+def _settled(number: int) -> int:
+    if number == -1 or number > 0:
+        return number
+    raise ValueError("must be a number above 0, or -1 for any")
+
+
+Settled = Annotated[int, AfterValidator(_settled)]
 
 
 class SearchOptions(Options):
@@ -50,8 +58,8 @@ class SearchOptions(Options):
     min_bsz: Positive = Field(8, description="first global batch tried, samples")
     max_bsz: Positive = Field(8, description="no larger global batch is tried, samples")
     bsz_scale: Positive = Field(8, description="what is added from one global batch to the next, samples")
-    settle_bsz: Positive | Unset = Field(-1, description="the only global batch tried; -1: min_bsz to max_bsz")
-    settle_chunk: Positive | Unset = Field(-1, description="the only number of micro-batches tried; -1: all divisors")
+    settle_bsz: Settled = Field(-1, description="the only global batch tried; -1: min_bsz to max_bsz")
+    settle_chunk: Settled = Field(-1, description="the only number of micro-batches tried; -1: all divisors")
 
     # The space.
     search_space: str = Field("full", description="full, 3d, or dimensions joined by +: " + ", ".join(DIMENSIONS))

@@ -38,7 +38,7 @@ def test_other_names_mean_the_same() -> None:
         ({"max_tp_deg": 4, "max_tp_size": 8}, "max_tp_size: given twice"),
         ({"memory_constraint": -1}, "memory_constraint: input should be greater than 0"),
         ({"memory_constraint": "nan"}, "memory_constraint: input should be a finite number"),
-        ({"settle_bsz": 0}, "settle_bsz"),
+        ({"settle_bsz": 0}, "settle_bsz: must be a number above 0, or -1"),
         ({"min_bsz": 16, "max_bsz": 8}, "max_bsz: 8 is below min_bsz 16"),
         ({"pipeline_type": "1f1b"}, "pipeline_type: input should be"),
         ({"search_space": "dp+tpp"}, "search_space: 'tpp' is unknown"),
@@ -66,6 +66,7 @@ def test_any_values_give_options_or_a_clear_error(values: dict[str, Any]) -> Non
 
 
 def test_flags_are_read_as_scripts_give_them() -> None:
+    assert SearchOptions.from_mapping({"settle_bsz": "-1", "settle_chunk": "4"}).settle_chunk == 4
     options = SearchOptions.from_mapping({"disable_pp": "1", "fine_grained_mode": "0", "embed_sdp": "None"})
     assert options.disable_pp and not options.fine_grained_mode and options.embed_sdp is None
 
