@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from distributed.plans import FOUR, ZERO
 
-from paddlenlp_galvatron.plan import ModelShape, Plan
+from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 
 RANKS = 4
 SEQ = 64
@@ -22,14 +22,15 @@ class RealCase:
 
 
 def real_cases() -> list[RealCase]:
-    """The parity tests' plans on four ranks."""
+    """The parity tests' plans on four ranks; those of the ZeRO types in bf16 as well."""
+    cases = [(named, Precision.FP32) for named in FOUR + ZERO] + [(named, Precision.BF16) for named in ZERO]
     return [
         RealCase(
-            named.name,
+            f"{named.name}, {precision}",
             replace(
                 named.plan,
                 global_batch=2 * named.plan.global_batch,
-                assumed=replace(named.plan.assumed, seq_length=SEQ),
+                assumed=replace(named.plan.assumed, seq_length=SEQ, mixed_precision=precision),
             ),
             ModelShape(
                 name="probe",
@@ -44,5 +45,5 @@ def real_cases() -> list[RealCase]:
                 tied_embeddings=named.tied,
             ),
         )
-        for named in FOUR + ZERO
+        for named, precision in cases
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
+from paddlenlp_galvatron.cost_model.states import StateBytes
+from paddlenlp_galvatron.plan import ModelShape, Plan, Precision, UserError
 
 from .conventions import App
 
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
 app = App(help="Train a model by a plan.")
 
 MIB = 2**20
+
+
+class OnNonFinite(StrEnum):
+    """What a run does about a step without a finite gradient."""
+
+    STOP = "stop"
+    SKIP = "skip"
 
 
 @app.command()
@@ -36,6 +45,16 @@ def train(
         int | None, typer.Option(min=1, help="tokens a sample, where the plan leaves it open")
     ] = None,
     sequence_parallel: Annotated[bool | None, typer.Option(help="Megatron-SP, where the plan leaves it open")] = None,
+    mixed_precision: Annotated[
+        Precision | None, typer.Option(help="type of weights and messages, where the plan leaves it open")
+    ] = None,
+    amp_master_grad: Annotated[bool, typer.Option(help="16-bit training sums and reduces gradients in fp32")] = False,
+    compute_precision: Annotated[
+        Precision | None, typer.Option(help="what layers compute in; absent: mixed_precision on GPUs, fp32 on CPUs")
+    ] = None,
+    on_nonfinite: Annotated[
+        OnNonFinite, typer.Option(help="what to do about a step whose loss or gradients are NaN or Inf")
+    ] = OnNonFinite.STOP,
     learning_rate: Annotated[float, typer.Option(min=0, help="highest learning rate")] = 3e-4,
     warmup_steps: Annotated[int, typer.Option(min=0, help="steps of linear rise")] = 0,
     weight_decay: Annotated[float, typer.Option(min=0)] = 0.01,
@@ -58,6 +77,10 @@ def train(
         world_size=world_size,
         seq_length=seq_length,
         sequence_parallel=sequence_parallel,
+        mixed_precision=mixed_precision,
+        amp_master_grad=amp_master_grad,
+        compute_precision=compute_precision,
+        on_nonfinite=on_nonfinite.value,
         seed=seed,
         recipe=Recipe(
             learning_rate=learning_rate,
@@ -71,7 +94,7 @@ def train(
     console = Console(highlight=False)
     read, shape = check_run(settings)
     if dry_run:
-        show_run(console, read, shape)
+        show_run(console, read, shape, amp_master_grad)
         return
     records = run_training(console, settings, timeout)
     first, last = records[0], records[-1]
@@ -83,11 +106,11 @@ def train(
 
 def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """Whatever can be found wrong before processes start. Raises UserError."""
-    from paddlenlp_galvatron.runtime.support import require_supported
+    from paddlenlp_galvatron.runtime.precision import Numbers
     from paddlenlp_galvatron.training.train_worker import batches_of
 
     plan, shape = settings.load()
-    require_supported(plan, shape)
+    Numbers.of(plan.assumed.mixed_precision, settings.amp_master_grad, settings.compute_precision)
     batches_of(settings, plan, shape)
     return plan, shape
 
@@ -124,7 +147,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def show_run(console: Console, plan: Plan, shape: ModelShape) -> None:
+def show_run(console: Console, plan: Plan, shape: ModelShape, fp32_gradients: bool = False) -> None:
     """Shapes, groups and predicted memory of a run that is not started."""
     from paddlenlp_galvatron.runtime.stage import stage_groups
 
@@ -134,17 +157,18 @@ def show_run(console: Console, plan: Plan, shape: ModelShape) -> None:
     for column in ("stage", "ranks", "layers", "tokens at the edge", "weights MiB", "states MiB", "predicted MiB"):
         table.add_column(column, justify="right")
     predicted = predicted_memory_mib(plan)
+    states = StateBytes.of(plan.assumed.mixed_precision, fp32_gradients)
     for stage in range(len(plan.stages)):
         first = stage * plan.stage_size
         layers = plan.stage_layers(stage)
-        weights = _weights_per_rank(plan, shape, stage) * plan.assumed.mixed_precision.bytes / MIB
+        weights = _weights_per_rank(plan, shape, stage) * states.weight / MIB
         table.add_row(
             str(stage),
             f"{first}-{first + plan.stage_size - 1}",
             f"{layers[0]}-{layers[-1]}",
             f"{plan.micro_batch * seq_length // plan.stage_size} x {shape.hidden_size}",
             f"{weights:.1f}",
-            f"{4 * weights:.1f}",  # fp32 AdamW: weight, gradient and two moments are alike in size
+            f"{weights * (states.weight + states.gradient + states.optimizer) / states.weight:.1f}",
             f"{predicted[stage]:.1f}" if predicted else "not in the plan",
         )
     console.print(table)

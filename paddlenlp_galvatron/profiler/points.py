@@ -1,68 +1,41 @@
-"""What of a model to measure: batch sizes and sequence lengths by Galvatron's profiling options, and degrees."""
+"""What of a model to measure: the model, batch sizes and sequence lengths, and degrees."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
 from ..plan.check import require_valid
+from ..plan.model_options import ModelOptions
 from ..profiles import Shape
-from ..runtime.support import require_supported
+from .options import PointOptions
 
 MODEL_LENGTH = 2048  # tokens of a sample where nothing is said and the model allows as many
 
 
-class ProfileMode(StrEnum):
-    """What is varied."""
-
-    STATIC = "static"  # nothing: profile_batch_size samples of each length of profile_seq_length_list
-    BATCH = "batch"  # the batch size, at each length of profile_seq_length_list
-    SEQUENCE = "sequence"  # the length, at profile_batch_size samples
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The numbers from `first` to `last` by `step`."""
-
-    first: int
-    last: int
-    step: int
-
-    def numbers(self, name: str) -> list[int]:
-        """Raises UserError, which calls them by `name`, when there are none."""
-        if self.first < 1 or self.step < 1 or self.last < self.first:
-            raise UserError(
-                f"profile_min_{name}: nothing from {self.first} to {self.last} by {self.step}; "
-                f"make profile_max_{name} at least profile_min_{name} and both and the step at least 1"
-            )
-        return list(range(self.first, self.last + 1, self.step))
-
-
-def points(mode: ProfileMode, batch_size: int, batches: Steps, seq_length_list: str, lengths: Steps) -> list[Shape]:
-    """Every (samples, tokens of a sample) to measure. Raises UserError."""
-    if batch_size < 1:
-        raise UserError(f"profile_batch_size: {batch_size} samples cannot be measured; give at least 1")
-    if mode is ProfileMode.SEQUENCE:
-        return [Shape(batch_size, length) for length in lengths.numbers("seq_length")]
-    sizes = [batch_size] if mode is ProfileMode.STATIC else batches.numbers("batch_size")
-    return [Shape(size, length) for length in read_lengths(seq_length_list) for size in sizes]
-
-
-def read_lengths(text: str) -> list[int]:
-    """The numbers of a list such as "512,1024". Raises UserError."""
-    try:
-        lengths = [int(part) for part in text.strip("[]").split(",")]
-    except ValueError:
-        lengths = []
-    if not lengths or min(lengths) < 1:
-        raise UserError(f"profile_seq_length_list: {text!r} is no list of lengths; give one such as 512,1024")
-    return lengths
+def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[ModelShape, ...], list[Shape]]:
+    """The shape of each layer type, and every (samples, tokens of a sample) to measure. Raises UserError."""
+    if options.model and model.model_size and options.model != model.model_size:
+        raise UserError(f"model: {options.model}, but model_size is {model.model_size}; give one of them")
+    told = model.seq_length or model.seqlen_list or model.set_seqlen_manually is not None
+    named = {"model_size": model.model_size or options.model}
+    resolved = model.model_copy(update=named if told else named | {"set_seqlen_manually": False}).resolve()
+    shape = resolved.shapes[0]
+    lengths = options.lengths(resolved.seq_length if told else min(resolved.seq_length, MODEL_LENGTH))
+    if max(lengths) > shape.max_position_embeddings:
+        raise UserError(
+            f"profile_seq_length_list: {max(lengths)} tokens are beyond the {shape.max_position_embeddings} positions "
+            f"of {shape.name}; measure shorter samples"
+        )
+    return resolved.shapes, [Shape(batch, seq) for seq in lengths for batch in options.batch_sizes]
 
 
 def runnable_degrees(shape: ModelShape, world_size: int, largest: int, lengths: Sequence[int]) -> list[int]:
-    """Tensor-parallel degrees up to `largest` that divide the world and that the model and the runtime can split by."""
+    """Tensor-parallel degrees up to `largest` that divide the world and that the model can be split by.
+
+    One process stands for a rank of any world: then those that divide `largest`.
+    """
+    world_size = largest if world_size == 1 else world_size
     return [
         degree
         for degree in range(1, min(world_size, largest) + 1)
@@ -82,7 +55,6 @@ def _is_runnable(shape: ModelShape, degree: int, seq_length: int) -> bool:
     )
     try:
         require_valid(plan, shape)
-        require_supported(plan, shape)
     except UserError:
         if degree == 1:
             raise  # a model that cannot run at all: say why

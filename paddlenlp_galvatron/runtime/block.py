@@ -22,14 +22,16 @@ from ..plan.layout import Grid, grid_of
 from .collectives import Gather, HeadsToTokens, Reduce, Replicate, Scatter, TokensToHeads
 from .family import Family
 from .groups import Groups
+from .precision import Numbers, cast, compute_weights
 from .weights import ShardedParameter, Slice, WeightSource, shard_layer
 
 
 class Placement:
     """Where this rank stands in a layer's grid, and its groups. Shared by blocks and vocabulary layers."""
 
-    def __init__(self, plan: Plan, strategy: LayerStrategy, rank: int, groups: Groups):
+    def __init__(self, plan: Plan, strategy: LayerStrategy, rank: int, groups: Groups, numbers: Numbers):
         size = plan.stage_size
+        self.numbers = numbers
         self.grid: Grid = grid_of(plan, strategy)
         self.first = rank // size * size
         self.local = rank - self.first
@@ -57,19 +59,25 @@ class Placement:
         copies = None
         if part.axis is not None and part.parts < self.degree:  # kv heads that several ranks share
             copies = self._groups.get(self._global(self.grid.copies(self.local, part.parts)))
-        return ShardedParameter(name, shape, part, tensor, sum_group, self.grid.size // part.parts, copies)
+        replicas = self.grid.size // part.parts
+        return ShardedParameter(name, shape, part, tensor, sum_group, replicas, self.numbers.gradients, copies)
 
     def enter(self, x: Any) -> Any:
         """Sharded or replicated tokens -> all tokens of the dp share, ready for a column-split projection."""
         if not self.split:
             return x
-        return (Gather if self.sharded_tokens else Replicate).apply(x, self.axis_group)
+        return self.exchange(Gather if self.sharded_tokens else Replicate, x)
 
     def leave(self, x: Any) -> Any:
         """Partial sums behind a row-split projection -> tokens as they lie between layers."""
         if not self.split:
             return x
-        return (Scatter if self.sharded_tokens else Reduce).apply(x, self.axis_group)
+        return self.exchange(Scatter if self.sharded_tokens else Reduce, x)
+
+    def exchange(self, collective: Any, x: Any) -> Any:
+        """A differentiable collective over the layer's axis; messages are of the stored type."""
+        out = collective.apply(cast(x, self.numbers.stored), self.axis_group)
+        return cast(out, self.numbers.computed)
 
 
 class Block:
@@ -84,7 +92,6 @@ class Block:
         placement: Placement,
         source: WeightSource,
     ):
-        self.parameters: list[ShardedParameter] = []
         self._placement = placement
         self._family = family
         self._recompute = strategy.recompute
@@ -94,9 +101,16 @@ class Block:
             self._layer = family.decoder_layer(config)
         shapes = {name: tuple(whole.shape) for name, whole in self._layer.named_parameters()}
         prefix = f"{family.prefix}.layers.{index}."
-        shard_layer(self._layer, self._part_of, lambda name: prefix + name, source)
-        for name, tensor in self._layer.named_parameters():
-            self.parameters.append(placement.parameter(prefix + name, shapes[name], self._part_of(name), tensor))
+        places = shard_layer(self._layer, self._part_of, lambda name: prefix + name, source, placement.numbers.stored)
+        self._slots = [
+            (
+                owner,
+                attribute,
+                placement.parameter(prefix + name, shapes[name], self._part_of(name), getattr(owner, attribute)),
+            )
+            for owner, attribute, name in places
+        ]
+        self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
         self._cut_seams(config)
 
     def __call__(self, x: Any, mask: Any) -> Any:
@@ -108,7 +122,9 @@ class Block:
         return tokens // self._placement.grid.dp // self._seq_length
 
     def _run(self, x: Any, mask: Any) -> Any:
-        return self._layer(x, attention_mask=mask)
+        numbers = self._placement.numbers
+        with compute_weights(self._slots, numbers):
+            return cast(self._layer(cast(x, numbers.computed), attention_mask=mask), numbers.stored)
 
     def _part_of(self, parameter: str) -> Slice:
         if not self._placement.split:
@@ -137,7 +153,7 @@ class Block:
             for projection in family.attention_columns:
                 copies = place.degree // self._kv_heads if projection in family.attention_kv else 1
                 after(projection, lambda x, copies=copies: self._to_heads(x, copies))
-            before(family.attention_row, lambda x: HeadsToTokens.apply(_flat(x), place.axis_group))
+            before(family.attention_row, lambda x: place.exchange(HeadsToTokens, _flat(x)))
         else:
             after(family.attention_row, lambda x: place.leave(_flat(x)))
 
@@ -145,7 +161,7 @@ class Block:
         if copies > 1:  # fewer kv heads than ranks: each goes to several
             heads = x.reshape([x.shape[0], self._kv_heads, -1])
             x = paddle.repeat_interleave(heads, copies, axis=1).reshape([x.shape[0], -1])
-        return self._sequences(TokensToHeads.apply(x, self._placement.axis_group))
+        return self._sequences(self._placement.exchange(TokensToHeads, x))
 
     def _sub_layer(self, path: str) -> Any:
         layer = self._layer

@@ -7,7 +7,8 @@
   share a store read each other's addresses and hang;
 - send and receive run on a worker thread per group: gloo's send blocks until the peer receives. A group carries
   point-to-point traffic in one direction only (gloo counts operations per group, not per direction);
-- reduce-scatter, all-to-all and all-gather into a tensor are made of gloo's all-reduce and all-gather.
+- reduce-scatter, all-to-all and all-gather into a tensor are made of gloo's all-reduce and all-gather;
+- fp16 is reduced in fp32.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ def install() -> None:
         "galvatron_installed": True,
         "blocking_send": gloo.send,
         "blocking_recv": gloo.recv,
+        "native_all_reduce": gloo.all_reduce,
+        "all_reduce": _all_reduce,
         "send": _send,
         "recv": _receive,
         "all_gather_into_tensor": _all_gather_into_tensor,
@@ -203,6 +206,15 @@ def _receive(group: Any, tensor: Any, source: int, sync_op: bool = True) -> _Tas
 
 def _all_gather_into_tensor(group: Any, out: Any, tensor: Any, sync_op: bool = True) -> Any:
     return group.all_gather(tensor, out)
+
+
+def _all_reduce(group: Any, tensor: Any, op: Any, sync_op: bool = True) -> Any:
+    if tensor.dtype != paddle.float16:
+        return group.native_all_reduce(tensor, op, sync_op)
+    whole = tensor.detach().astype("float32")  # gloo's own fp16 arithmetic gives wrong numbers
+    group.native_all_reduce(whole, op, True).wait()
+    paddle.assign(whole.astype(tensor.dtype), output=tensor)
+    return _finished()
 
 
 def _reduce_scatter_tensor(group: Any, out: Any, tensor: Any, op: Any, sync_op: bool = True) -> _Task:

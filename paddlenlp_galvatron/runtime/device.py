@@ -8,27 +8,28 @@ from paddle.base import core
 MIB = 2**20
 
 
-def _on_gpu() -> bool:
+def on_gpu() -> bool:
+    """Whether this process computes on a GPU."""
     return str(paddle.device.get_device()).startswith("gpu")
 
 
 def allocated_mib() -> float:
     """MiB that tensors hold now."""
-    if _on_gpu():
+    if on_gpu():
         return float(paddle.device.cuda.memory_allocated()) / MIB
     return float(core.host_memory_stat_current_value("Allocated", 0)) / MIB
 
 
 def peak_mib() -> float:
     """Most MiB that tensors held since `reset_peak`."""
-    if _on_gpu():
+    if on_gpu():
         return float(paddle.device.cuda.max_memory_allocated()) / MIB
     return float(core.host_memory_stat_peak_value("Allocated", 0)) / MIB
 
 
 def reset_peak() -> None:
     """Start a new peak from what is held now."""
-    if _on_gpu():
+    if on_gpu():
         paddle.device.cuda.reset_max_memory_allocated()
     else:
         core.host_memory_stat_reset_peak_value("Allocated", 0)

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import paddle
 import paddle.distributed as dist
 
-from ..plan import ModelShape, Plan
+from ..plan import ModelShape, Plan, Precision
 from ..plan.check import require_valid
 from .collectives import all_gather, all_reduce
 from .family import Family
-from .gradients import clip_gradients, global_norm, reduce_gradients
+from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, require_world, start_world
 from .pipeline import Pipeline
+from .precision import LossScaler, Numbers
 from .stage import Stage, Tokens, stage_groups
-from .support import require_supported
-from .units import whole
+from .units import Trainable
 from .vocabulary import IGNORED_LABEL
 from .weights import SeededWeights, WeightSource
+
+LOSS_SCALE = 2.0**15  # PaddleNLP's scale_loss
+TINY = 1e-12  # a norm below it is not divided by
 
 
 class Engine:
     """This rank's share of a model under a plan. Every rank of the world builds one, with equal arguments.
 
-    A step is `forward_backward`, then `clip`, then an optimizer over `tensors`, then `updated`.
+    A step is `forward_backward`, then `update` with a Paddle optimizer over `tensors`.
     """
 
     def __init__(
@@ -35,50 +39,66 @@ class Engine:
         seq_length: int,
         source: WeightSource | None = None,
         seed: int = 0,
+        fp32_gradients: bool = False,
+        loss_scale: float = LOSS_SCALE,
+        compute_precision: Precision | None = None,
     ):
-        """Without a `source`, weights are drawn from `seed`. Raises UserError for a plan that cannot run."""
+        """Without a `source`, weights are drawn from `seed`. `fp32_gradients`: 16-bit training sums and reduces
+        gradients in fp32. `loss_scale`: fp16's at the start. `compute_precision`: what layers compute in, if not the
+        plan's precision (on CPU: fp32). Raises UserError for a plan that cannot run."""
         require_valid(plan, shape)
-        require_supported(plan, shape)
+        numbers = Numbers.of(plan.assumed.mixed_precision, fp32_gradients, compute_precision)
         self.rank, world_size = start_world()
         require_world(plan.world_size, world_size)
         self.plan, self.shape, self.seq_length = plan, shape, seq_length
         self.groups = Groups(self.rank)
         self.groups.create(stage_groups(plan, shape, seq_length))
         source = source or SeededWeights(seed, shape.initializer_range)
-        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source)
+        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers)
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
         self._world = dist.get_group(0) if world_size > 1 else None
+        self.scaler = LossScaler(loss_scale) if plan.assumed.mixed_precision is Precision.FP16 else None
 
-        self.trainables = [trainable for unit in self.stage.units for trainable in unit.trainables]
-        self.trainables += [whole(vector) for vector in self.stage.vectors]
+    @property
+    def trainables(self) -> list[Trainable]:
+        """What the optimizer updates on this rank, with its place in the model and its gradient."""
+        return self.stage.trainables
 
     def forward_backward(self, batch: Tokens) -> float:
         """Run one global batch [G, S + 1] and leave the gradients of its mean loss, summed over ranks.
 
-        Returns the loss averaged over all tokens with a label; it is the same on every rank.
+        Returns the loss averaged over all tokens with a label; it is the same on every rank. fp16's gradients are
+        times `scaler.scale`.
         """
         ids, labels = batch[:, :-1], batch[:, 1:]
         tokens = int((labels != IGNORED_LABEL).sum())
         shape = (self.plan.micro_batches, -1)
-        total = self._pipeline.run(ids.reshape(shape), labels.reshape(shape), 1.0 / tokens)
+        total = self._pipeline.run(ids.reshape(shape), labels.reshape(shape), self.gradient_scale / tokens)
         for unit in self.stage.units:
             unit.finish()
         reduce_gradients(self.stage.vectors)
         loss = all_reduce(total.reshape([1]) / (tokens * self.stage.loss_replicas), self._world)
         return float(loss)
 
-    def clip(self, max_norm: float) -> float:
-        """Clip the gradients by their global norm; returns the norm before."""
-        norm: float = global_norm(self.trainables, self._world)
-        clip_gradients(self.trainables, norm, max_norm)
+    def update(self, optimizer: Any, max_norm: float) -> float:
+        """Let Paddle's optimizer over `tensors` run on the gradients clipped to a global norm of `max_norm`.
+
+        Returns the norm before. Where it is no finite number nothing is updated. The gradients are gone afterwards.
+        """
+        norm: float = global_norm(self.trainables, self._world) / self.gradient_scale
+        finite = isfinite(norm)
+        if finite:
+            update_in_turns(optimizer, self.trainables, min(1.0, max_norm / max(norm, TINY)) / self.gradient_scale)
+        for trainable in self.trainables:
+            trainable.drop_gradient()
+        if self.scaler:
+            self.scaler.update(overflow=not finite)
         return norm
 
-    def updated(self) -> None:
-        """The optimizer has run: bring gathered copies of weights up to date and drop the gradients."""
-        for unit in self.stage.units:
-            unit.publish()
-        for trainable in self.trainables:
-            trainable.tensor.clear_gradient(False)
+    @property
+    def gradient_scale(self) -> float:
+        """What the gradients are times of the loss's own."""
+        return self.scaler.scale if self.scaler else 1.0
 
     @property
     def tensors(self) -> list[Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import paddle
 
@@ -12,31 +12,41 @@ from .collectives import all_reduce
 from .units import Piece, Trainable
 from .weights import ShardedParameter
 
+T = TypeVar("T")
+
 # One message per this much gradient: large enough to use a link's bandwidth, small enough to hold twice.
 BUCKET_BYTES = 32 * 2**20
+# The optimizer sees this much fp32 gradient at a time, or one tensor: little beside the states of a model.
+TURN_BYTES = 128 * 2**20
+FP32_BYTES = 4
 
 
 def reduce_gradients(parameters: Sequence[ShardedParameter]) -> None:
     """Sum every gradient over the copies of its values and over its parameter's ranks, in buckets of like group."""
     buckets: dict[tuple[int, Any], list[ShardedParameter]] = {}
     for parameter in parameters:
-        all_reduce(parameter.tensor.grad, parameter.presum_group)
+        all_reduce(parameter.gradient, parameter.presum_group)
         if parameter.sum_group is not None:
-            buckets.setdefault((parameter.sum_group.id, parameter.tensor.dtype), []).append(parameter)
+            buckets.setdefault((parameter.sum_group.id, parameter.gradient.dtype), []).append(parameter)
     for members in buckets.values():
-        for bucket in _by_size(members):
+        for bucket in _by_size(members, _message_bytes, BUCKET_BYTES):
             _reduce_bucket(bucket)
 
 
-def _by_size(members: list[ShardedParameter]) -> list[list[ShardedParameter]]:
-    buckets: list[list[ShardedParameter]] = []
-    filled = BUCKET_BYTES
-    for parameter in members:
-        size = parameter.tensor.size * parameter.tensor.element_size()
-        if filled + size > BUCKET_BYTES:
+def _message_bytes(parameter: ShardedParameter) -> int:
+    return int(parameter.gradient.size) * int(parameter.gradient.element_size())
+
+
+def _by_size(members: Sequence[T], bytes_of: Callable[[T], int], limit: int) -> list[list[T]]:
+    """Members in order, in buckets of at most `limit` bytes or one member."""
+    buckets: list[list[T]] = []
+    filled = limit
+    for member in members:
+        size = bytes_of(member)
+        if filled + size > limit:
             buckets.append([])
             filled = 0
-        buckets[-1].append(parameter)
+        buckets[-1].append(member)
         filled += size
     return buckets
 
@@ -45,9 +55,9 @@ def _by_size(members: list[ShardedParameter]) -> list[list[ShardedParameter]]:
 def _reduce_bucket(bucket: list[ShardedParameter]) -> None:
     group = bucket[0].sum_group
     if len(bucket) == 1:
-        all_reduce(bucket[0].tensor.grad, group)
+        all_reduce(bucket[0].gradient, group)
         return
-    gradients = [parameter.tensor.grad for parameter in bucket]
+    gradients = [parameter.gradient for parameter in bucket]
     joined = all_reduce(paddle.concat([grad.flatten() for grad in gradients]), group)
     for grad, part in zip(gradients, paddle.split(joined, [grad.size for grad in gradients]), strict=True):
         paddle.assign(part.reshape(grad.shape), output=grad)
@@ -72,8 +82,18 @@ def _by_replicas(trainable: Trainable) -> Iterator[list[Piece]]:
 
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
-def clip_gradients(trainables: Sequence[Trainable], norm: float, max_norm: float) -> None:
-    """Scale all gradients so that their global norm is at most `max_norm`."""
-    if norm > max_norm:
-        for trainable in trainables:
-            trainable.gradient.scale_(max_norm / norm)
+def update_in_turns(optimizer: Any, trainables: Sequence[Trainable], factor: float) -> None:
+    """Let the optimizer update all tensors, gradients scaled by `factor`, and pass the values on.
+
+    The optimizer skips tensors without a gradient: those whose gradient is kept elsewhere get it, in fp32, only while
+    their turn lasts.
+    """
+    ready = [trainable for trainable in trainables if trainable.tensor.grad is not None]
+    others = [trainable for trainable in trainables if trainable.tensor.grad is None]
+    turns = _by_size(others, lambda trainable: int(trainable.tensor.size) * FP32_BYTES, TURN_BYTES)
+    for turn in [ready, *turns] if ready else turns:
+        for trainable in turn:
+            trainable.present_gradient(factor)
+        optimizer.step()
+        for trainable in turn:
+            trainable.updated()

@@ -56,14 +56,14 @@ class Link:
 class Pipeline:
     """Runs steps of a stage."""
 
-    def __init__(self, plan: Plan, stage: Stage, rank: int, groups: Groups, dtype: str = "float32"):
+    def __init__(self, plan: Plan, stage: Stage, rank: int, groups: Groups):
         self._stage = stage
         self._micro_batches = plan.micro_batches
         self._order = order(plan.schedule, stage.index, len(plan.stages), plan.micro_batches)
         before, after = rank - plan.stage_size, rank + plan.stage_size
 
         def link(first: int, second: int, use: str, peer: int) -> Link:
-            return Link(groups.get((first, second), use), peer, stage.boundary_shape, dtype)
+            return Link(groups.get((first, second), use), peer, stage.boundary_shape, stage.numbers.stored)
 
         self._from_before = None if stage.is_first else link(before, rank, "down", before)
         self._to_before = None if stage.is_first else link(before, rank, "up", before)
@@ -90,6 +90,7 @@ class Pipeline:
                 x, out = held.popleft()
                 self._stage.chain.last_backward = step.micro_batch == self._micro_batches - 1
                 self._backward(out, scale, position)
+                self._stage.settle()
                 if self._to_before:
                     self._to_before.send(x.grad)
         for link in (self._to_after, self._to_before):

@@ -16,8 +16,9 @@ from ..plan.layout import TokenLayout, boundary_layout, grid_of, token_layout
 from .block import Block, Placement
 from .family import Family
 from .groups import Groups, Ranks
+from .precision import Numbers
 from .redistribute import Redistribution, redistribution_groups
-from .units import Chain, Unit, make_unit
+from .units import Chain, Trainable, Unit, make_unit, whole
 from .vocabulary import Embedding, Head, embedding_table
 from .weights import ShardedParameter, WeightSource
 
@@ -79,7 +80,10 @@ class Stage:
         rank: int,
         groups: Groups,
         source: WeightSource,
+        numbers: Numbers | None = None,
     ):
+        """Without `numbers`, the types are those of the plan's precision on this device."""
+        self.numbers = numbers or Numbers.of(plan.assumed.mixed_precision)
         self.index = rank // plan.stage_size
         self.is_first, self.is_last = self.index == 0, self.index == len(plan.stages) - 1
         self._seq_length = seq_length
@@ -90,7 +94,7 @@ class Stage:
         self._boundary = boundary_layout(plan.stage_size)
 
         def place(strategy: LayerStrategy) -> Placement:
-            return Placement(plan, strategy, rank, groups)
+            return Placement(plan, strategy, rank, groups, self.numbers)
 
         vocab = plan.vocab.as_layer()
         vocab_grid = grid_of(plan, plan.vocab)
@@ -114,6 +118,8 @@ class Stage:
         ]
         self._masks: dict[int, Any] = {}
         self.chain, self.vectors = self._make_units(plan)
+        self.trainables: list[Trainable] = [t for unit in self.units for t in unit.make_trainables()]
+        self.trainables += [whole(vector) for vector in self.vectors]
         self.boundary_shape = [self._length(self._boundary), shape.hidden_size]
         self.loss_replicas = plan.vocab.tp
 
@@ -156,11 +162,19 @@ class Stage:
             position += 1
         for redistribution, block in zip(self._redistributions, self._blocks, strict=False):
             x = redistribution(x) if redistribution else x
-            x = run(position, block, x, self._mask(x, block))
+            x = run(position, block, x, self._mask(block))
             position += 1
         if self._redistributions[-1]:
             x = self._redistributions[-1](x)
         return x if self._head is None else run(position, self._head.loss, x, self._own(labels))
+
+    def settle(self) -> None:
+        """One micro-batch's backward is done: sum up what no unit has summed up yet."""
+        for unit in self.units:
+            for weight in unit.weights:
+                weight.settle()
+        for vector in self.vectors:
+            vector.settle()
 
     def _own(self, tokens: Tokens) -> Any:
         start, stop = self._vocab_input.interval(self._local, self._tokens)
@@ -170,12 +184,13 @@ class Stage:
         start, stop = layout.interval(self._local, self._tokens)
         return stop - start
 
-    def _mask(self, x: Any, block: Block) -> Any:
+    def _mask(self, block: Block) -> Any:
         """[B, 1, S, S] with the lowest number above the diagonal, made once per batch size."""
         samples = block.samples(self._tokens)
         if samples not in self._masks:
             length = self._seq_length
-            lowest = paddle.full([length, length], paddle.finfo(x.dtype).min, x.dtype)
+            dtype = getattr(paddle, self.numbers.computed)
+            lowest = paddle.full([length, length], paddle.finfo(dtype).min, dtype)
             mask = paddle.triu(lowest, diagonal=1).reshape([1, 1, length, length])
             self._masks[samples] = mask.expand([samples, 1, length, length])
         return self._masks[samples]

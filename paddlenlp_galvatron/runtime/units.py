@@ -19,14 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import paddle
 from paddle.autograd import PyLayer
 
 from ..plan import DataParallel
 from .collectives import Pending, all_gather_start, all_reduce, all_reduce_start, reduce_scatter_start
-from .weights import ShardedParameter
+from .precision import add, cast
+from .weights import ShardedParameter, zero_parameter
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,23 +40,62 @@ class Piece:
     offset: int
 
 
+class Updatable(Protocol):
+    """What a trainable tensor stands for: it has the gradient, and takes over the updated values."""
+
+    @property
+    def gradient(self) -> Any: ...
+
+    def drop_gradient(self) -> None: ...
+
+    def publish(self, updated: Any) -> None: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Trainable:
-    """A tensor that the optimizer updates: a whole local weight, or a rank's part of a unit's flat buffer."""
+    """A tensor that the optimizer updates, always fp32: a whole local weight, a rank's part of a unit's flat buffer,
+    or the fp32 master copy of either."""
 
     tensor: Any
     pieces: tuple[Piece, ...]
     decays: bool
+    owner: Updatable
     sharding: int = 1  # ranks that share the weights' replicas between them
 
     @property
     def gradient(self) -> Any:
-        return self.tensor.grad
+        return self.owner.gradient
+
+    def present_gradient(self, factor: float) -> None:
+        """Give the optimizer the gradient times `factor`, in fp32."""
+        gradient = self.gradient
+        if self.tensor.grad is None:
+            self.tensor.grad = cast(gradient, "float32")
+        if factor != 1.0:
+            self.tensor.grad.scale_(factor)
+
+    def updated(self) -> None:
+        """The optimizer has run: drop the gradient and pass the values on."""
+        self.drop_gradient()
+        self.owner.publish(self.tensor)
+
+    def drop_gradient(self) -> None:
+        self.owner.drop_gradient()
+        self.tensor.clear_gradient(False)
 
 
 def whole(weight: ShardedParameter) -> Trainable:
     """A local weight that the optimizer updates as it is."""
-    return Trainable(weight.tensor, (Piece(weight, 0, weight.tensor.size, 0),), weight.decays)
+    return Trainable(master_of(weight.tensor), (Piece(weight, 0, weight.tensor.size, 0),), weight.decays, weight)
+
+
+def master_of(tensor: Any) -> Any:
+    """The fp32 tensor that the optimizer updates in a tensor's place; fp32 ones are their own."""
+    if tensor.dtype == paddle.float32:
+        return tensor
+    master = zero_parameter(list(tensor.shape), "float32")
+    master.set_value(tensor.astype("float32"))
+    return master
 
 
 class Unit:
@@ -70,8 +110,8 @@ class Unit:
         self._pending: Pending | None = None
         self._reduced = False
 
-    @property
-    def trainables(self) -> list[Trainable]:
+    def make_trainables(self) -> list[Trainable]:
+        """What the optimizer updates; asked for once."""
         return [whole(weight) for weight in self.weights]
 
     def gather(self) -> None:
@@ -83,11 +123,10 @@ class Unit:
     def prefetch(self) -> None:
         """Start what `gather` will wait for."""
 
-    def publish(self) -> None:
-        """The optimizer has updated this rank's part: bring the whole weights up to date."""
-
     def backward_done(self, last: bool) -> None:
         """This module's gradients of one micro-batch are complete; `last`: of the step."""
+        for weight in self.weights:
+            weight.settle()
         if (last or self.every_micro_batch) and not self.deferred:
             self._start()
             self._reduced = last
@@ -97,28 +136,28 @@ class Unit:
         if not self._reduced:
             self._start()
         self._reduced = False
-        self._take()
+        self.take()
 
     def _start(self) -> None:
         """Start reducing the local gradients."""
-        self._take()
+        self.take()
         if self.group is None:
             self._sum_copies()
         else:
             self._pending = all_reduce_start(self._joined_gradients(), self.group)
 
-    def _take(self) -> None:
+    def take(self) -> None:
         """Wait for the reduction under way and keep its result."""
         if self._pending is None:
             return
         joined = self._pending.wait()
         self._pending = None
         for weight, part in zip(self.weights, paddle.split(joined, self._sizes), strict=True):
-            weight.tensor.grad = part.reshape(weight.tensor.shape)
+            weight.summed = part.reshape(weight.tensor.shape)
 
     def _sum_copies(self) -> None:
         for weight in self.weights:
-            all_reduce(weight.tensor.grad, weight.presum_group)
+            all_reduce(weight.gradient, weight.presum_group)
 
     @property
     def _sizes(self) -> list[int]:
@@ -127,11 +166,11 @@ class Unit:
     def _joined_gradients(self, padding: int = 0) -> Any:
         """All local gradients flat, one after the other; the weights have none afterwards."""
         self._sum_copies()
-        parts = [weight.tensor.grad.flatten() for weight in self.weights]
+        parts = [weight.gradient.flatten() for weight in self.weights]
         if padding:
             parts.append(paddle.zeros([padding], parts[0].dtype))
         for weight in self.weights:
-            weight.tensor.clear_gradient(False)
+            weight.drop_gradient()
         return paddle.concat(parts) if len(parts) > 1 else parts[0]
 
 
@@ -144,17 +183,17 @@ class SteppedUnit(Unit):
         super().__init__(weights, group)
         self._sum: Any = None
 
-    def _take(self) -> None:
+    def take(self) -> None:
         if self._pending is not None:
             joined = self._pending.wait()
             self._pending = None
-            self._sum = joined if self._sum is None else self._sum + joined
+            self._sum = add(self._sum, joined, self.weights[0].gradient_dtype)
 
     def finish(self) -> None:
         super().finish()
         if self._sum is not None:
             for weight, part in zip(self.weights, paddle.split(self._sum, self._sizes), strict=True):
-                weight.tensor.grad = part.reshape(weight.tensor.shape)
+                weight.summed = part.reshape(weight.tensor.shape)
             self._sum = None
 
 
@@ -171,9 +210,10 @@ class ShardedUnit(Unit):
         self._part = (sum(self._lengths) + self._padding) // group.nranks
         self._users = 0
         self._flight: Pending | None = None
+        self._sum: Any = None  # of this rank's part of the gradients
         flat = self._joined_weights()
         mine = slice(group.rank * self._part, (group.rank + 1) * self._part)
-        self._shard = paddle.create_parameter([self._part], str(flat.dtype).removeprefix("paddle."))
+        self._shard = zero_parameter([self._part], flat.dtype)
         if keep_whole:  # this rank's part is a window into the whole, so that it is held once
             self._flat = flat
             flat._slice(mine.start, mine.stop)._share_buffer_to(self._shard)
@@ -183,8 +223,7 @@ class ShardedUnit(Unit):
             self._shard.set_value(flat[mine])
             self._close_windows()
 
-    @property
-    def trainables(self) -> list[Trainable]:
+    def make_trainables(self) -> list[Trainable]:
         start, stop = self.group.rank * self._part, (self.group.rank + 1) * self._part
         pieces, offset = [], 0
         for weight, length in zip(self.weights, self._lengths, strict=True):
@@ -192,7 +231,15 @@ class ShardedUnit(Unit):
             if low < high:
                 pieces.append(Piece(weight, low - offset, high - offset, low - start))
             offset += length
-        return [Trainable(self._shard, tuple(pieces), decays=True, sharding=self.group.nranks)]
+        return [Trainable(master_of(self._shard), tuple(pieces), decays=True, owner=self, sharding=self.group.nranks)]
+
+    @property
+    def gradient(self) -> Any:
+        """This rank's part [part], summed over the ranks of the group."""
+        return self._sum
+
+    def drop_gradient(self) -> None:
+        self._sum = None
 
     def gather(self) -> None:
         self._users += 1
@@ -213,23 +260,27 @@ class ShardedUnit(Unit):
             self._close_windows()
             self._flat = None
 
-    def publish(self) -> None:
+    def publish(self, updated: Any) -> None:
+        """The optimizer has updated this rank's part: bring the whole weights up to date."""
         if self._keep_whole:
-            whole_again = all_gather_start(self._shard.clone(), self.group).wait()
-            paddle.assign(whole_again, output=self._flat)
-        elif self._flight is not None:  # fetched before the update
+            mine = updated.clone() if updated is self._shard else cast(updated, self._flat.dtype)
+            paddle.assign(all_gather_start(mine, self.group).wait(), output=self._flat)
+            return
+        if updated is not self._shard:
+            paddle.assign(cast(updated, self._shard.dtype), output=self._shard)
+        if self._flight is not None:  # fetched before the update
             self._flight.wait()
             self._flight = None
 
     def _start(self) -> None:
-        self._take()
+        self.take()
         self._pending = reduce_scatter_start(self._joined_gradients(self._padding), self.group)
 
-    def _take(self) -> None:
+    def take(self) -> None:
         if self._pending is not None:
             part = self._pending.wait()
             self._pending = None
-            self._shard.grad = part if self._shard.grad is None else self._shard.grad + part
+            self._sum = add(self._sum, part, self.weights[0].gradient_dtype)
 
     def _joined_weights(self) -> Any:
         parts = [weight.tensor.flatten() for weight in self.weights]
@@ -267,6 +318,7 @@ class Chain:
     def __init__(self, units: Sequence[Unit], starts_with_embedding: bool):
         self.units = tuple(units)
         self.last_backward = False
+        self._reducing: Unit | None = None  # whose gradients were reduced last
         self._first_in_backward = int(starts_with_embedding)  # a lookup needs no weights in backward
         for unit in self.units:
             unit.deferred |= self.units.count(unit) > 1
@@ -288,8 +340,12 @@ class Chain:
 
     def leave_backward(self, position: int) -> None:
         """A module's backward is done: let its weights go and reduce its gradients when it is time."""
-        self.units[position].release()
-        self.units[position].backward_done(self.last_backward)
+        unit = self.units[position]
+        unit.release()
+        if unit.every_micro_batch and self._reducing is not None:
+            self._reducing.take()  # its whole message goes before the next one is made
+        unit.backward_done(self.last_backward)
+        self._reducing = unit
 
 
 class _Entrance(PyLayer):  # type: ignore[misc]

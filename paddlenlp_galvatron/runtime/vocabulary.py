@@ -19,6 +19,7 @@ from paddle.autograd import PyLayer
 from .block import Placement
 from .collectives import all_reduce
 from .family import Family
+from .precision import cast, compute_weight, compute_weights
 from .weights import ShardedParameter, Slice, WeightSource, make_parameter, shard_layer
 
 IGNORED_LABEL = -100  # PaddleNLP's mark of a position that has no loss
@@ -46,13 +47,11 @@ def embedding_table(family: Family, config: Any, place: Placement, source: Weigh
     embedding to the LM head of another stage."""
     name, shape = f"{family.prefix}.embed_tokens.weight", (config.vocab_size, config.hidden_size)
     part = VocabularyShard(config.vocab_size, place).slice(0)
-    tensor = make_parameter(source, name, shape, part, _dtype())
+    tensor = make_parameter(source, name, shape, part, place.numbers.stored)
     table = place.parameter(name, shape, part, tensor)
-    return (
-        table
-        if twin is None
-        else replace(table, presum_group=twin, presum_across_stages=True, replicas=2 * table.replicas)
-    )
+    if twin is None:
+        return table
+    return replace(table, presum_group=twin, presum_across_stages=True, replicas=2 * table.replicas)
 
 
 class Embedding:
@@ -61,15 +60,17 @@ class Embedding:
     def __init__(self, place: Placement, vocab_size: int, table: ShardedParameter):
         self._place = place
         self._shard = VocabularyShard(vocab_size, place)
-        self._weight = table.tensor
+        self._table = table
         self.parameters: list[ShardedParameter] = [table]
 
     def __call__(self, ids: Any) -> Any:
+        numbers = self._place.numbers
+        table = compute_weight(self._table, numbers)
         if not self._place.split:
-            return paddle.nn.functional.embedding(ids, self._weight)
+            return cast(paddle.nn.functional.embedding(ids, table), numbers.stored)
         local, inside = _localise(ids, self._shard.start, self._shard.columns)
-        rows = paddle.nn.functional.embedding(local, self._weight)
-        return self._place.leave(rows * inside.astype(rows.dtype).unsqueeze(-1))
+        rows = paddle.nn.functional.embedding(local, table)
+        return cast(self._place.leave(rows * inside.astype(rows.dtype).unsqueeze(-1)), numbers.stored)
 
 
 class Head:
@@ -83,23 +84,28 @@ class Head:
         self._shard = VocabularyShard(config.vocab_size, place)
         with paddle.LazyGuard():
             self._norm = family.final_norm(config)
-        shard_layer(self._norm, lambda _: Slice(), lambda name: f"{family.prefix}.norm.{name}", source)
-        norm = self._norm.weight
+        stored, prefix = place.numbers.stored, f"{family.prefix}.norm."
+        places = shard_layer(self._norm, lambda _: Slice(), lambda name: prefix + name, source, stored)
+        self._slots = [
+            (layer, attribute, place.parameter(prefix + name, tuple(tensor.shape), Slice(), tensor))
+            for layer, attribute, name in places
+            for tensor in (getattr(layer, attribute),)
+        ]
         self._tied = table is not None
         if table is None:
             name, shape = "lm_head.weight", (config.hidden_size, config.vocab_size)
             part = self._shard.slice(1)
-            table = place.parameter(name, shape, part, make_parameter(source, name, shape, part, _dtype()))
-        self._weight = table.tensor
-        norm_name = f"{family.prefix}.norm.weight"
-        self.parameters: list[ShardedParameter] = [
-            place.parameter(norm_name, tuple(norm.shape), Slice(), norm),
-            table,
-        ]
+            table = place.parameter(name, shape, part, make_parameter(source, name, shape, part, stored))
+        self._table = table
+        self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), table]
 
     def loss(self, x: Any, labels: Any) -> Any:
         """Scalar fp32; the same on every rank of a tp group."""
-        logits = paddle.matmul(self._place.enter(self._norm(x)), self._weight, transpose_y=self._tied)
+        numbers = self._place.numbers
+        with compute_weights(self._slots, numbers):
+            normed = self._norm(cast(x, numbers.computed))
+        table = compute_weight(self._table, numbers)
+        logits = paddle.matmul(self._place.enter(normed), table, transpose_y=self._tied)
         group = self._place.axis_group if self._place.split else None
         return VocabularyCrossEntropy.apply(logits, labels, self._shard.start, self._shard.real, group).sum()
 
@@ -139,10 +145,6 @@ class VocabularyCrossEntropy(PyLayer):  # type: ignore[misc]
         hit = inside.astype("float32").unsqueeze(-1)
         step = paddle.put_along_axis(probabilities, local.unsqueeze(-1), -hit, -1, reduce="add")
         return (step * (grad * counted.astype("float32")).unsqueeze(-1)).astype(ctx.dtype)
-
-
-def _dtype() -> str:
-    return str(paddle.get_default_dtype())
 
 
 def _localise(ids: Any, start: int, columns: int) -> tuple[Any, Any]:

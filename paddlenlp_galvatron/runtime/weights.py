@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import paddle
 
+from .precision import add, cast, has_dtype
+
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
@@ -57,9 +59,9 @@ class Slice:
         return np.ascontiguousarray(np.split(whole, self.parts, self.axis)[self.index])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ShardedParameter:
-    """A weight, or the slice of it that this rank holds."""
+    """A weight, or the slice of it that this rank holds, and its gradient."""
 
     name: str  # PaddleNLP's name of the whole weight
     shape: tuple[int, ...]  # of the whole weight, without padding
@@ -67,37 +69,68 @@ class ShardedParameter:
     tensor: Any
     sum_group: Any  # ranks over whose tokens the gradient is summed; None: this rank alone
     replicas: int  # ranks of the world that hold these same values, before any ZeRO
+    gradient_dtype: str = "float32"  # in which gradients are summed over micro-batches
     presum_group: Any = None  # ranks that hold copies of these values and sum the copies' gradients first
     presum_across_stages: bool = False  # these ranks are in different stages: not before the step's last backward
+    summed: Any = None  # gradient that autograd does not keep: of another type than the tensor, or reduced
 
     @property
     def decays(self) -> bool:
         """Whether weight decay applies: as in PaddleNLP's trainer, not to norms and biases."""
         return len(self.shape) > 1
 
+    @property
+    def gradient(self) -> Any:
+        """Sum over the micro-batches so far, and over ranks once it is reduced."""
+        return self.tensor.grad if self.summed is None else self.summed
+
+    def accumulate(self, gradient: Any) -> None:
+        """Add one micro-batch's gradient."""
+        self.summed = add(self.summed, gradient, self.gradient_dtype)
+
+    def settle(self) -> None:
+        """One micro-batch's backward is done: where sums are kept in fp32, add what autograd left in the tensor."""
+        if self.tensor.grad is not None and not has_dtype(self.tensor, self.gradient_dtype):
+            self.accumulate(self.tensor.grad)
+            self.tensor.clear_gradient(False)
+
+    def drop_gradient(self) -> None:
+        self.summed = None
+        self.tensor.clear_gradient(False)
+
+    def publish(self, updated: Any) -> None:
+        """Take over the values of the tensor that the optimizer has updated, where that is a copy."""
+        if updated is not self.tensor:
+            paddle.assign(cast(updated, self.tensor.dtype), output=self.tensor)
+
 
 def make_parameter(source: WeightSource, name: str, shape: tuple[int, ...], part: Slice, dtype: str) -> Any:
     """A Paddle parameter that holds the part of a weight."""
     value = part.of(source(name, shape))
-    parameter = paddle.create_parameter(
-        list(value.shape), dtype, default_initializer=paddle.nn.initializer.Constant(0.0)
-    )
+    parameter = zero_parameter(list(value.shape), dtype)
     parameter.set_value(paddle.to_tensor(value).astype(dtype))
     return parameter
 
 
+def zero_parameter(shape: list[int], dtype: Any) -> Any:
+    """A Paddle parameter of zeros."""
+    return paddle.create_parameter(shape, dtype, default_initializer=paddle.nn.initializer.Constant(0.0))
+
+
 def shard_layer(
-    layer: Any, part_of: Callable[[str], Slice], name_of: Callable[[str], str], source: WeightSource
-) -> None:
-    """Replace every parameter of a Paddle layer that was built without data by its part."""
+    layer: Any, part_of: Callable[[str], Slice], name_of: Callable[[str], str], source: WeightSource, dtype: str
+) -> list[tuple[Any, str, str]]:
+    """Replace every parameter of a Paddle layer that was built without data by its part.
+
+    Returns where they are: sub-layer, attribute, and name in the layer.
+    """
+    places = []
     for local_name, whole in list(layer.named_parameters()):
         owner_name, _, attribute = local_name.rpartition(".")
         owner = layer
         for step in filter(None, owner_name.split(".")):
             owner = getattr(owner, step)
-        dtype = str(whole.dtype).removeprefix("paddle.")
-        setattr(
-            owner,
-            attribute,
-            make_parameter(source, name_of(local_name), tuple(whole.shape), part_of(local_name), dtype),
-        )
+        part = part_of(local_name)
+        setattr(owner, attribute, make_parameter(source, name_of(local_name), tuple(whole.shape), part, dtype))
+        places.append((owner, attribute, local_name))
+    return places

@@ -13,7 +13,7 @@ from ..models import load_family
 from ..plan import ModelShape
 from ..runtime.vocabulary import IGNORED_LABEL
 from ..runtime.weights import WeightSource
-from .recipe import Recipe, advance
+from .recipe import Recipe, next_rate
 
 Gradients = dict[str, NDArray[np.float32]]  # by PaddleNLP's name of the weight
 
@@ -38,7 +38,8 @@ def train_one_process(
         loss = _loss(model, paddle.to_tensor(batch))
         loss.backward()
         yield float(loss), {name: weight.grad.numpy() for name, weight in weights.items()}
-        advance(optimizer)
+        optimizer.step()
+        next_rate(optimizer)
         optimizer.clear_grad()
 
 

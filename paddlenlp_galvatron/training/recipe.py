@@ -49,7 +49,6 @@ class Recipe(BaseModel):
         )
 
 
-def advance(optimizer: Any) -> None:
-    """Update the weights and go to the next step's learning rate."""
-    optimizer.step()
+def next_rate(optimizer: Any) -> None:
+    """Go to the next step's learning rate."""
     optimizer._learning_rate.step()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..plan import ModelShape, Plan, UserError, load_model, read_plan, with_assumptions
+from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions
 from ..plan.check import require_valid
 from ..plan.files import read_json, write_text
 from .recipe import Recipe
@@ -25,6 +26,12 @@ class TrainSettings(BaseModel):
     world_size: int = Field(ge=1, description="ranks that are started")
     seq_length: int | None = Field(None, ge=1, description="tokens of a sample; absent: the plan's")
     sequence_parallel: bool | None = Field(None, description="Megatron-SP; absent: as the plan says")
+    mixed_precision: Precision | None = Field(None, description="type of weights and messages; absent: the plan's")
+    amp_master_grad: bool = Field(False, description="16-bit training sums and reduces gradients in fp32")
+    compute_precision: Precision | None = Field(
+        None, description="what layers compute in; absent: mixed_precision on GPUs, fp32 on CPUs"
+    )
+    on_nonfinite: Literal["stop", "skip"] = Field("stop", description="a step whose loss or gradients are NaN or Inf")
     seed: int = Field(0, ge=0, description="of weights and of the data's order")
     recipe: Recipe = Recipe()
 
@@ -36,7 +43,12 @@ class TrainSettings(BaseModel):
     def load(self) -> tuple[Plan, ModelShape]:
         """The plan and the model, checked against each other and the world. Raises UserError."""
         plan = read_plan(self.plan, self.world_size)
-        plan = with_assumptions(plan, seq_length=self.seq_length, sequence_parallel=self.sequence_parallel)
+        plan = with_assumptions(
+            plan,
+            seq_length=self.seq_length,
+            sequence_parallel=self.sequence_parallel,
+            mixed_precision=self.mixed_precision,
+        )
         shape = load_model(self.model)
         if plan.assumed.seq_length is None:
             raise UserError(f"{self.plan}: names no seq_length; pass --seq_length")

@@ -17,7 +17,7 @@ from ..runtime import device
 from ..runtime.engine import Engine
 from ..runtime.groups import run_as_rank, world_from_environment
 from .data import BatchSource, RandomData, TrainingData
-from .recipe import advance
+from .recipe import next_rate
 from .settings import TrainSettings, read_settings
 
 
@@ -27,7 +27,7 @@ class StepRecord(TypedDict):
     step: int
     loss: float
     lr: float
-    grad_norm: float
+    grad_norm: float  # no finite number: the step was left out
     step_time_s: float
     tokens_per_s: float
     peak_memory_mib: list[float]  # of every rank
@@ -45,18 +45,26 @@ def train(settings: TrainSettings) -> Iterator[StepRecord]:
     """Train on this rank; gives the record of every step. Raises GalvatronError."""
     plan, shape = settings.load()
     data = batches_of(settings, plan, shape)
-    engine = Engine(plan, shape, load_family(shape.family), plan.assumed.seq_length or 0, seed=settings.seed)
+    engine = Engine(
+        plan,
+        shape,
+        load_family(shape.family),
+        plan.assumed.seq_length or 0,
+        seed=settings.seed,
+        fp32_gradients=settings.amp_master_grad,
+        compute_precision=settings.compute_precision,
+    )
     optimizer = settings.recipe.build(engine.tensors, engine.decaying)
     for step in range(settings.steps):
         batch = data.batch(step)
         device.reset_peak()
         start = time.perf_counter()
         loss = engine.forward_backward(batch)
-        if not math.isfinite(loss):
-            raise GalvatronError(f"loss is {loss} in step {step}; lower the learning rate or look at the data")
-        norm = engine.clip(settings.recipe.max_grad_norm)
-        advance(optimizer)
-        engine.updated()
+        norm = engine.update(optimizer, settings.recipe.max_grad_norm)
+        if math.isfinite(norm):
+            next_rate(optimizer)
+        else:
+            _require_skippable(settings, engine, step, loss, norm)
         seconds = max(engine.gather(time.perf_counter() - start))
         yield StepRecord(
             step=step,
@@ -66,6 +74,19 @@ def train(settings: TrainSettings) -> Iterator[StepRecord]:
             step_time_s=seconds,
             tokens_per_s=engine.seq_length * plan.global_batch / seconds,
             peak_memory_mib=engine.gather(device.peak_mib()),
+        )
+
+
+def _require_skippable(settings: TrainSettings, engine: Engine, step: int, loss: float, norm: float) -> None:
+    """Raise GalvatronError for a step without finite loss and gradients, unless it may be left out.
+
+    fp16's gradients overflow now and then until the loss scale fits; the loss itself does not.
+    """
+    overflow = engine.scaler is not None and math.isfinite(loss)
+    if settings.on_nonfinite == "stop" and not overflow:
+        raise GalvatronError(
+            f"step {step}: the loss is {loss}, the norm of the gradients {norm}; lower learning_rate, look at the "
+            "data of this step, or pass --on_nonfinite skip to leave such steps out"
         )
 
 

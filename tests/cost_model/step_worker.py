@@ -11,7 +11,7 @@ from cost_cases import SEQ, real_cases
 from paddlenlp_galvatron.models import load_family
 from paddlenlp_galvatron.runtime import collectives, device
 from paddlenlp_galvatron.runtime.engine import Engine
-from paddlenlp_galvatron.training.recipe import Recipe, advance
+from paddlenlp_galvatron.training.recipe import Recipe
 
 measured = []
 for case in real_cases():
@@ -24,8 +24,7 @@ for case in real_cases():
         collectives.traffic_bytes.clear()
         device.reset_peak()
         engine.forward_backward(batch)
-        advance(optimizer)
-        engine.updated()
+        engine.update(optimizer, 1.0)
     measured.append({"bytes": dict(collectives.traffic_bytes), "peak_mib": device.peak_mib() - before})
     rank = engine.rank
     del engine, optimizer

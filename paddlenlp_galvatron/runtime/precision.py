@@ -1,0 +1,136 @@
+"""Number types of a run: what is stored and sent, what layers compute in, what gradients are summed in.
+
+With bf16 or fp16, weights, activations between layers and messages are 16-bit, and the optimizer works on fp32 master
+weights, sharded as ZeRO says. A GPU computes in the stored type. Paddle's CPU kernels have no 16-bit arithmetic:
+there every layer casts at its edge and computes in fp32, while everything stored and sent stays 16-bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import paddle
+from paddle.autograd import PyLayer
+
+from ..plan import Precision, UserError
+from . import device
+
+DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Paddle's names of the types."""
+
+    stored: str = "float32"  # weights, activations between layers, messages
+    computed: str = "float32"  # inside layers
+    gradients: str = "float32"  # sums over micro-batches, and what is reduced over ranks
+
+    @classmethod
+    def of(cls, precision: Precision, fp32_gradients: bool = False, compute: Precision | None = None) -> Numbers:
+        """The types of a plan's precision on this device; `compute` overrides what layers compute in.
+
+        Raises UserError where the device cannot compute in it.
+        """
+        stored = DTYPES[precision]
+        if compute is not None and compute is not Precision.FP32 and not device.on_gpu():
+            raise UserError(
+                f"compute_precision: Paddle has no {compute} arithmetic on CPU; leave it out: weights and messages "
+                f"are {precision} then, and layers compute in fp32"
+            )
+        native = stored if device.on_gpu() else "float32"
+        return cls(stored, DTYPES[compute] if compute else native, "float32" if fp32_gradients else stored)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the optimizer works on fp32 master copies."""
+        return self.stored != "float32"
+
+    @property
+    def casts(self) -> bool:
+        """Whether layers cast at their edges."""
+        return self.computed != self.stored
+
+
+def has_dtype(tensor: Any, dtype: Any) -> bool:
+    """Whether a tensor is of a type, given by name or as Paddle's."""
+    return bool(tensor.dtype == (getattr(paddle, dtype) if isinstance(dtype, str) else dtype))
+
+
+def cast(tensor: Any, dtype: Any) -> Any:
+    """The tensor in a type; itself where it has it."""
+    return tensor if has_dtype(tensor, dtype) else tensor.astype(dtype)
+
+
+@paddle.no_grad()  # type: ignore[untyped-decorator]
+def add(total: Any, part: Any, dtype: str) -> Any:
+    """Sum of two tensors in a type; `total` may be changed, None: nothing yet. 16-bit numbers are added in fp32."""
+    if total is None:
+        return cast(part, dtype)
+    if dtype == "float32":
+        return total.add_(cast(part, dtype))
+    return (total.astype("float32") + part.astype("float32")).astype(dtype)
+
+
+class Weight(Protocol):
+    """A stored weight, and where its gradient goes."""
+
+    tensor: Any
+
+    def accumulate(self, gradient: Any) -> None: ...
+
+
+def compute_weight(weight: Weight, numbers: Numbers) -> Any:
+    """A weight in the type that layers compute in. Its gradient is added to `weight` all the same."""
+    if not numbers.casts:
+        return weight.tensor
+    anchor = paddle.zeros([1])  # what carries no gradient would leave no trace: the weight itself is not tracked
+    anchor.stop_gradient = False
+    return _Cast.apply(anchor, weight, numbers.computed)
+
+
+@contextmanager
+def compute_weights(slots: Sequence[tuple[Any, str, Weight]], numbers: Numbers) -> Iterator[None]:
+    """Let layers find their weights in the type that they compute in. Slots: layer, attribute, weight."""
+    if not numbers.casts:
+        yield
+        return
+    for layer, attribute, weight in slots:
+        layer._parameters[attribute] = compute_weight(weight, numbers)
+    try:
+        yield
+    finally:
+        for layer, attribute, weight in slots:
+            layer._parameters[attribute] = weight.tensor
+
+
+class _Cast(PyLayer):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, weight: Weight, dtype: str) -> Any:
+        ctx.weight = weight
+        return weight.tensor.astype(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        ctx.weight.accumulate(grad)
+        return None
+
+
+class LossScaler:
+    """Factor on the loss that keeps fp16 gradients from vanishing: halved when they overflow, doubled when they have
+    not for a while."""
+
+    def __init__(self, scale: float, patience: int = 2000):
+        """`scale` at the start, and after how many steps without overflow it doubles (Paddle's GradScaler's)."""
+        self.scale, self._patience, self._good = scale, patience, 0
+
+    def update(self, overflow: bool) -> None:
+        """Learn from a step's gradients."""
+        self._good = 0 if overflow else self._good + 1
+        if overflow:
+            self.scale = max(self.scale / 2, 1.0)
+        elif self._good == self._patience:
+            self.scale, self._good = self.scale * 2, 0
