@@ -17,6 +17,7 @@ from ..plan.files import read_json, write_text
 
 Dialect = Literal["galvatron", "paddlenlp"]
 META_KEY = "galvatron"
+SMALLEST, LARGEST = 1e-9, 1e12  # no ms, MiB or MiB/ms that was measured lies beyond
 
 
 class Fingerprint(BaseModel):
@@ -147,8 +148,8 @@ def write_profile(path: Path, content: Mapping[str, Any], meta: Meta) -> Path:
 def positive(path: str | Path, key: str, value: object, unit: str) -> float:
     """The number under a key of a file. Raises UserError unless it is finite and above zero."""
     number = not_negative(path, key, value, unit)
-    if number == 0:
-        raise UserError(f"{path}: {key}: is 0; it must be above zero ({unit}): measure it again")
+    if number < SMALLEST:
+        raise UserError(f"{path}: {key}: is {shorten(value)}; it must be above zero ({unit}): measure it again")
     return number
 
 
@@ -160,7 +161,7 @@ def not_negative(path: str | Path, key: str, value: object, unit: str) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number) or number < 0:
+    if not 0 <= number <= LARGEST:
         raise UserError(f"{path}: {key}: {shorten(value)} is no possible value ({unit}): measure it again")
     return number
 

@@ -1,0 +1,362 @@
+"""`galvatron search`: options by every documented name, config files, what it prints, writes and ends with."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import json_values
+
+from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.cli.search import COMMAND_OPTIONS, END, FIELDS
+from paddlenlp_galvatron.plan import read_plan
+from paddlenlp_galvatron.plan.aliases import canonical_name
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared" / "data"
+CONFIG = {
+    "model_type": MODEL.family,
+    "num_hidden_layers": MODEL.layers,
+    "hidden_size": MODEL.hidden_size,
+    "intermediate_size": MODEL.intermediate_size,
+    "num_attention_heads": MODEL.heads,
+    "num_key_value_heads": MODEL.kv_heads,
+    "vocab_size": MODEL.vocab_size,
+    "max_position_embeddings": MODEL.max_position_embeddings,
+}
+OPTIONS = {
+    "model_size": "example.json",
+    "num_nodes": 2,
+    "num_gpus_per_node": 4,
+    "memory_constraint": 8,
+    "settle_bsz": 32,
+    "seq_length": 512,
+}
+PLAN = "galvatron_config_example_2nodes_4gpus_per_node_8GB_bf16.json"
+
+
+def words(**values: Any) -> list[str]:
+    return ["search", *(f"--{name}={value}" for name, value in values.items())]
+
+
+def write_profiles(folder: Path) -> None:
+    (folder / "example.json").write_text(json.dumps(CONFIG))
+    for profile in (HARDWARE, COMPUTATION, MEMORY):
+        profile.save(folder / "configs")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    write_profiles(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_plan_is_written_under_its_documented_name_and_explained(folder, galvatron):
+    ran = galvatron(*words(**OPTIONS))
+    assert (ran.code, ran.err) == (0, "")
+    assert "example: 4 layers, 512 tokens, on 2 x 4 devices of 8 GB (reserve 0 MiB)" in ran.out
+    assert "samples/s; no plan of the space takes less than" in ran.out
+    assert "families of plans searched in" in ran.out and "bound: no plan of it beats" in ran.out
+    assert ran.out.splitlines()[-1] == END
+    plan = read_plan(folder / "configs" / PLAN)
+    assert (plan.world_size, plan.global_batch, len(plan.layers)) == (8, 32, 4)
+
+
+def test_the_plan_names_the_profiles_that_it_was_searched_from(folder, galvatron):
+    assert galvatron(*words(**OPTIONS)).code == 0
+    searched = read_plan(folder / "configs" / PLAN).metadata["searched_from"]
+    assert searched["model_fingerprint"] == MODEL.fingerprint
+    assert {Path(file["path"]).name for file in searched["profiles"]} == {
+        "allreduce_bandwidth_2nodes_4gpus_per_node.json",
+        "p2p_bandwidth_2nodes_4gpus_per_node.json",
+        "overlap_coefficient.json",
+        "computation_profiling_bf16_hidden_1024_head_16.json",
+        "memory_profiling_bf16_hidden_1024_head_16.json",
+    }
+    for file in searched["profiles"]:
+        assert file["sha256"] == hashlib.sha256((folder / file["path"]).read_bytes()).hexdigest()
+
+
+def test_the_log_starts_and_ends_as_documented_and_says_why_families_were_rejected(folder, galvatron):
+    galvatron(*words(**OPTIONS, log_dir="mine", disable_tp=1))
+    (log,) = (folder / "mine").iterdir()
+    lines = log.read_text().splitlines()
+    assert log.name.startswith("Search")
+    assert lines[0].startswith("Search") and lines[-1] == END
+    assert "batch 32, 32 micro-batches, 1 stages, pipedream_flush: divisibility: " in "\n".join(lines)
+    assert any("memory: no plan of it fits" in line or "bound: " in line for line in lines)
+
+
+def test_json_is_the_last_line_and_tells_all(folder, galvatron):
+    ran = galvatron(*words(**OPTIONS, top_k=3, disable_tp=1), "--json")
+    assert ran.err.strip() == END
+    answer = json.loads(ran.out.splitlines()[-1])
+    assert answer["feasible"] is True and ran.code == 0
+    assert answer["throughput"] == pytest.approx(32 / answer["time_s"])
+    assert answer["gap"] == 0 and answer["lower_bound_s"] == answer["time_s"]
+    assert answer["search_time_s"] > 0 and answer["peak_rss_mib"] > 1
+    assert answer["counts"]["not_divisible"] > 0
+    assert answer["reserve_mib"] == 0 and answer["budget_mib"] == 8 * 1024
+    assert len(answer["stages"]) == answer["pp_deg"]
+    assert all(stage["memory_mib"] <= 8 * 1024 for stage in answer["stages"])
+    first, second = answer["runners_up"]
+    assert answer["time_s"] <= first["time_s"] <= second["time_s"]
+    assert "slower: " in first["why"]
+    families = {tuple(one[key] for key in ("chunks", "pp_deg", "pipeline_type")) for one in (answer, first, second)}
+    assert len(families) == 3
+    assert read_plan(answer["plan"]).micro_batches == answer["chunks"]
+
+
+def test_runners_up_are_shown_and_written_on_demand(folder, galvatron):
+    ran = galvatron(*words(**OPTIONS, top_k=2, output_config_path="out/plan.json"), "--save_runners_up")
+    assert ran.code == 0 and "\n2. batch 32 in " in ran.out
+    best, second = (read_plan(folder / "out" / name) for name in ("plan.json", "plan_2.json"))
+    assert second.metadata["predicted"]["time_s"] >= best.metadata["predicted"]["time_s"]
+    assert second.metadata["predicted"]["gap"] >= 0
+
+
+def test_where_nothing_fits_the_answer_says_what_would_do_and_what_binds(folder, galvatron):
+    ran = galvatron(*words(**OPTIONS | {"memory_constraint": 0.1}), "--json")
+    answer = json.loads(ran.out.splitlines()[-1])
+    assert ran.code == 3
+    assert answer["feasible"] is False and answer["plan"] is None
+    assert ran.err.splitlines()[0] == END and ran.err.splitlines()[1].startswith("error: no plan fits: ")
+    assert answer["binds"]["term"] in ("model states", "activations", "working memory")
+    assert 0 < answer["binds"]["part_mib"] <= answer["binds"]["term_mib"] <= answer["least_memory_mib"]
+    assert not (folder / "configs" / PLAN).exists()
+    enough = (answer["least_memory_mib"] + 1) / 1024
+    assert galvatron(*words(**OPTIONS | {"memory_constraint": enough})).code == 0
+    nothing = galvatron(*words(**OPTIONS | {"settle_bsz": 1, "disable_tp": 1, "disable_pp": 1}), "--json")
+    assert nothing.code == 3 and json.loads(nothing.out.splitlines()[-1])["least_memory_mib"] is None
+
+
+def test_the_reserve_is_taken_off_and_shown(folder, galvatron):
+    ran = galvatron(*words(**OPTIONS, context_mib=512))
+    assert "(reserve 512 MiB)" in ran.out and "reserve 0.50" in ran.out
+
+
+YAML = """
+ProfileDataParserArgs:
+  model_size: example.json
+  seqlen_list: [512]
+SearchEngineArgs:
+  num_nodes: 2
+  num-gpus-per-node: 4
+  memory_upper_limit: 8
+  settle_bsz: 32
+  search_granularity: coarse-grained
+top_k: None
+"""
+
+
+def test_a_config_file_is_the_same_as_flags_and_flags_win(folder, galvatron):
+    coarse = OPTIONS | {"fine_grained_mode": 0}
+    assert galvatron(*words(**coarse, output_config_path="flags.json")).code == 0
+    (folder / "c.yaml").write_text(YAML)
+    (folder / "c.json").write_text(json.dumps(coarse))
+    for name in ("c.yaml", "c.json"):
+        assert galvatron(*words(config=name, output_config_path=f"{name}.json")).code == 0
+        assert read_plan(f"{name}.json") == read_plan("flags.json")
+    assert galvatron(*words(config="c.yaml", settle_bsz=64, output_config_path="wins.json")).code == 0
+    assert read_plan("wins.json").global_batch == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("memory_constrain: 1", "memory_constrain: unknown option; did you mean memory_constraint?"),
+        ("SearchEngineArgs: {max_tp_sizes: 4}", "max_tp_sizes: unknown option; did you mean max_tp_size?"),
+        ("max_tp_deg: 4\nmax_tp_size: 8", "max_tp_size: given twice, also as max_tp_deg"),
+        ("settle_bsz: 4\nsettle_bsz: 8", "c.yaml: settle_bsz stands there twice"),
+        ("a: {settle_bsz: 4}\nsettle_bsz: 8", "c.yaml: settle_bsz stands there twice"),
+        ("settle_bsz: [", "c.yaml: not valid YAML at line 1"),
+        ("- 1", "c.yaml: holds no options"),
+        ("1: 2", "c.yaml: 1 is no name of an option"),
+        ("settle_bsz: {a: {b: 1}}", "a: unknown option"),
+        ("settle_bsz: !!python/object:os.system {}", "c.yaml: not valid YAML"),
+        ("min_bsz: many", "min_bsz: input should be a valid integer"),
+        ("recommend_min_bsz: 1", "recommend_min_bsz: 1 is not supported"),
+    ],
+)
+def test_a_fault_of_a_config_file_is_told(folder, galvatron, text, message):
+    (folder / "c.yaml").write_text(text)
+    ran = galvatron(*words(**OPTIONS, config="c.yaml"))
+    assert ran.code == 2 and message in ran.err
+    assert galvatron(*words(config="none.yaml")).err == "error: none.yaml: no such file\n"
+
+
+# Every option of the search that Galvatron's and its PaddleNLP port's user documents name, and their scripts pass.
+DOCUMENTED = [
+    "num_nodes", "num_gpus_per_node", "world_size", "memory_constraint", "memory_upper_limit", "time_profile_mode",
+    "memory_profile_mode", "profile_mode", "min_bsz", "max_bsz", "bsz_scale", "bsz_step", "settle_bsz",
+    "settle_chunk", "memory_profiling_path", "time_profiling_path", "allreduce_bandwidth_config_path",
+    "p2p_bandwidth_config_path", "overlap_coe_path", "sp_time_path", "output_config_path", "time_profile_data_path",
+    "memory_profile_data_path", "allreduce_coe_path", "p2p_coe_path", "no_async_grad_reduce",
+    "no_global_memory_buffer", "sp_space", "search_space", "disable_dp", "disable_tp", "disable_pp", "disable_sdp",
+    "disable_ckpt", "disable_vtp", "disable_sp", "max_tp_size", "max_tp_deg", "max_pp_size", "max_pp_deg",
+    "fine_grained_mode", "sequence_parallel", "sequence-parallel", "parallel_search", "worker", "log_dir",
+    "pipeline_type", "default_dp_type", "mixed_precision", "mixed_precision_type", "embed_sdp", "tp_consec",
+    "disable_tp_consec", "model_size", "set_model_config_manually", "set_layernum_manually", "set_seqlen_manually",
+    "seq_length", "hidden_size", "num_layers", "num_hidden_layers", "layernum", "num_attention_heads",
+    "num_key_value_heads", "ffn_hidden_size", "vocab_size", "num_layertype", "hidden_size_list", "layernum_list",
+    "layer_num_list", "seqlen_list", "search_granularity",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_documented_option_is_known(name):
+    assert canonical_name(name) in FIELDS
+
+
+def test_what_galvatrons_own_script_passes_is_taken(folder, galvatron):
+    """Numbers beside flags of 0, switches that are bare, options without an effect here."""
+    ran = galvatron(
+        *words(**OPTIONS), "--set_model_config_manually", "0", "--set_layernum_manually", "0", "--vocab_size", "1",
+        "--hidden_size", "4096", "--num_hidden_layers", "24", "--num_attention_heads", "32", "--recommend_min_bsz", "0",
+        "--disable_tp_consec", "1", "--no_async_grad_reduce", "--sequence_parallel", "--profile_mode", "batch",
+        "--default_dp_type", "zero2", "--embed_sdp", "0", "--pipeline_type", "pipedream_flush", "--worker", "8",
+    )  # fmt: skip
+    assert ran.code == 0
+    assert "left out of account" in ran.out
+    plan = read_plan(folder / "configs" / PLAN)
+    assert not plan.assumed.async_grad_reduce and plan.default_dp_type == "zero2" and plan.vocab.dp_type == "zero2"
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"sp_space": "tp+sp", "tp_consec": 0}, "tp_consec: 0 does not go together with sp_space tp+sp"),
+        ({"model_size": "None"}, "model_size: missing"),
+        ({"num_nodes": 3}, "allreduce_bandwidth_3nodes_4gpus_per_node.json: no such file"),
+        ({"seq_length": 1024}, "sequence length 1024 was not measured"),
+        ({"seq_length": 1024, "profile_mode": "sequence"}, "needs 3 sequence lengths but the profile has 512"),
+        ({"num_layers": 2, "hidden_size": 2048}, "no such file"),
+        ({"memory_profiling_path": "configs/overlap_coefficient.json"}, '"overlap_coe": unknown key'),
+        ({"profile_dialect": "paddlenlp"}, "profile_dialect says paddlenlp but the file is galvatron's"),
+        ({"costmodel_coe": "1.1"}, "--costmodel_coe: 1.1 is not supported"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(folder, galvatron, changed, message):
+    ran = galvatron(*words(**OPTIONS | changed))
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err and ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_the_script_is_the_same_program(folder, galvatron, shell):
+    assert galvatron(*words(**OPTIONS, sp_space="tp+sp", output_config_path="command.json")).code == 0
+    variables = {
+        "NUM_NODES": "2", "NUM_GPUS_PER_NODE": "4", "MEMORY": "8", "MODEL_SIZE": "example.json", "SEQ_LENGTH": "512",
+        "SETTLE_BSZ": "32", "GALVATRON": str(Path(sys.executable).with_name("galvatron")),
+    }  # fmt: skip
+    ran = subprocess.run(
+        [shell, ROOT / "scripts" / "search_dist.sh", "--output_config_path", "script.json", "--json"],
+        env={**os.environ, **variables}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1])["feasible"]
+    assert read_plan("script.json") == read_plan("command.json")
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("galvatron-llama2-7b", {"memory_constraint": 36, "settle_bsz": 16, "seq_length": 2048, "sp_space": "tp+sp"}),
+        ("galvatron-llama2-7b", {"world_size": 16, "memory_upper_limit": 36, "settle_bsz": 16, "seq_length": 2048}),
+        ("paddlenlp-llama", {"memory_upper_limit": 40, "settle_bsz": 128, "seqlen_list": 1024, "layer_num_list": 16,
+                             "profile_mode": "batch", "sequence_parallel": 0, "sp_space": "tp+sp"}),
+    ],
+)  # fmt: skip
+def test_published_profiles_of_both_dialects_are_searched(folder, galvatron, name, options):
+    ran = galvatron(*words(model_size="llama2-7b", profiles=DATA / name, **options), "--json")
+    assert ran.code == 0, ran.err
+    answer = json.loads(ran.out.splitlines()[-1])
+    assert answer["feasible"] and answer["gap"] < 1e-9
+
+
+def run_quietly(*arguments: str) -> tuple[int, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        return main(list(arguments)), err.getvalue()
+
+
+def check_ending(code: int, err: str) -> None:
+    assert code in (0, 2, 3), err
+    lines = err.splitlines()
+    assert all(line.startswith("error: ") and len(line) < 600 and "unexpected" not in line for line in lines), err
+    assert bool(lines) == (code != 0)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzz")
+    write_profiles(folder)
+    return folder
+
+
+VALUES = st.one_of(
+    st.sampled_from(
+        ["0", "1", "2", "-1", "8", "None", "", "tp+sp", "sp", "batch", "sequence", "zero2", "3d", "nan", "1,2"]
+    ),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6),
+)
+# What could take long or write elsewhere is left alone.
+FUZZED = sorted(set(FIELDS) - {"max_bsz", "output_config_path", "log_dir", "worker", "num_nodes", "layernum_list"})
+
+
+@settings(max_examples=150)
+@given(st.dictionaries(st.sampled_from(FUZZED), VALUES, max_size=3))
+def test_random_flags_end_in_a_plan_or_a_clear_error(place, flags):
+    fixed = {**OPTIONS, "model_size": place / "example.json", "profiles": place / "configs"}
+    written = {"output_config_path": place / "plan.json", "log_dir": place / "logs"}
+    check_ending(*run_quietly(*words(**{**fixed, **flags, **written})))
+
+
+def _places(value: object, path: tuple = ()) -> list[tuple]:
+    """Paths to everything inside a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in _places(item, (*path, key)))]
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_damaged_profiles_end_in_a_plan_or_a_clear_error(place, data):
+    files = sorted((place / "configs").glob("*.json"))
+    file = data.draw(st.sampled_from(files))
+    sound = file.read_text()
+    content = json.loads(sound)
+    where = data.draw(st.sampled_from(_places(content)))
+    new = data.draw(st.one_of(json_values, st.sampled_from([0, -1, 1e308, 1e-308, "1", None, {}, []])))
+    if where:
+        inner = content
+        for key in where[:-1]:
+            inner = inner[key]
+        inner[where[-1]] = new
+    else:
+        content = new
+    options = {**OPTIONS, "model_size": place / "example.json", "profiles": place / "configs"}
+    options |= {"output_config_path": place / "plan.json", "log_dir": place / "logs"}
+    options["allow_foreign_profiles"] = data.draw(st.sampled_from([0, 1]))
+    try:
+        file.write_text(json.dumps(content))
+        check_ending(*run_quietly(*words(**options)))
+    finally:
+        file.write_text(sound)
+
+
+def test_help_shows_every_option(galvatron):
+    shown = galvatron("search", "--help").out
+    assert all(f"--{name}" in shown for name in [*FIELDS, *COMMAND_OPTIONS])
