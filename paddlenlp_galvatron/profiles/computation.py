@@ -116,8 +116,9 @@ class ComputationProfile:
                 raise unknown_key(path, key, "layertype_{type|other}_bsz{samples}_seq{tokens}")
         if not layers:
             raise UserError(
-                f"{path}: holds {'raw runs' if raw else 'nothing'} but no layertype_…_bsz…_seq… time; "
-                "`galvatron profile computation` derives these from the raw runs"
+                f"{path}: holds {'raw runs, but ' if raw else ''}no layertype_…_bsz…_seq… time; Galvatron's "
+                "profile_computation.sh derives these when all its runs are done, or measure with "
+                "`galvatron profile computation`"
             )
         extra = meta.extra if meta else {}
         return cls(

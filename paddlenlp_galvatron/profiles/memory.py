@@ -153,8 +153,8 @@ class MemoryProfile:
         for wanted, found in (("layertype_…", layers), ("other_memory_pp_…", vocab)):
             if not found:
                 raise UserError(
-                    f"{path}: holds {'raw runs' if raw else 'nothing'} but no {wanted} entry; "
-                    "`galvatron profile memory` derives it from the raw runs"
+                    f"{path}: holds {'raw runs, but ' if raw else ''}no {wanted} entry; Galvatron's profile_memory.sh "
+                    "derives it when all its runs are done, or measure with `galvatron profile memory`"
                 )
         extra = meta.extra if meta else {}
         layer_keys = {layer_key(*variant): lengths for variant, lengths in layers.items()}

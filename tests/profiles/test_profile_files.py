@@ -199,10 +199,10 @@ def test_a_fault_is_named_with_file_and_key(tmp_path, reader, content, message):
 def test_raw_runs_alone_say_which_command_derives_the_rest(tmp_path):
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({"layernum[2]_bsz1_seq2048": 15.0, "layernum[4]_bsz1_seq2048": 23.0}))
-    with pytest.raises(UserError, match=r"raw runs but no layertype_.*`galvatron profile computation`"):
+    with pytest.raises(UserError, match=r"raw runs, but no layertype_.*`galvatron profile computation`"):
         ComputationProfile.load(path, *DOCUMENTED)
     path.write_text(json.dumps({"1_1_8_sp": {"layernum[1]_bsz8_seq2048_rank0_ms": 904.3}}))
-    with pytest.raises(UserError, match=r"raw runs but no layertype_.*`galvatron profile memory`"):
+    with pytest.raises(UserError, match=r"raw runs, but no layertype_.*`galvatron profile memory`"):
         MemoryProfile.load(path, *DOCUMENTED)
 
 
