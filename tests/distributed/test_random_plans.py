@@ -1,0 +1,60 @@
+"""Plans drawn at random from the whole space train what one process trains: a fixed sample, and a sweep of 120."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.plan import Precision, plan_to_dict
+from paddlenlp_galvatron.training.parity import Case, check_parity
+from paddlenlp_galvatron.training.random_cases import random_cases
+
+A_LAUNCH = 10  # cases
+
+
+def disagreements(cases: list[Case]) -> Iterator[str]:
+    for first in range(0, len(cases), A_LAUNCH):
+        some = cases[first : first + A_LAUNCH]
+        for number, (case, result) in enumerate(zip(some, check_parity(some, timeout_s=500), strict=True), first):
+            if not result.agrees:
+                yield (
+                    f"case {number}: loss {result.max_loss_diff:.1e}, gradient {result.max_grad_rel_diff:.1e} "
+                    f"{result.worst_gradient}\n{case.optimizer} {case.shape}\n{plan_to_dict(case.plan)}"
+                )
+
+
+@pytest.mark.parametrize("world_size", [4, 6, 8])
+def test_a_sample_trains_as_one_process_does(world_size):
+    assert not list(disagreements(random_cases(8, world_size, seed=1)))
+
+
+def test_a_sample_in_bf16_trains_within_its_rounding():
+    assert not list(disagreements(random_cases(6, 4, seed=2, precision=Precision.BF16)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [4, 6, 8])
+def test_the_sweep_trains_as_one_process_does(world_size):
+    assert not list(disagreements(random_cases(40, world_size, seed=0)))
+
+
+def test_random_plans_reach_the_whole_space():
+    cases = random_cases(40, 4, seed=0) + random_cases(40, 6, seed=0) + random_cases(40, 8, seed=0)
+    layers = [layer for case in cases for layer in case.plan.layers]
+    assert {layer.degree for layer in layers} == {1, 2, 3, 4, 6, 8}
+    assert {(layer.ulysses, layer.consecutive, layer.dp_type) for layer in layers if layer.degree == 2} >= {
+        (ulysses, consecutive, dp_type)
+        for ulysses, consecutive in [(False, True), (False, False), (True, True)]
+        for dp_type in ("ddp", "zero2", "zero3")
+    }
+    assert {len(case.plan.stages) for case in cases} >= {1, 2, 3, 4}
+    assert any(layer.degree > case.shape.kv_heads for case in cases for layer in case.plan.layers)
+    assert {(case.shape.family, case.shape.tied_embeddings, case.optimizer) for case in cases} == {
+        (family, tied, optimizer)
+        for family in ("llama", "qwen2")
+        for tied in (False, True)
+        for optimizer in ("sgd", "adamw")
+    }
