@@ -1,0 +1,59 @@
+"""docs/*/search.md says what is: every option with its names and default, every key of the JSON, examples that run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from paddlenlp_galvatron.cli.search import COMMAND_OPTIONS, FIELDS
+from paddlenlp_galvatron.plan.aliases import ALIASES
+from paddlenlp_galvatron.plan.options import canonical_options
+
+from .test_search import OPTIONS, folder, words  # noqa: F401 - a fixture
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "docs" / language / "search.md" for language in ("en", "zh")]
+pages = pytest.mark.parametrize("page", PAGES, ids=["en", "zh"])
+LATER = {"worker", "effort"}  # whose defaults are told in words
+
+
+@pages
+def test_the_table_has_every_option_with_its_names_and_default(page):
+    table = page.read_text().split("\n## ")[-1]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*?) ?\| (.+) \|$", table, re.MULTILINE)
+    assert [name for name, *_ in rows] == [*FIELDS, *COMMAND_OPTIONS]
+    for name, others, default, meaning in rows:
+        assert meaning
+        if name in COMMAND_OPTIONS:
+            continue
+        assert re.findall(r"\w+", others) == [other for other, ours in ALIASES.items() if ours == name]
+        known = FIELDS[name].get_default(call_default_factory=True)
+        shown = str(int(known)) if isinstance(known, bool | float) else "" if known is None else str(known)
+        assert name in LATER or default == shown, name
+
+
+@pages
+def test_every_key_of_the_answer_is_named(page, folder, galvatron):  # noqa: F811
+    text = page.read_text()
+    for gb in (8, 0.1):
+        ran = galvatron(*words(**OPTIONS | {"memory_constraint": gb}), "--json")
+        assert not [key for key in json.loads(ran.out.splitlines()[-1]) if f"`{key}`" not in text and key != "feasible"]
+
+
+@pages
+def test_the_options_of_the_examples_exist(page):
+    text = page.read_text()
+    config = re.search(r"((?:^    .*\n)+)", text.split("search.yaml")[1].split("\n", 1)[1], re.MULTILINE)
+    assert config
+    sections = yaml.safe_load(config[1])
+    values = {
+        k: v for key, value in sections.items() for k, v in (value if isinstance(value, dict) else {key: value}).items()
+    }
+    assert canonical_options(values, FIELDS)["memory_constraint"] == 36
+    flags = {flag for block in re.findall(r"(?:^    galvatron search.*\n(?:^    .*\n)*)", text, re.MULTILINE)
+             for flag in re.findall(r"--(\w+)", block)}  # fmt: skip
+    assert flags and canonical_options(dict.fromkeys(flags, 1), FIELDS)
