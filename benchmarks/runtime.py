@@ -1,0 +1,184 @@
+"""The runtime's speed on CPU processes: beside PaddleNLP's own Trainer, and beside a loop written by hand.
+
+    python benchmarks/runtime.py --stock [--plan tp4]...    4 processes, uniform plans, PaddleNLP's Trainer with fleet
+    python benchmarks/runtime.py --overhead                 1 and 2 processes, a plain loop over PaddleNLP's layers
+
+Both sides train the same Llama from the same weights on the same batches, in fp32 with AdamW and clipping, in the same
+processes, and take turns step by step; a step is timed between two barriers, on rank 0. After the warm-up every round
+of `--steps` steps gives one ratio of medians, ours / theirs: below 1 we are faster. The table has the ratio over all
+steps, the lowest and highest round, the ratio of processor time summed over the ranks (which other programs on the
+machine disturb less), and how far the two sides' losses lie apart at most: as proof that both did the same work.
+
+PaddleNLP's Trainer does not run on CPU by itself. `runtime_stock.py` supplies what gloo lacks for it, by the same
+transport that our runtime uses; a plan that it cannot run even so is named with the error.
+`--profile` leaves a profile of every rank's Python in the logs and prints rank 0's; its times are not comparable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from paddlenlp_galvatron.plan import Assumptions, GalvatronError, ModelShape, Plan, plan_to_dict, uniform_plan
+from paddlenlp_galvatron.runtime.launch import launch
+from paddlenlp_galvatron.training.recipe import Recipe
+
+MODEL = ModelShape("benchmark", "llama", 4, 512, 1376, 8, 8, 4096, 128)  # 17 million parameters
+SEQ_LENGTH = 128
+GLOBAL_BATCH = 8
+WARM_UP = 2  # steps: the first allocate, and make AdamW's moments
+TIMEOUT_S = 300
+
+
+def plan(world_size: int, tp: int = 1, pp: int = 1, micro_batches: int = 1, *, sequence_parallel: bool = False) -> Plan:
+    return uniform_plan(
+        layers=MODEL.layers,
+        world_size=world_size,
+        global_train_batch_size=GLOBAL_BATCH,
+        pp_deg=pp,
+        global_tp_deg=tp,
+        vocab_tp=tp,
+        chunks=micro_batches,
+        assumed=Assumptions(sequence_parallel=sequence_parallel, seq_length=SEQ_LENGTH),
+    )
+
+
+STOCK = {
+    "dp4": plan(4),
+    "tp4": plan(4, tp=4),
+    "tp4-sp": plan(4, tp=4, sequence_parallel=True),
+    "tp2-dp2": plan(4, tp=2, micro_batches=2),
+    "tp2-dp2-sp": plan(4, tp=2, micro_batches=2, sequence_parallel=True),
+    "pp2-tp2": plan(4, tp=2, pp=2, micro_batches=4),
+    "pp2-tp2-sp": plan(4, tp=2, pp=2, micro_batches=4, sequence_parallel=True),
+    "pp4": plan(4, pp=4, micro_batches=4),
+}
+OVERHEAD = {"one process": plan(1, micro_batches=2), "dp2": plan(2, micro_batches=2)}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One plan beside the other side. Times are medians; ratios are ours / theirs."""
+
+    plan: str
+    ours_ms: float = 0.0
+    other_ms: float = 0.0
+    ratio: float = 0.0
+    round_ratios: tuple[float, ...] = ()
+    cpu_ratio: float = 0.0
+    max_loss_diff: float = 0.0
+    error: str | None = None
+
+
+def compare(name: str, kind: str, of: Plan, steps: int, rounds: int, logs: Path, *, profile: bool) -> Comparison:
+    """Run one plan and the other side in a launch of their own."""
+    folder = logs / name
+    folder.mkdir(parents=True)
+    job = {
+        "kind": kind,
+        "plan": plan_to_dict(of),
+        "shape": asdict(MODEL),
+        "recipe": Recipe().model_dump(),
+        "steps": WARM_UP + steps * rounds,
+        "profile": profile,
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    arguments = [str(folder / "job.json"), str(folder / "result.json")]
+    try:
+        launch("runtime_worker", arguments, of.world_size, folder, TIMEOUT_S)
+    except GalvatronError as error:
+        return Comparison(name, error=str(error))
+    result = json.loads((folder / "result.json").read_text())
+    ours, other = result["ours"], result["other"]
+    pairs = list(zip(ours["steps_ms"], other["steps_ms"], strict=True))[WARM_UP:]
+    differences = [abs(a - b) for a, b in zip(ours["losses"], other["losses"], strict=True)]
+    return Comparison(
+        name,
+        median(ours_ms for ours_ms, _ in pairs),
+        median(other_ms for _, other_ms in pairs),
+        ratio(pairs),
+        tuple(ratio(pairs[start : start + steps]) for start in range(0, len(pairs), steps)),
+        ratio(list(zip(ours["cpu_ms"], other["cpu_ms"], strict=True))[WARM_UP:]),
+        max(differences),
+    )
+
+
+def ratio(pairs: list[tuple[float, float]]) -> float:
+    """Median of ours / theirs over steps that followed one another: a machine that slows down meets both."""
+    return median(ours / other for ours, other in pairs)
+
+
+def table(rows: list[Comparison], other: str) -> Table:
+    result = Table(title=f"a step of ours beside {other}'s, {MODEL.parameters / 1e6:.0f} M parameters")
+    for column in ("plan", "ours ms", f"{other} ms", "ratio", "rounds", "CPU ratio", "loss diff"):
+        result.add_column(column, justify="left" if column == "plan" else "right")
+    for row in rows:
+        if row.error:
+            result.add_row(row.plan, "", "", "does not run", "", "", "")
+            continue
+        result.add_row(
+            row.plan,
+            f"{row.ours_ms:.0f}",
+            f"{row.other_ms:.0f}",
+            f"{row.ratio:.3f}",
+            f"{min(row.round_ratios):.3f}-{max(row.round_ratios):.3f}",
+            f"{row.cpu_ratio:.3f}",
+            f"{row.max_loss_diff:.0e}",
+        )
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--stock", action="store_true", help="beside PaddleNLP's Trainer")
+    kind.add_argument("--overhead", action="store_true", help="beside a loop written by hand")
+    parser.add_argument("--plan", action="append", choices=[*STOCK, *OVERHEAD], help="this one alone; may be repeated")
+    parser.add_argument("--steps", type=int, default=5, help="of a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument("--profile", action="store_true", help="print a profile of rank 0")
+    arguments = parser.parse_args()
+    plans = STOCK if arguments.stock else OVERHEAD
+    wanted = arguments.plan or list(plans)
+    # The ranks import their module from here, wherever they are started.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parent)]))
+    rows: list[Comparison] = []
+    with tempfile.TemporaryDirectory(prefix="galvatron-benchmark-") as folder:
+        for name in wanted:
+            kind_name = "stock" if arguments.stock else "hand-written"
+            rows.append(
+                compare(
+                    name,
+                    kind_name,
+                    plans[name],
+                    arguments.steps,
+                    arguments.rounds,
+                    Path(folder),
+                    profile=arguments.profile,
+                )
+            )
+            if arguments.profile and not rows[-1].error:
+                log = (Path(folder) / name / "workerlog.0").read_text()
+                print(log[log.index("==== ours") :])
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        Console().print(table(rows, "PaddleNLP" if arguments.stock else "the hand-written loop"))
+        for row in rows:
+            if row.error:
+                print(f"{row.plan}: {row.error}")
+    return 1 if any(row.error for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""PaddleNLP's own Trainer with fleet on CPU processes: what gloo lacks for it, and its training as a timed step.
+
+Of benchmarks only. `complete_gloo` gives PaddleNLP the same transport as this package's runtime has on CPU
+(`runtime/cpu_backend.py`) and, on top, the calls that fleet makes and NCCL alone answers. Each is as cheap as it can
+be on gloo, and the loss over a split vocabulary is this package's own, so that the shim does not slow PaddleNLP down.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from numpy.typing import NDArray
+from paddle.base import core
+from paddle.distributed import fleet
+from paddle.distributed.fleet.layers.mpu import mp_ops
+from paddle.distributed.fleet.meta_parallel import tensor_parallel
+from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
+from paddlenlp.transformers import LlamaForCausalLM, LlamaForCausalLMPipe
+
+from paddlenlp_galvatron.models.llama import Llama
+from paddlenlp_galvatron.plan import ModelShape, Plan
+from paddlenlp_galvatron.runtime import cpu_backend
+from paddlenlp_galvatron.runtime.vocabulary import VocabularyCrossEntropy
+from paddlenlp_galvatron.runtime.weights import Slice, WeightSource
+from paddlenlp_galvatron.training.recipe import Recipe
+
+Batches = list[NDArray[np.int64]]
+
+# ---- what gloo lacks for fleet ---------------------------------------------------------------------------------------
+
+_lanes: dict[tuple[int, int, bool], Any] = {}  # (pipeline group, peer, whether to it) -> group of that direction
+
+
+def complete_gloo() -> None:
+    """Give fleet what it calls on NCCL. Call once, before `TrainingArguments` are made."""
+    cpu_backend.install()
+    gloo = core.ProcessGroupGloo
+    send, receive = gloo.send, gloo.recv
+
+    def lane(group: Any, peer: int, outward: bool) -> tuple[Any, int]:
+        pair = _lanes.get((id(group), peer, outward))
+        return (pair, int(peer > group.rank())) if pair is not None else (group, peer)
+
+    def send_over_lane(group: Any, tensor: Any, peer: int, sync_op: bool = True) -> Any:
+        return send(lane(group, peer, True)[0], tensor, lane(group, peer, True)[1], sync_op)
+
+    def receive_over_lane(group: Any, tensor: Any, peer: int, sync_op: bool = True) -> Any:
+        return receive(lane(group, peer, False)[0], tensor, lane(group, peer, False)[1], sync_op)
+
+    def part(tensor: Any, parts: int, index: int) -> Any:
+        """A window into the tensor's memory."""
+        length = tensor.size // parts
+        return tensor.detach().view([tensor.size])._slice(index * length, (index + 1) * length)
+
+    methods = {
+        "all_reduce_on_calc_stream": lambda group, tensor, op: group.all_reduce(tensor, op, True).wait(),
+        "all_gather_into_tensor_on_calc_stream": lambda group, out, x: group.all_gather(x, out).wait(),
+        "reduce_scatter_tensor_on_calc_stream": lambda group, out, x, op: group.reduce_scatter_tensor(out, x, op),
+        "send": send_over_lane,
+        "recv": receive_over_lane,
+        "send_on_calc_stream": lambda group, tensor, peer: send_over_lane(group, tensor, peer),
+        "recv_on_calc_stream": lambda group, tensor, peer: receive_over_lane(group, tensor, peer).wait(),
+        "send_partial_on_calc_stream": lambda group, x, peer, *of: send_over_lane(group, part(x, *of), peer),
+        "recv_partial_on_calc_stream": lambda group, x, peer, *of: receive_over_lane(group, part(x, *of), peer).wait(),
+        "all_gather_partial_on_calc_stream": lambda group, out, x, *of: group.all_gather(
+            part(x, *of).clone(), out
+        ).wait(),
+        "_start_coalescing": lambda group: None,
+        "_end_coalescing": lambda group, tasks=None: None,
+    }
+    for name, method in methods.items():
+        setattr(gloo, name, method)
+    paddle._C_ops.c_identity = lambda tensor, *_: tensor.view(tensor.shape)
+    mp_ops._c_softmax_with_cross_entropy = _cross_entropy
+    dist.ParallelEnv._device_id = 0  # CPU processes have none, and fleet's pipeline asks for it
+    # fleet sends the batch through the tp group, from GPUs only; here every rank has it already.
+    tensor_parallel.broadcast_input_data = lambda hybrid, *inputs, **named: (inputs, named)
+
+
+def _cross_entropy(
+    logits: Any, label: Any, group: Any = None, return_softmax: bool = False, ignore_index: int = -100
+) -> Any:
+    columns = logits.shape[-1]
+    flat = logits.reshape([-1, columns])
+    losses = VocabularyCrossEntropy.apply(flat, label.flatten(), group.rank * columns, columns, group)
+    return losses.reshape([*logits.shape[:-1], 1])
+
+
+def _open_lanes() -> None:
+    """A group of two per direction between neighbouring stages: gloo counts operations per group."""
+    hybrid = fleet.get_hybrid_communicate_group()
+    own = hybrid.get_pipe_parallel_group()
+    for ranks in hybrid._topo.get_comm_list("pipe"):
+        for position, (before, after) in enumerate(pairwise(ranks)):
+            for downward in (True, False):
+                pair = dist.new_group([before, after])
+                if dist.get_rank() in (before, after):
+                    at_head = dist.get_rank() == before
+                    peer = position + 1 if at_head else position
+                    _lanes[id(own.process_group), peer, downward == at_head] = pair.process_group
+
+
+# ---- PaddleNLP's own training ----------------------------------------------------------------------------------------
+
+# The axis along which tensor parallelism splits a weight.
+SPLIT_AXES = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"), 1)
+SPLIT_AXES |= dict.fromkeys(("o_proj", "down_proj", "embed_tokens"), 0)
+
+
+def trainer_arguments(plan: Plan, recipe: Recipe, steps: int) -> TrainingArguments:
+    """What a user of PaddleNLP writes for a uniform plan. Starts fleet."""
+    layer = plan.layers[0]
+    data_parallel = plan.stage_size // layer.tp
+    os.environ["PADDLE_RANK_IN_NODE"] = os.environ["PADDLE_TRAINER_ID"]  # as Paddle's launcher does
+    return TrainingArguments(
+        output_dir=tempfile.mkdtemp(prefix="stock-"),
+        device="cpu",
+        do_train=True,
+        max_steps=steps,
+        tensor_parallel_degree=layer.tp,
+        pipeline_parallel_degree=len(plan.stages),
+        sequence_parallel=plan.assumed.sequence_parallel and layer.tp > 1,
+        per_device_train_batch_size=plan.micro_batch // data_parallel,
+        gradient_accumulation_steps=plan.micro_batches,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type="constant",
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        save_strategy="no",
+        logging_steps=10**9,
+        disable_tqdm=True,
+        report_to=[],
+    )
+
+
+def build_model(shape: ModelShape, plan: Plan, arguments: TrainingArguments, source: WeightSource) -> Any:
+    """PaddleNLP's Llama, split as its arguments say, with the weights of `source`."""
+    if arguments.pipeline_parallel_degree > 1:
+        _open_lanes()
+    degree, rank = max(arguments.tensor_parallel_degree, 1), max(arguments.tensor_parallel_rank, 0)
+    config = Llama().config(shape, plan.assumed.seq_length or 0)
+    config.tensor_parallel_degree, config.tensor_parallel_rank = degree, rank
+    config.tensor_parallel_output = True
+    config.sequence_parallel = arguments.sequence_parallel
+    model = (LlamaForCausalLMPipe if arguments.pipeline_parallel_degree > 1 else LlamaForCausalLM)(config)
+    for name, weight in model.state_dict().items():
+        axis = SPLIT_AXES.get(name.split(".")[-2]) if degree > 1 else None
+        whole = tuple(size * (degree if dim == axis else 1) for dim, size in enumerate(weight.shape))
+        weight.set_value(Slice(axis, rank, degree).of(source(name, whole)))
+    return model
+
+
+class StockTrainer(Trainer):  # type: ignore[misc]
+    """PaddleNLP's Trainer, fed from memory: no data loader takes time."""
+
+    def __init__(self, batches: Batches, plan: Plan, **rest: Any):
+        super().__init__(train_dataset=batches, **rest)
+        self._samples = [sample for batch in batches for sample in self._own_samples(batch, plan)]
+        self._losses: list[Any] = []  # of every micro-batch
+
+    def _own_samples(self, batch: NDArray[np.int64], plan: Plan) -> list[dict[str, Any]]:
+        """This data-parallel rank's micro-batches of a global batch [G, S + 1]."""
+        ranks, rank = self.args.dataset_world_size, self.args.dataset_rank
+        rows = batch.reshape([plan.micro_batches, ranks, -1, batch.shape[1]])[:, rank]
+        return [{"input_ids": paddle.to_tensor(x[:, :-1]), "labels": paddle.to_tensor(x[:, 1:])} for x in rows]
+
+    def training_step(self, *rest: Any, **named: Any) -> Any:
+        self._losses.append(super().training_step(*rest, **named))
+        return self._losses[-1]
+
+    def losses(self) -> list[float]:
+        """Of every step so far, averaged over all data-parallel ranks."""
+        mine = (
+            paddle.concat([loss.reshape([1]) for loss in self._losses])
+            .reshape([-1, self.args.gradient_accumulation_steps])
+            .sum(axis=1)
+        )
+        dist.all_reduce(mine)
+        return [float(loss) / dist.get_world_size() for loss in mine]
+
+    def get_train_dataloader(self) -> list[dict[str, Any]]:
+        return self._samples
+
+
+class StepCallback(TrainerCallback):  # type: ignore[misc]
+    """Calls back around every optimizer step of the Trainer."""
+
+    def __init__(self, before: Callable[[], None], after: Callable[[], None]):
+        self._before, self._after = before, after
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._before()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._after()

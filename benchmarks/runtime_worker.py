@@ -1,0 +1,166 @@
+"""One rank of benchmarks/runtime.py: `python -m runtime_worker JOB.json RESULT.json`. Rank 0 writes the result.
+
+Both sides live in the same processes and take turns step by step, so that whatever else the machine does meets both.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import pstats
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from numpy.typing import NDArray
+from runtime_hand_written import HandWritten
+
+from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.plan import ModelShape, Plan, plan_from_dict
+from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world, world_from_environment
+from paddlenlp_galvatron.runtime.weights import SeededWeights
+from paddlenlp_galvatron.training.recipe import Recipe, next_rate
+
+SEED = 0
+PROFILE_LINES = 45
+
+
+@dataclass
+class Clock:
+    """Steps that all ranks begin and end together. `with clock:` times one."""
+
+    steps_ms: list[float] = field(default_factory=list)
+    cpu_ms: list[float] = field(default_factory=list)  # processor time of this rank, without waiting
+    profile: cProfile.Profile | None = None
+
+    def __enter__(self) -> None:
+        _meet()
+        self._start, self._cpu_start = time.perf_counter(), time.process_time()
+        if self.profile:
+            self.profile.enable()
+
+    def __exit__(self, *_: object) -> None:
+        if self.profile:
+            self.profile.disable()
+        self.cpu_ms.append((time.process_time() - self._cpu_start) * 1e3)
+        _meet()
+        self.steps_ms.append((time.perf_counter() - self._start) * 1e3)
+
+
+def _meet() -> None:
+    if dist.is_initialized():
+        dist.barrier()
+
+
+class Ours:
+    """This package's training, step by step."""
+
+    def __init__(self, plan: Plan, shape: ModelShape, recipe: Recipe, batches: list[NDArray[np.int64]]):
+        seq_length = plan.assumed.seq_length or 0
+        source = SeededWeights(SEED, shape.initializer_range)
+        self._engine = Engine(plan, shape, load_family(shape.family), seq_length, source)
+        self._optimizer = recipe.build(self._engine.tensors, self._engine.decaying)
+        self._max_grad_norm = recipe.max_grad_norm
+        self._batches = iter(batches)
+        self._losses: list[float] = []
+
+    def step(self) -> None:
+        self._losses.append(self._engine.forward_backward(next(self._batches)))
+        self._engine.update(self._optimizer, self._max_grad_norm)
+        next_rate(self._optimizer)
+
+    def losses(self) -> list[float]:
+        return self._losses
+
+
+class Side(TypedDict):
+    """One side's steps: losses, milliseconds, and processor milliseconds summed over ranks."""
+
+    losses: list[float]
+    steps_ms: list[float]
+    cpu_ms: list[float]
+
+
+def side(losses: list[float], clock: Clock) -> Side:
+    cpu = paddle.to_tensor(clock.cpu_ms, "float32")
+    if dist.is_initialized():
+        dist.all_reduce(cpu)
+    return Side(losses=losses, steps_ms=clock.steps_ms, cpu_ms=[float(ms) for ms in cpu])
+
+
+def beside_stock(job: Job, clocks: tuple[Clock, Clock]) -> tuple[list[float], list[float]]:
+    """Losses of ours and of PaddleNLP's Trainer, in whose loop our steps take their turn."""
+    from runtime_stock import StepCallback, StockTrainer, build_model, complete_gloo, trainer_arguments
+
+    complete_gloo()
+    arguments = trainer_arguments(job.plan, job.recipe, len(job.batches))
+    source = SeededWeights(SEED, job.shape.initializer_range)
+    model = build_model(job.shape, job.plan, arguments, source)
+    ours = Ours(job.plan, job.shape, job.recipe, job.batches)
+
+    def after() -> None:
+        clocks[1].__exit__()
+        with clocks[0]:
+            ours.step()
+
+    callback = StepCallback(clocks[1].__enter__, after)
+    trainer = StockTrainer(job.batches, job.plan, model=model, args=arguments, callbacks=[callback])
+    trainer.train()
+    return ours.losses(), trainer.losses()
+
+
+def beside_hand_written(job: Job, clocks: tuple[Clock, Clock]) -> tuple[list[float], list[float]]:
+    """Losses of ours and of a plain loop over PaddleNLP's layers."""
+    start_world()
+    source = SeededWeights(SEED, job.shape.initializer_range)
+    plain = HandWritten(job.plan, job.shape, job.recipe, job.batches, source)
+    ours = Ours(job.plan, job.shape, job.recipe, job.batches)
+    for _ in job.batches:
+        with clocks[1]:
+            plain.step()
+        with clocks[0]:
+            ours.step()
+    return ours.losses(), plain.losses()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What benchmarks/runtime.py asks for."""
+
+    plan: Plan
+    shape: ModelShape
+    recipe: Recipe
+    batches: list[NDArray[np.int64]]
+
+    @staticmethod
+    def of(content: dict[str, Any]) -> Job:
+        plan, shape = plan_from_dict(content["plan"]), ModelShape(**content["shape"])
+        random = np.random.default_rng(SEED)
+        size = (plan.global_batch, (plan.assumed.seq_length or 0) + 1)
+        batches = [random.integers(0, shape.vocab_size, size) for _ in range(content["steps"])]
+        return Job(plan, shape, Recipe(**content["recipe"]), batches)
+
+
+def main() -> None:
+    content = json.loads(Path(sys.argv[1]).read_text())
+    profiles = [cProfile.Profile(), cProfile.Profile()] if content["profile"] else [None, None]
+    clocks = Clock(profile=profiles[0]), Clock(profile=profiles[1])
+    run = beside_stock if content["kind"] == "stock" else beside_hand_written
+    losses = run(Job.of(content), clocks)
+    result = {name: side(of, clock) for name, of, clock in zip(("ours", "other"), losses, clocks, strict=True)}
+    if world_from_environment()[0] == 0:
+        Path(sys.argv[2]).write_text(json.dumps(result))
+    for name, profile in zip(("ours", "other"), profiles, strict=True):
+        if profile:
+            print(f"==== {name}")
+            pstats.Stats(profile).sort_stats("tottime").print_stats(PROFILE_LINES)
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_rank(main))
