@@ -1,7 +1,8 @@
-// The exact optimum of a stage of alike layers, by counts: only how many layers take each choice matters, not which.
+// The exact optimum of a stage by counts: of alike layers only how many take each choice matters, not which.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <utility>
 #include <vector>
@@ -28,11 +29,12 @@ struct Room {
   double working;  // MiB of working memory that the stage needs anyway, within the budget
 };
 
-// Mixes of n alike layers within a budget. Working memory is handled by levels: at each level only choices that need
-// no more are allowed, and the budget is less by so much. Groups are handled by sets that grow while they can pay.
-class AlikeLayers {
+// Mixes of layers within a budget; those of one type are alike. Working memory is handled by levels: at each level only
+// choices that need no more are allowed, and the budget is less by so much. Groups are handled by sets that grow while
+// they can pay.
+class Mixes {
  public:
-  explicit AlikeLayers(std::vector<Choice> choices) : choices_(std::move(choices)) {
+  explicit Mixes(std::vector<Choice> choices) : choices_(std::move(choices)) {
     for (const Choice& choice : choices_) {
       levels_.push_back(choice.working);
       all_ |= bit(choice.group);
@@ -41,33 +43,36 @@ class AlikeLayers {
     levels_.erase(std::unique(levels_.begin(), levels_.end()), levels_.end());
   }
 
-  // A lower bound of `solve`, cheap.
-  double bound(int layers, Room room, const Walks& walks) {
+  // A lower bound of what the layers cost without their walk, cheap.
+  double bound(const Layers& layers, Room room) {
     double least = kInfinity;
     for (const double level : levels_)
       least = std::min(least, part(all_, level).frontier.bound(layers, net(room, level)).cost);
-    return least + walks.least();
+    return least;
   }
 
   // The mix of least cost, if that is less than `limit`.
-  Mix solve(int layers, Room room, Walks& walks, double limit, Poll& poll) {
+  Mix solve(const Layers& layers, Room room, Walks& walks, double limit, Poll& poll) {
     Mix best{limit, {}};
     for (const Candidate& candidate : candidates(layers, room, walks, limit)) {
       if (!is_less(candidate.bound, best.cost)) break;
       descend(candidate, layers, room, walks, best.cost);
-      for (int a = 0; a < static_cast<int>(order_.size()); ++a)  // a good start: the best pair
-        for (int b = 0; b <= a; ++b) take_pair(a, b, layers, 0, walk_, best);
-      if (order_.size() > 2) visit(0, layers, 0, walk_, 0, best, poll);
+      if (order_.empty()) continue;
+      const int first = layers.of[layers.first_type];
+      if (layers.first_type == layers.last_type)  // a good start: the best pair
+        for (int a = 0; a < static_cast<int>(order_.size()); ++a)
+          for (int b = 0; b <= a; ++b) take_pair(a, b, first, 0, walk_, best);
+      visit(0, first, 0, walk_, 0, best, poll);
     }
     return best.counts.empty() ? Mix{} : best;
   }
 
   // All mixes that cost less than `limit`, given to `emit(counts, groups)`, until that returns false.
   template <class Emit>
-  void enumerate(int layers, Room room, Walks& walks, double limit, Emit emit, Poll& poll) {
+  void enumerate(const Layers& layers, Room room, Walks& walks, double limit, Emit emit, Poll& poll) {
     for (const Candidate& candidate : candidates(layers, room, walks, limit)) {
       descend(candidate, layers, room, walks, limit);
-      if (!order_.empty() && !visit_all(0, layers, 0, 0, candidate, limit, emit, poll)) return;
+      if (!order_.empty() && !visit_all(0, layers.of[layers.first_type], 0, 0, candidate, limit, emit, poll)) return;
     }
   }
 
@@ -82,12 +87,15 @@ class AlikeLayers {
     GroupSet groups;
     double level;
   };
+  // A choice in the search over counts.
   struct Priced {
     double reduced;  // what one layer of it costs beyond the bound's cheapest
     Choice choice;
+    bool last = false;        // of its type: takes all layers that are left
+    double least_memory = 0;  // of this choice and those of its type after it
+    double later_memory = 0;  // least of all layers of later types
   };
 
-  static GroupSet bit(int group) { return GroupSet{1} << group; }
   static double net(Room room, double level) { return within(room.budget) - std::max(level, room.working); }
 
   Part& part(GroupSet groups, double level) {
@@ -101,62 +109,81 @@ class AlikeLayers {
   }
 
   // Levels and sets of groups that may cost less than the limit, the best bound first.
-  std::vector<Candidate> candidates(int layers, Room room, Walks& walks, double limit) {
+  std::vector<Candidate> candidates(const Layers& layers, Room room, Walks& walks, double limit) {
     std::vector<Candidate> found;
     for (const double level : levels_) grow(0, 0, level, layers, net(room, level), walks, limit, found);
     std::sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
     return found;
   }
 
-  void grow(GroupSet groups, int first, double level, int layers, double budget, Walks& walks, double limit,
+  void grow(GroupSet groups, int first, double level, const Layers& layers, double budget, Walks& walks, double limit,
             std::vector<Candidate>& found) {
     const double unlimited = part(all_, level).frontier.bound(layers, budget).cost;
     for (int group = first; group < walks.groups(); ++group) {
-      if (!(all_ & bit(group))) continue;
+      if (!(all_ & walks.all() & bit(group))) continue;
       const GroupSet larger = groups | bit(group);
       const double walk = walks.cost(larger);
       if (!is_less(unlimited + walk, limit)) continue;
-      const double bound = part(larger, level).frontier.bound(layers, budget).cost + walk;
-      if (is_less(bound, limit)) found.push_back({bound, larger, level});
+      if (walks.is_whole(larger)) {
+        const double bound = part(larger, level).frontier.bound(layers, budget).cost + walk;
+        if (is_less(bound, limit)) found.push_back({bound, larger, level});
+      }
       grow(larger, group + 1, level, layers, budget, walks, limit, found);
     }
   }
 
-  // Sets the scratch up for a search over counts: choices by falling reduced cost, those that cannot win left out.
-  void descend(const Candidate& candidate, int layers, Room room, Walks& walks, double limit) {
+  // Sets the scratch up for a search over counts: choices by type and falling reduced cost, those that cannot win left
+  // out.
+  void descend(const Candidate& candidate, const Layers& layers, Room room, Walks& walks, double limit) {
     const Part& chosen = part(candidate.groups, candidate.level);
+    layers_ = layers;
     budget_ = net(room, candidate.level);
     walk_ = walks.cost(candidate.groups);
     const Frontier::Bound bound = chosen.frontier.bound(layers, budget_);
     floor_ = bound.cost + walk_;
-    double cheapest = kInfinity;
+    std::array<double, kMostTypes> cheapest;
+    cheapest.fill(kInfinity);
     for (const Choice& choice : chosen.choices)
-      cheapest = std::min(cheapest, choice.cost + bound.price * choice.memory);
+      cheapest[choice.type] = std::min(cheapest[choice.type], choice.cost + bound.price * choice.memory);
     order_.clear();
     for (const Choice& choice : chosen.choices) {
-      const double reduced = choice.cost + bound.price * choice.memory - cheapest;
+      const double reduced = choice.cost + bound.price * choice.memory - cheapest[choice.type];
       if (is_less(floor_ + reduced, limit)) order_.push_back({reduced, choice});
     }
-    std::sort(order_.begin(), order_.end(), [](const Priced& a, const Priced& b) { return a.reduced > b.reduced; });
-    least_memory_.assign(order_.size() + 1, kInfinity);
-    for (std::size_t i = order_.size(); i-- > 0;)
-      least_memory_[i] = std::min(least_memory_[i + 1], order_[i].choice.memory);
+    std::sort(order_.begin(), order_.end(), [](const Priced& a, const Priced& b) {
+      return a.choice.type != b.choice.type ? a.choice.type < b.choice.type : a.reduced > b.reduced;
+    });
+    int types = 0;
+    double later = 0;
+    for (std::size_t i = order_.size(); i-- > 0;) {
+      Priced& here = order_[i];
+      const Priced* next = i + 1 < order_.size() ? &order_[i + 1] : nullptr;
+      here.last = !next || next->choice.type != here.choice.type;
+      if (here.last && next) later += layers.of[next->choice.type] * next->least_memory;
+      types += here.last;
+      here.least_memory = here.last ? here.choice.memory : std::min(here.choice.memory, next->least_memory);
+      here.later_memory = later;
+    }
+    if (types <= layers.last_type - layers.first_type) order_.clear();
     counts_.assign(order_.size(), 0);
   }
 
   // Depth first over counts, the dearest first, cut where the bound plus reduced costs cannot win.
   void visit(std::size_t i, int left, double memory, double cost, double reduced, Mix& best, Poll& poll) {
     poll.tick();
-    if (i + 2 == order_.size())
-      return take_pair(static_cast<int>(i), static_cast<int>(i + 1), left, memory, cost, best);
-    const auto& [price, choice] = order_[i];
-    for (int n = 0; n <= left && is_less(floor_ + reduced + n * price, best.cost); ++n) {
-      if (memory + n * choice.memory + (left - n) * least_memory_[i + 1] > budget_) {
-        if (choice.memory >= least_memory_[i + 1]) break;
+    const auto& [price, choice, last, least_memory, later] = order_[i];
+    const std::size_t end = order_.size();
+    if (i + 1 == end || (i + 2 == end && !last))
+      return take_pair(static_cast<int>(i), static_cast<int>(end - 1), left, memory, cost, best);
+    for (int n = last ? left : 0; n <= left && is_less(floor_ + reduced + n * price, best.cost); ++n) {
+      const double least_others = last ? 0 : order_[i + 1].least_memory;
+      if (memory + n * choice.memory + (left - n) * least_others + later > budget_) {
+        if (choice.memory >= least_others) break;
         continue;
       }
       counts_[i] = n;
-      visit(i + 1, left - n, memory + n * choice.memory, cost + n * choice.cost, reduced + n * price, best, poll);
+      const int next = last ? layers_.of[order_[i + 1].choice.type] : left - n;
+      visit(i + 1, next, memory + n * choice.memory, cost + n * choice.cost, reduced + n * price, best, poll);
     }
     counts_[i] = 0;
   }
@@ -185,14 +212,15 @@ class AlikeLayers {
   bool visit_all(std::size_t i, int left, double memory, double reduced, const Candidate& candidate, double limit,
                  Emit& emit, Poll& poll) {
     poll.tick();
-    const auto& [price, choice] = order_[i];
-    const bool last = i + 1 == order_.size();
+    const auto& [price, choice, last, least_memory, later] = order_[i];
+    const bool end = i + 1 == order_.size();
     for (int n = last ? left : 0; n <= left && is_less(floor_ + reduced + n * price, limit); ++n) {
       counts_[i] = n;
       const double more = memory + n * choice.memory;
-      if (last ? more > budget_ : more + (left - n) * least_memory_[i + 1] > budget_) continue;
-      if (last ? !give(candidate, emit)
-               : !visit_all(i + 1, left - n, more, reduced + n * price, candidate, limit, emit, poll))
+      if (more + (last ? 0 : (left - n) * order_[i + 1].least_memory) + later > budget_) continue;
+      const int next = end ? 0 : last ? layers_.of[order_[i + 1].choice.type] : left - n;
+      if (end ? !give(candidate, emit)
+              : !visit_all(i + 1, next, more, reduced + n * price, candidate, limit, emit, poll))
         return false;
     }
     counts_[i] = 0;
@@ -221,8 +249,8 @@ class AlikeLayers {
   std::map<std::pair<GroupSet, double>, Part> parts_;
 
   // Scratch of one search over counts.
+  Layers layers_;
   std::vector<Priced> order_;
-  std::vector<double> least_memory_;
   std::vector<int> counts_;
   double budget_ = 0, floor_ = 0, walk_ = 0;
 };

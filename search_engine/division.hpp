@@ -1,19 +1,22 @@
 // The fastest pipeline under one vocabulary strategy: a division of the layers into stages and the strategies of each
 // stage, under the step time that the schedule really takes. Branch and bound: bounds from paths through the schedule
-// (cuts.hpp), stages from their exact optima (stages.hpp), and at the leaves the simulation (schedule.hpp).
+// (cuts.hpp) for all divisions (alike.hpp, typed.hpp), stages from their exact optima (stages.hpp), and at the leaves the
+// simulation (schedule.hpp).
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <numeric>
+#include <memory>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "alike.hpp"
 #include "common.hpp"
 #include "cuts.hpp"
+#include "divisions.hpp"
 #include "schedule.hpp"
 #include "stages.hpp"
+#include "typed.hpp"
 
 namespace galvatron {
 
@@ -27,40 +30,30 @@ struct PipelineSolution {
 class DivisionSearch {
  public:
   DivisionSearch(const PipelineTables& tables, const Cuts& cuts, Stages& stages, const ChoiceCache& cache)
-      : tables_(tables), cuts_(cuts), stages_(stages), timer_(tables.gpipe, tables.micro_batches, tables.send) {
-    for (const Weighting below : kBelow) {
-      const double price = std::min(cache.cheapest(cuts.weights(0, below)), cache.cheapest(cuts.weights(0, kLast)));
-      set_elsewhere(below, price, [&](int s, Weighting w) { return fixed(s, w); });
-    }
+      : tables_(tables), cuts_(cuts), stages_(stages), timer_(tables.gpipe, tables.micro_batches) {
+    if (tables.type_count() == 1)
+      divisions_ = std::make_unique<AlikeDivisions>(tables, cuts, stages, cache);
+    else
+      divisions_ = std::make_unique<TypedDivisions>(tables, cuts, stages, cache);
   }
 
-  // A lower bound of every pipeline, cheap: layers are dealt one by one to the stage that bears one more best. Infinite
-  // where no division fits.
-  double bound() {
-    dealt_.assign(tables_.stages, tables_.stages == 1 ? tables_.layers : 1);
-    double bound = 0;
-    for (int s = 0; s < tables_.stages; ++s) bound = std::max(bound, bound_of(s, dealt_[s]));
-    const int left = tables_.layers - std::accumulate(dealt_.begin(), dealt_.end(), 0);
-    for (int n = 0; n < left && bound < kInfinity; ++n)
-      bound = std::max(bound, deal([&](int s, int l) { return bound_of(s, l); }));
-    return bound;
-  }
+  // A lower bound of every pipeline, cheap; infinite where no division fits.
+  double bound() { return divisions_->bound(); }
 
-  // A better one: the same with the stages' exact optima.
-  double tight_bound(Poll& poll) {
-    poll_ = &poll;
-    return least_bound();
-  }
+  // A better one.
+  double tight_bound(Poll& poll) { return divisions_->tight_bound(poll); }
 
-  // Makes `best` the optimum, if that costs less than `best` does. Takes its work, in simulated passes, off `effort`;
-  // false: given up when that was used up, and no pipeline costs less than `bound`.
+  // Makes `best` the optimum, if that costs less than `best` does; one of the bounds must have been asked before. Takes
+  // its work, in simulated passes, off `effort`; false: given up when that was used up, and no pipeline costs less than
+  // `bound`.
   bool solve(PipelineSolution& best, double& bound, long& effort, Poll& poll) {
     poll_ = &poll;
     effort_ = effort;
-    if (best.cost == kInfinity || narrow(best.cost, bound)) {
+    if (best.cost == kInfinity || divisions_->narrow(best.cost, bound, poll)) {
       start(best);
       improve(best);
-      if (narrow(best.cost, bound)) divide(0, tables_.layers, best);
+      division_.resize(tables_.stages);
+      if (divisions_->narrow(best.cost, bound, poll)) divide(0, 0, best);
     }
     effort = std::max(effort_, 0L);
     return effort_ > 0;
@@ -68,188 +61,64 @@ class DivisionSearch {
 
  private:
   static constexpr std::size_t kMostPoints = 20'000;  // of one stage at one node
-  static constexpr int kPriceSteps = 40, kStrengthenRounds = 3;
   static constexpr long kBoundPasses = 20;  // a stage's share in a bound is as much work as so many simulated passes
-
-  struct Elsewhere {
-    double price = 0;                // of a layer in any other stage
-    std::vector<double> head, tail;  // least of the stages above one; from one on, with the link above it
-  };
 
   double simulate(const std::vector<StageTime>& times) {
     const long before = timer_.passes();
-    const double time = timer_(times);
+    const double time = timer_(times, links_);
     effort_ -= timer_.passes() - before;
     return time;
   }
 
-  // --- bounds of a division -------------------------------------------------------------------------------------
-
-  double fixed(int stage, Weighting weighting) const {
-    return cuts_.weights(stage, weighting).of(stages_.fixed(stage));
+  // Makes a division the one that is worked on.
+  void take(const std::vector<int>& division) {
+    division_ = division;
+    settle_spans(tables_.stages);
   }
 
-  double least_bound() {
-    double bound = this->bound();
-    if (!(bound < kInfinity)) return bound;
-    if (tables_.stages == 1) return least_of(0, tables_.layers);
-    for (int s = 0; s < tables_.stages; ++s)
-      while (dealt_[s] > 1 && bound_of(s, dealt_[s]) <= bound && least_of(s, dealt_[s]) > bound) --dealt_[s];
-    for (int s = 0; s < tables_.stages; ++s) {
-      bound = std::max(bound, least_of(s, dealt_[s]));
-      while (bound < kInfinity && least_of(s, dealt_[s] + 1) <= bound) ++dealt_[s];
+  void settle_spans(int stages) {
+    spans_.resize(tables_.stages);
+    links_.resize(tables_.stages);
+    int first = 0;
+    for (int s = 0; s < stages; ++s) {
+      spans_[s] = {first, division_[s]};
+      first += division_[s];
+      links_[s] = first < tables_.layers ? tables_.send_to(first) : 0;
     }
-    while (std::accumulate(dealt_.begin(), dealt_.end(), 0) < tables_.layers && bound < kInfinity)
-      bound = std::max(bound, deal([&](int s, int l) { return least_of(s, l); }));
-    return bound;
   }
 
-  // Gives one more layer to the stage for which `bound(stage, layers)` is least then; returns that.
-  template <class Bound>
-  double deal(Bound bound) {
-    int best = 0;
-    for (int s = 1; s < tables_.stages; ++s)
-      if (bound(s, dealt_[s] + 1) < bound(best, dealt_[best] + 1)) best = s;
-    return bound(best, ++dealt_[best]);
-  }
+  // --- the divisions ----------------------------------------------------------------------------------------------
 
-  // What the other stages add to the paths that lean on one: each its least, and each layer a price.
-  template <class Least>
-  void set_elsewhere(Weighting below, double price, Least least) {
-    const int stages = tables_.stages;
-    Elsewhere& other = elsewhere_[below];
-    other.price = price;
-    other.head.assign(stages + 1, 0);
-    other.tail.assign(stages + 1, 0);
-    for (int s = 0; s < stages; ++s)
-      other.head[s + 1] = other.head[s] + least(s, kLast) + (s + 1 < stages ? 2 * tables_.send[s] : 0);
-    for (int s = stages - 1; s >= 0; --s)
-      other.tail[s] = other.tail[s + 1] + least(s, below) + (s > 0 ? Cuts::trips(below) * tables_.send[s - 1] : 0);
-  }
-
-  // Below the time of every pipeline in which the stage has so many layers.
-  template <class Own>
-  double paths(int stage, int layers, Own own) const {
-    double longest = 0;
-    for (const Cut& cut : cuts_.of(stage)) {
-      const Elsewhere& other = elsewhere_[cut.below];
-      const double rest = (tables_.layers - layers) * other.price;
-      longest = std::max(longest, other.head[stage] + own(cut.own) + other.tail[stage + 1] + rest);
-    }
-    return longest;
-  }
-
-  // Better bounds, of pipelines that cost less than the limit alone: their stages have between fewest_ and most_
-  // layers, so no layer elsewhere is as cheap as if its stage had room for it. The price of a layer is the Lagrange
-  // multiplier of their number: Σ time_s(n_s) over Σ n_s = L is at least price * L + Σ min_n (time_s(n) - price * n).
-  void strengthen() {
-    for (const Weighting below : kBelow) {
-      if (below == kNowhere) continue;
-      std::vector<std::vector<double>> times(tables_.stages);
-      double low = 0, high = 0;
-      for (int s = 0; s < tables_.stages; ++s) {
-        for (int n = fewest_[s]; n <= most_[s]; ++n) times[s].push_back(stages_.bound(s, n, below));
-        for (std::size_t i = 1; i < times[s].size(); ++i) high = std::max(high, times[s][i] - times[s][i - 1]);
-      }
-      for (int step = 0; step < kPriceSteps; ++step) {
-        const double price = (low + high) / 2;
-        int layers = 0;
-        for (int s = 0; s < tables_.stages; ++s) layers += fewest_[s] + cheapest(times[s], price).first;
-        (layers < tables_.layers ? low : high) = price;
-      }
-      const double price = (low + high) / 2;
-      set_elsewhere(below, price, [&](int s, Weighting weighting) {
-        if (weighting == below) return cheapest(times[s], price).second - price * fewest_[s];
-        std::vector<double> head;
-        for (int n = fewest_[s]; n <= most_[s]; ++n) head.push_back(stages_.bound(s, n, weighting));
-        return cheapest(head, price).second - price * fewest_[s];
-      });
-    }
-    bounds_.clear();
-    leasts_.clear();
-  }
-
-  // Ranges and bounds for pipelines that cost less than the limit; raises `bound`. False: there is no such pipeline.
-  bool narrow(double limit, double& bound) {
-    for (int round = 0; round < kStrengthenRounds; ++round) {
-      if (!set_ranges(limit)) {
-        bound = limit;
-        return false;
-      }
-      bound = std::min(limit, std::max(bound, least_bound()));
-      if (tables_.stages > 1) strengthen();
-    }
-    return set_ranges(limit);
-  }
-
-  // The index i for which times[i] - price * i is least, and that.
-  static std::pair<int, double> cheapest(const std::vector<double>& times, double price) {
-    std::pair<int, double> best{0, times[0]};
-    for (int i = 1; i < static_cast<int>(times.size()); ++i)
-      if (times[i] - price * i < best.second) best = {i, times[i] - price * i};
-    return best;
-  }
-
-  double bound_of(int stage, int layers) {
-    return remembered(bounds_, stage, layers, [&](Weighting own) { return stages_.bound(stage, layers, own); });
-  }
-
-  double least_of(int stage, int layers) {
-    return remembered(leasts_, stage, layers, [&](Weighting own) { return stages_.least(stage, layers, own, *poll_); });
-  }
-
-  template <class Own>
-  double remembered(std::vector<std::vector<double>>& memory, int stage, int layers, Own own) {
-    if (layers > tables_.layers - tables_.stages + 1) return kInfinity;
-    if (memory.empty()) memory.assign(tables_.stages, std::vector<double>(tables_.layers + 1, -1));
-    double& known = memory[stage][layers];
-    if (known < 0) known = paths(stage, layers, own);
-    return known;
-  }
-
-  // Fewest and most layers of each stage in a pipeline that costs less than the limit; false: there is none.
-  bool set_ranges(double limit) {
-    const int stages = tables_.stages;
-    std::vector<int> most(stages, 0);
-    for (int s = 0; s < stages; ++s)
-      while (is_less(bound_of(s, most[s] + 1), limit) && is_less(least_of(s, most[s] + 1), limit)) ++most[s];
-    const int all = std::accumulate(most.begin(), most.end(), 0);
-    if (all < tables_.layers || *std::min_element(most.begin(), most.end()) < 1) return false;
-    most_ = most;
-    fewest_.assign(stages, 1);
-    for (int s = 0; s < stages; ++s) fewest_[s] = std::max(1, tables_.layers - (all - most_[s]));
-    return true;
-  }
-
-  // The divisions from a stage on, depth first.
-  void divide(int stage, int left, PipelineSolution& best) {
+  // Those from a stage on, depth first.
+  void divide(int stage, int first, PipelineSolution& best) {
     if (stage == tables_.stages) return leaf(best);
-    const int later = tables_.stages - stage - 1;
-    int later_most = 0;
-    for (int s = stage + 1; s < tables_.stages; ++s) later_most += most_[s];
-    const int least = std::max(fewest_[stage], left - later_most);
-    for (int n = std::min(most_[stage], left - later); n >= least && effort_ > 0; --n) {
+    const auto [fewest, most] = divisions_->range(stage, first);
+    for (int n = most; n >= fewest && effort_ > 0; --n) {
       poll_->tick();
       effort_ -= kBoundPasses * tables_.stages;
       division_[stage] = n;
-      if (is_less(partial_bound(stage + 1, left - n), best.cost)) divide(stage + 1, left - n, best);
+      if (is_less(partial_bound(stage + 1, first + n), best.cost)) divide(stage + 1, first + n, best);
     }
   }
 
-  // Below the time of every pipeline whose first stages are divided so; the rest gets `left` layers.
-  double partial_bound(int stages, int left) {
-    auto open = [&](Weighting below) {
-      if (stages == tables_.stages) return 0.0;
-      const double link = Cuts::trips(below) * tables_.send[stages - 1];  // in `tail` and in Cuts::longest
-      return elsewhere_[below].tail[stages] - link + left * elsewhere_[below].price;
-    };
-    return cuts_.longest(stages, [&](int s, Weighting w) { return stages_.least(s, division_[s], w, *poll_); }, open);
+  // Below the time of every pipeline whose first stages are divided so, after so many layers.
+  double partial_bound(int stages, int layers) {
+    settle_spans(stages);
+    return cuts_.longest(
+        stages, [&](int s, Weighting w) { return least(s, w); }, [&](int s) { return links_[s]; },
+        [&](Weighting below) { return divisions_->rest(below, stages, layers); });
+  }
+
+  double least(int stage, Weighting weighting) {
+    if (Cuts::is_minor(stage, weighting)) return stages_.bound(stage, spans_[stage], weighting);
+    return stages_.least(stage, spans_[stage], weighting, *poll_);
   }
 
   // --- the strategies of one division ---------------------------------------------------------------------------
 
   // The division's best pipeline.
   void leaf(PipelineSolution& best) {
+    settle_spans(tables_.stages);
     free_.assign(tables_.stages, true);
     chosen_.assign(tables_.stages, StagePoint{});
     if (!is_less(node_bound(), best.cost)) return;
@@ -258,14 +127,15 @@ class DivisionSearch {
   }
 
   double share(int stage, Weighting weighting) {
-    if (free_[stage]) return stages_.least(stage, division_[stage], weighting, *poll_);
+    if (free_[stage]) return stages_.least(stage, spans_[stage], weighting, *poll_);
     return cuts_.weights(stage, weighting).of(chosen_[stage].time);
   }
 
   // Below the time of every pipeline of the division with the points chosen so far.
   double node_bound() {
-    const double cut =
-        cuts_.longest(tables_.stages, [&](int s, Weighting w) { return share(s, w); }, [](Weighting) { return 0.0; });
+    const double cut = cuts_.longest(
+        tables_.stages, [&](int s, Weighting w) { return share(s, w); }, [&](int s) { return links_[s]; },
+        [](Weighting) { return 0.0; });
     if (!(cut < kInfinity)) return kInfinity;
     times_.resize(tables_.stages);
     for (int s = 0; s < tables_.stages; ++s) times_[s] = {share(s, kForward), share(s, kBackward), share(s, kSync)};
@@ -278,7 +148,7 @@ class DivisionSearch {
     std::vector<StagePoint> points(tables_.stages);
     std::vector<StageTime> times(tables_.stages);
     for (int s = 0; s < tables_.stages; ++s) {
-      points[s] = stages_.best(s, division_[s], kBusy, *poll_);
+      points[s] = stages_.best(s, spans_[s], kBusy, *poll_);
       times[s] = points[s].time;
     }
     double cost = simulate(times);
@@ -286,7 +156,7 @@ class DivisionSearch {
       better = false;
       for (int s = 0; s < tables_.stages && effort_ > 0; ++s) {
         auto attempt = [&](Weighting weighting) {
-          const StagePoint& point = stages_.best(s, division_[s], weighting, *poll_);
+          const StagePoint& point = stages_.best(s, spans_[s], weighting, *poll_);
           const StageTime before = std::exchange(times[s], point.time);
           const double attempted = simulate(times);
           if (!is_less(attempted, cost)) {
@@ -296,7 +166,7 @@ class DivisionSearch {
           cost = attempted, points[s] = point, better = true;
         };
         for (const Cut& cut : cuts_.of(s)) attempt(cut.own);
-        attempt(kFirst), attempt(kLast);
+        attempt(kOnce), attempt(kOnceLast);
       }
     }
     if (is_less(cost, best.cost)) best = {cost, best.vocab, division_, std::move(points)};
@@ -332,7 +202,7 @@ class DivisionSearch {
     double longest = -1;
     for (int s = 0; s < tables_.stages; ++s) {
       if (!free_[s]) continue;
-      const StageTime relaxed = std::exchange(times_[s], stages_.best(s, division_[s], kBusy, *poll_).time);
+      const StageTime relaxed = std::exchange(times_[s], stages_.best(s, spans_[s], kBusy, *poll_).time);
       const double time = simulate(times_);
       times_[s] = relaxed;
       if (time > longest) longest = time, loosest = s;
@@ -351,7 +221,7 @@ class DivisionSearch {
       const double room = (left - share(stage, cut.own)) / (weights.forward + weights.backward);
       if (room < least_room) least_room = room, narrow = cut.own, narrow_limit = left;
     }
-    if (!stages_.points(stage, division_[stage], narrow, narrow_limit, kMostPoints, points, *poll_)) return false;
+    if (!stages_.points(stage, spans_[stage], narrow, narrow_limit, kMostPoints, points, *poll_)) return false;
     auto key = [](const StagePoint& p) { return std::tie(p.time.forward, p.time.backward, p.time.sync); };
     std::sort(points.begin(), points.end(), [&](const StagePoint& a, const StagePoint& b) { return key(a) < key(b); });
     std::vector<StagePoint> kept;
@@ -368,26 +238,18 @@ class DivisionSearch {
   // What a stage's cut adds up to in the other stages.
   double path_without(int stage, const Cut& cut) {
     double sum = 0;
-    for (int s = 0; s < stage; ++s) sum += share(s, kLast) + 2 * tables_.send[s];
+    for (int s = 0; s < stage; ++s)
+      sum += share(s, Cuts::above(s, cut.returns)) + Cuts::trips_above(cut.returns) * links_[s];
     for (int s = stage + 1; s < tables_.stages; ++s)
-      sum += share(s, cut.below) + Cuts::trips(cut.below) * tables_.send[s - 1];
+      sum += share(s, cut.below) + Cuts::trips_below(cut.below) * links_[s - 1];
     return sum;
   }
 
   // --- a good start -----------------------------------------------------------------------------------------------
 
-  // The division behind the bound, layers in excess taken from where they weigh most.
+  // The division behind the bound.
   void start(PipelineSolution& best) {
-    if (dealt_.empty()) least_bound();
-    division_ = dealt_;
-    int excess = std::accumulate(division_.begin(), division_.end(), 0) - tables_.layers;
-    for (; excess > 0; --excess) {
-      int heaviest = -1;
-      for (int s = 0; s < tables_.stages; ++s)
-        if (division_[s] > 1 && (heaviest < 0 || least_of(s, division_[s]) > least_of(heaviest, division_[heaviest])))
-          heaviest = s;
-      --division_[heaviest];
-    }
+    take(divisions_->promising(*poll_));
     free_.assign(tables_.stages, true);
     if (is_less(node_bound(), best.cost)) settle(best);
   }
@@ -399,12 +261,13 @@ class DivisionSearch {
       const std::vector<int> from_here = best.division;
       const int from = binding(best);
       for (int to = 0; to < tables_.stages && !better && from_here[from] > 1; ++to) {
-        if (to == from || !is_less(least_of(to, from_here[to] + 1), best.cost)) continue;
+        if (to == from || !divisions_->may_take(to, from_here[to] + 1, best.cost, *poll_)) continue;
         poll_->tick();
         if (effort_ <= 0) return;
         const double before = best.cost;
-        division_ = from_here;
-        --division_[from], ++division_[to];
+        std::vector<int> moved = from_here;
+        --moved[from], ++moved[to];
+        take(moved);
         free_.assign(tables_.stages, true);
         if (is_less(node_bound(), best.cost)) settle(best);
         better = is_less(best.cost, before);
@@ -414,6 +277,7 @@ class DivisionSearch {
 
   // The stage without whose time a solution would gain most.
   int binding(const PipelineSolution& solution) {
+    take(solution.division);
     times_.resize(tables_.stages);
     for (int s = 0; s < tables_.stages; ++s) times_[s] = solution.points[s].time;
     int binding = 0;
@@ -432,12 +296,13 @@ class DivisionSearch {
   const Cuts& cuts_;
   Stages& stages_;
   StepTimer timer_;
+  std::unique_ptr<Divisions> divisions_;
   Poll* poll_ = nullptr;
   long effort_ = 0;
 
-  std::array<Elsewhere, kWeightings> elsewhere_;      // by what lies below
-  std::vector<std::vector<double>> bounds_, leasts_;  // [stage][layers], negative: not yet known
-  std::vector<int> dealt_, fewest_, most_, division_;
+  std::vector<int> division_;       // worked on: layers of each stage
+  std::vector<Span> spans_;         // the same
+  std::vector<double> links_;       // messages from each stage to the next
   std::vector<bool> free_;          // stages not yet settled
   std::vector<StagePoint> chosen_;  // of the others
   std::vector<StageTime> times_;    // scratch

@@ -118,37 +118,65 @@ void check_all(const std::string& name, const Array& array, const std::vector<py
     if (std::isinf(array.data()[i])) throw py::value_error(name + ": holds an infinite number");
 }
 
-std::unique_ptr<Pipeline> make_pipeline(int layers, int micro_batches, bool gpipe, const Array& strategies,
-                                        const Integers& groups, const Array& change, const Array& enter,
-                                        const Array& leave, const Array& vocabs, const Array& vocab_enter,
-                                        const Array& vocab_leave, const Integers& in_flight, const Array& send,
-                                        double budget) {
+BySeam<std::vector<Change>> changes_by_seam(const Array& array, py::ssize_t count) {
+  return {changes_of(array.data(0), count), changes_of(array.data(1), count)};
+}
+
+// First layer of each type, and the number of layers. Checks the counts.
+std::vector<int> starts_of(const Integers& layers) {
+  if (layers.ndim() != 1 || layers.size() < 1 || layers.size() > kMostTypes)
+    throw py::value_error("layers: give the number of layers of each type, of 8 types at most");
+  std::vector<int> starts{0};
+  for (py::ssize_t type = 0; type < layers.size(); ++type) {
+    const int count = layers.data()[type];
+    if (count < 1 || count > kMostLayers - starts.back())
+      throw py::value_error("layers: at least 1 of each type, and at most 100000");
+    starts.push_back(starts.back() + count);
+  }
+  return starts;
+}
+
+std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, int micro_batches, bool gpipe, const Array& strategies,
+                                        const Integers& groups, const Integers& types, const Array& change,
+                                        const Array& enter, const Array& leave, const Array& vocabs,
+                                        const Array& vocab_enter, const Array& vocab_leave, const Integers& in_flight,
+                                        const Array& send, double budget) {
   const py::ssize_t stages = in_flight.size(), count = strategies.ndim() ? strategies.shape(0) : 0;
-  const py::ssize_t kinds = enter.ndim() ? enter.shape(0) : 0, options = vocabs.ndim() ? vocabs.shape(0) : 0;
-  if (stages < 1 || layers < stages || layers > kMostLayers)
-    throw py::value_error("in_flight: fewer layers than stages");
+  const py::ssize_t kinds = types.size(), options = vocabs.ndim() ? vocabs.shape(0) : 0;
+  PipelineTables tables;
+  tables.starts = starts_of(layers);
+  tables.layers = tables.starts.back();
+  if (stages < 1 || tables.layers < stages) throw py::value_error("in_flight: fewer layers than stages");
   if (micro_batches < 1) throw py::value_error("micro_batches: must be positive");
   if (count < 1 || count > kMostStrategies) throw py::value_error("strategies: none, or more than 10000");
-  if (kinds < 1 || kinds > kMostGroups) throw py::value_error("enter: no groups, or more than 64");
+  if (types.ndim() != 1 || kinds < 1 || kinds > kMostGroups)
+    throw py::value_error("types: no groups, or more than 64");
   check_all("strategies", strategies, {count, 6});
   check_all("change", change, {kinds, kinds, 2});
-  check_all("enter", enter, {kinds, 2});
-  check_all("leave", leave, {kinds, 2});
+  check_all("enter", enter, {2, kinds, 2});
+  check_all("leave", leave, {2, kinds, 2});
   check_all("vocabs", vocabs, {options, 2, 6});
   check_all("vocab_enter", vocab_enter, {options, kinds, 2});
   check_all("vocab_leave", vocab_leave, {options, kinds, 2});
-  check_all("send", send, {stages - 1});
+  check_all("send", send, {2, tables.type_count()});
   if (std::isnan(budget)) throw py::value_error("budget_mib: is NaN");  // below 0: the reserve is more than there is
   if (groups.ndim() != 1 || groups.size() != count) throw py::value_error("groups: one a strategy");
-  PipelineTables tables{layers, static_cast<int>(stages), micro_batches, gpipe, {}, {}, {}, {}, {}, {}, {}, budget};
+  tables.stages = static_cast<int>(stages);
+  tables.micro_batches = micro_batches;
+  tables.gpipe = gpipe;
+  tables.budget = budget;
+  tables.types.assign(types.data(), types.data() + kinds);
+  if (!std::is_sorted(tables.types.begin(), tables.types.end()) || tables.types.front() != 0 ||
+      tables.types.back() != tables.type_count() - 1)
+    throw py::value_error("types: of each group, rising from the first type of layers to the last");
   for (py::ssize_t k = 0; k < count; ++k) {
     const int group = groups.data()[k];
     if (group < 0 || group >= kinds) throw py::value_error("groups: out of range");
     tables.strategies.push_back(part_of(strategies.data(k), group));
   }
   for (py::ssize_t g = 0; g < kinds; ++g) tables.change.push_back(changes_of(change.data(g), kinds));
-  tables.enter = changes_of(enter.data(), kinds);
-  tables.leave = changes_of(leave.data(), kinds);
+  tables.enter = changes_by_seam(enter, kinds);
+  tables.leave = changes_by_seam(leave, kinds);
   for (py::ssize_t v = 0; v < options; ++v)
     tables.vocabs.push_back({part_of(vocabs.data(v)), part_of(vocabs.data(v) + 6),
                              changes_of(vocab_enter.data(v), kinds), changes_of(vocab_leave.data(v), kinds)});
@@ -157,7 +185,8 @@ std::unique_ptr<Pipeline> make_pipeline(int layers, int micro_batches, bool gpip
       throw py::value_error("in_flight: between 1 and micro_batches");
     tables.in_flight.push_back(in_flight.data()[s]);
   }
-  tables.send.assign(send.data(), send.data() + send.size());
+  tables.send.inside.assign(send.data(0), send.data(0) + tables.type_count());
+  tables.send.between.assign(send.data(1), send.data(1) + tables.type_count());
   return std::make_unique<Pipeline>(std::move(tables));
 }
 
@@ -213,11 +242,11 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
              "See paddlenlp_galvatron.search.solver.solve. Returns (time_s, choice, memory_mib, lower_bound_s).");
 
   py::class_<Pipeline>(module, "Pipeline",
-                       "Pipelines of alike layers; see paddlenlp_galvatron.search.tables for the arrays. A strategy's "
+                       "Pipelines of layers; see paddlenlp_galvatron.search.tables for the arrays. A strategy's "
                        "and a vocabulary part's six numbers: forward, backward, sync (ms), states, activation, working "
                        "(MiB); a change's two: forward, backward (ms).")
       .def(py::init(&make_pipeline), py::kw_only(), py::arg("layers"), py::arg("micro_batches"), py::arg("gpipe"),
-           py::arg("strategies"), py::arg("groups"), py::arg("change"), py::arg("enter"), py::arg("leave"),
+           py::arg("strategies"), py::arg("groups"), py::arg("types"), py::arg("change"), py::arg("enter"), py::arg("leave"),
            py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("in_flight"), py::arg("send"),
            py::arg("budget_mib"))
       .def("bound", &pipeline_bound, "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
@@ -227,5 +256,5 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
            "(step ms, lower bound ms, vocabulary strategy, layers of each stage, strategy of each layer); infinite and "
            "-1 where nothing takes less than the limit.")
       .def("least_memory", &pipeline_least_memory,
-           "(MiB a device, vocabulary strategy, layers of each stage, strategy of each stage) of what needs least.");
+           "(MiB a device, vocabulary strategy, layers of each stage, strategy of each layer) of what needs least.");
 }

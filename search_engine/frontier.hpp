@@ -1,13 +1,24 @@
-// What a stage may choose from, and the Lagrangian bound of a stage of alike layers: the lower convex hull of its
-// choices.
+// What a stage may choose from, and the Lagrangian bound of its layers: the lower convex hulls of the choices.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "common.hpp"
 
 namespace galvatron {
+
+constexpr int kMostTypes = 8;  // of layers
+
+// Layers of a stage, by type; those of types `first_type` to `last_type` alone are more than 0.
+struct Layers {
+  Layers(int alike) : of{alike} {}
+  Layers() = default;
+
+  std::array<int, kMostTypes> of{};
+  int first_type = 0, last_type = 0;
+};
 
 // One strategy as the layers of a stage see it.
 struct Choice {
@@ -16,6 +27,7 @@ struct Choice {
   double working;  // MiB that the stage needs once, for the largest of its layers
   int id;          // the caller's number for it
   int group;       // choices of one group follow each other at no cost
+  int type = 0;    // of the layers that may take it; those of a group have one type
 };
 
 // Of alike choices of one group, those that no other one matches in memory, cost and working memory.
@@ -35,7 +47,8 @@ inline std::vector<Choice> undominated(std::vector<Choice> choices) {
   return kept;
 }
 
-// Least cost of layers that may mix choices in any fraction, by budget: a lower bound of every true mix.
+// Least cost of layers that may mix the choices of their type in any fraction, by budget: a lower bound of every true
+// mix. All layers start at the choice of least memory; then memory is spent where it saves most.
 class Frontier {
  public:
   struct Bound {
@@ -44,40 +57,62 @@ class Frontier {
   };
 
   explicit Frontier(const std::vector<Choice>& choices) {
-    std::vector<Corner> sorted;
-    for (const Choice& choice : choices) sorted.push_back({choice.memory, choice.cost});
-    std::sort(sorted.begin(), sorted.end(), [](const Corner& a, const Corner& b) {
-      return a.memory < b.memory || (a.memory == b.memory && a.cost < b.cost);
-    });
-    for (const Corner& next : sorted) {
-      if (!hull_.empty() && next.cost >= hull_.back().cost) continue;
-      while (hull_.size() >= 2 && above_chord(hull_[hull_.size() - 2], hull_.back(), next)) hull_.pop_back();
-      hull_.push_back(next);
-    }
+    std::array<std::vector<Corner>, kMostTypes> corners;
+    for (const Choice& choice : choices) corners[choice.type].push_back({choice.memory, choice.cost});
+    for (int type = 0; type < kMostTypes; ++type) add(type, std::move(corners[type]));
+    std::stable_sort(steps_.begin(), steps_.end(), [](const Step& a, const Step& b) { return a.price > b.price; });
   }
 
-  Bound bound(int layers, double budget) const {
-    if (hull_.empty() || layers * hull_.front().memory > budget) return {};
-    const double share = budget / layers;
-    const auto above = std::upper_bound(hull_.begin(), hull_.end(), share,
-                                        [](double value, const Corner& corner) { return value < corner.memory; });
-    if (above == hull_.begin()) return {layers * hull_.front().cost, 0};  // a rounding below the first corner
-    if (above == hull_.end()) return {layers * hull_.back().cost, 0};
-    const Corner& low = *(above - 1);
-    const double price = (low.cost - above->cost) / (above->memory - low.memory);
-    return {layers * (low.cost - price * (share - low.memory)), price};
+  Bound bound(const Layers& layers, double budget) const {
+    double memory = 0, cost = 0;
+    for (int type = layers.first_type; type <= layers.last_type; ++type) {
+      memory += layers.of[type] * least_[type].memory;
+      cost += layers.of[type] * least_[type].cost;
+    }
+    if (!(memory <= budget)) return {};
+    for (const Step& step : steps_) {
+      const int count = layers.of[step.type];
+      if (!count) continue;
+      if (memory + count * step.memory > budget) return {cost - step.price * (budget - memory), step.price};
+      memory += count * step.memory;
+      cost -= count * step.saved;
+    }
+    return {cost, 0};
   }
 
  private:
   struct Corner {
     double memory, cost;
   };
+  // From one corner of a type's hull to the next: more memory, less cost.
+  struct Step {
+    double price, memory, saved;  // of one layer
+    int type;
+  };
+
+  void add(int type, std::vector<Corner> corners) {
+    std::sort(corners.begin(), corners.end(), [](const Corner& a, const Corner& b) {
+      return a.memory < b.memory || (a.memory == b.memory && a.cost < b.cost);
+    });
+    std::vector<Corner> hull;
+    for (const Corner& next : corners) {
+      if (!hull.empty() && next.cost >= hull.back().cost) continue;
+      while (hull.size() >= 2 && above_chord(hull[hull.size() - 2], hull.back(), next)) hull.pop_back();
+      hull.push_back(next);
+    }
+    least_[type] = hull.empty() ? Corner{kInfinity, kInfinity} : hull.front();
+    for (std::size_t i = 1; i < hull.size(); ++i) {
+      const double memory = hull[i].memory - hull[i - 1].memory, saved = hull[i - 1].cost - hull[i].cost;
+      steps_.push_back({saved / memory, memory, saved, type});
+    }
+  }
 
   static bool above_chord(const Corner& a, const Corner& middle, const Corner& b) {
     return (a.cost - middle.cost) * (b.memory - a.memory) <= (a.cost - b.cost) * (middle.memory - a.memory);
   }
 
-  std::vector<Corner> hull_;
+  std::array<Corner, kMostTypes> least_;  // by type: the corner of least memory
+  std::vector<Step> steps_;               // of all types, by falling price
 };
 
 }  // namespace galvatron

@@ -100,13 +100,13 @@ class LayerProblem {
     ChainSolution solution;
     for (const Choice& choice : choices) solution.memory = std::min(solution.memory, tables_.layers * choice.memory);
     Walks walks(std::move(prices));
-    const Mix mix = AlikeLayers(undominated(choices)).solve(tables_.layers, {budget_, 0}, walks, kInfinity, poll);
+    const Mix mix = Mixes(undominated(choices)).solve(tables_.layers, {budget_, 0}, walks, kInfinity, poll);
     if (mix.counts.empty()) return solution;
     solution.cost = solution.bound = mix.cost;
     solution.memory = 0;
     GroupSet used = 0;
     for (const auto& [id, layers] : mix.counts) {
-      used |= GroupSet{1} << groups[id];
+      used |= bit(groups[id]);
       solution.memory += layers * tables_.memory_of(0, id);
     }
     for (const int group : walks.order(used))

@@ -9,6 +9,7 @@
 #include "common.hpp"
 #include "cuts.hpp"
 #include "division.hpp"
+#include "needs.hpp"
 #include "stages.hpp"
 #include "tables.hpp"
 
@@ -19,7 +20,7 @@ struct LeastMemory {
   double budget = kInfinity;  // MiB a device
   int vocab = -1;
   std::vector<int> division;
-  std::vector<int> strategy;  // of all layers of each stage
+  std::vector<int> strategy;  // of each layer
 };
 
 class Pipeline {
@@ -93,13 +94,19 @@ class Pipeline {
 
   LeastMemory least_memory() const {
     LeastMemory least;
+    const Needs needs(tables_, cache_);
     for (const int v : useful_) {
-      const std::vector<int> division = division_of_least_memory(v);
-      double budget = 0;
-      for (int s = 0; s < tables_.stages; ++s) budget = std::max(budget, need(v, s, division[s]).first);
-      if (!(budget < least.budget)) continue;
-      least = {budget, v, division, {}};
-      for (int s = 0; s < tables_.stages; ++s) least.strategy.push_back(need(v, s, division[s]).second);
+      auto need = [&](int stage, Span span) { return needs.of(tables_.vocabs[v], stage, span).mib; };
+      const Minimax division = least_dearest(tables_, need, 0);
+      if (!(division.value < least.budget)) continue;
+      least = {division.value, v, division.division, {}};
+      int first = 0;
+      for (int s = 0; s < tables_.stages; ++s) {
+        const Span span{first, division.division[s]};
+        const Needs::Need stage = needs.of(tables_.vocabs[v], s, span);
+        for (int l = span.first; l < span.end(); ++l) least.strategy.push_back(stage.strategy[tables_.type_of(l)]);
+        first = span.end();
+      }
     }
     return least;
   }
@@ -155,35 +162,6 @@ class Pipeline {
     for (const std::vector<Change>* changes : {&vocab.enter, &vocab.leave})
       for (const Change& change : *changes) numbers.push_back(change.forward), numbers.push_back(change.backward);
     return numbers;
-  }
-
-  // MiB that a stage needs at least for so many layers, and the strategy that needs it.
-  std::pair<double, int> need(int v, int stage, int layers) const {
-    const Vocab& vocab = tables_.vocabs[v];
-    const int held = tables_.in_flight[stage];
-    double fixed = 0, working = 0;
-    if (stage == 0) fixed = vocab.first.states + held * vocab.first.activation, working = vocab.first.working;
-    if (stage > 0 && stage == tables_.stages - 1)
-      fixed = vocab.last.states + held * vocab.last.activation, working = vocab.last.working;
-    std::pair<double, int> least{kInfinity, -1};
-    for (const int k : cache_.useful()) {
-      const Part& part = tables_.strategies[k];
-      const double mib = fixed + layers * (part.states + held * part.activation) + std::max(working, part.working);
-      if (mib < least.first) least = {mib, k};
-    }
-    return least;
-  }
-
-  // Layers dealt one by one to the stage that bears one more best.
-  std::vector<int> division_of_least_memory(int v) const {
-    std::vector<int> dealt(tables_.stages, 1);
-    for (int left = tables_.layers - tables_.stages; left > 0; --left) {
-      int best = 0;
-      for (int s = 1; s < tables_.stages; ++s)
-        if (need(v, s, dealt[s] + 1).first < need(v, best, dealt[best] + 1).first) best = s;
-      ++dealt[best];
-    }
-    return dealt;
   }
 
   PipelineTables tables_;

@@ -23,11 +23,13 @@ struct StagePoint {
   std::vector<int> order;
 };
 
-// A stage's best point for one number of layers.
+// A stage's best point for some layers.
 struct Solved {
   double cost = kInfinity;
   StagePoint point;
 };
+
+using SolvedSpans = std::map<long, Solved>;  // by Stages::key
 
 // Choices, and what is solved, by weights and micro-batches in flight; shared by all stages and vocabulary strategies.
 class ChoiceCache {
@@ -37,32 +39,35 @@ class ChoiceCache {
       if (!beaten(static_cast<int>(k))) useful_.push_back(static_cast<int>(k));
   }
 
-  AlikeLayers& weighted(int in_flight, const Weights& weights) {
-    std::unique_ptr<AlikeLayers>& layers = weighted_[{in_flight, weights}];
-    if (!layers) layers = std::make_unique<AlikeLayers>(undominated(choices(in_flight, weights)));
-    return *layers;
+  Mixes& weighted(int in_flight, const Weights& weights) {
+    std::unique_ptr<Mixes>& mixes = weighted_[{in_flight, weights}];
+    if (!mixes) mixes = std::make_unique<Mixes>(undominated(choices(in_flight, weights)));
+    return *mixes;
   }
 
-  std::map<int, Solved>& inner(int in_flight, const Weights& weights) { return inner_[{in_flight, weights}]; }
+  SolvedSpans& inner(int in_flight, const Weights& weights) { return inner_[{in_flight, weights}]; }
 
   // With every choice that some weighting might want.
-  AlikeLayers complete(int in_flight, const Weights& weights) const { return AlikeLayers(choices(in_flight, weights)); }
+  Mixes complete(int in_flight, const Weights& weights) const { return Mixes(choices(in_flight, weights)); }
 
-  // Least cost of one layer, whatever memory it takes.
-  double cheapest(const Weights& weights) const {
+  // Least cost of one layer of a type, whatever memory it takes.
+  double cheapest(int type, const Weights& weights) const {
     double least = kInfinity;
-    for (const int k : useful_) least = std::min(least, weights.of(tables_.strategies[k].time));
+    for (const int k : useful_)
+      if (type_of(k) == type) least = std::min(least, weights.of(tables_.strategies[k].time));
     return least;
   }
 
   const std::vector<int>& useful() const { return useful_; }
+  int type_of(int strategy) const { return tables_.types[tables_.strategies[strategy].group]; }
 
  private:
   std::vector<Choice> choices(int in_flight, const Weights& weights) const {
     std::vector<Choice> result;
     for (const int k : useful_) {
       const Part& part = tables_.strategies[k];
-      result.push_back({part.states + in_flight * part.activation, weights.of(part.time), part.working, k, part.group});
+      result.push_back({part.states + in_flight * part.activation, weights.of(part.time), part.working, k, part.group,
+                        type_of(k)});
     }
     return result;
   }
@@ -86,8 +91,8 @@ class ChoiceCache {
 
   const PipelineTables& tables_;
   std::vector<int> useful_;
-  std::map<std::pair<int, Weights>, std::unique_ptr<AlikeLayers>> weighted_;
-  std::map<std::pair<int, Weights>, std::map<int, Solved>> inner_;
+  std::map<std::pair<int, Weights>, std::unique_ptr<Mixes>> weighted_;
+  std::map<std::pair<int, Weights>, SolvedSpans> inner_;
 };
 
 // The stages of one pipeline under one vocabulary strategy. Everything asked is remembered.
@@ -103,40 +108,46 @@ class Stages {
     }
   }
 
-  // Times of a stage's vocabulary layers.
-  const StageTime& fixed(int stage) const { return views_[stage].fixed; }
+  // Weighted time of a stage's vocabulary layers.
+  double fixed(int stage, Weighting weighting) const {
+    return cuts_.weights(stage, weighting).of(views_[stage].fixed);
+  }
 
-  // Below every weighted time of a stage with so many layers.
-  double bound(int stage, int layers, Weighting weighting) {
-    const Weights& weights = cuts_.weights(stage, weighting);
-    return weights.of(fixed(stage)) +
-           choices(stage, weighting).bound(layers, views_[stage].room, walks(stage, weighting));
+  // Below every weighted time of a stage with these layers.
+  double bound(int stage, Span span, Weighting weighting) {
+    return bound_without_switches(stage, span, weighting) + walks(stage, span, weighting).least();
+  }
+
+  // The same without any switch; it is never less for more layers.
+  double bound_without_switches(int stage, Span span, Weighting weighting) {
+    return fixed(stage, weighting) +
+           choices(stage, weighting).bound(tables_.layers_of(span), views_[stage].room);
   }
 
   // The least weighted time itself; infinite where nothing fits.
-  double least(int stage, int layers, Weighting weighting, Poll& poll) {
-    return weighting == kNowhere ? 0 : solved(stage, layers, weighting, poll).cost;
+  double least(int stage, Span span, Weighting weighting, Poll& poll) {
+    return weighting == kNowhere ? 0 : solved(stage, span, weighting, poll).cost;
   }
 
   // The point that has it.
-  const StagePoint& best(int stage, int layers, Weighting weighting, Poll& poll) {
-    return solved(stage, layers, weighting, poll).point;
+  const StagePoint& best(int stage, Span span, Weighting weighting, Poll& poll) {
+    return solved(stage, span, weighting, poll).point;
   }
 
   // All points whose weighted time is below the limit; false when there are more than `most`.
-  bool points(int stage, int layers, Weighting weighting, double limit, std::size_t most,
+  bool points(int stage, Span span, Weighting weighting, double limit, std::size_t most,
               std::vector<StagePoint>& found, Poll& poll) {
-    AlikeLayers all = cache_.complete(tables_.in_flight[stage], cuts_.weights(stage, weighting));
+    Mixes all = cache_.complete(tables_.in_flight[stage], cuts_.weights(stage, weighting));
     auto emit = [&](const std::vector<Count>& counts, GroupSet groups) {
       std::vector<int> order;
       for (int group = 0; group < tables_.groups(); ++group)
-        if (groups >> group & 1) order.push_back(group);
-      do found.push_back(point(stage, counts, order));
-      while (found.size() <= most && std::next_permutation(order.begin(), order.end()));
+        if (groups & bit(group)) order.push_back(group);
+      do found.push_back(point(stage, span, counts, order));
+      while (found.size() <= most && next_order(order));
       return found.size() <= most;
     };
-    const double own = limit - cuts_.weights(stage, weighting).of(fixed(stage));
-    all.enumerate(layers, views_[stage].room, walks(stage, weighting), own, emit, poll);
+    const double own = limit - fixed(stage, weighting);
+    all.enumerate(tables_.layers_of(span), views_[stage].room, walks(stage, span, weighting), own, emit, poll);
     return found.size() <= most;
   }
 
@@ -144,44 +155,80 @@ class Stages {
   struct View {
     StageTime fixed;
     Room room;
-    std::array<AlikeLayers*, kWeightings> choices{};
-    std::array<std::unique_ptr<Walks>, kWeightings> walks;
-    std::array<std::map<int, Solved>, kWeightings> solved;  // by layers
+    std::array<Mixes*, kWeightings> choices{};
+    std::array<std::map<int, std::unique_ptr<Walks>>, kWeightings> walks;  // by Ends::key
+    std::array<SolvedSpans, kWeightings> solved;
   };
+
+  // What passing through groups depends on, beside the stage: types, and whether another type begins at an end.
+  struct Ends {
+    int first_type, last_type;
+    bool enters_type, leaves_type;
+
+    int key() const { return ((first_type * kMostTypes + last_type) * 2 + enters_type) * 2 + leaves_type; }
+  };
+
+  Ends ends(Span span) const {
+    return {tables_.type_of(span.first), tables_.type_of(span.end() - 1), tables_.is_between(span.first),
+            tables_.is_between(span.end())};
+  }
+
+  // Equal for spans of equal content between equal ends.
+  long key(Span span) const {
+    const Ends ends = this->ends(span);
+    const int start = tables_.starts[ends.first_type];
+    const bool inside = ends.first_type == ends.last_type && span.first > start &&
+                        span.end() < tables_.starts[ends.first_type + 1];
+    return (inside ? start + 1L : span.first) * (tables_.layers + 1L) + span.layers;
+  }
 
   void take_off(View& view, const Part& part, int stage) const {
     view.fixed = part.time;
     view.room = {tables_.budget - part.states - tables_.in_flight[stage] * part.activation, part.working};
   }
 
-  const std::vector<Change>& entry(int stage) const { return stage == 0 ? vocab_.enter : tables_.enter; }
-  const std::vector<Change>& exit(int stage) const {
-    return stage == tables_.stages - 1 ? vocab_.leave : tables_.leave;
+  const std::vector<Change>& entry(int stage, const Ends& ends) const {
+    return stage == 0 ? vocab_.enter : tables_.enter.at(ends.enters_type);
+  }
+  const std::vector<Change>& exit(int stage, const Ends& ends) const {
+    return stage == tables_.stages - 1 ? vocab_.leave : tables_.leave.at(ends.leaves_type);
   }
 
-  AlikeLayers& choices(int stage, Weighting weighting) {
-    AlikeLayers*& known = views_[stage].choices[weighting];
+  Mixes& choices(int stage, Weighting weighting) {
+    Mixes*& known = views_[stage].choices[weighting];
     if (!known) known = &cache_.weighted(tables_.in_flight[stage], cuts_.weights(stage, weighting));
     return *known;
   }
 
-  Walks& walks(int stage, Weighting weighting) {
-    std::unique_ptr<Walks>& walks = views_[stage].walks[weighting];
+  Walks& walks(int stage, Span span, Weighting weighting) {
+    const Ends ends = this->ends(span);
+    std::unique_ptr<Walks>& walks = views_[stage].walks[weighting][ends.key()];
     if (walks) return *walks;
     const Weights& weights = cuts_.weights(stage, weighting);
     GroupPrices prices;
+    prices.types = tables_.types;
     for (int a = 0; a < tables_.groups(); ++a) {
-      prices.enter.push_back(weights.of(entry(stage)[a]));
-      prices.leave.push_back(weights.of(exit(stage)[a]));
+      prices.enter.push_back(weights.of(entry(stage, ends)[a]));
+      prices.leave.push_back(weights.of(exit(stage, ends)[a]));
       prices.change.emplace_back();
       for (int b = 0; b < tables_.groups(); ++b) prices.change[a].push_back(weights.of(tables_.change[a][b]));
     }
-    walks = std::make_unique<Walks>(std::move(prices));
+    walks = std::make_unique<Walks>(std::move(prices), ends.first_type, ends.last_type);
     return *walks;
   }
 
-  StagePoint point(int stage, const std::vector<Count>& counts, const std::vector<int>& order) const {
-    StagePoint point{fixed(stage), counts, order};
+  // The next order of groups in which types stay in theirs.
+  bool next_order(std::vector<int>& order) const {
+    while (std::next_permutation(order.begin(), order.end()))
+      if (std::is_sorted(order.begin(), order.end(),
+                         [&](int a, int b) { return tables_.types[a] < tables_.types[b]; }))
+        return true;
+    return false;
+  }
+
+  StagePoint point(int stage, Span span, const std::vector<Count>& counts, const std::vector<int>& order) const {
+    const Ends ends = this->ends(span);
+    StagePoint point{views_[stage].fixed, counts, order};
     for (const auto& [id, layers] : counts) {
       const StageTime& time = tables_.strategies[id].time;
       point.time.forward += layers * time.forward;
@@ -192,26 +239,27 @@ class Stages {
       point.time.forward += change.forward;
       point.time.backward += change.backward;
     };
-    pass(entry(stage)[order.front()]);
+    pass(entry(stage, ends)[order.front()]);
     for (std::size_t i = 1; i < order.size(); ++i) pass(tables_.change[order[i - 1]][order[i]]);
-    pass(exit(stage)[order.back()]);
+    pass(exit(stage, ends)[order.back()]);
     return point;
   }
 
   // Stages between the first and the last know nothing of the vocabulary, so what is solved there is shared.
-  const Solved& solved(int stage, int layers, Weighting weighting, Poll& poll) {
+  const Solved& solved(int stage, Span span, Weighting weighting, Poll& poll) {
     const bool inner = stage > 0 && stage < tables_.stages - 1;
-    auto& known = inner ? cache_.inner(tables_.in_flight[stage], cuts_.weights(stage, weighting))
-                        : views_[stage].solved[weighting];
-    const auto [place, fresh] = known.try_emplace(layers);
+    SolvedSpans& known = inner ? cache_.inner(tables_.in_flight[stage], cuts_.weights(stage, weighting))
+                               : views_[stage].solved[weighting];
+    const auto [place, fresh] = known.try_emplace(key(span));
     Solved& solved = place->second;
     if (!fresh) return solved;
-    Walks& walk = walks(stage, weighting);
-    const Mix mix = choices(stage, weighting).solve(layers, views_[stage].room, walk, kInfinity, poll);
+    Walks& walk = walks(stage, span, weighting);
+    const Mix mix =
+        choices(stage, weighting).solve(tables_.layers_of(span), views_[stage].room, walk, kInfinity, poll);
     if (mix.counts.empty()) return solved;
     GroupSet used = 0;
-    for (const auto& [id, n] : mix.counts) used |= GroupSet{1} << tables_.strategies[id].group;
-    solved.point = point(stage, mix.counts, walk.order(used));
+    for (const auto& [id, n] : mix.counts) used |= bit(tables_.strategies[id].group);
+    solved.point = point(stage, span, mix.counts, walk.order(used));
     solved.cost = cuts_.weights(stage, weighting).of(solved.point.time);
     return solved;
   }

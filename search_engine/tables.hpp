@@ -1,8 +1,10 @@
 // What a pipeline is made of: the arrays that the Python side hands over.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
+#include "frontier.hpp"
 #include "schedule.hpp"
 
 namespace galvatron {
@@ -24,18 +26,66 @@ struct Vocab {
   std::vector<Change> enter, leave;  // by group: from the embedding, to the head
 };
 
+// Consecutive layers: those of a stage.
+struct Span {
+  int first, layers;
+
+  int end() const { return first + layers; }
+};
+
+// Prices that differ where a seam lies: between layers of one type, or where the type changes.
+template <class Price>
+struct BySeam {
+  Price inside, between;
+
+  const Price& at(bool is_between) const { return is_between ? between : inside; }
+};
+
 struct PipelineTables {
   int layers, stages, micro_batches;
   bool gpipe;
+  std::vector<int> starts;  // first layer of each type, in order, and the number of layers
   std::vector<Part> strategies;
-  std::vector<std::vector<Change>> change;  // [group before][group after]
-  std::vector<Change> enter, leave;         // by group: from, to the edge of a stage
+  std::vector<int> types;                     // of each group; strategies of a group are of its type
+  std::vector<std::vector<Change>> change;    // [group before][group after]
+  BySeam<std::vector<Change>> enter, leave;   // by group: from, to the edge of a stage
   std::vector<Vocab> vocabs;
-  std::vector<int> in_flight;  // micro-batches whose activations a stage holds
-  std::vector<double> send;    // ms from stage s to s + 1
-  double budget;               // MiB a device
+  std::vector<int> in_flight;         // micro-batches whose activations a stage holds
+  BySeam<std::vector<double>> send;   // ms from a stage to the next, by the type of the layer after
+  double budget;                      // MiB a device
 
   int groups() const { return static_cast<int>(change.size()); }
+  int type_count() const { return static_cast<int>(starts.size()) - 1; }
+
+  int type_of(int layer) const {
+    int type = 0;
+    while (layer >= starts[type + 1]) ++type;
+    return type;
+  }
+
+  // Whether another type starts at this layer.
+  bool is_between(int layer) const { return layer > 0 && layer < layers && starts[type_of(layer)] == layer; }
+
+  // Time of the hand-over to a stage that starts with this layer.
+  double send_to(int layer) const { return send.at(is_between(layer))[type_of(layer)]; }
+
+  double least_send() const {
+    double least = send.inside[0];
+    for (int type = 0; type < type_count(); ++type) {
+      least = std::min(least, send.inside[type]);
+      if (type > 0) least = std::min(least, send.between[type]);
+    }
+    return least;
+  }
+
+  Layers layers_of(Span span) const {
+    Layers layers;
+    layers.first_type = type_of(span.first);
+    layers.last_type = type_of(span.end() - 1);
+    for (int type = layers.first_type; type <= layers.last_type; ++type)
+      layers.of[type] = std::min(span.end(), starts[type + 1]) - std::max(span.first, starts[type]);
+    return layers;
+  }
 };
 
 }  // namespace galvatron

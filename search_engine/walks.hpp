@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common.hpp"
@@ -13,21 +14,31 @@ namespace galvatron {
 using GroupSet = std::uint64_t;  // one bit a group
 constexpr int kMostGroups = 64;
 
-// Prices of changing group, in any unit of time: `enter` a stage in a group, `leave` it from one, `change[a][b]`.
-// All of them together must obey the triangle inequality: then no group is worth visiting twice.
+inline GroupSet bit(int group) { return GroupSet{1} << group; }
+
+// Prices of changing group, in any unit of time: `enter` a stage in a group, `leave` it from one, `change[a][b]`. Groups
+// are numbered by the type of their layers, all of a type are passed before the next, and between types that are no
+// neighbours a change is free. All of them together must obey the triangle inequality: then no group is worth visiting
+// twice, nor any that is not asked for.
 struct GroupPrices {
   std::vector<double> enter, leave;
   std::vector<std::vector<double>> change;
+  std::vector<int> types;  // of each group, rising; empty: all alike
 
   int groups() const { return static_cast<int>(enter.size()); }
 };
 
 class Walks {
  public:
-  explicit Walks(GroupPrices prices) : prices_(std::move(prices)) {
-    for (int group = 0; group < prices_.groups(); ++group) {
-      least_enter_ = std::min(least_enter_, prices_.enter[group]);
-      least_leave_ = std::min(least_leave_, prices_.leave[group]);
+  // Through layers of these types.
+  explicit Walks(GroupPrices prices, int first_type = 0, int last_type = 0)
+      : prices_(std::move(prices)), first_type_(first_type), last_type_(last_type) {
+    for (int group = 0; group < groups(); ++group) {
+      const int type = type_of(group);
+      of_type_.resize(type + 1);
+      of_type_[type] |= bit(group);
+      if (type == first_type_) least_enter_ = std::min(least_enter_, prices_.enter[group]);
+      if (type == last_type_) least_leave_ = std::min(least_leave_, prices_.leave[group]);
     }
   }
 
@@ -36,10 +47,24 @@ class Walks {
   // No walk costs less.
   double least() const { return least_enter_ + least_leave_; }
 
-  // Cost of the cheapest order of these groups; it grows with the set.
+  // Whether all types are in the set.
+  bool is_whole(GroupSet set) const {
+    for (int type = first_type_; type <= last_type_; ++type)
+      if (!(of_type_[type] & set)) return false;
+    return true;
+  }
+
+  // All groups of the walk's types.
+  GroupSet all() const {
+    GroupSet all = 0;
+    for (int type = first_type_; type <= last_type_; ++type) all |= of_type_[type];
+    return all;
+  }
+
+  // Cost of the cheapest order of these groups; it grows with the set, and types that are missing cost nothing.
   double cost(GroupSet set) {
     double best = kInfinity;
-    for (int last : members(set)) best = std::min(best, to(set, last) + prices_.leave[last]);
+    for (int last : latest(set)) best = std::min(best, to(set, last) + leave(last));
     return best;
   }
 
@@ -47,38 +72,49 @@ class Walks {
   std::vector<int> order(GroupSet set) {
     std::vector<int> reversed;
     auto total = [&](int last) {
-      return to(set, last) + (reversed.empty() ? prices_.leave[last] : prices_.change[last][reversed.back()]);
+      return to(set, last) + (reversed.empty() ? leave(last) : prices_.change[last][reversed.back()]);
     };
     while (set) {
-      const std::vector<int> candidates = members(set);
+      const std::vector<int> candidates = latest(set);
       const int last =
           *std::min_element(candidates.begin(), candidates.end(), [&](int a, int b) { return total(a) < total(b); });
       reversed.push_back(last);
-      set &= ~(GroupSet{1} << last);
+      set &= ~bit(last);
     }
     return {reversed.rbegin(), reversed.rend()};
   }
 
  private:
-  static std::vector<int> members(GroupSet set) {
+  int type_of(int group) const { return prices_.types.empty() ? 0 : prices_.types[group]; }
+  double enter(int group) const { return type_of(group) == first_type_ ? prices_.enter[group] : 0; }
+  double leave(int group) const { return type_of(group) == last_type_ ? prices_.leave[group] : 0; }
+
+  // Those groups of the set that may come last: of its last type.
+  std::vector<int> latest(GroupSet set) const {
+    std::size_t type = of_type_.size();
+    while (type-- > 1 && !(of_type_[type] & set)) {
+    }
+    set &= of_type_[type];
     std::vector<int> result;
-    for (int group = 0; set >> group && group < kMostGroups; ++group)
+    for (int group = 0; group < kMostGroups && set >> group; ++group)
       if (set >> group & 1) result.push_back(group);
     return result;
   }
 
   // Cheapest walk through the set that ends in `last` (Held and Karp's recursion, remembered).
   double to(GroupSet set, int last) {
-    const GroupSet rest = set & ~(GroupSet{1} << last);
-    if (!rest) return prices_.enter[last];
+    const GroupSet rest = set & ~bit(last);
+    if (!rest) return enter(last);
     double& known = known_[set].try_emplace(last, -1.0).first->second;
     if (known >= 0) return known;
     double best = kInfinity;
-    for (int before : members(rest)) best = std::min(best, to(rest, before) + prices_.change[before][last]);
+    for (int before : latest(rest)) best = std::min(best, to(rest, before) + prices_.change[before][last]);
     return known_[set][last] = best;
   }
 
   GroupPrices prices_;
+  int first_type_, last_type_;
+  std::vector<GroupSet> of_type_;
   double least_enter_ = kInfinity, least_leave_ = kInfinity;
   std::unordered_map<GroupSet, std::unordered_map<int, double>> known_;
 };

@@ -37,7 +37,8 @@ class CostModel:
     """Prices of one model on one cluster, from its profiles, under one set of assumptions.
 
     `model` is the shape of all layers, or one shape for each layer type in the order of the model (their number of
-    layers tells which layer is of which type). Raises UserError where an assumption is missing.
+    layers tells which layer is of which type). Raises UserError where an assumption is missing, or types of layers
+    contradict each other.
     """
 
     def __init__(
@@ -62,12 +63,18 @@ class CostModel:
         self.options = options
         if assumed.seq_length is None:
             raise UserError("seq_length: missing; say how many tokens a sample has")
-        self.seq = assumed.seq_length
+        self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)  # of each layer type
         self.state_bytes = StateBytes.of(assumed.mixed_precision, options.fp32_gradients)
         self.layer_types = tuple(kind for kind, shape in enumerate(self.models) for _ in range(shape.layers))
         self._layers: dict[tuple[LayerStrategy, int, int, bool, int, int], LayerCost] = {}
         self._vocab: dict[tuple[VocabStrategy, int, int, bool, int, Role], LayerCost] = {}
-        self._switches: dict[tuple[Strategy | None, Strategy | None, int, int], tuple[float, float]] = {}
+        self._switches: dict[tuple[Strategy | None, Strategy | None, int, int, int], tuple[float, float]] = {}
+        first, last = self.models[0], self.models[-1]
+        if first.tied_embeddings and first.hidden_size != last.hidden_size:
+            raise UserError(
+                f"hidden_size_list: embedding and LM head share their weights, but the first layers have hidden size "
+                f"{first.hidden_size}, the last ones {last.hidden_size}; make them equal"
+            )
 
     @property
     def world_size(self) -> int:
@@ -111,26 +118,35 @@ class CostModel:
             self._vocab[key] = self._vocabulary(*key)
         return self._vocab[key]
 
+    def crossing_type(self, layer: int) -> int:
+        """Layer type whose tokens are handed on in front of a layer (one past the last: behind it).
+
+        Where the type changes they are those of fewer bytes: the change of width or length stands where less crosses.
+        """
+        last = len(self.layer_types) - 1
+        beside = {self.layer_types[max(layer - 1, 0)], self.layer_types[min(layer, last)]}
+        return min(sorted(beside), key=lambda kind: self.seqs[kind] * self.models[kind].hidden_size)
+
     def switch_cost(
-        self, before: Strategy | None, after: Strategy | None, *, stage_size: int, micro_batch: int
+        self, before: Strategy | None, after: Strategy | None, *, stage_size: int, micro_batch: int, layer_type: int = 0
     ) -> tuple[float, float]:
-        """(forward, backward) ms of handing one micro-batch's tokens on; None is the stage's edge.
+        """(forward, backward) ms of handing one micro-batch's tokens of a layer type on; None is the stage's edge.
 
         Gradients go the other way between the same layouts. Equal layouts cost nothing.
         """
-        key = (before, after, stage_size, micro_batch)
+        key = (before, after, stage_size, micro_batch, layer_type)
         if key not in self._switches:
             source, target = (self._layout(strategy, stage_size) for strategy in (before, after))
             self._switches[key] = (
-                self._move_ms(source, target, micro_batch),
-                self._move_ms(target, source, micro_batch),
+                self._move_ms(source, target, micro_batch, layer_type),
+                self._move_ms(target, source, micro_batch, layer_type),
             )
         return self._switches[key]
 
-    def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int) -> float:
+    def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int, layer_type: int = 0) -> float:
         """Time in ms of one micro-batch's hand-over to the next stage, and of its gradient's back: each rank sends
-        its own slice to its peer."""
-        return self.network.send_ms(pipeline, self._token_bytes(micro_batch) / stage_size / MIB)
+        its own slice of a layer type's tokens to its peer."""
+        return self.network.send_ms(pipeline, self._token_bytes(micro_batch, layer_type) / stage_size / MIB)
 
     def stage_memory(self, costs: Iterable[LayerCost], micro_batches_in_flight: int) -> StageMemory:
         """Peak of a stage that holds these layers."""
@@ -177,14 +193,15 @@ class CostModel:
 
     def _stage(self, plan: Plan, stage: int) -> StagePrediction:
         parts = self.stage_parts(plan, stage)
+        stages, where = len(plan.stages), {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch}
+        layers = plan.stage_layers(stage)
         switches = [
-            self.switch_cost(before, after, stage_size=plan.stage_size, micro_batch=plan.micro_batch)
-            for before, after in stage_seams(plan, stage)
+            self.switch_cost(before, after, layer_type=self.crossing_type(layer), **where)
+            for layer, (before, after) in enumerate(stage_seams(plan, stage), layers.start)
         ]
-        stages = len(plan.stages)
         send = 0.0
         if stage < stages - 1:
-            send = self.boundary_cost(stage_size=plan.stage_size, micro_batch=plan.micro_batch, pipeline=stages)
+            send = self.boundary_cost(pipeline=stages, layer_type=self.crossing_type(layers.stop), **where)
         return StagePrediction(
             sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches),
             sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches),
@@ -211,11 +228,12 @@ class CostModel:
         """Whether gradients stay whole until the last micro-batch: they do unless they are reduced after each."""
         return self.assumed.async_grad_reduce and micro_batches > 1
 
-    def _token_bytes(self, micro_batch: int) -> int:
-        return micro_batch * self.seq * self.models[0].hidden_size * self.assumed.mixed_precision.bytes
+    def _token_bytes(self, micro_batch: int, layer_type: int) -> int:
+        width = self.models[layer_type].hidden_size * self.assumed.mixed_precision.bytes
+        return micro_batch * self.seqs[layer_type] * width
 
-    def _setting(self, stage_size: int, micro_batch: int) -> Setting:
-        return Setting(micro_batch, self.seq, stage_size, self.assumed, self.state_bytes)
+    def _setting(self, stage_size: int, micro_batch: int, layer_type: int) -> Setting:
+        return Setting(micro_batch, self.seqs[layer_type], stage_size, self.assumed, self.state_bytes)
 
     def _layout(self, strategy: Strategy | None, stage_size: int) -> TokenLayout:
         if strategy is None:
@@ -224,39 +242,39 @@ class CostModel:
         grid = Grid(stage_size, layer.degree, layer.consecutive)
         return TokenLayout(grid, layer.ulysses or self.assumed.sequence_parallel)
 
-    def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int) -> float:
+    def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
         """A change of layout takes as long as an all-gather in which a rank receives as much."""
-        tokens = micro_batch * self.seq
+        tokens = micro_batch * self.seqs[layer_type]
         change = redistribution(source, target, tokens)
         if not change.most_tokens:
             return 0.0
         grid = Grid(source.grid.size, change.span)
         place = place_of(Group.TENSOR, grid, False, self.gpus_per_node, self.world_size // grid.size)
-        received = change.most_tokens / tokens * self._token_bytes(micro_batch) / MIB
+        received = change.most_tokens / tokens * self._token_bytes(micro_batch, layer_type) / MIB
         return self.network.collective_ms(Collective.ALL_GATHER, place, received * change.span / (change.span - 1))
 
     def _layer(
         self, strategy: LayerStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, layer_type: int
     ) -> LayerCost:
-        model = self.models[layer_type]
+        model, seq = self.models[layer_type], self.seqs[layer_type]
         samples = _samples(strategy.degree, stage_size, micro_batch)
-        calls = layer_calls(model, strategy, self._setting(stage_size, micro_batch))
+        calls = layer_calls(model, strategy, self._setting(stage_size, micro_batch, layer_type))
         grid = Grid(stage_size, strategy.degree, strategy.consecutive)
         split = strategy.degree if strategy.ulysses else 1  # Ulysses: each rank computes its share of whole weights
-        times = self.times.layer(layer_type, samples / split, self.seq, strategy.tp)
+        times = self.times.layer(layer_type, samples / split, seq, strategy.tp)
 
         token_split = strategy.ulysses or self.assumed.sequence_parallel
         sequence_parallel = self.assumed.sequence_parallel
-        activation = self.memory.activation_mib(layer_type, strategy.tp, self.seq, sequence_parallel) * samples / split
-        working = self.memory.working_mib(layer_type, strategy.tp, self.seq, sequence_parallel) * samples / split
+        activation = self.memory.activation_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / split
+        working = self.memory.working_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / split
         gathered = sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer
         if gathered and not working:  # a measured working set has the gathered tokens in it
-            working += samples * self.seq * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
+            working += samples * seq * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
         freed = activation  # by the time that its gradients are complete
         if strategy.recompute:
             times = PassTimes(times.forward_ms, times.backward_ms + (times.recompute_ms or 0.0))
             working += activation
-            checkpoint = self.memory.checkpoint_mib(layer_type, self.seq) * samples
+            checkpoint = self.memory.checkpoint_mib(layer_type, seq) * samples
             activation = checkpoint / (strategy.degree if token_split else 1)
         weights = layer_weights(model, strategy.tp)
         measured = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
@@ -267,23 +285,35 @@ class CostModel:
     def _vocabulary(
         self, vocab: VocabStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, role: Role
     ) -> LayerCost:
-        model = self.models[0 if role == "first" else -1]
+        first, last = 0, len(self.models) - 1
         samples = _samples(vocab.degree, stage_size, micro_batch)
-        calls = vocab_calls(model, vocab, role, self._setting(stage_size, micro_batch))
+        calls = self._vocab_calls(vocab, role, stage_size, micro_batch)
         grid = Grid(stage_size, vocab.degree)
         split = vocab.degree if vocab.ulysses else 1
         parts = []
         if role != "last":
-            parts.append(self.times.embedding(samples / split, self.seq, vocab.tp))
+            parts.append(self.times.embedding(samples / split, self.seqs[first], vocab.tp))
         if role != "first":
-            parts.append(self.times.head(samples / split, self.seq, vocab.tp))
+            parts.append(self.times.head(samples / split, self.seqs[last], vocab.tp))
         times = PassTimes(sum(p.forward_ms for p in parts), sum(p.backward_ms for p in parts))
+        seq = self.seqs[first if role == "first" else last]  # most of what is kept are the logits
         peak, kept = (
             samples / split * mib
-            for mib in self.memory.vocab_activation_mib(role, vocab.tp, self.seq, self.assumed.sequence_parallel)
+            for mib in self.memory.vocab_activation_mib(role, vocab.tp, seq, self.assumed.sequence_parallel)
         )
         held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES))
         return self._cost(vocab, grid, pipeline, calls, times, held, whole, Room(kept, kept, peak - kept))
+
+    def _vocab_calls(self, vocab: VocabStrategy, role: Role, stage_size: int, micro_batch: int) -> Calls:
+        """The embedding is of the first layer type's width and length, the LM head of the last one's."""
+        first, last = self.models[0], self.models[-1]
+        settings = [self._setting(stage_size, micro_batch, kind) for kind in (0, len(self.models) - 1)]
+        if role == "only" and not last.tied_embeddings:
+            ends = vocab_calls(first, vocab, "first", settings[0]), vocab_calls(last, vocab, "last", settings[1])
+            return ends[0] + ends[1]
+        return vocab_calls(
+            *((first, vocab, role, settings[0]) if role == "first" else (last, vocab, role, settings[1]))
+        )
 
     def _cost(
         self,

@@ -1,8 +1,9 @@
 """Time of one step of a pipeline: the event simulation of `plan.schedule.order`, in O(stages * micro-batches) or less.
 
 A pass starts when its stage has finished the pass before it and its input has arrived; a message to a neighbour delays
-its arrival and keeps neither stage busy. Each stage's last backward takes `sync` longer. All results are sums and
-maxima of the inputs, so the step time is monotone in each of them.
+its arrival and keeps neither stage busy. After its last backward each stage is busy for `sync` more, for which no other
+stage waits; the step ends with the last of them. All results are sums and maxima of the inputs, so the step time is
+monotone in each of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class StageTimes:
 
     forward: Sequence[float]  # one micro-batch
     backward: Sequence[float]  # one micro-batch
-    sync: Sequence[float]  # on top of the last backward
+    sync: Sequence[float]  # after the last backward
     send: Sequence[float]  # from stage s to s + 1, and the same back; one entry fewer
 
 
@@ -30,7 +31,7 @@ class Span(NamedTuple):
     """One pass on the time line, in ms since the step began."""
 
     stage: int
-    work: Pass
+    work: Pass | None  # None: the stage's sync
     start_ms: float
     stop_ms: float
 
@@ -46,20 +47,14 @@ def step_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
 def _gpipe(times: StageTimes, micro_batches: int) -> float:
     """Closed form: equal jobs through stages in a row are limited by one stage. Exact.
 
-    The longest path of m equal jobs through stages 0..s takes each stage once and the slowest m - 1 times more. The
-    last job's backward is longer by `sync`, so it is laid over the path of the m - 1 jobs before it.
+    The longest path of m equal jobs through some stages takes each stage once and the slowest m - 1 times more.
     """
-    send = [*times.send, 0.0]
     forward = sum(times.forward) + sum(times.send) + (micro_batches - 1) * max(times.forward)
-    end = path = slowest = 0.0  # last job's end; sum of stages passed; slowest of them
-    latest = 0.0
+    latest = path = slowest = 0.0  # latest end; sum of the backwards passed; slowest of them
     for stage in reversed(range(len(times.forward))):
-        backward = times.backward[stage]
-        path += send[stage] + backward
-        slowest = max(slowest, backward)
-        before = path + (micro_batches - 2) * slowest if micro_batches > 1 else 0.0
-        end = max(before, end + send[stage]) + backward + times.sync[stage]
-        latest = max(latest, end)
+        path += times.backward[stage] + (times.send[stage] if stage < len(times.send) else 0.0)
+        slowest = max(slowest, times.backward[stage])
+        latest = max(latest, path + (micro_batches - 1) * slowest + times.sync[stage])
     return forward + latest
 
 
@@ -68,7 +63,7 @@ def _one_f_one_b(times: StageTimes, micro_batches: int) -> float:
 
     Once a full round moves every stage by the same time, all further full rounds do, and are skipped.
     """
-    forward, backward, sync = times.forward, times.backward, times.sync
+    forward, backward = times.forward, times.backward
     send = [*times.send, 0.0]
     stages = len(forward)
     free = [0.0] * stages  # when each stage has finished its latest pass
@@ -85,8 +80,6 @@ def _one_f_one_b(times: StageTimes, micro_batches: int) -> float:
             index = k - (stages - stage - 1)
             if 0 <= index < micro_batches:
                 now = max(now, done[stage + 1] + send[stage]) + backward[stage]
-                if index == micro_batches - 1:
-                    now += sync[stage]
                 done[stage] = now
             free[stage] = now
         if stages <= k < micro_batches - 2:
@@ -97,34 +90,34 @@ def _one_f_one_b(times: StageTimes, micro_batches: int) -> float:
                 done = [*free, 0.0]
                 k += rounds
         k += 1
-    return max(free)
+    return max(end + sync for end, sync in zip(free, times.sync, strict=True))
 
 
 def lower_bound_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
     """A bound below `step_ms`, O(stages); equal to it when one stage is never idle between its first and last pass.
 
-    For each stage: its input needs the forwards before it, its last gradient the backwards before it, and in between
-    it either works all the time; or waits for its first gradient, which goes down the pipeline and back; or waits
-    so for its last one. `early` forwards come before the first backward, as many backwards after the last forward.
+    For each stage: its input needs the forwards before it, the last gradients of the stages before it come after its
+    own, and in between it either works all the time; or waits for its first gradient, which goes down the pipeline and
+    back; or waits so for its last one. `early` forwards come before the first backward, as many backwards after the
+    last forward.
     """
     m, stages = micro_batches, len(times.forward)
     send = [*times.send, 0.0]
     columns = list(zip(times.forward, times.backward, times.sync, send, strict=True))
-    head = [0.0, *accumulate(f + p for f, _, _, p in columns)]
-    tail = [0.0, *accumulate(b + y + p for _, b, y, p in columns)]
-    below = [*accumulate((f + b for f, b, _, _ in reversed(columns)), initial=0.0)][::-1]
-    below_sync = [*accumulate((y for _, _, y, _ in reversed(columns)), initial=0.0)][::-1]
-    links = [*accumulate((p for *_, p in reversed(columns)), initial=0.0)][::-1]
-    best = 0.0
-    for stage, (f, b, y, _) in enumerate(columns):
+    below = [*accumulate((f + b + 2 * p for f, b, _, p in reversed(columns)), initial=0.0)][::-1]
+    best = head = end = 0.0  # end: from the stage's last backward to the end of the step
+    for stage, (f, b, y, p) in enumerate(columns):
+        end = max(y, end)
         early = m if schedule is Schedule.GPIPE else min(stages - stage, m)
-        round_trip = below[stage + 1] + 2 * links[stage]
+        round_trip = below[stage + 1] + 2 * p
         inside = max(
             m * (f + b),
             f + round_trip + m * b + (m - early) * f,
-            m * f + (m - early) * b + round_trip + below_sync[stage + 1] + b,
+            m * f + (m - early) * b + round_trip + b,
         )
-        best = max(best, head[stage] + inside + y + tail[stage])
+        best = max(best, head + inside + end)
+        head += f + p
+        end += p + b
     return best
 
 
@@ -147,11 +140,12 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
                     break
                 start = max(free[stage], ready)
                 long = times.forward[stage] if work.kind == "forward" else times.backward[stage]
-                if work == Pass("backward", micro_batches - 1):
-                    long += times.sync[stage]
                 free[stage] = stop[stage, work] = start + long
                 spans.append(Span(stage, work, start, start + long))
                 place[stage] += 1
+    spans += [
+        Span(s, None, end, end + sync) for s, (end, sync) in enumerate(zip(free, times.sync, strict=True)) if sync
+    ]
     return sorted(spans, key=lambda span: (span.start_ms, span.stage))
 
 

@@ -60,7 +60,7 @@ class _Open:
     number: int  # of equal bounds the first goes first
     stage: _Stage = field(compare=False)
     family: Family = field(compare=False)
-    layers: Sequence[LayerStrategy] = field(compare=False)
+    layers: Sequence[Sequence[LayerStrategy]] = field(compare=False)  # of each layer type
     vocabularies: Sequence[VocabStrategy] = field(compare=False)
     tables: Tables | None = field(compare=False, default=None)
 
@@ -70,7 +70,10 @@ class _Search:
         self, models: Sequence[ModelShape], cost: CostModel, options: SearchOptions, log: Callable[[str], None]
     ):
         self.models, self.cost, self.options, self.log = models, cost, options, log
-        self.space = Space(models[0], cost.assumed, options)
+        self.spaces = [
+            Space(model, replace(cost.assumed, seq_length=seq), options)
+            for model, seq in zip(models, cost.seqs, strict=True)
+        ]
         self.bare = Plan(
             world_size=cost.world_size,
             global_batch=1,
@@ -122,11 +125,18 @@ class _Search:
                 bound = sketch_ms(family, layers, self.cost) / family.global_batch
                 yield _Open(bound, next(numbers), _Stage.SKETCHED, family, layers, vocabularies)
 
-    def _spaces(self, family: Family) -> list[tuple[Sequence[LayerStrategy], Sequence[VocabStrategy]]]:
+    def _spaces(self, family: Family) -> list[tuple[Sequence[Sequence[LayerStrategy]], Sequence[VocabStrategy]]]:
+        """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
+        layers = [space.layers(family) for space in self.spaces]
+        others = self.spaces[-1].vocabularies(family)
         if self.options.one_strategy:
-            return [([layer], [vocab]) for layer, vocab in self.space.uniform(family)]
-        layers, vocabularies = self.space.layers(family), self.space.vocabularies(family)
-        return [(layers, vocabularies)] if layers and vocabularies else []
+            return [
+                ([[layer]] * len(layers), [vocab])
+                for layer, vocab in self.spaces[0].uniform(family)
+                if all(layer in some for some in layers) and vocab in others
+            ]
+        vocabularies = [vocab for vocab in self.spaces[0].vocabularies(family) if vocab in others]
+        return [(layers, vocabularies)] if all(layers) and vocabularies else []
 
     def _work(self) -> None:
         """Advance the most promising family, until none is left."""
@@ -222,8 +232,7 @@ class _Search:
         """The least memory in which one of the families has a plan."""
         needs = []
         for tables in (entry.tables for entry in self.too_big if entry.tables):
-            _, vocab, division, strategies = tables.core.least_memory()
-            choice = [k for k, length in zip(strategies, division, strict=True) for _ in range(length)]
+            _, vocab, division, choice = tables.core.least_memory()
             plan = tables.plan(vocab, division, choice, self.bare)
             needs.append(Need.of(plan, self.cost))
         return min(needs, key=lambda need: need.memory_mib, default=None)
@@ -267,7 +276,5 @@ def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: S
         )
     if cost.context_mib != options.context_mib:
         faults.append(f"context_mib: {options.context_mib}, but {cost.context_mib} in the cost model; make them agree")
-    if len(cost.models) > 1:
-        faults.append("num_layertype: models of several layer types are not searched; give one type of layer")
     if faults:
         raise UserError(faults)

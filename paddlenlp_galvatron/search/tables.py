@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import galvatron_dp_core
 import numpy as np
@@ -25,7 +26,7 @@ class Tables:
     """A family's search problem: the core's object, and what its numbers stand for."""
 
     family: Family
-    layers: Sequence[LayerStrategy]
+    strategies: Sequence[LayerStrategy]  # of all layer types, one type after the other
     vocabularies: Sequence[VocabStrategy]
     core: galvatron_dp_core.Pipeline
 
@@ -36,7 +37,7 @@ class Tables:
             global_batch=self.family.global_batch,
             micro_batches=self.family.micro_batches,
             stages=tuple(division),
-            layers=tuple(self.layers[k] for k in choice),
+            layers=tuple(self.strategies[k] for k in choice),
             vocab=self.vocabularies[vocab],
             schedule=self.family.schedule,
         )
@@ -44,84 +45,93 @@ class Tables:
 
 def build(
     family: Family,
-    layers: Sequence[LayerStrategy],
+    layers: Sequence[Sequence[LayerStrategy]],
     vocabularies: Sequence[VocabStrategy],
     cost: CostModel,
     budget_mib: float,
 ) -> Tables:
-    """Price every strategy in the family and hand the tables to the core.
+    """Price every strategy in the family and hand the tables to the core; `layers` are the strategies of each type.
 
     `budget_mib` is what a plan may use on a device, the cost model's reserve already taken off. Raises UserError where
     a profile lacks what a strategy needs.
     """
-    stages, stage_size, micro_batch = family.stages, family.stage_size, family.micro_batch
-    layer_rows = [
-        _numbers(
-            cost.layer_cost(
-                layer,
-                stage_size=stage_size,
-                micro_batch=micro_batch,
-                micro_batches=family.micro_batches,
-                pipeline=stages,
-            )
-        )
-        for layer in layers
-    ]
 
     def vocab_row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
-        return _numbers(
-            cost.vocab_cost(
-                vocab,
-                stage_size=stage_size,
-                micro_batch=micro_batch,
-                micro_batches=family.micro_batches,
-                pipeline=stages,
-                role=role,
-            )
-        )
+        return _numbers(cost.vocab_cost(vocab, role=role, **_where(family)))
 
-    def switch(before: Strategy | None, after: Strategy | None) -> tuple[float, float]:
-        return cost.switch_cost(before, after, stage_size=stage_size, micro_batch=micro_batch)
-
-    layouts = [_layout(layer, stage_size, cost) for layer in layers]
-    one_of_each = dict(zip(layouts, layers, strict=True))
-    numbers = {layout: number for number, layout in enumerate(one_of_each)}
-    samples, kinds, vocabs = list(one_of_each.values()), len(one_of_each), len(vocabularies)
-    change = _shortest(_array([[switch(a, b) for b in samples] for a in samples], kinds, kinds, 2))
-    enter = _array([switch(None, sample) for sample in samples], kinds, 2)
-    leave = _array([switch(sample, None) for sample in samples], kinds, 2)
-    vocab_enter = _array([[switch(v, sample) for sample in samples] for v in vocabularies], vocabs, kinds, 2)
-    vocab_leave = _array([[switch(sample, v) for sample in samples] for v in vocabularies], vocabs, kinds, 2)
-    send = 0.0
-    if stages > 1:
-        send = cost.boundary_cost(stage_size=stage_size, micro_batch=micro_batch, pipeline=stages)
     core = galvatron_dp_core.Pipeline(
-        layers=len(cost.layer_types),
-        micro_batches=family.micro_batches,
-        gpipe=family.schedule is Schedule.GPIPE,
-        strategies=_array(layer_rows, len(layers), 6),
-        groups=np.array([numbers[layout] for layout in layouts], dtype=np.int32),
-        change=change,
-        enter=_through_start(enter, change),
-        leave=_through_end(change, leave),
+        **_shape(family, cost),
+        **_seams(family, layers, vocabularies, cost),
+        strategies=_array(
+            [_numbers(price) for kind, some in enumerate(layers) for price in _prices(some, kind, family, cost)]
+        ),
         vocabs=_array(
             [
                 (vocab_row(vocab, "first"), vocab_row(vocab, "last"))
-                if stages > 1
+                if family.stages > 1
                 else (vocab_row(vocab, "only"), _numbers(NOTHING))
                 for vocab in vocabularies
-            ],
-            vocabs,
-            2,
-            6,
+            ]
         ),
-        vocab_enter=_through_start(vocab_enter, change),
-        vocab_leave=_through_end(change, vocab_leave),
-        in_flight=_in_flight(family),
-        send=np.full(stages - 1, send),
         budget_mib=budget_mib,
     )
-    return Tables(family, layers, vocabularies, core)
+    return Tables(family, [layer for some in layers for layer in some], vocabularies, core)
+
+
+def _seams(
+    family: Family, layers: Sequence[Sequence[LayerStrategy]], vocabularies: Sequence[VocabStrategy], cost: CostModel
+) -> dict[str, Any]:
+    """Groups, and what it costs to hand tokens on between them and at the edges of stages.
+
+    Strategies of one layer type and one token layout are a group: they follow each other for nothing. Prices end in two
+    numbers, forward and backward. `enter`, `leave` and `send` come twice: between layers of a type, and where a type
+    begins (`leave`: ends).
+    """
+    numbers: dict[tuple[int, TokenLayout | None], int] = {}  # of groups, type by type
+    places = [(kind, _layout(layer, family.stage_size, cost)) for kind, some in enumerate(layers) for layer in some]
+    groups = [numbers.setdefault(place, len(numbers)) for place in places]
+    samples = dict(zip(groups, (layer for some in layers for layer in some), strict=True))
+    types = np.array([kind for kind, _ in numbers], dtype=np.int32)
+    starts = [*(cost.layer_types.index(kind) for kind in range(len(layers))), len(cost.layer_types)]
+    where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
+
+    def prices(before: Sequence[Strategy | None], after: Sequence[Strategy | None], kind: int) -> NDArray[np.float64]:
+        """Of handing on tokens of a layer type; [before, after, 2]."""
+        return _array([[cost.switch_cost(a, b, layer_type=kind, **where) for b in after] for a in before])
+
+    count = len(types)
+    change, enter, leave = np.zeros((count, count, 2)), np.zeros((2, count, 2)), np.zeros((2, count, 2))
+    vocab_enter, vocab_leave = np.zeros((2, len(vocabularies), count, 2))
+    send = np.zeros((2, len(layers)))
+    for kind in range(len(layers)):
+        own = np.flatnonzero(types == kind)
+        some = [samples[group] for group in own]
+        mine = _shortest(prices(some, some, kind))
+        change[np.ix_(own, own)] = mine
+        begins, ends = (cost.crossing_type(layer) for layer in starts[kind : kind + 2])
+        for seam, (first, last) in enumerate(((kind, kind), (begins, ends))):
+            enter[seam, own] = _through(prices([None], some, first), mine)[0]
+            leave[seam, own] = _through(mine, prices(some, [None], last))[:, 0]
+            if family.stages > 1:
+                send[seam, kind] = cost.boundary_cost(layer_type=first, pipeline=family.stages, **where)
+        if kind == 0:
+            vocab_enter[:, own] = _through(prices(vocabularies, some, kind), mine)
+        else:
+            others = np.flatnonzero(types == kind - 1)
+            step = prices([samples[group] for group in others], some, begins)
+            change[np.ix_(others, own)] = _through(_through(change[np.ix_(others, others)], step), mine)
+        if kind == len(layers) - 1:
+            vocab_leave[:, own] = _through(mine, prices(some, vocabularies, kind)).swapaxes(0, 1)
+    return {
+        "groups": np.array(groups, dtype=np.int32),
+        "types": types,
+        "change": change,
+        "enter": enter,
+        "leave": leave,
+        "vocab_enter": vocab_enter,
+        "vocab_leave": vocab_leave,
+        "send": send,
+    }
 
 
 # The core takes prices of change that obey the triangle inequality. Measured ones may not; then the core is given the
@@ -135,59 +145,68 @@ def _shortest(change: NDArray[np.float64]) -> NDArray[np.float64]:
     return change
 
 
-def _through_start(enter: NDArray[np.float64], change: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cheapest ways into each layout; [..., layouts, 2]."""
-    return np.asarray((enter[..., :, None, :] + change).min(axis=-3))
+def _through(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Cheapest ways by a change of the first kind and one of the second; [a, b, 2] and [b, c, 2] make [a, c, 2]."""
+    return np.asarray((first[:, :, None] + second[None]).min(axis=1))
 
 
-def _through_end(change: NDArray[np.float64], leave: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Cheapest ways out of each layout; [..., layouts, 2]."""
-    return np.asarray((change + leave[..., None, :, :]).min(axis=-2))
-
-
-def sketch_ms(family: Family, layers: Sequence[LayerStrategy], cost: CostModel) -> float:
+def sketch_ms(family: Family, layers: Sequence[Sequence[LayerStrategy]], cost: CostModel) -> float:
     """A lower bound, in ms, of the step time of every plan of the family, for a few prices.
 
     Memory, vocabulary, gradient sums and switches are free. Recompute only adds to a layer's passes, so it is left out,
     and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper.
     """
-    stages = family.stages
-    plain = [layer for layer in layers if not layer.recompute] or list(layers)
-    if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
-        plain = list({(layer.degree, layer.ulysses, layer.consecutive): layer for layer in reversed(plain)}.values())
-    rows = []
-    for layer in plain:
-        price = cost.layer_cost(
-            layer,
-            stage_size=family.stage_size,
-            micro_batch=family.micro_batch,
-            micro_batches=family.micro_batches,
-            pipeline=stages,
-        )
-        rows.append((price.forward_ms, price.backward_ms, 0.0, 0.0, 0.0, 0.0))
-    nothing = np.zeros((1, 2))
+    rows, groups = [], []
+    for kind, some in enumerate(layers):
+        plain = [layer for layer in some if not layer.recompute] or list(some)
+        if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
+            plain = list(
+                {(layer.degree, layer.ulysses, layer.consecutive): layer for layer in reversed(plain)}.values()
+            )
+        prices = _prices(plain, kind, family, cost)
+        rows += [(price.forward_ms, price.backward_ms, 0.0, 0.0, 0.0, 0.0) for price in prices]
+        groups += [kind] * len(plain)
+    kinds = len(layers)
     core = galvatron_dp_core.Pipeline(
-        layers=len(cost.layer_types),
-        micro_batches=family.micro_batches,
-        gpipe=family.schedule is Schedule.GPIPE,
-        strategies=_array(rows, len(rows), 6),
-        groups=np.zeros(len(rows), dtype=np.int32),
-        change=nothing.reshape(1, 1, 2),
-        enter=nothing,
-        leave=nothing,
+        **_shape(family, cost),
+        strategies=_array(rows),
+        groups=np.array(groups, dtype=np.int32),
+        types=np.arange(kinds, dtype=np.int32),
+        change=np.zeros((kinds, kinds, 2)),
+        enter=np.zeros((2, kinds, 2)),
+        leave=np.zeros((2, kinds, 2)),
         vocabs=np.zeros((1, 2, 6)),
-        vocab_enter=nothing.reshape(1, 1, 2),
-        vocab_leave=nothing.reshape(1, 1, 2),
-        in_flight=_in_flight(family),
-        send=np.zeros(stages - 1),
+        vocab_enter=np.zeros((1, kinds, 2)),
+        vocab_leave=np.zeros((1, kinds, 2)),
+        send=np.zeros((2, kinds)),
         budget_mib=0.0,
     )
     return float(core.bound())
 
 
-def _in_flight(family: Family) -> NDArray[np.int32]:
+def _where(family: Family) -> dict[str, int]:
+    """What every price of the family depends on, as arguments of the cost model."""
+    return {
+        "stage_size": family.stage_size,
+        "micro_batch": family.micro_batch,
+        "micro_batches": family.micro_batches,
+        "pipeline": family.stages,
+    }
+
+
+def _shape(family: Family, cost: CostModel) -> dict[str, Any]:
+    """Size and schedule of the family's pipelines, as arguments of the core."""
     held = (in_flight(family.schedule, s, family.stages, family.micro_batches) for s in range(family.stages))
-    return np.fromiter(held, dtype=np.int32)
+    return {
+        "layers": np.bincount(cost.layer_types).astype(np.int32),
+        "micro_batches": family.micro_batches,
+        "gpipe": family.schedule is Schedule.GPIPE,
+        "in_flight": np.fromiter(held, dtype=np.int32),
+    }
+
+
+def _prices(layers: Sequence[LayerStrategy], kind: int, family: Family, cost: CostModel) -> list[LayerCost]:
+    return [cost.layer_cost(layer, layer_type=kind, **_where(family)) for layer in layers]
 
 
 def _numbers(cost: LayerCost) -> tuple[float, ...]:
@@ -202,8 +221,8 @@ def _numbers(cost: LayerCost) -> tuple[float, ...]:
     )
 
 
-def _array(rows: object, *shape: int) -> NDArray[np.float64]:
-    return np.array(rows, dtype=np.float64).reshape(shape)
+def _array(rows: object) -> NDArray[np.float64]:
+    return np.array(rows, dtype=np.float64)
 
 
 def _layout(layer: LayerStrategy, stage_size: int, cost: CostModel) -> TokenLayout | None:

@@ -70,7 +70,7 @@ def test_profiles_of_another_model_are_refused_unless_told(folder):
     load(MODEL, 2, 4, assumed, folder=folder, allow_foreign_profiles=True)
     replace(HARDWARE, meta=Meta(fingerprint=Fingerprint(device="A"))).save(folder)
     replace(COMPUTATION, meta=Meta(fingerprint=Fingerprint(device="B"))).save(folder)
-    with pytest.raises(UserError, match=r"different devices: hardware on A, .* on B"):
+    with pytest.raises(UserError, match=r"different devices: .* on A, .* on B"):
         load(MODEL, 2, 4, assumed, folder=folder)
     load(MODEL, 2, 4, assumed, folder=folder, allow_foreign_profiles=True)
     wide = replace(MODEL, intermediate_size=2 * MODEL.intermediate_size)

@@ -13,7 +13,8 @@ from paddlenlp_galvatron.plan.schedule import order
 
 
 def longest_path_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
-    """Step time by definition: the longest chain of passes, each after its stage's previous one and its input's."""
+    """Step time by definition: the longest chain of passes, each after its stage's previous one and its input's, and at
+    its end the stage's sync."""
     stages = len(times.forward)
     orders = [[tuple(work) for work in order(schedule, s, stages, micro_batches)] for s in range(stages)]
 
@@ -30,11 +31,9 @@ def longest_path_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -
             ready.append(stop(stage + 1, work) + times.send[stage])
         if kind == "backward" and stage == stages - 1:
             ready.append(stop(stage, ("forward", k)))
-        last = kind == "backward" and k == micro_batches - 1
-        long = times.forward[stage] if kind == "forward" else times.backward[stage] + last * times.sync[stage]
-        return max(ready, default=0.0) + long
+        return max(ready, default=0.0) + (times.forward if kind == "forward" else times.backward)[stage]
 
-    return max(stop(stage, orders[stage][-1]) for stage in range(stages))
+    return max(stop(stage, orders[stage][-1]) + times.sync[stage] for stage in range(stages))
 
 
 def random_times(rng: random.Random) -> StageTimes:

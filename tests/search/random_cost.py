@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -14,8 +15,8 @@ from paddlenlp_galvatron.search import SearchOptions
 from paddlenlp_galvatron.search.space import Space, families
 
 
-def model_of(layers: int) -> ModelShape:
-    return ModelShape("random", "llama", layers, 96, 192, 12, 12, 100, 64)
+def model_of(layers: int, hidden_size: int = 96, seq_length: int | None = None) -> ModelShape:
+    return ModelShape("random", "llama", layers, hidden_size, 192, 12, 12, 100, 64, seq_length=seq_length)
 
 
 class RandomCost(CostModel):
@@ -24,11 +25,12 @@ class RandomCost(CostModel):
     profile_files = ()  # read from none
     crooked = False  # prices of switching that break the triangle inequality
 
-    def __init__(self, model: ModelShape, options: SearchOptions, seed: int):
-        self.models = (model,)
+    def __init__(self, models: Sequence[ModelShape], options: SearchOptions, seed: int):
+        self.models = tuple(models)
         self.num_nodes, self.gpus_per_node = options.num_nodes, options.num_gpus_per_node
         self.assumed, self.options = options.assumptions, CostOptions(options.context_mib)
-        self.layer_types = (0,) * model.layers
+        self.layer_types = tuple(kind for kind, model in enumerate(models) for _ in range(model.layers))
+        self.seqs = tuple(model.seq_length or options.seq_length for model in models)
         self.seed = seed
 
     def _draw(self, *question: object) -> LayerCost:
@@ -37,7 +39,7 @@ class RandomCost(CostModel):
 
     def layer_cost(self, strategy, *, stage_size, micro_batch, micro_batches, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
         where = (strategy.degree, strategy.ulysses, strategy.consecutive, stage_size, micro_batch, pipeline)
-        plain, whole = self._draw(where), self._draw(where, strategy, micro_batches > 1)
+        plain, whole = (self._draw(*what, layer_type) for what in ((where,), (where, strategy, micro_batches > 1)))
         # ZeRO-3 and recompute only add to a layer's passes.
         gathered = whole.forward_ms - 1 if strategy.dp_type is DataParallel.ZERO3 else 0.0
         again = whole.backward_ms - 2 if strategy.recompute else 0.0
@@ -46,8 +48,8 @@ class RandomCost(CostModel):
     def vocab_cost(self, vocab, *, stage_size, micro_batch, micro_batches, pipeline, role):  # type: ignore[no-untyped-def]
         return self._draw(vocab, stage_size, micro_batch, micro_batches > 1, pipeline, role)
 
-    def switch_cost(self, before, after, *, stage_size, micro_batch):  # type: ignore[no-untyped-def]
-        rate = random.Random(repr((self.seed, stage_size, micro_batch))).uniform(0, 2)
+    def switch_cost(self, before, after, *, stage_size, micro_batch, layer_type=0):  # type: ignore[no-untyped-def]
+        rate = random.Random(repr((self.seed, stage_size, micro_batch))).uniform(0, 2) * self._width(layer_type)
         source, target = self._layout(before, stage_size), self._layout(after, stage_size)
         tokens = 64 * stage_size
         there, back = (
@@ -57,8 +59,12 @@ class RandomCost(CostModel):
             rate *= random.Random(repr((self.seed, source, target, micro_batch))).uniform(0, 3)
         return rate * there, rate * back
 
-    def boundary_cost(self, *, stage_size, micro_batch, pipeline):  # type: ignore[no-untyped-def]
-        return random.Random(repr((self.seed, micro_batch, pipeline))).uniform(0, 1)
+    def boundary_cost(self, *, stage_size, micro_batch, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
+        return random.Random(repr((self.seed, micro_batch, pipeline))).uniform(0, 1) * self._width(layer_type)
+
+    def _width(self, layer_type: int) -> float:
+        """What is handed on between layers of a type, in any unit."""
+        return self.models[layer_type].hidden_size * self.seqs[layer_type] / (96 * 12)
 
 
 def divisions(layers: int, stages: int) -> list[tuple[int, ...]]:
@@ -68,15 +74,21 @@ def divisions(layers: int, stages: int) -> list[tuple[int, ...]]:
     return [(n, *rest) for n in range(1, layers - stages + 2) for rest in divisions(layers - n, stages - 1)]
 
 
-def best_by_enumeration(model: ModelShape, cost: CostModel, options: SearchOptions) -> float:
+def best_by_enumeration(models: Sequence[ModelShape], cost: CostModel, options: SearchOptions) -> float:
     """Least seconds per sample over every plan of the space that fits, each priced by `predict`."""
-    space, best = Space(model, cost.assumed, options), inf
-    for family in families(options, cost.world_size, model.layers):
-        layers, vocabularies = space.layers(family), space.vocabularies(family)
-        pairs = product(product(layers, repeat=model.layers), vocabularies)
+    spaces = [Space(m, replace(cost.assumed, seq_length=s), options) for m, s in zip(models, cost.seqs, strict=True)]
+    best, kinds = inf, cost.layer_types
+    for family in families(options, cost.world_size, len(kinds)):
+        layers = [space.layers(family) for space in spaces]
+        vocabularies = [v for v in spaces[0].vocabularies(family) if v in spaces[-1].vocabularies(family)]
+        pairs = product(product(*(layers[kind] for kind in kinds)), vocabularies)
         if options.one_strategy:
-            pairs = (((layer,) * model.layers, vocab) for layer, vocab in space.uniform(family))  # type: ignore[assignment]
-        for (strategies, vocab), stages in product(pairs, divisions(model.layers, family.stages)):
+            pairs = (  # type: ignore[assignment]
+                ((layer,) * len(kinds), vocab)
+                for layer, vocab in spaces[0].uniform(family)
+                if all(layer in some for some in layers) and vocab in vocabularies
+            )
+        for (strategies, vocab), stages in product(pairs, divisions(len(kinds), family.stages)):
             plan = Plan(
                 world_size=family.world_size,
                 global_batch=family.global_batch,

@@ -130,7 +130,10 @@ def test_what_is_too_hard_ends_before_memory_does() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers": 0}, "fewer layers than stages"),
+        ({"layers": np.array([], dtype=int)}, "layers: give the number"),
+        ({"layers": np.array([0])}, "layers: at least 1"),
+        ({"layers": np.ones(9, dtype=int)}, "8 types at most"),
+        ({"in_flight": np.ones(1000, dtype=int)}, "fewer layers than stages"),
         ({"micro_batches": 0}, "micro_batches"),
         ({"strategies": np.zeros((0, 6))}, "strategies: none"),
         ({"strategies": np.zeros((2, 5))}, "strategies: has shape"),
@@ -138,7 +141,9 @@ def test_what_is_too_hard_ends_before_memory_does() -> None:
         ({"strategies": np.full((1, 6), np.inf)}, "strategies: holds an infinite"),
         ({"groups": np.array([9])}, "groups: out of range"),
         ({"groups": np.array([0, 0, 0, 0])}, "groups: one a strategy"),
-        ({"enter": np.zeros((65, 2))}, "enter: no groups"),
+        ({"types": np.zeros(65, dtype=int)}, "types: no groups"),
+        ({"types": np.array([1])}, "types: of each group, rising"),
+        ({"enter": np.zeros((2, 65, 2))}, "enter: has shape"),
         ({"vocabs": np.zeros((1, 6))}, "vocabs: has shape"),
         ({"in_flight": np.array([0])}, "in_flight: between"),
         ({"budget_mib": float("nan")}, "budget_mib: is NaN"),
@@ -146,6 +151,8 @@ def test_what_is_too_hard_ends_before_memory_does() -> None:
     ],
 )
 def test_bad_arrays_are_value_errors(change: dict[str, Any], message: str) -> None:
-    good = next(t for t in map(tables, range(100)) if len(t["in_flight"]) == 1 and len(t["strategies"]) == 1)
+    good = next(
+        t for t in map(tables, range(1000)) if len(t["in_flight"]) == len(t["strategies"]) == len(t["types"]) == 1
+    )
     with pytest.raises(ValueError, match=message):
         galvatron_dp_core.Pipeline(**good | change)

@@ -15,6 +15,7 @@ import pytest
 from paddlenlp_galvatron.cost_model import StageTimes, step_ms
 from paddlenlp_galvatron.plan import Schedule
 from paddlenlp_galvatron.plan.schedule import in_flight
+from paddlenlp_galvatron.search.solver import solve
 
 from .random_cost import divisions
 
@@ -24,87 +25,117 @@ Numbers = Sequence[float]
 def tables(seed: int) -> dict[str, Any]:
     """Arguments of the core's Pipeline, drawn at random; prices of change are distances, so they are a metric."""
     draw = random.Random(seed)
+    types = draw.choice((1, 1, 2, 3))
     stages = draw.choice((1, 2, 2, 3, 3, 4, 5))
-    layers = stages + draw.randint(0, 2 if stages > 3 else 3)
+    count = max(stages, types) + draw.randint(0, 2 if stages > 3 else 3)
+    layers = np.diff([0, *sorted(draw.sample(range(1, count), types - 1)), count])
     micro_batches = draw.choice((1, 2, 3, 5, 8, 20, 100))
-    strategies, groups, vocabs = draw.randint(1, 3), draw.randint(1, 3), draw.randint(1, 2)
+    vocabs, groups = (
+        draw.randint(1, 2),
+        [kind for kind in range(types) for _ in range(draw.randint(1, 3 if types == 1 else 2))],
+    )
     gpipe = draw.random() < 0.4
     ties = draw.random() < 0.3
-    place = [draw.uniform(0, 1) for _ in range(groups + 2 + 2 * vocabs)]
+    place = [draw.uniform(0, 1) for _ in range(len(groups) + 2 + 2 * vocabs)]
+    width = [draw.choice((0.3, 1, 2)) for _ in range(types)]  # of what is handed on between layers of a type
+    begins = [width[0], *map(min, pairwise(width))]  # and in front of its first layer
+    ends = [*begins[1:], width[-1]]
 
     def part() -> list[float]:
         scale = draw.choice((1, 1, 5))
         times = [draw.uniform(1, 3), draw.uniform(2, 6) * scale, draw.uniform(0, 20)]
         return [float(round(t)) for t in times] if ties else times
 
-    def distance(a: int, b: int) -> list[float]:
-        forward = abs(place[a] - place[b])
+    def distance(a: int, b: int, width: float) -> list[float]:
+        forward = abs(place[a] - place[b]) * width
         return [forward, 2 * forward]
+
+    def change(a: int, b: int) -> list[float]:
+        before, after = groups[a], groups[b]
+        return distance(a, b, (width if before == after else begins)[after] if before in (after, after - 1) else 0)
 
     def part_with_memory() -> list[float]:
         return [*part(), draw.uniform(0, 50), draw.uniform(0, 20), draw.choice((0.0, 0.0, draw.uniform(0, 60)))]
 
-    edge, first_vocab = groups, groups + 2
+    edge, first_vocab, all_groups = len(groups), len(groups) + 2, range(len(groups))
+    of_group = [
+        g
+        for kind in range(types)
+        for g in draw.choices([g for g in all_groups if groups[g] == kind], k=draw.randint(1, 3 if types == 1 else 2))
+    ]
+    send = draw.uniform(0, 1)
     return {
         "layers": layers,
         "micro_batches": micro_batches,
         "gpipe": gpipe,
-        "strategies": np.array([part_with_memory() for _ in range(strategies)]),
-        "groups": np.array([draw.randrange(groups) for _ in range(strategies)]),
-        "change": np.array([[distance(a, b) for b in range(groups)] for a in range(groups)]),
-        "enter": np.array([distance(edge, g) for g in range(groups)]),
-        "leave": np.array([distance(g, edge) for g in range(groups)]),
+        "strategies": np.array([part_with_memory() for _ in of_group]),
+        "groups": np.array(of_group),
+        "types": np.array(groups),
+        "change": np.array([[change(a, b) for b in all_groups] for a in all_groups]),
+        "enter": np.array([[distance(edge, g, at[groups[g]]) for g in all_groups] for at in (width, begins)]),
+        "leave": np.array([[distance(g, edge, at[groups[g]]) for g in all_groups] for at in (width, ends)]),
         "vocabs": np.array([[part_with_memory(), part_with_memory()] for _ in range(vocabs)]),
-        "vocab_enter": np.array([[distance(first_vocab + v, g) for g in range(groups)] for v in range(vocabs)]),
-        "vocab_leave": np.array([[distance(g, first_vocab + v) for g in range(groups)] for v in range(vocabs)]),
+        "vocab_enter": np.array([[distance(first_vocab + v, g, width[0]) for g in all_groups] for v in range(vocabs)]),
+        "vocab_leave": np.array([[distance(g, first_vocab + v, width[-1]) for g in all_groups] for v in range(vocabs)]),
         "in_flight": np.array(
             [
                 in_flight(Schedule.GPIPE if gpipe else Schedule.ONE_F_ONE_B, s, stages, micro_batches)
                 for s in range(stages)
             ]
         ),
-        "send": np.full(stages - 1, draw.uniform(0, 1)),
+        "send": send * np.array([width, begins]),
         "budget_mib": draw.uniform(50, 500),
     }
 
 
-def stage(t: dict[str, Any], vocab: int, s: int, choice: Sequence[int]) -> tuple[Numbers, float]:
-    """Times (forward, backward, sync) and memory of stage s with these layers."""
-    stages, last = len(t["in_flight"]), s == len(t["in_flight"]) - 1
+def kinds_of(t: dict[str, Any]) -> list[int]:
+    """Type of each layer."""
+    return [kind for kind, count in enumerate(t["layers"]) for _ in range(count)]
+
+
+def stage(t: dict[str, Any], vocab: int, s: int, first: int, choice: Sequence[int]) -> tuple[Numbers, float]:
+    """Times (forward, backward, sync) and memory of stage s with these layers, from a first one on."""
+    kinds, stop = kinds_of(t), first + len(choice)
     parts = [t["strategies"][k] for k in choice]
     if s == 0:
         parts.append(t["vocabs"][vocab][0])
-    if last and stages > 1:
+    if stop == len(kinds) and s > 0:
         parts.append(t["vocabs"][vocab][1])
     groups = [t["groups"][k] for k in choice]
-    passes = [t["vocab_enter"][vocab][groups[0]] if s == 0 else t["enter"][groups[0]]]
+    begins, ends = (0 < at < len(kinds) and kinds[at - 1] != kinds[at] for at in (first, stop))
+    passes = [t["vocab_enter"][vocab][groups[0]] if s == 0 else t["enter"][int(begins)][groups[0]]]
     passes += [t["change"][a][b] for a, b in pairwise(groups)]
-    passes += [t["vocab_leave"][vocab][groups[-1]] if last else t["leave"][groups[-1]]]
+    passes += [t["vocab_leave"][vocab][groups[-1]] if stop == len(kinds) else t["leave"][int(ends)][groups[-1]]]
     times = np.sum(parts, axis=0)[:3] + np.append(np.sum(passes, axis=0), 0)
     memory = sum(p[3] + t["in_flight"][s] * p[4] for p in parts) + max(p[5] for p in parts)
     return times.tolist(), memory
 
 
-def step(t: dict[str, Any], times: Sequence[Numbers]) -> float:
+def step(t: dict[str, Any], division: Sequence[int], times: Sequence[Numbers]) -> float:
     forward, backward, sync = zip(*times, strict=True)
     schedule = Schedule.GPIPE if t["gpipe"] else Schedule.ONE_F_ONE_B
-    return step_ms(schedule, StageTimes(forward, backward, sync, t["send"].tolist()), t["micro_batches"])
+    kinds = kinds_of(t)
+    seams = np.cumsum(division)[:-1]
+    send = [t["send"][int(kinds[at - 1] != kinds[at])][kinds[at]] for at in seams]
+    return step_ms(schedule, StageTimes(forward, backward, sync, send), t["micro_batches"])
 
 
 def brute_force(t: dict[str, Any]) -> float:
-    stages, best = len(t["in_flight"]), math.inf
-    for vocab, division in product(range(len(t["vocabs"])), divisions(t["layers"], stages)):
+    stages, kinds, best = len(t["in_flight"]), kinds_of(t), math.inf
+    of_kind = [[k for k, g in enumerate(t["groups"]) if t["types"][g] == kind] for kind in range(len(t["layers"]))]
+    for vocab, division in product(range(len(t["vocabs"])), divisions(len(kinds), stages)):
+        firsts = np.cumsum([0, *division])
         fitting = [
             {
                 tuple(times)
-                for choice in product(range(len(t["strategies"])), repeat=layers)
-                for times, memory in [stage(t, vocab, s, choice)]
+                for choice in product(*(of_kind[kind] for kind in kinds[first:stop]))
+                for times, memory in [stage(t, vocab, s, first, choice)]
                 if memory <= t["budget_mib"]
             }
-            for s, layers in enumerate(division)
+            for s, (first, stop) in enumerate(pairwise(firsts))
         ]
         for times in product(*map(_unbeaten, fitting)):
-            best = min(best, step(t, times))
+            best = min(best, step(t, division, times))
     return best
 
 
@@ -125,8 +156,8 @@ def check(seed: int) -> bool:
     assert cost == pytest.approx(best, rel=1e-9) and proven == cost, seed
     assert bound <= cost * (1 + 1e-12) and core.least_memory()[0] <= t["budget_mib"] * (1 + 1e-12), seed
     first = np.cumsum([0, *division])
-    taken = [stage(t, vocab, s, choice[first[s] : first[s + 1]]) for s in range(len(division))]
-    assert step(t, [times for times, _ in taken]) == pytest.approx(cost, rel=1e-9), seed
+    taken = [stage(t, vocab, s, first[s], choice[first[s] : first[s + 1]]) for s in range(len(division))]
+    assert step(t, division, [times for times, _ in taken]) == pytest.approx(cost, rel=1e-9), seed
     assert max(memory for _, memory in taken) <= t["budget_mib"] * (1 + 1e-11), seed
     assert core.solve(cost, 10**9)[0] == math.inf, "nothing is below the optimum"
     return True
@@ -134,6 +165,52 @@ def check(seed: int) -> bool:
 
 def test_equals_brute_force() -> None:
     assert 150 < sum(check(seed) for seed in range(300)) < 300
+
+
+def test_deep_pipelines_equal_the_sum_of_their_stages() -> None:
+    """With one micro-batch and no sync the step is the sum of all stages: too many layers for brute force."""
+    for seed in range(150):
+        random = np.random.default_rng(seed)
+        stages, count = int(random.integers(2, 7)), int(random.integers(2, 5))
+        layers = stages + int(random.integers(0, 15))
+        strategies = random.uniform((1, 2, 0, 5, 0, 0), (3, 6, 0, 60, 10, 0), (count, 6))
+        vocabs = random.uniform(0, (5, 9, 0, 150, 0, 0), (1, 2, 6))
+        budget, free = random.uniform(50, 300), np.zeros((2, 1, 2))
+        core = galvatron_dp_core.Pipeline(
+            layers=np.array([layers]),
+            micro_batches=1,
+            gpipe=False,
+            strategies=strategies,
+            groups=np.zeros(count, dtype=int),
+            types=np.zeros(1, dtype=int),
+            change=free[:1],
+            enter=free,
+            leave=free,
+            vocabs=vocabs,
+            vocab_enter=free[:1],
+            vocab_leave=free[:1],
+            in_flight=np.ones(stages, dtype=int),
+            send=np.full((2, 1), 0.3),
+            budget_mib=budget,
+        )
+        best = [0.0] + [math.inf] * layers  # of so many layers in the stages so far
+        for s in range(stages):
+            vocab = vocabs[0, s // (stages - 1)] if s in (0, stages - 1) else np.zeros(6)
+            room = budget - vocab[3]
+            memory, time = strategies[:, 3] + strategies[:, 4], strategies[:, 0] + strategies[:, 1]
+            spent = [
+                solve(np.tile(memory, (n, 1)), np.tile(time, (n, 1)), np.zeros((count, count)), room).time_s
+                if room > 0
+                else math.inf
+                for n in range(1, layers + 1)
+            ]
+            fixed = vocab[0] + vocab[1]
+            best = [
+                min((best[n - k] + spent[k - 1] + fixed for k in range(1, n + 1)), default=math.inf)
+                for n in range(layers + 1)
+            ]
+        expected = best[layers] + 2 * 0.3 * (stages - 1)
+        assert core.solve(math.inf, 10**9)[0] == pytest.approx(expected, rel=1e-9), seed
 
 
 @pytest.mark.slow

@@ -17,11 +17,13 @@ from paddlenlp_galvatron.search import Outcome, SearchOptions, search
 
 from .random_cost import RandomCost, best_by_enumeration, model_of
 
+Problem = tuple[list[ModelShape], RandomCost, SearchOptions]
 
-def problem(seed: int, **fixed: Any) -> tuple[ModelShape, RandomCost, SearchOptions]:
-    """A small random search: cluster, space, batch and memory all drawn."""
+
+def problem(seed: int, types: int = 1, **fixed: Any) -> Problem:
+    """A small random search: cluster, space, batch and memory all drawn; layers of one type or of several."""
     draw = random.Random(seed)
-    layers = draw.choice((1, 2, 3, 3, 4))
+    layers = draw.choice((1, 2, 3, 3, 4)) if types == 1 else draw.choice((types, 3, 4))
     values: dict[str, Any] = {
         "num_gpus_per_node": draw.choice((1, 2, 3, 4, 6)),
         "memory_constraint": draw.uniform(0.2, 4),
@@ -43,13 +45,19 @@ def problem(seed: int, **fixed: Any) -> tuple[ModelShape, RandomCost, SearchOpti
     if layers == 4:
         values |= {"disable_sdp": True, "disable_ckpt": True, "settle_chunk": draw.choice((1, 2))}
     options = SearchOptions.from_mapping(values | fixed)
-    return model_of(layers), RandomCost(model_of(layers), options, seed), options
+    models = [model_of(layers)]
+    if types > 1:
+        counts = [1] * types
+        for _ in range(layers - types):
+            counts[draw.randrange(types)] += 1
+        models = [model_of(n, draw.choice((48, 96, 192)), draw.choice((None, 6, 24))) for n in counts]
+    return models, RandomCost(models, options, seed), options
 
 
-def check_against_enumeration(seed: int) -> bool:
+def check_against_enumeration(seed: int, types: int = 1) -> bool:
     """Whether there was a plan."""
-    model, cost, options = problem(seed)
-    result, best = search(model, cost, options), best_by_enumeration(model, cost, options)
+    models, cost, options = problem(seed, types)
+    result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
     if best == inf:
         assert result.best is None, seed
         assert result.need is None or result.need.memory_mib > options.memory_constraint * 1024
@@ -57,7 +65,8 @@ def check_against_enumeration(seed: int) -> bool:
     assert result.best is not None, seed
     assert result.time_s / result.plan.global_batch == pytest.approx(best, rel=1e-9), seed
     assert result.gap <= 1e-9, seed
-    assert find_faults(result.plan, model) == []
+    if types == 1:
+        assert find_faults(result.plan, models[0]) == []
     assert max(stage.memory.total_mib for stage in result.best.prediction.stages) <= options.memory_constraint * 1024
     return True
 
@@ -65,6 +74,12 @@ def check_against_enumeration(seed: int) -> bool:
 def test_equals_exhaustive_enumeration() -> None:
     feasible = sum(check_against_enumeration(seed) for seed in range(60))
     assert 30 < feasible < 60
+
+
+@pytest.mark.parametrize("types", [2, 3])
+def test_several_layer_types_equal_exhaustive_enumeration(types: int) -> None:
+    feasible = sum(check_against_enumeration(seed, types) for seed in range(50))
+    assert 25 < feasible < 50
 
 
 def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound() -> None:
@@ -86,6 +101,7 @@ def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound() -> None:
 def test_equals_exhaustive_enumeration_often() -> None:
     for seed in range(1000, 1600):
         check_against_enumeration(seed)
+        check_against_enumeration(seed, types=2 + seed % 2)
 
 
 WIDER = {
@@ -154,7 +170,7 @@ def test_the_plan_says_what_was_predicted_and_searched(tmp_path: Path) -> None:
     assert plan == result.plan
     assert plan.metadata["predicted"]["time_s"] == pytest.approx(cost.predict(plan).time_s)
     assert plan.metadata["predicted"]["gap"] == 0
-    assert plan.metadata["searched_from"]["model_fingerprint"] == model.fingerprint
+    assert plan.metadata["searched_from"]["model_fingerprint"] == model[0].fingerprint
 
 
 def test_where_nothing_fits_the_need_is_enough_and_least() -> None:

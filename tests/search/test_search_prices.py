@@ -44,7 +44,7 @@ def check_against_enumeration(seed: int) -> bool:
         sequence_parallel=options.sequence_parallel,
         async_grad_reduce=not options.no_async_grad_reduce,
     )
-    result, best = search(model, cost, options), best_by_enumeration(model, cost, options)
+    result, best = search(model, cost, options), best_by_enumeration([model], cost, options)
     if best == inf:
         assert result.best is None, seed
         return False

@@ -1,0 +1,85 @@
+// Divisions of the layers into stages: what the search asks of them, and the one whose worst stage is best.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "common.hpp"
+#include "cuts.hpp"
+#include "tables.hpp"
+
+namespace galvatron {
+
+// Bounds of all divisions of one pipeline, and the stages' shares in them.
+class Divisions {
+ public:
+  virtual ~Divisions() = default;
+
+  // A lower bound of every pipeline, cheap; infinite where no division fits.
+  virtual double bound() = 0;
+
+  // A better one.
+  virtual double tight_bound(Poll& poll) = 0;
+
+  // The division behind the bound (to be asked after it).
+  virtual std::vector<int> promising(Poll& poll) = 0;
+
+  // Leaves those divisions alone that may cost less than the limit, and raises `bound`. False: there are none.
+  virtual bool narrow(double limit, double& bound, Poll& poll) = 0;
+
+  // Fewest and most layers of a stage, after `first` layers in the stages before it.
+  virtual std::pair<int, int> range(int stage, int first) const = 0;
+
+  // Below the weighted times of the stages from one on, after `first` layers, and of the link to the first of them.
+  virtual double rest(Weighting below, int stage, int first) const = 0;
+
+  // Whether a stage with so many layers may cost less than the limit.
+  virtual bool may_take(int, int, double, Poll&) { return true; }
+};
+
+struct Minimax {
+  double bound = kInfinity;  // every division has a stage that costs as much
+  double value = kInfinity;  // of this one's dearest stage
+  std::vector<int> division;
+};
+
+// The division whose dearest stage, by `cost(stage, span)`, is cheapest, to a relative tolerance. A span within another
+// must not cost more: then each stage may take as many layers as it can bear.
+template <class Cost>
+Minimax least_dearest(const PipelineTables& tables, Cost cost, double tolerance) {
+  Minimax best;
+  std::vector<int> division(tables.stages);
+  // Whether some division has all stages below the limit; makes that the best.
+  auto improve = [&](double limit) {
+    double value = 0;
+    int first = 0;
+    for (int stage = 0; stage < tables.stages; ++stage) {
+      int most = tables.layers - first - (tables.stages - stage - 1), n = 0;
+      for (int step = most; step > 0;) {  // the most layers below the limit
+        if (n + step <= most && cost(stage, Span{first, n + step}) < limit)
+          n += step;
+        else
+          step /= 2;
+      }
+      if (!n) return false;
+      value = std::max(value, cost(stage, Span{first, n}));
+      division[stage] = n;
+      first += n;
+    }
+    if (first < tables.layers) return false;
+    best.value = value;
+    best.division = division;
+    return true;
+  };
+  if (!improve(kInfinity)) return best;
+  best.bound = 0;
+  while (best.value - best.bound > tolerance * best.value) {
+    const double middle = (best.bound + best.value) / 2;
+    if (!(best.bound < middle && middle < best.value)) break;
+    if (!improve(middle)) best.bound = middle;
+  }
+  return best;
+}
+
+}  // namespace galvatron
