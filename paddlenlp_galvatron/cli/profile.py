@@ -3,102 +3,134 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from paddlenlp_galvatron.plan import ModelShape, UserError, load_model
-from paddlenlp_galvatron.profiler.points import MODEL_LENGTH, ProfileMode, Steps, points, runnable_degrees
+from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.plan.model_options import ModelOptions
+from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, RunOptions
+from paddlenlp_galvatron.profiler.points import measured_model, runnable_degrees
+from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
+from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 from .conventions import App
+from .grouped import add_command
 
 app = App(help="Measure this machine and a model; writes the profile files that the search reads.")
 
-Nproc = Annotated[int, typer.Option(min=1, help="processes, all measured at once, as they will train")]
-Output = Annotated[Path, typer.Option(help="folder of the profile files")]
-Model = Annotated[str, typer.Option(help="a config.json, its folder, or the name of a preset such as llama2-7b")]
-Mode = Annotated[ProfileMode, typer.Option(help="what is varied: nothing, the batch size or the sequence length")]
-BatchSize = Annotated[int, typer.Option(help="samples, in modes static and sequence")]
-MinBatch = Annotated[int, typer.Option(help="smallest number of samples in mode batch")]
-MaxBatch = Annotated[int, typer.Option(help="largest number of samples in mode batch")]
-BatchStep = Annotated[int, typer.Option(help="step between numbers of samples in mode batch")]
-LengthList = Annotated[str | None, typer.Option(help="sequence lengths in modes static and batch, as 512,1024")]
-MinLength = Annotated[int, typer.Option(help="smallest sequence length in mode sequence")]
-MaxLength = Annotated[int, typer.Option(help="largest sequence length in mode sequence")]
-LengthStep = Annotated[int, typer.Option(help="step between sequence lengths in mode sequence")]
-MaxTp = Annotated[int, typer.Option(min=1, help="largest tensor-parallel degree")]
-SequenceParallel = Annotated[bool, typer.Option(help="time layers with Megatron-SP")]
-HardwareBudget = Annotated[float, typer.Option(min=0, help="spend so long on each number (ms)")]
-ModelBudget = Annotated[float, typer.Option(min=0, help="spend so long on each set of numbers (ms)")]
+
+def profile_hardware(options: HardwareOptions) -> None:
+    """Write the hardware files."""
+    if options.analytic:
+        sheet = load_data_sheet(options.analytic)
+        per_node = options.nproc or options.num_gpus_per_node
+        written = analytic_hardware(sheet, options.num_nodes, per_node).save(options.output)
+        _say(f"derived from {sheet.name}", written)
+        return
+    from paddlenlp_galvatron.profiler.launcher import run_ranks
+
+    _require_gpus(options)
+    run_ranks("hardware", options.model_dump_json(), options, "hardware")
+    typer.echo(f"hardware profile of {options.num_nodes} x {options.ranks_per_node} ranks: {options.output}")
 
 
-@app.command()
-def hardware(
-    output: Output,
-    nproc: Nproc = 1,
-    largest_message_mib: Annotated[float, typer.Option(min=1, help="measure messages up to this size")] = 1024,
-    budget_ms: HardwareBudget = 150,
-) -> None:
+def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> None:
+    """Write the files of a model."""
+    shapes, points = measured_model(options, model)
+    lengths = sorted({point.seq for point in points})
+    if options.analytic:
+        sheet = load_data_sheet(options.analytic)
+        if len(shapes) > 1:
+            raise UserError("analytic: one type of layers only so far; derive each type's files by itself")
+        flash = options.use_flash_attn is not False
+        files = [analytic_computation(shapes[0], sheet, options.precision, lengths, flash)] if computation else []
+        files += [analytic_memory(shapes[0], options.precision, lengths, flash)] if memory else []  # type: ignore[list-item]
+        _say(f"derived from {sheet.name}", [file.save(options.output) for file in files])
+        return
+    from paddlenlp_galvatron.profiler.launcher import run_ranks
+    from paddlenlp_galvatron.profiler.model_run import ModelRun
+
+    if options.use_flash_attn:
+        raise UserError("use_flash_attn: layers are measured with PaddleNLP's plain attention; leave it out")
+    degrees = set(runnable_degrees(shapes[0], options.world_size, options.max_tp_deg, lengths))
+    for shape in shapes[1:]:
+        degrees &= set(runnable_degrees(shape, options.world_size, options.max_tp_deg, lengths))
+    run = ModelRun(
+        options=options,
+        shapes=shapes,
+        points=tuple(points),
+        degrees=tuple(sorted(degrees)),
+        computation=computation,
+        memory=memory,
+    )
+    run_ranks("model", run.model_dump_json(), options, shapes[0].name)
+    typer.echo(
+        f"model profile of {shapes[0].name} on {options.num_nodes} x {options.ranks_per_node} ranks: {options.output}"
+    )
+
+
+def _require_gpus(options: HardwareOptions) -> None:
+    if options.backend is None:
+        return
+    import paddle
+
+    if not paddle.is_compiled_with_cuda():
+        raise UserError("backend: nccl needs GPUs, and this Paddle has none: messages go through gloo; leave it out")
+
+
+def _say(how: str, paths: list[Path]) -> None:
+    for path in paths:
+        typer.echo(f"{how}: {path}")
+
+
+def _hardware(values: dict[str, Any]) -> None:
     """Measure collectives by group and message size, sends between stages, and how work and messages overlap."""
-    from paddlenlp_galvatron.profiler.hardware import HardwareOptions
-    from paddlenlp_galvatron.profiler.launcher import run_ranks
-
-    options = HardwareOptions(str(output.absolute()), largest_message_mib, budget_ms)
-    run_ranks("hardware", options, nproc, "hardware")
-    typer.echo(f"hardware profile of {nproc} processes: {output}")
+    profile_hardware(HardwareOptions.among(values))
 
 
-@app.command()
-def model(
-    model: Model,
-    output: Output,
-    nproc: Nproc = 1,
-    profile_mode: Mode = ProfileMode.STATIC,
-    profile_batch_size: BatchSize = 1,
-    profile_min_batch_size: MinBatch = 1,
-    profile_max_batch_size: MaxBatch = 4,
-    profile_batch_size_step: BatchStep = 1,
-    profile_seq_length_list: LengthList = None,
-    profile_min_seq_length: MinLength = 512,
-    profile_max_seq_length: MaxLength = 2048,
-    profile_seq_length_step: LengthStep = 512,
-    max_tp_size: MaxTp = 8,
-    sequence_parallel: SequenceParallel = False,
-    computation: Annotated[bool, typer.Option(help="measure computation")] = True,
-    memory: Annotated[bool, typer.Option(help="measure memory")] = True,
-    budget_ms: ModelBudget = 250,
+def _computation(values: dict[str, Any]) -> None:
+    """Measure how long a model's layers and its vocabulary layers compute."""
+    profile_model(PointOptions.among(values), ModelOptions.among(values), memory=False)
+
+
+def _memory(values: dict[str, Any]) -> None:
+    """Measure what a model's layers and its vocabulary layers keep in memory."""
+    profile_model(PointOptions.among(values), ModelOptions.among(values), computation=False)
+
+
+def _model(values: dict[str, Any]) -> None:
+    """Measure computation and memory of a model."""
+    profile_model(PointOptions.among(values), ModelOptions.among(values))
+
+
+def _all(values: dict[str, Any]) -> None:
+    """Measure this machine and a model."""
+    hardware, points, model = HardwareOptions.among(values), PointOptions.among(values), ModelOptions.among(values)
+    measured_model(points, model)  # what is wrong with it is said before anything is measured
+    profile_hardware(hardware)
+    profile_model(points, model)
+
+
+add_command(app, "hardware", _hardware, HardwareOptions)
+add_command(app, "computation", _computation, PointOptions, ModelOptions)
+add_command(app, "memory", _memory, PointOptions, ModelOptions)
+add_command(app, "model", _model, PointOptions, ModelOptions)
+add_command(app, "all", _all, PointOptions, HardwareOptions, ModelOptions)
+
+
+@app.command("import-nccl-tests")
+def import_nccl_tests(
+    logs: Annotated[
+        list[Path], typer.Argument(help="outputs of nccl-tests, one group of ranks each", metavar="LOG...")
+    ],
+    num_nodes: Annotated[int, typer.Option(min=1, help="nodes of the cluster")] = 1,
+    num_gpus_per_node: Annotated[int, typer.Option(min=1, help="devices of a node")] = 8,
+    output: Annotated[Path, typer.Option(help="folder of the profile files")] = RunOptions.model_fields[
+        "output"
+    ].default,
 ) -> None:
-    """Measure computation and memory of a model's layers and of its vocabulary layers."""
-    from paddlenlp_galvatron.profiler.launcher import run_ranks
-    from paddlenlp_galvatron.profiler.model import ModelOptions
+    """Turn outputs of nccl-tests into the hardware files."""
+    from paddlenlp_galvatron.profiles.nccl_tests import import_nccl_tests
 
-    shape = load_model(model)
-    measured = points(
-        profile_mode,
-        profile_batch_size,
-        Steps(profile_min_batch_size, profile_max_batch_size, profile_batch_size_step),
-        profile_seq_length_list or str(min(MODEL_LENGTH, shape.max_position_embeddings)),
-        Steps(profile_min_seq_length, profile_max_seq_length, profile_seq_length_step),
-    )
-    lengths = [point.seq for point in measured]
-    _require_positions(shape, max(lengths))
-    options = ModelOptions(
-        str(output.absolute()),
-        shape,
-        [(point.batch, point.seq) for point in measured],
-        runnable_degrees(shape, nproc, max_tp_size, lengths),
-        sequence_parallel,
-        computation,
-        memory,
-        budget_ms,
-    )
-    run_ranks("model", options, nproc, shape.name)
-    typer.echo(f"model profile of {shape.name} on {nproc} processes: {output}")
-
-
-def _require_positions(shape: ModelShape, longest: int) -> None:
-    if longest > shape.max_position_embeddings:
-        raise UserError(
-            f"profile_seq_length_list: {longest} tokens are beyond the {shape.max_position_embeddings} positions of "
-            f"{shape.name}; measure shorter samples"
-        )
+    _say("imported", import_nccl_tests(logs, num_nodes, num_gpus_per_node).save(output))

@@ -108,22 +108,22 @@ def _prepare_data(output: Path) -> None:
 
 
 def _profile(output: Path, nproc: int) -> None:
-    from paddlenlp_galvatron.profiler.points import ProfileMode
+    from paddlenlp_galvatron.plan.model_options import ModelOptions
+    from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileMode
 
-    from . import profile
+    from .profile import profile_hardware, profile_model
 
     folder = output / "profiles"
-    profile.hardware(folder, nproc, largest_message_mib=16)
-    profile.model(
-        str(output / "model"),
-        folder,
-        nproc,
+    profile_hardware(HardwareOptions(output=folder, nproc=nproc, end_mb=16))
+    points = PointOptions(
+        output=folder,
+        nproc=nproc,
         profile_mode=ProfileMode.BATCH,
         profile_max_batch_size=8,
-        profile_seq_length_list=str(SEQ_LENGTH),
-        max_tp_size=nproc,
+        max_tp_deg=nproc,
         sequence_parallel=True,
     )
+    profile_model(points, ModelOptions(model_size=str(output / "model"), seq_length=SEQ_LENGTH))
 
 
 def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Plan:

@@ -36,6 +36,16 @@ ABSENT = {
     "use_pipeline_costmodel": ("1", "every pipeline is simulated"),
     "costmodel_coe": ("1", "predicted times are not scaled; profile again if they are off"),
     "profile_gpu_num": (None, "the name of the all-reduce file says which cluster was measured; leave it out"),
+    "mpi_path": (None, "ranks are started without MPI; for nccl-tests use galvatron profile import-nccl-tests"),
+    "nccl_test_dir": (None, "messages go through Paddle; for nccl-tests use galvatron profile import-nccl-tests"),
+    "envs": (None, "ranks get the environment of the command; set the variables there"),
+    "profile_type": (None, "computation and memory are commands of their own"),
+    "profile_dp_type": (None, "parts are measured without data parallelism, so it changes nothing; leave it out"),
+    "profile_unit": ("all", "layers are measured whole"),
+    "shape_order": (None, "the layers are PaddleNLP's own, in their order; leave it out"),
+    "make_vocab_size_divisible_by": (None, "the vocabulary is padded to a multiple of its degree; leave it out"),
+    "extra_args_str": (None, "there is no other launcher that it could go to; leave it out"),
+    "set_experts_manually": ("0", "models with experts are not supported"),
     "disable_cp": ("1", "context parallelism is not supported"),
 }
 

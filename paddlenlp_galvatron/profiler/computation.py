@@ -3,103 +3,135 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import paddle
 
-from ..plan import ModelShape
-from ..profiles import EMBEDDING, HEAD, ComputationProfile, Meta, PassKey, PassTimes, Shape, layer_part
+from ..plan import ModelShape, Precision
+from ..profiles import EMBEDDING, HEAD, PassKey, Shape, layer_part
 from ..runtime.family import Family
-from ..runtime.gradients import clip_gradients, global_norm
+from ..runtime.gradients import global_norm, update_in_turns
+from .computation_summary import OPTIMIZER, PassPoint, doubtful, measured
+from .journal import Journal
 from .part import Part
+from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
-FEW, MANY = 1, 3  # layers; the difference of the two leaves out what does not belong to a layer
+TURNS = 3  # at most, for numbers that spread too widely or cannot be
+TOLERANCE = 0.05  # of a time: points in between are measured where a line through the others misses by more
+ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
 
 
+@dataclass
 class ComputationProfiler:
-    """Measures one model on all ranks at once. Every rank builds one and calls `measure`."""
+    """Measures one model, all ranks at once, into a journal. Every rank builds one and calls `measure`."""
 
-    def __init__(self, shape: ModelShape, family: Family, stopwatch: Stopwatch, sequence_parallel: bool):
-        self._shape, self._family, self._stopwatch = shape, family, stopwatch
-        self._sequence_parallel = sequence_parallel
-        self._passes: dict[PassKey, PassTimes] = {}
-        self._spread: dict[str, float] = {}
+    shapes: Sequence[ModelShape]  # one a layer type
+    family: Family
+    stopwatch: Stopwatch
+    journal: Journal
+    precision: Precision = Precision.FP32
+    sequence_parallel: bool = False
+    layers: tuple[int, int] = (1, 3)  # their difference leaves out what does not belong to a layer
+    adaptive: bool = True
 
-    def measure(
-        self, points: Sequence[Shape], degrees: Sequence[int], meta: Meta, tick: Callable[[], None]
-    ) -> ComputationProfile:
-        """The profile over all points and degrees; `tick` is called after each of these. The same on every rank."""
-        for point in points:
+    def measure(self, points: Sequence[Shape], degrees: Sequence[int], tick: Callable[[int], None]) -> None:
+        """Measure all that the journal does not know; `tick` gets the number of points times degrees settled so far."""
+        settled = 0
+        tick(settled)
+        for line in _lines(points):
             for tp in degrees:
-                self._measure_layer(point, tp)
-                self._measure_ends(point, tp)
-                tick()
-        forward = {(key.part, Shape(key.batch, key.seq)): times.forward_ms for key, times in self._alone()}
-        layer = layer_part(0)
-        return ComputationProfile(
-            "fp32",
-            self._shape.hidden_size,
-            self._shape.heads,
-            {0: {point: forward[layer, point] / point.batch for point in points}},
-            {point: (forward[EMBEDDING, point] + forward[HEAD, point]) / point.batch for point in points},
-            self._passes,
-            self._optimizer_ms_per_million(points[0]),
-            meta=meta.model_copy(update={"spread": self._spread}),
+                for part in [*map(layer_part, range(len(self.shapes))), *ENDS]:
+                    self._measure_line(part, line, tp)
+                settled += len(line)
+                tick(settled)
+        self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
+        for turn in range(1, TURNS):
+            if not self.stopwatch.is_late():
+                for key in doubtful(self.journal):
+                    self._measure(PassPoint(key, turn))
+
+    def _measure_line(self, part: str, line: Sequence[Shape], tp: int) -> None:
+        """Points along one line: where it is adaptive, those in between only if the others do not tell them."""
+        varied = 0 if len({point.seq for point in line}) == 1 else 1  # of (batch, sequence length)
+        keys = {float(point[varied]): self._key(part, point, tp) for point in line}
+        grid = sorted(keys)
+        wanted = coarse(grid) if self.adaptive else grid
+        while wanted:
+            for x in wanted:
+                self.stopwatch.is_late()
+                self._measure(PassPoint(keys[x], 0))
+            known = measured(self.journal)
+            # Over the batch the search interpolates times, over the sequence length times of a token.
+            times = {x: known[key].whole.ms / (x if varied else 1) for x, key in keys.items() if key in known}
+            wanted = uncertain(grid, times, TOLERANCE)
+
+    def _key(self, part: str, point: Shape, tp: int) -> PassKey:
+        return PassKey(part, point.batch, self._shape(part).seq_length or point.seq, tp)
+
+    def _shape(self, part: str) -> ModelShape:
+        if part in ENDS:
+            return self.shapes[0 if part == EMBEDDING else -1]
+        return self.shapes[int(part.rpartition("_")[2])]
+
+    def _measure(self, point: PassPoint) -> None:
+        self.journal.get(point.name, lambda: self._end(point.key) if point.key.part in ENDS else self._layer(point.key))
+
+    def _part(self, key: PassKey, **what: Any) -> Part:
+        return Part(
+            self._shape(key.part),
+            self.family,
+            samples=key.batch,
+            seq_length=key.seq,
+            tp=key.tp,
+            sequence_parallel=self.sequence_parallel,
+            precision=self.precision,
+            **what,
         )
 
-    def _alone(self) -> list[tuple[PassKey, PassTimes]]:
-        return [(key, times) for key, times in self._passes.items() if key.tp == 1]
+    def _layer(self, key: PassKey) -> list[Any]:
+        few, many = self.layers
+        parts = [
+            self._part(key, layers=few),
+            self._part(key, layers=many),
+            self._part(key, layers=few, recompute=True),
+        ]
+        steps = [step for part in parts for step in (part.forward, part.backward)]
+        few_f, few_b, many_f, many_b, _, again_b = self.stopwatch.apart(*steps).T
+        recompute_ms = max(0.0, float(np.median(again_b - few_b)) / few)
+        return [self._of_one(few_f, many_f), self._of_one(few_b, many_b), recompute_ms]
 
-    def _part(self, point: Shape, tp: int, **what: Any) -> Part:
-        sequence_parallel = self._sequence_parallel
-        settings: dict[str, Any] = {
-            "samples": point.batch,
-            "seq_length": point.seq,
-            "tp": tp,
-            "sequence_parallel": sequence_parallel,
-        }
-        return Part(self._shape, self._family, **settings, **what)
+    def _of_one(self, few: Array, many: Array) -> list[float]:
+        """Time of one layer, and its spread, from laps of few and of many."""
+        timing = Timing.of((many - few) / (self.layers[1] - self.layers[0]))
+        timing = timing if timing.ms > 0 else Timing.of(many / self.layers[1])  # noise swallows the difference
+        return [timing.ms, timing.spread]
 
-    def _measure_layer(self, point: Shape, tp: int) -> None:
-        few, many = self._part(point, tp, layers=FEW), self._part(point, tp, layers=MANY)
-        again = self._part(point, tp, layers=FEW, recompute=True)
-        steps = [step for part in (few, many, again) for step in (part.forward, part.backward)]
-        few_f, few_b, many_f, many_b, _, again_b = self._stopwatch.apart(*steps).T
-        forward, backward = _of_one(few_f, many_f), _of_one(few_b, many_b)
-        recompute = max(0.0, float(np.median(again_b - few_b)) / FEW)
-        self._record(PassKey(layer_part(0), *point, tp), forward, backward, recompute)
-
-    def _measure_ends(self, point: Shape, tp: int) -> None:
-        for part, what in ((EMBEDDING, {"embedding": True}), (HEAD, {"head": True})):
-            measured = self._part(point, tp, **what)
-            forward, backward = self._stopwatch.apart(measured.forward, measured.backward).T
-            self._record(PassKey(part, *point, tp), Timing.of(forward), Timing.of(backward), None)
-
-    def _record(self, key: PassKey, forward: Timing, backward: Timing, recompute_ms: float | None) -> None:
-        self._passes[key] = PassTimes(forward.ms, backward.ms, recompute_ms)
-        name = f"{key.part}_bsz{key.batch}_seq{key.seq}_tp{key.tp}"
-        self._spread |= {f"{name}.forward": forward.spread, f"{name}.backward": backward.spread}
+    def _end(self, key: PassKey) -> list[Any]:
+        part = self._part(key, **ENDS[key.part])
+        passes = [Timing.of(laps) for laps in self.stopwatch.apart(part.forward, part.backward).T]
+        return [*([timing.ms, timing.spread] for timing in passes), None]
 
     def _optimizer_ms_per_million(self, point: Shape) -> float:
         """Clipping and AdamW's update."""
-        part = self._part(point, 1, layers=MANY)
-        part.forward()
-        part.backward()
-        trainables = part.trainables
-        optimizer = paddle.optimizer.AdamW(parameters=[trainable.tensor for trainable in trainables])
+        part = self._part(self._key(layer_part(), point, 1), layers=self.layers[1])
+        optimizer = paddle.optimizer.AdamW(parameters=[trainable.tensor for trainable in part.trainables])
 
         def update() -> None:
-            norm = global_norm(trainables, None)
-            clip_gradients(trainables, norm, norm / 2)
-            optimizer.step()
+            global_norm(part.trainables, None)
+            update_in_turns(optimizer, part.trainables, factor=0.5)
 
-        ms = Timing.of(self._stopwatch.apart(update)[:, 0]).ms
+        ms = Timing.of(
+            self.stopwatch.apart(part.forward, part.backward, update)[:, 2]
+        ).ms  # an update uses gradients up
         return ms / (part.weights / 1e6)
 
 
-def _of_one(few: Array, many: Array) -> Timing:
-    """Time of one layer from laps of few and of many."""
-    timing = Timing.of((many - few) / (MANY - FEW))
-    return timing if timing.ms > 0 else Timing.of(many / MANY)  # noise swallows the difference
+def _lines(points: Sequence[Shape]) -> list[list[Shape]]:
+    """Points over the batch at each length, or all over the length where each has one batch size."""
+    by_length: dict[int, list[Shape]] = {}
+    for point in points:
+        by_length.setdefault(point.seq, []).append(point)
+    return [list(points)] if len(by_length) == len(points) else list(by_length.values())

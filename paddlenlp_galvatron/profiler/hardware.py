@@ -5,13 +5,10 @@ All groups of a kind are active at once, as in training: on 4 ranks, both groups
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,26 +16,34 @@ import paddle
 import paddle.distributed as dist
 
 from ..plan.layout import Grid
-from ..profiles import Collective, HardwareProfile, MessageGroup, Meta
-from ..profiles.hardware import message_key
+from ..profiles import Collective, MessageGroup
 from ..runtime import collectives
 from ..runtime.groups import Groups, Ranks, run_as_rank, start_world
-from .launcher import fingerprint, report_progress
+from .hardware_summary import OVERLAP, MessagePoint, doubtful, hardware_profile, message_laps
+from .journal import Journal
+from .launcher import fingerprint, impossible_note, report_note, report_progress
+from .options import KINDS, HardwareOptions, Part
+from .overlap import PAIR, overlap_coefficient
+from .processors import pinned
+from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
-SIZES_MIB = (1 / 64, 1 / 16, 1 / 4, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 ROUNDS = 3  # everything is measured so often, so that what disturbs the machine for a while spoils one round only
-LONGEST_MS = 30.0  # larger messages than the first that takes this long are not measured: they only get longer
+MOST_ROUNDS = 5  # for numbers that still spread too widely, or cannot be
+TOLERANCE = 0.1  # of a number: sizes in between are measured where a line through the others misses by more
+LONGEST_MS = 100.0  # larger messages than the first that takes this long are not measured: they only get longer
 FLOAT_BYTES = 4
-OVERLAP_MIB = 4  # message of the overlap measurement
-OVERLAP_MS = 50.0  # work of the overlap measurement: enough that starting a thread does not matter
-MATRIX = 256  # side of the matrices that it multiplies
 
 OPERATIONS: dict[Collective, Callable[[Any, Any], Any]] = {
     Collective.ALL_REDUCE: collectives.all_reduce,
     Collective.ALL_GATHER: collectives.all_gather,
     Collective.REDUCE_SCATTER: collectives.reduce_scatter,
     Collective.ALL_TO_ALL: collectives.all_to_all,
+}
+OF_RANKS: dict[str, Callable[[Array], Array]] = {  # [laps, ranks] -> [laps]
+    "min": lambda laps: np.max(laps, axis=1),
+    "avg": lambda laps: np.mean(laps, axis=1),
+    "first": lambda laps: laps[:, 0],
 }
 
 
@@ -48,33 +53,55 @@ def group_kinds(world_size: int) -> list[tuple[int, bool]]:
     return [(size, consecutive) for size in sizes for consecutive in (True, False) if consecutive or size < world_size]
 
 
+def curves(options: HardwareOptions, world_size: int) -> list[MessageGroup]:
+    """The collectives and groups of the parts that are asked for, each once."""
+    found: dict[MessageGroup, None] = {}
+    for part in options.parts:
+        limit = {Part.P2P: options.max_pp_deg, Part.ALL_REDUCE: None}.get(part, options.max_tp_deg)
+        for kind in KINDS[part]:
+            for size, consecutive in group_kinds(world_size):
+                if size <= (limit or size) and (consecutive or kind is not Collective.SEND):
+                    found[MessageGroup(kind, size, consecutive)] = None
+    return list(found)
+
+
 @dataclass
 class HardwareProfiler:
-    """Measures one cluster. Every rank builds one and calls `measure`."""
+    """Measures one cluster into a journal. Every rank builds one and calls `measure`."""
 
+    options: HardwareOptions
     rank: int
     world_size: int
     stopwatch: Stopwatch
     groups: Groups
-    largest_mib: float = SIZES_MIB[-1]
-    _laps: dict[MessageGroup, dict[float, list[Array]]] = field(default_factory=dict)
+    journal: Journal
 
-    def measure(self, nodes: int = 1) -> HardwareProfile:
-        """The whole profile; the same on every rank."""
+    def measure(self) -> None:
+        """Measure all that the journal does not know."""
         self.groups.create(set(self._communicators()))
-        kinds = group_kinds(self.world_size)
-        rows = [
-            *(partial(self._measure_collective, MessageGroup(kind, *group)) for group in kinds for kind in OPERATIONS),
-            *(partial(self._measure_send, size) for size, consecutive in kinds if consecutive),
-        ]
-        for number, row in enumerate(rows * ROUNDS):
-            report_progress(number, ROUNDS * len(rows))
-            row()
-        overlap = self._measure_overlap() if self.world_size > 1 else Timing(1.0, 0.0)
-        report_progress(ROUNDS * len(rows), ROUNDS * len(rows))
-        return self._profile(nodes, overlap)
+        wanted = curves(self.options, self.world_size)
+        overlaps = ROUNDS * (Part.OVERLAP in self.options.parts and self.world_size > 1)
+        done, total = 0, ROUNDS * len(wanted) + overlaps
+        for turn in range(ROUNDS):
+            for group in wanted:
+                report_progress(done, total)
+                if not (self.stopwatch.is_late() and turn):
+                    self._measure_curve(group, turn)
+                done += 1
+        for turn in range(overlaps):
+            report_progress(done, total)
+            self.journal.get(f"{OVERLAP} {turn}", self._overlap)
+            done += 1
+        for turn in range(ROUNDS, MOST_ROUNDS):
+            if not self.stopwatch.is_late():
+                for group in wanted:
+                    for mib in sorted(doubtful(self._laps(group))):
+                        self._measure_message(MessagePoint(group, mib, turn))
+        report_progress(total, total)
 
     def _communicators(self) -> Iterator[tuple[Ranks, str]]:
+        if self.world_size > 1:
+            yield PAIR, ""
         for size, consecutive in group_kinds(self.world_size):
             yield from ((ranks, "") for ranks in Grid(self.world_size, size, consecutive).tp_groups())
             if consecutive:
@@ -85,126 +112,82 @@ class HardwareProfiler:
         step = self.world_size // stages
         return [(rank, rank + step) for rank in range(self.world_size - step)]
 
-    def _measure_collective(self, kind: MessageGroup) -> None:
-        group = self.groups.get(Grid(self.world_size, kind.size, kind.consecutive).tp_group(self.rank))
-        operation = OPERATIONS[kind.kind]
-
-        def message(mib: float) -> Callable[[], Any]:
-            elements = int(mib * 2**20) // FLOAT_BYTES // kind.size
-            whole = elements if kind.kind is Collective.ALL_GATHER else elements * kind.size
-            return partial(operation, paddle.zeros([whole]), group)
-
-        self._measure_sizes(kind, message)
-
-    def _measure_send(self, stages: int) -> None:
-        """Every stage sends to the next and receives from the one before, all at once."""
-        pairs = [(self.groups.get(pair, "down"), pair) for pair in self._pairs(stages) if self.rank in pair]
-
-        def message(mib: float) -> Callable[[], None]:
-            elements = int(mib * 2**20) // FLOAT_BYTES
-            sent, received = paddle.zeros([elements]), paddle.empty([elements])
-
-            def exchange() -> None:
-                tasks = [
-                    dist.isend(sent, second, group) if self.rank == first else dist.irecv(received, first, group)
-                    for group, (first, second) in pairs
-                ]
-                for task in tasks:
-                    task.wait()
-
-            return exchange
-
-        self._measure_sizes(MessageGroup(Collective.SEND, stages), message)
-
-    def _measure_sizes(self, kind: MessageGroup, message: Callable[[float], Callable[[], Any]]) -> None:
-        for mib in (size for size in SIZES_MIB if size <= self.largest_mib):
-            laps = self.stopwatch.together(message(mib))
-            self._laps.setdefault(kind, {}).setdefault(mib, []).append(laps)
-            if Timing.of(laps).ms > LONGEST_MS:
+    def _measure_curve(self, group: MessageGroup, turn: int) -> None:
+        """Times over message sizes. In the first turn it is found out which sizes are worth it."""
+        grid = self.options.sizes_mib
+        if turn:
+            for mib in [size for size in grid if size in self._laps(group)]:
+                self._measure_message(MessagePoint(group, mib, turn))
+            return
+        # Galvatron's own search reads these two kinds at every size.
+        documented = group.consecutive and group.kind in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL)
+        for mib in grid if documented or not self.options.adaptive else coarse(grid):
+            if self._measure_message(MessagePoint(group, mib, turn)) > LONGEST_MS:
                 break
+        while wanted := uncertain(grid, self._times(group), TOLERANCE):
+            for mib in wanted:
+                self._measure_message(MessagePoint(group, mib, turn))
 
-    def _measure_overlap(self) -> Timing:
-        """How much slower compute and communication run beside one another.
+    def _laps(self, group: MessageGroup) -> dict[float, list[float]]:
+        return message_laps(self.journal)[group]
 
-        Work c and messages m, each for itself, then both at once: while both run, each goes 1/o as fast, until the
-        shorter is done: both = o·min(c, m) + |c - m|.
-        """
-        group = self.groups.get(tuple(range(self.world_size)))
-        matrix, buffer = paddle.ones([MATRIX, MATRIX]), paddle.zeros([OVERLAP_MIB * 2**20 // FLOAT_BYTES])
+    def _times(self, group: MessageGroup) -> dict[float, float]:
+        return {mib: Timing.of(laps).ms for mib, laps in self._laps(group).items()}
 
-        def compute(count: int) -> None:
-            for _ in range(count):
-                paddle.matmul(matrix, matrix)
+    def _measure_message(self, point: MessagePoint) -> float:
+        """Time in ms of a message in one turn."""
 
-        def communicate(count: int) -> None:
-            for _ in range(count):
-                collectives.all_reduce(buffer, group)
+        def measure() -> list[float]:
+            prepare = self._exchange if point.group.kind is Collective.SEND else self._collective
+            laps: list[float] = OF_RANKS[self.options.avg_or_min_or_first](
+                self.stopwatch.together(prepare(point.group, point.mib))
+            ).tolist()
+            return laps
 
-        def time(operation: Callable[[], Any]) -> Timing:
-            return Timing.of(self.stopwatch.together(operation))
+        return Timing.of(self.journal.get(point.key, measure)).ms
 
-        products = max(1, round(OVERLAP_MS / time(partial(compute, 1)).ms))
-        messages = max(1, round(OVERLAP_MS / time(partial(communicate, 1)).ms))
+    def _collective(self, group: MessageGroup, mib: float) -> Callable[[], Any]:
+        communicator = self.groups.get(Grid(self.world_size, group.size, group.consecutive).tp_group(self.rank))
+        elements = int(mib * 2**20) // FLOAT_BYTES // group.size
+        whole = elements if group.kind is Collective.ALL_GATHER else elements * group.size
+        return partial(OPERATIONS[group.kind], paddle.zeros([whole]), communicator)
 
-        def both() -> None:
-            beside = threading.Thread(target=communicate, args=(messages,))
-            beside.start()
-            compute(products)
-            beside.join()
+    def _exchange(self, group: MessageGroup, mib: float) -> Callable[[], None]:
+        """Every stage sends to the next and receives from the one before, all at once."""
+        pairs = [(self.groups.get(pair, "down"), pair) for pair in self._pairs(group.size) if self.rank in pair]
+        elements = int(mib * 2**20) // FLOAT_BYTES
+        sent, received = paddle.zeros([elements]), paddle.empty([elements])
 
-        coefficients = []
-        for _ in range(ROUNDS):
-            alone_ms = [time(partial(compute, products)).ms, time(partial(communicate, messages)).ms]
-            short_ms, long_ms = sorted(alone_ms)
-            coefficients.append(max(1.0, (time(both).ms - (long_ms - short_ms)) / short_ms))
-        return Timing.of(np.array(coefficients))
+        def exchange() -> None:
+            tasks = [
+                dist.isend(sent, second, pair) if self.rank == first else dist.irecv(received, first, pair)
+                for pair, (first, second) in pairs
+            ]
+            for task in tasks:
+                task.wait()
 
-    def _profile(self, nodes: int, overlap: Timing) -> HardwareProfile:
-        allreduce: dict[tuple[int, bool], float] = {}
-        p2p: dict[int, float] = {}
-        spread = {"overlap_coe": overlap.spread}
-        messages = {
-            kind: {mib: Timing.of(np.concatenate(laps)) for mib, laps in sizes.items()}
-            for kind, sizes in self._laps.items()
-        }
-        for kind, times in messages.items():
-            largest = max(times)
-            mib_per_ms = largest / times[largest].ms
-            if kind.kind is Collective.ALL_REDUCE:
-                allreduce[kind.size, kind.consecutive] = mib_per_ms * 2 * (kind.size - 1) / kind.size
-                spread[f"allreduce_size_{kind.size}_consec_{int(kind.consecutive)}"] = times[largest].spread
-            elif kind.kind is Collective.SEND:
-                p2p[kind.size] = mib_per_ms
-                spread[f"pp_size_{kind.size}"] = times[largest].spread
-            spread |= {message_key(kind, mib): timing.spread for mib, timing in times.items()}
-        return HardwareProfile(
-            nodes,
-            self.world_size // nodes,
-            allreduce,
-            p2p,
-            {kind: {mib: timing.ms for mib, timing in times.items()} for kind, times in messages.items()},
-            overlap.ms,
-            Meta(fingerprint=fingerprint(self.world_size), spread=spread),
-        )
+        return exchange
 
-
-@dataclass(frozen=True)
-class HardwareOptions:
-    """What a launch is asked for."""
-
-    output: str  # folder of the files
-    largest_mib: float = SIZES_MIB[-1]
-    budget_ms: float = 150  # spent on each number
+    def _overlap(self) -> float:
+        return overlap_coefficient(self.stopwatch, self.rank, self.groups, self.options.overlap_time_multiply)
 
 
 def main() -> None:
     """Measure, and write the files on the first rank."""
-    options = HardwareOptions(**json.loads(sys.argv[1]))
+    options = HardwareOptions.model_validate_json(sys.argv[1])
     rank, world_size = start_world()
-    stopwatch = Stopwatch(world_size, options.budget_ms / ROUNDS)
-    profile = HardwareProfiler(rank, world_size, stopwatch, Groups(rank), options.largest_mib).measure()
+    device = fingerprint(world_size)
+    per_node = options.ranks_per_node
+    changing = options.model_dump(include={"num_nodes", "avg_or_min_or_first", "overlap_time_multiply"})
+    journal = Journal.open(options.output, "hardware", device.model_dump() | changing, rank, world_size, options.fresh)
+    report_note(*journal.kept_note)
+    stopwatch = Stopwatch(world_size, per_node, options.budget_ms / ROUNDS, options.time_budget_s)
+    with pinned(rank % per_node, per_node):
+        HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal).measure()
     if rank == 0:
-        profile.save(Path(options.output))
+        profile = hardware_profile(journal, options.num_nodes, per_node, options.link_gb_per_s, device)
+        report_note(*impossible_note(profile.meta))
+        profile.save(options.output)
 
 
 if __name__ == "__main__":

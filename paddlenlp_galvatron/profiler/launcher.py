@@ -2,50 +2,70 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..profiles import Fingerprint
+from ..profiles import Fingerprint, Meta
 from ..runtime.launch import Launch
+from .options import RunOptions
 
 PROGRESS = re.compile(r"^progress (\d+)/(\d+)$", re.MULTILINE)
-TIMEOUT_S = 3600
+NOTE = re.compile(r"^note (.+)$", re.MULTILINE)
+TIMEOUT_S = 24 * 3600
+SHOWN_FLAGS = 2
 
 
-def run_ranks(module: str, options: Any, nproc: int, what: str) -> None:
-    """Run a module of this package as `nproc` ranks, with progress; its options (a dataclass) are its one argument, as
-    JSON.
+def run_ranks(module: str, arguments: str, options: RunOptions, what: str) -> None:
+    """Run a module of this package as the ranks of this node, with progress; its one argument is JSON.
 
     Raises LaunchError.
     """
     columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    command = (f"{__package__}.{module}", [json.dumps(asdict(options))], nproc)
+    command = (f"{__package__}.{module}", [arguments], options.ranks_per_node)
     with (
         tempfile.TemporaryDirectory(prefix="galvatron-profile-") as logs,
         Progress(*columns, console=Console(stderr=True)) as progress,
         Launch(*command, logs, TIMEOUT_S) as running,
     ):
         task = progress.add_task(what, total=None)
+        log = Path(logs, "workerlog.0")
+        told = 0
         for _ in running.wait():
-            reported = PROGRESS.findall(Path(logs, "workerlog.0").read_text(errors="replace"))
-            if reported:
-                done, total = map(int, reported[-1])
-                progress.update(task, completed=done, total=total)
+            text = log.read_text(errors="replace")
+            for done, total in PROGRESS.findall(text)[-1:]:
+                progress.update(task, completed=int(done), total=int(total))
+            notes = NOTE.findall(text)
+            for note in notes[told:]:
+                progress.console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+            told = len(notes)
 
 
 def report_progress(done: int, total: int) -> None:
     """Tell whoever started this rank how many of its measurements are done."""
     sys.stdout.write(f"progress {done}/{total}\n")
     sys.stdout.flush()
+
+
+def report_note(*texts: str) -> None:
+    """Tell the user something, through whoever started this rank."""
+    sys.stdout.write("".join(f"note {text}\n" for text in texts))
+    sys.stdout.flush()
+
+
+def impossible_note(meta: Meta) -> list[str]:
+    """What to tell of numbers that cannot be."""
+    flags = meta.flags
+    examples = "; ".join(f"{key}: {reason}" for key, reason in list(flags.items())[:SHOWN_FLAGS])
+    told = f"{len(flags)} numbers cannot be ({examples}{'; …' if len(flags) > SHOWN_FLAGS else ''})"
+    return (
+        [f"{told}; they are under flags in the file: measure again with --fresh 1 on a quiet machine"] if flags else []
+    )
 
 
 def fingerprint(device_count: int, **model: str) -> Fingerprint:

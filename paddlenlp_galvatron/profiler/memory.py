@@ -5,108 +5,115 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..plan import ModelShape
+from ..plan import ModelShape, Precision
 from ..profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
 from ..profiles.memory import STATE_BYTES, Role
 from ..runtime import device
 from ..runtime.family import Family
+from .journal import Journal
 from .part import Part
 
-FEW, MANY = 1, 3  # layers; the difference of the two leaves out what does not belong to a layer
 MIB = 2**20
 FLOAT_BYTES = 4
+STAGES: dict[Role, dict[str, bool]] = {
+    "only": {"embedding": True, "head": True},
+    "first": {"embedding": True},
+    "last": {"head": True},
+}
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """Memory of one micro-batch in a part, in MiB above what the part holds between micro-batches."""
 
     kept: float  # after forward, for backward
     working: float  # backward's peak above that
     peak: float  # of both passes
+    weights: int  # numbers that the part holds
 
 
+@dataclass
 class MemoryProfiler:
-    """Measures one model. One rank is enough."""
+    """Measures one model into a journal. One rank is enough."""
 
-    def __init__(self, shape: ModelShape, family: Family, samples: int):
-        """`samples` are those of the micro-batch that is measured."""
-        self._shape, self._family, self._samples = shape, family, samples
+    shapes: Sequence[ModelShape]  # one a layer type
+    family: Family
+    journal: Journal
+    samples: int  # of the micro-batch that is measured
+    precision: Precision = Precision.FP32
+    layers: tuple[int, int] = (1, 3)  # their difference leaves out what does not belong to a layer
 
     def measure(
-        self, lengths: Sequence[int], degrees: Sequence[int], meta: Meta, tick: Callable[[], None]
+        self, lengths: Sequence[int], degrees: Sequence[int], meta: Meta, tick: Callable[[int], None]
     ) -> MemoryProfile:
-        """The profile over all sequence lengths and degrees; `tick` is called after each pair of these."""
+        """The profile over all sequence lengths and degrees; `tick` gets how many of twice the lengths are done."""
         layers: dict[Variant, dict[int, LayerMemory]] = {}
         vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
         gc.collect()
         gc.freeze()  # what is there stays: later collections look at the measured parts alone, and are quick
+        done = 0
         for sequence_parallel in (True, False):
-            variant = Variant(0, sequence_parallel)
             for seq in lengths:
-                layers.setdefault(variant, {})[seq] = self._layer(seq, degrees, sequence_parallel)
-                for role, tables in self._vocab(seq, degrees, sequence_parallel).items():
-                    vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = tables
-                tick()
+                for number, shape in enumerate(self.shapes):
+                    length = shape.seq_length or seq
+                    table = layers.setdefault(Variant(number, sequence_parallel), {})
+                    table[length] = self._layer(number, length, degrees, sequence_parallel)
+                for role in STAGES:
+                    tables = vocab.setdefault(VocabVariant(role, sequence_parallel), {})
+                    tables[seq] = self._vocab(role, seq, degrees, sequence_parallel)
+                done += 1
+                tick(done)
         gc.unfreeze()
-        return MemoryProfile("fp32", self._shape.hidden_size, self._shape.heads, layers, vocab, meta=meta)
+        first = self.shapes[0]
+        return MemoryProfile(self.precision.value, first.hidden_size, first.heads, layers, vocab, meta=meta)
 
-    def _layer(self, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> LayerMemory:
+    def _layer(self, number: int, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> LayerMemory:
+        few, many = self.layers
+
         def use(layers: int, tp: int, recompute: bool = False) -> Use:
-            return self._use(self._part(seq, tp, sequence_parallel, layers=layers, recompute=recompute))
+            return self._use(number, seq, tp, sequence_parallel, layers=layers, recompute=recompute)
 
-        few = {tp: use(FEW, tp) for tp in degrees}
-        many = {tp: use(MANY, tp) for tp in degrees}
-        checkpoint = use(MANY, 1, recompute=True).kept - use(FEW, 1, recompute=True).kept
-        weights = self._part(seq, 1, sequence_parallel, layers=1).weights
+        def of_one(tp: int, recompute: bool = False) -> float:
+            return (use(many, tp, recompute).kept - use(few, tp, recompute).kept) / (many - few) / self.samples
+
+        weights = (use(many, 1).weights - use(few, 1).weights) / (many - few)
         return LayerMemory(
             parameter_mib=FLOAT_BYTES * weights / MIB,
-            activation_mib={tp: (many[tp].kept - few[tp].kept) / (MANY - FEW) / self._samples for tp in degrees},
-            checkpoint_mib=checkpoint / (MANY - FEW) / self._samples,
-            working_mib={tp: few[tp].working / self._samples for tp in degrees},
+            activation_mib={tp: of_one(tp) for tp in degrees},
+            checkpoint_mib=of_one(1, recompute=True),
+            working_mib={tp: use(few, tp).working / self.samples for tp in degrees},
         )
 
-    def _vocab(self, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> dict[Role, VocabMemory]:
+    def _vocab(self, role: Role, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> VocabMemory:
         """The last stage and the only one reach their peak in the loss; the first keeps its share beyond it."""
-        ends: dict[Role, dict[str, bool]] = {
-            "only": {"embedding": True, "head": True},
-            "first": {"embedding": True},
-            "last": {"head": True},
-        }
-        result: dict[Role, VocabMemory] = {}
-        for role, what in ends.items():
-            states: dict[int, float] = {}
-            activation: dict[int, float] = {}
-            kept: dict[int, float] = {}
-            for tp in degrees:
-                part = self._part(seq, tp, sequence_parallel, **what)
-                use = self._use(part)
-                states[tp] = STATE_BYTES * part.weights / MIB
-                activation[tp] = (use.kept if role == "first" else use.peak) / self._samples
-                kept[tp] = use.kept / self._samples
-            result[role] = VocabMemory(states, activation, kept)
-        return result
+        number = len(self.shapes) - 1 if role == "last" else 0
+        uses = {tp: self._use(number, seq, tp, sequence_parallel, **STAGES[role]) for tp in degrees}
+        return VocabMemory(
+            {tp: STATE_BYTES * use.weights / MIB for tp, use in uses.items()},
+            {tp: (use.kept if role == "first" else use.peak) / self.samples for tp, use in uses.items()},
+            {tp: use.kept / self.samples for tp, use in uses.items()},
+        )
 
-    def _part(self, seq: int, tp: int, sequence_parallel: bool, **what: Any) -> Part:
-        settings: dict[str, Any] = {
-            "samples": self._samples,
-            "seq_length": seq,
-            "tp": tp,
-            "sequence_parallel": sequence_parallel,
-        }
-        return Part(self._shape, self._family, **settings, **what)
+    def _use(self, number: int, seq: int, tp: int, sequence_parallel: bool, **what: Any) -> Use:
+        settings = {"samples": self.samples, "seq_length": seq, "tp": tp, "sequence_parallel": sequence_parallel} | what
+        key = f"memory {number} " + " ".join(f"{name}={int(value)}" for name, value in settings.items())
 
-    def _use(self, part: Part) -> Use:
-        part.forward()  # makes what stays: gradients and masks
-        part.backward()
-        gc.collect()  # of the part before, too: nothing may be freed while this one is measured
-        start = device.allocated_mib()
-        device.reset_peak()
-        part.forward()
-        kept, forward_peak = device.allocated_mib() - start, device.peak_mib() - start
-        device.reset_peak()
-        part.backward()
-        backward_peak = device.peak_mib() - start
-        return Use(kept, backward_peak - kept, max(forward_peak, backward_peak))
+        def measure() -> Use:
+            return _measure(Part(self.shapes[number], self.family, precision=self.precision, **settings))
+
+        return Use(*self.journal.get(key, measure))
+
+
+def _measure(part: Part) -> Use:
+    part.forward()  # makes what stays: gradients and masks
+    part.backward()
+    gc.collect()  # of the part before, too: nothing may be freed while this one is measured
+    start = device.allocated_mib()
+    device.reset_peak()
+    part.forward()
+    kept, forward_peak = device.allocated_mib() - start, device.peak_mib() - start
+    device.reset_peak()
+    part.backward()
+    backward_peak = device.peak_mib() - start
+    return Use(kept, backward_peak - kept, max(forward_peak, backward_peak), part.weights)

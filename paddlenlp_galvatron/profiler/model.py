@@ -2,66 +2,52 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 from ..models import load_family
-from ..plan import ModelShape
-from ..profiles import Meta, Shape
+from ..plan.model import joint_fingerprint
+from ..profiles import Meta
 from ..runtime.groups import run_as_rank, start_world
 from .computation import ComputationProfiler
-from .launcher import fingerprint, report_progress
+from .computation_summary import computation_profile
+from .journal import Journal
+from .launcher import fingerprint, impossible_note, report_note, report_progress
 from .memory import MemoryProfiler
+from .model_run import ModelRun
+from .processors import pinned
 from .stopwatch import Stopwatch
-
-
-@dataclass(frozen=True)
-class ModelOptions:
-    """What a launch is asked for."""
-
-    output: str  # folder of the files
-    shape: ModelShape
-    points: list[tuple[int, int]]  # (samples, tokens of a sample) to time
-    degrees: list[int]  # of tensor parallelism
-    sequence_parallel: bool = False  # of the timed layers; memory is measured with and without
-    computation: bool = True
-    memory: bool = True
-    budget_ms: float = 250  # spent on each set of laps
-
-    @classmethod
-    def from_json(cls, text: str) -> ModelOptions:
-        content = json.loads(text)
-        return cls(**{**content, "shape": ModelShape(**content["shape"])})
 
 
 def main() -> None:
     """Measure, and write the files on the first rank."""
-    options = ModelOptions.from_json(sys.argv[1])
+    run = ModelRun.model_validate_json(sys.argv[1])
+    options, shapes, points = run.options, run.shapes, run.points
     rank, world_size = start_world()
-    shape, family = options.shape, load_family(options.shape.family)
-    points = [Shape(*point) for point in options.points]
+    per_node, precision = options.ranks_per_node, options.precision
+    device = fingerprint(world_size, model=joint_fingerprint(shapes), dtype=precision.value)
+    layers = (options.layernum_min, options.layernum_max)
+    identity = device.model_dump() | {"sequence_parallel": options.sequence_parallel, "layers": layers}
+    journal = Journal.open(options.output, "model", identity, rank, world_size, options.fresh)
+    report_note(*journal.kept_note)
+    family, meta = load_family(shapes[0].family), Meta(fingerprint=device)
     lengths = sorted({point.seq for point in points})
-    total = options.computation * len(points) * len(options.degrees) + options.memory * 2 * len(lengths)
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        report_progress(done, total)
-
-    report_progress(0, total)
-    meta = Meta(fingerprint=fingerprint(world_size, model=shape.fingerprint, dtype="fp32"))
-    if options.computation:
-        stopwatch = Stopwatch(world_size, options.budget_ms)
-        computation = ComputationProfiler(shape, family, stopwatch, options.sequence_parallel)
-        times = computation.measure(points, options.degrees, meta, tick)
+    timed, measured = run.computation * len(points) * len(run.degrees), run.memory * 2 * len(lengths)
+    if run.computation:
+        stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
+        computation = ComputationProfiler(
+            shapes, family, stopwatch, journal, precision, options.sequence_parallel, layers, options.adaptive
+        )
+        with pinned(rank % per_node, per_node):
+            computation.measure(points, run.degrees, lambda done: report_progress(done, timed + measured))
         if rank == 0:
-            times.save(Path(options.output))
-    if options.memory and rank == 0:
-        largest = max(point.batch for point in points)
-        MemoryProfiler(shape, family, largest).measure(lengths, options.degrees, meta, tick).save(Path(options.output))
+            profile = computation_profile(journal, shapes, precision, meta)
+            report_note(*impossible_note(profile.meta))
+            profile.save(options.output)
+    if run.memory and rank == 0:
+        samples = max(point.batch for point in points)
+        memory = MemoryProfiler(shapes, family, journal, samples, precision, layers)
+        file = memory.measure(lengths, run.degrees, meta, lambda done: report_progress(timed + done, timed + measured))
+        file.save(options.output)
 
 
 if __name__ == "__main__":

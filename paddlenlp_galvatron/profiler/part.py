@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
+from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
 from ..runtime.family import Family
 from ..runtime.stage import Stage
-from ..runtime.units import Trainable, whole
+from ..runtime.units import Trainable
 from .silent import PatternWeights, SilentGroups
 
 
@@ -34,6 +34,7 @@ class Part:
         tp: int = 1,
         sequence_parallel: bool = False,
         recompute: bool = False,
+        precision: Precision = Precision.FP32,
     ):
         stages = (*(() if embedding else (0,)), layers, *(() if head else (0,)))
         plan = Plan(
@@ -43,22 +44,25 @@ class Part:
             stages=stages,
             layers=(LayerStrategy(tp, recompute=recompute),) * layers,
             vocab=VocabStrategy(tp),
-            assumed=Assumptions(sequence_parallel=sequence_parallel, seq_length=seq_length),
+            assumed=Assumptions(sequence_parallel, precision, seq_length=seq_length),
         )
         rank = 0 if embedding else tp
         weights = PatternWeights(shape.initializer_range)
         self._stage = Stage(plan, shape, family, seq_length, rank, SilentGroups(), weights)
         self._tokens = np.random.default_rng(0).integers(shape.vocab_size, size=samples * seq_length)
-        self._received = None if embedding else paddle.randn(self._stage.boundary_shape)
-        self._returned = None if head else paddle.randn(self._stage.boundary_shape)
+        self._received = None if embedding else self._boundary()
+        self._returned = None if head else self._boundary()
         self._x: Any = None
         self._out: Any = None
+
+    def _boundary(self) -> Any:
+        """What comes from the stage before, or its gradient from the stage behind."""
+        return paddle.randn(self._stage.boundary_shape).astype(self._stage.numbers.stored)
 
     @property
     def trainables(self) -> list[Trainable]:
         """What an optimizer updates."""
-        units = [trainable for unit in self._stage.units for trainable in unit.trainables]
-        return units + [whole(vector) for vector in self._stage.vectors]
+        return self._stage.trainables
 
     @property
     def weights(self) -> int:
@@ -78,4 +82,5 @@ class Part:
             out.backward()
         else:
             paddle.autograd.backward([out], [self._returned])
+        self._stage.settle()
         self._x = self._out = None

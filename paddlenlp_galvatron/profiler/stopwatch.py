@@ -32,22 +32,47 @@ class Timing:
     spread: float  # interquartile range of the laps / median
 
     @classmethod
-    def of(cls, laps_ms: Array) -> Timing:
+    def of(cls, laps_ms: Array | Sequence[float]) -> Timing:
         low, middle, high = np.percentile(laps_ms, [25, 50, 75])
         return cls(float(middle), float((high - low) / middle))
+
+    @property
+    def low_ms(self) -> float:
+        """What it is at least, as far as the spread tells."""
+        return self.ms * (1 - max(self.spread, STEADY) / 2)
+
+    @property
+    def high_ms(self) -> float:
+        """What it is at most."""
+        return self.ms * (1 + max(self.spread, STEADY) / 2)
 
 
 class Stopwatch:
     """Times operations. Every rank of the world asks for the same ones in the same order, and gets the same answers."""
 
-    def __init__(self, world_size: int, budget_ms: float = 250):
-        """`budget_ms` is spent on the repetitions of one number, within LEAST_LAPS and MOST_LAPS."""
-        self._ranks = world_size
+    def __init__(
+        self, world_size: int, per_node: int | None = None, budget_ms: float = 250, time_budget_s: float | None = None
+    ):
+        """`per_node` ranks compute on each host. `budget_ms` is spent on the repetitions of one number, within
+        LEAST_LAPS and MOST_LAPS; what is asked for when `time_budget_s` have passed gets the fewest."""
         self._world = dist.get_group(0) if world_size > 1 else None
         self._budget_ms = budget_ms
+        self._deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
+        self._wall_per_processor_time = _wall_per_processor_time(per_node or world_size)
+
+    def is_late(self) -> bool:
+        """Whether the time budget is spent on any rank: the same answer on all."""
+        if self._deadline is None:
+            return False
+        late = np.array([[time.monotonic() > self._deadline]], np.float64)
+        if all_gather(paddle.to_tensor(late), self._world).numpy().any():
+            self._budget_ms = 0
+            return True
+        return False
 
     def together(self, operation: Operation) -> Array:
-        """Times in ms of the laps of an operation that is done when the slowest rank is, such as a collective."""
+        """Times in ms [laps, ranks] of an operation that the ranks do together, such as a collective. It is done when
+        the slowest rank is."""
         warm_ms = float(self._laps([operation], 1).max())
         inner = max(1, round(SHORTEST_LAP_MS / warm_ms))
 
@@ -55,7 +80,8 @@ class Stopwatch:
             for _ in range(inner):
                 operation()
 
-        return np.array([self._laps([several], 1).max() / inner for _ in range(self._count(warm_ms * inner))])
+        laps = [self._laps([several], 1)[0, :, 0] / inner for _ in range(self._count(warm_ms * inner))]
+        return np.stack(laps)
 
     def apart(self, *steps: Operation) -> Array:
         """Times in ms [laps, steps] of steps that each rank takes for itself, one after the other, all ranks at once:
@@ -66,9 +92,7 @@ class Stopwatch:
         disturbs them only adds time, so the quicker ones count.
         """
         count = self._count(float(self._laps(steps, 1).sum(axis=2).mean()))
-        clock, scale = (
-            (time.perf_counter, 1.0) if _on_gpu() else (time.process_time, _wall_per_processor_time(self._ranks))
-        )
+        clock, scale = (time.perf_counter, 1.0) if _on_gpu() else (time.process_time, self._wall_per_processor_time)
         best: Array | None = None
         for _ in range(ATTEMPTS):
             laps: Array = scale * self._laps(steps, count, clock).mean(axis=1)

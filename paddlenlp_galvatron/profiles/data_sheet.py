@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..plan.errors import UserError
 from ..plan.files import read_json
 
-FOLDER = Path(__file__).parent / "data_sheets"
+FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")
 
 
 class Figure(BaseModel):
@@ -45,19 +45,18 @@ class DataSheet(BaseModel):
     overlap_coe: Figure = Field(description="how much slower compute and communication run side by side")
 
 
-def data_sheet_names() -> list[str]:
-    """Data sheets that ship."""
-    return sorted(path.stem for path in FOLDER.glob("*.json"))
+def data_sheets() -> dict[str, Path]:
+    """Data sheets that ship: name -> file."""
+    return {path.stem: path for folder in FOLDERS for path in sorted(folder.glob("*.json"))}
 
 
 def load_data_sheet(name_or_path: str | Path) -> DataSheet:
-    """A data sheet that ships, by name, or any by path. Raises UserError."""
-    path = FOLDER / f"{name_or_path}.json"
-    if not path.exists():
-        path = Path(name_or_path)
-    if not path.exists():
-        known = ", ".join(data_sheet_names())
-        raise UserError(f"data sheet {name_or_path}: neither a file nor a known node; known: {known}")
+    """A data sheet that ships, by name or its beginning (h100), or any by path. Raises UserError."""
+    known = data_sheets()
+    named = [path for name, path in known.items() if name == name_or_path or name.startswith(f"{name_or_path}-")]
+    path = named[0] if len(named) == 1 else Path(name_or_path)
+    if not path.is_file():
+        raise UserError(f"data sheet {name_or_path}: neither a file nor a known node; known: {', '.join(known)}")
     try:
         return DataSheet.model_validate(read_json(path))
     except ValidationError as error:

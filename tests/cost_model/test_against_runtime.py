@@ -13,6 +13,7 @@ from cost_cases import RANKS, SEQ, RealCase, real_cases
 from paddlenlp_galvatron.cost_model import CostModel, step_traffic_bytes
 from paddlenlp_galvatron.models import load_family
 from paddlenlp_galvatron.plan import Precision
+from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.memory import MemoryProfiler
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, MemoryProfile, Meta, Shape
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
@@ -72,8 +73,8 @@ def test_peak_memory_of_every_stage_is_foreseen(measured):
         if case.plan.assumed.mixed_precision is not Precision.FP32:
             continue  # CPUs compute in fp32 between 16-bit edges
         if case.shape.fingerprint not in profiles:
-            profiler = MemoryProfiler(case.shape, load_family(case.shape.family), samples=2)
-            profiles[case.shape.fingerprint] = profiler.measure([SEQ], DEGREES, Meta(), lambda: None)
+            profiler = MemoryProfiler([case.shape], load_family(case.shape.family), Journal(), samples=2)
+            profiles[case.shape.fingerprint] = profiler.measure([SEQ], DEGREES, Meta(), lambda _: None)
         predicted = cost_model(case, profiles[case.shape.fingerprint]).predict(case.plan)
         size = case.plan.stage_size
         for stage, prediction in enumerate(predicted.stages):

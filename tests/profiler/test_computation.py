@@ -1,17 +1,21 @@
 import pytest
 
+from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.profiler.computation import ComputationProfiler
+from paddlenlp_galvatron.profiler.computation_summary import PassPoint, computation_profile, doubtful
+from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.stopwatch import Stopwatch
 from paddlenlp_galvatron.profiles import EMBEDDING, HEAD, Meta, PassKey, Shape
 
 
 @pytest.fixture(scope="module")
 def profile(shape, family):
-    profiler = ComputationProfiler(shape, family, Stopwatch(1, budget_ms=1), sequence_parallel=True)
+    journal = Journal()
+    profiler = ComputationProfiler([shape], family, Stopwatch(1, budget_ms=1), journal, sequence_parallel=True)
     ticks = []
-    result = profiler.measure([Shape(1, 32), Shape(2, 32)], [1, 2], Meta(), lambda: ticks.append(1))
-    assert len(ticks) == 4
-    return result
+    profiler.measure([Shape(1, 32), Shape(2, 32)], [1, 2], ticks.append)
+    assert ticks == [0, 2, 4]
+    return computation_profile(journal, [shape], Precision.FP32, Meta())
 
 
 def test_every_part_is_timed_at_every_point_and_degree(profile):
@@ -31,3 +35,56 @@ def test_plain_keys_are_the_passes_per_sample(profile):
         ends = sum(profile.passes[PassKey(part, batch, 32)].forward_ms for part in (EMBEDDING, HEAD))
         assert profile.other_ms[point] * batch == pytest.approx(ends)
     assert profile.optimizer_ms_per_million > 0
+
+
+class Scripted(ComputationProfiler):
+    """Every pass takes what `ms` says for the point, with a spread of 1 %."""
+
+    def __init__(self, shape, ms, **settings):
+        super().__init__([shape], None, Stopwatch(1), Journal(), **settings)
+        self.ms, self.asked = ms, []
+
+    def _layer(self, key):
+        self.asked.append((key.batch, key.seq))
+        return [[self.ms(key), 0.01], [0.0, 0.01], 0.0]
+
+    _end = _layer
+
+    def _optimizer_ms_per_million(self, point):
+        return 1.0
+
+
+def of_layer(profiler):
+    return sorted({point.key.batch for point in map(PassPoint.from_name, dict(profiler.journal.items("time layer")))})
+
+
+def test_points_that_a_line_tells_are_not_measured_and_others_are(shape):
+    points = [Shape(batch, 32) for batch in range(1, 10)]
+    straight = Scripted(shape, lambda key: 1 + 2 * key.batch)
+    straight.measure(points, [1], lambda _: None)
+    assert of_layer(straight) == [1, 3, 5, 7, 9]
+    bent = Scripted(shape, lambda key: 10 if key.batch < 6 else 10 * (key.batch - 4))
+    bent.measure(points, [1], lambda _: None)
+    assert {4, 6} <= set(of_layer(bent)) < set(range(1, 10))
+    every = Scripted(shape, lambda key: 1 + 2 * key.batch, adaptive=False)
+    every.measure(points, [1], lambda _: None)
+    assert of_layer(every) == list(range(1, 10))
+
+
+def test_what_cannot_be_is_measured_again_and_flagged(shape):
+    broken = Scripted(shape, lambda key: 5 if key.batch == 3 else 10 * key.batch, adaptive=False)
+    broken.measure([Shape(batch, 32) for batch in (1, 2, 3)], [1], lambda _: None)
+    assert broken.asked.count((3, 32)) == 3 * 3  # three parts, the first turn and two more
+    assert broken.asked.count((2, 32)) == 3
+    told = computation_profile(broken.journal, [shape], Precision.FP32, Meta()).meta
+    assert "20 ms" in told.flags["layertype_0_bsz3_seq32_tp1"]
+    assert {key.batch for key in doubtful(broken.journal)} == {3}
+
+
+def test_over_lengths_time_of_a_token_is_a_line(shape):
+    lengths = [Shape(1, seq) for seq in range(8, 64, 8)]
+    profiler = Scripted(shape, lambda key: key.seq * (1 + 0.1 * key.seq))
+    profiler.measure(lengths, [1], lambda _: None)
+    assert sorted({seq for _, seq in profiler.asked}) == [8, 24, 40, 56]
+    told = computation_profile(profiler.journal, [shape], Precision.FP32, Meta()).meta
+    assert told.extra["fit_error"]["sequence"] == pytest.approx(0, abs=1e-9)

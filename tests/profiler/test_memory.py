@@ -1,5 +1,6 @@
 import pytest
 
+from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.memory import MemoryProfiler
 from paddlenlp_galvatron.profiles import MemoryProfile, Meta, Variant, VocabVariant
 
@@ -9,7 +10,7 @@ SAMPLES, SEQ = 2, 32
 
 @pytest.fixture(scope="module")
 def profile(shape, family) -> MemoryProfile:
-    return MemoryProfiler(shape, family, SAMPLES).measure([SEQ], [1, 2, 4], Meta(), lambda: None)
+    return MemoryProfiler([shape], family, Journal(), SAMPLES).measure([SEQ], [1, 2, 4], Meta(), lambda _: None)
 
 
 def test_weights_are_those_of_the_model(shape, profile):
@@ -53,5 +54,5 @@ def test_the_loss_counts_at_the_last_stage(shape, profile):
 
 
 def test_measuring_again_gives_the_same_bytes(shape, family, profile):
-    again = MemoryProfiler(shape, family, SAMPLES).measure([SEQ], [1, 2, 4], Meta(), lambda: None)
+    again = MemoryProfiler([shape], family, Journal(), SAMPLES).measure([SEQ], [1, 2, 4], Meta(), lambda _: None)
     assert again == profile

@@ -23,7 +23,7 @@ def test_groups_of_every_divisor_consecutive_and_strided():
 
 def test_hardware_of_four_processes(tmp_path):
     words = ["profile", "hardware", "--nproc", "4", "--output", str(tmp_path)]
-    assert main([*words, "--largest-message-mib", "1", "--budget_ms", "0"]) == 0
+    assert main([*words, "--end-mb", "1", "--budget_ms", "0"]) == 0
     profile = HardwareProfile.load(1, 4, folder=tmp_path)
     assert set(profile.allreduce_mib_per_ms) == {(2, True), (2, False), (4, True)}
     assert set(profile.p2p_mib_per_ms) == {2, 4}
@@ -31,7 +31,7 @@ def test_hardware_of_four_processes(tmp_path):
     measured = [kind for kind in kinds if kind.kind is not Collective.SEND or kind.consecutive]
     assert set(profile.messages_ms) == set(measured)
     for times in profile.messages_ms.values():
-        assert set(times) == {1 / 64, 1 / 16, 1 / 4, 1}
+        assert {1 / 64, 1 / 4, 1} <= set(times) <= {1 / 64, 1 / 16, 1 / 4, 1}
         assert all(ms > 0 for ms in times.values())
     for kind in (kind for kind in measured if kind.kind is Collective.ALL_REDUCE):
         bus = profile.allreduce_mib_per_ms[kind.size, kind.consecutive]
@@ -73,13 +73,15 @@ def test_model_on_two_processes(tmp_path, config):
         assert profile.meta.fingerprint.dtype == "fp32"
 
 
-def test_mistakes_end_with_exit_code_2(tmp_path, config, capsys):
-    words = ["profile", "model", "--model", str(config), "--output", str(tmp_path / "out")]
+def test_mistakes_end_with_exit_code_2(tmp_path, config, galvatron):
+    words = ["profile", "model", "--model", config, "--output", tmp_path / "out"]
     for more, message in [
         (["--profile_seq_length_list", "65"], "beyond the 64 positions"),
         (["--profile_seq_length_list", "x"], "profile_seq_length_list"),
         (["--profile_mode", "all"], "profile_mode"),
+        (["--use_flash_attn"], "use_flash_attn"),
+        (["--analytic", "b300"], "known: a100-80gb, h100-80gb"),
     ]:
-        assert main([*words, *more]) == 2
-        assert message in capsys.readouterr().err.replace("-", "_")
+        ran = galvatron(*words, *more)
+        assert ran.code == 2 and message in ran.err
     assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, UserErr
 from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, Variant, VocabVariant
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
-from paddlenlp_galvatron.profiles.data_sheet import FOLDER, data_sheet_names, load_data_sheet
+from paddlenlp_galvatron.profiles.data_sheet import data_sheets, load_data_sheet
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network, Place
 
@@ -45,12 +45,14 @@ def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
     """fp32 and plain attention: what runs on CPU, where Paddle's statistics are exact."""
     pytest.importorskip("paddle")
     from paddlenlp_galvatron.models import load_family
+    from paddlenlp_galvatron.profiler.journal import Journal
     from paddlenlp_galvatron.profiler.memory import MemoryProfiler
 
     hidden, inner, heads, kv_heads = size
     shape = ModelShape("probe", family, 4, hidden, inner, heads, kv_heads, 1000, 512)
     seq, degrees = 64, (1, 2, 4)
-    measured = MemoryProfiler(shape, load_family(family), samples=2).measure([seq], degrees, Meta(), lambda: None)
+    profiler = MemoryProfiler([shape], load_family(family), Journal(), samples=2)
+    measured = profiler.measure([seq], degrees, Meta(), lambda _: None)
     derived = analytic_memory(shape, Precision.FP32, [seq], flash_attention=False)
     for sequence_parallel in (True, False):
         variant = Variant(0, sequence_parallel)
@@ -65,10 +67,10 @@ def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
                 assert tables.states_mib[tp] == pytest.approx(known.states_mib[tp], rel=0.02), (role, tp)
 
 
-@pytest.mark.parametrize("name", data_sheet_names())
+@pytest.mark.parametrize("name", data_sheets())
 def test_every_figure_of_a_data_sheet_has_a_source(name):
     sheet = load_data_sheet(name)
-    figures = json.loads((FOLDER / f"{name}.json").read_text())
+    figures = json.loads(data_sheets()[name].read_text())
     assert all(figure["source"] and figure["unit"] for figure in figures.values() if isinstance(figure, dict))
     assert sheet.link.value * sheet.gpus_per_node > sheet.network.value
     assert 0 < sheet.matmul_efficiency.value < 1
@@ -126,7 +128,7 @@ def test_more_of_anything_costs_more():
 def test_an_unknown_or_broken_data_sheet_is_an_error_in_words(tmp_path):
     with pytest.raises(UserError, match="known: a100-80gb, h100-80gb, h200-141gb, h800-80gb"):
         load_data_sheet("b300")
-    sheet = json.loads((FOLDER / "a100-80gb.json").read_text())
+    sheet = json.loads(data_sheets()["a100-80gb"].read_text())
     sheet["link"]["value"] = -1
     del sheet["network"]
     path = tmp_path / "mine.json"

@@ -1,0 +1,47 @@
+"""Commands whose options are the fields of groups of options, so that each option is described in one place."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paddlenlp_galvatron.plan.options import Options, canonical_options
+
+from .config_file import read_options
+from .conventions import App
+
+CONFIG = "file of options, YAML or JSON; what is given beside it wins"
+
+
+def add_command(app: App, name: str, work: Callable[[dict[str, Any]], None], *groups: type[Options]) -> None:
+    """Add a command that calls `work` with the options that were given, by canonical name; its docstring is the help.
+
+    Options are unset by default: the fields of the groups have the defaults.
+    """
+    fields = {field: info for group in reversed(groups) for field, info in group.model_fields.items()}
+
+    def parameter(option: str, kind: Any, description: str) -> inspect.Parameter:
+        annotation = Annotated[kind | None, typer.Option(f"--{option}", help=description)]
+        return inspect.Parameter(f"given_{option}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+    parameters = [parameter("config", str, CONFIG)]
+    for field, info in fields.items():
+        default = info.get_default(call_default_factory=True)
+        shown = "" if default is None else f" [default: {','.join(default) if isinstance(default, tuple) else default}]"
+        kind = bool if info.annotation in (bool, bool | None) else str
+        parameters.append(parameter(field, kind, f"{info.description}{shown}"))
+
+    def command(**given: Any) -> None:
+        flags = {option.removeprefix("given_"): value for option, value in given.items() if value is not None}
+        config = flags.pop("config", None)
+        values = canonical_options(read_options(Path(config)), fields) if config else {}
+        work(values | canonical_options(flags, fields))
+
+    command.__doc__ = work.__doc__
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    app.command(name)(command)

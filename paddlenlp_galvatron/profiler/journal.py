@@ -1,0 +1,87 @@
+"""Measured numbers as they are made, kept on disk: an interrupted profile goes on where it stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import paddle.distributed as dist
+
+from ..plan import GalvatronError
+from ..plan.files import write_text
+
+FOLDER = ".journal"  # in the folder of the profile files
+
+
+class Journal:
+    """What has been measured: key -> anything JSON. Rank 0 reads and writes the file; all ranks know the same.
+
+    The file has one line a number, written through to the disk before the next number is measured.
+    """
+
+    def __init__(self, known: Mapping[str, Any] | None = None, file: TextIO | None = None):
+        self._known, self._file = dict(known or {}), file
+        self.kept_note = (  # what the user should know of an earlier run
+            [f"{len(self._known)} numbers were measured before and are kept; --fresh 1 measures them again"]
+            if self._known
+            else []
+        )
+
+    @classmethod
+    def open(
+        cls, output: str | Path, what: str, identity: Mapping[str, Any], rank: int, world_size: int, fresh: bool
+    ) -> Journal:
+        """The journal of a kind of profile in its output folder; of everything in `identity` that changes its numbers
+        (JSON values), each combination has its own. `fresh`: forget what an earlier run measured."""
+        known: list[dict[str, Any]] = [{}]
+        file = None
+        if rank == 0:
+            text = json.dumps(identity, sort_keys=True)
+            path = Path(output) / FOLDER / f"{what}_{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+            file = _locked(path)
+            known = [{} if fresh else _read(path)]
+            write_text(path, text + "\n" + "".join(_line(key, value) for key, value in known[0].items()))
+            file.close()
+            file = _locked(path)  # what was written in the other's place
+        if world_size > 1:
+            dist.broadcast_object_list(known, src=0)
+        return cls(known[0], file)
+
+    def get(self, key: str, measure: Callable[[], Any]) -> Any:
+        """The number under a key, measured now unless it is known. Every rank asks for the same in the same order."""
+        if key not in self._known:
+            self._known[key] = measure()
+            if self._file:
+                self._file.write(_line(key, self._known[key]))
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        return self._known[key]
+
+    def items(self, prefix: str = "") -> list[tuple[str, Any]]:
+        """All that is known under keys that begin so."""
+        return [(key, value) for key, value in self._known.items() if key.startswith(prefix)]
+
+
+def _line(key: str, value: Any) -> str:
+    return json.dumps([key, value]) + "\n"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Every whole line but the first; the last one may have been cut off."""
+    lines = path.read_text(encoding="utf-8").split("\n")[1:-1]
+    return dict(json.loads(line) for line in lines)
+
+
+def _locked(path: Path) -> TextIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise GalvatronError(f"{path}: another profile is writing it; let it end or end it first") from None
+    return file

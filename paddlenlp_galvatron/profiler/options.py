@@ -1,0 +1,183 @@
+"""Every option of the profilers, under one canonical name (`plan.aliases` has the others)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from ..plan import Precision, UserError
+from ..plan.options import Count, Counts, Options
+from ..profiles import Collective
+
+LATENCY_MIB = (1 / 64, 1 / 16, 1 / 4)  # for what a message costs that is next to nothing
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class RunOptions(Options):
+    """What every profile has."""
+
+    output: Path = Field(Path("configs"), description="folder of the profile files")
+    num_nodes: Count = Field(1, description="nodes; start the same command on each")
+    num_gpus_per_node: Count | None = Field(
+        None, description="ranks of a node (processes on CPU), measured at once; unset: 1, or the data sheet's"
+    )
+    nproc: Count | None = Field(None, description="the same as num_gpus_per_node")
+    node_rank: int = Field(0, ge=0, description="which node this is")
+    master_addr: str | None = Field(None, description="address of node 0")
+    master_port: Count | None = Field(None, description="free port of node 0")
+    hostfile: Path | None = Field(None, description="file with one node's address a line, node 0 first")
+    time_budget_s: Positive | None = Field(
+        None, description="seconds after which nothing is measured that can be left out, and the rest is brief"
+    )
+    adaptive: bool = Field(True, description="0: measure every point, also those that a line through others tells")
+    fresh: bool = Field(False, description="measure again what was measured before")
+    budget_ms: float = Field(200, ge=0, allow_inf_nan=False, description="time for each number or set of numbers, ms")
+    analytic: str | None = Field(
+        None, description="derive from this data sheet (a100, h100, h200, h800 or a file) instead of measuring"
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.node_rank >= self.num_nodes:
+            raise ValueError(f"node_rank: {self.node_rank} of {self.num_nodes} nodes; nodes count from 0")
+        return self
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.nproc or self.num_gpus_per_node or 1
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.ranks_per_node
+
+
+class Part(StrEnum):
+    """What one of Galvatron's five hardware scripts measures."""
+
+    ALL_REDUCE = "allreduce"  # bandwidth of every kind of group
+    P2P = "p2p"  # bandwidth between pipeline stages
+    ALL_REDUCE_SP = "allreduce_sp"  # times by message size; of all-gather and reduce-scatter too
+    ALL_TO_ALL = "all2all"  # times by message size
+    OVERLAP = "overlap"  # the overlap coefficient
+
+
+KINDS: dict[Part, tuple[Collective, ...]] = {
+    Part.ALL_REDUCE: (Collective.ALL_REDUCE,),
+    Part.P2P: (Collective.SEND,),
+    Part.ALL_REDUCE_SP: (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
+    Part.ALL_TO_ALL: (Collective.ALL_TO_ALL,),
+    Part.OVERLAP: (),
+}
+
+
+class HardwareOptions(RunOptions):
+    """What is measured of a cluster."""
+
+    parts: tuple[Part, ...] = Field(tuple(Part), description="what is measured: some of " + ",".join(Part))
+    start_mb: Positive = Field(1, description="smallest message beside those for latency, MiB")
+    end_mb: Positive = Field(1024, description="largest message, MiB")
+    scale: int = Field(2, ge=2, description="factor from one message size to the next")
+    max_tp_deg: Count | None = Field(None, description="largest group whose messages are timed by size; unset: all")
+    max_pp_deg: Count | None = Field(None, description="most pipeline stages; unset: all")
+    avg_or_min_or_first: Literal["avg", "min", "first"] = Field(
+        "min", description="whose time counts: the mean over the ranks, the slowest (least bandwidth), the first"
+    )
+    overlap_time_multiply: Count = Field(1, description="work beside messages lasts so many times as long as they")
+    link_gb_per_s: Positive | None = Field(None, description="GB/s that no bandwidth can exceed: more is flagged")
+    backend: Literal["nccl"] | None = Field(None, description="nccl: refuse to measure without GPUs")
+
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return value.replace(" ", "").split(",") if isinstance(value, str) else value
+
+    @field_validator("backend", mode="before")
+    @classmethod
+    def _paddle(cls, value: Any) -> Any:
+        if value == "torch":
+            raise ValueError("messages go through Paddle's own collectives, PyTorch is not used; leave it out")
+        return value
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        if self.end_mb < self.start_mb:
+            raise ValueError(f"end_mb: {self.end_mb:g} is below start_mb {self.start_mb:g}")
+        return self
+
+    @property
+    def sizes_mib(self) -> list[float]:
+        """Message sizes, rising."""
+        sizes = [self.start_mb]
+        while sizes[-1] * self.scale <= self.end_mb:
+            sizes.append(sizes[-1] * self.scale)
+        return [size for size in LATENCY_MIB if size < self.start_mb] + sizes
+
+
+class ProfileMode(StrEnum):
+    """What is varied."""
+
+    STATIC = "static"  # nothing: profile_batch_size samples of each length of profile_seq_length_list
+    BATCH = "batch"  # the batch size, at each length of profile_seq_length_list
+    SEQUENCE = "sequence"  # the length, at profile_batch_size samples
+
+
+class PointOptions(RunOptions):
+    """What is measured of a model."""
+
+    model: str | None = Field(None, description="the same as model_size")
+    profile_mode: ProfileMode = Field(ProfileMode.STATIC, description="what is varied: " + ", ".join(ProfileMode))
+    profile_batch_size: Count = Field(1, description="samples, in modes static and sequence")
+    profile_min_batch_size: Count = Field(1, description="smallest number of samples in mode batch")
+    profile_max_batch_size: Count = Field(8, description="largest number of samples in mode batch")
+    profile_batch_size_step: Count = Field(1, description="step between numbers of samples in mode batch")
+    profile_seq_length_list: Counts | None = Field(
+        None, description="sequence lengths in modes static and batch, as 512,1024; unset: seq_length"
+    )
+    profile_min_seq_length: Count = Field(512, description="smallest sequence length in mode sequence")
+    profile_max_seq_length: Count = Field(2048, description="largest sequence length in mode sequence")
+    profile_seq_length_step: Count = Field(512, description="step between sequence lengths in mode sequence")
+    max_tp_deg: Count = Field(8, description="largest tensor-parallel degree")
+    layernum_min: Count = Field(1, description="layers of the smaller model; the difference to the larger counts")
+    layernum_max: Count = Field(3, description="layers of the larger model")
+    sequence_parallel: bool = Field(
+        False, description="time layers with Megatron-SP; memory is measured with and without"
+    )
+    mixed_precision: Precision | None = Field(
+        None, description="type of weights and activations; unset: fp32 where it is measured, bf16 where derived"
+    )
+    use_flash_attn: bool | None = Field(None, description="flash attention; unset: where the device has it")
+
+    @model_validator(mode="after")
+    def _more(self) -> Self:
+        if self.layernum_max <= self.layernum_min:
+            raise ValueError(f"layernum_max: {self.layernum_max} must be above layernum_min {self.layernum_min}")
+        return self
+
+    @property
+    def precision(self) -> Precision:
+        return self.mixed_precision or (Precision.BF16 if self.analytic else Precision.FP32)
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Numbers of samples. Raises UserError."""
+        if self.profile_mode is not ProfileMode.BATCH:
+            return [self.profile_batch_size]
+        return _steps(
+            "batch_size", self.profile_min_batch_size, self.profile_max_batch_size, self.profile_batch_size_step
+        )
+
+    def lengths(self, default: int) -> list[int]:
+        """Sequence lengths, `default` where none is given. Raises UserError."""
+        if self.profile_mode is ProfileMode.SEQUENCE:
+            limits = self.profile_min_seq_length, self.profile_max_seq_length, self.profile_seq_length_step
+            return _steps("seq_length", *limits)
+        return sorted(set(self.profile_seq_length_list or [default]))
+
+
+def _steps(name: str, first: int, last: int, step: int) -> list[int]:
+    if last < first:
+        raise UserError(f"profile_max_{name}: {last} is below profile_min_{name} {first}")
+    return list(range(first, last + 1, step))
