@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -85,7 +86,7 @@ def example(
     *,
     num_nodes: int = 2,
     gpus_per_node: int = 4,
-    model: ModelShape = MODEL,
+    model: ModelShape | Sequence[ModelShape] = MODEL,
     hardware: HardwareProfile = HARDWARE,
     computation: ComputationProfile = COMPUTATION,
     memory: MemoryUse | None = None,
@@ -111,6 +112,31 @@ def one_node(**changed: Any) -> CostModel:
     messages = {MessageGroup(kind, size): times for kind in Collective for size in (2, 4, 8)}
     hardware = HardwareProfile(1, 8, {(8, True): 100}, {2: 50, 4: 50, 8: 50}, messages, overlap_coe=1.2)
     return example(**{"num_nodes": 1, "gpus_per_node": 8, "hardware": hardware, **changed})
+
+
+NARROW = replace(MODEL, name="two types", layers=2)
+WIDE = replace(NARROW, hidden_size=2048, heads=32, kv_heads=16, intermediate_size=8192, seq_length=SEQ // 4)
+
+
+def two_types(model: Sequence[ModelShape] = (NARROW, WIDE), **changed: Any) -> CostModel:
+    """The example's layers and embedding, then layers and LM head twice as wide that see a quarter of the tokens."""
+    lengths = (SEQ, SEQ // 4)
+    computation = replace(
+        COMPUTATION,
+        layer_ms={
+            kind: {Shape(b, seq): (1 + kind) * (0.1 + 0.4 * b) / b for b in BATCHES} for kind, seq in enumerate(lengths)
+        },
+        other_ms={Shape(b, seq): (0.2 + seq / SEQ * b) / b for b in BATCHES for seq in lengths},
+    )
+    wide_mib = WIDE.layer_parameters * 4 / 2**20
+    layers = {
+        Variant(kind, sp): {seq: replace(_layer(sp), parameter_mib=(LAYER_MIB, wide_mib)[kind])}
+        for kind, seq in enumerate(lengths)
+        for sp in (True, False)
+    }
+    vocab = {variant: dict.fromkeys(lengths, by_length[SEQ]) for variant, by_length in MEMORY.vocab.items()}
+    memory = MemoryUse(replace(MEMORY, layers=layers, vocab=vocab))
+    return one_node(**{"model": model, "computation": computation, "memory": memory, **changed})
 
 
 def example_plan(model: CostModel, **changed: Any) -> Plan:

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 import pytest
-from cost_examples import MODEL, SEQ, example
+from cost_examples import HARDWARE, MODEL, NARROW, SEQ, WIDE, example, two_types
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,10 +18,12 @@ from paddlenlp_galvatron.search import SearchOptions, search
 from .random_cost import best_by_enumeration
 
 
-def check_against_enumeration(seed: int) -> bool:
+def check_against_enumeration(seed: int, two: bool = False) -> bool:
     """Whether there was a plan."""
     draw = random.Random(seed)
-    model = replace(MODEL, layers=draw.choice((2, 3)))
+    models = [replace(MODEL, layers=draw.choice((2, 3)))]
+    if two:
+        models = [replace(NARROW, layers=draw.choice((1, 2))), replace(WIDE, layers=1)]
     values: dict[str, Any] = {
         "num_nodes": draw.choice((1, 2)),
         "num_gpus_per_node": 2,
@@ -37,14 +39,15 @@ def check_against_enumeration(seed: int) -> bool:
         **({"sp_space": "tp+sp"} if draw.random() < 0.5 else {"tp_consec": draw.random() < 0.5}),
     }
     options = SearchOptions.from_mapping(values)
-    cost = example(
+    cost = (two_types if two else example)(
         num_nodes=options.num_nodes,
         gpus_per_node=2,
-        model=model,
+        hardware=HARDWARE,
+        model=models if two else models[0],
         sequence_parallel=options.sequence_parallel,
         async_grad_reduce=not options.no_async_grad_reduce,
     )
-    result, best = search(model, cost, options), best_by_enumeration([model], cost, options)
+    result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
     if best == inf:
         assert result.best is None, seed
         return False
@@ -52,8 +55,9 @@ def check_against_enumeration(seed: int) -> bool:
     return True
 
 
-def test_equals_enumeration() -> None:
-    assert 8 < sum(check_against_enumeration(seed) for seed in range(20)) < 20
+@pytest.mark.parametrize("two", [False, True])
+def test_equals_enumeration(two: bool) -> None:
+    assert 8 < sum(check_against_enumeration(seed, two) for seed in range(20)) < 20
 
 
 @given(
