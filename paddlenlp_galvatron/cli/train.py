@@ -15,6 +15,7 @@ from rich.table import Table
 
 from paddlenlp_galvatron.cost_model.states import StateBytes
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision, UserError
+from paddlenlp_galvatron.runtime.nodes import ONE_NODE, Nodes
 
 from .conventions import App
 
@@ -40,7 +41,13 @@ def train(
     output_dir: Annotated[Path, typer.Option(help="folder of train_log.jsonl and of the ranks' logs")] = Path("output"),
     data: Annotated[Path | None, typer.Option(help="data set without .bin/.idx; absent: random tokens")] = None,
     max_steps: Annotated[int, typer.Option(min=1, help="optimizer steps")] = 100,
-    nproc: Annotated[int | None, typer.Option(min=1, help="processes; by default the plan's world_size")] = None,
+    nproc: Annotated[
+        int | None, typer.Option(min=1, help="processes of a node; by default all that the plan has")
+    ] = None,
+    num_nodes: Annotated[int | None, typer.Option(min=1, help="nodes; start the same command on each")] = None,
+    node_rank: Annotated[int | None, typer.Option(min=0, help="which node this is")] = None,
+    master_addr: Annotated[str | None, typer.Option(help="address of node 0")] = None,
+    master_port: Annotated[int | None, typer.Option(min=1, help="free port of node 0")] = None,
     seq_length: Annotated[
         int | None, typer.Option(min=1, help="tokens a sample, where the plan leaves it open")
     ] = None,
@@ -67,7 +74,10 @@ def train(
     from paddlenlp_galvatron.training.recipe import Recipe
     from paddlenlp_galvatron.training.settings import TrainSettings
 
-    world_size = nproc or _world_size(plan)
+    nodes = Nodes.from_environment(
+        num_nodes=num_nodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port
+    )
+    world_size = nproc * nodes.num_nodes if nproc else _world_size(plan)
     settings = TrainSettings(
         plan=plan.absolute(),
         model=model,
@@ -96,7 +106,9 @@ def train(
     if dry_run:
         show_run(console, read, shape, amp_master_grad)
         return
-    records = run_training(console, settings, timeout)
+    records = run_training(console, settings, timeout, nodes)
+    if nodes.node_rank:
+        return  # node 0 has the log
     first, last = records[0], records[-1]
     console.print(
         f"{len(records)} steps: loss {first['loss']:.4f} -> {last['loss']:.4f}, "
@@ -115,20 +127,21 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     return plan, shape
 
 
-def run_training(console: Console, settings: TrainSettings, timeout_s: float) -> list[dict[str, Any]]:
-    """Start the ranks, show their progress, and return the log's records."""
+def run_training(
+    console: Console, settings: TrainSettings, timeout_s: float, nodes: Nodes = ONE_NODE
+) -> list[dict[str, Any]]:
+    """Start the ranks of this node, show their progress, and return the log's records: node 0 has them."""
     from paddlenlp_galvatron.runtime.launch import Launch
 
-    path = settings.output / "settings.json"
+    path = settings.output / f"settings.{nodes.node_rank}.json"
     settings.save(path)
-    settings.log.unlink(missing_ok=True)
-    launch = Launch(
-        "paddlenlp_galvatron.training.train_worker",
-        [str(path)],
-        settings.world_size,
-        settings.output / "log",
-        timeout_s,
-    )
+    if nodes.node_rank == 0:
+        settings.log.unlink(missing_ok=True)
+    nproc, rest = divmod(settings.world_size, nodes.num_nodes)
+    if rest:
+        raise UserError(f"world_size: {settings.world_size} ranks do not split evenly over {nodes.num_nodes} nodes")
+    logs = settings.output / "log"
+    launch = Launch("paddlenlp_galvatron.training.train_worker", [str(path)], nproc, logs, timeout_s, nodes)
     with Progress(console=console, transient=True) as progress, launch:
         task = progress.add_task("training", total=settings.steps)
         for _ in launch.wait():

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import os
 import queue
 import socket
 import stat
+import struct
 import threading
 import time
 from pathlib import Path
@@ -28,6 +30,7 @@ import paddle
 from paddle.base import core
 from paddle.distributed import collective, parallel
 
+from ..plan import UserError
 from .ports import free_ports
 
 STORE_TIMEOUT_S = 300  # waiting for the peers of a group to appear
@@ -58,6 +61,9 @@ def install() -> None:
     }
     for name, method in methods.items():
         setattr(gloo, name, method)
+    address = _own_address()
+    if not address.startswith("127."):  # gloo would take the interface of the host's name, or the loopback
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(address))
 
 
 # ---- one store per group -----------------------------------------------------------------------------------------
@@ -86,7 +92,7 @@ def _group_with_own_store(
 def _own_store(shared: Any, key: str, is_host: bool) -> Any:
     """A store for the members of one group; its first rank hosts it and publishes its place in the shared one."""
     if is_host:
-        address = os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rsplit(":", 1)[0]
+        address = _own_address()
         store, port = _host_store(address)
         shared.add(f"{key}/address", int.from_bytes(socket.inet_aton(socket.gethostbyname(address)), "big"))
         shared.add(f"{key}/port", port)
@@ -99,6 +105,22 @@ def _own_store(shared: Any, key: str, is_host: bool) -> Any:
         time.sleep(POLL_S)
     address = socket.inet_ntoa(shared.add(f"{key}/address", 0).to_bytes(4, "big"))
     return core.TCPStore(address, port, False, 1, STORE_TIMEOUT_S)
+
+
+def _own_address() -> str:
+    return os.environ.get("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:0").rsplit(":", 1)[0]
+
+
+def _interface(address: str) -> str:
+    """Name of the network interface that has an IPv4 address."""
+    siocgifaddr = 0x8915  # ioctl: the address of an interface, in bytes 20 to 24 of struct ifreq (linux/sockios.h)
+    wanted = socket.inet_aton(socket.gethostbyname(address))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                if fcntl.ioctl(probe, siocgifaddr, struct.pack("256s", name.encode()))[20:24] == wanted:
+                    return name
+    raise UserError(f"MASTER_ADDR: no network interface of this node has the address {address}")
 
 
 def _host_store(address: str, attempts: int = 8) -> tuple[Any, int]:

@@ -13,6 +13,11 @@ def on_gpu() -> bool:
     return str(paddle.device.get_device()).startswith("gpu")
 
 
+def gpu_count() -> int:
+    """GPUs of this node that Paddle can use."""
+    return int(paddle.device.cuda.device_count()) if paddle.is_compiled_with_cuda() else 0
+
+
 def allocated_mib() -> float:
     """MiB that tensors hold now."""
     if on_gpu():

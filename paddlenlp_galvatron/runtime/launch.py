@@ -1,4 +1,4 @@
-"""Starts the processes of a launch on this host, watches them, and ends them all when one ends badly."""
+"""Starts the processes of a launch on this node, watches them, and ends them all when one ends badly."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..plan import GalvatronError
-from .ports import free_ports
+from ..plan import GalvatronError, UserError
+from .nodes import ONE_NODE, Nodes
 
 POLL_S = 0.1
 GRACE_S = 5.0  # between asking a process to end and ending it
+COMMON_ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),  # Paddle's own, many a rank
+}
 LOG_TAIL_LINES = 40  # a Paddle exception puts its message this far above its end
 
 
@@ -23,31 +27,49 @@ class LaunchError(GalvatronError):
     """A rank of a launch ended badly."""
 
 
-def launch(module: str, arguments: Sequence[str], nproc: int, log_folder: str | Path, timeout_s: float) -> None:
+def launch(
+    module: str,
+    arguments: Sequence[str],
+    nproc: int,
+    log_folder: str | Path,
+    timeout_s: float,
+    nodes: Nodes = ONE_NODE,
+) -> None:
     """Run a `Launch` to its end."""
-    with Launch(module, arguments, nproc, log_folder, timeout_s) as running:
+    with Launch(module, arguments, nproc, log_folder, timeout_s, nodes) as running:
         for _ in running.wait():
             pass
 
 
 class Launch:
-    """`python -m module arguments…` as `nproc` CPU processes of one world, while the context is open.
+    """`python -m module arguments…` as `nproc` processes a node of one world, while the context is open.
 
-    Rank r writes to `workerlog.r` in the log folder. No process outlives the context.
+    Each process has a GPU of its own where Paddle finds some. Rank r writes to `workerlog.r` in the log folder.
+    No process outlives the context.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str], nproc: int, log_folder: str | Path, timeout_s: float):
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        nproc: int,
+        log_folder: str | Path,
+        timeout_s: float,
+        nodes: Nodes = ONE_NODE,
+    ):
         self._command = [sys.executable, "-m", module, *arguments]
-        self._nproc, self._timeout_s = nproc, timeout_s
+        self._nproc, self._timeout_s, self._nodes = nproc, timeout_s, nodes
+        self._first = nodes.node_rank * nproc  # rank of this node's first process
         self._folder = Path(log_folder)
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Launch:
         self._folder.mkdir(parents=True, exist_ok=True)
-        endpoints = [f"127.0.0.1:{port}" for port in free_ports(self._nproc)]
+        devices = _devices(self._nproc)
+        world = self._nodes.environment(self._nproc)
         try:
             for rank in range(self._nproc):
-                self._processes.append(self._start(rank, endpoints))
+                self._processes.append(self._start(rank, world[rank] | devices[rank]))
         except BaseException:
             _end(self._processes)
             raise
@@ -71,29 +93,34 @@ class Launch:
             if all(code == 0 for code in codes):
                 return
             if time.monotonic() > deadline:
-                late = ", ".join(str(rank) for rank, code in enumerate(codes) if code is None)
+                late = ", ".join(str(rank) for rank, code in enumerate(codes, self._first) if code is None)
                 raise LaunchError(f"rank {late} did not end within {self._timeout_s:.0f} s; logs: {self._folder}")
             time.sleep(POLL_S)
 
-    def _start(self, rank: int, endpoints: list[str]) -> subprocess.Popen[bytes]:
-        with (self._folder / f"workerlog.{rank}").open("wb") as log:
+    def _start(self, rank: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        with self._log(rank).open("wb") as log:
             return subprocess.Popen(
                 self._command,
-                env={**os.environ, **_environment(rank, endpoints)},
+                env={**os.environ, **COMMON_ENVIRONMENT, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 preexec_fn=_die_with_parent,
             )
 
+    def _log(self, rank: int) -> Path:
+        return self._folder / f"workerlog.{self._first + rank}"
+
     def _failure(self, codes: list[int | None]) -> LaunchError:
         # A rank that was killed or that found bad input is the cause; others then fail for want of their peer.
         rank = min((r for r, code in enumerate(codes) if code), key=lambda r: (_blame(codes[r] or 0), r))
         code = codes[rank] or 1
-        log = self._folder / f"workerlog.{rank}"
+        log = self._log(rank)
         tail = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        error = LaunchError("\n".join([f"rank {rank} {how}; the end of {log}:", *(f"  {line}" for line in tail)]))
+        error = LaunchError(
+            "\n".join([f"rank {self._first + rank} {how}; the end of {log}:", *(f"  {line}" for line in tail)])
+        )
         error.exit_code = 2 if code == 2 else error.exit_code
         return error
 
@@ -102,19 +129,17 @@ def _blame(code: int) -> int:
     return 0 if code < 0 else 1 if code == 2 else 2
 
 
-def _environment(rank: int, endpoints: list[str]) -> dict[str, str]:
-    world = len(endpoints)
-    return {
-        "PADDLE_TRAINER_ID": str(rank),
-        "PADDLE_TRAINERS_NUM": str(world),
-        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
-        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
-        "PADDLE_MASTER": endpoints[0],
-        "PADDLE_DISTRI_BACKEND": "gloo",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),  # Paddle's own, many a rank
-    }
+def _devices(nproc: int) -> list[dict[str, str]]:
+    """What makes each local rank compute on its own GPU, or all on CPU where Paddle finds none. Raises UserError."""
+    from .device import gpu_count
+
+    gpus = gpu_count()
+    if gpus == 0:
+        threads = os.environ.get("OMP_NUM_THREADS", "1")  # processes share the cores already
+        return [{"PADDLE_DISTRI_BACKEND": "gloo", "OMP_NUM_THREADS": threads}] * nproc
+    if nproc > gpus:
+        raise UserError(f"nproc: {nproc} processes on a node with {gpus} GPUs; start {gpus} or fewer")
+    return [{"FLAGS_selected_gpus": str(gpu)} for gpu in range(nproc)]
 
 
 def _die_with_parent() -> None:

@@ -23,6 +23,7 @@ from .recipe import Recipe
 
 Gradients = dict[str, NDArray[np.float32]]
 
+WORKER = f"{__package__}.parity_worker"
 LEARNING_RATES = {"sgd": 0.05, "adamw": 1e-3}
 # How far losses and gradients may be from one fp32 process. fp32: rounding. 16-bit: a dozen or two of the type's own
 # roundings, 2^-9 (bf16) or 2^-12 (fp16); seen were 1.5e-3 and 7e-2 (bf16), 3e-4 and 7e-3 (fp16).
@@ -96,6 +97,8 @@ def small_case(
     degrees = lcm(*(layer.degree for layer in plan.layers), plan.vocab.degree)
     heads = 2 * max(degrees, 2)
     kv_heads = kv_heads or (heads // 2 if family == "qwen2" else heads)
+    if heads % kv_heads:
+        raise UserError(f"kv_heads: {heads} heads do not share {kv_heads} kv heads evenly")
     seq_length = -(-16 // degrees) * degrees
     shape = ModelShape(
         name=f"small-{family}",
@@ -132,13 +135,23 @@ def check_parity(cases: Sequence[Case], timeout_s: float = 300) -> list[Parity]:
         raise ValueError(f"cases of one launch need one world size, not {sorted(worlds)}")
     with tempfile.TemporaryDirectory(prefix="galvatron-parity-") as name:
         folder = Path(name)
-        (folder / "cases.json").write_text(json.dumps([_to_dict(case) for case in cases]))
-        launch(f"{__package__}.parity_worker", [str(folder)], worlds.pop(), folder / "log", timeout_s)
-        return [_compare(case, folder, index) for index, case in enumerate(cases)]
+        write_cases(folder, cases)
+        launch(WORKER, [str(folder)], worlds.pop(), folder / "log", timeout_s)
+        return compare(folder, cases)
+
+
+def write_cases(folder: Path, cases: Sequence[Case]) -> None:
+    """Tell the ranks of a launch of WORKER, whose one argument is the folder, what to train."""
+    (folder / "cases.json").write_text(json.dumps([_to_dict(case) for case in cases]))
+
+
+def compare(folder: Path, cases: Sequence[Case]) -> list[Parity]:
+    """What the ranks left in the folder, against one process."""
+    return [_compare(case, folder, index) for index, case in enumerate(cases)]
 
 
 def read_cases(folder: Path) -> list[Case]:
-    """The cases that `check_parity` left for its workers."""
+    """The cases that `write_cases` left for the ranks."""
     return [_from_dict(item) for item in json.loads((folder / "cases.json").read_text())]
 
 

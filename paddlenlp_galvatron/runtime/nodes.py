@@ -1,0 +1,81 @@
+"""The nodes of a launch: which one this is, and where the first one is. The same command is started on every node."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from ..plan import UserError
+from .ports import free_ports
+
+LOOPBACK = "127.0.0.1"
+FIELDS = ("num_nodes", "node_rank", "master_addr", "master_port")
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Named as the launch variables of the scripts."""
+
+    num_nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = LOOPBACK  # of node 0, as the other nodes see it
+    master_port: int | None = None  # free on node 0; on one node any will do
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.node_rank < self.num_nodes:
+            raise UserError(f"NODE_RANK: {self.node_rank} of {self.num_nodes} nodes; nodes count from 0")
+        if self.num_nodes > 1 and self.master_port is None:
+            raise UserError("MASTER_PORT: missing; name a free port of the first node, the same on every node")
+        if self.num_nodes > 1 and self.master_addr in (LOOPBACK, "localhost"):
+            raise UserError("MASTER_ADDR: missing; name the first node's address as the other nodes reach it")
+
+    @classmethod
+    def from_environment(cls, **given: str | int | None) -> Nodes:
+        """From NUM_NODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, as a script or a cluster sets them; what is `given`
+        and not None goes first. One node heeds none of them. Raises UserError."""
+        values = {name: given.get(name) or os.environ.get(name.upper()) for name in FIELDS}
+        try:
+            numbers = {name: int(values[name] or 0) for name in FIELDS if name != "master_addr"}
+        except ValueError as error:
+            raise UserError(f"NUM_NODES, NODE_RANK, MASTER_PORT: {error}; give whole numbers") from None
+        if numbers["num_nodes"] <= 1:
+            return cls()
+        address = str(values["master_addr"] or LOOPBACK)
+        return cls(numbers["num_nodes"], numbers["node_rank"], address, numbers["master_port"] or None)
+
+    def environment(self, ranks_per_node: int) -> list[dict[str, str]]:
+        """What Paddle wants to know in each process of this node, by local rank."""
+        world_size, first = self.num_nodes * ranks_per_node, self.node_rank * ranks_per_node
+        address = self._own_address()
+        ports = free_ports(ranks_per_node)
+        master = f"{self.master_addr}:{self.master_port or ports[0]}"
+        endpoints = [f"{address}:{port}" for port in ports]
+        # Paddle asks for everybody's endpoint but uses the first alone, which is the master's.
+        everybody = [*([master] if self.node_rank else []), *endpoints]
+        return [
+            {
+                "PADDLE_TRAINER_ID": str(first + local),
+                "PADDLE_TRAINERS_NUM": str(world_size),
+                "PADDLE_CURRENT_ENDPOINT": endpoint,
+                "PADDLE_TRAINER_ENDPOINTS": ",".join(everybody),
+                "PADDLE_MASTER": master,
+                "MASTER_ADDR": master.rpartition(":")[0],
+                "MASTER_PORT": master.rpartition(":")[2],
+            }
+            for local, endpoint in enumerate(endpoints)
+        ]
+
+    def _own_address(self) -> str:
+        """This node's address on the way to the first node."""
+        if self.num_nodes == 1:
+            return LOOPBACK
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((self.master_addr, self.master_port or 1))  # sends nothing: only chooses a route
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            raise UserError(f"MASTER_ADDR: {self.master_addr} cannot be reached: {error.strerror}") from None
+
+
+ONE_NODE = Nodes()

@@ -1,0 +1,78 @@
+"""One world over two network namespaces: groups, point-to-point and the launch itself work across hosts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from two_nodes import ADDRESSES, two_nodes_or_skip
+
+from paddlenlp_galvatron.plan import write_plan
+from paddlenlp_galvatron.training import parity
+from paddlenlp_galvatron.training.parity import compare, small_case, write_cases
+
+from . import plans
+
+TIMEOUT_S = 300
+MBIT_PER_S = 10_000
+PORT = 29_555
+MODEL = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 16,
+}
+LAUNCH = """
+import sys
+from paddlenlp_galvatron.runtime.launch import launch
+from paddlenlp_galvatron.runtime.nodes import Nodes
+folder, rank = sys.argv[1], int(sys.argv[2])
+launch({worker!r}, [folder], 2, folder + "/log", {timeout}, Nodes(2, rank, {address!r}, {port}))
+"""
+
+
+@pytest.fixture
+def nodes():
+    with ExitStack() as stack:
+        yield two_nodes_or_skip(stack, MBIT_PER_S)
+
+
+def run_on_both(nodes, words):
+    """Run the same words, and the node's number, on both nodes to their end."""
+    running = [node.start([*words, str(number)]) for number, node in enumerate(nodes)]
+    try:
+        return [process.wait(TIMEOUT_S) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+
+
+def test_plans_over_two_hosts_train_as_one_process_does(nodes, tmp_path):
+    cases = [
+        small_case(plans.plan(4, "2 4r 1z", vocab="4"), "qwen2"),
+        small_case(plans.plan(4, "2s 2u 1", (1, 2), vocab="2", micro_batches=4), "llama", "adamw"),
+    ]
+    write_cases(tmp_path, cases)
+    script = LAUNCH.format(worker=parity.WORKER, timeout=TIMEOUT_S, address=ADDRESSES[0], port=PORT)
+    assert run_on_both(nodes, [sys.executable, "-c", script, str(tmp_path)]) == [0, 0]
+    assert all(result.agrees for result in compare(tmp_path, cases))
+
+
+def test_galvatron_train_runs_over_two_hosts(nodes, tmp_path):
+    plan = plans.plan(4, "2 1z", vocab="2")
+    write_plan(replace(plan, assumed=replace(plan.assumed, seq_length=16)), tmp_path / "plan.json")
+    (tmp_path / "model.json").write_text(json.dumps(MODEL))
+    words = ["train", "plan.json", "--model", "model.json", "--max_steps", "3", "--nproc", "2", "--num_nodes", "2"]
+    words += ["--master_addr", ADDRESSES[0], "--master_port", str(PORT + 1), "--node_rank"]
+    start = "import os, sys; from paddlenlp_galvatron.cli.main import main; os.chdir(sys.argv.pop(1)); sys.exit(main())"
+    assert run_on_both(nodes, [sys.executable, "-c", start, str(tmp_path), *words]) == [0, 0]
+    assert len((tmp_path / "output" / "train_log.jsonl").read_text().splitlines()) == 3
