@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +17,13 @@ from .conventions import App
 CONFIG = "file of options, YAML or JSON; what is given beside it wins"
 
 
-def add_command(app: App, name: str, work: Callable[[dict[str, Any]], None], *groups: type[Options]) -> None:
+def add_command(
+    app: App, name: str | None, work: Callable[..., None], *groups: type[Options], switches: Mapping[str, str] = {}
+) -> None:
     """Add a command that calls `work` with the options that were given, by canonical name; its docstring is the help.
 
-    Options are unset by default: the fields of the groups have the defaults.
+    Options are unset by default: the fields of the groups have the defaults. `switches` (name -> description) are
+    booleans of the command line alone; `work` gets them by keyword.
     """
     fields = {field: info for group in reversed(groups) for field, info in group.model_fields.items()}
 
@@ -29,6 +32,7 @@ def add_command(app: App, name: str, work: Callable[[dict[str, Any]], None], *gr
         return inspect.Parameter(f"given_{option}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
     parameters = [parameter("config", str, CONFIG)]
+    parameters += [parameter(switch, bool, description) for switch, description in switches.items()]
     for field, info in fields.items():
         default = info.get_default(call_default_factory=True)
         shown = "" if default is None else f" [default: {','.join(default) if isinstance(default, tuple) else default}]"
@@ -38,8 +42,9 @@ def add_command(app: App, name: str, work: Callable[[dict[str, Any]], None], *gr
     def command(**given: Any) -> None:
         flags = {option.removeprefix("given_"): value for option, value in given.items() if value is not None}
         config = flags.pop("config", None)
+        turned = {switch: flags.pop(switch, False) for switch in switches}
         values = canonical_options(read_options(Path(config)), fields) if config else {}
-        work(values | canonical_options(flags, fields))
+        work(values | canonical_options(flags, fields), **turned)
 
     command.__doc__ = work.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import os
 import resource
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from pydantic import Field
@@ -20,14 +18,14 @@ from paddlenlp_galvatron.cost_model import load
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.plan.files import write_text
 from paddlenlp_galvatron.plan.model_options import Model, ModelOptions
-from paddlenlp_galvatron.plan.options import Options, canonical_options
+from paddlenlp_galvatron.plan.options import Options
 from paddlenlp_galvatron.report.search import explain, summary
 from paddlenlp_galvatron.search import SearchOptions, SearchResult
 from paddlenlp_galvatron.search import search as find_plan
 from paddlenlp_galvatron.search.engine import predicted
 
-from .config_file import read_options
 from .conventions import App
+from .grouped import add_command
 
 app = App(help="Find the best plan from profile files.")
 
@@ -46,17 +44,10 @@ class RunOptions(Options):
 
 
 GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, RunOptions)
-FIELDS = {name: field for group in GROUPS for name, field in group.model_fields.items()}
-COMMAND_OPTIONS = {
-    "config": "file of options, YAML or JSON; what is given beside it wins",
-    "json": "end with one line of JSON on stdout",
-}
 
 
-def search(config: Path | None, as_json: bool, flags: dict[str, Any]) -> None:
+def search(values: dict[str, Any], json: bool) -> None:
     """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 where none fits."""
-    values = canonical_options(read_options(config), FIELDS) if config else {}
-    values |= canonical_options(flags, FIELDS)
     model = ModelOptions.among(values).resolve()
     options = SearchOptions.among({**values, "seq_length": model.seq_length})
     run = RunOptions.among(values)
@@ -74,16 +65,16 @@ def search(config: Path | None, as_json: bool, flags: dict[str, Any]) -> None:
         path = _output_path(run.output_config_path, model, options)
         shown += [f"written: {written}" for written in _write(result, path, run.save_runners_up)]
     log_file = _write_log(run.log_dir, model, [*log, *_printed(shown)])
-    if not as_json:
+    if not json:
         console = Console(highlight=False, soft_wrap=True)
         for item in [*shown, f"log: {log_file}"]:
             console.print(item, markup=False) if isinstance(item, str) else console.print(item)
-    typer.echo(END, err=as_json)
-    if as_json:
+    typer.echo(END, err=json)
+    if json:
         line = summary(result, options.budget_mib, options.context_mib)
         places = {"model": model.name, "plan": str(path) if path else None, "log": str(log_file)}
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
-        typer.echo(json.dumps(line | peak | places))
+        typer.echo(dumps(line | peak | places))
     result.require()
 
 
@@ -132,30 +123,4 @@ def _write_log(folder: Path, model: Model, lines: list[str]) -> Path:
     return path
 
 
-def _command() -> Callable[..., None]:
-    """The command with one option a field, unset by default: the fields have the defaults."""
-
-    def parameter(name: str, kind: Any, description: str) -> inspect.Parameter:
-        option = typer.Option(f"--{name}", help=description)
-        annotation = Annotated[kind | None, option]
-        return inspect.Parameter(f"given_{name}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-    parameters = [parameter(name, bool if name == "json" else str, text) for name, text in COMMAND_OPTIONS.items()]
-    for name, field in FIELDS.items():
-        default = field.get_default(call_default_factory=True)
-        shown = "" if default is None else f" [default: {default}]"
-        kind = bool if field.annotation in (bool, bool | None) else str
-        parameters.append(parameter(name, kind, f"{field.description}{shown}"))
-
-    def command(**given: Any) -> None:
-        values = {name.removeprefix("given_"): value for name, value in given.items() if value is not None}
-        config, as_json = values.pop("config", None), values.pop("json", False)
-        search(Path(config) if config else None, as_json, values)
-
-    command.__doc__ = search.__doc__
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    return command
-
-
-app.command()(_command())
+add_command(app, None, search, *reversed(GROUPS), switches={"json": "end with one line of JSON on stdout"})

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from plans import json_values
 
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.cli.search import COMMAND_OPTIONS, END, FIELDS
+from paddlenlp_galvatron.cli.search import END, GROUPS
 from paddlenlp_galvatron.plan import read_plan
 from paddlenlp_galvatron.plan.aliases import canonical_name
 
@@ -35,6 +35,8 @@ CONFIG = {
     "vocab_size": MODEL.vocab_size,
     "max_position_embeddings": MODEL.max_position_embeddings,
 }
+FIELDS = {name: field for group in GROUPS for name, field in group.model_fields.items()}
+COMMAND_OPTIONS = ("config", "json")  # that no file of options has
 OPTIONS = {
     "model_size": "example.json",
     "num_nodes": 2,

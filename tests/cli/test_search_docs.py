@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from paddlenlp_galvatron.cli.search import COMMAND_OPTIONS, FIELDS
 from paddlenlp_galvatron.plan.aliases import ALIASES
 from paddlenlp_galvatron.plan.options import canonical_options
 
-from .test_search import OPTIONS, folder, words  # noqa: F401 - a fixture
+from .test_search import COMMAND_OPTIONS, FIELDS, OPTIONS, folder, words  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / language / "search.md" for language in ("en", "zh")]
