@@ -1,0 +1,113 @@
+"""Profiles that are killed go on where they stopped; a rank that dies ends the others."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paddlenlp_galvatron.profiler.journal import FOLDER
+from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, MemoryProfile
+
+ROOT = Path(__file__).parents[2]
+SIZE = ("fp32", 64, 8)
+
+
+def start(words: list[str], **settings) -> subprocess.Popen[str]:
+    """A `galvatron` command in a process group of its own."""
+    program = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"
+    settings = {"cwd": ROOT, "start_new_session": True, "stderr": subprocess.PIPE, "text": True} | settings
+    return subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.DEVNULL, **settings)
+
+
+def known(folder: Path) -> dict[str, object]:
+    """What the journals hold; a line that was cut off does not count."""
+    found: dict[str, object] = {}
+    for file in (folder / FOLDER).glob("*.jsonl"):
+        for line in file.read_text().split("\n")[1:-1]:
+            key, value = json.loads(line)
+            assert key not in found, f"{key} was measured twice"
+            found[key] = value
+    return found
+
+
+def profile_through_kills(words: list[str], folder: Path, kills: int, seed: int) -> None:
+    """Run the command, killed at random moments of its measuring `kills` times, to its end."""
+    moments = random.Random(seed)
+    before: dict[str, object] = {}
+    for _ in range(kills):
+        process = start(words)
+        more = len(before) + moments.randint(1, 6)  # numbers after which it is killed, or at its end
+        while process.poll() is None and (not (folder / FOLDER).exists() or len(known(folder)) < more):
+            time.sleep(0.02)
+        time.sleep(moments.random() / 20)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        after = known(folder)
+        assert before.items() <= after.items(), "a number was measured again"
+        before = after
+    process = start(words)
+    _, told = process.communicate(timeout=200)
+    assert process.returncode == 0, told
+    assert before.items() <= known(folder).items()
+
+
+@pytest.fixture
+def config(tmp_path) -> Path:
+    content = {
+        "model_type": "qwen2",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 250,
+        "max_position_embeddings": 64,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    return tmp_path / "config.json"
+
+
+def model_words(config: Path, nproc: int = 1) -> list[str]:
+    words = ["profile", "model", "--model", str(config), "--nproc", str(nproc), "--output", str(config.parent / "out")]
+    return [*words, "--seq_length", "32", "--budget_ms", "0", "--max_tp_deg", "2"]
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_model_profile_killed_at_random_goes_on_where_it_stopped(config, kills):
+    folder = config.parent / "out"
+    profile_through_kills(model_words(config), folder, kills, seed=kills)
+    times = ComputationProfile.load(folder / "computation_profiling_fp32_hidden_64_head_8.json", *SIZE)
+    MemoryProfile.load(folder / "memory_profiling_fp32_hidden_64_head_8.json", *SIZE)
+    assert len(times.passes) == 6
+    assert not [path for path in folder.iterdir() if path.name.startswith(".") and path.name != FOLDER]
+
+
+@pytest.mark.slow
+def test_a_hardware_profile_killed_ten_times_goes_on_where_it_stopped(tmp_path):
+    words = ["profile", "hardware", "--nproc", "2", "--output", str(tmp_path), "--end_mb", "1", "--budget_ms", "0"]
+    profile_through_kills(words, tmp_path, 10, seed=1)
+    assert HardwareProfile.load(1, 2, folder=tmp_path).p2p_mib_per_ms
+
+
+def test_a_rank_that_dies_ends_the_launch_with_its_name(config):
+    process = start(model_words(config, nproc=2))
+    while not (ranks := _children(process.pid)):
+        time.sleep(0.05)
+    time.sleep(1)
+    begin = time.monotonic()
+    os.kill(max(ranks), signal.SIGKILL)
+    _, told = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 60
+    assert process.returncode == 1
+    assert "rank 1 was ended by signal 9" in told
+
+
+def _children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in listed] if len(listed) == 2 else []

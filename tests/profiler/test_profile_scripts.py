@@ -1,0 +1,109 @@
+"""The shell scripts: what they start, and that the search takes what they leave."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paddlenlp_galvatron.profiles import OVERLAP_NAME, HardwareProfile, allreduce_name, p2p_name, sp_time_name
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("allreduce", "p2p", "allreduce_sp", "all2all", "overlap")
+FILES = {
+    "allreduce": allreduce_name(1, 4),
+    "p2p": p2p_name(1, 4),
+    "allreduce_sp": sp_time_name(1, 4),
+    "all2all": sp_time_name(1, 4),
+    "overlap": OVERLAP_NAME,
+}
+
+
+def run(script: Path, folder: Path, *words: str, **environment: str) -> str:
+    """Run under sh from a folder; returns what it printed."""
+    plain = {name: value for name, value in os.environ.items() if name not in ("NUM_NODES", "NODE_RANK", "MPI_PATH")}
+    ran = subprocess.run(
+        ["sh", script, *words], cwd=folder, env=plain | environment, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture
+def scripts(tmp_path) -> Path:
+    return Path(shutil.copytree(ROOT / "scripts", tmp_path / "my scripts"))
+
+
+@pytest.fixture
+def galvatron_program(tmp_path) -> str:
+    program = tmp_path / "galvatron"
+    start = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"
+    program.write_text(f"#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -c '{start}' \"$@\"\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_five_scripts_are_written_and_keep_what_they_were_written_with(tmp_path, scripts):
+    run(scripts / "profile_hardware.sh", tmp_path, NUM_NODES="2", MASTER_ADDR="10.0.0.1", END_MB="64")
+    for part in PARTS:
+        said = run(scripts / f"profile_{part}.sh", tmp_path, "--fresh", GALVATRON="echo", NODE_RANK="1")
+        words = said.split()
+        assert words[:4] == ["profile", "hardware", "--parts", part]
+        for name, value in {"num_nodes": "2", "node_rank": "1", "master_addr": "10.0.0.1", "end_mb": "64"}.items():
+            assert words[words.index(f"--{name}") + 1] == value
+        assert words[-1] == "--fresh"
+    own = run(scripts / "profile_p2p.sh", tmp_path, GALVATRON="echo", NUM_NODES="4", PROFILE_HARDWARE_ARGS="--end_mb 2")
+    assert "--num_nodes 4" in own and "--end_mb 2" in own and "start_mb" not in own
+
+
+def test_scripts_refuse_what_means_nothing_here(tmp_path, scripts, galvatron_program):
+    run(scripts / "profile_hardware.sh", tmp_path, MPI_PATH="/usr/local/mpi")
+    ran = subprocess.run(
+        ["sh", scripts / "profile_p2p.sh"],
+        cwd=tmp_path,
+        env=os.environ | {"GALVATRON": galvatron_program},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 2 and "mpi_path" in ran.stderr and "import-nccl-tests" in ran.stderr
+
+
+def test_a_cluster_not_bought_yet_is_planned_from_its_data_sheet(tmp_path, scripts, galvatron_program):
+    common = {"GALVATRON": galvatron_program, "ANALYTIC": "h100", "MODEL_SIZE": "llama3-8b", "SEQ_LENGTH": "4096"}
+    for what in ("computation", "memory"):
+        run(scripts / f"profile_{what}.sh", tmp_path, **common)
+    run_hardware = ["profile", "hardware", "--analytic", "h100", "--num_nodes", "2"]
+    subprocess.run([galvatron_program, *run_hardware], cwd=tmp_path, check=True, capture_output=True)
+    variables = {"MEMORY": "72", "NUM_NODES": "2", "SETTLE_BSZ": "64"}
+    said = run(scripts / "search_dist.sh", tmp_path, "--json", **common, **variables)
+    found = json.loads(said.splitlines()[-1])
+    assert found["feasible"] and 20 < found["throughput"] < 60  # samples/s: 25 to 75 % of the peak
+
+
+@pytest.mark.slow
+def test_the_search_takes_what_all_scripts_measured(tmp_path, scripts, galvatron_program):
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 4,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 8,
+        "vocab_size": 256,
+        "max_position_embeddings": 64,
+    }
+    (tmp_path / "small.json").write_text(json.dumps(config))
+    common = {"GALVATRON": galvatron_program, "NUM_GPUS_PER_NODE": "4", "SEQ_LENGTH": "32"}
+    run(scripts / "profile_hardware.sh", tmp_path, END_MB="1", **common)
+    for part in PARTS:
+        run(scripts / f"profile_{part}.sh", tmp_path, "--budget_ms", "0", **common)
+        assert (tmp_path / "configs" / FILES[part]).exists()
+    assert set(HardwareProfile.load(1, 4, folder=tmp_path / "configs").p2p_mib_per_ms) == {2, 4}
+    model = {"MODEL_SIZE": str(tmp_path / "small.json"), "PROFILE_MAX_BATCH_SIZE": "4"}
+    for what in ("computation", "memory"):
+        run(scripts / f"profile_{what}.sh", tmp_path, "--budget_ms", "0", **common, **model)
+    variables = {"MEMORY": "1", "SETTLE_BSZ": "16", "MIXED_PRECISION": "fp32", "TIME_PROFILE_MODE": "batch"}
+    said = run(scripts / "search_dist.sh", tmp_path, "--json", **common, **model, **variables)
+    assert json.loads(said.splitlines()[-1])["feasible"]
