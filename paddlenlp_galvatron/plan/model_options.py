@@ -24,6 +24,7 @@ SHAPE_FIELDS = {
     "tie_word_embeddings": "tie_word_embeddings",
     "num_layers": "num_hidden_layers",
 }
+MOST_LAYERS = 100_000
 LISTS = ("hidden_size_list", "layernum_list", "seqlen_list")  # an entry a layer type
 NUMBERS = "hidden_size, num_layers, num_attention_heads, intermediate_size and vocab_size"
 
@@ -79,6 +80,8 @@ class ModelOptions(Options):
             if len(entries) != types:
                 raise UserError(f"{name}: has {len(entries)} entries for {types} types of layers; give one a type")
         shapes = self._several(shape, types) if types > 1 else (self._one(shape),)
+        if (layers := sum(kind.layers for kind in shapes)) > MOST_LAYERS:
+            raise UserError(f"num_layers: {layers} are more than {MOST_LAYERS}; is it a slip of the pen?")
         seq_length = self._seq_length(shapes[0])
         lengths = (None if length == seq_length else length for length in self.seqlen_list or [seq_length] * types)
         return Model(

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ..cost_model import CostOptions
 from ..plan import Assumptions, DataParallel, Precision, Schedule
-from ..plan.options import Options
+from ..plan.options import Count, Options
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "pp", "ckpt", "vtp")
 
@@ -28,7 +28,7 @@ PROFILE_OPTIONS = (  # that `cost_model.load` takes by the same name
     "sp_time_path",
 )
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
-Positive = Annotated[int, Field(ge=1)]
+MOST_DEVICES, MOST_BATCHES = 1_000_000, 10_000  # more is a slip of the pen, and would take hours
 
 
 def _settled(number: int) -> int:
@@ -44,10 +44,11 @@ class SearchOptions(Options):
     """What is searched, within what, under what assumptions."""
 
     # The cluster and what fits.
-    num_nodes: Positive = Field(1, description="nodes, alike")
-    num_gpus_per_node: Positive = Field(GPUS_PER_NODE, description="devices of a node")
-    world_size: Positive = Field(
-        GPUS_PER_NODE, description="devices; says num_nodes x num_gpus_per_node where one of them is not given"
+    num_nodes: Count = Field(1, description="nodes, alike")
+    num_gpus_per_node: Count = Field(GPUS_PER_NODE, description="devices of a node")
+    world_size: Count = Field(
+        GPUS_PER_NODE,
+        description="devices; says num_nodes x num_gpus_per_node where one of them is not given",
     )
     memory_constraint: float = Field(24.0, gt=0, allow_inf_nan=False, description="memory of a device, GB (1024 MiB)")
     context_mib: float = Field(
@@ -55,9 +56,9 @@ class SearchOptions(Options):
     )
 
     # Batches.
-    min_bsz: Positive = Field(8, description="first global batch tried, samples")
-    max_bsz: Positive = Field(8, description="no larger global batch is tried, samples")
-    bsz_scale: Positive = Field(8, description="what is added from one global batch to the next, samples")
+    min_bsz: Count = Field(8, description="first global batch tried, samples")
+    max_bsz: Count = Field(8, description="no larger global batch is tried, samples")
+    bsz_scale: Count = Field(8, description="what is added from one global batch to the next, samples")
     settle_bsz: Settled = Field(-1, description="the only global batch tried; -1: min_bsz to max_bsz")
     settle_chunk: Settled = Field(-1, description="the only number of micro-batches tried; -1: all divisors")
 
@@ -65,8 +66,8 @@ class SearchOptions(Options):
     search_space: str = Field("full", description="full, 3d, or dimensions joined by +: " + ", ".join(DIMENSIONS))
     fine_grained_mode: bool = Field(True, description="0: one strategy for all layers")
     sp_space: Literal["tp", "tp+sp", "sp"] = Field("tp", description="tensor parallel, Ulysses, or both")
-    max_tp_deg: Positive = Field(8, description="largest tensor-parallel or Ulysses degree")
-    max_pp_deg: Positive = Field(8, description="most pipeline stages")
+    max_tp_deg: Count = Field(8, description="largest tensor-parallel or Ulysses degree")
+    max_pp_deg: Count = Field(8, description="most pipeline stages")
     disable_dp: bool = Field(False, description="no data parallelism")
     disable_sdp: bool = Field(False, description="no zero3 beside default_dp_type")
     disable_tp: bool = Field(False, description="no tensor parallelism")
@@ -82,7 +83,7 @@ class SearchOptions(Options):
     default_dp_type: DataParallel = Field(DataParallel.DDP, description="data parallelism of layers without zero3")
 
     # What plans are priced under.
-    seq_length: Positive | None = Field(None, description="tokens of a sample")
+    seq_length: Count | None = Field(None, description="tokens of a sample")
     sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
     mixed_precision: Precision = Field(Precision.BF16, description="type of weights and activations")
     no_async_grad_reduce: bool = Field(False, description="gradients are reduced after every micro-batch")
@@ -108,9 +109,9 @@ class SearchOptions(Options):
 
     # How it is searched.
     parallel_search: bool = Field(False, description="search with several threads")
-    worker: Positive = Field(default_factory=lambda: 2 * (os.cpu_count() or 1), description="threads; twice the cores")
-    top_k: Positive = Field(1, description="how many plans are kept, each of its own batch, chunks, stages, schedule")
-    effort: Positive = Field(
+    worker: Count = Field(default_factory=lambda: 2 * (os.cpu_count() or 1), description="threads; twice the cores")
+    top_k: Count = Field(1, description="how many plans are kept, each of its own batch, chunks, stages, schedule")
+    effort: Count = Field(
         100_000_000, description="passes simulated for one family; what is not proven then is left with a gap"
     )
 
@@ -126,6 +127,10 @@ class SearchOptions(Options):
     def _consistent(self) -> Self:
         if self.settle_bsz == -1 and self.max_bsz < self.min_bsz:
             raise ValueError(f"max_bsz: {self.max_bsz} is below min_bsz {self.min_bsz}")
+        if self.world_size > MOST_DEVICES:
+            raise ValueError(f"world_size: {self.world_size} devices are more than {MOST_DEVICES}")
+        if (number := (self.max_bsz - self.min_bsz) // self.bsz_scale) >= MOST_BATCHES:
+            raise ValueError(f"bsz_scale: {number + 1} batches up to max_bsz are too many; take a wider step")
         if not self.tp_consec and self.sp_space != "tp":
             raise ValueError(f"tp_consec: 0 does not go together with sp_space {self.sp_space}; use sp_space tp")
         unknown = [name for name in self._listed() if name not in DIMENSIONS]

@@ -33,6 +33,7 @@ from paddlenlp_galvatron.profiles import (
     Meta,
     PassKey,
     PassTimes,
+    ProfileFile,
     Shape,
     Variant,
     VocabMemory,
@@ -44,7 +45,7 @@ from paddlenlp_galvatron.profiles import (
     sp_time_name,
 )
 from paddlenlp_galvatron.profiles.hardware import read_allreduce, read_messages, read_overlap, read_p2p
-from paddlenlp_galvatron.profiles.identity import require_parameter_size, require_same_model
+from paddlenlp_galvatron.profiles.identity import require_parameter_size, require_same_device, require_same_model
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
@@ -343,3 +344,20 @@ def test_published_files_of_both_dialects_are_read_and_kept(
     assert saved == replace(computation, meta=saved.meta)
     kept = MemoryProfile.load(memory.save(tmp_path), *shape)
     assert (kept.layers, kept.vocab, kept.raw) == (memory.layers, memory.vocab, memory.raw)
+
+
+def test_profiles_of_different_devices_are_refused():
+    def measured_on(device: str | None, name: str) -> ProfileFile:
+        return ProfileFile(name, "0", Fingerprint(device=device))
+
+    require_same_device([measured_on("H200", "a.json"), measured_on(None, "b.json"), measured_on("H200", "c.json")])
+    with pytest.raises(UserError, match=r"a.json on H200, c.json on A100; profile on one, or pass --allow_foreign"):
+        require_same_device([measured_on("H200", "a.json"), measured_on("A100", "c.json")])
+
+
+def test_a_folder_may_stand_for_the_file_in_it(tmp_path):
+    HARDWARE.save(tmp_path)
+    read = HardwareProfile.load(2, 4, allreduce_path=tmp_path, p2p_path=tmp_path, sp_time_path=tmp_path)
+    assert (read.allreduce_mib_per_ms, read.p2p_mib_per_ms) == (HARDWARE.allreduce_mib_per_ms, HARDWARE.p2p_mib_per_ms)
+    assert read.overlap_coe == 1 and not read.messages_ms
+    assert [Path(file.path).name for file in read.files] == [allreduce_name(2, 4), p2p_name(2, 4)]

@@ -40,6 +40,8 @@ def test_other_names_mean_the_same() -> None:
         ({"memory_constraint": "nan"}, "memory_constraint: input should be a finite number"),
         ({"settle_bsz": 0}, "settle_bsz: must be a number above 0, or -1"),
         ({"min_bsz": 16, "max_bsz": 8}, "max_bsz: 8 is below min_bsz 16"),
+        ({"max_bsz": 10**9, "bsz_scale": 1}, "bsz_scale: 999999993 batches up to max_bsz are too many"),
+        ({"num_nodes": 10**6}, "world_size: 8000000 devices are more than 1000000"),
         ({"pipeline_type": "1f1b"}, "pipeline_type: input should be"),
         ({"search_space": "dp+tpp"}, "search_space: 'tpp' is unknown"),
         ({"sp_space": "tp+sp", "tp_consec": 0}, "tp_consec: 0 does not go together with sp_space"),
