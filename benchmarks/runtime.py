@@ -4,10 +4,10 @@
     python benchmarks/runtime.py --overhead                 1 and 2 processes, a plain loop over PaddleNLP's layers
 
 Both sides train the same Llama from the same weights on the same batches, in fp32 with AdamW and clipping, in the same
-processes, and take turns step by step; a step is timed between two barriers, on rank 0. After the warm-up every round
-of `--steps` steps gives one ratio of medians, ours / theirs: below 1 we are faster. The table has the ratio over all
-steps, the lowest and highest round, the ratio of processor time summed over the ranks (which other programs on the
-machine disturb less), and how far the two sides' losses lie apart at most: as proof that both did the same work.
+processes, and take turns step by step; a step is timed between two barriers, on rank 0. The ratio is the median of
+ours / theirs over the pairs of steps after the warm-up: below 1 we are faster. Beside it stand the lowest and highest
+round of `--steps` pairs, the same ratio of processor time summed over the ranks (which other programs on the machine
+disturb less), and how far the two sides' losses lie apart at most: as proof that both did the same work.
 
 PaddleNLP's Trainer does not run on CPU by itself. `runtime_stock.py` supplies what gloo lacks for it, by the same
 transport that our runtime uses; a plan that it cannot run even so is named with the error.
@@ -62,7 +62,7 @@ STOCK = {
     "pp2-tp2-sp": plan(4, tp=2, pp=2, micro_batches=4, sequence_parallel=True),
     "pp4": plan(4, pp=4, micro_batches=4),
 }
-OVERHEAD = {"one process": plan(1, micro_batches=2), "dp2": plan(2, micro_batches=2)}
+OVERHEAD = {"one-process": plan(1, micro_batches=2), "dp2": plan(2, micro_batches=2)}
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,18 @@ class Comparison:
     error: str | None = None
 
 
-def compare(name: str, kind: str, of: Plan, steps: int, rounds: int, logs: Path, *, profile: bool) -> Comparison:
+def compare(name: str, of: Plan, options: argparse.Namespace, logs: Path) -> Comparison:
     """Run one plan and the other side in a launch of their own."""
+    steps = options.steps
     folder = logs / name
     folder.mkdir(parents=True)
     job = {
-        "kind": kind,
+        "stock": options.stock,
         "plan": plan_to_dict(of),
         "shape": asdict(MODEL),
         "recipe": Recipe().model_dump(),
-        "steps": WARM_UP + steps * rounds,
-        "profile": profile,
+        "steps": WARM_UP + steps * options.rounds,
+        "profile": options.profile,
     }
     (folder / "job.json").write_text(json.dumps(job))
     arguments = [str(folder / "job.json"), str(folder / "result.json")]
@@ -142,7 +143,9 @@ def main() -> int:
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--stock", action="store_true", help="beside PaddleNLP's Trainer")
     kind.add_argument("--overhead", action="store_true", help="beside a loop written by hand")
-    parser.add_argument("--plan", action="append", choices=[*STOCK, *OVERHEAD], help="this one alone; may be repeated")
+    parser.add_argument(
+        "--plan", action="append", help=f"this one alone; may be repeated: {', '.join([*STOCK, *OVERHEAD])}"
+    )
     parser.add_argument("--steps", type=int, default=5, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
@@ -150,23 +153,14 @@ def main() -> int:
     arguments = parser.parse_args()
     plans = STOCK if arguments.stock else OVERHEAD
     wanted = arguments.plan or list(plans)
+    if unknown := set(wanted) - set(plans):
+        parser.error(f"--plan {unknown.pop()}: choose from {', '.join(plans)}")
     # The ranks import their module from here, wherever they are started.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parent)]))
     rows: list[Comparison] = []
     with tempfile.TemporaryDirectory(prefix="galvatron-benchmark-") as folder:
         for name in wanted:
-            kind_name = "stock" if arguments.stock else "hand-written"
-            rows.append(
-                compare(
-                    name,
-                    kind_name,
-                    plans[name],
-                    arguments.steps,
-                    arguments.rounds,
-                    Path(folder),
-                    profile=arguments.profile,
-                )
-            )
+            rows.append(compare(name, plans[name], arguments, Path(folder)))
             if arguments.profile and not rows[-1].error:
                 log = (Path(folder) / name / "workerlog.0").read_text()
                 print(log[log.index("==== ours") :])

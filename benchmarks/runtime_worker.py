@@ -151,7 +151,7 @@ def main() -> None:
     content = json.loads(Path(sys.argv[1]).read_text())
     profiles = [cProfile.Profile(), cProfile.Profile()] if content["profile"] else [None, None]
     clocks = Clock(profile=profiles[0]), Clock(profile=profiles[1])
-    run = beside_stock if content["kind"] == "stock" else beside_hand_written
+    run = beside_stock if content["stock"] else beside_hand_written
     losses = run(Job.of(content), clocks)
     result = {name: side(of, clock) for name, of, clock in zip(("ours", "other"), losses, clocks, strict=True)}
     if world_from_environment()[0] == 0:

@@ -1,0 +1,21 @@
+"""The runtime's benchmark compares equal work: both sides reach the same losses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [["--stock", "--plan", "dp4"], ["--stock", "--plan", "pp2-tp2-sp"], ["--overhead"]])
+def test_both_sides_train_alike(which):
+    command = [sys.executable, "benchmarks/runtime.py", *which, "--steps", "1", "--rounds", "1", "--json"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for row in json.loads(ran.stdout):
+        assert row["max_loss_diff"] < 1e-5
+        assert row["ours_ms"] > 0
