@@ -57,7 +57,7 @@ def search(values: dict[str, Any], json: bool) -> None:
         model.shapes, options.num_nodes, options.num_gpus_per_node, options.assumptions, **options.profile_arguments
     )
     result = find_plan(model.shapes, cost, options, log.append)
-    log += [f"{family}: {outcome.words}" for family, outcome in result.outcomes.items()]
+    log += [f"{family}: {result.fate(family)}" for family in result.outcomes]
 
     shown: list[Any] = [*_title(model, options), *explain(result, model.shapes[0] if len(model.shapes) == 1 else None)]
     path = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -34,9 +35,17 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
     ]
     if shape:
         facts.append(("model", f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters"))
-    for title in ("predicted", "searched_from"):
-        facts += [(title, line) for line in _lines(plan.metadata.get(title) or {})]
+    facts += [("predicted", line) for line in _lines(plan.metadata.get("predicted") or {})]
+    facts += [("searched_from", line) for line in _lines(_with_names(plan.metadata.get("searched_from") or {}))]
     return facts
+
+
+def _with_names(searched_from: dict[str, Any]) -> dict[str, Any]:
+    """Profile files by their names alone; the plan's file has their paths and hashes."""
+    files = searched_from.get("profiles")
+    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
+        return searched_from
+    return searched_from | {"profiles": [Path(str(file.get("path"))).name for file in files]}
 
 
 def _assumed(plan: Plan) -> str:

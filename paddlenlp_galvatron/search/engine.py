@@ -87,6 +87,7 @@ class _Search:
         self.cancel = galvatron_dp_core.Cancel()
         self.found: dict[Family, Candidate] = {}
         self.outcomes: dict[Family, Outcome] = {}
+        self.bounds_s: dict[Family, float] = {}  # of families that cannot win
         self.unproven = inf  # ms per sample: least lower bound of the families that were given up
         self.waiting: list[_Open] = []
         self.too_big: list[_Open] = []  # families that do not fit
@@ -112,6 +113,7 @@ class _Search:
             lower_bound_s=lower_bound_s,
             search_time_s=time.perf_counter() - start,
             outcomes=self.outcomes,
+            bounds_s=self.bounds_s,
             runners_up=tuple(ranked[1:]),
             need=None if ranked else self._need(),
         )
@@ -165,6 +167,7 @@ class _Search:
         limit = self._limit(family)
         if entry.bound >= limit:
             self._note(family, Outcome.OUT_OF_BOUND)
+            self.bounds_s[family] = min(self.bounds_s.get(family, inf), entry.bound * batch / MS_PER_S)
             return False
         if entry.tables is None:
             entry.tables = build(family, entry.layers, entry.vocabularies, self.cost, self.options.budget_mib)
@@ -192,6 +195,7 @@ class _Search:
             time_ms = found.time_s * MS_PER_S
         elif limit < inf:
             outcome = Outcome.OUT_OF_BOUND
+            self.bounds_s[family] = min(self.bounds_s.get(family, inf), proven_ms / MS_PER_S)
         else:
             outcome = Outcome.OUT_OF_MEMORY
             self.too_big.append(entry)

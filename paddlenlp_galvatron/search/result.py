@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from math import inf
+from math import ceil, inf
 
 from ..cost_model import CostModel, Prediction
 from ..plan import Infeasible, Plan
@@ -76,14 +76,14 @@ class Need:
                 "model states": memory.states_mib,
                 "activations": memory.activations_mib,
                 "working memory": memory.working_mib,
-                "the reserve": memory.context_mib,
+                "reserve": memory.context_mib,
             }
         )
         in_term: Mapping[str, Mapping[str, float]] = {
             "model states": {name: part.states_mib for name, part in parts.items()},
             "activations": {name: held * part.activation_mib for name, part in parts.items()},
             "working memory": {name: part.working_mib for name, part in parts.items()},
-            "the reserve": {"every layer": memory.context_mib},
+            "reserve": {"every layer": memory.context_mib},
         }
         return cls(plan, prediction, stage, term, term_mib, *most(in_term[term]))
 
@@ -98,10 +98,12 @@ class Need:
         return self.plan.stage_layers(self.stage)
 
     def __str__(self) -> str:
+        enough_gb = ceil(self.memory_mib / 1024 * 1000) / 1000
+        layers = f"layers {self.layers.start}-{self.layers.stop - 1}"
+        most = f", {self.part_mib / 1024:.3f} GB of it in {self.part}" if self.part_mib < self.term_mib else ""
         return (
-            f"{self.memory_mib / 1024:.3f} GB a device would do; stage {self.stage} (layers {self.layers.start}-"
-            f"{self.layers.stop - 1}) of the plan that needs least binds: {self.term} take {self.term_mib / 1024:.3f} "
-            f"GB of it, {self.part} most ({self.part_mib / 1024:.3f} GB)"
+            f"{enough_gb:.3f} GB a device would do; of the plan that needs least, stage {self.stage} ({layers}) binds "
+            f"by its {self.term}: {self.term_mib / 1024:.3f} GB{most}"
         )
 
 
@@ -110,8 +112,8 @@ def _part_names(plan: Plan, stage: int) -> list[str]:
     layers = [f"layer {layer}" for layer in plan.stage_layers(stage)]
     last = len(plan.stages) - 1
     if stage == 0:
-        return ["the embedding" if last else "embedding and LM head", *layers]
-    return [*layers, "the LM head"] if stage == last else layers
+        return ["embedding" if last else "embedding and LM head", *layers]
+    return [*layers, "LM head"] if stage == last else layers
 
 
 class Outcome(IntEnum):
@@ -143,6 +145,7 @@ class SearchResult:
     lower_bound_s: float  # no plan of the best one's batch takes less, nor one of another batch less per sample
     search_time_s: float
     outcomes: Mapping[Family, Outcome]
+    bounds_s: Mapping[Family, float] = field(default_factory=dict)  # least step times of families rejected by theirs
     runners_up: tuple[Candidate, ...] = ()  # the best of other families, if top_k asks for them
     need: Need | None = None  # where nothing fits
 
@@ -160,6 +163,12 @@ class SearchResult:
     def gap(self) -> float:
         """How far below the best plan's time the optimum may lie, as a fraction; 0: it is the optimum."""
         return max(0.0, 1 - self.lower_bound_s / self.best.time_s) if self.best else 0.0
+
+    def fate(self, family: Family) -> str:
+        """What became of a family, for people."""
+        outcome = self.outcomes[family]
+        bound = f" (at least {self.bounds_s[family]:.4g} s a step)" if outcome is Outcome.OUT_OF_BOUND else ""
+        return outcome.words + bound
 
     def require(self) -> Candidate:
         """The best plan. Raises Infeasible, which tells the least memory that would do."""
