@@ -284,14 +284,15 @@ def test_layers_of_several_types_are_searched(folder, galvatron):
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_the_script_is_the_same_program(folder, galvatron, shell):
+@pytest.mark.parametrize("script", ["scripts/search_dist.sh", "llm/auto_parallel/galvatron/search_dist.sh"])
+def test_the_script_is_the_same_program(folder, galvatron, shell, script):
     assert galvatron(*words(**OPTIONS, sp_space="tp+sp", output_config_path="command.json")).code == 0
     variables = {
         "NUM_NODES": "2", "NUM_GPUS_PER_NODE": "4", "MEMORY": "8", "MODEL_SIZE": "example.json", "SEQ_LENGTH": "512",
         "SETTLE_BSZ": "32", "GALVATRON": str(Path(sys.executable).with_name("galvatron")),
     }  # fmt: skip
     ran = subprocess.run(
-        [shell, ROOT / "scripts" / "search_dist.sh", "--output_config_path", "script.json", "--json"],
+        [shell, ROOT / script, "--output_config_path", "script.json", "--json"],
         env={**os.environ, **variables}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
