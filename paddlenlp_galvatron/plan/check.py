@@ -113,7 +113,7 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
     if plan.assumed.seq_length and plan.assumed.seq_length > model.max_position_embeddings:
         yield (
             f"galvatron.assumed.seq_length: {plan.assumed.seq_length} is beyond the {model.max_position_embeddings} "
-            f"positions of {model.name}"
+            f"positions of {model.name}; shorten it, or give the model more positions"
         )
     for layers, (degree, ulysses) in _named_runs([(layer.degree, layer.ulysses) for layer in plan.layers]):
         for what, count in (

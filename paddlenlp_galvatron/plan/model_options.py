@@ -52,7 +52,8 @@ class ModelOptions(Options):
     )
     set_layernum_manually: bool | None = Field(None, description="1: num_layers holds; 0: it is ignored")
     set_seqlen_manually: bool | None = Field(
-        None, description="1: seq_length holds; 0: it is ignored, samples are as long as the model has positions"
+        None,
+        description="1: seq_length holds, and the model gets positions for it; 0: samples are as long as its positions",
     )
     model_type: str | None = Field(None, description="llama or qwen2")
     hidden_size: Count | None = Field(None, description="hidden size")
@@ -83,6 +84,8 @@ class ModelOptions(Options):
         if (layers := sum(kind.layers for kind in shapes)) > MOST_LAYERS:
             raise UserError(f"num_layers: {layers} are more than {MOST_LAYERS}; is it a slip of the pen?")
         seq_length = self._seq_length(shapes[0])
+        if self.set_seqlen_manually:
+            shapes = tuple(_long_enough(kind, seq_length) for kind in shapes)
         lengths = (None if length == seq_length else length for length in self.seqlen_list or [seq_length] * types)
         return Model(
             tuple(replace(kind, seq_length=length) for kind, length in zip(shapes, lengths, strict=True)),
@@ -108,8 +111,12 @@ class ModelOptions(Options):
                 known = ", ".join(preset_names())
                 raise UserError(f"model_size: missing; name a config.json or one of {known}, or give {NUMBERS}")
             layers = sum(self.layernum_list or ()) or None
-            config = {"model_type": "llama", "num_hidden_layers": layers, "max_position_embeddings": 2048} | changes
-            config["max_position_embeddings"] = max(config["max_position_embeddings"], self.seq_length or 0)
+            positions = max(2048, self.seq_length or 0)
+            config = {
+                "model_type": "llama",
+                "num_hidden_layers": layers,
+                "max_position_embeddings": positions,
+            } | changes
             return _named(shape_from_config(config, "", source="the model's options"))
         base = load_model(self.model_size)
         config = _config(base) | changes
@@ -165,6 +172,13 @@ class ModelOptions(Options):
             "seq_length: missing; say how many tokens a sample has, or give --set_seqlen_manually 0 for the "
             f"{shape.max_position_embeddings} that {shape.name} has positions for"
         )
+
+
+def _long_enough(shape: ModelShape, seq_length: int) -> ModelShape:
+    """The shape with positions for samples of this length."""
+    if seq_length <= shape.max_position_embeddings:
+        return shape
+    return replace(shape, name=f"{shape.name}_seq{seq_length}", max_position_embeddings=seq_length)
 
 
 def _named(shape: ModelShape) -> ModelShape:

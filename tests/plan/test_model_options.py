@@ -54,6 +54,13 @@ def test_a_flag_of_0_leaves_the_numbers_of_a_script_out_of_account() -> None:
     assert resolve(**{**MINE, **LLAMA}, **flags | {"set_seqlen_manually": 1}).seq_length == 2048
 
 
+def test_a_length_set_by_hand_may_go_beyond_the_models_positions() -> None:
+    model = resolve(model_size="llama2-7b", seq_length=8192, set_seqlen_manually=1)
+    assert model.shapes[0].max_position_embeddings == model.seq_length == 8192
+    assert model.name == "llama2-7b_seq8192"
+    assert resolve(model_size="llama2-7b", seq_length=8192).shapes == (load_model("llama2-7b"),)
+
+
 def test_the_lists_of_the_other_dialect_say_one_type_of_layer() -> None:
     model = resolve(model_size="llama2-7b", hidden_size_list="4096", layer_num_list="16", seqlen_list="1024")
     assert [shape.layers for shape in model.shapes] == [16]
