@@ -87,7 +87,7 @@ def cost_of(folder: Path, files: dict[str, dict[str, Any]], seq: int = SEQ, **op
     return load(
         MODEL, 2, 4, assumed,
         time_profiling_path=paths["time"], memory_profiling_path=paths["memory"],
-        allreduce_bandwidth_config_path=paths["allreduce"], p2p_bandwidth_config_path=paths["p2p"],
+        allreduce_bandwidth_config_path=paths["allreduce"], p2p_bandwidth_config_path=paths.get("p2p"),
         overlap_coe_path=paths["overlap"], sp_time_path=paths.get("sp_time"), **options,
     )  # fmt: skip
 
@@ -182,3 +182,13 @@ def test_too_few_points_name_those_to_measure(tmp_path):
         UserError, match="needs 3 sequence lengths but the profile has 256, 512; measure more around 768"
     ):
         best_plan(cost)
+
+
+def test_without_p2p_bandwidth_there_are_no_pipelines(tmp_path):
+    files = galvatron_files()
+    del files["p2p"]
+    with pytest.raises(
+        UserError, match="pp_size_2: .* name the file by p2p_bandwidth_config_path, or search with max_pp_"
+    ):
+        best_plan(cost_of(tmp_path, files))
+    assert len(best_plan(cost_of(tmp_path, files), max_pp_deg=1)[0].stages) == 1
