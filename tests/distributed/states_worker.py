@@ -1,0 +1,100 @@
+"""One rank: what a plan's engine holds after each part of a step, in bytes, and what its pipeline and units did."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.runtime import device
+from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.groups import run_as_rank
+from paddlenlp_galvatron.runtime.units import ShardedUnit
+from paddlenlp_galvatron.training.parity import Case, batch_of, read_cases
+
+MIB = 2**20
+
+
+class Watch:
+    """Listens to an engine: passes in order, micro-batches in flight, whole weights of zero3 units at once."""
+
+    def __init__(self, engine: Engine):
+        self.passes: list[tuple[str, int]] = []
+        self.in_flight = self.most_in_flight = self.most_gathered = 0
+        self._sharded = [u for u in engine.stage.units if isinstance(u, ShardedUnit) and not u._keep_whole]
+        stage, pipeline = engine.stage, engine._pipeline
+        forward, backward = stage.forward, pipeline._backward
+
+        def watched_forward(*args: Any) -> Any:
+            self._passed("forward", +1)
+            return forward(*args)
+
+        def watched_backward(*args: Any) -> Any:
+            result = backward(*args)
+            self._passed("backward", -1)
+            return result
+
+        stage.forward, pipeline._backward = watched_forward, watched_backward  # type: ignore[method-assign]
+        for unit in self._sharded:
+            self._listen(unit)
+
+    def _passed(self, kind: str, change: int) -> None:
+        self.passes.append((kind, sum(name == kind for name, _ in self.passes)))
+        self.in_flight += change
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+
+    def _listen(self, unit: ShardedUnit) -> None:
+        gather, prefetch = unit.gather, unit.prefetch
+
+        def watched(action: Any) -> Any:
+            def run() -> None:
+                action()
+                held = sum(u._flat is not None or u._flight is not None for u in self._sharded)
+                self.most_gathered = max(self.most_gathered, held)
+
+            return run
+
+        unit.gather, unit.prefetch = watched(gather), watched(prefetch)  # type: ignore[method-assign]
+
+
+def run_case(case: Case, folder: Path, index: int) -> None:
+    def held() -> float:
+        gc.collect()
+        return device.allocated_mib() * MIB
+
+    empty = held()
+    engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length)
+    weights = held()
+    optimizer = case.recipe.build(engine.tensors, engine.decaying)
+    engine.forward_backward(batch_of(case, 0))  # makes what stays, such as the attention mask
+    for trainable in engine.trainables:
+        trainable.drop_gradient()
+    idle = held()
+    engine.forward_backward(batch_of(case, 0))
+    gradients = held() - idle
+    engine.update(optimizer, 1.0)
+    moments = held() - idle
+    watch = Watch(engine)
+    engine.forward_backward(batch_of(case, 1))
+    report = {
+        "weights": weights - empty,
+        "gradients": gradients,
+        "moments": moments,
+        "passes": watch.passes,
+        "most_in_flight": watch.most_in_flight,
+        "most_gathered": watch.most_gathered,
+    }
+    (folder / f"{index}.{engine.rank}.json").write_text(json.dumps(report))
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    for index, case in enumerate(read_cases(folder)):
+        run_case(case, folder, index)
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_rank(main))

@@ -1,0 +1,122 @@
+"""Model states are really sharded and passes run in the schedule's order: bytes and orders of real ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.cost_model.simulate import StageTimes, timeline
+from paddlenlp_galvatron.cost_model.states import StateBytes
+from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan, Precision, Schedule
+from paddlenlp_galvatron.runtime.launch import launch
+from paddlenlp_galvatron.training.parity import Case, write_cases
+
+from .plans import plan
+
+SEQ = 16
+ZERO2, ZERO3 = DataParallel.ZERO2, DataParallel.ZERO3
+STATES = {
+    "ddp": plan(4, "1 1", batch=4, micro_batches=1),
+    "tp 2": plan(4, "2 2", vocab="2", batch=4, micro_batches=1),
+    "tp 4, plain": plan(4, "4 4", vocab="4", batch=4, micro_batches=1, megatron_sp=False),
+    "zero2": plan(4, "1 1", batch=4, micro_batches=1, default=ZERO2),
+    "zero3": plan(4, "1z 1z 1z 1z", vocab="1z", batch=8, micro_batches=2),
+    "zero2 under tp 2": plan(4, "2 2", vocab="2", batch=4, micro_batches=1, default=ZERO2),
+    "zero3 under tp 2": plan(4, "2z 2z", vocab="2z", batch=4, micro_batches=1),
+    "zero3 over Ulysses": plan(4, "2uz 4uz", vocab="1z", batch=4, micro_batches=1),
+    "two stages": plan(4, "2 1z 2", (1, 2), vocab="2", batch=8, micro_batches=4),
+}
+PIPELINES = {
+    "2 stages": plan(8, "1 1 1", (1, 2), batch=24, micro_batches=6),
+    "4 stages": plan(8, "1 1 1 1 1", (1, 1, 2, 1), batch=12, micro_batches=6),
+    "8 stages": plan(8, "1 1 1 1 1 1 1 1", (1,) * 8, batch=10, micro_batches=10),
+    "8 stages, few micro-batches": plan(8, "1 1 1 1 1 1 1 1", (1,) * 8, batch=3, micro_batches=3),
+    "4 stages, GPipe": plan(8, "1 1 1 1", (1,) * 4, batch=10, micro_batches=5, schedule=Schedule.GPIPE),
+}
+
+
+def case_of(of: Plan, hidden: int, precision: Precision = Precision.FP32) -> Case:
+    shape = ModelShape("states", "qwen2", len(of.layers), hidden, 3 * hidden, 8, 4, 512, SEQ)
+    return Case(replace(of, assumed=replace(of.assumed, seq_length=SEQ, mixed_precision=precision)), shape, "adamw")
+
+
+def run(folder: Path, cases: list[Case]) -> list[list[dict]]:
+    """Reports by case and rank."""
+    write_cases(folder, cases)
+    world_size = cases[0].plan.world_size
+    launch(f"{__package__}.states_worker", [str(folder)], world_size, folder / "log", timeout_s=300)
+    return [
+        [json.loads((folder / f"{index}.{rank}.json").read_text()) for rank in range(world_size)]
+        for index in range(len(cases))
+    ]
+
+
+@pytest.fixture(autouse=True)
+def worker(monkeypatch):
+    tests = Path(__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
+
+
+def arithmetic(case: Case, stage: int) -> dict[str, float]:
+    """Bytes on a rank of a stage: matrices by dp type, norms and biases whole. Master copies count as weights."""
+    of, shape = case.plan, case.shape
+    hidden, kv = shape.hidden_size, shape.kv_heads * shape.head_dim
+    states = StateBytes.of(of.assumed.mixed_precision)
+    master = 0 if of.assumed.mixed_precision is Precision.FP32 else 4
+    modules = [  # strategy, numbers in matrices, in vectors
+        (
+            layer,
+            hidden * (2 * hidden + 2 * kv + 3 * shape.intermediate_size),
+            (hidden + 2 * kv) // layer.tp + 2 * hidden,
+        )
+        for layer in (of.layers[index] for index in of.stage_layers(stage))
+    ]
+    if stage == 0:
+        modules.append((of.vocab, shape.vocab_size * hidden, 0))
+    if stage == len(of.stages) - 1:
+        modules.append((of.vocab, shape.vocab_size * hidden, hidden))
+    total = dict.fromkeys(("weights", "gradients", "moments"), 0.0)
+    for strategy, whole, vectors in modules:
+        matrices = whole / strategy.tp
+        sharding = 1 if strategy.dp_type is DataParallel.DDP else of.stage_size // strategy.tp
+        own = matrices / sharding
+        held = own if strategy.dp_type is DataParallel.ZERO3 else matrices
+        total["weights"] += states.weight * (held + vectors) + master * (own + vectors)
+        total["gradients"] += states.gradient * (own + vectors)
+        total["moments"] += 8 * (own + vectors)
+    return total
+
+
+def test_states_take_the_bytes_of_their_arithmetic(tmp_path):
+    cases = {name: case_of(of, 128) for name, of in STATES.items()}
+    cases |= {f"{name}, bf16": case_of(of, 128, Precision.BF16) for name, of in STATES.items()}
+    wrong = []
+    for (name, case), ranks in zip(cases.items(), run(tmp_path, list(cases.values())), strict=True):
+        for rank, report in enumerate(ranks):
+            for term, expected in arithmetic(case, rank // case.plan.stage_size).items():
+                if report[term] != pytest.approx(expected, rel=0.01):
+                    wrong.append(f"{name}, rank {rank}: {term} {report[term]:.0f} B instead of {expected:.0f}")
+            if "zero3" in name:
+                assert 1 <= report["most_gathered"] <= 2, name
+    assert not wrong, "\n".join(wrong)
+
+
+def test_passes_run_in_the_order_of_the_simulator(tmp_path):
+    reports = run(tmp_path, [case_of(of, 16) for of in PIPELINES.values()])
+    for (name, of), ranks in zip(PIPELINES.items(), reports, strict=True):
+        stages = len(of.stages)
+        times = StageTimes(
+            forward=(1.0,) * stages, backward=(2.0,) * stages, sync=(0.0,) * stages, send=(0.0,) * (stages - 1)
+        )
+        spans = timeline(of.schedule, times, of.micro_batches)
+        for rank, report in enumerate(ranks):
+            stage = rank // of.stage_size
+            simulated = [[*span.work] for span in spans if span.stage == stage and span.work]
+            assert report["passes"] == simulated, f"{name}, rank {rank}"
+            if of.schedule is Schedule.ONE_F_ONE_B:
+                assert report["most_in_flight"] == min(of.micro_batches, stages - stage), f"{name}, rank {rank}"
