@@ -93,7 +93,11 @@ def cost_of(folder: Path, files: dict[str, dict[str, Any]], seq: int = SEQ, **op
 
 
 def best_plan(cost: Any, **options: Any) -> tuple[Plan, float]:
-    values = {"sequence_parallel": cost.assumed.sequence_parallel, "seq_length": cost.seq, "settle_bsz": 32}
+    values = {
+        "sequence_parallel": cost.assumed.sequence_parallel,
+        "seq_length": cost.assumed.seq_length,
+        "settle_bsz": 32,
+    }
     found = search(MODEL, cost, SearchOptions.from_mapping(values | CLUSTER | {"memory_constraint": 2} | options))
     return found.plan, found.time_s
 
@@ -188,7 +192,7 @@ def test_without_p2p_bandwidth_there_are_no_pipelines(tmp_path):
     files = galvatron_files()
     del files["p2p"]
     with pytest.raises(
-        UserError, match="pp_size_2: .* name the file by p2p_bandwidth_config_path, or search with max_pp_"
+        UserError, match=r"pp_size_2: .* name the file by p2p_bandwidth_config_path, or search with max_pp_"
     ):
         best_plan(cost_of(tmp_path, files))
     assert len(best_plan(cost_of(tmp_path, files), max_pp_deg=1)[0].stages) == 1
