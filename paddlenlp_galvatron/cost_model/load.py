@@ -66,8 +66,8 @@ def load(
     use = MemoryUse(memory, _mode(MemoryMode, memory_profile_mode, "memory_profile_mode"))
     if not allow_foreign_profiles:
         require_same_device([*hardware.files, *computation.files, *memory.files])
-        require_same_model(time_path, computation.meta, shape, precision)
-        require_same_model(memory_path, memory.meta, shape, precision)
+        require_same_model(time_path, computation.meta, shapes, precision)
+        require_same_model(memory_path, memory.meta, shapes, precision)
         for layer_type, kind in enumerate(shapes):
             require_parameter_size(memory_path, use.parameter_mib(layer_type), kind)
     return CostModel(

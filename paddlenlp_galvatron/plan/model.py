@@ -75,6 +75,13 @@ def joint_fingerprint(models: Sequence[ModelShape]) -> str:
     return models[0].fingerprint if len(models) == 1 else _short_hash([model.fingerprint for model in models])
 
 
+def measured_fingerprint(models: Sequence[ModelShape]) -> str:
+    """Fingerprint of what measurements of layers and vocabulary depend on: not the number of layers, not the positions
+    nor the length of samples, which measurements tell themselves."""
+    names = ("family", "hidden_size", "intermediate_size", "heads", "kv_heads", "vocab_size", "tied_embeddings")
+    return _short_hash([[getattr(model, name) for name in names] for model in models])
+
+
 def _short_hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 

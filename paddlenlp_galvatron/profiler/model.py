@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ..models import load_family
-from ..plan.model import joint_fingerprint
+from ..plan.model import measured_fingerprint
 from ..profiles import Meta
 from ..runtime.groups import run_as_rank, start_world
 from .computation import ComputationProfiler
@@ -24,7 +24,7 @@ def main() -> None:
     options, shapes, points = run.options, run.shapes, run.points
     rank, world_size = start_world()
     per_node, precision = options.ranks_per_node, options.precision
-    device = fingerprint(world_size, model=joint_fingerprint(shapes), dtype=precision.value)
+    device = fingerprint(world_size, model=measured_fingerprint(shapes), dtype=precision.value)
     layers = (options.layernum_min, options.layernum_max)
     identity = device.model_dump() | {"sequence_parallel": options.sequence_parallel, "layers": layers}
     journal = Journal.open(options.output, "model", identity, rank, world_size, options.fresh)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..plan.errors import UserError
-from ..plan.model import ModelShape
+from ..plan.model import ModelShape, measured_fingerprint
 from ..plan.strategy import Precision
 from .files import Meta, ProfileFile
 
 _NAME = re.compile(r"_profiling_(fp32|bf16|fp16)_(?:hidden_(\d+)_head_(\d+))?")
 
 
-def require_same_model(path: str | Path, meta: Meta, model: ModelShape, precision: Precision) -> None:
-    """Raise UserError if the file's fingerprint or name says that it is another model's or another dtype's."""
-    told = meta.fingerprint
+def require_same_model(path: str | Path, meta: Meta, models: Sequence[ModelShape], precision: Precision) -> None:
+    """Raise UserError if the file's fingerprint or name says that it is of other layers (`models`: one shape a layer
+    type) or another dtype. The number of layers is no matter."""
+    told, model = meta.fingerprint, models[0]
+    expected = measured_fingerprint(models)
     faults = []
-    if told.model not in (None, model.fingerprint):
-        faults.append(f"the profile is of model {told.model}, not of {model.name} ({model.fingerprint})")
+    if told.model not in (None, expected):
+        faults.append(f"the profile is of model {told.model}, not of {model.name} ({expected})")
     if told.dtype not in (None, precision.value):
         faults.append(f"the profile was measured in {told.dtype}, not in {precision}")
     if match := _NAME.search(Path(path).name):

@@ -21,6 +21,7 @@ from paddlenlp_galvatron.plan import (
     UserError,
     VocabStrategy,
 )
+from paddlenlp_galvatron.plan.model import measured_fingerprint
 from paddlenlp_galvatron.profiles import (
     OVERLAP_NAME,
     Collective,
@@ -50,7 +51,8 @@ from paddlenlp_galvatron.profiles.identity import require_parameter_size, requir
 DATA = Path(__file__).parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
 META = Meta(
-    fingerprint=Fingerprint(device="example", device_count=8, dtype="bf16", model=MODEL.fingerprint), spread={"x": 0.01}
+    fingerprint=Fingerprint(device="example", device_count=8, dtype="bf16", model=measured_fingerprint([MODEL])),
+    spread={"x": 0.01},
 )
 DOCUMENTED = ("bf16", 1024, 16)
 
@@ -208,17 +210,21 @@ def test_raw_runs_alone_say_which_command_derives_the_rest(tmp_path):
 
 
 def test_a_profile_of_another_model_or_cluster_is_refused(tmp_path):
-    ours = Meta(fingerprint=Fingerprint(model=MODEL.fingerprint, dtype="bf16"))
+    ours = Meta(fingerprint=Fingerprint(model=measured_fingerprint([MODEL]), dtype="bf16"))
     named = "computation_profiling_bf16_hidden_1024_head_16.json"
-    require_same_model(named, ours, MODEL, Precision.BF16)
+    require_same_model(named, ours, [MODEL], Precision.BF16)
+    require_same_model(named, ours, [replace(MODEL, layers=99, max_position_embeddings=1)], Precision.BF16)
+    for other in ([replace(MODEL, vocab_size=99)], [MODEL, MODEL]):
+        with pytest.raises(UserError, match="the profile is of model"):
+            require_same_model(named, ours, other, Precision.BF16)
     with pytest.raises(UserError, match="the profile is of model 123"):
-        require_same_model(named, Meta(fingerprint=Fingerprint(model="123")), MODEL, Precision.BF16)
+        require_same_model(named, Meta(fingerprint=Fingerprint(model="123")), [MODEL], Precision.BF16)
     with pytest.raises(UserError, match="measured in bf16, not in fp32"):
-        require_same_model("times.json", ours, MODEL, Precision.FP32)
+        require_same_model("times.json", ours, [MODEL], Precision.FP32)
     with pytest.raises(UserError, match="hidden size 4096 and 32 heads"):
-        require_same_model("memory_profiling_bf16_hidden_4096_head_32.json", Meta(), MODEL, Precision.BF16)
+        require_same_model("memory_profiling_bf16_hidden_4096_head_32.json", Meta(), [MODEL], Precision.BF16)
     with pytest.raises(UserError, match="name says fp16"):
-        require_same_model("memory_profiling_fp16_x.json", Meta(), MODEL, Precision.BF16)
+        require_same_model("memory_profiling_fp16_x.json", Meta(), [MODEL], Precision.BF16)
     with pytest.raises(UserError, match="parameter_size"):
         require_parameter_size("x.json", MODEL.layer_parameters * 2 / 2**20, MODEL)
     HARDWARE.save(tmp_path)
