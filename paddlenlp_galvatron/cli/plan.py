@@ -21,6 +21,7 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.plan.check import require_valid
+from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, notes
 
 from .conventions import App
@@ -47,6 +48,8 @@ def check(file: File, world_size: WorldSize = None, model: Model = None) -> None
     typer.echo(f"{file}: valid on {plan.world_size} ranks{fits}")
     for note in notes(plan, shape):
         typer.echo(f"note: {note}")
+    for path in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
+        typer.echo(f"note: {path} has changed since the plan was searched; search again for the best plan")
 
 
 @app.command()

@@ -84,6 +84,17 @@ class ProfileFile:
         digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
         return cls(str(path), digest, (meta or Meta()).fingerprint)
 
+    @staticmethod
+    def changed(summaries: object) -> list[str]:
+        """Paths of files that are there, but not as they were when their summaries were written."""
+        files = [file for file in summaries if isinstance(file, dict)] if isinstance(summaries, list) else []
+        there = [file for file in files if Path(str(file.get("path"))).is_file()]
+        return [
+            str(file["path"])
+            for file in there
+            if hashlib.sha256(Path(str(file["path"])).read_bytes()).hexdigest() != file.get("sha256")
+        ]
+
     def summary(self) -> dict[str, Any]:
         """As it stands in a plan's file."""
         known = self.fingerprint.model_dump(exclude_none=True)

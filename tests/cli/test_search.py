@@ -94,6 +94,16 @@ def test_the_plan_names_the_profiles_that_it_was_searched_from(folder, galvatron
         assert file["sha256"] == hashlib.sha256((folder / file["path"]).read_bytes()).hexdigest()
 
 
+def test_a_plan_tells_when_its_profiles_have_changed(folder, galvatron):
+    assert galvatron(*words(**OPTIONS, output_config_path="plan.json")).code == 0
+    assert "changed" not in galvatron("plan", "check", "plan.json").out
+    overlap = folder / "configs" / "overlap_coefficient.json"
+    overlap.write_text(overlap.read_text() + " ")
+    shown = galvatron("plan", "check", "plan.json")
+    assert shown.code == 0
+    assert "note: configs/overlap_coefficient.json has changed since the plan was searched" in shown.out
+
+
 def test_the_log_starts_and_ends_as_documented_and_says_why_families_were_rejected(folder, galvatron):
     galvatron(*words(**OPTIONS, log_dir="mine", disable_tp=1))
     (log,) = (folder / "mine").iterdir()
