@@ -1,0 +1,86 @@
+"""Whatever flags and profile files hold, `galvatron search` ends in a plan, or in one clear line a fault."""
+
+from __future__ import annotations
+
+import io
+import json
+from contextlib import redirect_stderr, redirect_stdout
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import json_values
+
+from paddlenlp_galvatron.cli.main import main
+
+from .test_search import FIELDS, OPTIONS, words, write_profiles
+
+
+def run_quietly(*arguments: str) -> tuple[int, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        return main(list(arguments)), err.getvalue()
+
+
+def check_ending(code: int, err: str) -> None:
+    assert code in (0, 2, 3), err
+    lines = err.splitlines()
+    assert all(line.startswith("error: ") and len(line) < 600 and "unexpected" not in line for line in lines), err
+    assert bool(lines) == (code != 0)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzz")
+    write_profiles(folder)
+    return folder
+
+
+VALUES = st.one_of(
+    st.sampled_from(
+        ["0", "1", "2", "-1", "8", "None", "", "tp+sp", "sp", "batch", "sequence", "zero2", "3d", "nan", "1,2"]
+    ),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6),
+)
+# What could take long or write elsewhere is left alone.
+FUZZED = sorted(set(FIELDS) - {"max_bsz", "output_config_path", "log_dir", "worker"})
+
+
+@settings(max_examples=150)
+@given(st.dictionaries(st.sampled_from(FUZZED), VALUES, max_size=3))
+def test_random_flags_end_in_a_plan_or_a_clear_error(place, flags):
+    fixed = {**OPTIONS, "model_size": place / "example.json", "profiles": place / "configs"}
+    written = {"output_config_path": place / "plan.json", "log_dir": place / "logs"}
+    check_ending(*run_quietly(*words(**{**fixed, **flags, **written})))
+
+
+def _places(value: object, path: tuple = ()) -> list[tuple]:
+    """Paths to everything inside a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in _places(item, (*path, key)))]
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_damaged_profiles_end_in_a_plan_or_a_clear_error(place, data):
+    files = sorted((place / "configs").glob("*.json"))
+    file = data.draw(st.sampled_from(files))
+    sound = file.read_text()
+    content = json.loads(sound)
+    where = data.draw(st.sampled_from(_places(content)))
+    new = data.draw(st.one_of(json_values, st.sampled_from([0, -1, 1e308, 1e-308, "1", None, {}, []])))
+    if where:
+        inner = content
+        for key in where[:-1]:
+            inner = inner[key]
+        inner[where[-1]] = new
+    else:
+        content = new
+    options = {**OPTIONS, "model_size": place / "example.json", "profiles": place / "configs"}
+    options |= {"output_config_path": place / "plan.json", "log_dir": place / "logs"}
+    options["allow_foreign_profiles"] = data.draw(st.sampled_from([0, 1]))
+    try:
+        file.write_text(json.dumps(content))
+        check_ending(*run_quietly(*words(**options)))
+    finally:
+        file.write_text(sound)
