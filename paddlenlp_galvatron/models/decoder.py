@@ -40,6 +40,7 @@ class DecoderFamily:
             rope_theta=shape.rope_theta,
             tie_word_embeddings=shape.tied_embeddings,
             initializer_range=shape.initializer_range,
+            attention_dropout=shape.attention_dropout,
             use_cache=False,
             use_flash_attention=False,
         )

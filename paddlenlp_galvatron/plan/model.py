@@ -37,6 +37,7 @@ class ModelShape:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     initializer_range: float = 0.02  # standard deviation of the weights at the start
+    attention_dropout: float = 0.0  # plans do not depend on it
     seq_length: int | None = None  # tokens of a sample that these layers see; None: the run's
 
     @property
@@ -63,8 +64,8 @@ class ModelShape:
 
     @property
     def fingerprint(self) -> str:
-        """Short hash of everything but the name: equal exactly for equal shapes."""
-        shape = {key: value for key, value in asdict(self).items() if key != "name"}
+        """Short hash of what planning depends on: equal exactly for shapes that are equal but for their names."""
+        shape = {key: value for key, value in asdict(self).items() if key not in ("name", "attention_dropout")}
         if self.seq_length is None:  # as it was before shapes had the field
             del shape["seq_length"]
         return _short_hash(shape)
@@ -122,6 +123,9 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     tied = config.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
         raise UserError(f"{source}: tie_word_embeddings is {tied!r}; give true or false")
+    dropout = config.get("attention_dropout", 0.0)
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        raise UserError(f"{source}: attention_dropout is {dropout!r}; give a number from 0 to below 1")
     family = config.get("model_type")
     if family not in FAMILIES:
         raise UserError(f"{source}: model_type is {family!r}; supported: {', '.join(FAMILIES)}")
@@ -140,6 +144,7 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         rms_norm_eps=number("rms_norm_eps", 1e-6, float),
         rope_theta=number("rope_theta", 10000.0, float),
         initializer_range=number("initializer_range", 0.02, float),
+        attention_dropout=dropout,
     )
     if shape.hidden_size % shape.heads:
         raise UserError(f"{source}: hidden_size {shape.hidden_size} does not split into {shape.heads} heads")

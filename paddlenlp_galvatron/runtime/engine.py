@@ -53,6 +53,8 @@ class Engine:
         self.plan, self.shape, self.seq_length = plan, shape, seq_length
         self.groups = Groups(self.rank)
         self.groups.create(stage_groups(plan, shape, seq_length))
+        # Dropout falls on attention weights only, which no two ranks share: each draws masks of its own.
+        paddle.seed(seed * world_size + self.rank)
         source = source or SeededWeights(seed, shape.initializer_range)
         self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers)
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)

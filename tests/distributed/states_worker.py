@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import paddle
+
 from paddlenlp_galvatron.models import load_family
 from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.engine import Engine
@@ -80,6 +82,7 @@ def run_case(case: Case, folder: Path, index: int) -> None:
     watch = Watch(engine)
     engine.forward_backward(batch_of(case, 1))
     report = {
+        "drawn": paddle.rand([4]).tolist(),
         "weights": weights - empty,
         "gradients": gradients,
         "moments": moments,

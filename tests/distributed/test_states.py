@@ -97,6 +97,7 @@ def test_states_take_the_bytes_of_their_arithmetic(tmp_path):
     cases |= {f"{name}, bf16": case_of(of, 128, Precision.BF16) for name, of in STATES.items()}
     wrong = []
     for (name, case), ranks in zip(cases.items(), run(tmp_path, list(cases.values())), strict=True):
+        assert len({tuple(report["drawn"]) for report in ranks}) == len(ranks), "ranks share dropout's masks"
         for rank, report in enumerate(ranks):
             for term, expected in arithmetic(case, rank // case.plan.stage_size).items():
                 if report[term] != pytest.approx(expected, rel=0.01):

@@ -1,0 +1,136 @@
+"""What goes wrong in one rank ends all of them, by name; what goes wrong in the numbers leaves the weights alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("paddle")
+
+import paddle
+
+from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.plan import GalvatronError, Precision, write_plan
+from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.launch import LaunchError, launch
+from paddlenlp_galvatron.training.parity import batch_of, small_case
+from paddlenlp_galvatron.training.settings import TrainSettings
+from paddlenlp_galvatron.training.train_worker import train
+
+from .plans import plan
+
+FAULTY_RANK = 2  # of the second stage
+TIMEOUT_S = 60
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        *(
+            (place, f"rank {FAULTY_RANK} was ended by signal 9")
+            for place in ("forward", "backward", "p2p", "optimizer")
+        ),
+        ("shape", f"rank {FAULTY_RANK} ended with exit code 1"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_and_is_named(tmp_path, monkeypatch, place, message):
+    tests = Path(__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
+    with pytest.raises(LaunchError, match=message):
+        launch(f"{__package__}.faulty_worker", [place, str(FAULTY_RANK)], 4, tmp_path / "log", TIMEOUT_S)
+
+
+@pytest.fixture
+def engine_and_case():
+    case = small_case(plan(1, "1 1"), "llama", "adamw")
+    return Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length), case
+
+
+def poison(engine: Engine, value: float) -> None:
+    with paddle.no_grad():
+        engine.trainables[0].gradient[0] = value
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_stay_when_a_gradient_is_no_number(engine_and_case, value):
+    engine, case = engine_and_case
+    optimizer = case.recipe.build(engine.tensors, engine.decaying)
+    engine.forward_backward(batch_of(case, 0))
+    before = [tensor.numpy().copy() for tensor in engine.tensors]
+    poison(engine, value)
+    assert not np.isfinite(engine.update(optimizer, 1.0))
+    assert all((old == new.numpy()).all() for old, new in zip(before, engine.tensors, strict=True))
+    assert all(trainable.gradient is None for trainable in engine.trainables)
+    engine.forward_backward(batch_of(case, 1))
+    assert np.isfinite(engine.update(optimizer, 1.0))
+    assert any((old != new.numpy()).any() for old, new in zip(before, engine.tensors, strict=True))
+
+
+@pytest.fixture
+def diverging(monkeypatch):
+    """Makes the second step's loss NaN."""
+    forward_backward = Engine.forward_backward
+    calls = []
+
+    def poisoned(self, batch):
+        loss = forward_backward(self, batch)
+        calls.append(loss)
+        if len(calls) == 2:
+            poison(self, float("nan"))
+            return float("nan")
+        return loss
+
+    monkeypatch.setattr(Engine, "forward_backward", poisoned)
+
+
+def settings(tmp_path, **given) -> TrainSettings:
+    case = small_case(plan(1, "1 1"), "llama")
+    write_plan(case.plan, tmp_path / "plan.json")
+    model = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": case.shape.hidden_size,
+        "intermediate_size": case.shape.intermediate_size,
+        "num_attention_heads": case.shape.heads,
+        "vocab_size": case.shape.vocab_size,
+        "max_position_embeddings": case.seq_length,
+    }
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    return TrainSettings(
+        plan=tmp_path / "plan.json",
+        model=str(tmp_path / "model.json"),
+        output=tmp_path,
+        steps=3,
+        world_size=1,
+        **given,
+    )
+
+
+def test_a_run_stops_at_a_loss_that_is_no_number(tmp_path, diverging):
+    with pytest.raises(GalvatronError, match=r"step 1: the loss is nan.*--on_nonfinite skip"):
+        list(train(settings(tmp_path)))
+
+
+def test_a_run_leaves_such_a_step_out_when_told(tmp_path, diverging):
+    records = list(train(settings(tmp_path, on_nonfinite="skip")))
+    assert [np.isfinite(record["grad_norm"]) for record in records] == [True, False, True]
+    assert np.isfinite(records[2]["loss"])
+
+
+def test_fp16_lowers_its_loss_scale_until_gradients_fit():
+    case = small_case(plan(1, "1 1"), "llama")
+    fp16 = replace(case.plan, assumed=replace(case.plan.assumed, mixed_precision=Precision.FP16))
+    engine = Engine(fp16, case.shape, load_family("llama"), case.seq_length, loss_scale=2.0**24)
+    optimizer = case.recipe.build(engine.tensors, engine.decaying)
+    norms = []
+    for step in range(12):
+        engine.forward_backward(batch_of(case, step))
+        norms.append(engine.update(optimizer, 1.0))
+    finite = [bool(np.isfinite(norm)) for norm in norms]
+    skipped = finite.index(True)
+    assert skipped > 0 and all(finite[skipped:])
+    assert engine.scaler is not None and engine.scaler.scale == 2.0 ** (24 - skipped)

@@ -1,0 +1,33 @@
+"""One file knows what the CPU backend lacks; everything else makes the same calls whatever backend runs."""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1] / "paddlenlp_galvatron"
+KNOWS = ROOT / "runtime" / "cpu_backend.py"
+# Ways to ask Paddle, or its environment, which backend runs.
+QUESTIONS = {"get_backend", "ProcessGroupGloo", "ProcessGroupNCCL", "is_compiled_with_nccl", "_default_backend"}
+BACKENDS = {"gloo", "nccl"}
+# The launcher tells Paddle what to use where there is no GPU: it sets the word, it does not ask.
+SETS = {ROOT / "runtime" / "launch.py": {"gloo"}}
+
+
+def named(tree: ast.AST) -> set[str]:
+    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return names | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def words(tree: ast.AST) -> set[str]:
+    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def test_nothing_but_the_cpu_backend_asks_which_backend_runs():
+    rooms = [path for room in ("runtime", "models", "training") for path in (ROOT / room).rglob("*.py")]
+    asking = {}
+    for path in set(rooms) - {KNOWS}:
+        tree = ast.parse(path.read_text())
+        found = named(tree) & QUESTIONS | words(tree) & BACKENDS - SETS.get(path, set())
+        if found:
+            asking[str(path)] = found
+    assert not asking
+    assert named(ast.parse(KNOWS.read_text())) & QUESTIONS, "the list of questions knows none that is asked"
