@@ -19,10 +19,11 @@ class AlikeDivisions : public Divisions {
   AlikeDivisions(const PipelineTables& tables, const Cuts& cuts, Stages& stages, const ChoiceCache& cache)
       : tables_(tables), cuts_(cuts), stages_(stages) {
     for (const Weighting below : kBelow)
-      for (const bool returns : {false, true}) {
-        const double price = std::min(cache.cheapest(0, cuts.weights(0, below)),
-                                      cache.cheapest(0, cuts.weights(0, returns ? kOnce : kForward)));
-        set_elsewhere(below, returns, price, [&](int s, Weighting w) { return stages_.fixed(s, w); });
+      for (const Ending ending : kEndings) {
+        double price = cache.cheapest(0, cuts.weights(0, below));
+        if (below != kRounds)  // these paths lean on the first stage: none is above
+          price = std::min(price, cache.cheapest(0, cuts.weights(0, Cuts::above(1, ending))));
+        set_elsewhere(below, ending, price, [&](int s, Weighting w) { return stages_.fixed(s, w); });
       }
   }
 
@@ -86,7 +87,7 @@ class AlikeDivisions : public Divisions {
   }
 
   double rest(Weighting below, int stage, int first) const override {
-    const Elsewhere& other = elsewhere_[below][1];
+    const Elsewhere& other = elsewhere_[below][kFirst];
     return stage == tables_.stages ? 0 : other.tail[stage] + (tables_.layers - first) * other.price;
   }
 
@@ -121,27 +122,31 @@ class AlikeDivisions : public Divisions {
 
   // What the other stages add to the paths that lean on one: each its least, and each layer a price.
   template <class Least>
-  void set_elsewhere(Weighting below, bool returns, double price, Least least) {
+  void set_elsewhere(Weighting below, Ending ending, double price, Least least) {
     const int stages = tables_.stages;
     const double send = tables_.least_send();
-    Elsewhere& other = elsewhere_[below][returns];
+    Elsewhere& other = elsewhere_[below][ending];
     other.price = price;
     other.head.assign(stages + 1, 0);
     other.tail.assign(stages + 1, 0);
     for (int s = 0; s + 1 < stages; ++s)
-      other.head[s + 1] = other.head[s] + least(s, Cuts::above(s, returns)) + Cuts::trips_above(returns) * send;
+      other.head[s + 1] = other.head[s] + least(s, Cuts::above(s, ending)) + Cuts::trips_above(ending) * send;
     for (int s = stages - 1; s >= 0; --s)
-      other.tail[s] = other.tail[s + 1] + least(s, below) + (s > 0 ? Cuts::trips_below(below) * send : 0);
+      other.tail[s] = other.tail[s + 1] + least(s, below) + (s > 0 ? cuts_.trips_below(below) * send : 0);
   }
 
   // Below the time of every pipeline in which the stage has so many layers.
   template <class Own>
   double paths(int stage, int layers, Own own) const {
     double longest = 0;
+    const double sync = cuts_.most_sync(stage, layers);
     for (const Cut& cut : cuts_.of(stage)) {
-      const Elsewhere& other = elsewhere_[cut.below][cut.returns];
-      const double rest = (tables_.layers - layers) * other.price;
-      longest = std::max(longest, other.head[stage] + own(cut.own) + other.tail[stage + 1] + rest);
+      auto others = [&](Ending ending) {
+        const Elsewhere& other = elsewhere_[cut.below][ending];
+        return other.head[stage] + other.tail[stage + 1] + (tables_.layers - layers) * other.price;
+      };
+      if (cut.ending != kFirst && others(kFirst) - others(kHere) >= sync) continue;  // the path that returns is longer
+      longest = std::max(longest, others(cut.ending) + own(cut.own));
     }
     return longest;
   }
@@ -151,7 +156,7 @@ class AlikeDivisions : public Divisions {
   // multiplier of their number: Σ time_s(n_s) over Σ n_s = L is at least price * L + Σ min_n (time_s(n) - price * n).
   // From here on a stage's bound need not grow with its layers: too few of them burden the others.
   void strengthen() {
-    for (const Weighting below : {kOnce, kTwice}) {
+    for (const Weighting below : {kOnce, kTwice, kRounds}) {
       std::vector<std::vector<double>> times(tables_.stages);
       double low = 0, high = 0;
       for (int s = 0; s < tables_.stages; ++s) {
@@ -165,9 +170,8 @@ class AlikeDivisions : public Divisions {
         (layers < tables_.layers ? low : high) = price;
       }
       const double price = (low + high) / 2;
-      set_elsewhere(below, true, price, [&](int s, Weighting weighting) {
-        const double least =
-            cheapest(weighting == below ? times[s] : bounds_in_range(s, weighting), price).second;
+      set_elsewhere(below, kFirst, price, [&](int s, Weighting weighting) {
+        const double least = cheapest(weighting == below ? times[s] : bounds_in_range(s, weighting), price).second;
         return least - price * fewest_[s];
       });
     }
@@ -177,7 +181,8 @@ class AlikeDivisions : public Divisions {
 
   std::vector<double> bounds_in_range(int stage, Weighting weighting) {
     std::vector<double> bounds;
-    for (int n = fewest_[stage]; n <= most_[stage]; ++n) bounds.push_back(stages_.bound(stage, span(stage, n), weighting));
+    for (int n = fewest_[stage]; n <= most_[stage]; ++n)
+      bounds.push_back(stages_.bound(stage, span(stage, n), weighting));
     return bounds;
   }
 
@@ -263,7 +268,7 @@ class AlikeDivisions : public Divisions {
   const Cuts& cuts_;
   Stages& stages_;
 
-  std::array<std::array<Elsewhere, 2>, kWeightings> elsewhere_;  // by what lies below, and whether paths return
+  std::array<std::array<Elsewhere, kEndings.size()>, kWeightings> elsewhere_;  // by what lies below, and the ending
   std::vector<std::vector<double>> bounds_, leasts_;             // [stage][layers], negative: not yet known
   std::vector<int> dealt_, fewest_, most_;
 };

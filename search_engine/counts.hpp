@@ -67,12 +67,15 @@ class Mixes {
     return best.counts.empty() ? Mix{} : best;
   }
 
-  // All mixes that cost less than `limit`, given to `emit(counts, groups)`, until that returns false.
+  // All mixes that cost less than `limit`, given to `emit(counts, groups)`, until that returns false or the effort, in
+  // counts tried, is used up.
   template <class Emit>
-  void enumerate(const Layers& layers, Room room, Walks& walks, double limit, Emit emit, Poll& poll) {
+  void enumerate(const Layers& layers, Room room, Walks& walks, double limit, Emit emit, long& effort,
+                 Poll& poll) {
     for (const Candidate& candidate : candidates(layers, room, walks, limit)) {
       descend(candidate, layers, room, walks, limit);
-      if (!order_.empty() && !visit_all(0, layers.of[layers.first_type], 0, 0, candidate, limit, emit, poll)) return;
+      if (order_.empty()) continue;
+      if (!visit_all(0, layers.of[layers.first_type], 0, 0, candidate, limit, emit, effort, poll)) return;
     }
   }
 
@@ -210,8 +213,9 @@ class Mixes {
 
   template <class Emit>
   bool visit_all(std::size_t i, int left, double memory, double reduced, const Candidate& candidate, double limit,
-                 Emit& emit, Poll& poll) {
+                 Emit& emit, long& effort, Poll& poll) {
     poll.tick();
+    if (--effort <= 0) return false;
     const auto& [price, choice, last, least_memory, later] = order_[i];
     const bool end = i + 1 == order_.size();
     for (int n = last ? left : 0; n <= left && is_less(floor_ + reduced + n * price, limit); ++n) {
@@ -220,7 +224,7 @@ class Mixes {
       if (more + (last ? 0 : (left - n) * order_[i + 1].least_memory) + later > budget_) continue;
       const int next = end ? 0 : last ? layers_.of[order_[i + 1].choice.type] : left - n;
       if (end ? !give(candidate, emit)
-              : !visit_all(i + 1, next, more, reduced + n * price, candidate, limit, emit, poll))
+              : !visit_all(i + 1, next, more, reduced + n * price, candidate, limit, emit, effort, poll))
         return false;
     }
     counts_[i] = 0;

@@ -1,9 +1,10 @@
 // Lower bounds of a step's time: paths through the schedule that lean on one stage.
 //
-// Each path goes down the pipeline to a stage and stays there. In between it may go down to the last stage and back once
-// or twice: while the stage waits for its first gradient, or for its last one. Then it ends with the stage's own sync, or
-// it comes back up and ends with the first stage's. Every path's length is a weighted sum of the stages' times, so a bound
-// of it is a sum of bounds of the stages.
+// Each path goes down the pipeline to a stage and stays there. In between it may go down to the last stage and back
+// once or twice: while the stage waits for its first gradient, or for its last one. Then it ends with the stage's own
+// sync, or it comes back up and ends with the first stage's. One more path leans on the first stage, which may have few
+// micro-batches in flight: it goes down and back again and again. Every path's length is a weighted sum of the stages'
+// times, so a bound of it is a sum of bounds of the stages; so is the mean of two paths.
 #pragma once
 
 #include <algorithm>
@@ -29,57 +30,79 @@ struct Weights {
   }
 };
 
-// The weights that are asked of a stage: of the stage that a path leans on (Busy: it never waits; the others wait at the
-// start, at the end, at both), the same when the path ends there, of the stages around it, and of one time alone.
+// The weights that are asked of a stage: of the stage that a path leans on (Busy: it never waits; the others wait at
+// the start, at the end, at both), by how the path ends; of the stages around it; and of one time alone.
 enum Weighting : int {
   kBusy,
   kStart,
   kEnd,
   kBothEnds,
+  kBusyHalf,
+  kStartHalf,
+  kEndHalf,
+  kBothEndsHalf,
   kBusyLast,
   kStartLast,
   kEndLast,
   kBothEndsLast,
+  kRoundsLast,
   kNowhere,
   kOnce,
+  kOnceHalf,
   kOnceLast,
   kTwice,
+  kRounds,
   kForward,
+  kForwardHalf,
   kBackward,
   kSync
 };
 constexpr int kWeightings = kSync + 1;
 
-// A path that leans on a stage: how it weighs that stage, those below it (towards the last), and whether it comes back up
-// through those above it.
+// Where a path ends: it comes back up and ends at the first stage; at the stage that it leans on; the mean of both.
+enum Ending : int { kFirst, kMean, kHere };
+constexpr std::array<Ending, 3> kEndings{kFirst, kMean, kHere};
+
+// A path that leans on a stage: how it weighs that stage, those below it (towards the last), and where it ends.
 struct Cut {
   Weighting own, below;
-  bool returns;
+  Ending ending;
 };
 
-constexpr std::array<Weighting, 3> kBelow{kNowhere, kOnce, kTwice};
+constexpr std::array<Weighting, 4> kBelow{kNowhere, kOnce, kTwice, kRounds};
 
 class Cuts {
  public:
   explicit Cuts(const PipelineTables& tables) : of_(tables.stages), weights_(tables.stages) {
+    for (const Part& part : tables.strategies) layer_sync_ = std::max(layer_sync_, part.time.sync);
+    for (const Vocab& vocab : tables.vocabs)
+      vocab_sync_ = std::max({vocab_sync_, vocab.first.time.sync, vocab.last.time.sync});
     const double m = tables.micro_batches;
+    const int first_in_flight = tables.in_flight[0];
+    rounds_ = (tables.micro_batches + first_in_flight - 1) / first_in_flight;
+    // Backwards of the first stage after the last micro-batch that goes round.
+    const double more = m - 1 - (rounds_ - 1) * first_in_flight;
     for (int stage = 0; stage < tables.stages; ++stage) {
       const double after = m - tables.in_flight[stage];  // forwards after the first backward
-      weights_[stage] = {{{m, m, 0},
-                          {1 + after, m, 0},
-                          {m, 1 + after, 0},
-                          {1 + after, 1 + after, 0},
-                          {m, m, 1},
-                          {1 + after, m, 1},
-                          {m, 1 + after, 1},
-                          {1 + after, 1 + after, 1},
-                          {0, 0, 0},
-                          {1, 1, 0},
-                          {1, 1, 1},
-                          {2, 2, 0},
-                          {1, 0, 0},
-                          {0, 1, 0},
-                          {0, 0, 1}}};
+      std::array<Weights, kWeightings>& weights = weights_[stage];
+      for (const Ending ending : kEndings) {
+        const double sync = ending == kFirst ? 0 : ending == kHere ? 1 : 0.5;
+        weights[own(kBusy, ending)] = {m, m, sync};
+        weights[own(kStart, ending)] = {1 + after, m, sync};
+        weights[own(kEnd, ending)] = {m, 1 + after, sync};
+        weights[own(kBothEnds, ending)] = {1 + after, 1 + after, sync};
+      }
+      weights[kRoundsLast] = {rounds_, rounds_ + more, 1};
+      weights[kNowhere] = {0, 0, 0};
+      weights[kOnce] = {1, 1, 0};
+      weights[kOnceHalf] = {1, 0.5, 0.5};
+      weights[kOnceLast] = {1, 1, 1};
+      weights[kTwice] = {2, 2, 0};
+      weights[kRounds] = {rounds_, rounds_, 0};
+      weights[kForward] = {1, 0, 0};
+      weights[kForwardHalf] = {1, 0.5, 0};
+      weights[kBackward] = {0, 1, 0};
+      weights[kSync] = {0, 0, 1};
       if (tables.stages == 1) {
         add(stage, kBusy, kNowhere);
       } else if (tables.gpipe) {
@@ -89,6 +112,7 @@ class Cuts {
         add(stage, kStart, kOnce);
         add(stage, kEnd, kOnce);
         if (after > 0) add(stage, kBothEnds, kTwice);
+        if (stage == 0) of_[stage].push_back({kRoundsLast, kRounds, kFirst});
       }
     }
   }
@@ -96,34 +120,49 @@ class Cuts {
   const std::vector<Cut>& of(int stage) const { return of_[stage]; }
   const Weights& weights(int stage, Weighting weighting) const { return weights_[stage][weighting]; }
 
+  // No stage's sync takes longer.
+  double most_sync(int stage, int layers) const {
+    return layers * layer_sync_ + (stage == 0 || stage + 1 == static_cast<int>(of_.size()) ? vocab_sync_ : 0);
+  }
+
   // How a path weighs a stage above the one that it leans on.
-  static Weighting above(int stage, bool returns) { return !returns ? kForward : stage == 0 ? kOnceLast : kOnce; }
+  static Weighting above(int stage, Ending ending) {
+    if (ending == kHere) return kForward;
+    if (ending == kMean) return stage == 0 ? kOnceHalf : kForwardHalf;
+    return stage == 0 ? kOnceLast : kOnce;
+  }
 
   // Messages over each link above, and below, the stage.
-  static int trips_above(bool returns) { return returns ? 2 : 1; }
-  static int trips_below(Weighting below) { return below == kNowhere ? 0 : below == kOnce ? 2 : 4; }
+  static double trips_above(Ending ending) { return ending == kFirst ? 2 : ending == kHere ? 1 : 1.5; }
+  double trips_below(Weighting below) const {
+    return below == kNowhere ? 0 : below == kOnce ? 2 : below == kTwice ? 4 : 2 * rounds_;
+  }
 
   // Whether a cheap bound of a stage will do: its exact optimum under this weighting seldom decides.
   static bool is_minor(int stage, Weighting weighting) {
-    return weighting == kForward || (stage > 0 && kBusyLast <= weighting && weighting <= kBothEndsLast);
+    return weighting == kForward || weighting == kForwardHalf || weighting == kOnceHalf || weighting == kRounds ||
+           weighting == kRoundsLast || (stage > 0 && kBusyHalf <= weighting && weighting <= kBothEndsLast);
   }
 
-  // The longest path, where `time(stage, weighting)` is each stage's share and `link(stage)` a message's to the next.
+  // The longest path, where `time(stage, weighting)` is each stage's share, `link(stage)` a message's to the next, and
+  // `layers(stage)` how many a stage has.
   // Only the first `stages` are settled: `open(below)` is the share of the others and the link to them.
-  template <class Time, class Link, class Open>
-  double longest(int stages, Time time, Link link, Open open) const {
+  template <class Time, class Link, class Count, class Open>
+  double longest(int stages, Time time, Link link, Count layers, Open open) const {
     std::array<double, kWeightings> longest;  // by what lies below
     longest.fill(-kInfinity);
-    std::array<double, 2> head{};  // by whether the path returns
+    std::array<double, kEndings.size()> head{};
     for (int stage = 0; stage < stages; ++stage) {
       for (const Weighting below : kBelow)
         if (longest[below] >= 0) longest[below] += time(stage, below);
+      const bool returns = head[kFirst] - head[kHere] >= most_sync(stage, layers(stage));  // all the longest paths do
       for (const Cut& cut : of_[stage])
-        longest[cut.below] = std::max(longest[cut.below], head[cut.returns] + time(stage, cut.own));
+        if (cut.ending == kFirst || !returns)
+          longest[cut.below] = std::max(longest[cut.below], head[cut.ending] + time(stage, cut.own));
       if (stage + 1 == stages) break;
       for (const Weighting below : kBelow) longest[below] += trips_below(below) * link(stage);
-      for (const bool returns : {false, true})
-        head[returns] += time(stage, above(stage, returns)) + trips_above(returns) * link(stage);
+      for (const Ending ending : kEndings)
+        head[ending] += time(stage, above(stage, ending)) + trips_above(ending) * link(stage);
     }
     double best = 0;
     for (const Weighting below : kBelow)
@@ -132,11 +171,18 @@ class Cuts {
   }
 
  private:
-  void add(int stage, Weighting own, Weighting below) {
-    if (stage > 0) of_[stage].push_back({own, below, true});
-    of_[stage].push_back({static_cast<Weighting>(own + kBusyLast), below, false});
+  static Weighting own(Weighting weighting, Ending ending) {
+    return static_cast<Weighting>(weighting + (kBusyHalf - kBusy) * ending);
   }
 
+  void add(int stage, Weighting weighting, Weighting below) {
+    if (stage == 0) of_[stage].push_back({own(weighting, kHere), below, kFirst});
+    for (const Ending ending : kEndings)
+      if (stage > 0) of_[stage].push_back({own(weighting, ending), below, ending});
+  }
+
+  double layer_sync_ = 0, vocab_sync_ = 0;  // longest
+  double rounds_ = 1;  // that micro-batches make through the whole pipeline, one after the other
   std::vector<std::vector<Cut>> of_;
   std::vector<std::array<Weights, kWeightings>> weights_;
 };

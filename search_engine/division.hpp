@@ -1,7 +1,7 @@
 // The fastest pipeline under one vocabulary strategy: a division of the layers into stages and the strategies of each
 // stage, under the step time that the schedule really takes. Branch and bound: bounds from paths through the schedule
-// (cuts.hpp) for all divisions (alike.hpp, typed.hpp), stages from their exact optima (stages.hpp), and at the leaves the
-// simulation (schedule.hpp).
+// (cuts.hpp) for all divisions (alike.hpp, typed.hpp), stages from their exact optima (stages.hpp), and at the leaves
+// the simulation (schedule.hpp).
 #pragma once
 
 #include <algorithm>
@@ -106,7 +106,7 @@ class DivisionSearch {
     settle_spans(stages);
     return cuts_.longest(
         stages, [&](int s, Weighting w) { return least(s, w); }, [&](int s) { return links_[s]; },
-        [&](Weighting below) { return divisions_->rest(below, stages, layers); });
+        [&](int s) { return division_[s]; }, [&](Weighting below) { return divisions_->rest(below, stages, layers); });
   }
 
   double least(int stage, Weighting weighting) {
@@ -135,7 +135,7 @@ class DivisionSearch {
   double node_bound() {
     const double cut = cuts_.longest(
         tables_.stages, [&](int s, Weighting w) { return share(s, w); }, [&](int s) { return links_[s]; },
-        [](Weighting) { return 0.0; });
+        [&](int s) { return division_[s]; }, [](Weighting) { return 0.0; });
     if (!(cut < kInfinity)) return kInfinity;
     times_.resize(tables_.stages);
     for (int s = 0; s < tables_.stages; ++s) times_[s] = {share(s, kForward), share(s, kBackward), share(s, kSync)};
@@ -221,7 +221,8 @@ class DivisionSearch {
       const double room = (left - share(stage, cut.own)) / (weights.forward + weights.backward);
       if (room < least_room) least_room = room, narrow = cut.own, narrow_limit = left;
     }
-    if (!stages_.points(stage, spans_[stage], narrow, narrow_limit, kMostPoints, points, *poll_)) return false;
+    if (!stages_.points(stage, spans_[stage], narrow, narrow_limit, kMostPoints, points, effort_, *poll_))
+      return false;
     auto key = [](const StagePoint& p) { return std::tie(p.time.forward, p.time.backward, p.time.sync); };
     std::sort(points.begin(), points.end(), [&](const StagePoint& a, const StagePoint& b) { return key(a) < key(b); });
     std::vector<StagePoint> kept;
@@ -239,9 +240,9 @@ class DivisionSearch {
   double path_without(int stage, const Cut& cut) {
     double sum = 0;
     for (int s = 0; s < stage; ++s)
-      sum += share(s, Cuts::above(s, cut.returns)) + Cuts::trips_above(cut.returns) * links_[s];
+      sum += share(s, Cuts::above(s, cut.ending)) + Cuts::trips_above(cut.ending) * links_[s];
     for (int s = stage + 1; s < tables_.stages; ++s)
-      sum += share(s, cut.below) + Cuts::trips_below(cut.below) * links_[s - 1];
+      sum += share(s, cut.below) + cuts_.trips_below(cut.below) * links_[s - 1];
     return sum;
   }
 

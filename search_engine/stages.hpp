@@ -134,9 +134,10 @@ class Stages {
     return solved(stage, span, weighting, poll).point;
   }
 
-  // All points whose weighted time is below the limit; false when there are more than `most`.
+  // All points whose weighted time is below the limit; false when there are more than `most`, or when finding them takes
+  // more than the effort.
   bool points(int stage, Span span, Weighting weighting, double limit, std::size_t most,
-              std::vector<StagePoint>& found, Poll& poll) {
+              std::vector<StagePoint>& found, long& effort, Poll& poll) {
     Mixes all = cache_.complete(tables_.in_flight[stage], cuts_.weights(stage, weighting));
     auto emit = [&](const std::vector<Count>& counts, GroupSet groups) {
       std::vector<int> order;
@@ -147,8 +148,8 @@ class Stages {
       return found.size() <= most;
     };
     const double own = limit - fixed(stage, weighting);
-    all.enumerate(tables_.layers_of(span), views_[stage].room, walks(stage, span, weighting), own, emit, poll);
-    return found.size() <= most;
+    all.enumerate(tables_.layers_of(span), views_[stage].room, walks(stage, span, weighting), own, emit, effort, poll);
+    return found.size() <= most && effort > 0;
   }
 
  private:

@@ -19,19 +19,19 @@ class TypedDivisions : public Divisions {
   TypedDivisions(const PipelineTables& tables, const Cuts& cuts, Stages& stages, const ChoiceCache& cache)
       : tables_(tables), cuts_(cuts), stages_(stages), known_(tables.stages) {
     const int stages_count = tables.stages;
-    for (const bool returns : {false, true}) {
-      std::vector<double>& head = head_[returns];
+    for (const Ending ending : kEndings) {
+      std::vector<double>& head = head_[ending];
       head.assign(stages_count, 0);
       for (int s = 0; s + 1 < stages_count; ++s)
-        head[s + 1] = head[s] + stages.fixed(s, Cuts::above(s, returns)) +
-                      Cuts::trips_above(returns) * tables.least_send();
-      layers_above_[returns] = priced(cache, returns ? kOnce : kForward);
+        head[s + 1] = head[s] + stages.fixed(s, Cuts::above(s, ending)) +
+                      Cuts::trips_above(ending) * tables.least_send();
+      layers_above_[ending] = priced(cache, Cuts::above(1, ending));
     }
     for (const Weighting below : kBelow) {
       std::vector<double>& tail = tail_[below];
       tail.assign(stages_count + 1, 0);
       for (int s = stages_count - 1; s >= 0; --s)
-        tail[s] = tail[s + 1] + stages.fixed(s, below) + (s > 0 ? Cuts::trips_below(below) * tables.least_send() : 0);
+        tail[s] = tail[s + 1] + stages.fixed(s, below) + (s > 0 ? cuts_.trips_below(below) * tables.least_send() : 0);
       layers_below_[below] = priced(cache, below);
     }
   }
@@ -99,11 +99,13 @@ class TypedDivisions : public Divisions {
   double bound_of(int stage, Span span) {
     const auto [place, fresh] = known_[stage].try_emplace({span.first, span.layers}, 0);
     if (!fresh) return place->second;
+    auto head = [&](Ending ending) { return head_[ending][stage] + layers_above_[ending][span.first]; };
+    const bool returns = head(kFirst) - head(kHere) >= cuts_.most_sync(stage, span.layers);  // all the longest paths do
     double longest = 0;
     for (const Cut& cut : cuts_.of(stage)) {
-      const std::vector<double>&above = layers_above_[cut.returns], &below = layers_below_[cut.below];
-      const double others = head_[cut.returns][stage] + above[span.first] + tail_[cut.below][stage + 1] +
-                            below.back() - below[span.end()];
+      if (cut.ending != kFirst && returns) continue;
+      const std::vector<double>& below = layers_below_[cut.below];
+      const double others = head(cut.ending) + tail_[cut.below][stage + 1] + below.back() - below[span.end()];
       longest = std::max(longest, others + stages_.bound_without_switches(stage, span, cut.own));
     }
     return place->second = longest;
@@ -125,7 +127,7 @@ class TypedDivisions : public Divisions {
           const double own = below == kNowhere ? 0 : stages_.bound(s, span, below);
           least = std::min(least, own + rest[s + 1][end]);
         }
-        if (s > 0) least += Cuts::trips_below(below) * tables_.send_to(first);
+        if (s > 0) least += cuts_.trips_below(below) * tables_.send_to(first);
       }
   }
 
@@ -133,8 +135,8 @@ class TypedDivisions : public Divisions {
   const Cuts& cuts_;
   Stages& stages_;
 
-  // What the other stages add to the paths that lean on one: their vocabulary and links, and the layers before each one.
-  std::array<std::vector<double>, 2> head_, layers_above_;            // by whether paths return
+  // What the other stages add to the paths that lean on one: their vocabulary and links, and the layers before each.
+  std::array<std::vector<double>, kEndings.size()> head_, layers_above_;  // by where paths end
   std::array<std::vector<double>, kWeightings> tail_, layers_below_;  // by what lies below
   std::vector<std::map<std::pair<int, int>, double>> known_;          // of each stage: bounds by first layer and layers
   Minimax found_;

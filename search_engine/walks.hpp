@@ -16,10 +16,10 @@ constexpr int kMostGroups = 64;
 
 inline GroupSet bit(int group) { return GroupSet{1} << group; }
 
-// Prices of changing group, in any unit of time: `enter` a stage in a group, `leave` it from one, `change[a][b]`. Groups
-// are numbered by the type of their layers, all of a type are passed before the next, and between types that are no
-// neighbours a change is free. All of them together must obey the triangle inequality: then no group is worth visiting
-// twice, nor any that is not asked for.
+// Prices of changing group, in any unit of time: `enter` a stage in a group, `leave` it from one, `change[a][b]`.
+// Groups are numbered by the type of their layers, all of a type are passed before the next, and between types that are
+// no neighbours a change is free. All of them together must obey the triangle inequality: then no group is worth
+// visiting twice, nor any that is not asked for.
 struct GroupPrices {
   std::vector<double> enter, leave;
   std::vector<std::vector<double>> change;
