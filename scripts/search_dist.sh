@@ -8,7 +8,8 @@ NUM_NODES=${NUM_NODES:-1}
 NUM_GPUS_PER_NODE=${NUM_GPUS_PER_NODE:-8}
 MEMORY=${MEMORY:-24} # GB a device
 MODEL_SIZE=${MODEL_SIZE:-llama2-7b}
-SEQ_LENGTH=${SEQ_LENGTH:-2048}
+SEQLEN_LIST=${SEQLEN_LIST:-None} # instead of SEQ_LENGTH, a length a type of layers
+SEQ_LENGTH=${SEQ_LENGTH:-$([ "$SEQLEN_LIST" = None ] && echo 2048 || echo None)}
 PROFILES=${PROFILES:-configs} # folder of the profile files that have no path of their own below
 
 # What was measured, and of which model.
@@ -20,7 +21,8 @@ ProfileDataParserArgs="
     --model_size $MODEL_SIZE
     --hidden_size_list ${HIDDEN_SIZE_LIST:-None}
     --layer_num_list ${LAYER_NUM_LIST:-None}
-    --seqlen_list ${SEQLEN_LIST:-$SEQ_LENGTH}
+    --seqlen_list $SEQLEN_LIST
+    --seq_length $SEQ_LENGTH
     --time_profiling_path ${TIME_PROFILING_PATH:-None}
     --memory_profiling_path ${MEMORY_PROFILING_PATH:-None}
     --allreduce_bandwidth_config_path ${ALLREDUCE_BANDWIDTH_CONFIG_PATH:-None}

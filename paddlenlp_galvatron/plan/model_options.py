@@ -164,8 +164,12 @@ class ModelOptions(Options):
     def _seq_length(self, shape: ModelShape) -> int:
         if self.set_seqlen_manually and not (self.seq_length or self.seqlen_list):
             raise UserError("set_seqlen_manually: is 1, but seq_length is missing; give --seq_length")
-        if held := self._held("seq_length") or (self.seqlen_list and self.seqlen_list[0]):
-            return int(held)
+        held = self._held("seq_length")
+        length = self.seqlen_list[0] if self.seqlen_list else held
+        if held and length != held:
+            raise UserError(f"seqlen_list: starts with {length}, but seq_length is {held}; make them agree")
+        if length:
+            return int(length)
         if self.set_seqlen_manually is False:
             return shape.max_position_embeddings
         raise UserError(
