@@ -15,6 +15,8 @@ from rich.table import Table
 
 from paddlenlp_galvatron.cost_model.states import StateBytes
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision, UserError
+from paddlenlp_galvatron.plan.files import read_json
+from paddlenlp_galvatron.report.traffic import traffic_table
 from paddlenlp_galvatron.runtime.nodes import ONE_NODE, Nodes
 
 from .conventions import App
@@ -114,6 +116,8 @@ def train(
         f"{len(records)} steps: loss {first['loss']:.4f} -> {last['loss']:.4f}, "
         f"{last['tokens_per_s']:.0f} tokens/s, log in {settings.log}"
     )
+    if read.world_size > 1:
+        console.print(traffic_table(read, shape, read_json(settings.traffic), amp_master_grad))
 
 
 def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
@@ -208,8 +212,6 @@ def _weights_per_rank(plan: Plan, shape: ModelShape, stage: int) -> float:
 
 
 def _world_size(path: Path) -> int:
-    from paddlenlp_galvatron.plan.files import read_json
-
     data = read_json(path)
     world_size = data.get("world_size") if isinstance(data, dict) else None
     if not isinstance(world_size, int):

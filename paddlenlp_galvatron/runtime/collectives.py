@@ -15,7 +15,8 @@ import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
-traffic_bytes: Counter[str] = Counter()  # by collective, since the process started or `traffic_bytes.clear()`
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
+traffic_bytes: Counter[str] = Counter()  # by collective, since the process started or `forget_traffic`
 traffic_calls: Counter[str] = Counter()
 
 
@@ -23,6 +24,12 @@ def count(kind: str, tensor: Any) -> None:
     """Add one collective over a tensor to the traffic of this process."""
     traffic_bytes[kind] += tensor.size * tensor.element_size()
     traffic_calls[kind] += 1
+
+
+def forget_traffic() -> None:
+    """Count from zero."""
+    traffic_bytes.clear()
+    traffic_calls.clear()
 
 
 class Pending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import isfinite
 from typing import Any
 
@@ -10,7 +11,7 @@ import paddle.distributed as dist
 
 from ..plan import ModelShape, Plan, Precision
 from ..plan.check import require_valid
-from .collectives import all_gather, all_reduce
+from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .family import Family
 from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, require_world, start_world
@@ -114,5 +115,15 @@ class Engine:
 
     def gather(self, value: float) -> list[float]:
         """A number of every rank, in rank order, on every rank."""
-        mine = paddle.to_tensor([value], "float32")
+        mine = paddle.to_tensor([value], "float64")
         return [float(v) for v in all_gather(mine, self._world)]
+
+    def traffic(self) -> dict[str, Any]:
+        """Communicators of each rank; calls and bytes of each collective, summed over all ranks, since
+        `collectives.forget_traffic`."""
+        calls, sizes = Counter(traffic_calls), Counter(traffic_bytes)  # before gathering adds to them
+        return {
+            "groups": [int(count) for count in self.gather(len(self.groups.members))],
+            "calls": {kind: int(sum(self.gather(calls[kind]))) for kind in KINDS},
+            "bytes": {kind: int(sum(self.gather(sizes[kind]))) for kind in KINDS},
+        }

@@ -1,4 +1,4 @@
-"""Plans drawn at random from the whole space that the runtime trains, each with a small model: what parity is tried on."""
+"""Plans drawn at random from the whole space that the runtime trains, each with a small model to try parity on."""
 
 from __future__ import annotations
 

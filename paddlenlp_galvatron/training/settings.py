@@ -40,6 +40,11 @@ class TrainSettings(BaseModel):
         """One JSON line a step."""
         return self.output / "train_log.jsonl"
 
+    @property
+    def traffic(self) -> Path:
+        """What the first step sent: groups, and calls and bytes by collective."""
+        return self.output / "traffic.json"
+
     def load(self) -> tuple[Plan, ModelShape]:
         """The plan and the model, checked against each other and the world. Raises UserError."""
         plan = read_plan(self.plan, self.world_size)

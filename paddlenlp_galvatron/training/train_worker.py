@@ -13,7 +13,9 @@ from typing import TypedDict
 
 from ..models import load_family
 from ..plan import GalvatronError, ModelShape, Plan
+from ..plan.files import write_text
 from ..runtime import device
+from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
 from ..runtime.groups import run_as_rank, world_from_environment
 from .data import BatchSource, RandomData, TrainingData
@@ -58,6 +60,7 @@ def train(settings: TrainSettings) -> Iterator[StepRecord]:
     for step in range(settings.steps):
         batch = data.batch(step)
         device.reset_peak()
+        forget_traffic()
         start = time.perf_counter()
         loss = engine.forward_backward(batch)
         norm = engine.update(optimizer, settings.recipe.max_grad_norm)
@@ -65,7 +68,10 @@ def train(settings: TrainSettings) -> Iterator[StepRecord]:
             next_rate(optimizer)
         else:
             _require_skippable(settings, engine, step, loss, norm)
-        seconds = max(engine.gather(time.perf_counter() - start))
+        seconds = time.perf_counter() - start
+        if step == 0:
+            _save_traffic(settings, engine)
+        seconds = max(engine.gather(seconds))
         yield StepRecord(
             step=step,
             loss=loss,
@@ -75,6 +81,12 @@ def train(settings: TrainSettings) -> Iterator[StepRecord]:
             tokens_per_s=engine.seq_length * plan.global_batch / seconds,
             peak_memory_mib=engine.gather(device.peak_mib()),
         )
+
+
+def _save_traffic(settings: TrainSettings, engine: Engine) -> None:
+    traffic = engine.traffic()
+    if engine.rank == 0:
+        write_text(settings.traffic, json.dumps(traffic, indent=2) + "\n")
 
 
 def _require_skippable(settings: TrainSettings, engine: Engine, step: int, loss: float, norm: float) -> None:

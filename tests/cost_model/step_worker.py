@@ -21,7 +21,7 @@ for case in real_cases():
     optimizer = Recipe().build(engine.tensors, engine.decaying)
     batch = np.random.default_rng(0).integers(0, case.shape.vocab_size, (case.plan.global_batch, SEQ + 1))
     for _ in range(2):  # the first step makes the optimizer's states
-        collectives.traffic_bytes.clear()
+        collectives.forget_traffic()
         device.reset_peak()
         engine.forward_backward(batch)
         engine.update(optimizer, 1.0)

@@ -75,4 +75,6 @@ def test_galvatron_train_runs_over_two_hosts(nodes, tmp_path):
     words += ["--master_addr", ADDRESSES[0], "--master_port", str(PORT + 1), "--node_rank"]
     start = "import os, sys; from paddlenlp_galvatron.cli.main import main; os.chdir(sys.argv.pop(1)); sys.exit(main())"
     assert run_on_both(nodes, [sys.executable, "-c", start, str(tmp_path), *words]) == [0, 0]
+    traffic = json.loads((tmp_path / "output" / "traffic.json").read_text())
+    assert traffic["calls"]["all_gather"] > 0 and len(traffic["groups"]) == 4
     assert len((tmp_path / "output" / "train_log.jsonl").read_text().splitlines()) == 3
