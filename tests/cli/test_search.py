@@ -287,21 +287,38 @@ def test_layers_of_several_types_are_searched(folder, galvatron):
     assert mixed_up.code == 2 and "no such file" in mixed_up.err
 
 
+def run_script(shell: str, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    program = {"GALVATRON": str(Path(sys.executable).with_name("galvatron"))}
+    command = [shell, str(ROOT / script), *arguments, "--json"]
+    environment = {**os.environ, **program, **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 @pytest.mark.parametrize("script", ["scripts/search_dist.sh", "llm/auto_parallel/galvatron/search_dist.sh"])
 def test_the_script_is_the_same_program(folder, galvatron, shell, script):
     assert galvatron(*words(**OPTIONS, sp_space="tp+sp", output_config_path="command.json")).code == 0
-    variables = {
-        "NUM_NODES": "2", "NUM_GPUS_PER_NODE": "4", "MEMORY": "8", "MODEL_SIZE": "example.json", "SEQ_LENGTH": "512",
-        "SETTLE_BSZ": "32", "GALVATRON": str(Path(sys.executable).with_name("galvatron")),
-    }  # fmt: skip
-    ran = subprocess.run(
-        [shell, ROOT / script, "--output_config_path", "script.json", "--json"],
-        env={**os.environ, **variables}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    example = {"NUM_NODES": "2", "NUM_GPUS_PER_NODE": "4", "MODEL_SIZE": "example.json", "SEQ_LENGTH": "512"}
+    arguments = ("--output_config_path", "script.json", "--memory_constraint", "8")  # what stands behind it wins
+    ran = run_script(shell, script, *arguments, **example, MEMORY="99", SETTLE_BSZ="32")
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout.splitlines()[-1])["feasible"]
     assert read_plan("script.json") == read_plan("command.json")
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
+@pytest.mark.parametrize(
+    ("name", "variables"),
+    [
+        ("galvatron-llama2-7b", {"MEMORY": "36"}),
+        ("paddlenlp-llama", {"MEMORY": "40", "LAYER_NUM_LIST": "16", "SEQLEN_LIST": "1024", "SEQUENCE_PARALLEL": "0"}),
+    ],
+)
+def test_the_script_searches_published_profiles(folder, name, variables):
+    ran = run_script("sh", "scripts/search_dist.sh", PROFILES=str(DATA / name), **variables)
+    assert ran.returncode == 0, ran.stderr
+    answer = json.loads(ran.stdout.splitlines()[-1])
+    assert answer["gap"] < 1e-9 and (folder / answer["plan"]).exists()
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
