@@ -37,6 +37,7 @@ MATRICES = layer_weights(MODEL, 1).matrices
         (Precision.FP32, False, DDP, True, 4 + 4 + 8),
         (Precision.BF16, False, DDP, True, 2 + 2 + 4 + 8),
         (Precision.BF16, True, DDP, True, 2 + 4 + 4 + 8),
+        (Precision.FP16, False, DDP, True, 2 + 2 + 4 + 8),
         (Precision.BF16, False, ZERO2, True, 2 + 2 + 12 / 4),
         (Precision.BF16, False, ZERO2, False, 2 + 2 / 4 + 12 / 4),
         (Precision.BF16, False, ZERO3, True, 2 / 4 + 2 + 12 / 4),

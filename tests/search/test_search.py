@@ -116,18 +116,18 @@ WIDER = {
 }
 
 
-def samples_per_s(seed: int, **changed: Any) -> float:
-    model, cost, options = problem(seed, **changed)
+def samples_per_s(seed: int, types: int = 1, **changed: Any) -> float:
+    model, cost, options = problem(seed, types, **changed)
     result = search(model, cost, options)
     return result.best.samples_per_s if result.best else 0.0
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32), more=st.floats(1, 3))
-def test_more_memory_is_never_slower(seed: int, more: float) -> None:
-    _, _, options = problem(seed)
-    wide = samples_per_s(seed, memory_constraint=options.memory_constraint * more)
-    assert wide >= samples_per_s(seed) * (1 - 1e-9)
+@given(seed=st.integers(0, 2**32), more=st.floats(1, 3), types=st.integers(1, 3))
+def test_more_memory_is_never_slower(seed: int, more: float, types: int) -> None:
+    _, _, options = problem(seed, types)
+    wide = samples_per_s(seed, types, memory_constraint=options.memory_constraint * more)
+    assert wide >= samples_per_s(seed, types) * (1 - 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
