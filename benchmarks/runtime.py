@@ -161,6 +161,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="galvatron-benchmark-") as folder:
         for name in wanted:
             rows.append(compare(name, plans[name], arguments, Path(folder)))
+            print(rows[-1], file=sys.stderr)  # minutes pass until the table
             if arguments.profile and not rows[-1].error:
                 log = (Path(folder) / name / "workerlog.0").read_text()
                 print(log[log.index("==== ours") :])
