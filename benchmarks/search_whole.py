@@ -70,25 +70,33 @@ def scaled(layers: int, nodes: int, *, parallel: bool = False) -> SearchResult:
 
 
 def draw(file: Path, curves: dict[str, Sequence[tuple[float, float]]]) -> None:
-    """Both curves over logarithmic axes, as SVG."""
-    width, height, left = 360, 240, 60
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * width + 2 * left}" height="{height + 80}">']
-    parts.append('<g font-family="sans-serif" font-size="11">')
+    """Seconds of search over each size, side by side over logarithmic axes, as SVG."""
+    width, height, left, top = 330, 220, 50, 40
+    total = len(curves) * (left + width)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{top + height + 40}">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        '<g font-family="sans-serif" font-size="11" fill="#333">',
+    ]
     for number, (name, points) in enumerate(curves.items()):
+        x0 = left + number * (left + width)
         low, high = log10(points[0][0]), log10(points[-1][0])
-        x0 = left + number * (width + left)
 
         def place(x: float, y: float, x0: int = x0, low: float = low, high: float = high) -> tuple[float, float]:
-            return x0 + (log10(x) - low) / (high - low) * (width - 40), 40 + (1 - log10(y)) / 4 * height
+            return x0 + (log10(x) - low) / (high - low) * (width - 40), top + (1 - log10(y)) / 3 * height
 
-        path = " ".join(f"{a:.1f},{b:.1f}" for a, b in (place(*point) for point in points))
+        parts.append(f'<text x="{x0}" y="20" font-size="13">search time (s) over {name}</text>')
+        for seconds in (0.01, 0.1, 1, 10):
+            _, y = place(points[0][0], seconds)
+            parts.append(f'<path d="M{x0} {y:.1f}h{width - 40}" stroke="#ddd"/>')
+            parts.append(f'<text x="{x0 - 8}" y="{y + 4:.1f}" text-anchor="end">{seconds:g}</text>')
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
         parts.append(f'<polyline fill="none" stroke="#1f77b4" stroke-width="2" points="{path}"/>')
-        parts.append(f'<text x="{x0}" y="20" font-size="13">search time, s, over {name}</text>')
-        for x, y in points:
-            a, b = place(x, y)
-            parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="#1f77b4"/>')
-            parts.append(f'<text x="{a - 8:.1f}" y="{height + 60}">{x:g}</text>')
-            parts.append(f'<text x="{a - 12:.1f}" y="{b - 8:.1f}">{y:.2g}</text>')
+        for size, seconds in points:
+            x, y = place(size, seconds)
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#1f77b4"/>')
+            parts.append(f'<text x="{x:.1f}" y="{top + height + 20}" text-anchor="middle">{size:g}</text>')
+            parts.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="middle">{seconds:.2g}</text>')
     file.write_text("\n".join([*parts, "</g></svg>"]) + "\n")
 
 

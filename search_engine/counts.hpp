@@ -54,16 +54,18 @@ class Mixes {
   // The mix of least cost, if that is less than `limit`.
   Mix solve(const Layers& layers, Room room, Walks& walks, double limit, Poll& poll) {
     Mix best{limit, {}};
-    for (const Candidate& candidate : candidates(layers, room, walks, limit)) {
-      if (!is_less(candidate.bound, best.cost)) break;
-      descend(candidate, layers, room, walks, best.cost);
-      if (order_.empty()) continue;
-      const int first = layers.of[layers.first_type];
-      if (layers.first_type == layers.last_type)  // a good start: the best pair
-        for (int a = 0; a < static_cast<int>(order_.size()); ++a)
-          for (int b = 0; b <= a; ++b) take_pair(a, b, first, 0, walk_, best);
-      visit(0, first, 0, walk_, 0, best, poll);
-    }
+    // One group a type first: what that costs keeps most other sets from being looked at.
+    for (const int groups : {layers.last_type - layers.first_type + 1, walks.groups()})
+      for (const Candidate& candidate : candidates(layers, room, walks, best.cost, groups)) {
+        if (!is_less(candidate.bound, best.cost)) break;
+        descend(candidate, layers, room, walks, best.cost);
+        if (order_.empty()) continue;
+        const int first = layers.of[layers.first_type];
+        if (layers.first_type == layers.last_type)  // a good start: the best pair
+          for (int a = 0; a < static_cast<int>(order_.size()); ++a)
+            for (int b = 0; b <= a; ++b) take_pair(a, b, first, 0, walk_, best);
+        visit(0, first, 0, walk_, 0, best, poll);
+      }
     return best.counts.empty() ? Mix{} : best;
   }
 
@@ -72,7 +74,7 @@ class Mixes {
   template <class Emit>
   void enumerate(const Layers& layers, Room room, Walks& walks, double limit, Emit emit, long& effort,
                  Poll& poll) {
-    for (const Candidate& candidate : candidates(layers, room, walks, limit)) {
+    for (const Candidate& candidate : candidates(layers, room, walks, limit, walks.groups())) {
       descend(candidate, layers, room, walks, limit);
       if (order_.empty()) continue;
       if (!visit_all(0, layers.of[layers.first_type], 0, 0, candidate, limit, emit, effort, poll)) return;
@@ -111,16 +113,17 @@ class Mixes {
     return parts_.emplace(std::make_pair(groups, level), Part{std::move(chosen), std::move(frontier)}).first->second;
   }
 
-  // Levels and sets of groups that may cost less than the limit, the best bound first.
-  std::vector<Candidate> candidates(const Layers& layers, Room room, Walks& walks, double limit) {
+  // Levels and sets of so many groups at most that may cost less than the limit, the best bound first.
+  std::vector<Candidate> candidates(const Layers& layers, Room room, Walks& walks, double limit, int most) {
     std::vector<Candidate> found;
-    for (const double level : levels_) grow(0, 0, level, layers, net(room, level), walks, limit, found);
+    for (const double level : levels_) grow(0, 0, most, level, layers, net(room, level), walks, limit, found);
     std::sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
     return found;
   }
 
-  void grow(GroupSet groups, int first, double level, const Layers& layers, double budget, Walks& walks, double limit,
-            std::vector<Candidate>& found) {
+  void grow(GroupSet groups, int first, int most, double level, const Layers& layers, double budget, Walks& walks,
+            double limit, std::vector<Candidate>& found) {
+    if (most == 0) return;
     const double unlimited = part(all_, level).frontier.bound(layers, budget).cost;
     for (int group = first; group < walks.groups(); ++group) {
       if (!(all_ & walks.all() & bit(group))) continue;
@@ -131,7 +134,7 @@ class Mixes {
         const double bound = part(larger, level).frontier.bound(layers, budget).cost + walk;
         if (is_less(bound, limit)) found.push_back({bound, larger, level});
       }
-      grow(larger, group + 1, level, layers, budget, walks, limit, found);
+      grow(larger, group + 1, most - 1, level, layers, budget, walks, limit, found);
     }
   }
 

@@ -247,8 +247,8 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
                        "(MiB); a change's two: forward, backward (ms).")
       .def(py::init(&make_pipeline), py::kw_only(), py::arg("layers"), py::arg("micro_batches"), py::arg("gpipe"),
            py::arg("strategies"), py::arg("groups"), py::arg("types"), py::arg("change"), py::arg("enter"),
-           py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("in_flight"), py::arg("send"),
-           py::arg("budget_mib"))
+           py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("in_flight"),
+           py::arg("send"), py::arg("budget_mib"))
       .def("bound", &pipeline_bound, "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
       .def("tight_bound", &pipeline_tight_bound, py::arg("limit_ms"), py::arg("cancel") = nullptr,
            "A better one: stages at their exact optima. The limit where nothing takes less.")

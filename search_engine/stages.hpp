@@ -134,7 +134,7 @@ class Stages {
     return solved(stage, span, weighting, poll).point;
   }
 
-  // All points whose weighted time is below the limit; false when there are more than `most`, or when finding them takes
+  // All points whose weighted time is below the limit; false when there are more than `most`, or when listing them takes
   // more than the effort.
   bool points(int stage, Span span, Weighting weighting, double limit, std::size_t most,
               std::vector<StagePoint>& found, long& effort, Poll& poll) {
