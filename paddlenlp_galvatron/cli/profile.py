@@ -9,6 +9,7 @@ import typer
 
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.plan.model_options import ModelOptions
+from paddlenlp_galvatron.profiler.hosts import nodes_of
 from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, RunOptions
 from paddlenlp_galvatron.profiler.points import measured_model, runnable_degrees
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
@@ -84,28 +85,34 @@ def _say(how: str, paths: list[Path]) -> None:
         typer.echo(f"{how}: {path}")
 
 
+def _placed(values: dict[str, Any]) -> dict[str, Any]:
+    """The options with those that a hostfile says."""
+    return nodes_of(Path(values["hostfile"]), values) if values.get("hostfile") else values
+
+
 def _hardware(values: dict[str, Any]) -> None:
     """Measure collectives by group and message size, sends between stages, and how work and messages overlap."""
-    profile_hardware(HardwareOptions.among(values))
+    profile_hardware(HardwareOptions.among(_placed(values)))
 
 
 def _computation(values: dict[str, Any]) -> None:
     """Measure how long a model's layers and its vocabulary layers compute."""
-    profile_model(PointOptions.among(values), ModelOptions.among(values), memory=False)
+    profile_model(PointOptions.among(_placed(values)), ModelOptions.among(values), memory=False)
 
 
 def _memory(values: dict[str, Any]) -> None:
     """Measure what a model's layers and its vocabulary layers keep in memory."""
-    profile_model(PointOptions.among(values), ModelOptions.among(values), computation=False)
+    profile_model(PointOptions.among(_placed(values)), ModelOptions.among(values), computation=False)
 
 
 def _model(values: dict[str, Any]) -> None:
     """Measure computation and memory of a model."""
-    profile_model(PointOptions.among(values), ModelOptions.among(values))
+    profile_model(PointOptions.among(_placed(values)), ModelOptions.among(values))
 
 
 def _all(values: dict[str, Any]) -> None:
     """Measure this machine and a model."""
+    values = _placed(values)
     hardware, points, model = HardwareOptions.among(values), PointOptions.among(values), ModelOptions.among(values)
     measured_model(points, model)  # what is wrong with it is said before anything is measured
     profile_hardware(hardware)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from ..profiles import Fingerprint, Meta
 from ..runtime.launch import Launch
+from ..runtime.nodes import LOOPBACK, ONE_NODE, Nodes
 from .options import RunOptions
 
 PROGRESS = re.compile(r"^progress (\d+)/(\d+)$", re.MULTILINE)
@@ -26,15 +27,16 @@ def run_ranks(module: str, arguments: str, options: RunOptions, what: str) -> No
 
     Raises LaunchError.
     """
+    nodes = _nodes(options)
     columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     command = (f"{__package__}.{module}", [arguments], options.ranks_per_node)
     with (
         tempfile.TemporaryDirectory(prefix="galvatron-profile-") as logs,
         Progress(*columns, console=Console(stderr=True)) as progress,
-        Launch(*command, logs, TIMEOUT_S) as running,
+        Launch(*command, logs, TIMEOUT_S, nodes) as running,
     ):
         task = progress.add_task(what, total=None)
-        log = Path(logs, "workerlog.0")
+        log = Path(logs, f"workerlog.{nodes.node_rank * options.ranks_per_node}")
         told = 0
         for _ in running.wait():
             text = log.read_text(errors="replace")
@@ -44,6 +46,12 @@ def run_ranks(module: str, arguments: str, options: RunOptions, what: str) -> No
             for note in notes[told:]:
                 progress.console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
             told = len(notes)
+
+
+def _nodes(options: RunOptions) -> Nodes:
+    if options.num_nodes == 1:
+        return ONE_NODE
+    return Nodes(options.num_nodes, options.node_rank, options.master_addr or LOOPBACK, options.master_port)
 
 
 def report_progress(done: int, total: int) -> None:

@@ -28,7 +28,9 @@ class RunOptions(Options):
     node_rank: int = Field(0, ge=0, description="which node this is")
     master_addr: str | None = Field(None, description="address of node 0")
     master_port: Count | None = Field(None, description="free port of node 0")
-    hostfile: Path | None = Field(None, description="file with one node's address a line, node 0 first")
+    hostfile: Path | None = Field(
+        None, description="file with one node's address a line, node 0 first; says num_nodes, node_rank, master_addr"
+    )
     time_budget_s: Positive | None = Field(
         None, description="seconds after which nothing is measured that can be left out, and the rest is brief"
     )
@@ -38,12 +40,6 @@ class RunOptions(Options):
     analytic: str | None = Field(
         None, description="derive from this data sheet (a100, h100, h200, h800 or a file) instead of measuring"
     )
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if self.node_rank >= self.num_nodes:
-            raise ValueError(f"node_rank: {self.node_rank} of {self.num_nodes} nodes; nodes count from 0")
-        return self
 
     @property
     def ranks_per_node(self) -> int:

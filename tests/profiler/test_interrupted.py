@@ -46,6 +46,7 @@ def profile_through_kills(words: list[str], folder: Path, kills: int, seed: int)
         while process.poll() is None and (not (folder / FOLDER).exists() or len(known(folder)) < more):
             time.sleep(0.02)
         time.sleep(moments.random() / 20)
+        assert process.poll() is None, "it ended before it was to be killed"
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         after = known(folder)
@@ -75,7 +76,8 @@ def config(tmp_path) -> Path:
 
 def model_words(config: Path, nproc: int = 1) -> list[str]:
     words = ["profile", "model", "--model", str(config), "--nproc", str(nproc), "--output", str(config.parent / "out")]
-    return [*words, "--seq_length", "32", "--budget_ms", "0", "--max_tp_deg", "2"]
+    words += ["--profile_mode", "batch", "--profile_seq_length_list", "16,32,48", "--adaptive", "0"]
+    return [*words, "--budget_ms", "0", "--max_tp_deg", "2"]
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
@@ -84,7 +86,7 @@ def test_a_model_profile_killed_at_random_goes_on_where_it_stopped(config, kills
     profile_through_kills(model_words(config), folder, kills, seed=kills)
     times = ComputationProfile.load(folder / "computation_profiling_fp32_hidden_64_head_8.json", *SIZE)
     MemoryProfile.load(folder / "memory_profiling_fp32_hidden_64_head_8.json", *SIZE)
-    assert len(times.passes) == 6
+    assert len(times.passes) == 3 * 2 * 3 * 8  # parts, degrees, lengths, batch sizes
     assert not [path for path in folder.iterdir() if path.name.startswith(".") and path.name != FOLDER]
 
 

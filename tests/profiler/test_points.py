@@ -41,7 +41,6 @@ def test_samples_are_as_long_as_the_model_is_said_to_take_or_2048():
         ({"layernum_min": 3}, "layernum_max"),
         ({"model": "llama3-8b"}, "but model_size is llama2-7b"),
         ({"profile_dp_type": "zero3"}, "profile_dp_type: zero3 is not supported"),
-        ({"node_rank": 1}, "node_rank"),
     ],
 )
 def test_mistakes_are_named(given, message):

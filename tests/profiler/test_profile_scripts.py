@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.profiler.hosts import nodes_of
 from paddlenlp_galvatron.profiles import OVERLAP_NAME, HardwareProfile, allreduce_name, p2p_name, sp_time_name
 
 ROOT = Path(__file__).parents[2]
@@ -107,3 +109,18 @@ def test_the_search_takes_what_all_scripts_measured(tmp_path, scripts, galvatron
     variables = {"MEMORY": "1", "SETTLE_BSZ": "16", "MIXED_PRECISION": "fp32", "TIME_PROFILE_MODE": "batch"}
     said = run(scripts / "search_dist.sh", tmp_path, "--json", **common, **model, **variables)
     assert json.loads(said.splitlines()[-1])["feasible"]
+
+
+def test_a_hostfile_says_the_nodes(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("192.0.2.7 slots=8\n# a comment\n\n127.0.0.1 slots=8\n192.0.2.9\n")
+    assert nodes_of(hosts, {}) == {"num_nodes": 3, "master_addr": "192.0.2.7", "node_rank": 1}
+    assert nodes_of(hosts, {"num_nodes": "2", "node_rank": "0"})["node_rank"] == "0"
+    for content, given, message in [
+        ("", {}, "names no node"),
+        ("192.0.2.7\n", {"num_nodes": "2"}, "names 1 nodes"),
+        ("192.0.2.7\n192.0.2.8\n", {}, "--node_rank"),
+    ]:
+        hosts.write_text(content)
+        with pytest.raises(UserError, match=message):
+            nodes_of(hosts, given)

@@ -1,0 +1,41 @@
+"""Nodes by a hostfile: one address a line, node 0 first, as for MPI; what follows an address is left alone."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+from ..plan import UserError
+
+
+def nodes_of(hostfile: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """num_nodes, master_addr and node_rank by a hostfile, where they are not given. Raises UserError."""
+    try:
+        lines = hostfile.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"hostfile: {hostfile} cannot be read: {error.strerror}") from None
+    hosts = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not hosts:
+        raise UserError(f"hostfile: {hostfile} names no node; write one address a line")
+    if len(hosts) < int(given.get("num_nodes", len(hosts))):
+        raise UserError(f"hostfile: {hostfile} names {len(hosts)} nodes, but num_nodes is {given['num_nodes']}")
+    found = {"num_nodes": len(hosts), "master_addr": hosts[0]} | given
+    if "node_rank" not in given and found["num_nodes"] != 1:
+        own = [number for number, host in enumerate(hosts) if _is_own(host)]
+        if len(own) != 1:
+            raise UserError(
+                f"hostfile: {len(own)} addresses in {hostfile} are this node's; say which one: --node_rank N"
+            )
+        found["node_rank"] = own[0]
+    return found
+
+
+def _is_own(host: str) -> bool:
+    """Whether an address is this node's: only such a one can be listened on."""
+    try:
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,38 @@
+"""A cluster whose link is known: two network namespaces with two ranks each."""
+
+import sys
+from contextlib import ExitStack
+
+import pytest
+from two_nodes import ADDRESSES, two_nodes_or_skip
+
+from paddlenlp_galvatron.profiles import HardwareProfile
+
+pytest.importorskip("paddle")
+
+PAYLOAD = 1448 / 1514  # of a full frame: 1500 bytes less IP and TCP headers, beside 14 of Ethernet
+PORT = 29_571
+START = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mbit_per_s", "end_mb"), [(200, 4), (1000, 16)])
+def test_bandwidths_are_those_of_the_link_and_tell_inside_from_across(tmp_path, mbit_per_s, end_mb):
+    (tmp_path / "hosts").write_text("".join(f"{address}\n" for address in ADDRESSES))
+    words = ["profile", "hardware", "--parts", "allreduce,p2p", "--nproc", "2", "--hostfile", tmp_path / "hosts"]
+    words += ["--master_port", PORT, "--output", tmp_path, "--end_mb", end_mb, "--budget_ms", "60"]
+    with ExitStack() as stack:
+        nodes = two_nodes_or_skip(stack, mbit_per_s)
+        ranks = [node.start([sys.executable, "-c", START, *words]) for node in nodes]
+        for process in ranks:
+            stack.callback(process.kill)
+        assert [process.wait(250) for process in ranks] == [0, 0]
+    profile = HardwareProfile.load(2, 2, folder=tmp_path)
+    link = mbit_per_s / 8 * 1e6 / 2**20 / 1e3 * PAYLOAD  # MiB/ms
+    allreduce, p2p = profile.allreduce_mib_per_ms, profile.p2p_mib_per_ms
+    # Of a ring over all ranks one edge each way crosses the link; of two strided rings, one each; so of two stages.
+    assert allreduce[4, True] == pytest.approx(link, rel=0.1)
+    assert allreduce[2, False] == pytest.approx(link / 2, rel=0.1)
+    assert p2p[4] == pytest.approx(link, rel=0.1)
+    assert p2p[2] == pytest.approx(link / 2, rel=0.1)
+    assert allreduce[2, True] > 2 * link
