@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runtime.groups import Groups
+from ..runtime.weights import WHOLE, Slice
 
 _DONE = SimpleNamespace(wait=lambda: True, is_completed=lambda: True)
 
@@ -53,5 +54,6 @@ class PatternWeights:
     def __init__(self, deviation: float):
         self._row = deviation * np.random.default_rng(0).standard_normal(4099, np.float32)  # a prime: no two rows alike
 
-    def __call__(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        return np.resize(self._row, shape)
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> NDArray[np.float32]:
+        lengths = (part.interval(axis, length) for axis, length in enumerate(shape))
+        return np.resize(self._row, tuple(stop - start for start, stop in lengths))

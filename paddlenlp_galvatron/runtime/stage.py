@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ..plan import DataParallel, LayerStrategy, ModelShape, Plan
+from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.layout import TokenLayout, boundary_layout, grid_of, token_layout
 from .block import Block, Placement
 from .family import Family
 from .groups import Groups, Ranks
 from .precision import Numbers
 from .redistribute import Redistribution, redistribution_groups
-from .units import Chain, Trainable, Unit, make_unit, whole
+from .units import Chain, Trainable, Unit, UnitMaker, whole
 from .vocabulary import Embedding, Head, embedding_table
 from .weights import ShardedParameter, WeightSource
 
@@ -104,12 +104,21 @@ class Stage:
         if self.is_first or (tied and self.is_last):
             twins = groups.get(_twins(plan, rank), "tied") if tied and len(plan.stages) > 1 else None
             table = embedding_table(family, config, place(vocab), source, twins)
+        units = UnitMaker(every_micro_batch=not plan.assumed.async_grad_reduce)
         self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
-        self._blocks = [
-            Block(family, config, index, plan.layers[index], place(plan.layers[index]), source)
-            for index in plan.stage_layers(self.index)
-        ]
+        if self._embedding:
+            units.adopt(self._embedding.parameters, plan.vocab.dp_type)
+        self._blocks = []
+        for index in plan.stage_layers(self.index):
+            block = Block(family, config, index, plan.layers[index], place(plan.layers[index]), source)
+            units.adopt(block.parameters, plan.layers[index].dp_type)
+            self._blocks.append(block)
         self._head = Head(family, config, place(vocab), source, table if tied else None) if self.is_last else None
+        if self._head:
+            units.adopt(self._head.parameters, plan.vocab.dp_type)
+        self.chain, self.vectors = Chain(units.chain, starts_with_embedding=self.is_first), units.vectors
+        self.trainables: list[Trainable] = [t for unit in self.units for t in unit.make_trainables()]
+        self.trainables += [whole(vector) for vector in self.vectors]
         self._redistributions = [
             None
             if before == after or before.intervals(self._tokens) == after.intervals(self._tokens)
@@ -117,33 +126,8 @@ class Stage:
             for before, after in pairwise(edges)
         ]
         self._masks: dict[int, Any] = {}
-        self.chain, self.vectors = self._make_units(plan)
-        self.trainables: list[Trainable] = [t for unit in self.units for t in unit.make_trainables()]
-        self.trainables += [whole(vector) for vector in self.vectors]
         self.boundary_shape = [self._length(self._boundary), shape.hidden_size]
         self.loss_replicas = plan.vocab.tp
-
-    def _make_units(self, plan: Plan) -> tuple[Chain, list[ShardedParameter]]:
-        modules: list[tuple[Embedding | Block | Head, DataParallel]] = [
-            (block, plan.layers[index].dp_type)
-            for block, index in zip(self._blocks, plan.stage_layers(self.index), strict=True)
-        ]
-        if self._embedding:
-            modules.insert(0, (self._embedding, plan.vocab.dp_type))
-        if self._head:
-            modules.append((self._head, plan.vocab.dp_type))
-        units: dict[tuple[int, ...], Unit] = {}  # by the matrices: tied vocabulary layers share a unit
-        chain, vectors = [], []
-        for module, dp_type in modules:
-            matrices = [weight for weight in module.parameters if len(weight.shape) > 1]
-            vectors += [weight for weight in module.parameters if len(weight.shape) == 1]
-            key = tuple(id(weight) for weight in matrices)
-            if key not in units:
-                units[key] = make_unit(matrices, dp_type, every_micro_batch=not plan.assumed.async_grad_reduce)
-            chain.append(units[key])
-        for unit in units.values():
-            unit.deferred |= any(weight.presum_across_stages for weight in unit.weights)
-        return Chain(chain, starts_with_embedding=self.is_first), vectors
 
     @property
     def units(self) -> list[Unit]:

@@ -309,6 +309,27 @@ def make_unit(weights: Sequence[ShardedParameter], dp_type: DataParallel, every_
     return ShardedUnit(weights, group, every_micro_batch, keep_whole=dp_type is DataParallel.ZERO2)
 
 
+class UnitMaker:
+    """Makes the units of a stage, each as soon as its module is built: under zero3 a rank never holds the whole weights
+    of more than one."""
+
+    def __init__(self, every_micro_batch: bool):
+        self.chain: list[Unit] = []  # in the order of the forward pass
+        self.vectors: list[ShardedParameter] = []  # norms and biases
+        self._every_micro_batch = every_micro_batch
+        self._made: dict[tuple[int, ...], Unit] = {}  # by the matrices: tied vocabulary layers share a unit
+
+    def adopt(self, parameters: Sequence[ShardedParameter], dp_type: DataParallel) -> None:
+        """Take in a module's weights."""
+        matrices = [weight for weight in parameters if len(weight.shape) > 1]
+        self.vectors += [weight for weight in parameters if len(weight.shape) == 1]
+        key = tuple(id(weight) for weight in matrices)
+        if key not in self._made:
+            unit = self._made[key] = make_unit(matrices, dp_type, self._every_micro_batch)
+            unit.deferred = any(weight.presum_across_stages for weight in matrices)
+        self.chain.append(self._made[key])
+
+
 class Chain:
     """The units of a stage in the order of its forward pass, and which micro-batch's backward is running.
 

@@ -14,27 +14,7 @@ from .precision import add, cast, has_dtype
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
-
-class WeightSource(Protocol):
-    """Gives a whole weight by its PaddleNLP name and shape."""
-
-    def __call__(self, name: str, shape: tuple[int, ...]) -> Array: ...
-
-
-@dataclass(frozen=True)
-class SeededWeights:
-    """Random weights that depend on the seed and the weight's name alone: norms are 1, biases 0, the rest normal."""
-
-    seed: int
-    deviation: float  # standard deviation of the normal weights
-
-    def __call__(self, name: str, shape: tuple[int, ...]) -> Array:
-        if name.endswith("bias"):
-            return np.zeros(shape, np.float32)
-        if len(shape) == 1:
-            return np.ones(shape, np.float32)
-        key = int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:8], "big")
-        return self.deviation * np.random.default_rng(key).standard_normal(shape, np.float32)
+BLOCK_ROWS = 256  # of a matrix drawn at once: 16 MiB at 16,384 columns
 
 
 @dataclass(frozen=True)
@@ -47,16 +27,64 @@ class Slice:
     parts: int = 1
     padded: int | None = None
 
+    def interval(self, axis: int, length: int) -> tuple[int, int]:
+        """First and last-plus-one index of an axis that the part holds; what is beyond its length is padding."""
+        if axis != self.axis:
+            return 0, length
+        size = (self.padded or length) // self.parts
+        return self.index * size, (self.index + 1) * size
+
     def of(self, whole: Array) -> Array:
         """This part of a whole array, padded with zeros."""
         if self.axis is None:
             return whole
-        length = self.padded or whole.shape[self.axis]
-        if length != whole.shape[self.axis]:
-            padding = [(0, 0)] * whole.ndim
-            padding[self.axis] = (0, length - whole.shape[self.axis])
-            whole = np.pad(whole, padding)
-        return np.ascontiguousarray(np.split(whole, self.parts, self.axis)[self.index])
+        start, stop = self.interval(self.axis, whole.shape[self.axis])
+        return self.pad(whole[(slice(None),) * self.axis + (slice(start, stop),)], stop - start)
+
+    def pad(self, part: Array, size: int) -> Array:
+        """Fill the part up to its size along the axis."""
+        assert self.axis is not None
+        padding = [(0, 0)] * part.ndim
+        padding[self.axis] = (0, size - part.shape[self.axis])
+        return np.ascontiguousarray(np.pad(part, padding) if padding[self.axis][1] else part)
+
+
+WHOLE = Slice()
+
+
+class WeightSource(Protocol):
+    """Gives a part of a weight by PaddleNLP's name and shape of the whole."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array: ...
+
+
+@dataclass(frozen=True)
+class SeededWeights:
+    """Random weights that depend on the seed and the weight's name alone: norms are 1, biases 0, the rest normal.
+
+    Matrices are drawn in blocks of rows, so that a part takes little more memory than its own.
+    """
+
+    seed: int
+    deviation: float  # standard deviation of the normal weights
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+        if len(shape) == 1:
+            return part.of(np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32))
+        (first, last), (left, right) = part.interval(0, shape[0]), part.interval(1, shape[1])
+        blocks = range(first // BLOCK_ROWS, -(-min(last, shape[0]) // BLOCK_ROWS))
+        # Contiguous: a view would keep the whole block.
+        rows = [np.ascontiguousarray(self._block(name, number, shape)[:, left:right]) for number in blocks]
+        drawn = np.concatenate(rows) if rows else np.zeros((0, right - left), np.float32)
+        start = blocks.start * BLOCK_ROWS
+        drawn = drawn[first - start : last - start]
+        return drawn if part.axis is None else part.pad(drawn, (last - first, right - left)[part.axis])
+
+    def _block(self, name: str, number: int, shape: tuple[int, ...]) -> Array:
+        text = f"{self.seed}/{name}/{number}"
+        key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        rows = min(BLOCK_ROWS, shape[0] - number * BLOCK_ROWS)
+        return self.deviation * np.random.default_rng(key).standard_normal((rows, shape[1]), np.float32)
 
 
 @dataclass(eq=False)
@@ -106,7 +134,7 @@ class ShardedParameter:
 
 def make_parameter(source: WeightSource, name: str, shape: tuple[int, ...], part: Slice, dtype: str) -> Any:
     """A Paddle parameter that holds the part of a weight."""
-    value = part.of(source(name, shape))
+    value = source(name, shape, part)
     parameter = zero_parameter(list(value.shape), dtype)
     parameter.set_value(paddle.to_tensor(value).astype(dtype))
     return parameter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from ..models import FAMILIES
 from ..plan import (
@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 LAYERS = (2, 3, 3, 4, 5)
 MICRO_BATCHES = (1, 2, 2, 3, 4)
+OPTIMIZERS: tuple[Literal["sgd", "adamw"], ...] = ("sgd", "adamw")
 KV_HEADS = (None, None, 1, 2, 3)  # None: as many as the family is used to
 
 
@@ -35,7 +36,7 @@ def random_cases(
     cases: list[Case] = []
     while len(cases) < count:
         plan = _plan(random, world_size, precision)
-        family, optimizer = tuple(FAMILIES)[len(cases) % len(FAMILIES)], random.choice(("sgd", "adamw"))
+        family, optimizer = tuple(FAMILIES)[len(cases) % len(FAMILIES)], random.choice(OPTIMIZERS)
         tied, kv_heads = random.random() < 0.3, random.choice(KV_HEADS)
         try:
             require_valid(plan)
