@@ -13,13 +13,14 @@ FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).paren
 
 
 class Figure(BaseModel):
-    """One number and where it is from."""
+    """One number, where it is from, and what else says so."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     value: float = Field(gt=0, allow_inf_nan=False)
     unit: str
     source: str = Field(min_length=1)
+    checked: str = Field(min_length=1, description="a second source that agrees, or that there is none")
 
 
 class DataSheet(BaseModel):
