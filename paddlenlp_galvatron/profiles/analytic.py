@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..plan.model import ModelShape
+from ..plan.model import ModelShape, measured_fingerprint
 from ..plan.strategy import Precision
 from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, Shape, layer_part
 from .data_sheet import DataSheet
@@ -160,7 +160,8 @@ def layer_numbers_per_token(
 
 
 def _meta(model: ModelShape, device: str | None, precision: Precision) -> Meta:
-    return Meta(analytic=True, fingerprint=Fingerprint(device=device, model=model.fingerprint, dtype=precision.value))
+    told = Fingerprint(device=device, model=measured_fingerprint([model]), dtype=precision.value)
+    return Meta(analytic=True, fingerprint=told)
 
 
 def _divisors(number: int) -> list[int]:
