@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -119,12 +120,12 @@ def ratio(pairs: list[tuple[float, float]]) -> float:
 
 
 def table(rows: list[Comparison], other: str) -> Table:
-    result = Table(title=f"a step of ours beside {other}'s, {MODEL.parameters / 1e6:.0f} M parameters")
+    result = Table(box=box.SIMPLE, title=f"a step of ours beside {other}'s, {MODEL.parameters / 1e6:.0f} M parameters")
     for column in ("plan", "ours ms", f"{other} ms", "ratio", "rounds", "CPU ratio", "loss diff"):
-        result.add_column(column, justify="left" if column == "plan" else "right")
+        result.add_column(column, justify="left" if column == "plan" else "right", no_wrap=True)
     for row in rows:
         if row.error:
-            result.add_row(row.plan, "", "", "does not run", "", "", "")
+            result.add_row(row.plan, "", "", "no run", "", "", "")
             continue
         result.add_row(
             row.plan,
@@ -168,7 +169,7 @@ def main() -> int:
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        Console().print(table(rows, "PaddleNLP" if arguments.stock else "the hand-written loop"))
+        Console().print(table(rows, "PaddleNLP" if arguments.stock else "the plain loop"))
         for row in rows:
             if row.error:
                 print(f"{row.plan}: {row.error}")
