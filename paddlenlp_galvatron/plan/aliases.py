@@ -27,6 +27,7 @@ ALIASES = {
     "num_query_groups": "num_key_value_heads",
     "layer_num_list": "layernum_list",
     "profile_fixed_seq_length_list": "profile_seq_length_list",
+    "accumulate_allreduce_grads_in_fp32": "amp_master_grad",
 }
 # Words that an option takes by its other name -> the value by our name.
 WORDS = {"search_granularity": {"coarse-grained": "0", "fine-grained": "1"}}
