@@ -61,12 +61,11 @@ class ComputationProfiler:
         wanted = coarse(grid) if self.adaptive else grid
         while wanted:
             for x in wanted:
-                self.stopwatch.is_late()
                 self._measure(PassPoint(keys[x], 0))
             known = measured(self.journal)
             # Over the batch the search interpolates times, over the sequence length times of a token.
             times = {x: known[key].whole.ms / (x if varied else 1) for x, key in keys.items() if key in known}
-            wanted = uncertain(grid, times, TOLERANCE)
+            wanted = [] if self.stopwatch.is_late() else uncertain(grid, times, TOLERANCE)
 
     def _key(self, part: str, point: Shape, tp: int) -> PassKey:
         return PassKey(part, point.batch, self._shape(part).seq_length or point.seq, tp)

@@ -31,7 +31,7 @@ from .stopwatch import Array, Stopwatch, Timing
 ROUNDS = 3  # everything is measured so often, so that what disturbs the machine for a while spoils one round only
 MOST_ROUNDS = 5  # for numbers that still spread too widely, or cannot be
 TOLERANCE = 0.1  # of a number: sizes in between are measured where a line through the others misses by more
-LONGEST_MS = 100.0  # larger messages than the first that takes this long are not measured: they only get longer
+LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
 FLOAT_BYTES = 4
 
 OPERATIONS: dict[Collective, Callable[[Any, Any], Any]] = {
@@ -124,7 +124,7 @@ class HardwareProfiler:
         for mib in grid if documented or not self.options.adaptive else coarse(grid):
             if self._measure_message(MessagePoint(group, mib, turn)) > LONGEST_MS:
                 break
-        while wanted := uncertain(grid, self._times(group), TOLERANCE):
+        while not self.stopwatch.is_late() and (wanted := uncertain(grid, self._times(group), TOLERANCE)):
             for mib in wanted:
                 self._measure_message(MessagePoint(group, mib, turn))
 

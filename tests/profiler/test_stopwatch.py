@@ -2,7 +2,7 @@ import time
 
 import numpy as np
 
-from paddlenlp_galvatron.profiler.stopwatch import Stopwatch, Timing
+from paddlenlp_galvatron.profiler.stopwatch import LEAST_LAPS, Stopwatch, Timing
 
 
 def test_waiting_counts_for_what_ranks_do_together_and_not_for_what_each_does_alone():
@@ -25,3 +25,10 @@ def test_steps_are_told_apart():
 def test_a_timing_is_the_median_and_its_spread_that_of_the_middle_half():
     timing = Timing.of(np.array([1.0, 2.0, 3.0, 4.0, 100.0]))
     assert timing == Timing(3.0, 2 / 3)
+
+
+def test_when_the_time_budget_is_spent_laps_are_few():
+    assert not Stopwatch(1, time_budget_s=1000).is_late()
+    late = Stopwatch(1, budget_ms=1e6, time_budget_s=1e-9)
+    assert late.is_late()
+    assert len(late.apart(lambda: None)) == len(late.together(lambda: None)) == LEAST_LAPS

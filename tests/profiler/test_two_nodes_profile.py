@@ -16,7 +16,7 @@ START = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(mai
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mbit_per_s", "end_mb"), [(200, 4), (1000, 16)])
+@pytest.mark.parametrize(("mbit_per_s", "end_mb"), [(200, 4), (1000, 32)])
 def test_bandwidths_are_those_of_the_link_and_tell_inside_from_across(tmp_path, mbit_per_s, end_mb):
     (tmp_path / "hosts").write_text("".join(f"{address}\n" for address in ADDRESSES))
     words = ["profile", "hardware", "--parts", "allreduce,p2p", "--nproc", "2", "--hostfile", tmp_path / "hosts"]

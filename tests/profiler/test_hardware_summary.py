@@ -1,0 +1,84 @@
+import pytest
+
+from paddlenlp_galvatron.profiler.hardware import curves
+from paddlenlp_galvatron.profiler.hardware_summary import MessagePoint, doubtful, hardware_profile, message_laps
+from paddlenlp_galvatron.profiler.journal import Journal
+from paddlenlp_galvatron.profiler.options import HardwareOptions, Part
+from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
+
+PAIR = MessageGroup(Collective.ALL_REDUCE, 2)
+SENDS = MessageGroup(Collective.SEND, 4)
+
+
+def journal(**changed) -> Journal:
+    laps = {
+        MessagePoint(PAIR, 1.0, 0): [1.0, 1.0, 1.1],
+        MessagePoint(PAIR, 1.0, 1): [0.9, 1.0, 1.0],
+        MessagePoint(PAIR, 0.25, 0): [0.3, 0.3, 0.3],
+        MessagePoint(PAIR, 8.0, 0): [8.0, 8.0, 8.0],
+        MessagePoint(SENDS, 8.0, 0): [4.0, 4.0, 4.0],
+    }
+    known = {point.key: ms for point, ms in laps.items()} | {"overlap_coe 0": 1.2, "overlap_coe 1": 1.3, **changed}
+    return Journal(known)
+
+
+def profile(known: Journal, link_gb_per_s: float | None = None):
+    return hardware_profile(known, 1, 4, link_gb_per_s, Fingerprint(device="d"))
+
+
+def test_a_point_of_the_journal_is_known_by_its_key():
+    for point in (MessagePoint(PAIR, 1 / 64, 3), MessagePoint(MessageGroup(Collective.ALL_TO_ALL, 6, False), 32.0, 0)):
+        assert MessagePoint.from_key(point.key) == point
+
+
+def test_laps_of_all_turns_count_and_the_largest_message_says_the_bandwidth():
+    found = profile(journal())
+    assert found.messages_ms[PAIR] == {0.25: 0.3, 1.0: 1.0, 8.0: 8.0}
+    assert found.allreduce_mib_per_ms == {(2, True): 1.0}  # 8 MiB * 2 (2 - 1) / 2 in 8 ms
+    assert found.p2p_mib_per_ms == {4: 2.0}
+    assert found.overlap_coe == 1.25
+    assert found.meta.flags == {}
+    assert set(found.meta.spread) >= {
+        "allreduce_size_2_consec_1",
+        "pp_size_4",
+        "overlap_coe",
+        "allreduce_size_2_1MB_time",
+    }
+
+
+def test_what_cannot_be_is_flagged_and_doubted():
+    fast = journal(**{MessagePoint(PAIR, 8.0, 0).key: [0.5, 0.5, 0.5]})
+    assert "0.5 ms, but a smaller message takes 1 ms" in profile(fast).meta.flags["allreduce_size_2_8MB_time"]
+    assert doubtful(message_laps(fast)[PAIR]) == {8.0}
+    assert "2.1 GB/s, but the link carries 2" in profile(journal(), link_gb_per_s=2).meta.flags["pp_size_4"]
+    assert profile(journal(), link_gb_per_s=3).meta.flags == {}
+
+
+def test_files_have_what_was_measured_and_nothing_else(tmp_path):
+    sends = Journal({MessagePoint(SENDS, 8.0, 0).key: [4.0]})
+    assert {path.name for path in profile(sends).save(tmp_path)} == {
+        "p2p_bandwidth_1nodes_4gpus_per_node.json",
+        "sp_time_1nodes_4gpus_per_node.json",
+    }
+
+
+@pytest.mark.parametrize(
+    ("part", "kinds"),
+    [
+        (Part.ALL_REDUCE, {"allreduce"}),
+        (Part.P2P, {"p2p"}),
+        (Part.ALL_REDUCE_SP, {"allreduce", "allgather", "reducescatter"}),
+        (Part.ALL_TO_ALL, {"all2all"}),
+        (Part.OVERLAP, set()),
+    ],
+)
+def test_a_part_measures_its_kinds_on_every_group(part, kinds):
+    found = curves(HardwareOptions(parts=(part,)), 12)
+    assert {group.kind for group in found} == kinds
+    for kind in kinds:
+        sizes = [(group.size, group.consecutive) for group in found if group.kind == kind]
+        strided = [] if kind == "p2p" else [(size, False) for size in (2, 3, 4, 6)]
+        assert sorted(sizes) == sorted([(size, True) for size in (2, 3, 4, 6, 12)] + strided)
+    limited = curves(HardwareOptions(parts=(part,), max_tp_deg=4, max_pp_deg=3), 12)
+    largest = {Part.ALL_REDUCE: 12, Part.P2P: 3}.get(part, 4)
+    assert max((group.size for group in limited), default=largest) == largest
