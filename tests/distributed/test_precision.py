@@ -1,0 +1,68 @@
+"""16-bit training in one process: what is kept in fp32 is, and what a CPU cannot do is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("paddle")
+
+import paddle
+
+from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.plan import Precision, UserError
+from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.training.parity import batch_of, small_case
+
+from .plans import plan
+
+CASE = small_case(plan(1, "1 1", micro_batches=32, batch=32), "llama")
+
+
+def engine(precision: Precision, **given) -> Engine:
+    of = replace(CASE.plan, assumed=replace(CASE.plan.assumed, mixed_precision=precision))
+    return Engine(of, CASE.shape, load_family("llama"), CASE.seq_length, **given)
+
+
+def gradients(precision: Precision, **given) -> list[np.ndarray]:
+    made = engine(precision, **given)
+    made.forward_backward(batch_of(CASE, 0))
+    return [trainable.gradient.astype("float32").numpy() / made.gradient_scale for trainable in made.trainables]
+
+
+def distance(some: list[np.ndarray], exact: list[np.ndarray]) -> float:
+    return float(np.mean([np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(some, exact, strict=True)]))
+
+
+def test_gradients_summed_in_fp32_are_nearer_to_the_exact_ones():
+    exact = gradients(Precision.FP32)
+    in_bf16, in_fp32 = gradients(Precision.BF16), gradients(Precision.BF16, fp32_gradients=True)
+    assert distance(in_fp32, exact) < 0.8 * distance(in_bf16, exact)
+
+
+def test_updates_too_small_for_bf16_add_up_in_the_masters():
+    made = engine(Precision.BF16)
+    optimizer = paddle.optimizer.SGD(1e-4, parameters=made.tensors)
+    made.forward_backward(batch_of(CASE, 0))
+    gradient = [trainable.gradient.astype("float32") for trainable in made.trainables]
+    before = [tensor.numpy().copy() for tensor in made.tensors]
+    for _ in range(3):
+        for trainable, value in zip(made.trainables, gradient, strict=True):
+            trainable.owner.summed = value.astype("bfloat16")
+        norm = made.update(optimizer, max_norm=float("inf"))
+    assert np.isfinite(norm)
+    for tensor, old, value in zip(made.tensors, before, gradient, strict=True):
+        assert tensor.dtype == paddle.float32
+        np.testing.assert_allclose(tensor.numpy(), old - 3e-4 * value.numpy(), rtol=1e-5, atol=1e-8)
+    for trainable in made.trainables:
+        weight = trainable.pieces[0].weight.tensor
+        assert weight.dtype == paddle.bfloat16
+        assert (weight == trainable.tensor.astype("bfloat16")).all()
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
+def test_16_bit_arithmetic_is_refused_on_cpu(precision):
+    with pytest.raises(UserError, match=f"compute_precision: Paddle has no {precision} arithmetic on CPU"):
+        engine(precision, compute_precision=precision)
