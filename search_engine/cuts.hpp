@@ -145,8 +145,8 @@ class Cuts {
   }
 
   // The longest path, where `time(stage, weighting)` is each stage's share, `link(stage)` a message's to the next, and
-  // `layers(stage)` how many a stage has.
-  // Only the first `stages` are settled: `open(below)` is the share of the others and the link to them.
+  // `layers(stage)` their number. Only the first `stages` are settled: `open(below)` is the share of the others and of
+  // the link to them.
   template <class Time, class Link, class Count, class Open>
   double longest(int stages, Time time, Link link, Count layers, Open open) const {
     std::array<double, kWeightings> longest;  // by what lies below
