@@ -61,7 +61,8 @@ class MemoryProfiler:
                     table[length] = self._layer(number, length, degrees, sequence_parallel)
                 for role in STAGES:
                     tables = vocab.setdefault(VocabVariant(role, sequence_parallel), {})
-                    tables[seq] = self._vocab(role, seq, degrees, sequence_parallel)
+                    length = self.shapes[0 if role == "first" else -1].seq_length or seq
+                    tables[length] = self._vocab(role, seq, degrees, sequence_parallel)
                 done += 1
                 tick(done)
         gc.unfreeze()
@@ -86,9 +87,20 @@ class MemoryProfiler:
         )
 
     def _vocab(self, role: Role, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> VocabMemory:
-        """The last stage and the only one reach their peak in the loss; the first keeps its share beyond it."""
-        number = len(self.shapes) - 1 if role == "last" else 0
-        uses = {tp: self._use(number, seq, tp, sequence_parallel, **STAGES[role]) for tp in degrees}
+        """The last stage and the only one reach their peak in the loss; the first keeps its share beyond it.
+
+        Of several layer types embedding and head are not alike: the only stage has what the first and the last have.
+        """
+        if role == "only" and len(self.shapes) > 1:
+            first, last = (self._vocab(end, seq, degrees, sequence_parallel) for end in ("first", "last"))
+            return VocabMemory(
+                {tp: first.states_mib[tp] + last.states_mib[tp] for tp in degrees},
+                {tp: first.kept_mib[tp] + last.activation_mib[tp] for tp in degrees},
+                {tp: first.kept_mib[tp] + last.kept_mib[tp] for tp in degrees},
+            )
+        number = 0 if role == "first" else len(self.shapes) - 1
+        length = self.shapes[number].seq_length or seq
+        uses = {tp: self._use(number, length, tp, sequence_parallel, **STAGES[role]) for tp in degrees}
         return VocabMemory(
             {tp: STATE_BYTES * use.weights / MIB for tp, use in uses.items()},
             {tp: (use.kept if role == "first" else use.peak) / self.samples for tp, use in uses.items()},

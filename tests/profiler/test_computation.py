@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from paddlenlp_galvatron.plan import Precision
@@ -88,3 +90,12 @@ def test_over_lengths_time_of_a_token_is_a_line(shape):
     assert sorted({seq for _, seq in profiler.asked}) == [8, 24, 40, 56]
     told = computation_profile(profiler.journal, [shape], Precision.FP32, Meta()).meta
     assert told.extra["fit_error"]["sequence"] == pytest.approx(0, abs=1e-9)
+
+
+def test_every_layer_type_is_timed_at_the_length_that_it_sees(shape):
+    profiler = Scripted(shape, lambda key: float(key.batch * key.seq))
+    profiler.shapes = [shape, replace(shape, hidden_size=128, seq_length=16)]
+    profiler.measure([Shape(1, 32), Shape(2, 32)], [1], lambda _: None)
+    found = computation_profile(profiler.journal, profiler.shapes, Precision.FP32, Meta())
+    assert found.layer_ms == {0: {(1, 32): 32, (2, 32): 32}, 1: {(1, 16): 16, (2, 16): 16}}
+    assert {key.seq for key in found.passes if key.part == HEAD} == {16}

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from paddlenlp_galvatron.profiler.journal import Journal
@@ -56,3 +58,14 @@ def test_the_loss_counts_at_the_last_stage(shape, profile):
 def test_measuring_again_gives_the_same_bytes(shape, family, profile):
     again = MemoryProfiler([shape], family, Journal(), SAMPLES).measure([SEQ], [1, 2, 4], Meta(), lambda _: None)
     assert again == profile
+
+
+def test_of_several_layer_types_the_ends_are_those_of_the_first_and_the_last(shape, family):
+    wide = replace(shape, hidden_size=128, intermediate_size=192, seq_length=16)
+    found = MemoryProfiler([shape, wide], family, Journal(), 1).measure([SEQ], [1, 2], Meta(), lambda _: None)
+    assert {(variant.layer_type, *lengths) for variant, lengths in found.layers.items()} == {(0, SEQ), (1, 16)}
+    assert found.layers[Variant(1, True)][16].parameter_mib * MIB == 4 * wide.layer_parameters
+    first, last, only = (found.vocab[VocabVariant(role, True)] for role in ("first", "last", "only"))
+    assert (set(first), set(last), set(only)) == ({SEQ}, {16}, {16})
+    assert only[16].states_mib[1] == first[SEQ].states_mib[1] + last[16].states_mib[1]
+    assert only[16].activation_mib[2] == first[SEQ].kept_mib[2] + last[16].activation_mib[2]
