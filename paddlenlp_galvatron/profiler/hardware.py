@@ -19,7 +19,7 @@ from ..plan.layout import Grid
 from ..profiles import Collective, MessageGroup
 from ..runtime import collectives
 from ..runtime.groups import Groups, Ranks, run_as_rank, start_world
-from .hardware_summary import OVERLAP, MessagePoint, doubtful, hardware_profile, message_laps
+from .hardware_summary import OVERLAP, MessagePoint, Turns, doubtful, hardware_profile, message_turns, timings
 from .journal import Journal
 from .launcher import fingerprint, impossible_note, report_note, report_progress
 from .options import KINDS, HardwareOptions, Part
@@ -95,7 +95,7 @@ class HardwareProfiler:
         for turn in range(ROUNDS, MOST_ROUNDS):
             if not self.stopwatch.is_late():
                 for group in wanted:
-                    for mib in sorted(doubtful(self._laps(group))):
+                    for mib in sorted(doubtful(self._turns(group))):
                         self._measure_message(MessagePoint(group, mib, turn))
         report_progress(total, total)
 
@@ -116,7 +116,7 @@ class HardwareProfiler:
         """Times over message sizes. In the first turn it is found out which sizes are worth it."""
         grid = self.options.sizes_mib
         if turn:
-            for mib in [size for size in grid if size in self._laps(group)]:
+            for mib in [size for size in grid if size in self._turns(group)]:
                 self._measure_message(MessagePoint(group, mib, turn))
             return
         # Galvatron's own search reads these two kinds at every size.
@@ -128,11 +128,11 @@ class HardwareProfiler:
             for mib in wanted:
                 self._measure_message(MessagePoint(group, mib, turn))
 
-    def _laps(self, group: MessageGroup) -> dict[float, list[float]]:
-        return message_laps(self.journal)[group]
+    def _turns(self, group: MessageGroup) -> Turns:
+        return message_turns(self.journal)[group]
 
     def _times(self, group: MessageGroup) -> dict[float, float]:
-        return {mib: Timing.of(laps).ms for mib, laps in self._laps(group).items()}
+        return {mib: timing.ms for mib, timing in timings(self._turns(group)).items()}
 
     def _measure_message(self, point: MessagePoint) -> float:
         """Time in ms of a message in one turn."""

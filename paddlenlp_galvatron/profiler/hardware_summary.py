@@ -15,7 +15,7 @@ WIDE = 0.3  # spread of a number that is measured again
 GB_PER_S = 1e9 / 2**20 / 1e3  # in MiB/ms
 OVERLAP = "overlap_coe"
 
-Laps = dict[float, list[float]]  # message in MiB -> ms of every lap
+Turns = dict[float, list[list[float]]]  # message in MiB -> ms of the laps of each turn
 
 
 class MessagePoint(NamedTuple):
@@ -35,23 +35,23 @@ class MessagePoint(NamedTuple):
         return cls(MessageGroup(Collective(kind), int(size), consecutive == "1"), float(mib), int(turn))
 
 
-def message_laps(journal: Journal) -> dict[MessageGroup, Laps]:
+def message_turns(journal: Journal) -> dict[MessageGroup, Turns]:
     """Every lap of every message that the journal knows."""
-    result: dict[MessageGroup, Laps] = {}
+    result: dict[MessageGroup, Turns] = {}
     for key, laps in journal.items("message "):
         group, mib, _ = MessagePoint.from_key(key)
-        result.setdefault(group, {}).setdefault(mib, []).extend(laps)
+        result.setdefault(group, {}).setdefault(mib, []).append(laps)
     return result
 
 
-def timings(laps: Laps) -> dict[float, Timing]:
+def timings(turns: Turns) -> dict[float, Timing]:
     """Message in MiB -> its time."""
-    return {mib: Timing.of(ms) for mib, ms in laps.items()}
+    return {mib: Timing.of_turns(laps) for mib, laps in turns.items()}
 
 
-def doubtful(laps: Laps) -> set[float]:
+def doubtful(turns: Turns) -> set[float]:
     """Messages whose time spreads too widely or cannot be."""
-    known = timings(laps)
+    known = timings(turns)
     return {mib for mib, timing in known.items() if timing.spread > WIDE} | set(falling(known))
 
 
@@ -62,9 +62,8 @@ def hardware_profile(
     bandwidth: dict[Collective, dict[tuple[int, bool], float]] = {Collective.ALL_REDUCE: {}, Collective.SEND: {}}
     spread: dict[str, float] = {}
     flags: dict[str, str] = {}
-    known = message_laps(journal)
-    for group, laps in known.items():
-        times = timings(laps)
+    known = {group: timings(turns) for group, turns in message_turns(journal).items()}
+    for group, times in known.items():
         spread |= {message_key(group, mib): timing.spread for mib, timing in times.items()}
         for mib, longer_ms in falling(times).items():
             flags[message_key(group, mib)] = f"{times[mib].ms:.3g} ms, but a smaller message takes {longer_ms:.3g} ms"
@@ -88,7 +87,7 @@ def hardware_profile(
         gpus_per_node,
         bandwidth[Collective.ALL_REDUCE],
         {stages: mib_per_ms for (stages, _), mib_per_ms in bandwidth[Collective.SEND].items()},
-        {group: {mib: timing.ms for mib, timing in timings(laps).items()} for group, laps in known.items()},
+        {group: {mib: timing.ms for mib, timing in times.items()} for group, times in known.items()},
         overlap.ms,
         Meta(fingerprint=fingerprint, spread=spread, flags=flags),
     )

@@ -36,6 +36,12 @@ class Timing:
         low, middle, high = np.percentile(laps_ms, [25, 50, 75])
         return cls(float(middle), float((high - low) / middle))
 
+    @classmethod
+    def of_turns(cls, turns: Sequence[Sequence[float]]) -> Timing:
+        """Of laps that were run in turns, at different times: what disturbs them only adds time, so the median of the
+        quickest turn counts, and the spread is that of all."""
+        return cls(float(min(np.median(laps) for laps in turns)), cls.of(np.concatenate(turns)).spread)
+
     @property
     def low_ms(self) -> float:
         """What it is at least, as far as the spread tells."""
@@ -73,7 +79,7 @@ class Stopwatch:
     def together(self, operation: Operation) -> Array:
         """Times in ms [laps, ranks] of an operation that the ranks do together, such as a collective. It is done when
         the slowest rank is."""
-        warm_ms = float(self._laps([operation], 1).max())
+        warm_ms = self.once(operation)
         inner = max(1, round(SHORTEST_LAP_MS / warm_ms))
 
         def several() -> None:
@@ -103,6 +109,10 @@ class Stopwatch:
                 break
         assert best is not None
         return best
+
+    def once(self, operation: Operation) -> float:
+        """Time in ms of one run of an operation that the ranks do together, the slowest rank's."""
+        return float(self._laps([operation], 1).max())
 
     def _count(self, lap_ms: float) -> int:
         return min(max(round(self._budget_ms / lap_ms), LEAST_LAPS), MOST_LAPS)
