@@ -45,6 +45,10 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
         if len(shapes) > 1:
             raise UserError("analytic: one type of layers only so far; derive each type's files by itself")
         flash = options.use_flash_attn is not False
+        if options.use_flash_attn is None:
+            typer.echo(
+                "note: with flash attention; `galvatron train` has plain attention so far: --use_flash_attn 0", err=True
+            )
         files = [analytic_computation(shapes[0], sheet, options.precision, lengths, flash)] if computation else []
         files += [analytic_memory(shapes[0], options.precision, lengths, flash)] if memory else []  # type: ignore[list-item]
         _say(f"derived from {sheet.name}", [file.save(options.output) for file in files])
