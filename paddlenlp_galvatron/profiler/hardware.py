@@ -178,7 +178,7 @@ def main() -> None:
     rank, world_size = start_world()
     device = fingerprint(world_size)
     per_node = options.ranks_per_node
-    changing = options.model_dump(include={"num_nodes", "avg_or_min_or_first", "overlap_time_multiply"})
+    changing = options.model_dump(include={"num_nodes", "avg_or_min_or_first", "overlap_time_multiply", "budget_ms"})
     journal = Journal.open(options.output, "hardware", device.model_dump() | changing, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
     stopwatch = Stopwatch(world_size, per_node, options.budget_ms / ROUNDS, options.time_budget_s)

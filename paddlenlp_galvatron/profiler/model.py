@@ -26,8 +26,8 @@ def main() -> None:
     per_node, precision = options.ranks_per_node, options.precision
     device = fingerprint(world_size, model=measured_fingerprint(shapes), dtype=precision.value)
     layers = (options.layernum_min, options.layernum_max)
-    identity = device.model_dump() | {"sequence_parallel": options.sequence_parallel, "layers": layers}
-    journal = Journal.open(options.output, "model", identity, rank, world_size, options.fresh)
+    changing = options.model_dump(include={"sequence_parallel", "layernum_min", "layernum_max", "budget_ms"})
+    journal = Journal.open(options.output, "model", device.model_dump() | changing, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
     family, meta = load_family(shapes[0].family), Meta(fingerprint=device)
     lengths = sorted({point.seq for point in points})
