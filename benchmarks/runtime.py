@@ -63,7 +63,7 @@ STOCK = {
     "pp2-tp2-sp": plan(4, tp=2, pp=2, micro_batches=4, sequence_parallel=True),
     "pp4": plan(4, pp=4, micro_batches=4),
 }
-OVERHEAD = {"one-process": plan(1, micro_batches=2), "dp2": plan(2, micro_batches=2)}
+OVERHEAD = {"one": plan(1, micro_batches=2), "dp2": plan(2, micro_batches=2)}
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,9 @@ def ratio(pairs: list[tuple[float, float]]) -> float:
 
 
 def table(rows: list[Comparison], other: str) -> Table:
-    result = Table(box=box.SIMPLE, title=f"a step of ours beside {other}'s, {MODEL.parameters / 1e6:.0f} M parameters")
+    result = Table(
+        box=box.SIMPLE, title=f"a training step, ours beside {other}, {MODEL.parameters / 1e6:.0f} M parameters"
+    )
     for column in ("plan", "ours ms", f"{other} ms", "ratio", "rounds", "CPU ratio", "loss diff"):
         result.add_column(column, justify="left" if column == "plan" else "right", no_wrap=True)
     for row in rows:
@@ -169,7 +171,7 @@ def main() -> int:
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        Console().print(table(rows, "PaddleNLP" if arguments.stock else "the plain loop"))
+        Console().print(table(rows, "PaddleNLP" if arguments.stock else "by hand"))
         for row in rows:
             if row.error:
                 print(f"{row.plan}: {row.error}")
