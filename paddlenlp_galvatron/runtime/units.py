@@ -107,7 +107,7 @@ class Unit:
         self.weights = tuple(weights)
         self.group = group
         self.deferred = False  # reduced at the end of the step only: another module shares a weight
-        self._pending: Pending | None = None
+        self._pending: list[Pending] = []  # reductions under way
         self._reduced = False
 
     def make_trainables(self) -> list[Trainable]:
@@ -141,19 +141,18 @@ class Unit:
     def _start(self) -> None:
         """Start reducing the local gradients."""
         self.take()
-        if self.group is None:
-            self._sum_copies()
-        else:
-            self._pending = all_reduce_start(self._joined_gradients(), self.group)
+        self._sum_copies()
+        if self.group is not None:
+            self._pending = [all_reduce_start(weight.gradient, self.group) for weight in self.weights]
 
     def take(self) -> None:
-        """Wait for the reduction under way and keep its result."""
-        if self._pending is None:
-            return
-        joined = self._pending.wait()
-        self._pending = None
-        for weight, part in zip(self.weights, paddle.split(joined, self._sizes), strict=True):
-            weight.summed = part.reshape(weight.tensor.shape)
+        """Wait for the reductions under way, and keep their results."""
+        self._finished()
+
+    def _finished(self) -> list[Any]:
+        results = [pending.wait() for pending in self._pending]
+        self._pending = []
+        return results
 
     def _sum_copies(self) -> None:
         for weight in self.weights:
@@ -183,10 +182,12 @@ class SteppedUnit(Unit):
         super().__init__(weights, group)
         self._sum: Any = None
 
+    def _start(self) -> None:
+        self.take()
+        self._pending = [all_reduce_start(self._joined_gradients(), self.group)]
+
     def take(self) -> None:
-        if self._pending is not None:
-            joined = self._pending.wait()
-            self._pending = None
+        for joined in self._finished():
             self._sum = add(self._sum, joined, self.weights[0].gradient_dtype)
 
     def finish(self) -> None:
@@ -274,12 +275,10 @@ class ShardedUnit(Unit):
 
     def _start(self) -> None:
         self.take()
-        self._pending = reduce_scatter_start(self._joined_gradients(self._padding), self.group)
+        self._pending = [reduce_scatter_start(self._joined_gradients(self._padding), self.group)]
 
     def take(self) -> None:
-        if self._pending is not None:
-            part = self._pending.wait()
-            self._pending = None
+        for part in self._finished():
             self._sum = add(self._sum, part, self.weights[0].gradient_dtype)
 
     def _joined_weights(self) -> Any:
