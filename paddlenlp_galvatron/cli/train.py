@@ -61,6 +61,11 @@ def train(
     compute_precision: Annotated[
         Precision | None, typer.Option(help="what layers compute in; absent: mixed_precision on GPUs, fp32 on CPUs")
     ] = None,
+    save_steps: Annotated[int, typer.Option(min=0, help="steps from one checkpoint to the next; 0: none")] = 0,
+    save_total_limit: Annotated[int, typer.Option(min=1, help="how many checkpoints are kept")] = 2,
+    resume_from_checkpoint: Annotated[
+        str, typer.Option(help="auto: the newest whole checkpoint, if any; none; or a folder")
+    ] = "auto",
     on_nonfinite: Annotated[
         OnNonFinite, typer.Option(help="what to do about a step whose loss or gradients are NaN or Inf")
     ] = OnNonFinite.STOP,
@@ -92,6 +97,9 @@ def train(
         mixed_precision=mixed_precision,
         amp_master_grad=amp_master_grad,
         compute_precision=compute_precision,
+        save_steps=save_steps,
+        save_total_limit=save_total_limit,
+        resume_from_checkpoint=resume_from_checkpoint,
         on_nonfinite=on_nonfinite.value,
         seed=seed,
         recipe=Recipe(
@@ -139,13 +147,15 @@ def run_training(
 
     path = settings.output / f"settings.{nodes.node_rank}.json"
     settings.save(path)
-    if nodes.node_rank == 0:
+    if nodes.node_rank == 0 and settings.resume_from_checkpoint == "none":
         settings.log.unlink(missing_ok=True)
     nproc, rest = divmod(settings.world_size, nodes.num_nodes)
     if rest:
         raise UserError(f"world_size: {settings.world_size} ranks do not split evenly over {nodes.num_nodes} nodes")
     logs = settings.output / "log"
-    launch = Launch("paddlenlp_galvatron.training.train_worker", [str(path)], nproc, logs, timeout_s, nodes)
+    launch = Launch(
+        "paddlenlp_galvatron.training.train_worker", [str(path)], nproc, logs, timeout_s, nodes, forward_term=True
+    )
     with Progress(console=console, transient=True) as progress, launch:
         task = progress.add_task("training", total=settings.steps)
         for _ in launch.wait():

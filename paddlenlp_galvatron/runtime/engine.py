@@ -52,10 +52,10 @@ class Engine:
         self.rank, world_size = start_world()
         require_world(plan.world_size, world_size)
         self.plan, self.shape, self.seq_length = plan, shape, seq_length
+        self.steps_done = 0  # a checkpoint that is loaded sets it
+        self._seed = seed
         self.groups = Groups(self.rank)
         self.groups.create(stage_groups(plan, shape, seq_length))
-        # Dropout falls on attention weights only, which no two ranks share: each draws masks of its own.
-        paddle.seed(seed * world_size + self.rank)
         source = source or SeededWeights(seed, shape.initializer_range)
         self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers)
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
@@ -73,6 +73,9 @@ class Engine:
         Returns the loss averaged over all tokens with a label; it is the same on every rank. fp16's gradients are
         times `scaler.scale`.
         """
+        # Dropout falls on attention weights only, which no two ranks share: each rank draws masks of its own, and a
+        # step's depend on nothing before it.
+        paddle.seed(hash((self._seed, self.steps_done, self.rank)) % 2**31)
         ids, labels = batch[:, :-1], batch[:, 1:]
         tokens = int((labels != IGNORED_LABEL).sum())
         shape = (self.plan.micro_batches, -1)
@@ -88,6 +91,7 @@ class Engine:
 
         Returns the norm before. Where it is no finite number nothing is updated. The gradients are gone afterwards.
         """
+        self.steps_done += 1
         norm: float = global_norm(self.trainables, self._world) / self.gradient_scale
         finite = isfinite(norm)
         if finite:

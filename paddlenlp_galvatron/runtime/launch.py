@@ -56,12 +56,15 @@ class Launch:
         log_folder: str | Path,
         timeout_s: float,
         nodes: Nodes = ONE_NODE,
+        forward_term: bool = False,
     ):
+        """`forward_term`: on SIGTERM tell the processes and wait for them, instead of ending at once."""
         self._command = [sys.executable, "-m", module, *arguments]
         self._nproc, self._timeout_s, self._nodes = nproc, timeout_s, nodes
         self._first = nodes.node_rank * nproc  # rank of this node's first process
         self._folder = Path(log_folder)
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._forward_term = forward_term
 
     def __enter__(self) -> Launch:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -73,9 +76,13 @@ class Launch:
         except BaseException:
             _end(self._processes)
             raise
+        if self._forward_term:
+            self._before = signal.signal(signal.SIGTERM, lambda *_: self._terminate())
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._forward_term:
+            signal.signal(signal.SIGTERM, self._before)
         _end(self._processes)
 
     def wait(self) -> Iterator[None]:
@@ -96,6 +103,11 @@ class Launch:
                 late = ", ".join(str(rank) for rank, code in enumerate(codes, self._first) if code is None)
                 raise LaunchError(f"rank {late} did not end within {self._timeout_s:.0f} s; logs: {self._folder}")
             time.sleep(POLL_S)
+
+    def _terminate(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
 
     def _start(self, rank: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         with self._log(rank).open("wb") as log:

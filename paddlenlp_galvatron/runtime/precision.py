@@ -127,6 +127,15 @@ class LossScaler:
         """`scale` at the start, and after how many steps without overflow it doubles (Paddle's GradScaler's)."""
         self.scale, self._patience, self._good = scale, patience, 0
 
+    @property
+    def state(self) -> list[float]:
+        """What a checkpoint keeps."""
+        return [self.scale, self._good]
+
+    @state.setter
+    def state(self, state: Sequence[float]) -> None:
+        self.scale, self._good = float(state[0]), int(state[1])
+
     def update(self, overflow: bool) -> None:
         """Learn from a step's gradients."""
         self._good = 0 if overflow else self._good + 1

@@ -49,6 +49,6 @@ class Recipe(BaseModel):
         )
 
 
-def next_rate(optimizer: Any) -> None:
-    """Go to the next step's learning rate."""
-    optimizer._learning_rate.step()
+def next_rate(optimizer: Any, step: int | None = None) -> None:
+    """Go to the next step's learning rate, or to that of a step counted from 0."""
+    optimizer._learning_rate.step(step)

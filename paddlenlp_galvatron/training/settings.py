@@ -31,6 +31,9 @@ class TrainSettings(BaseModel):
     compute_precision: Precision | None = Field(
         None, description="what layers compute in; absent: mixed_precision on GPUs, fp32 on CPUs"
     )
+    save_steps: int = Field(0, ge=0, description="steps from one checkpoint to the next; 0: none but on SIGTERM")
+    save_total_limit: int = Field(2, ge=1, description="how many checkpoints are kept, the newest")
+    resume_from_checkpoint: str = Field("auto", description="auto: the newest whole one, if any; none; or a folder")
     on_nonfinite: Literal["stop", "skip"] = Field("stop", description="a step whose loss or gradients are NaN or Inf")
     seed: int = Field(0, ge=0, description="of weights and of the data's order")
     recipe: Recipe = Recipe()
@@ -39,6 +42,11 @@ class TrainSettings(BaseModel):
     def log(self) -> Path:
         """One JSON line a step."""
         return self.output / "train_log.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.output / "checkpoints"
 
     @property
     def traffic(self) -> Path:

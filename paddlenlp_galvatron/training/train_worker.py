@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TextIO, TypedDict
 
 from ..models import load_family
-from ..plan import GalvatronError, ModelShape, Plan
+from ..plan import GalvatronError, ModelShape, Plan, UserError
 from ..plan.files import write_text
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
 from ..runtime.groups import run_as_rank, world_from_environment
+from .checkpoint import Writer, load, open_checkpoint, verify, whole_checkpoints
 from .data import BatchSource, RandomData, TrainingData
 from .recipe import next_rate
 from .settings import TrainSettings, read_settings
+
+stop = threading.Event()  # set by SIGTERM: save after this step and end
 
 
 class StepRecord(TypedDict):
@@ -57,19 +62,20 @@ def train(settings: TrainSettings) -> Iterator[StepRecord]:
         compute_precision=settings.compute_precision,
     )
     optimizer = settings.recipe.build(engine.tensors, engine.decaying)
-    for step in range(settings.steps):
+    first = resume(settings, engine, optimizer)
+    writer = Writer(settings.checkpoints, engine, settings.save_total_limit)
+    for step in range(first, settings.steps):
         batch = data.batch(step)
         device.reset_peak()
         forget_traffic()
         start = time.perf_counter()
         loss = engine.forward_backward(batch)
         norm = engine.update(optimizer, settings.recipe.max_grad_norm)
-        if math.isfinite(norm):
-            next_rate(optimizer)
-        else:
+        if not math.isfinite(norm):
             _require_skippable(settings, engine, step, loss, norm)
+        next_rate(optimizer)
         seconds = time.perf_counter() - start
-        if step == 0:
+        if step == first:
             _save_traffic(settings, engine)
         seconds = max(engine.gather(seconds))
         yield StepRecord(
@@ -81,6 +87,40 @@ def train(settings: TrainSettings) -> Iterator[StepRecord]:
             tokens_per_s=engine.seq_length * plan.global_batch / seconds,
             peak_memory_mib=engine.gather(device.peak_mib()),
         )
+        told_to_stop = max(engine.gather(stop.is_set())) > 0  # one rank may have heard of it a step before another
+        if told_to_stop or (settings.save_steps and (step + 1) % settings.save_steps == 0):
+            writer.save(step + 1, optimizer)
+        if told_to_stop:
+            break
+    writer.finish()
+
+
+def resume(settings: TrainSettings, engine: Engine, optimizer: Any) -> int:
+    """Load the checkpoint that the settings ask for; returns the steps that are done.
+
+    `auto` takes the newest one whose files are whole, and says which are not. Raises UserError: the one named is not.
+    """
+    wanted = settings.resume_from_checkpoint
+    if wanted == "none":
+        return 0
+    automatic = wanted == "auto"
+    for folder in whole_checkpoints(settings.checkpoints) if automatic else [Path(wanted)]:
+        checkpoint = open_checkpoint(folder, engine.shape)
+        fault = ""
+        try:
+            verify(checkpoint, range(engine.rank, len(checkpoint.index["files"]), engine.plan.world_size))
+        except UserError as error:
+            if not automatic:
+                raise
+            fault = str(error)
+            sys.stderr.write(f"warning: {fault}; the checkpoint before is taken\n")
+        if max(engine.gather(bool(fault))) > 0:
+            continue
+        load(checkpoint, engine, optimizer)
+        engine.steps_done = checkpoint.step
+        next_rate(optimizer, checkpoint.step)
+        return checkpoint.step
+    return 0
 
 
 def _save_traffic(settings: TrainSettings, engine: Engine) -> None:
@@ -105,10 +145,22 @@ def _require_skippable(settings: TrainSettings, engine: Engine, step: int, loss:
 def main() -> None:
     settings = read_settings(sys.argv[1])
     rank, _ = world_from_environment()
-    with Path(settings.log if rank == 0 else os.devnull).open("w", encoding="utf-8") as log:
-        for record in train(settings):
-            log.write(json.dumps(record) + "\n")
-            log.flush()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    log: TextIO | None = None
+    for record in train(settings):
+        if log is None:
+            log = _open_log(settings.log if rank == 0 else Path(os.devnull), record["step"])
+        log.write(json.dumps(record) + "\n")
+        log.flush()
+
+
+def _open_log(path: Path, first: int) -> TextIO:
+    """The log with the lines of the steps before `first`; later ones are from a run that this one goes back behind."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < first]
+    log = path.open("w", encoding="utf-8")
+    log.writelines(kept)
+    return log
 
 
 if __name__ == "__main__":

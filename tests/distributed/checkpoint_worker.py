@@ -1,0 +1,46 @@
+"""One rank: for each job, load a checkpoint or begin, train, save, train on; write down the losses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.groups import run_as_rank
+from paddlenlp_galvatron.training.checkpoint import Writer, load, open_checkpoint, verify
+from paddlenlp_galvatron.training.parity import batch_of, read_cases
+from paddlenlp_galvatron.training.recipe import next_rate
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    jobs = json.loads(
+        (folder / "jobs.json").read_text()
+    )  # name, checkpoint to load or "", steps before saving and after
+    for case, (name, source, before, after) in zip(read_cases(folder), jobs, strict=True):
+        engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length)
+        optimizer = case.recipe.build(engine.tensors, engine.decaying)
+        if source:
+            checkpoint = open_checkpoint(Path(source), case.shape)
+            verify(checkpoint)
+            load(checkpoint, engine, optimizer)
+            engine.steps_done = checkpoint.step
+            next_rate(optimizer, checkpoint.step)
+        writer = Writer(folder / name, engine, keep=1)
+        losses = []
+        for step in range(before + after + 1):
+            if step == before:
+                writer.save(engine.steps_done, optimizer)
+                writer.finish()
+            if step < before + after:
+                losses.append(engine.forward_backward(batch_of(case, engine.steps_done)))
+                engine.update(optimizer, 1.0)
+                next_rate(optimizer)
+        if engine.rank == 0:
+            (folder / f"{name}.json").write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_rank(main))

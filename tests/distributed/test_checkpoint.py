@@ -1,0 +1,112 @@
+"""A checkpoint under one plan is the same training under every other, and whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan, UserError
+from paddlenlp_galvatron.runtime.launch import launch
+from paddlenlp_galvatron.training.checkpoint import (
+    MOMENTS,
+    WEIGHT,
+    open_checkpoint,
+    verify,
+    whole_checkpoints,
+    whole_weights,
+)
+from paddlenlp_galvatron.training.parity import Case, write_cases
+
+from .plans import plan
+
+SEQ = 16
+SHAPE = ModelShape("tiny", "qwen2", 3, 64, 96, heads=8, kv_heads=4, vocab_size=251, max_position_embeddings=SEQ)
+BEFORE, AFTER = 2, 2
+SAVED = {
+    "tp, Megatron-SP": plan(4, "2 4 1", vocab="4"),
+    "zero3 beside Ulysses": plan(4, "1z 2uz 4u", vocab="2z"),
+    "two stages, zero2": plan(4, "1 2 1", (1, 2), vocab="2", micro_batches=4, default=DataParallel.ZERO2),
+    "strided, plain tp": plan(4, "2s 4 2sz", megatron_sp=False),
+}
+LOADED = {
+    8: [plan(8, "8 2z 4u", vocab="8"), plan(8, "1z 2 4", (1, 2), vocab="2z")],
+    2: [plan(2, "1 1r 1", (2, 1), micro_batches=4)],
+    1: [plan(1, "1 1 1")],
+}
+
+
+def case_of(of: Plan) -> Case:
+    return Case(replace(of, assumed=replace(of.assumed, seq_length=SEQ)), SHAPE, "adamw")
+
+
+def run(folder: Path, plans: list[Plan], jobs: list[tuple[str, str, int, int]]) -> dict[str, list[float]]:
+    write_cases(folder, [case_of(of) for of in plans])
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    launch(f"{__package__}.checkpoint_worker", [str(folder)], plans[0].world_size, folder / "log", timeout_s=300)
+    return {name: json.loads((folder / f"{name}.json").read_text()) for name, *_ in jobs}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worker():
+    tests = Path(__file__).parents[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
+        yield
+
+
+@pytest.fixture(scope="module")
+def saved(worker, tmp_path_factory) -> tuple[dict[str, Path], dict[str, list[float]]]:
+    """Checkpoints by the plan's name, and the losses before and after."""
+    folder = tmp_path_factory.mktemp("saved")
+    losses = run(folder, list(SAVED.values()), [(name, "", BEFORE, AFTER) for name in SAVED])
+    return {name: whole_checkpoints(folder / name)[0] for name in SAVED}, losses
+
+
+def numbers(folder: Path) -> dict[str, np.ndarray]:
+    checkpoint = open_checkpoint(folder, SHAPE)
+    return {
+        f"{kind} of {name}": array for kind in (WEIGHT, *MOMENTS) for name, array in whole_weights(checkpoint, kind)
+    }
+
+
+def test_any_plan_goes_on_where_another_stopped(tmp_path, saved):
+    folders, losses = saved
+    for world_size, plans in LOADED.items():
+        pairs = [(name, of) for name in SAVED for of in plans]
+        jobs = [(f"{world_size}-{k}", str(folders[name]), 0, AFTER) for k, (name, _) in enumerate(pairs)]
+        for (name, _), (job, after) in zip(pairs, run(tmp_path, [of for _, of in pairs], jobs).items(), strict=True):
+            assert after == pytest.approx(losses[name][BEFORE:], abs=1e-5), (name, job)
+            before, again = numbers(folders[name]), numbers(whole_checkpoints(tmp_path / job)[0])
+            assert before.keys() == again.keys()
+            assert all((before[key] == again[key]).all() for key in before), (name, job)
+    # The same plan goes on bit for bit.
+    jobs = [(f"same-{k}", str(folders[name]), 0, AFTER) for k, name in enumerate(SAVED)]
+    again = run(tmp_path, list(SAVED.values()), jobs)
+    assert list(again.values()) == [losses[name][BEFORE:] for name in SAVED]
+
+
+def test_broken_checkpoints_are_named(tmp_path, saved):
+    folders, _ = saved
+    first = next(iter(folders.values()))
+    second, third, fourth = (Path(shutil.copytree(first, tmp_path / name)) for name in ("bit", "cut", "gone"))
+    file = second / "rank-00001.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"rank-00001.safetensors: its content is not what was written"):
+        verify(open_checkpoint(second, SHAPE))
+    (third / "rank-00002.safetensors").write_bytes(b"short")
+    with pytest.raises(UserError, match=r"rank-00002.safetensors: has 5 bytes instead of"):
+        verify(open_checkpoint(third, SHAPE))
+    (fourth / "rank-00000.safetensors").unlink()
+    with pytest.raises(UserError, match=r"rank-00000.safetensors: is missing"):
+        verify(open_checkpoint(fourth, SHAPE))
+    with pytest.raises(UserError, match="is a checkpoint of tiny, whose shape is not that of other"):
+        open_checkpoint(first, replace(SHAPE, name="other", vocab_size=300))
