@@ -99,17 +99,8 @@ class Block:
         self._seq_length: int = config.seq_length
         with paddle.LazyGuard():  # whole weights are never made
             self._layer = family.decoder_layer(config)
-        shapes = {name: tuple(whole.shape) for name, whole in self._layer.named_parameters()}
-        prefix = f"{family.prefix}.layers.{index}."
-        places = shard_layer(self._layer, self._part_of, lambda name: prefix + name, source, placement.numbers.stored)
-        self._slots = [
-            (
-                owner,
-                attribute,
-                placement.parameter(prefix + name, shapes[name], self._part_of(name), getattr(owner, attribute)),
-            )
-            for owner, attribute, name in places
-        ]
+        prefix, stored = f"{family.prefix}.layers.{index}.", placement.numbers.stored
+        self._slots = shard_layer(self._layer, prefix, self._part_of, placement.parameter, source, stored)
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
         self._cut_seams(config)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from math import isfinite
 from typing import Any
 
@@ -117,17 +116,19 @@ class Engine:
         """Paddle's names of the tensors under weight decay."""
         return [trainable.tensor.name for trainable in self.trainables if trainable.decays]
 
-    def gather(self, value: float) -> list[float]:
-        """A number of every rank, in rank order, on every rank."""
-        mine = paddle.to_tensor([value], "float64")
-        return [float(v) for v in all_gather(mine, self._world)]
+    def gather(self, *values: float) -> list[tuple[float, ...]]:
+        """Numbers of every rank: for each that is given, those of all ranks in rank order, on every rank."""
+        mine = paddle.to_tensor([values], "float64")
+        return list(zip(*all_gather(mine, self._world).tolist(), strict=True))
 
     def traffic(self) -> dict[str, Any]:
         """Communicators of each rank; calls and bytes of each collective, summed over all ranks, since
         `collectives.forget_traffic`."""
-        calls, sizes = Counter(traffic_calls), Counter(traffic_bytes)  # before gathering adds to them
+        calls, sizes = [traffic_calls[kind] for kind in KINDS], [traffic_bytes[kind] for kind in KINDS]
+        groups, *counts = self.gather(len(self.groups.members), *calls, *sizes)
+        totals = [int(sum(count)) for count in counts]
         return {
-            "groups": [int(count) for count in self.gather(len(self.groups.members))],
-            "calls": {kind: int(sum(self.gather(calls[kind]))) for kind in KINDS},
-            "bytes": {kind: int(sum(self.gather(sizes[kind]))) for kind in KINDS},
+            "groups": [int(count) for count in groups],
+            "calls": dict(zip(KINDS, totals, strict=False)),
+            "bytes": dict(zip(KINDS, totals[len(KINDS) :], strict=True)),
         }

@@ -45,11 +45,6 @@ class Numbers:
         return cls(stored, DTYPES[compute] if compute else native, "float32" if fp32_gradients else stored)
 
     @property
-    def mixed(self) -> bool:
-        """Whether the optimizer works on fp32 master copies."""
-        return self.stored != "float32"
-
-    @property
     def casts(self) -> bool:
         """Whether layers cast at their edges."""
         return self.computed != self.stored

@@ -85,12 +85,7 @@ class Head:
         with paddle.LazyGuard():
             self._norm = family.final_norm(config)
         stored, prefix = place.numbers.stored, f"{family.prefix}.norm."
-        places = shard_layer(self._norm, lambda _: Slice(), lambda name: prefix + name, source, stored)
-        self._slots = [
-            (layer, attribute, place.parameter(prefix + name, tuple(tensor.shape), Slice(), tensor))
-            for layer, attribute, name in places
-            for tensor in (getattr(layer, attribute),)
-        ]
+        self._slots = shard_layer(self._norm, prefix, lambda _: Slice(), place.parameter, source, stored)
         self._tied = table is not None
         if table is None:
             name, shape = "lm_head.weight", (config.hidden_size, config.vocab_size)

@@ -118,7 +118,7 @@ class ShardedParameter:
 
     def settle(self) -> None:
         """One micro-batch's backward is done: where sums are kept in fp32, add what autograd left in the tensor."""
-        if self.tensor.grad is not None and not has_dtype(self.tensor, self.gradient_dtype):
+        if not has_dtype(self.tensor, self.gradient_dtype) and self.tensor.grad is not None:
             self.accumulate(self.tensor.grad)
             self.tensor.clear_gradient(False)
 
@@ -146,19 +146,26 @@ def zero_parameter(shape: list[int], dtype: Any) -> Any:
 
 
 def shard_layer(
-    layer: Any, part_of: Callable[[str], Slice], name_of: Callable[[str], str], source: WeightSource, dtype: str
-) -> list[tuple[Any, str, str]]:
+    layer: Any,
+    prefix: str,
+    part_of: Callable[[str], Slice],
+    parameter: Callable[[str, tuple[int, ...], Slice, Any], ShardedParameter],
+    source: WeightSource,
+    dtype: str,
+) -> list[tuple[Any, str, ShardedParameter]]:
     """Replace every parameter of a Paddle layer that was built without data by its part.
 
-    Returns where they are: sub-layer, attribute, and name in the layer.
+    `prefix` and the name in the layer make the weight's name; `parameter` makes the record of name, whole shape, part
+    and tensor. Returns where the parts are: sub-layer, attribute, record.
     """
-    places = []
+    slots = []
     for local_name, whole in list(layer.named_parameters()):
         owner_name, _, attribute = local_name.rpartition(".")
         owner = layer
         for step in filter(None, owner_name.split(".")):
             owner = getattr(owner, step)
-        part = part_of(local_name)
-        setattr(owner, attribute, make_parameter(source, name_of(local_name), tuple(whole.shape), part, dtype))
-        places.append((owner, attribute, local_name))
-    return places
+        name, shape, part = prefix + local_name, tuple(whole.shape), part_of(local_name)
+        tensor = make_parameter(source, name, shape, part, dtype)
+        setattr(owner, attribute, tensor)
+        slots.append((owner, attribute, parameter(name, shape, part, tensor)))
+    return slots

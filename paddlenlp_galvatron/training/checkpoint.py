@@ -32,6 +32,7 @@ from ..plan.files import read_json, write_text
 from ..runtime.engine import Engine
 from ..runtime.units import Trainable
 from ..runtime.weights import WHOLE, Slice
+from .recipe import next_rate
 from .resharding import Part, transfers
 
 FORMAT = 1
@@ -76,11 +77,11 @@ class Writer:
                 shutil.rmtree(left, ignore_errors=True)
         self._own = self._owned()
 
-    def save(self, step: int, optimizer: Any) -> None:
+    def save(self, optimizer: Any) -> None:
         """Take a copy of everything now and write it meanwhile. Raises GalvatronError if the last one failed."""
         self.finish()
         arrays, tensors, powers = self._copy(optimizer)
-        scaler = self._engine.scaler
+        scaler, step = self._engine.scaler, self._engine.steps_done
         index = {
             "format": FORMAT,
             "step": step,
@@ -238,6 +239,8 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
         optimizer.set_state_dict(state)
     if engine.scaler and checkpoint.index["loss_scale"]:
         engine.scaler.state = checkpoint.index["loss_scale"]
+    engine.steps_done = checkpoint.step
+    next_rate(optimizer, checkpoint.step)
 
 
 def whole_weights(checkpoint: Checkpoint, kind: str = WEIGHT) -> Iterator[tuple[str, Any]]:

@@ -77,7 +77,9 @@ def train(settings: TrainSettings) -> Iterator[StepRecord]:
         seconds = time.perf_counter() - start
         if step == first:
             _save_traffic(settings, engine)
-        seconds = max(engine.gather(seconds))
+        # One rank may hear of SIGTERM a step before another.
+        times, peaks, stops = engine.gather(seconds, device.peak_mib(), stop.is_set())
+        seconds = max(times)
         yield StepRecord(
             step=step,
             loss=loss,
@@ -85,11 +87,11 @@ def train(settings: TrainSettings) -> Iterator[StepRecord]:
             grad_norm=norm,
             step_time_s=seconds,
             tokens_per_s=engine.seq_length * plan.global_batch / seconds,
-            peak_memory_mib=engine.gather(device.peak_mib()),
+            peak_memory_mib=list(peaks),
         )
-        told_to_stop = max(engine.gather(stop.is_set())) > 0  # one rank may have heard of it a step before another
+        told_to_stop = any(stops)
         if told_to_stop or (settings.save_steps and (step + 1) % settings.save_steps == 0):
-            writer.save(step + 1, optimizer)
+            writer.save(optimizer)
         if told_to_stop:
             break
     writer.finish()
@@ -114,11 +116,10 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any) -> int:
                 raise
             fault = str(error)
             sys.stderr.write(f"warning: {fault}; the checkpoint before is taken\n")
-        if max(engine.gather(bool(fault))) > 0:
+        [faults] = engine.gather(bool(fault))
+        if any(faults):
             continue
         load(checkpoint, engine, optimizer)
-        engine.steps_done = checkpoint.step
-        next_rate(optimizer, checkpoint.step)
         return checkpoint.step
     return 0
 

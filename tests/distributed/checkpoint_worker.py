@@ -26,13 +26,11 @@ def main() -> None:
             checkpoint = open_checkpoint(Path(source), case.shape)
             verify(checkpoint)
             load(checkpoint, engine, optimizer)
-            engine.steps_done = checkpoint.step
-            next_rate(optimizer, checkpoint.step)
         writer = Writer(folder / name, engine, keep=1)
         losses = []
         for step in range(before + after + 1):
             if step == before:
-                writer.save(engine.steps_done, optimizer)
+                writer.save(optimizer)
                 writer.finish()
             if step < before + after:
                 losses.append(engine.forward_backward(batch_of(case, engine.steps_done)))
