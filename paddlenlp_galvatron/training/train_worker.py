@@ -11,18 +11,19 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO, TypedDict
+from typing import TextIO, TypedDict
 
 from ..models import load_family
-from ..plan import GalvatronError, ModelShape, Plan, UserError
+from ..plan import GalvatronError, ModelShape, Plan
 from ..plan.files import write_text
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
 from ..runtime.groups import run_as_rank, world_from_environment
-from .checkpoint import Writer, load, open_checkpoint, verify, whole_checkpoints
+from .checkpoint import Writer
 from .data import BatchSource, RandomData, TrainingData
 from .recipe import next_rate
+from .resume import resume
 from .settings import TrainSettings, read_settings
 
 stop = threading.Event()  # set by SIGTERM: save after this step and end
@@ -95,33 +96,6 @@ def train(settings: TrainSettings) -> Iterator[StepRecord]:
         if told_to_stop:
             break
     writer.finish()
-
-
-def resume(settings: TrainSettings, engine: Engine, optimizer: Any) -> int:
-    """Load the checkpoint that the settings ask for; returns the steps that are done.
-
-    `auto` takes the newest one whose files are whole, and says which are not. Raises UserError: the one named is not.
-    """
-    wanted = settings.resume_from_checkpoint
-    if wanted == "none":
-        return 0
-    automatic = wanted == "auto"
-    for folder in whole_checkpoints(settings.checkpoints) if automatic else [Path(wanted)]:
-        checkpoint = open_checkpoint(folder, engine.shape)
-        fault = ""
-        try:
-            verify(checkpoint, range(engine.rank, len(checkpoint.index["files"]), engine.plan.world_size))
-        except UserError as error:
-            if not automatic:
-                raise
-            fault = str(error)
-            sys.stderr.write(f"warning: {fault}; the checkpoint before is taken\n")
-        [faults] = engine.gather(bool(fault))
-        if any(faults):
-            continue
-        load(checkpoint, engine, optimizer)
-        return checkpoint.step
-    return 0
 
 
 def _save_traffic(settings: TrainSettings, engine: Engine) -> None:
