@@ -171,7 +171,7 @@ def _settings(output: Path, nproc: int, steps: int) -> TrainSettings:
         plan=output / "plan.json",
         model=str(output / "model"),
         output=output,
-        data=output / "data" / "python",
+        data=str(output / "data" / "python"),
         steps=steps,
         world_size=nproc,
         recipe=Recipe(learning_rate=2e-3, min_learning_rate=2e-4, warmup_steps=5, decay_steps=steps),
@@ -180,11 +180,11 @@ def _settings(output: Path, nproc: int, steps: int) -> TrainSettings:
 
 def _difference_to_one_process(settings: TrainSettings, records: list[dict[str, Any]]) -> float:
     from paddlenlp_galvatron.runtime.weights import SeededWeights
+    from paddlenlp_galvatron.training.data import open_data
     from paddlenlp_galvatron.training.one_process import train_one_process
-    from paddlenlp_galvatron.training.train_worker import batches_of
 
     plan, shape = settings.load()
-    data = batches_of(settings, plan, shape)
+    data = open_data(settings, plan, shape)
     batches = (data.batch(step) for step in range(COMPARED_STEPS))
     source = SeededWeights(settings.seed, shape.initializer_range)
     alone = train_one_process(shape, SEQ_LENGTH, source, settings.recipe, batches)

@@ -41,7 +41,10 @@ def train(
     plan: Annotated[Path, typer.Argument(help="the plan file", metavar="PLAN")],
     model: Annotated[str, typer.Option(help="a config.json, its folder, or the name of a preset")],
     output_dir: Annotated[Path, typer.Option(help="folder of train_log.jsonl and of the ranks' logs")] = Path("output"),
-    data: Annotated[Path | None, typer.Option(help="data set without .bin/.idx; absent: random tokens")] = None,
+    data: Annotated[
+        str | None, typer.Option(help='data without .bin/.idx, a folder, or "0.7 a 0.3 b"; absent: random tokens')
+    ] = None,
+    split: Annotated[str, typer.Option(help="shares of the documents: training, validation, test")] = "949,50,1",
     max_steps: Annotated[int, typer.Option(min=1, help="optimizer steps")] = 100,
     nproc: Annotated[
         int | None, typer.Option(min=1, help="processes of a node; by default all that the plan has")
@@ -89,7 +92,8 @@ def train(
         plan=plan.absolute(),
         model=model,
         output=output_dir.absolute(),
-        data=data.absolute() if data else None,
+        data=data,
+        split=split,
         steps=max_steps,
         world_size=world_size,
         seq_length=seq_length,
@@ -131,11 +135,11 @@ def train(
 def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """Whatever can be found wrong before processes start. Raises UserError."""
     from paddlenlp_galvatron.runtime.precision import Numbers
-    from paddlenlp_galvatron.training.train_worker import batches_of
+    from paddlenlp_galvatron.training.data import open_data
 
     plan, shape = settings.load()
     Numbers.of(plan.assumed.mixed_precision, settings.amp_master_grad, settings.compute_precision)
-    batches_of(settings, plan, shape)
+    open_data(settings, plan, shape)
     return plan, shape
 
 

@@ -18,8 +18,10 @@ import paddle
 from numpy.typing import NDArray
 from paddlenlp.data import causal_dataset, indexed_dataset
 
+from ..plan import ModelShape, Plan
 from ..plan.errors import UserError
 from .corpus import dataset_files
+from .settings import TrainSettings
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -36,15 +38,26 @@ class BatchSource(Protocol):
         ...
 
 
+def open_data(settings: TrainSettings, plan: Plan, shape: ModelShape, split: Split = "train") -> BatchSource:
+    """A split of a run's data, in global batches. Raises UserError."""
+    seq_length = plan.assumed.seq_length or 0
+    if settings.data is None:
+        return RandomData(shape.vocab_size, seq_length, plan.global_batch, settings.seed, split)
+    return TrainingData(
+        settings.data, seq_length, plan.global_batch, settings.seed, split, settings.split, shape.vocab_size
+    )
+
+
 class RandomData:
     """Uniform random tokens, for benchmarks. A step's batch depends on nothing but the arguments."""
 
-    def __init__(self, vocab_size: int, seq_length: int, global_batch: int, seed: int = 0):
-        self.vocab_size, self.seed = vocab_size, seed
+    def __init__(self, vocab_size: int, seq_length: int, global_batch: int, seed: int = 0, split: Split = "train"):
+        self.vocab_size = vocab_size
         self.shape = global_batch, seq_length + 1
+        self.seed = seed, SPLITS.index(split)
 
     def batch(self, step: int) -> NDArray[np.int64]:
-        return np.random.default_rng([self.seed, step]).integers(self.vocab_size, size=self.shape)
+        return np.random.default_rng([*self.seed, step]).integers(self.vocab_size, size=self.shape)
 
 
 class TrainingData:

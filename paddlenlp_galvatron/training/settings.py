@@ -21,7 +21,10 @@ class TrainSettings(BaseModel):
     plan: Path = Field(description="strategy file")
     model: str = Field(description="config.json, its folder, or the name of a preset")
     output: Path = Field(description="folder of train_log.jsonl and of the ranks' logs")
-    data: Path | None = Field(None, description="Megatron data set without .bin/.idx; absent: random tokens")
+    data: str | None = Field(
+        None, description='Megatron data without .bin/.idx, a folder, or "0.7 a 0.3 b"; absent: random tokens'
+    )
+    split: str = Field("949,50,1", description="shares of the documents for training, validation and test")
     steps: int = Field(ge=1, description="optimizer steps")
     world_size: int = Field(ge=1, description="ranks that are started")
     seq_length: int | None = Field(None, ge=1, description="tokens of a sample; absent: the plan's")

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TextIO, TypedDict
 
 from ..models import load_family
-from ..plan import GalvatronError, ModelShape, Plan
+from ..plan import GalvatronError
 from ..plan.files import write_text
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
 from ..runtime.groups import run_as_rank, world_from_environment
 from .checkpoint import Writer
-from .data import BatchSource, RandomData, TrainingData
+from .data import open_data
 from .recipe import next_rate
 from .resume import resume
 from .settings import TrainSettings, read_settings
@@ -41,18 +41,10 @@ class StepRecord(TypedDict):
     peak_memory_mib: list[float]  # of every rank
 
 
-def batches_of(settings: TrainSettings, plan: Plan, shape: ModelShape) -> BatchSource:
-    """The run's data. Raises UserError."""
-    seq_length = plan.assumed.seq_length or 0
-    if settings.data is None:
-        return RandomData(shape.vocab_size, seq_length, plan.global_batch, settings.seed)
-    return TrainingData(settings.data, seq_length, plan.global_batch, settings.seed, vocab_size=shape.vocab_size)
-
-
 def train(settings: TrainSettings) -> Iterator[StepRecord]:
     """Train on this rank; gives the record of every step. Raises GalvatronError."""
     plan, shape = settings.load()
-    data = batches_of(settings, plan, shape)
+    data = open_data(settings, plan, shape)
     engine = Engine(
         plan,
         shape,
