@@ -98,14 +98,15 @@ def _output_path(given: Path | None, model: Model, options: SearchOptions) -> Pa
 
 
 def _write(result: SearchResult, path: Path, runners_up: bool) -> list[Path]:
+    """The files, the best plan's first. It is written last: training takes the newest plan of a folder."""
     best = result.require()
-    write_plan(best.plan, path)
     written = [path]
     for number, other in enumerate(result.runners_up if runners_up else (), 2):
         bound_s = result.lower_bound_s / best.plan.global_batch * other.plan.global_batch
         metadata = best.plan.metadata | {"predicted": predicted(other.prediction, bound_s)}
         written.append(path.with_stem(f"{path.stem}_{number}"))
         write_plan(replace(other.plan, metadata=metadata), written[-1])
+    write_plan(best.plan, path)
     return written
 
 

@@ -19,6 +19,16 @@ def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
         raise UserError(faults)
 
 
+def require_model(plan: Plan, model: ModelShape) -> None:
+    """Raise UserError when the plan was searched for another model, whose times and memory it is made for."""
+    searched = plan.metadata.get("searched_from") or {}
+    if searched.get("model_fingerprint", model.fingerprint) != model.fingerprint:
+        raise UserError(
+            f"galvatron.searched_from: the plan was searched for {searched.get('model', 'another model')}, "
+            f"whose shape is not that of {model.name}; search a plan for this model"
+        )
+
+
 def find_faults(plan: Plan, model: ModelShape | None = None) -> list[str]:
     """Faults of the plan in itself, and with this model where one is given. Empty: it can run."""
     grid = list(_grid_faults(plan))

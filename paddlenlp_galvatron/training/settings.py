@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions
-from ..plan.check import require_valid
+from ..plan.check import require_model, require_valid
 from ..plan.files import read_json, write_text
 from .recipe import Recipe
 
@@ -74,16 +74,6 @@ class TrainSettings(BaseModel):
 
     def save(self, path: Path) -> None:
         write_text(path, self.model_dump_json(indent=2) + "\n")
-
-
-def require_model(plan: Plan, shape: ModelShape) -> None:
-    """Raise UserError when the plan was searched for another model."""
-    searched = plan.metadata.get("searched_from", {})
-    if searched.get("model_fingerprint", shape.fingerprint) != shape.fingerprint:
-        raise UserError(
-            f"galvatron.searched_from: the plan was searched for {searched.get('model', 'another model')}, "
-            f"whose shape is not that of {shape.name}; search a plan for this model"
-        )
 
 
 def read_settings(path: str | Path) -> TrainSettings:

@@ -134,6 +134,8 @@ def test_runners_up_are_shown_and_written_on_demand(folder, galvatron):
     best, second = (read_plan(folder / "out" / name) for name in ("plan.json", "plan_2.json"))
     assert second.metadata["predicted"]["time_s"] >= best.metadata["predicted"]["time_s"]
     assert second.metadata["predicted"]["gap"] >= 0
+    newest = max((folder / "out").iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    assert newest.name == "plan.json"
 
 
 def test_where_nothing_fits_the_answer_says_what_would_do_and_what_binds(folder, galvatron):
