@@ -11,6 +11,7 @@ file is on disk. 16-bit weights are not stored: they are their fp32 masters, rou
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import threading
@@ -31,7 +32,7 @@ from ..plan import GalvatronError, ModelShape, UserError, plan_to_dict
 from ..plan.files import read_json, write_text
 from ..runtime.engine import Engine
 from ..runtime.units import Trainable
-from ..runtime.weights import WHOLE, Slice
+from ..runtime.weights import WHOLE, Array, Slice
 from .recipe import next_rate
 from .resharding import Part, transfers
 
@@ -54,6 +55,11 @@ class Checkpoint:
     def step(self) -> int:
         """Steps that were done."""
         return int(self.index["step"])
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model that it is of."""
+        return ModelShape(**self.index["model"])
 
 
 def parts_of(trainable: Trainable) -> list[tuple[Part, int]]:
@@ -194,12 +200,12 @@ def whole_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, reverse=True)
 
 
-def open_checkpoint(folder: Path, shape: ModelShape) -> Checkpoint:
-    """Raises UserError: it is not whole, a file is broken, or it is another model's."""
+def open_checkpoint(folder: Path, shape: ModelShape | None = None) -> Checkpoint:
+    """Raises UserError: it is not whole, or it is another model's than `shape`."""
     index = read_json(folder / INDEX)
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise UserError(f"{folder / INDEX}: is no checkpoint's index of format {FORMAT}")
-    if index["model_fingerprint"] != shape.fingerprint:
+    if shape and index["model_fingerprint"] != shape.fingerprint:
         raise UserError(
             f"{folder}: is a checkpoint of {index['model']['name']}, whose shape is not that of {shape.name}"
         )
@@ -250,6 +256,21 @@ def whole_weights(checkpoint: Checkpoint, kind: str = WEIGHT) -> Iterator[tuple[
         array = np.zeros(int(np.prod(shape)), np.float32)
         stored.fill_part(Part(name, shape, WHOLE, 0, array.size), kind, array)
         yield name, array.reshape(shape)
+
+
+class CheckpointWeights:
+    """The weights of a checkpoint, as a `runtime.weights.WeightSource`: only what is asked for is read."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self._stored = _Stored(checkpoint)
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+        """Raises UserError: the checkpoint lacks numbers of the part."""
+        intervals = (part.interval(axis, length) for axis, length in enumerate(shape))
+        local = [stop - start for start, stop in intervals]
+        array = np.zeros(math.prod(local), np.float32)
+        self._stored.fill_part(Part(name, shape, part, 0, array.size), WEIGHT, array)
+        return array.reshape(local)
 
 
 class _Stored:
