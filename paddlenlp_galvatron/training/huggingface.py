@@ -1,0 +1,192 @@
+"""Weights in a Hugging Face directory: which tensor is which weight of PaddleNLP's, and reading parts of them.
+
+    model/
+      config.json
+      model.safetensors                                      all tensors, or
+      model-00001-of-00002.safetensors …                     parts of them and
+      model.safetensors.index.json                           which file has which tensor
+
+The two differ in names (`model.` for PaddleNLP's family name) and in that PaddleNLP's linear layers keep weights
+[in, out], Hugging Face's [out, in].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import paddle
+from safetensors import SafetensorError, safe_open
+
+from ..models import load_family
+from ..plan import ModelShape, UserError, load_model
+from ..plan.files import read_json
+from ..runtime.weights import WHOLE, Array, Slice
+
+CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+FILE_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors calls them
+# What PaddleNLP's layers, as they are built here, compute; other values of these fields mean another model.
+PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
+BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
+FREE = ("name", "initializer_range", "attention_dropout", "max_position_embeddings", "seq_length")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight under both names."""
+
+    name: str  # PaddleNLP's
+    shape: tuple[int, ...]  # PaddleNLP's
+    tensor: str  # Hugging Face's name
+    transposed: bool
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        return self.shape[::-1] if self.transposed else self.shape
+
+
+Module = tuple[Weight, ...]
+
+
+def modules(shape: ModelShape) -> Iterator[Module]:
+    """The weights of embedding, each decoder layer, and head, as PaddleNLP's own layers name and shape them."""
+    family = load_family(shape.family)
+    config = family.config(shape, shape.max_position_embeddings)
+    with paddle.LazyGuard():
+        layer, norm = family.decoder_layer(config), family.final_norm(config)
+
+    def weight(name: str, size: tuple[int, ...]) -> Weight:
+        tensor = name.replace(f"{family.prefix}.", "model.", 1) if name.startswith(f"{family.prefix}.") else name
+        return Weight(name, size, tensor, transposed=len(size) > 1 and "embed_tokens" not in name)
+
+    def module(prefix: str, built: Any) -> Module:
+        return tuple(weight(prefix + name, tuple(whole.shape)) for name, whole in built.named_parameters())
+
+    yield (weight(f"{family.prefix}.embed_tokens.weight", (shape.vocab_size, shape.hidden_size)),)
+    for index in range(shape.layers):
+        yield module(f"{family.prefix}.layers.{index}.", layer)
+    head = () if shape.tied_embeddings else (weight("lm_head.weight", (shape.hidden_size, shape.vocab_size)),)
+    yield (*module(f"{family.prefix}.norm.", norm), *head)
+
+
+class HuggingFaceWeights:
+    """The weights of a directory, as a `runtime.weights.WeightSource`: only what is asked for is read, as fp32."""
+
+    def __init__(self, folder: Path, shape: ModelShape):
+        """Raises UserError: files are missing or broken, tensors missing, unknown or of another shape, or the directory
+        holds another model."""
+        require_same_model(read_shape(folder), shape, folder / CONFIG)
+        self._weights = {weight.name: weight for module in modules(shape) for weight in module}
+        files = _files(folder)
+        known = {weight.tensor: weight for weight in self._weights.values()}
+        missing = [tensor for tensor in known if tensor not in files]
+        tied = {"lm_head.weight"} if shape.tied_embeddings else set()
+        unknown = [tensor for tensor in files if tensor not in known.keys() | tied and not tensor.endswith(BUFFERS)]
+        if missing or unknown:
+            raise UserError(
+                [f"{folder}: lacks tensor {tensor}, which its {CONFIG} asks for" for tensor in missing[:3]]
+                + [f"{folder}: has tensor {tensor}, which no {shape.family} has" for tensor in unknown[:3]]
+            )
+        self._files = {tensor: files[tensor] for tensor in known}
+        self.dtype = _dtype(self._files, known)
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+        """Raises UserError: the tensor cannot be read."""
+        weight = self._weights[name]
+        real = []  # what is beyond it is padding
+        for axis, length in enumerate(shape):
+            start, stop = part.interval(axis, length)
+            real.append(slice(start, min(stop, length)) if start < length else slice(0))
+        with opened(self._files[weight.tensor]) as file:
+            stored = file.get_slice(weight.tensor)[tuple(real[::-1] if weight.transposed else real)]
+        array: Array = np.ascontiguousarray(stored.T if weight.transposed else stored, np.float32)
+        if part.axis is None:
+            return array
+        start, stop = part.interval(part.axis, shape[part.axis])
+        return part.pad(array, stop - start)
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """The model in a directory. Raises UserError: it computes something that is not supported here."""
+    path = folder.absolute() / CONFIG
+    shape, config = load_model(path), read_json(path)
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    faults = [
+        f"{path}: {field} is {config[field]}; {plain} alone is supported"
+        for field, plain in PLAIN.items()
+        if config.get(field, plain) != plain
+    ]
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        faults.append(f"{path}: rope_scaling is {rope}; plain rotary embeddings alone are supported")
+    if (config.get("head_dim") or shape.head_dim) != shape.head_dim:
+        faults.append(f"{path}: head_dim is {config['head_dim']}; hidden_size / num_attention_heads alone is supported")
+    if "quantization_config" in config:
+        faults.append(f"{path}: the weights are quantised; take the model that they were made from")
+    if faults:
+        raise UserError(faults)
+    return shape
+
+
+def require_same_model(stored: ModelShape, wanted: ModelShape, where: Path) -> None:
+    """Raise UserError unless weights of one are weights of the other, and compute the same."""
+    has, wants = asdict(stored), asdict(wanted)
+    faults = [
+        f"{where}: {field} is {has[field]}, but {wants[field]} in the model {wanted.name}"
+        for field in wants
+        if field not in FREE and has[field] != wants[field]
+    ]
+    if faults:
+        raise UserError(faults)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file. Raises UserError: it is missing or broken."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except FileNotFoundError:
+        raise UserError(f"{path}: is missing") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read: {error}; is it cut off, or not downloaded?") from None
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Which file has which tensor. Raises UserError."""
+    index = folder / SHARDS
+    if index.exists():
+        content = read_json(index)
+        places = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(places, dict):
+            raise UserError(f"{index}: weight_map is missing, which says where tensors are")
+        return {tensor: folder / Path(name).name for tensor, name in places.items()}
+    if not (folder / SINGLE).exists():
+        raise UserError(
+            f"{folder}: has neither {SINGLE} nor {SHARDS}; a model in other files becomes one by transformers' "
+            "save_pretrained"
+        )
+    with opened(folder / SINGLE) as file:
+        return dict.fromkeys(file.keys(), folder / SINGLE)
+
+
+def _dtype(files: dict[str, Path], known: dict[str, Weight]) -> str:
+    """The tensors' type, float32 if there are several. Raises UserError for a wrong shape or type."""
+    dtypes = set()
+    for path in sorted(set(files.values())):
+        with opened(path) as file:
+            for tensor in (tensor for tensor in known if files[tensor] == path):
+                stored = file.get_slice(tensor)
+                size, wanted = tuple(stored.get_shape()), known[tensor].tensor_shape
+                if size != wanted:
+                    raise UserError(f"{path}: tensor {tensor} has shape {size} instead of {wanted}")
+                if stored.get_dtype() not in FILE_DTYPES:
+                    names = ", ".join(DTYPES)
+                    raise UserError(f"{path}: tensor {tensor} is of type {stored.get_dtype()}; supported: {names}")
+                dtypes.add(FILE_DTYPES[stored.get_dtype()])
+    return dtypes.pop() if len(dtypes) == 1 else "float32"

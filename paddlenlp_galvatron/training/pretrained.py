@@ -1,0 +1,28 @@
+"""Weights on disk that training begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..plan import ModelShape, UserError
+from ..runtime.groups import world_from_environment
+from ..runtime.weights import WeightSource
+from .checkpoint import INDEX, CheckpointWeights, open_checkpoint, verify
+from .huggingface import CONFIG, HuggingFaceWeights, require_same_model
+
+
+def weights_from(folder: Path, shape: ModelShape) -> WeightSource:
+    """The weights of a Hugging Face directory, or of a checkpoint, converted or a run's; for `Engine`'s `source`.
+
+    Each rank reads the parts that it asks for. Before, a checkpoint's checksums are compared: each rank compares those
+    of a share of the files. Raises UserError: something is broken, lacking, or of another model.
+    """
+    if (folder / INDEX).exists():
+        checkpoint = open_checkpoint(folder)
+        require_same_model(checkpoint.shape, shape, folder / INDEX)
+        rank, world_size = world_from_environment()
+        verify(checkpoint, range(rank, len(checkpoint.index["files"]), world_size))
+        return CheckpointWeights(checkpoint)
+    if (folder / CONFIG).exists():
+        return HuggingFaceWeights(folder, shape)
+    raise UserError(f"{folder}: is neither a Hugging Face model ({CONFIG}) nor a checkpoint ({INDEX})")
