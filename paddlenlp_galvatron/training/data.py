@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import io
-import os
-import struct
-import tempfile
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-import paddle
+from fast_dataindex import helpers
 from numpy.typing import NDArray
-from paddlenlp.data import causal_dataset, indexed_dataset
 
 from ..plan import ModelShape, Plan
 from ..plan.errors import UserError
-from .corpus import dataset_files
+from .dataset import SPLITS, DataSet, Split
 from .settings import TrainSettings
 
-Split = Literal["train", "valid", "test"]
-SPLITS: tuple[Split, ...] = ("train", "valid", "test")
-CACHE = "index-cache"  # PaddleNLP's folder for index files, beside the data
-INDEX_MAGIC = b"MMIDIDX\x00\x00"
-INDEX_HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of a token, sequences, documents
-
-
-class BatchSource(Protocol):
-    """Where training gets its tokens."""
-
-    def batch(self, step: int) -> NDArray[np.int64]:
-        """Tokens [global_batch, seq_length + 1] of a step, counted from 0: inputs, and labels one to the right."""
-        ...
+FIRST_BLOCK = 1 << 16  # samples of a blend that are ordered at first; 10 bytes each
 
 
 def open_data(settings: TrainSettings, plan: Plan, shape: ModelShape, split: Split = "train") -> BatchSource:
@@ -48,32 +28,53 @@ def open_data(settings: TrainSettings, plan: Plan, shape: ModelShape, split: Spl
     )
 
 
-class RandomData:
-    """Uniform random tokens, for benchmarks. A step's batch depends on nothing but the arguments."""
+class BatchSource(ABC):
+    """Where training gets its tokens. A step's batch depends on the source and the step alone."""
+
+    def __init__(self, global_batch: int, identity: dict[str, Any]):
+        """`identity`: whatever makes a sample, besides its number, what it is; JSON."""
+        self.global_batch, self.identity = global_batch, identity
+        self._ahead = 0  # samples used before step 0 of this source; less than 0: steps before had smaller batches
+
+    @abstractmethod
+    def batch(self, step: int) -> NDArray[np.int64]:
+        """Tokens [global_batch, seq_length + 1] of a step, counted from 0: inputs, and labels one to the right."""
+
+    def first_sample(self, step: int) -> int:
+        """Number of a step's first sample: of those that the steps before used."""
+        return self._ahead + step * self.global_batch
+
+    def continue_at(self, step: int, sample: int) -> None:
+        """Let a step begin at a sample, whatever the size of the batches before."""
+        self._ahead = sample - step * self.global_batch
+
+
+class RandomData(BatchSource):
+    """Uniform random tokens, for benchmarks."""
 
     def __init__(self, vocab_size: int, seq_length: int, global_batch: int, seed: int = 0, split: Split = "train"):
-        self.vocab_size = vocab_size
-        self.shape = global_batch, seq_length + 1
-        self.seed = seed, SPLITS.index(split)
+        super().__init__(
+            global_batch, {"data": "random", "vocab_size": vocab_size, "seq_length": seq_length, "seed": seed}
+        )
+        self._vocab_size, self._shape = vocab_size, (global_batch, seq_length + 1)
+        self._seed = seed, SPLITS.index(split)
 
     def batch(self, step: int) -> NDArray[np.int64]:
-        return np.random.default_rng([*self.seed, step]).integers(self.vocab_size, size=self.shape)
+        return np.random.default_rng([*self._seed, self.first_sample(step)]).integers(
+            self._vocab_size, size=self._shape
+        )
 
 
-class TrainingData:
-    """A split of a Megatron-compatible data set (`prefix.bin`, `prefix.idx`), shuffled by PaddleNLP's causal dataset.
+class TrainingData(BatchSource):
+    """A split of Megatron-compatible data: one data set, or several that PaddleNLP's rule blends.
 
-    Sample n is what PaddleNLP gives with the same seed; a next pass over the data is shuffled by seed + 1, and so on.
-    So a batch depends on the arguments and the step alone, not on how long the training runs: to go on from a step,
-    ask for that step.
-
-    Every rank may open the same data at once, before or after Paddle's parallel environment: the first one builds
-    PaddleNLP's index files, whole or not at all, and the others use them.
+    As with PaddleNLP, a data set is named by its path without .bin and .idx; `weight path weight path ...` blends data
+    sets; a folder blends those in it with equal weights.
     """
 
     def __init__(
         self,
-        prefix: str | Path,
+        data: str | Path,
         seq_length: int,
         global_batch: int,
         seed: int = 0,
@@ -81,169 +82,88 @@ class TrainingData:
         shares: str = "949,50,1",
         vocab_size: int | None = None,
     ):
-        """`shares` divides the documents into train, valid and test. With `vocab_size`, a batch that holds a token
-        beyond it is refused. Raises UserError."""
-        self.prefix = Path(prefix).absolute()
-        self.seq_length, self.global_batch, self.seed = seq_length, global_batch, seed
-        self.split, self.shares, self.vocab_size = split, shares, vocab_size
-        self._indexed = _open(self.prefix)
-        self._documents = self._documents_of_split()
-        self._passes: dict[int, Any] = {}
-        self.samples = len(self._pass(0))  # of one pass over the data
+        """With `vocab_size`, a batch that holds a token beyond it is refused. Raises UserError."""
+        parts = parse_data(str(data))
+        self._sets = [DataSet(part.path, seq_length, seed, split, shares) for part in parts]
+        self._weights = _shares([part.weight for part in parts])
+        self._order = _blend(self._weights, FIRST_BLOCK) if len(parts) > 1 else None
+        self._vocab_size = vocab_size
+        held = [
+            f"{weight:.6g} of {one.documents} documents with {one.tokens} tokens"
+            for weight, one in zip(self._weights, self._sets, strict=True)
+        ]
+        super().__init__(
+            global_batch, {"data": " + ".join(held), "split": shares, "seq_length": seq_length, "seed": seed}
+        )
+
+    @property
+    def samples(self) -> int:
+        """Of one pass over every data set."""
+        return sum(one.samples for one in self._sets)
 
     def batch(self, step: int) -> NDArray[np.int64]:
-        first = step * self.global_batch
-        rows = [self._sample(n) for n in range(first, first + self.global_batch)]
-        batch = np.stack(rows)
-        if self.vocab_size is not None and batch.max() >= self.vocab_size:
-            raise UserError(
-                f"{self.prefix}: holds token {batch.max()} but the model's vocab_size is {self.vocab_size}; "
-                "prepare the data with the model's tokenizer"
-            )
-        return batch
+        first = self.first_sample(step)
+        return np.stack([self._sample(number) for number in range(first, first + self.global_batch)])
 
-    def _sample(self, n: int) -> NDArray[np.int64]:
-        number, index = divmod(n, self.samples)
-        sample: NDArray[np.int64] = self._pass(number)[index]["text"]
+    def _sample(self, number: int) -> NDArray[np.int64]:
+        which = 0
+        if self._order is not None:
+            if number >= len(self._order.sets):
+                self._order = _blend(self._weights, 1 << number.bit_length())
+            which, number = int(self._order.sets[number]), int(self._order.samples[number])
+        sample = self._sets[which].sample(number)
+        if self._vocab_size is not None and sample.max() >= self._vocab_size:
+            raise UserError(
+                f"{self._sets[which].prefix}: holds token {sample.max()} but the model's vocab_size is "
+                f"{self._vocab_size}; prepare the data with the model's tokenizer"
+            )
         return sample
 
-    def _pass(self, number: int) -> Any:
-        if number not in self._passes:
-            self._passes = {number: self._open_pass(number)}  # steps go on in order: one is enough
-        return self._passes[number]
 
-    def _open_pass(self, number: int) -> Any:
-        with _as_if_alone(), _locked(self.prefix) as cache, tempfile.TemporaryDirectory(dir=cache) as new:
-            _drop_unusable(cache, self.prefix)
-            dataset = causal_dataset.GPTDataset(
-                self.split,
-                str(self.prefix),
-                self._documents,
-                self._indexed,
-                self.shares,
-                1,  # samples wanted at least: gives the indices of exactly one pass
-                self.seq_length,
-                self.seed + number,
-                data_cache_path=new,
-            )
-            # The description goes last: PaddleNLP builds anew unless all files are there.
-            for file in sorted(Path(new).iterdir(), key=lambda file: file.suffix == ".dsc"):
-                file.replace(cache / file.name)
-        return dataset
+class Part(NamedTuple):
+    """A data set of a blend."""
 
-    def _documents_of_split(self) -> NDArray[np.int32]:
-        count = len(self._indexed.sizes)
-        try:
-            edges = causal_dataset.get_train_valid_test_split_(self.shares, count)
-        except (ValueError, AssertionError):
-            raise UserError(f'split: "{self.shares}" is not three shares such as "949,50,1"') from None
-        which = SPLITS.index(self.split)
-        documents = np.arange(edges[which], edges[which + 1], dtype=np.int32)
-        tokens = int(self._indexed.sizes[documents].sum(dtype=np.int64))
-        if tokens <= self.seq_length:
-            raise UserError(
-                f"{self.prefix}: the {self.split} split ({len(documents)} of {count} documents) holds {tokens} tokens, "
-                f"less than one sample of {self.seq_length} + 1; give more text, other shares or a shorter seq_length"
-            )
-        return documents
+    weight: float
+    path: Path  # without .bin and .idx
 
 
-def _open(prefix: Path) -> Any:
-    """PaddleNLP's reader of the token files. Raises UserError."""
-    bin_file, idx_file = dataset_files(prefix)
-    for file in (bin_file, idx_file):
-        if not file.is_file():
-            raise UserError(
-                f"{file}: no such file; give the data set's path without .bin or .idx (galvatron data prepare)"
-            )
-    if not _is_index(idx_file):
-        raise UserError(f"{idx_file}: not a Megatron index (mmap), or cut off; prepare the data again")
-    with _as_if_alone():
-        indexed = causal_dataset.get_indexed_dataset_(str(prefix), "mmap", skip_warmup=True)
-    tokens = int(indexed.sizes.sum(dtype=np.int64))
-    width = np.dtype(indexed._index.dtype).itemsize
-    if bin_file.stat().st_size != tokens * width:
-        raise UserError(
-            f"{bin_file}: has {bin_file.stat().st_size} bytes where {idx_file.name} counts {tokens} tokens of {width} "
-            "bytes; is a file cut off? Prepare the data again"
-        )
-    return indexed
-
-
-def _is_index(file: Path) -> bool:
-    """Whether an index is whole: its header, then size (int32) and place (int64) of each sequence, and first sequence
-    (int64) of each document."""
-    with file.open("rb") as opened:
-        start = opened.read(INDEX_HEADER.size)
-    if len(start) < INDEX_HEADER.size:
-        return False
-    magic, version, dtype, sequences, documents = INDEX_HEADER.unpack(start)
-    known = magic == INDEX_MAGIC and version == 1 and dtype in indexed_dataset.dtypes
-    return known and file.stat().st_size == INDEX_HEADER.size + 12 * sequences + 8 * documents
-
-
-@contextlib.contextmanager
-def _as_if_alone() -> Iterator[None]:
-    """Let PaddleNLP open data as a world of one, and drop what it prints.
-
-    By itself it has the first rank of a node build, the others poll, and all meet at barriers, which need an
-    initialised parallel environment. Here the processes take turns under a lock instead.
-    """
-    world_of_one = SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 1)
-    before = causal_dataset.paddle, causal_dataset.local_rank
-    causal_dataset.paddle = SimpleNamespace(distributed=world_of_one, io=paddle.io)
-    causal_dataset.local_rank = 0
+def parse_data(data: str) -> list[Part]:
+    """What PaddleNLP's `input_dir` names: a data set, a folder of them, or weights and paths. Raises UserError."""
+    path = Path(data)
+    if path.is_dir():
+        inside = [Part(1.0, file.with_suffix("")) for file in sorted(path.glob("*.idx"))]
+        if not inside:
+            raise UserError(f"{path}: the folder holds no data set (.bin and .idx); make one: galvatron data prepare")
+        return inside
+    words = data.split()
+    if len(words) == 1 or path.with_name(f"{path.name}.idx").is_file():
+        return [Part(1.0, path)]
     try:
-        with contextlib.redirect_stdout(io.StringIO()), _silent():
-            yield
-    finally:
-        causal_dataset.paddle, causal_dataset.local_rank = before
+        parts = [Part(float(weight), Path(name)) for weight, name in zip(words[::2], words[1::2], strict=True)]
+    except ValueError:
+        parts = []
+    if not parts or min(part.weight for part in parts) <= 0 or not np.isfinite(sum(part.weight for part in parts)):
+        raise UserError(f'data: "{data}" is no weight above 0 before each data set, such as "0.7 a 0.3 b"')
+    return parts
 
 
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Drop what C++ code prints to the standard output."""
-    output = os.dup(1)
-    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device, not a path of ours
-        os.dup2(nowhere.fileno(), 1)
-    try:
-        yield
-    finally:
-        os.dup2(output, 1)
-        os.close(output)
+class _Order(NamedTuple):
+    """Which data set each sample of a blend is of, and its number there."""
+
+    sets: NDArray[np.int16]
+    samples: NDArray[np.int64]
 
 
-@contextlib.contextmanager
-def _locked(prefix: Path) -> Iterator[Path]:
-    """The folder of index files, held by this process alone. The lock goes with the process that holds it."""
-    cache = prefix.parent / CACHE
-    try:
-        cache.mkdir(exist_ok=True)
-        lock = (cache / ".lock").open("w")
-    except OSError as error:
-        raise UserError(f"{cache}: cannot be written: {error.strerror}; training keeps its index files there") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield cache
+def _blend(weights: NDArray[np.float64], count: int) -> _Order:
+    """The first samples of a blend, by the function under PaddleNLP's BlendableDataset: each is of the data set that
+    is furthest behind its share. More samples never change the order of these."""
+    order = _Order(np.zeros(count, np.int16), np.zeros(count, np.int64))
+    helpers.build_blending_indices(*order, weights, len(weights), count, False)
+    return order
 
 
-def _drop_unusable(cache: Path, prefix: Path) -> None:
-    """Drop descriptions of index files that are older than the data (PaddleNLP would use them) or cut off (it would
-    wait for them)."""
-    changed = dataset_files(prefix)[1].stat().st_mtime_ns
-    for description in cache.glob("*.dsc"):
-        if f"Data prefix {prefix}\n" not in description.read_text(encoding="utf-8"):
-            continue
-        if description.stat().st_mtime_ns < changed or not all(
-            _is_whole(description.with_name(f"{description.stem}_{kind}_idx.npy"))
-            for kind in ("doc", "sample", "shuffle")
-        ):
-            description.unlink()
-
-
-def _is_whole(array: Path) -> bool:
-    try:
-        np.load(array, mmap_mode="r")
-    except (OSError, ValueError):
-        return False
-    return True
+def _shares(weights: list[float]) -> NDArray[np.float64]:
+    """Weights that add up to 1, rounded as PaddleNLP rounds them: it divides twice."""
+    total = sum(weights)
+    once = np.array([weight / total for weight in weights])
+    return once / once.sum()

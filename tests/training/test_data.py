@@ -4,8 +4,10 @@ import os
 import numpy as np
 import pytest
 from paddlenlp.data import causal_dataset
+from paddlenlp.data.blendable_dataset import BlendableDataset
 
 from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.training import data as data_module
 from paddlenlp_galvatron.training.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data import RandomData, TrainingData
 from paddlenlp_galvatron.training.tokenizer import END_OF_TEXT
@@ -57,6 +59,72 @@ def test_a_pass_holds_every_token_of_the_split_once(prefix, tokenizer):
     assert tokenizer.token_to_id(END_OF_TEXT) in tokens
 
 
+@pytest.fixture
+def three(tmp_path, texts, tokenizer):
+    """A folder of three data sets of unlike sizes."""
+    folder = tmp_path / "three"
+    for name, some in (("a", texts[:22]), ("b", texts[22:34]), ("c", texts[34:])):
+        write_dataset(Corpus(some), folder / name, tokenizer, 0)
+    return folder
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_blend_is_paddlenlps_own(three, split):
+    """PaddleNLP makes 20 samples more of each data set than it needs; within one pass over each ours are the same."""
+    words = ["0.6", str(three / "a"), "0.3", str(three / "b"), "0.2", str(three / "c")]
+    which, shares, seq, wanted = ["train", "valid"].index(split), "60,40,0", 4, 100
+    stock = causal_dataset.build_train_valid_test_datasets(words, "mmap", shares, [wanted] * 3, seq, 5, True)[which]
+    data = TrainingData(" ".join(words), seq, BATCH, 5, split, shares)
+    assert all(one.samples >= wanted * weight + 20 for one, weight in zip(data._sets, (0.55, 0.28, 0.19), strict=True))
+    got = np.concatenate([data.batch(step) for step in range(wanted // BATCH)])
+    np.testing.assert_array_equal(got, [stock[n]["text"] for n in range(wanted)])
+
+
+class Numbers:
+    """A data set whose samples are their numbers."""
+
+    desc = "numbers"
+
+    def __getitem__(self, number):
+        return {"number": number}
+
+
+@pytest.mark.parametrize("weights", [[1, 1], [0.7, 0.3], [3, 2, 0.001], [0.1, 0.2, 0.3, 0.4, 0.5]])
+def test_long_blends_keep_paddlenlps_order(three, monkeypatch, weights):
+    monkeypatch.setattr(data_module, "FIRST_BLOCK", 4)
+    count = 5000
+    stock = BlendableDataset([Numbers()] * len(weights), [weight / sum(weights) for weight in weights], count, False)
+    data = TrainingData(" ".join(f"{weight} {three / 'a'}" for weight in weights), SEQ, count, 5, shares=SPLITS)
+    for which, one in enumerate(data._sets):
+        monkeypatch.setattr(one, "sample", lambda number, which=which: np.array([which, number]))
+    expected = [[sample["dataset_idx"], sample["number"]] for sample in (stock[n] for n in range(count))]
+    np.testing.assert_array_equal(data.batch(0), expected)
+
+
+def test_a_blend_goes_on_pass_after_pass_and_at_any_sample(three):
+    blend = f"0.9 {three / 'c'} 0.1 {three / 'a'}"
+    data = TrainingData(blend, SEQ, BATCH, 5, shares=SPLITS)
+    steps = 3 * data._sets[0].samples // BATCH
+    batches = [data.batch(step) for step in range(steps)]
+    expected = [sample.tolist() for number in (5, 6) for sample in stock_samples(three / "c", number)]
+    samples = iter(np.concatenate(batches).tolist())
+    assert all(sample in samples for sample in expected)  # in this order, others between
+    for step in (steps - 1, 1, steps // 2):
+        np.testing.assert_array_equal(TrainingData(blend, SEQ, BATCH, 5, shares=SPLITS).batch(step), batches[step])
+    # With batches of another size it goes on at the sample that comes next.
+    larger = TrainingData(blend, SEQ, 2 * BATCH, 5, shares=SPLITS)
+    larger.continue_at(3, data.first_sample(3))
+    np.testing.assert_array_equal(larger.batch(3), np.concatenate(batches[3:5]))
+    np.testing.assert_array_equal(larger.batch(4), np.concatenate(batches[5:7]))
+
+
+def test_a_folder_blends_its_data_sets_equally(three):
+    equal = " ".join(f"1 {three / name}" for name in "abc")
+    for step in (0, 7):
+        batches = [TrainingData(data, SEQ, BATCH, 5, shares=SPLITS).batch(step) for data in (three, equal)]
+        np.testing.assert_array_equal(*batches)
+
+
 def _open_as_rank(prefix, rank, ready, results):
     os.environ.update(PADDLE_TRAINER_ID=str(rank), PADDLE_TRAINERS_NUM="8", PADDLE_RANK_IN_NODE=str(rank))
     causal_dataset.local_rank = rank  # as it is when PaddleNLP is imported under the launcher
@@ -98,13 +166,21 @@ def test_nothing_is_printed(prefix, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_faults_of_the_data_are_named(prefix):
+def test_faults_of_the_data_are_named(prefix, tmp_path_factory):
     with pytest.raises(UserError, match="no such file"):
         open_data(prefix.with_name("other"))
     with pytest.raises(UserError, match="less than one sample"):
         TrainingData(prefix, 100_000, BATCH)
-    with pytest.raises(UserError, match="is not three shares"):
-        open_data(prefix, shares="a,b")
+    for shares in ("a,b", "1,2/3", "-1,2,0", "0,0", "nan,1", "1,1,1,1"):
+        with pytest.raises(UserError, match="is not three shares"):
+            open_data(prefix, shares=shares)
+    with pytest.raises(UserError, match=r'split: "100,0,0" leaves the valid split no documents'):
+        open_data(prefix, shares="100,0,0", split="valid")
+    for blend in ("0.5 a 0.5", "a 0.5", "0 a 1 b", "a b", "nan a 1 b"):
+        with pytest.raises(UserError, match="is no weight above 0 before each data set"):
+            open_data(blend)
+    with pytest.raises(UserError, match="the folder holds no data set"):
+        open_data(tmp_path_factory.mktemp("empty"))
     with pytest.raises(UserError, match="vocab_size is 100"):
         open_data(prefix, vocab_size=100).batch(0)
     tokens = prefix.with_name("text.bin")
