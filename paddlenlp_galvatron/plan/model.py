@@ -111,6 +111,8 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     """Shape from the fields of a Hugging Face or PaddleNLP config. Raises UserError."""
     if not isinstance(config, dict):
         raise UserError(f"{source}: a model config holds one JSON object; this one does not")
+    rope = config.get("rope_parameters")  # where transformers 5 keeps rope_theta
+    config = {**rope, **config} if isinstance(rope, dict) else config
 
     def number(field: str, default: float | None = None, kind: type = int) -> Any:
         value: Any = config.get(field, default)

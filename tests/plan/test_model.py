@@ -61,6 +61,11 @@ def test_kv_heads_default_to_heads():
     assert shape_from_config(config, "small").kv_heads == 8
 
 
+def test_rope_theta_is_found_where_transformers_5_keeps_it():
+    config = CONFIG | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}
+    assert shape_from_config(config, "small").rope_theta == 5e5
+
+
 def test_the_fingerprint_leaves_out_the_name_alone():
     assert replace(MODEL, name="other").fingerprint == MODEL.fingerprint
     assert replace(MODEL, kv_heads=8).fingerprint != MODEL.fingerprint
