@@ -5,7 +5,8 @@
       rank-00000.safetensors    flat fp32 arrays: weights and the optimizer's moments that this rank wrote
 
 Of parts that several ranks hold alike the first writes. A checkpoint is made in `step-….part` and renamed when every
-file is on disk. 16-bit weights are not stored: they are their fp32 masters, rounded.
+file is on disk; one that goes is renamed back first. So a folder named `step-…` is whole, unless it was damaged since:
+index and files have checksums. 16-bit weights are not stored: they are their fp32 masters, rounded.
 """
 
 from __future__ import annotations
@@ -33,15 +34,20 @@ from ..plan.files import read_json, write_text
 from ..runtime.engine import Engine
 from ..runtime.units import Trainable
 from ..runtime.weights import WHOLE, Array, Slice
+from .data import BatchSource
 from .recipe import next_rate
 from .resharding import Part, transfers
 
-FORMAT = 1
+FORMAT = 2
 INDEX = "index.json"
 UNFINISHED = ".part"
 WEIGHT, MOMENTS, POWERS = "weight", ("moment1", "moment2"), ("beta1_pow_acc", "beta2_pow_acc")
 POLL_S = 0.05
 CHUNK_BYTES = 16 * 2**20  # of a file read at once for its checksum
+
+
+class BrokenCheckpoint(UserError):
+    """A checkpoint's files are not what was written."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +79,9 @@ def parts_of(trainable: Trainable) -> list[tuple[Part, int]]:
 class Writer:
     """Writes checkpoints of an engine in the background, and keeps the newest ones."""
 
-    def __init__(self, folder: Path, engine: Engine, keep: int):
-        """Every rank makes one. `keep`: how many whole checkpoints stay."""
-        self._folder, self._engine, self._keep = folder, engine, keep
+    def __init__(self, folder: Path, engine: Engine, keep: int, data: BatchSource | None = None):
+        """Every rank makes one. `keep`: how many whole checkpoints stay. `data`: what the engine is trained on."""
+        self._folder, self._engine, self._keep, self._data = folder, engine, keep, data
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         if engine.rank == 0:  # before the others, who wait in `_owned`, write anything
@@ -96,6 +102,7 @@ class Writer:
             "plan": plan_to_dict(self._engine.plan),
             "optimizer": powers,
             "loss_scale": scaler.state if scaler else None,
+            "data": None if self._data is None else self._data.position(step),
         }
         self._thread = threading.Thread(target=self._write, args=(step, arrays, tensors, index), daemon=True)
         self._thread.start()
@@ -115,10 +122,7 @@ class Writer:
     def _owned(self) -> list[int]:
         """Numbers of the trainables that this rank writes: those that no lower rank holds."""
         mine = [[asdict(part) for part, _ in parts_of(trainable)] for trainable in self._engine.trainables]
-        everybody: list[list[Any]] = [mine]
-        if self._engine.plan.world_size > 1:
-            everybody = []
-            dist.all_gather_object(everybody, mine)
+        everybody = gather_objects(self._engine, mine)
         lower = {json.dumps(parts) for rank in range(self._engine.rank) for parts in everybody[rank]}
         return [number for number, parts in enumerate(mine) if json.dumps(parts) not in lower]
 
@@ -147,8 +151,7 @@ class Writer:
             name = f"rank-{self._engine.rank:05d}.safetensors"
             save_file(arrays, part / name)
             _to_disk(part / name)
-            facts = {"file": name, "bytes": (part / name).stat().st_size, "crc32": _checksum(part / name)}
-            write_text(part / f"{name}.json", json.dumps(facts | {"tensors": tensors}))
+            write_text(part / f"{name}.json", json.dumps(file_facts(part / name) | {"tensors": tensors}))
             if self._engine.rank == 0:
                 self._complete(part, whole, index)
         except Exception as error:  # told at the next `finish`
@@ -160,15 +163,38 @@ class Writer:
         while not all((part / name).exists() for name in names):
             time.sleep(POLL_S)
         index["files"] = [json.loads((part / name).read_text()) for name in names]
-        write_text(part / INDEX, json.dumps(index))
+        write_index(part, index)
         for name in names:
             (part / name).unlink()
+        _to_disk(part)
         if whole.exists():  # an earlier run's, of the same step
-            shutil.rmtree(whole)
+            _remove(whole)
         part.rename(whole)
         _to_disk(self._folder)
         for old in whole_checkpoints(self._folder)[self._keep :]:
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
+
+
+def write_index(folder: Path, index: dict[str, Any]) -> None:
+    """Write a checkpoint's index with its own checksum. Raises UserError."""
+    write_text(folder / INDEX, json.dumps(index | {"crc32": _index_checksum(index)}))
+
+
+def gather_objects(engine: Engine, mine: Any) -> list[Any]:
+    """What each rank gives, in rank order, on every rank."""
+    everybody = [mine]
+    if engine.plan.world_size > 1:
+        everybody = []
+        dist.all_gather_object(everybody, mine)
+    return everybody
+
+
+def _remove(whole: Path) -> None:
+    """Delete a checkpoint; half deleted it is never taken for a whole one."""
+    gone = whole.with_name(f"old-{whole.name}{UNFINISHED}")
+    shutil.rmtree(gone, ignore_errors=True)
+    whole.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _state_key(trainable: Trainable, kind: str) -> str:
@@ -183,6 +209,11 @@ def _to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def file_facts(path: Path) -> dict[str, Any]:
+    """What an index says of a file, besides what is in it."""
+    return {"file": path.name, "bytes": path.stat().st_size, "crc32": _checksum(path)}
+
+
 def _checksum(path: Path) -> int:
     checksum = 0
     with path.open("rb") as file:
@@ -191,20 +222,29 @@ def _checksum(path: Path) -> int:
     return checksum
 
 
+def _index_checksum(index: dict[str, Any]) -> int:
+    rest = {key: value for key, value in index.items() if key != "crc32"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+
+
 # ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def whole_checkpoints(folder: Path) -> list[Path]:
-    """Folders of whole checkpoints, the newest first."""
-    found = [path for path in folder.glob("step-*") if (path / INDEX).exists() and path.suffix != UNFINISHED]
-    return sorted(found, reverse=True)
+    """Folders of checkpoints that were written to their end, the newest first."""
+    return sorted((path for path in folder.glob("step-*") if path.suffix != UNFINISHED), reverse=True)
 
 
 def open_checkpoint(folder: Path, shape: ModelShape | None = None) -> Checkpoint:
-    """Raises UserError: it is not whole, or it is another model's than `shape`."""
-    index = read_json(folder / INDEX)
+    """Raises UserError: it is another model's than `shape`; BrokenCheckpoint: the index is damaged."""
+    try:
+        index = read_json(folder / INDEX)
+    except UserError as error:
+        raise BrokenCheckpoint(error.faults) from None
     if not isinstance(index, dict) or index.get("format") != FORMAT:
-        raise UserError(f"{folder / INDEX}: is no checkpoint's index of format {FORMAT}")
+        raise BrokenCheckpoint(f"{folder / INDEX}: is no checkpoint's index of format {FORMAT}")
+    if index.get("crc32") != _index_checksum(index):
+        raise BrokenCheckpoint(f"{folder / INDEX}: its content is not what was written (checksum)")
     if shape and index["model_fingerprint"] != shape.fingerprint:
         raise UserError(
             f"{folder}: is a checkpoint of {index['model']['name']}, whose shape is not that of {shape.name}"
@@ -213,16 +253,18 @@ def open_checkpoint(folder: Path, shape: ModelShape | None = None) -> Checkpoint
 
 
 def verify(checkpoint: Checkpoint, ranks: Sequence[int] | None = None) -> None:
-    """Read the files, or those that some ranks wrote, and check lengths and checksums. Raises UserError."""
+    """Read the files, or those that some ranks wrote, and check lengths and checksums. Raises
+    BrokenCheckpoint."""
     for number, facts in enumerate(checkpoint.index["files"]):
         if ranks is None or number in ranks:
             path = checkpoint.folder / facts["file"]
             if not path.exists():
-                raise UserError(f"{path}: is missing")
+                raise BrokenCheckpoint(f"{path}: is missing")
             if path.stat().st_size != facts["bytes"]:
-                raise UserError(f"{path}: has {path.stat().st_size} bytes instead of {facts['bytes']}; it is cut off")
+                has = path.stat().st_size
+                raise BrokenCheckpoint(f"{path}: has {has} bytes instead of {facts['bytes']}; is it cut off?")
             if _checksum(path) != facts["crc32"]:
-                raise UserError(f"{path}: its content is not what was written (checksum)")
+                raise BrokenCheckpoint(f"{path}: its content is not what was written (checksum)")
 
 
 def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
@@ -298,7 +340,7 @@ class _Stored:
         for source, file, key, begin in self._parts.get(part.weight, ()):
             self._copy(source, part, file, f"{key}.{kind}", begin, out, filled)
         if int(filled.sum()) != part.real:
-            raise UserError(f"{self._folder}: lacks numbers of {part.weight}")
+            raise BrokenCheckpoint(f"{self._folder}: lacks numbers of {part.weight}")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each whole weight."""
@@ -322,7 +364,7 @@ class _Stored:
             with safe_open(path, framework="numpy") as tensors:
                 return tensors.get_slice(key)[start:stop]
         except (OSError, SafetensorError) as error:
-            raise UserError(f"{path}: tensor {key} cannot be read: {error}") from None
+            raise BrokenCheckpoint(f"{path}: tensor {key} cannot be read: {error}") from None
 
 
 def _part(item: dict[str, Any]) -> Part:
