@@ -21,10 +21,10 @@ FIRST_BLOCK = 1 << 16  # samples of a blend that are ordered at first; 10 bytes 
 def open_data(settings: TrainSettings, plan: Plan, shape: ModelShape, split: Split = "train") -> BatchSource:
     """A split of a run's data, in global batches. Raises UserError."""
     seq_length = plan.assumed.seq_length or 0
-    if settings.data is None:
+    if settings.input_dir is None:
         return RandomData(shape.vocab_size, seq_length, plan.global_batch, settings.seed, split)
     return TrainingData(
-        settings.data, seq_length, plan.global_batch, settings.seed, split, settings.split, shape.vocab_size
+        settings.input_dir, seq_length, plan.global_batch, settings.seed, split, settings.split, shape.vocab_size
     )
 
 
@@ -40,6 +40,11 @@ class BatchSource(ABC):
     def batch(self, step: int) -> NDArray[np.int64]:
         """Tokens [global_batch, seq_length + 1] of a step, counted from 0: inputs, and labels one to the right."""
 
+    @property
+    def samples(self) -> int | None:
+        """Of one pass over the data; None: there is no end to it."""
+        return None
+
     def first_sample(self, step: int) -> int:
         """Number of a step's first sample: of those that the steps before used."""
         return self._ahead + step * self.global_batch
@@ -47,6 +52,10 @@ class BatchSource(ABC):
     def continue_at(self, step: int, sample: int) -> None:
         """Let a step begin at a sample, whatever the size of the batches before."""
         self._ahead = sample - step * self.global_batch
+
+    def position(self, step: int) -> dict[str, Any]:
+        """What a checkpoint before a step keeps of the data; JSON."""
+        return {"samples": self.first_sample(step), "global_batch": self.global_batch, "identity": self.identity}
 
 
 class RandomData(BatchSource):
@@ -165,5 +174,5 @@ def _blend(weights: NDArray[np.float64], count: int) -> _Order:
 def _shares(weights: list[float]) -> NDArray[np.float64]:
     """Weights that add up to 1, rounded as PaddleNLP rounds them: it divides twice."""
     total = sum(weights)
-    once = np.array([weight / total for weight in weights])
-    return once / once.sum()
+    once: NDArray[np.float64] = np.array([weight / total for weight in weights])
+    return np.divide(once, once.sum())
