@@ -24,13 +24,17 @@ import paddle
 from safetensors import SafetensorError, safe_open
 
 from ..models import load_family
-from ..plan import ModelShape, UserError, load_model
+from ..plan import ModelShape, Precision, UserError, load_model
 from ..plan.files import read_json
 from ..runtime.weights import WHOLE, Array, Slice
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
-DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-FILE_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors calls them
+DTYPES = {
+    Precision.FP32: np.dtype(np.float32),
+    Precision.FP16: np.dtype(np.float16),
+    Precision.BF16: np.dtype(ml_dtypes.bfloat16),
+}
+CODES = {Precision.FP32: "F32", Precision.FP16: "F16", Precision.BF16: "BF16"}  # safetensors' names
 # What PaddleNLP's layers, as they are built here, compute; other values of these fields mean another model.
 PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
 BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
@@ -94,7 +98,7 @@ class HuggingFaceWeights:
                 + [f"{folder}: has tensor {tensor}, which no {shape.family} has" for tensor in unknown[:3]]
             )
         self._files = {tensor: files[tensor] for tensor in known}
-        self.dtype = _dtype(self._files, known)
+        self.precision = _precision(self._files, known)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         """Raises UserError: the tensor cannot be read."""
@@ -175,9 +179,10 @@ def _files(folder: Path) -> dict[str, Path]:
         return dict.fromkeys(file.keys(), folder / SINGLE)
 
 
-def _dtype(files: dict[str, Path], known: dict[str, Weight]) -> str:
-    """The tensors' type, float32 if there are several. Raises UserError for a wrong shape or type."""
-    dtypes = set()
+def _precision(files: dict[str, Path], known: dict[str, Weight]) -> Precision:
+    """The tensors' type, fp32 if there are several. Raises UserError for a wrong shape or type."""
+    by_code = {code: precision for precision, code in CODES.items()}
+    found = set()
     for path in sorted(set(files.values())):
         with opened(path) as file:
             for tensor in (tensor for tensor in known if files[tensor] == path):
@@ -185,8 +190,8 @@ def _dtype(files: dict[str, Path], known: dict[str, Weight]) -> str:
                 size, wanted = tuple(stored.get_shape()), known[tensor].tensor_shape
                 if size != wanted:
                     raise UserError(f"{path}: tensor {tensor} has shape {size} instead of {wanted}")
-                if stored.get_dtype() not in FILE_DTYPES:
-                    names = ", ".join(DTYPES)
+                if stored.get_dtype() not in by_code:
+                    names = ", ".join(by_code)
                     raise UserError(f"{path}: tensor {tensor} is of type {stored.get_dtype()}; supported: {names}")
-                dtypes.add(FILE_DTYPES[stored.get_dtype()])
-    return dtypes.pop() if len(dtypes) == 1 else "float32"
+                found.add(by_code[stored.get_dtype()])
+    return found.pop() if len(found) == 1 else Precision.FP32

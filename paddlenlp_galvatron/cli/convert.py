@@ -1,0 +1,83 @@
+"""`galvatron convert`: Hugging Face models to checkpoints and back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from paddlenlp_galvatron.plan import ModelShape, Precision, UserError
+
+from .conventions import App
+
+app = App(help="Turn Hugging Face models into checkpoints, and checkpoints into Hugging Face models.")
+
+MIB = 2**20
+COLUMNS = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+
+Input = Annotated[Path, typer.Argument(metavar="INPUT", help="folder that is read")]
+Output = Annotated[Path, typer.Argument(metavar="OUTPUT", help="folder that is written, whole or not at all")]
+Only = Annotated[str | None, typer.Option("--family", help="refuse models of another family than this: llama, qwen2")]
+
+
+@app.command()
+def h2g(input: Input, output: Output, family: Only = None) -> None:
+    """Convert a Hugging Face model (safetensors) to a checkpoint that loads under any plan."""
+    from paddlenlp_galvatron.training.convert import to_checkpoint
+    from paddlenlp_galvatron.training.huggingface import read_shape
+
+    begin = time.monotonic()
+    shape = read_shape(input)
+    _require_family(shape, family, input)
+    with Progress(*COLUMNS, console=Console(stderr=True)) as progress:
+        task = progress.add_task("converting", total=shape.parameters * Precision.FP32.bytes)
+        to_checkpoint(input, shape, output, lambda written: progress.advance(task, written))
+    _report(output, shape, Precision.FP32, begin)
+
+
+@app.command()
+def g2h(
+    input: Input,
+    output: Output,
+    family: Only = None,
+    dtype: Annotated[
+        Precision | None, typer.Option(help="type of the tensors; absent: the one that the model came or trained in")
+    ] = None,
+    max_shard_mib: Annotated[int, typer.Option(min=1, help="size of a file, if one tensor is not larger")] = 5120,
+    like: Annotated[
+        Path | None,
+        typer.Option(help="Hugging Face model whose config.json and tokenizer are copied; absent: those of INPUT"),
+    ] = None,
+) -> None:
+    """Convert a checkpoint, a converted or a run's, to a Hugging Face model."""
+    from paddlenlp_galvatron.training.checkpoint import open_checkpoint, verify
+    from paddlenlp_galvatron.training.convert import precision_of, to_huggingface
+
+    begin = time.monotonic()
+    checkpoint = open_checkpoint(input)
+    shape, precision = checkpoint.shape, dtype or precision_of(checkpoint)
+    _require_family(shape, family, input)
+    with Progress(*COLUMNS, console=Console(stderr=True)) as progress:
+        task = progress.add_task("checking", total=shape.parameters * precision.bytes)
+        verify(checkpoint)
+        progress.update(task, description="converting")
+        to_huggingface(
+            checkpoint, output, precision, max_shard_mib * MIB, like, lambda written: progress.advance(task, written)
+        )
+    _report(output, shape, precision, begin)
+
+
+def _require_family(shape: ModelShape, family: str | None, folder: Path) -> None:
+    if family not in (None, shape.family):
+        raise UserError(f"{folder}: is a {shape.family}, and {family} was asked for")
+
+
+def _report(output: Path, shape: ModelShape, precision: Precision, begin: float) -> None:
+    typer.echo(
+        f"{output}: {shape.family}, {shape.layers} layers, {shape.parameters} weights in {precision}, "
+        f"in {time.monotonic() - begin:.1f} s"
+    )

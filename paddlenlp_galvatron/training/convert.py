@@ -1,0 +1,224 @@
+"""From a Hugging Face directory to a checkpoint and back, one weight in memory at a time.
+
+A converted checkpoint is one of step 0 without moments, a file a module, which loads under any plan like any other.
+Beside it lie the model's config.json and tokenizer, so that it also is what a run or the way back calls the model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..models import FAMILIES
+from ..plan import GalvatronError, ModelShape, Precision, UserError, plan_from_dict
+from ..plan.files import read_json, write_text
+from ..runtime.weights import WHOLE, Array
+from .checkpoint import FORMAT, UNFINISHED, WEIGHT, Checkpoint, CheckpointWeights, file_facts, write_index
+from .huggingface import (
+    CODES,
+    CONFIG,
+    DTYPES,
+    SHARDS,
+    SINGLE,
+    HuggingFaceWeights,
+    Weight,
+    modules,
+    read_shape,
+    require_same_model,
+)
+from .resharding import Part
+
+COMPANIONS = (  # what is copied along as it is
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+
+Advance = Callable[[int], object]  # told the bytes that were written
+
+
+def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advance) -> None:
+    """Convert a Hugging Face directory of the model. Raises UserError, or GalvatronError for a full disk."""
+    weights = HuggingFaceWeights(source, shape)
+    with whole_folder(target) as folder:
+        files = []
+        for number, module in enumerate(modules(shape)):
+            path = folder / f"module-{number:05d}.safetensors"
+            tensors, stored = [], []
+            for k, weight in enumerate(module):
+                part = Part(weight.name, weight.shape, WHOLE, 0, math.prod(weight.shape))
+                read = partial(weights, weight.name, weight.shape)
+                tensors.append(Tensor(f"{k:05d}.{WEIGHT}", (part.stop,), read))
+                stored.append({"key": f"{k:05d}", "parts": [asdict(part) | {"offset": 0}]})
+            write_tensors(path, tensors, Precision.FP32, advance)
+            files.append(file_facts(path) | {"tensors": stored})
+        index = {
+            "format": FORMAT,
+            "step": 0,
+            "model": asdict(shape),
+            "model_fingerprint": shape.fingerprint,
+            "plan": None,
+            "precision": weights.precision,  # what the way back writes
+            "optimizer": {},
+            "loss_scale": None,
+            "data": None,
+            "files": files,
+        }
+        write_index(folder, index)
+        _copy_companions(source, folder, (CONFIG, *COMPANIONS))
+
+
+def to_huggingface(
+    checkpoint: Checkpoint,
+    target: Path,
+    precision: Precision,
+    max_shard_bytes: int,
+    like: Path | None,
+    advance: Advance,
+) -> None:
+    """Convert a checkpoint. `like`: a Hugging Face directory that config.json and tokenizer are taken from, if not from
+    the checkpoint's own folder. Raises UserError, or GalvatronError for a full disk."""
+    shape, weights, dtype = checkpoint.shape, CheckpointWeights(checkpoint), DTYPES[precision]
+    like = like or (checkpoint.folder if (checkpoint.folder / CONFIG).exists() else None)
+    config = _config(shape, like) | {"torch_dtype": dtype.name}
+
+    def read(weight: Weight) -> Array:
+        array = weights(weight.name, weight.shape)
+        return array.T if weight.transposed else array
+
+    shards = _shards([weight for module in modules(shape) for weight in module], dtype.itemsize, max_shard_bytes)
+    with whole_folder(target) as folder:
+        places: dict[str, str] = {}
+        for number, shard in enumerate(shards, 1):
+            name = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+            tensors = [Tensor(weight.tensor, weight.tensor_shape, partial(read, weight)) for weight in shard]
+            write_tensors(folder / name, tensors, precision, advance)
+            places |= {weight.tensor: name for weight in shard}
+        if len(shards) > 1:
+            total = {"total_size": shape.parameters * dtype.itemsize}
+            write_text(folder / SHARDS, json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n")
+        write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+        if like:
+            _copy_companions(like, folder, COMPANIONS)
+
+
+def precision_of(checkpoint: Checkpoint) -> Precision:
+    """The type that a checkpoint's model came in, or was trained in."""
+    if checkpoint.index["plan"] is None:
+        return Precision(checkpoint.index["precision"])
+    return plan_from_dict(checkpoint.index["plan"]).assumed.mixed_precision
+
+
+def _config(shape: ModelShape, like: Path | None) -> dict[str, Any]:
+    """config.json of another directory of the same model, or a new one that says what the shape says."""
+    if like:
+        require_same_model(read_shape(like), shape, like / CONFIG)
+        config: dict[str, Any] = read_json(like / CONFIG)
+        return {field: value for field, value in config.items() if field != "dtype"}  # transformers 5's torch_dtype
+    return {
+        "architectures": [f"{FAMILIES[shape.family]}ForCausalLM"],
+        "model_type": shape.family,
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope_theta,
+        "initializer_range": shape.initializer_range,
+        "attention_dropout": shape.attention_dropout,
+        "hidden_act": "silu",
+    }
+
+
+def _shards(weights: Sequence[Weight], itemsize: int, max_bytes: int) -> list[list[Weight]]:
+    """The weights in files of at most so many bytes; a larger weight has a file of its own."""
+    shards: list[list[Weight]] = []
+    size = max_bytes
+    for weight in weights:
+        own = math.prod(weight.shape) * itemsize
+        if size + own > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(weight)
+        size += own
+    return shards
+
+
+def _copy_companions(source: Path, folder: Path, names: Sequence[str]) -> None:
+    for name in names:
+        if (source / name).exists():
+            shutil.copyfile(source / name, folder / name)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor to be written: its numbers are asked for when their turn comes."""
+
+    key: str
+    shape: tuple[int, ...]
+    read: Callable[[], Array]
+
+
+def write_tensors(path: Path, tensors: Sequence[Tensor], precision: Precision, advance: Advance) -> None:
+    """Write a safetensors file, one tensor in memory at a time: the library's own writer wants all of them.
+
+    Raises UserError for numbers that the type cannot hold. Source of the format: the safetensors documentation.
+    """
+    dtype, offset = DTYPES[precision], 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for tensor in tensors:
+        end = offset + math.prod(tensor.shape) * dtype.itemsize
+        header[tensor.key] = {"dtype": CODES[precision], "shape": tensor.shape, "data_offsets": (offset, end)}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors:
+            array = tensor.read()
+            with np.errstate(over="ignore"):
+                stored = np.ascontiguousarray(array, dtype)
+            if precision is Precision.FP16 and not np.isfinite(stored).all() and np.isfinite(array).all():
+                raise UserError(f"{tensor.key}: has numbers that fp16 cannot hold; choose bf16 or fp32")
+            advance(file.write(stored.reshape(-1).view(np.uint8)))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which gets its name in the end, or is gone if something fails. Raises UserError: the name
+    is taken; GalvatronError: it cannot be written."""
+    target = target.absolute()
+    if target.exists():
+        raise UserError(f"{target}: exists already; remove it or name another folder")
+    part = target.with_name(target.name + UNFINISHED)
+    try:
+        shutil.rmtree(part, ignore_errors=True)  # what an earlier, killed conversion left
+        part.mkdir(parents=True)
+        yield part
+        part.rename(target)
+    except OSError as error:
+        raise GalvatronError(f"{target}: cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
