@@ -16,6 +16,7 @@ from paddlenlp_galvatron.plan.errors import GalvatronError, UserError
 
 # A command is a file of this folder that holds `app`, a `conventions.App`, and one line here.
 COMMANDS = {
+    "convert": "Hugging Face models to checkpoints and back: h2g, g2h",
     "data": "turn text into what training reads: prepare",
     "profile": "measure this machine and a model: hardware, model",
     "quickstart": "all of it on this machine: data, profile, search, train, compare",
