@@ -11,7 +11,9 @@ from typing import Any
 import paddle.distributed as dist
 
 from ..plan import GalvatronError, UserError
-from . import cpu_backend
+from . import cpu_backend, device
+from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
+from .out_of_memory import is_out_of_memory, tell_out_of_memory
 
 Ranks = tuple[int, ...]
 
@@ -33,7 +35,7 @@ def start_world() -> tuple[int, int]:
 def run_as_rank(work: Callable[[], None]) -> int:
     """Do the work of one rank and end the process, or return its exit code where the work failed.
 
-    What the user can mend is said in the rank's log without a traceback. A rank that is done waits for the others and
+    What the user can mend, lack of memory too, is said in the rank's log without a traceback. A rank that is done waits for the others and
     skips Python's shutdown: there, threads of Paddle's stores and groups still run while what they use goes, and abort
     the process now and then.
     """
@@ -43,6 +45,11 @@ def run_as_rank(work: Callable[[], None]) -> int:
         for line in str(error).splitlines():
             sys.stderr.write(f"error: {line}\n")
         return error.exit_code
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        tell_out_of_memory(error, device.peak_mib())
+        os._exit(OUT_OF_MEMORY)  # at once: the shutdown would wait for the others, and they for this rank
     if dist.is_initialized():
         dist.barrier()
     sys.stdout.flush()

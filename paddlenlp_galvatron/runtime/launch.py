@@ -13,6 +13,8 @@ from pathlib import Path
 
 from ..plan import GalvatronError, UserError
 from .nodes import ONE_NODE, Nodes
+from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
+from .out_of_memory import ended_out_of_memory, kernel_kills, told_peak_mib
 
 POLL_S = 0.1
 GRACE_S = 5.0  # between asking a process to end and ending it
@@ -25,6 +27,14 @@ LOG_TAIL_LINES = 40  # a Paddle exception puts its message this far above its en
 
 class LaunchError(GalvatronError):
     """A rank of a launch ended badly."""
+
+
+class OutOfMemory(LaunchError):
+    """A rank ran out of memory. `peak_mib`: the most that its tensors held in the step that failed, if it could say."""
+
+    def __init__(self, rank: int, peak_mib: float | None, message: str):
+        super().__init__(message)
+        self.rank, self.peak_mib = rank, peak_mib
 
 
 def launch(
@@ -42,7 +52,8 @@ def launch(
 
 
 class Launch:
-    """`python -m module arguments…` as `nproc` processes a node of one world, while the context is open.
+    """`python -m module arguments…` as `nproc` processes a node of one world, while the context is open. The module may
+    be a script's path.
 
     Each process has a GPU of its own where Paddle finds some. Rank r writes to `workerlog.r` in the log folder.
     No process outlives the context.
@@ -59,7 +70,8 @@ class Launch:
         forward_term: bool = False,
     ):
         """`forward_term`: on SIGTERM tell the processes and wait for them, instead of ending at once."""
-        self._command = [sys.executable, "-m", module, *arguments]
+        how = [] if module.endswith(".py") else ["-m"]
+        self._command = [sys.executable, *how, module, *arguments]
         self._nproc, self._timeout_s, self._nodes = nproc, timeout_s, nodes
         self._first = nodes.node_rank * nproc  # rank of this node's first process
         self._folder = Path(log_folder)
@@ -68,6 +80,7 @@ class Launch:
 
     def __enter__(self) -> Launch:
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._kills_before = kernel_kills()
         devices = _devices(self._nproc)
         world = self._nodes.environment(self._nproc)
         try:
@@ -124,21 +137,24 @@ class Launch:
         return self._folder / f"workerlog.{self._first + rank}"
 
     def _failure(self, codes: list[int | None]) -> LaunchError:
-        # A rank that was killed or that found bad input is the cause; others then fail for want of their peer.
-        rank = min((r for r, code in enumerate(codes) if code), key=lambda r: (_blame(codes[r] or 0), r))
-        code = codes[rank] or 1
-        log = self._log(rank)
-        tail = log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        # A rank that was killed, ran out of memory or found bad input is the cause; others fail for want of their peer.
+        local = min((r for r, code in enumerate(codes) if code), key=lambda r: (_blame(codes[r] or 0), r))
+        code, rank = codes[local] or 1, self._first + local
+        path = self._log(local)
+        log = path.read_text(errors="replace")
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        error = LaunchError(
-            "\n".join([f"rank {self._first + rank} {how}; the end of {log}:", *(f"  {line}" for line in tail)])
-        )
+        starved = ended_out_of_memory(code, log, killed=kernel_kills() > self._kills_before)
+        lines = [f"rank {rank} {'ran out of memory' if starved else how}; the end of {path}:"]
+        message = "\n".join([*lines, *(f"  {line}" for line in log.splitlines()[-LOG_TAIL_LINES:])])
+        if starved:
+            return OutOfMemory(rank, told_peak_mib(log), message)
+        error = LaunchError(message)
         error.exit_code = 2 if code == 2 else error.exit_code
         return error
 
 
 def _blame(code: int) -> int:
-    return 0 if code < 0 else 1 if code == 2 else 2
+    return 0 if code < 0 or code == OUT_OF_MEMORY else 1 if code == 2 else 2
 
 
 def _devices(nproc: int) -> list[dict[str, str]]:

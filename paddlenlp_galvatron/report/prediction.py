@@ -1,0 +1,35 @@
+"""What a plan's file predicts of a run, as far as it says so, and what the log has to hold against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The file's `galvatron.predicted`."""
+
+    step_s: float | None
+    memory_mib: tuple[float, ...]  # most that a rank of each stage holds, without the reserve; empty: not predicted
+    reserve_mib: float  # of a device, for what tensors do not hold
+
+    @staticmethod
+    def of(plan: Plan) -> Predicted:
+        fields = plan.metadata.get("predicted") or {}
+        stages = fields.get("stages") or []
+        reserve = max((stage.get("memory", {}).get("context_mib", 0.0) for stage in stages), default=0.0)
+        memory = tuple(stage["memory_mib"] - reserve for stage in stages if "memory_mib" in stage)
+        return Predicted(fields.get("time_s"), memory if len(memory) == len(plan.stages) else (), reserve)
+
+
+def stage_peaks_mib(plan: Plan, records: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Most MiB that a rank of each stage held in any of these steps."""
+    size = plan.stage_size
+    return [
+        max(max(record["peak_memory_mib"][stage * size : (stage + 1) * size]) for record in records)
+        for stage in range(len(plan.stages))
+    ]

@@ -1,0 +1,47 @@
+"""Running out of memory: how a rank and the launcher know it, and what the rank leaves behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+# The exit code of a rank that ran out of memory: Linux's ENOMEM.
+EXIT_CODE = 12
+# What the message of a failed allocation holds where its class does not tell: Paddle's, and C++'s own.
+WORDS = ("ResourceExhausted", "std::bad_alloc")
+TOLD = "out of memory: tensors held {:.1f} MiB at most"
+FOUND = re.compile(re.escape(TOLD).replace(r"\{:\.1f\}", r"([0-9.]+)"))
+KILLS = Path("/proc/vmstat")  # counts the processes that the kernel ended for lack of memory
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: Python's, numpy's, Paddle's on either device, or C++'s."""
+    return isinstance(error, MemoryError) or any(word in str(error) for word in WORDS)
+
+
+def tell_out_of_memory(error: BaseException, peak_mib: float) -> None:
+    """Write to the rank's log what could not be allocated, and the most MiB that its tensors held."""
+    sys.stderr.write(f"{TOLD.format(peak_mib)}: {' '.join(str(error).split())}\n")
+
+
+def told_peak_mib(log: str) -> float | None:
+    """What `tell_out_of_memory` wrote to a log, if it did."""
+    found = FOUND.search(log)
+    return float(found[1]) if found else None
+
+
+def kernel_kills() -> int:
+    """Processes of this machine that the kernel ended for lack of memory since it started; 0 where it does not say."""
+    try:
+        return sum(int(line.split()[1]) for line in KILLS.read_text().splitlines() if line.startswith("oom_kill "))
+    except OSError:
+        return 0
+
+
+def ended_out_of_memory(code: int, log: str, killed: bool) -> bool:
+    """Whether a rank's exit code (negative: signal) and log tell of it. `killed`: the kernel ended some process."""
+    if code == -signal.SIGABRT:
+        return any(word in log for word in WORDS)  # in a thread of C++, where nothing catches it
+    return code == EXIT_CODE or (killed and code == -signal.SIGKILL)
