@@ -39,7 +39,8 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
             faults += found
             continue
         for fault in faults:
-            _say(engine, f"{fault}; the checkpoint before is taken")
+            _say(engine, f"warning: {fault}; the checkpoint before is taken")
+        _say(engine, f"goes on at {folder}")
         _continue_data(checkpoint, engine, data, automatic)
         load(checkpoint, engine, optimizer)
         return checkpoint.step
@@ -80,7 +81,7 @@ def _continue_data(checkpoint: Checkpoint, engine: Engine, data: BatchSource, au
                 "same again, or name this folder (--resume_from_checkpoint) to go on with these from their beginning"
             )
         samples = 0
-        _say(engine, f"{checkpoint.folder}: the data are others and begin anew: {'; '.join(unlike)}")
+        _say(engine, f"warning: {checkpoint.folder}: the data are others and begin anew: {'; '.join(unlike)}")
     elif then and then["global_batch"] != data.global_batch:
         _say(
             engine, f"the global batch was {then['global_batch']}, is {data.global_batch}; goes on at sample {samples}"
@@ -90,4 +91,4 @@ def _continue_data(checkpoint: Checkpoint, engine: Engine, data: BatchSource, au
 
 def _say(engine: Engine, text: str) -> None:
     if engine.rank == 0:
-        sys.stderr.write(f"warning: {text}\n")
+        sys.stderr.write(f"{text}\n")

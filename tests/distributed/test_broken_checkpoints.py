@@ -1,0 +1,187 @@
+"""Damaged checkpoints are named and older ones taken; a full disk leaves the ones before whole; other data are told."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.plan import GalvatronError, UserError
+from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.training.checkpoint import INDEX, Writer, open_checkpoint, whole_checkpoints, write_index
+from paddlenlp_galvatron.training.data import BatchSource, RandomData
+from paddlenlp_galvatron.training.parity import small_case
+from paddlenlp_galvatron.training.recipe import next_rate
+from paddlenlp_galvatron.training.resume import resume
+
+from .plans import plan
+
+CASE = small_case(plan(1, "1 1"), "llama", "adamw")
+BATCH = CASE.plan.global_batch
+FILE = "rank-00000.safetensors"
+
+
+class Run:
+    """An engine, its optimizer and its data."""
+
+    def __init__(self, seed: int = 0, batch: int = BATCH):
+        self.engine = Engine(CASE.plan, CASE.shape, load_family(CASE.shape.family), CASE.seq_length)
+        self.optimizer = CASE.recipe.build(self.engine.tensors, self.engine.decaying)
+        self.data: BatchSource = RandomData(CASE.shape.vocab_size, CASE.seq_length, batch, seed)
+
+    def train(self, steps: int) -> list[float]:
+        losses = []
+        for _ in range(steps):
+            losses.append(self.engine.forward_backward(self.data.batch(self.engine.steps_done)))
+            self.engine.update(self.optimizer, 1.0)
+            next_rate(self.optimizer)
+        return losses
+
+    def resume(self, folder: Path, wanted: str = "auto") -> int:
+        settings: Any = SimpleNamespace(resume_from_checkpoint=wanted, checkpoints=folder)
+        return resume(settings, self.engine, self.optimizer, self.data)
+
+
+@pytest.fixture(scope="module")
+def losses() -> list[float]:
+    return Run().train(5)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Checkpoints after the steps 1, 2 and 3."""
+    run = Run()
+    writer = Writer(tmp_path, run.engine, 3, run.data)
+    for _ in range(3):
+        run.train(1)
+        writer.save(run.optimizer)
+    writer.finish()
+    return tmp_path
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        (FILE, flip, "its content is not what was written"),
+        (FILE, cut, "is it cut off?"),
+        (FILE, delete, "is missing"),
+        (INDEX, flip, "not"),  # no JSON any more, or its checksum differs
+        (INDEX, cut, "is the file cut off?"),
+        (INDEX, delete, "no such file"),
+    ],
+)
+def test_the_checkpoint_before_a_damaged_one_is_taken(
+    folder, losses, capfd, file, damage: Callable[..., None], message
+):
+    newest, middle, _ = whole_checkpoints(folder)
+    damage(newest / file)
+    run = Run()
+    assert run.resume(folder) == 2
+    said = capfd.readouterr().err
+    assert str(newest / file) in said and message in said and f"goes on at {middle}" in said
+    assert run.train(3) == losses[2:]
+    with pytest.raises(UserError, match="name one that is whole"):
+        Run().resume(folder, str(newest))
+
+
+def test_a_run_does_not_begin_anew_when_every_checkpoint_is_damaged(folder):
+    newest, middle, oldest = whole_checkpoints(folder)
+    flip(newest / FILE)
+    cut(middle / FILE)
+    delete(oldest / INDEX)
+    with pytest.raises(UserError) as raised:
+        Run().resume(folder)
+    lines = str(raised.value).splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        str(newest / FILE),
+        str(middle / FILE),
+        str(oldest / INDEX),
+        str(folder),
+    ]
+    assert "--resume_from_checkpoint none" in lines[-1]
+    assert Run().resume(folder, "none") == 0
+
+
+def test_unfinished_checkpoints_are_no_reason_to_stop(tmp_path):
+    (tmp_path / "step-00000001.part").mkdir()
+    assert Run().resume(tmp_path) == 0
+
+
+def test_numbers_that_a_checkpoint_lacks_are_named(folder):
+    """Its checksums are right, its content is not: a fault of whoever wrote it."""
+    newest = whole_checkpoints(folder)[0]
+    index = open_checkpoint(newest).index
+    part = index["files"][0]["tensors"][0]["parts"].pop()
+    write_index(newest, index)
+    with pytest.raises(UserError, match=f"lacks numbers of {part['weight']}"):
+        Run().resume(folder)
+
+
+def test_other_data_are_refused_unless_a_checkpoint_is_named(folder, capfd):
+    other = Run(seed=1)
+    with pytest.raises(UserError, match=r"was trained on other data or in another order: seed was 0, is 1"):
+        other.resume(folder)
+    assert other.resume(folder, str(whole_checkpoints(folder)[0])) == 3
+    assert "seed was 0, is 1" in capfd.readouterr().err
+    assert other.data.first_sample(3) == 0
+
+
+def test_another_global_batch_goes_on_at_the_next_sample(folder, capfd):
+    run = Run(batch=2 * BATCH)
+    assert run.resume(folder) == 3
+    assert [run.data.first_sample(step) for step in (3, 4)] == [3 * BATCH, 5 * BATCH]
+    assert f"the global batch was {BATCH}, is {2 * BATCH}; goes on at sample {3 * BATCH}" in capfd.readouterr().err
+    # A checkpoint of that run keeps the samples, not the steps.
+    assert run.data.position(4)["samples"] == 5 * BATCH
+
+
+@pytest.fixture
+def small_disk(folder, tmp_path_factory) -> Iterator[Path]:
+    """A disk with room for one and a half checkpoints."""
+    size = sum(file.stat().st_size for file in whole_checkpoints(folder)[0].iterdir())
+    disk = tmp_path_factory.mktemp("disk")
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={3 * size // 2}", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(small_disk, losses):
+    run = Run()
+    writer = Writer(small_disk, run.engine, 2, run.data)
+    run.train(1)
+    writer.save(run.optimizer)
+    run.train(1)
+    writer.save(run.optimizer)
+    with pytest.raises(
+        GalvatronError, match=r"could not be written: .*No space left on device.*the one before is whole"
+    ):
+        writer.finish()
+    assert list(small_disk.glob("*.part"))
+    again = Run()
+    assert again.resume(small_disk) == 1
+    assert again.train(4) == losses[1:]
+    Writer(small_disk, again.engine, 2, again.data)
+    assert [path.name for path in small_disk.iterdir()] == ["step-00000001"]
