@@ -7,11 +7,10 @@ from statistics import median
 from typing import Any
 
 from ..plan import ModelShape, Plan
-from .prediction import Predicted, stage_peaks_mib
+from .prediction import WARM_UP_STEPS, Predicted, stage_peaks_mib
 
 Record = Mapping[str, Any]  # a line of train_log.jsonl
 
-WARM_UP_STEPS = 5  # of a process: the first ones allocate, compile and connect
 WINDOW_STEPS = 20  # latest steps, of which medians are taken
 ENOUGH_STEPS = 10  # fewer say nothing yet
 TOLERANCE = 0.15  # of a prediction

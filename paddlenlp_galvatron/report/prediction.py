@@ -8,6 +8,8 @@ from typing import Any
 
 from ..plan import Plan
 
+WARM_UP_STEPS = 5  # of a process, which no time is taken of: the first ones allocate, compile and connect
+
 
 @dataclass(frozen=True, slots=True)
 class Predicted:

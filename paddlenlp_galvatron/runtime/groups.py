@@ -35,9 +35,9 @@ def start_world() -> tuple[int, int]:
 def run_as_rank(work: Callable[[], None]) -> int:
     """Do the work of one rank and end the process, or return its exit code where the work failed.
 
-    What the user can mend, lack of memory too, is said in the rank's log without a traceback. A rank that is done waits for the others and
-    skips Python's shutdown: there, threads of Paddle's stores and groups still run while what they use goes, and abort
-    the process now and then.
+    What the user can mend, lack of memory too, is said in the rank's log without a traceback. A rank that is done waits
+    for the others and skips Python's shutdown: there, threads of Paddle's stores and groups still run while what they
+    use goes, and abort the process now and then.
     """
     try:
         work()
