@@ -89,7 +89,7 @@ def compare(name: str, of: Plan, options: argparse.Namespace, logs: Path) -> Com
         "stock": options.stock,
         "plan": plan_to_dict(of),
         "shape": asdict(MODEL),
-        "recipe": Recipe().model_dump(),
+        "recipe": Recipe(learning_rate=3e-4, weight_decay=0.01, lr_scheduler_type="constant").model_dump(),
         "steps": WARM_UP + steps * options.rounds,
         "profile": options.profile,
     }

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.plan.options import Options, canonical_options
 
 from .config_file import read_options
@@ -18,12 +19,18 @@ CONFIG = "file of options, YAML or JSON; what is given beside it wins"
 
 
 def add_command(
-    app: App, name: str | None, work: Callable[..., None], *groups: type[Options], switches: Mapping[str, str] = {}
+    app: App,
+    name: str | None,
+    work: Callable[..., None],
+    *groups: type[Options],
+    switches: Mapping[str, str] = {},
+    positional: tuple[str, str] | None = None,
 ) -> None:
     """Add a command that calls `work` with the options that were given, by canonical name; its docstring is the help.
 
     Options are unset by default: the fields of the groups have the defaults. `switches` (name -> description) are
-    booleans of the command line alone; `work` gets them by keyword.
+    booleans of the command line alone; `work` gets them by keyword. `positional`: a field that may be given without its
+    name, and what the help calls it.
     """
     fields = {field: info for group in reversed(groups) for field, info in group.model_fields.items()}
 
@@ -33,6 +40,12 @@ def add_command(
 
     parameters = [parameter("config", str, CONFIG)]
     parameters += [parameter(switch, bool, description) for switch, description in switches.items()]
+    if positional:
+        argument = typer.Argument(help=fields[positional[0]].description, metavar=f"[{positional[1]}]")
+        annotation = Annotated[str | None, argument]
+        parameters.append(
+            inspect.Parameter("word", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
     for field, info in fields.items():
         default = info.get_default(call_default_factory=True)
         shown = "" if default is None else f" [default: {','.join(default) if isinstance(default, tuple) else default}]"
@@ -41,7 +54,11 @@ def add_command(
 
     def command(**given: Any) -> None:
         flags = {option.removeprefix("given_"): value for option, value in given.items() if value is not None}
-        config = flags.pop("config", None)
+        config, word = flags.pop("config", None), flags.pop("word", None)
+        if positional and word is not None:
+            if positional[0] in flags:
+                raise UserError(f"{positional[1]}: given twice, also as --{positional[0]}")
+            flags[positional[0]] = word
         turned = {switch: flags.pop(switch, False) for switch in switches}
         values = canonical_options(read_options(Path(config)), fields) if config else {}
         work(values | canonical_options(flags, fields), **turned)

@@ -58,7 +58,7 @@ def quickstart(
     dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
 ) -> None:
     """From nothing to a trained model: text, profiles, a searched plan, training, predicted beside measured."""
-    from .train import check_run, run_training, show_run
+    from .train import WORKER, check_run, run_training, show_run
 
     begin = time.monotonic()
     console = Console(highlight=False)
@@ -76,7 +76,8 @@ def quickstart(
         show_run(console, read, shape)
         return
     _title(console, 4, f"training: {steps} steps on {nproc} processes")
-    records = run_training(console, settings, timeout_s=1800)
+    settings.save(output / "settings.json")
+    records = run_training(console, settings, [WORKER, str(output / "settings.json")], timeout_s=1800)
     first, last = records[0], records[-1]
     console.print(f"loss {first['loss']:.3f} -> {last['loss']:.3f}; every step: {settings.log}")
     _title(console, 5, f"the same {COMPARED_STEPS} steps in one process")
@@ -170,11 +171,18 @@ def _settings(output: Path, nproc: int, steps: int) -> TrainSettings:
     return TrainSettings(
         plan=output / "plan.json",
         model=str(output / "model"),
-        output=output,
-        data=str(output / "data" / "python"),
-        steps=steps,
+        output_dir=output,
+        input_dir=str(output / "data" / "python"),
+        max_steps=steps,
         world_size=nproc,
-        recipe=Recipe(learning_rate=2e-3, min_learning_rate=2e-4, warmup_steps=5, decay_steps=steps),
+        recipe=Recipe(
+            learning_rate=2e-3,
+            min_learning_rate=2e-4,
+            lr_scheduler_type="cosine",
+            warmup_steps=5,
+            decay_steps=steps,
+            weight_decay=0.01,
+        ),
     )
 
 
@@ -183,7 +191,7 @@ def _difference_to_one_process(settings: TrainSettings, records: list[dict[str, 
     from paddlenlp_galvatron.training.data import open_data
     from paddlenlp_galvatron.training.one_process import train_one_process
 
-    plan, shape = settings.load()
+    plan, shape = settings.load_plan()
     data = open_data(settings, plan, shape)
     batches = (data.batch(step) for step in range(COMPARED_STEPS))
     source = SeededWeights(settings.seed, shape.initializer_range)

@@ -26,7 +26,7 @@ class DecoderFamily:
     norm_class: type[Any]
     model_class: type[Any]
 
-    def config(self, shape: ModelShape, seq_length: int) -> Any:
+    def config(self, shape: ModelShape, seq_length: int, flash_attention: bool = False) -> Any:
         return self.config_class(
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
@@ -42,7 +42,7 @@ class DecoderFamily:
             initializer_range=shape.initializer_range,
             attention_dropout=shape.attention_dropout,
             use_cache=False,
-            use_flash_attention=False,
+            use_flash_attention=flash_attention,
         )
 
     def decoder_layer(self, config: Any) -> Any:

@@ -72,8 +72,9 @@ class ModelOptions(Options):
     layernum_list: Counts | None = Field(None, description="layers of each type, type 0 first")
     seqlen_list: Counts | None = Field(None, description="tokens of a sample that each type sees; the run's: type 0's")
 
-    def resolve(self) -> Model:
-        """The model. Raises UserError: no such preset, a number is missing or contradicts another."""
+    def resolve(self, default_seq_length: int | None = None) -> Model:
+        """The model; `default_seq_length` holds where nothing is said of it. Raises UserError: no such preset, a number
+        is missing or contradicts another."""
         shape = self._shape({name: value for name in SHAPE_FIELDS if (value := self._held(name)) is not None})
         lists = {name: value for name in LISTS if (value := getattr(self, name)) is not None}
         types = self.num_layertype or max(map(len, lists.values()), default=1)
@@ -83,7 +84,7 @@ class ModelOptions(Options):
         shapes = self._several(shape, types) if types > 1 else (self._one(shape),)
         if (layers := sum(kind.layers for kind in shapes)) > MOST_LAYERS:
             raise UserError(f"num_layers: {layers} are more than {MOST_LAYERS}; is it a slip of the pen?")
-        seq_length = self._seq_length(shapes[0])
+        seq_length = self._seq_length(shapes[0], default_seq_length)
         if self.set_seqlen_manually:
             shapes = tuple(_long_enough(kind, seq_length) for kind in shapes)
         lengths = (None if length == seq_length else length for length in self.seqlen_list or [seq_length] * types)
@@ -119,7 +120,7 @@ class ModelOptions(Options):
             } | changes
             return _named(shape_from_config(config, "", source="the model's options"))
         base = load_model(self.model_size)
-        config = _config(base) | changes
+        config = config_of(base) | changes
         if base.kv_heads == base.heads and "num_key_value_heads" not in changes:
             del config["num_key_value_heads"]
         shape = shape_from_config(config, base.name, source="the model's options")
@@ -161,7 +162,7 @@ class ModelOptions(Options):
             result.append(replace(shape, name=name, layers=layers, hidden_size=width, **scaled))
         return tuple(result)
 
-    def _seq_length(self, shape: ModelShape) -> int:
+    def _seq_length(self, shape: ModelShape, default: int | None) -> int:
         if self.set_seqlen_manually and not (self.seq_length or self.seqlen_list):
             raise UserError("set_seqlen_manually: is 1, but seq_length is missing; give --seq_length")
         held = self._held("seq_length")
@@ -172,6 +173,8 @@ class ModelOptions(Options):
             return int(length)
         if self.set_seqlen_manually is False:
             return shape.max_position_embeddings
+        if default is not None:
+            return default
         raise UserError(
             "seq_length: missing; say how many tokens a sample has, or give --set_seqlen_manually 0 for the "
             f"{shape.max_position_embeddings} that {shape.name} has positions for"
@@ -190,7 +193,7 @@ def _named(shape: ModelShape) -> ModelShape:
     return replace(shape, name=f"hidden{shape.hidden_size}_head{shape.heads}_layer{shape.layers}")
 
 
-def _config(shape: ModelShape) -> dict[str, Any]:
+def config_of(shape: ModelShape) -> dict[str, Any]:
     """The fields of config.json that make this shape."""
     return {
         "model_type": shape.family,

@@ -106,7 +106,12 @@ class Block:
 
     def __call__(self, x: Any, mask: Any) -> Any:
         """`x` [T, H]; `mask` [B, 1, S, S] to add to attention scores, or None where attention is causal itself."""
-        return recompute(self._run, x, mask) if self._recompute else self._run(x, mask)
+        again = self._recompute and paddle.is_grad_enabled()
+        return recompute(self._run, x, mask) if again else self._run(x, mask)
+
+    def train(self, training: bool) -> None:
+        """With dropout, as for training, or without."""
+        self._layer.train() if training else self._layer.eval()
 
     def samples(self, tokens: int) -> int:
         """Sequences of a micro-batch of so many tokens that this layer's attention sees here."""

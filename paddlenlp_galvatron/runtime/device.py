@@ -13,6 +13,11 @@ def on_gpu() -> bool:
     return str(paddle.device.get_device()).startswith("gpu")
 
 
+def name() -> str:
+    """Of the kind of device that this process computes on, as PaddleNLP calls it."""
+    return "gpu" if on_gpu() else "cpu"
+
+
 def gpu_count() -> int:
     """GPUs of this node that Paddle can use."""
     return int(paddle.device.cuda.device_count()) if paddle.is_compiled_with_cuda() else 0

@@ -42,10 +42,11 @@ class Engine:
         fp32_gradients: bool = False,
         loss_scale: float = LOSS_SCALE,
         compute_precision: Precision | None = None,
+        flash_attention: bool = False,
     ):
         """Without a `source`, weights are drawn from `seed`. `fp32_gradients`: 16-bit training sums and reduces
         gradients in fp32. `loss_scale`: fp16's at the start. `compute_precision`: what layers compute in, if not the
-        plan's precision (on CPU: fp32). Raises UserError for a plan that cannot run."""
+        plan's precision (on CPU: fp32). `flash_attention`: GPUs only. Raises UserError for a plan that cannot run."""
         require_valid(plan, shape)
         numbers = Numbers.of(plan.assumed.mixed_precision, fp32_gradients, compute_precision)
         self.rank, world_size = start_world()
@@ -56,7 +57,7 @@ class Engine:
         self.groups = Groups(self.rank)
         self.groups.create(stage_groups(plan, shape, seq_length))
         source = source or SeededWeights(seed, shape.initializer_range)
-        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers)
+        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers, flash_attention)
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
         self._world = dist.get_group(0) if world_size > 1 else None
         self.scaler = LossScaler(loss_scale) if plan.assumed.mixed_precision is Precision.FP16 else None
@@ -75,15 +76,28 @@ class Engine:
         # Dropout falls on attention weights only, which no two ranks share: each rank draws masks of its own, and a
         # step's depend on nothing before it.
         paddle.seed(hash((self._seed, self.steps_done, self.rank)) % 2**31)
-        ids, labels = batch[:, :-1], batch[:, 1:]
-        tokens = int((labels != IGNORED_LABEL).sum())
-        shape = (self.plan.micro_batches, -1)
-        total = self._pipeline.run(ids.reshape(shape), labels.reshape(shape), self.gradient_scale / tokens)
+        ids, labels, tokens = self._micro_batches(batch)
+        total = self._pipeline.run(ids, labels, self.gradient_scale / tokens)
         for unit in self.stage.units:
             unit.finish()
         reduce_gradients(self.stage.vectors)
-        loss = all_reduce(total.reshape([1]) / (tokens * self.stage.loss_replicas), self._world)
-        return float(loss)
+        return self._mean(total, tokens)
+
+    def evaluate(self, batch: Tokens) -> float:
+        """The loss of one global batch [G, S + 1], without dropout; nothing else changes."""
+        ids, labels, tokens = self._micro_batches(batch)
+        with self.stage.evaluating():
+            return self._mean(self._pipeline.evaluate(ids, labels), tokens)
+
+    def _micro_batches(self, batch: Tokens) -> tuple[Tokens, Tokens, int]:
+        """Inputs and labels [micro-batches, M·S] of a global batch, and how many tokens have a label."""
+        ids, labels = batch[:, :-1], batch[:, 1:]
+        shape = (self.plan.micro_batches, -1)
+        return ids.reshape(shape), labels.reshape(shape), int((labels != IGNORED_LABEL).sum())
+
+    def _mean(self, total: Any, tokens: int) -> float:
+        """The loss of a token, from this rank's sum."""
+        return float(all_reduce(total.reshape([1]) / (tokens * self.stage.loss_replicas), self._world))
 
     def update(self, optimizer: Any, max_norm: float) -> float:
         """Let Paddle's optimizer over `tensors` run on the gradients clipped to a global norm of `max_norm`.

@@ -25,7 +25,7 @@ class Family(Protocol):
     mlp_columns: tuple[str, ...]
     mlp_row: str
 
-    def config(self, shape: ModelShape, seq_length: int) -> Any:
+    def config(self, shape: ModelShape, seq_length: int, flash_attention: bool = False) -> Any:
         """PaddleNLP's config of the whole model, unsplit."""
 
     def decoder_layer(self, config: Any) -> Any:

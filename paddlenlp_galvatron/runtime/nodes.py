@@ -57,6 +57,7 @@ class Nodes:
             {
                 "PADDLE_TRAINER_ID": str(first + local),
                 "PADDLE_TRAINERS_NUM": str(world_size),
+                "PADDLE_RANK_IN_NODE": str(local),
                 "PADDLE_CURRENT_ENDPOINT": endpoint,
                 "PADDLE_TRAINER_ENDPOINTS": ",".join(everybody),
                 "PADDLE_MASTER": master,

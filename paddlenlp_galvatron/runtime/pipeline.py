@@ -98,6 +98,21 @@ class Pipeline:
                 link.flush()
         return total
 
+    def evaluate(self, ids: Tokens, labels: Tokens) -> Any:
+        """As `run`, without gradients: forward passes alone."""
+        total = paddle.zeros([], "float32")
+        with paddle.no_grad():
+            for micro_ids, micro_labels in zip(ids, labels, strict=True):
+                x = self._from_before.receive() if self._from_before else None
+                out = self._stage.forward(x, micro_ids, micro_labels)
+                if self._to_after:
+                    self._to_after.send(out)
+                else:
+                    total += out
+        if self._to_after:
+            self._to_after.flush()
+        return total
+
     def _input(self, position: int) -> Any:
         if self._from_before is None:
             return None

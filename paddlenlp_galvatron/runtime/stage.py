@@ -5,6 +5,8 @@ Shapes: M samples of a micro-batch over the whole stage, S sequence, H hidden, T
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -81,6 +83,7 @@ class Stage:
         groups: Groups,
         source: WeightSource,
         numbers: Numbers | None = None,
+        flash_attention: bool = False,
     ):
         """Without `numbers`, the types are those of the plan's precision on this device."""
         self.numbers = numbers or Numbers.of(plan.assumed.mixed_precision)
@@ -89,7 +92,8 @@ class Stage:
         self._seq_length = seq_length
         self._tokens = plan.micro_batch * seq_length
         self._local = rank % plan.stage_size
-        config = family.config(shape, seq_length)
+        self.config = config = family.config(shape, seq_length, flash_attention)
+        self._causal_itself = flash_attention
         edges = stage_edges(plan, self.index)
         self._boundary = boundary_layout(plan.stage_size)
 
@@ -152,6 +156,17 @@ class Stage:
             x = self._redistributions[-1](x)
         return x if self._head is None else run(position, self._head.loss, x, self._own(labels))
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Without dropout meanwhile."""
+        for block in self._blocks:
+            block.train(False)
+        try:
+            yield
+        finally:
+            for block in self._blocks:
+                block.train(True)
+
     def settle(self) -> None:
         """One micro-batch's backward is done: sum up what no unit has summed up yet."""
         for unit in self.units:
@@ -169,7 +184,9 @@ class Stage:
         return stop - start
 
     def _mask(self, block: Block) -> Any:
-        """[B, 1, S, S] with the lowest number above the diagonal, made once per batch size."""
+        """[B, 1, S, S] with the lowest number above the diagonal, made once per batch size; None: not needed."""
+        if self._causal_itself:
+            return None
         samples = block.samples(self._tokens)
         if samples not in self._masks:
             length = self._seq_length

@@ -55,7 +55,13 @@ class Case:
     @property
     def recipe(self) -> Recipe:
         rate = LEARNING_RATES[self.optimizer]
-        return Recipe(optimizer=self.optimizer, learning_rate=rate, max_grad_norm=MAX_GRAD_NORM)
+        return Recipe(
+            optim=self.optimizer,
+            learning_rate=rate,
+            lr_scheduler_type="constant",
+            weight_decay=0.01,
+            max_grad_norm=MAX_GRAD_NORM,
+        )
 
     @property
     def compared_steps(self) -> int:

@@ -2,46 +2,75 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from ..plan.options import Options
 
 
-class Recipe(BaseModel):
-    """Optimizer settings by PaddleNLP's names."""
+class Recipe(Options):
+    """Optimizer and schedule by PaddleNLP's names and with its defaults."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="Paddle's optimizer")
-    learning_rate: float = Field(3e-4, gt=0, description="highest learning rate")
-    min_learning_rate: float = Field(3e-5, ge=0, description="learning rate of the last step")
+    optim: Literal["adamw", "sgd"] = Field("adamw", description="adamw or sgd")
+    learning_rate: float = Field(5e-5, gt=0, description="highest learning rate")
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = Field(
+        "linear", description="linear, cosine, constant, constant_with_warmup or polynomial"
+    )
+    min_learning_rate: float = Field(1e-5, ge=0, description="lowest learning rate of linear and cosine")
     warmup_steps: int = Field(0, ge=0, description="steps of linear rise from 0")
-    decay_steps: int = Field(0, ge=0, description="step at which the cosine reaches the minimum; 0: constant rate")
-    weight_decay: float = Field(0.01, ge=0, description="AdamW's; never on norms and biases")
+    warmup_ratio: float = Field(0.0, ge=0, le=1, description="warmup_steps as a share of all steps")
+    decay_steps: int | None = Field(None, ge=1, description="step at which the lowest rate is reached; unset: the last")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's; never on norms and biases")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's")
+    adam_epsilon: float = Field(1e-8, gt=0, description="AdamW's")
     max_grad_norm: float = Field(1.0, gt=0, description="global norm to which gradients are clipped")
 
+    def over(self, steps: int) -> Recipe:
+        """The recipe of a run of so many steps, with nothing left open."""
+        warmup = self.warmup_steps or round(self.warmup_ratio * steps)
+        return self.model_copy(update={"warmup_steps": warmup, "decay_steps": self.decay_steps or steps})
+
     def rate_at(self, step: int) -> float:
-        """Learning rate of a step counted from 0: linear warm-up, then half a cosine."""
-        if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        if not self.decay_steps:
-            return self.learning_rate
-        done = min(1.0, (step - self.warmup_steps) / max(1, self.decay_steps - self.warmup_steps))
-        low, high = min(self.min_learning_rate, self.learning_rate), self.learning_rate
-        return low + (high - low) * (1 + math.cos(math.pi * done)) / 2
+        """Learning rate of a step counted from 0, by PaddleNLP's schedules."""
+        schedule, first = self._schedule
+        schedule.last_epoch = first + step
+        return float(schedule.get_lr())
+
+    @cached_property
+    def _schedule(self) -> tuple[Any, int]:
+        """PaddleNLP's schedule, and what it calls the first step."""
+        from paddlenlp.trainer.trainer_utils import get_scheduler
+        from paddlenlp.transformers import CosineAnnealingWithWarmupDecay, LinearAnnealingWithWarmupDecay
+
+        annealing = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
+        kind = self.lr_scheduler_type
+        # What has no end cannot decay; a decay that ends with the warm-up has no room.
+        steps = max(self.decay_steps or 0, self.warmup_steps + 1)
+        if kind in annealing and self.decay_steps:
+            lowest = min(self.min_learning_rate, self.learning_rate)
+            schedule = annealing[kind](self.learning_rate, lowest, self.warmup_steps, steps, last_epoch=0)
+        else:
+            kind = "constant_with_warmup" if kind in annealing else kind
+            schedule = get_scheduler(kind, self.learning_rate, self.warmup_steps, steps)
+        return schedule, schedule.last_epoch
 
     def build(self, parameters: list[Any], decaying: Iterable[str], grad_clip: Any = None) -> Any:
         """Paddle's optimizer over Paddle parameters; `decaying` names those under weight decay."""
         import paddle
 
         rate = paddle.optimizer.lr.LambdaDecay(1.0, self.rate_at)
-        if self.optimizer == "sgd":
+        if self.optim == "sgd":
             return paddle.optimizer.SGD(rate, parameters=parameters, grad_clip=grad_clip)
         names = frozenset(decaying)
         return paddle.optimizer.AdamW(
             rate,
+            self.adam_beta1,
+            self.adam_beta2,
+            self.adam_epsilon,
             parameters=parameters,
             weight_decay=self.weight_decay,
             grad_clip=grad_clip,

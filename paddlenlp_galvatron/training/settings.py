@@ -1,69 +1,133 @@
-"""What a training run is told: one validated file that every rank reads."""
+"""What a training run is told: options that a user gives, and one validated file that every rank reads."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions
 from ..plan.check import require_model, require_valid
 from ..plan.files import read_json, write_text
+from ..plan.options import Count, Options
 from .recipe import Recipe
 
+Interval = Literal["no", "steps", "epoch"]
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: _words(value))]
 
-class TrainSettings(BaseModel):
+
+def _words(value: object) -> object:
+    return [word for word in value.replace(",", " ").split() if word != "none"] if isinstance(value, str) else value
+
+
+class RunOptions(Options):
+    """A training run by PaddleNLP's names and with its defaults, where it has them."""
+
+    output_dir: Path = Field(Path("output"), description="folder of log, checkpoints and the ranks' logs")
+    input_dir: str | None = Field(
+        None, description='Megatron data without .bin/.idx, a folder, or "0.7 a 0.3 b"; unset: random tokens'
+    )
+    split: str = Field("949,50,1", description="shares of the documents for training, validation and test")
+    max_steps: int = Field(-1, ge=-1, description="optimizer steps; -1: as num_train_epochs says")
+    num_train_epochs: float = Field(1.0, gt=0, description="passes over the training split")
+    sequence_parallel: bool | None = Field(None, description="Megatron-SP; unset: as the plan says")
+    no_async_grad_reduce: bool | None = Field(
+        None, description="1: gradients are reduced after every micro-batch; unset: as the plan says"
+    )
+    mixed_precision: Precision | None = Field(
+        None, description="type of weights and messages, bf16, fp16 or fp32; unset: the plan's"
+    )
+    bf16: bool | None = Field(None, description="1: mixed_precision bf16")
+    fp16: bool | None = Field(None, description="1: mixed_precision fp16")
+    amp_master_grad: bool = Field(False, description="16-bit training sums and reduces gradients in fp32")
+    compute_precision: Precision | None = Field(
+        None, description="what layers compute in; unset: mixed_precision on GPUs, fp32 on CPUs"
+    )
+    use_flash_attention: bool = Field(False, description="Paddle's flash attention, on GPUs")
+    load: Path | None = Field(
+        None, description="weights to begin with: a Hugging Face directory, a converted or a training checkpoint"
+    )
+    load_distributed: bool = Field(False, description="1: load is a training checkpoint to go on from")
+    resume_from_checkpoint: str = Field("auto", description="auto: the newest whole one, if any; none; or a folder")
+    save_strategy: Interval = Field("steps", description="when a checkpoint is written: no, steps or epoch")
+    save_steps: int = Field(500, ge=0, description="steps from one checkpoint to the next; 0: none but on SIGTERM")
+    save_total_limit: Count = Field(2, description="how many checkpoints are kept, the newest")
+    do_eval: bool = Field(False, description="1: evaluation_strategy steps")
+    evaluation_strategy: Interval = Field("no", description="when the validation split is evaluated")
+    eval_steps: Count | None = Field(None, description="steps from one evaluation to the next; unset: logging_steps")
+    max_evaluate_steps: int = Field(-1, ge=-1, description="global batches of an evaluation; -1: the whole split")
+    logging_steps: Count = Field(10, description="steps from one entry of PaddleNLP's log to the next")
+    logging_first_step: bool = Field(False, description="1: an entry after the first step, too")
+    logging_dir: Path | None = Field(None, description="VisualDL's folder; unset: in output_dir")
+    report_to: Names | None = Field(
+        None, description="visualdl, tensorboard, wandb, …; none; unset: VisualDL where it is installed"
+    )
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop", description="what to do about a step whose loss or gradients are NaN or Inf: stop or skip"
+    )
+    seed: int = Field(42, ge=0, description="of weights, dropout and the data's order")
+
+    @model_validator(mode="after")
+    def _one_precision(self) -> Self:
+        wanted = {Precision(name) for name in ("bf16", "fp16") if getattr(self, name)} | {self.mixed_precision or None}
+        if len(wanted - {None}) > 1:
+            names = ", ".join(name for name in ("bf16", "fp16", "mixed_precision") if getattr(self, name))
+            raise ValueError(f"{names}: contradict each other; give one")
+        if self.load_distributed and self.load is None:
+            raise ValueError("load_distributed: says how to take load, which is missing; give --load")
+        return self
+
+    @property
+    def precision(self) -> Precision | None:
+        """Type of weights and messages that is asked for; None: the plan's."""
+        return Precision.BF16 if self.bf16 else Precision.FP16 if self.fp16 else self.mixed_precision
+
+    @property
+    def evaluates(self) -> Interval:
+        """When the validation split is evaluated."""
+        return "steps" if self.do_eval and self.evaluation_strategy == "no" else self.evaluation_strategy
+
+    @property
+    def saves(self) -> bool:
+        """Whether checkpoints are written without being told to."""
+        return self.save_strategy == "epoch" or (self.save_strategy == "steps" and self.save_steps > 0)
+
+
+class TrainSettings(RunOptions):
     """A training run. Paths are absolute or relative to where it is started."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     plan: Path = Field(description="strategy file")
     model: str = Field(description="config.json, its folder, or the name of a preset")
-    output: Path = Field(description="folder of train_log.jsonl and of the ranks' logs")
-    data: str | None = Field(
-        None, description='Megatron data without .bin/.idx, a folder, or "0.7 a 0.3 b"; absent: random tokens'
-    )
-    split: str = Field("949,50,1", description="shares of the documents for training, validation and test")
-    steps: int = Field(ge=1, description="optimizer steps")
     world_size: int = Field(ge=1, description="ranks that are started")
     seq_length: int | None = Field(None, ge=1, description="tokens of a sample; absent: the plan's")
-    sequence_parallel: bool | None = Field(None, description="Megatron-SP; absent: as the plan says")
-    mixed_precision: Precision | None = Field(None, description="type of weights and messages; absent: the plan's")
-    amp_master_grad: bool = Field(False, description="16-bit training sums and reduces gradients in fp32")
-    compute_precision: Precision | None = Field(
-        None, description="what layers compute in; absent: mixed_precision on GPUs, fp32 on CPUs"
-    )
-    save_steps: int = Field(0, ge=0, description="steps from one checkpoint to the next; 0: none but on SIGTERM")
-    save_total_limit: int = Field(2, ge=1, description="how many checkpoints are kept, the newest")
-    resume_from_checkpoint: str = Field("auto", description="auto: the newest whole one, if any; none; or a folder")
-    on_nonfinite: Literal["stop", "skip"] = Field("stop", description="a step whose loss or gradients are NaN or Inf")
-    seed: int = Field(0, ge=0, description="of weights and of the data's order")
     recipe: Recipe = Recipe()
 
     @property
     def log(self) -> Path:
         """One JSON line a step."""
-        return self.output / "train_log.jsonl"
+        return self.output_dir / "train_log.jsonl"
 
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
-        return self.output / "checkpoints"
+        return self.output_dir / "checkpoints"
 
     @property
     def traffic(self) -> Path:
         """What the first step sent: groups, and calls and bytes by collective."""
-        return self.output / "traffic.json"
+        return self.output_dir / "traffic.json"
 
-    def load(self) -> tuple[Plan, ModelShape]:
+    def load_plan(self) -> tuple[Plan, ModelShape]:
         """The plan and the model, checked against each other and the world. Raises UserError."""
         plan = read_plan(self.plan, self.world_size)
         plan = with_assumptions(
             plan,
             seq_length=self.seq_length,
             sequence_parallel=self.sequence_parallel,
-            mixed_precision=self.mixed_precision,
+            mixed_precision=self.precision,
+            async_grad_reduce=None if self.no_async_grad_reduce is None else not self.no_async_grad_reduce,
         )
         shape = load_model(self.model)
         if plan.assumed.seq_length is None:
@@ -71,6 +135,15 @@ class TrainSettings(BaseModel):
         require_model(plan, shape)
         require_valid(plan, shape)
         return plan, shape
+
+    def steps_over(self, samples: int | None, global_batch: int) -> tuple[int, int]:
+        """Steps of the run and of an epoch; `samples` is what the training split has. Raises UserError."""
+        if samples is None:
+            if self.max_steps < 0:
+                raise UserError("max_steps: missing; random tokens have no end: give --max_steps, or --input_dir")
+            return self.max_steps, max(1, self.max_steps)
+        epoch = max(1, samples // global_batch)
+        return self.max_steps if self.max_steps >= 0 else math.ceil(self.num_train_epochs * epoch), epoch
 
     def save(self, path: Path) -> None:
         write_text(path, self.model_dump_json(indent=2) + "\n")

@@ -19,7 +19,7 @@ from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.launch import LaunchError, launch
 from paddlenlp_galvatron.training.parity import batch_of, small_case
 from paddlenlp_galvatron.training.settings import TrainSettings
-from paddlenlp_galvatron.training.train_worker import train
+from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
 from .plans import plan
 
@@ -103,8 +103,8 @@ def settings(tmp_path, **given) -> TrainSettings:
     return TrainSettings(
         plan=tmp_path / "plan.json",
         model=str(tmp_path / "model.json"),
-        output=tmp_path,
-        steps=3,
+        output_dir=tmp_path,
+        max_steps=3,
         world_size=1,
         **given,
     )
@@ -112,11 +112,11 @@ def settings(tmp_path, **given) -> TrainSettings:
 
 def test_a_run_stops_at_a_loss_that_is_no_number(tmp_path, diverging):
     with pytest.raises(GalvatronError, match=r"step 1: the loss is nan.*--on_nonfinite skip"):
-        list(train(settings(tmp_path)))
+        list(GalvatronTrainer(settings(tmp_path)).steps())
 
 
 def test_a_run_leaves_such_a_step_out_when_told(tmp_path, diverging):
-    records = list(train(settings(tmp_path, on_nonfinite="skip")))
+    records = list(GalvatronTrainer(settings(tmp_path, on_nonfinite="skip")).steps())
     assert [np.isfinite(record["grad_norm"]) for record in records] == [True, False, True]
     assert np.isfinite(records[2]["loss"])
 

@@ -1,0 +1,122 @@
+"""From options to a run: which model, which plan, how many ranks. Nothing of it needs Paddle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ..plan import Assumptions, ModelShape, UserError, write_plan
+from ..plan.files import read_json, write_text
+from ..plan.model_options import ModelOptions, config_of
+from ..plan.newest import newest_plan
+from ..plan.options import Count, Options
+from ..plan.uniform import UniformOptions
+from .recipe import Recipe
+from .settings import RunOptions, TrainSettings
+
+CONFIGS = Path("configs")  # where the search writes plans
+WEEK_S = 7 * 24 * 3600.0
+
+
+class PlanOptions(Options):
+    """Which plan. Unset: that of GLOBAL mode's options, or without them the newest in configs/ that fits."""
+
+    galvatron_config_path: Path | None = Field(None, description="plan file; unset: GLOBAL mode, or the newest plan")
+
+
+class LaunchOptions(Options):
+    """Which processes; of several nodes each starts the same command."""
+
+    nproc: Count | None = Field(None, description="processes of a node; unset: as the plan says, or a GPU each")
+    num_nodes: Count | None = Field(None, description="nodes")
+    node_rank: int | None = Field(None, ge=0, description="which node this is, from 0")
+    master_addr: str | None = Field(None, description="address of node 0")
+    master_port: Count | None = Field(None, description="free port of node 0")
+    timeout: float = Field(WEEK_S, gt=0, description="seconds after which the processes are ended")
+
+
+GROUPS: tuple[type[Options], ...] = (ModelOptions, UniformOptions, PlanOptions, Recipe, RunOptions, LaunchOptions)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that is ready to start, and what the user should hear of it."""
+
+    settings: TrainSettings
+    notes: tuple[str, ...]
+
+
+def prepare(values: Mapping[str, Any], world_size: int | None) -> Prepared:
+    """The run that options by canonical name ask for; a plan or model of their own is written to output_dir.
+
+    `world_size`: ranks that will be started; None: as many as the plan has. Raises UserError.
+    """
+    run, uniform, choice = RunOptions.among(values), UniformOptions.among(values), PlanOptions.among(values)
+    given = list(uniform.model_dump(exclude_none=True))
+    notes = []
+    model, shape, seq_length = _model(values, run)
+    if choice.galvatron_config_path:
+        plan = choice.galvatron_config_path
+        if given:
+            notes.append(f"{', '.join(given)}: left out of account, as the plan {plan} says what holds")
+        world_size = world_size or _world_size(plan)
+    elif world_size is None:
+        raise UserError("nproc: missing; without a plan's file it says for how many processes a plan is wanted")
+    elif given:
+        plan = run.output_dir / "galvatron_config.json"
+        write_plan(uniform.plan(shape.layers, world_size, _assumed(run, seq_length)), plan)
+        notes.append(f"one strategy for all layers, by {', '.join(given)}: {plan}")
+    else:
+        plan = newest_plan(CONFIGS, shape, world_size)
+        notes.append(f"plan: {plan}, the newest in {CONFIGS} for {shape.name} on {world_size} ranks")
+    settings = TrainSettings.among(
+        run.model_dump()
+        | {
+            "plan": plan.absolute(),
+            "model": model,
+            "world_size": world_size,
+            "seq_length": seq_length or None,
+            "output_dir": run.output_dir.absolute(),
+            "recipe": Recipe.among(values),
+        }
+    )
+    return Prepared(settings, tuple(notes))
+
+
+def _model(values: Mapping[str, Any], run: RunOptions) -> tuple[str, ModelShape, int]:
+    """The model as the settings name it, its shape, and the tokens of a sample, 0 where the plan says them."""
+    options = ModelOptions.among(values)
+    if options.model_size is None and run.load is not None and (run.load / "config.json").exists():
+        options = options.model_copy(update={"model_size": str(run.load)})
+    model = options.resolve(default_seq_length=0)
+    if len(model.shapes) > 1:
+        raise UserError(f"num_layertype: training takes one type of layers, but {len(model.shapes)} are given")
+    shape = model.shapes[0]
+    own = options.model_dump(exclude={"model_size", "seq_length"}, exclude_none=True)
+    if options.model_size is not None and not own:
+        return options.model_size, shape, model.seq_length
+    path = run.output_dir.absolute() / "config.json"
+    write_text(path, dumps(config_of(shape), indent=2) + "\n")
+    return str(path), shape, model.seq_length
+
+
+def _assumed(run: RunOptions, seq_length: int) -> Assumptions:
+    if not seq_length:
+        raise UserError("seq_length: missing; say how many tokens a sample has")
+    chosen: dict[str, Any] = {"sequence_parallel": run.sequence_parallel, "mixed_precision": run.precision}
+    if run.no_async_grad_reduce is not None:
+        chosen["async_grad_reduce"] = not run.no_async_grad_reduce
+    return Assumptions(seq_length=seq_length, **{name: value for name, value in chosen.items() if value is not None})
+
+
+def _world_size(path: Path) -> int:
+    data = read_json(path)
+    world_size = data.get("world_size") if isinstance(data, dict) else None
+    if not isinstance(world_size, int):
+        raise UserError(f"{path}: world_size: missing; add it to the file or pass --nproc")
+    return world_size
