@@ -29,7 +29,7 @@ from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
 ROUNDS = 3  # everything is measured so often, so that what disturbs the machine for a while spoils one round only
-MOST_ROUNDS = 5  # for numbers that still spread too widely, or cannot be
+MOST_ROUNDS = 6  # for numbers that nothing confirms, or that cannot be
 TOLERANCE = 0.1  # of a number: sizes in between are measured where a line through the others misses by more
 LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
 FLOAT_BYTES = 4
@@ -95,7 +95,7 @@ class HardwareProfiler:
         for turn in range(ROUNDS, MOST_ROUNDS):
             if not self.stopwatch.is_late():
                 for group in wanted:
-                    for mib in sorted(doubtful(self._turns(group))):
+                    for mib in sorted(doubtful(self._turns(group), self.stopwatch.shared)):
                         self._measure_message(MessagePoint(group, mib, turn))
         report_progress(total, total)
 
@@ -132,7 +132,7 @@ class HardwareProfiler:
         return message_turns(self.journal)[group]
 
     def _times(self, group: MessageGroup) -> dict[float, float]:
-        return {mib: timing.ms for mib, timing in timings(self._turns(group)).items()}
+        return {mib: timing.ms for mib, timing in timings(self._turns(group), self.stopwatch.shared).items()}
 
     def _measure_message(self, point: MessagePoint) -> float:
         """Time in ms of a message in one turn."""
@@ -185,7 +185,9 @@ def main() -> None:
     with pinned(rank % per_node, per_node):
         HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal).measure()
     if rank == 0:
-        profile = hardware_profile(journal, options.num_nodes, per_node, options.link_gb_per_s, device)
+        profile = hardware_profile(
+            journal, options.num_nodes, per_node, options.link_gb_per_s, device, stopwatch.shared
+        )
         report_note(*impossible_note(profile.meta))
         profile.save(options.output)
 

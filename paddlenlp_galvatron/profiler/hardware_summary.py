@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ..profiles import Collective, Fingerprint, HardwareProfile, MessageGroup, Meta
 from ..profiles.hardware import message_key
 from ..profiles.network import traffic_factor
 from .journal import Journal
 from .refine import falling
-from .stopwatch import Timing
+from .stopwatch import Timing, confirmed
 
-WIDE = 0.3  # spread of a number that is measured again
 GB_PER_S = 1e9 / 2**20 / 1e3  # in MiB/ms
 OVERLAP = "overlap_coe"
 
@@ -44,25 +45,31 @@ def message_turns(journal: Journal) -> dict[MessageGroup, Turns]:
     return result
 
 
-def timings(turns: Turns) -> dict[float, Timing]:
-    """Message in MiB -> its time."""
-    return {mib: Timing.of_turns(laps) for mib, laps in turns.items()}
+def timings(turns: Turns, shared: bool) -> dict[float, Timing]:
+    """Message in MiB -> its time; `shared`: ranks share processors."""
+    return {mib: Timing.of_turns(laps, shared) for mib, laps in turns.items()}
 
 
-def doubtful(turns: Turns) -> set[float]:
-    """Messages whose time spreads too widely or cannot be."""
-    known = timings(turns)
-    return {mib for mib, timing in known.items() if timing.spread > WIDE} | set(falling(known))
+def doubtful(turns: Turns, shared: bool) -> set[float]:
+    """Messages whose time no second turn confirms, or cannot be. Where ranks share processors every turn counts, and
+    nothing is confirmed by being quick."""
+    unsure = {mib for mib, laps in turns.items() if not (shared or confirmed([*map(np.median, laps)]))}
+    return unsure | set(falling(timings(turns, shared)))
 
 
 def hardware_profile(
-    journal: Journal, nodes: int, gpus_per_node: int, link_gb_per_s: float | None, fingerprint: Fingerprint
+    journal: Journal,
+    nodes: int,
+    gpus_per_node: int,
+    link_gb_per_s: float | None,
+    fingerprint: Fingerprint,
+    shared: bool = False,
 ) -> HardwareProfile:
     """The profile of all that the journal knows. A number that cannot be stands under "flags", with the reason."""
     bandwidth: dict[Collective, dict[tuple[int, bool], float]] = {Collective.ALL_REDUCE: {}, Collective.SEND: {}}
     spread: dict[str, float] = {}
     flags: dict[str, str] = {}
-    known = {group: timings(turns) for group, turns in message_turns(journal).items()}
+    known = {group: timings(turns, shared) for group, turns in message_turns(journal).items()}
     for group, times in known.items():
         spread |= {message_key(group, mib): timing.spread for mib, timing in times.items()}
         for mib, longer_ms in falling(times).items():

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 from ..runtime.collectives import all_gather
 
 LEAST_LAPS, MOST_LAPS = 3, 30
-ATTEMPTS = 2
-STEADY = 0.1  # spread of laps that are not run again
-SHORTEST_LAP_MS = 2.0  # shorter operations run several times in a lap, so that the ranks' uneven start weighs little
+STEADY = 0.05  # two turns that differ by no more confirm each other
+SHORTEST_LAP_MS = 5.0  # shorter operations run several times in a lap
+WORK_MS = 10.0  # processor time between two messages of ranks that share processors: about half a small layer's
+MATRIX = 256  # side of the matrices that are multiplied as work
+WALL, PROCESSOR = 0, 1  # clocks
 
 Operation = Callable[[], Any]
 Array = NDArray[np.float64]
@@ -37,20 +40,28 @@ class Timing:
         return cls(float(middle), float((high - low) / middle))
 
     @classmethod
-    def of_turns(cls, turns: Sequence[Sequence[float]]) -> Timing:
+    def of_turns(cls, turns: Sequence[Sequence[float]], shared: bool = False) -> Timing:
         """Of laps that were run in turns, at different times: what disturbs them only adds time, so the median of the
-        quickest turn counts, and the spread is that of all."""
-        return cls(float(min(np.median(laps) for laps in turns)), cls.of(np.concatenate(turns)).spread)
+        quickest turn counts, and the spread is that of all. Ranks that share processors (`shared`) disturb each other,
+        and will in training: there the median of all counts."""
+        every = cls.of(np.concatenate(turns))
+        return every if shared else cls(float(min(np.median(laps) for laps in turns)), every.spread)
 
     @property
     def low_ms(self) -> float:
         """What it is at least, as far as the spread tells."""
-        return self.ms * (1 - max(self.spread, STEADY) / 2)
+        return self.ms * (1 - max(self.spread, 0.1) / 2)
 
     @property
     def high_ms(self) -> float:
         """What it is at most."""
-        return self.ms * (1 + max(self.spread, STEADY) / 2)
+        return self.ms * (1 + max(self.spread, 0.1) / 2)
+
+
+def confirmed(turns_ms: Sequence[float]) -> bool:
+    """Whether the quickest turn is met by another one, so that it was no freak and nothing disturbed both."""
+    quickest, *others = sorted(turns_ms)
+    return bool(others) and others[0] <= quickest * (1 + STEADY)
 
 
 class Stopwatch:
@@ -64,7 +75,11 @@ class Stopwatch:
         self._world = dist.get_group(0) if world_size > 1 else None
         self._budget_ms = budget_ms
         self._deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
-        self._wall_per_processor_time = _wall_per_processor_time(per_node or world_size)
+        ranks, processors = per_node or world_size, len(os.sched_getaffinity(0))
+        self.shared = not _on_gpu() and ranks > processors  # whether ranks share processors
+        threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+        # How long a rank's ms of processor time takes while all ranks of this host, alike, compute.
+        self._wall_per_processor_ms = max(1 / threads, ranks / processors)
 
     def is_late(self) -> bool:
         """Whether the time budget is spent on any rank: the same answer on all."""
@@ -77,68 +92,86 @@ class Stopwatch:
         return False
 
     def together(self, operation: Operation) -> Array:
-        """Times in ms [laps, ranks] of an operation that the ranks do together, such as a collective. It is done when
-        the slowest rank is."""
-        warm_ms = self.once(operation)
-        inner = max(1, round(SHORTEST_LAP_MS / warm_ms))
+        """Times in ms [laps, ranks or 1] of an operation that the ranks do together, such as a collective: laps one after
+        the other, so that each begins when the ranks are done with the one before.
+
+        Ranks that share processors do some work before each: the time is what the operation adds to the work's, their
+        waiting for one another included, as in training; it is the mean over the ranks.
+        """
+        if self.shared:
+            return self._after_work(operation)
+        inner = max(1, round(SHORTEST_LAP_MS / self._warm_ms(operation)))
 
         def several() -> None:
             for _ in range(inner):
                 operation()
 
-        laps = [self._laps([several], 1)[0, :, 0] / inner for _ in range(self._count(warm_ms * inner))]
-        return np.stack(laps)
+        count = self._count(self._warm_ms(several))
+        return self._laps([several], count)[..., 0, WALL] / inner
+
+    def _after_work(self, operation: Operation) -> Array:
+        laps = self._laps([self._work, operation], 1 + self._count(3 * WORK_MS))[1:]
+        added = laps[..., WALL].sum(axis=2) - self._wall_per_processor_ms * laps[:, :, 0, PROCESSOR]
+        of_the_last: Array = laps[:, :, 1, WALL].min(axis=1, keepdims=True)  # who arrives last does not wait
+        return np.maximum(added.mean(axis=1, keepdims=True), of_the_last)
+
+    @cached_property
+    def _work(self) -> Operation:
+        """Takes WORK_MS of processor time."""
+        matrix = paddle.ones([MATRIX, MATRIX])
+        each_ms = self._laps([lambda: paddle.matmul(matrix, matrix)], LEAST_LAPS)[1:, ..., PROCESSOR].mean()
+        products = max(1, round(WORK_MS / each_ms))
+
+        def work() -> None:
+            for _ in range(products):
+                paddle.matmul(matrix, matrix)
+
+        return work
 
     def apart(self, *steps: Operation) -> Array:
-        """Times in ms [laps, steps] of steps that each rank takes for itself, one after the other, all ranks at once:
-        the mean over the ranks.
+        """Times in ms [laps, steps] of steps that each rank takes for itself, one after the other, all ranks at once.
 
         On CPU processes this is the processor time that they take, scaled to the processors that each has while all
-        compute: the same whatever else the machine does meanwhile. Laps that differ too much are run again; what
-        disturbs them only adds time, so the quicker ones count.
+        compute: the same whatever else the machine does meanwhile. All ranks take the same steps and what disturbs one
+        only adds time, so the quickest counts; the mean, where they share processors and disturb each other.
         """
-        count = self._count(float(self._laps(steps, 1).sum(axis=2).mean()))
-        clock, scale = (time.perf_counter, 1.0) if _on_gpu() else (time.process_time, self._wall_per_processor_time)
-        best: Array | None = None
-        for _ in range(ATTEMPTS):
-            laps: Array = scale * self._laps(steps, count, clock).mean(axis=1)
-            whole = Timing.of(laps.sum(axis=1))
-            if best is None or whole.ms < Timing.of(best.sum(axis=1)).ms:
-                best = laps
-            if whole.spread <= STEADY:
-                break
-        assert best is not None
-        return best
+        clock, scale = (WALL, 1.0) if _on_gpu() else (PROCESSOR, self._wall_per_processor_ms)
+        count = self._count(scale * float(self._laps(steps, 1)[..., clock].sum(axis=2).mean()))
+        laps: Array = scale * self._laps(steps, count)[..., clock]
+        return laps.mean(axis=1) if self.shared else laps.min(axis=1)
 
     def once(self, operation: Operation) -> float:
         """Time in ms of one run of an operation that the ranks do together, the slowest rank's."""
-        return float(self._laps([operation], 1).max())
+        return float(self._laps([operation], 1)[..., WALL].max())
+
+    def _warm_ms(self, operation: Operation) -> float:
+        """Time in ms of its second run: the first one's has the ranks' uneven start."""
+        return float(self._laps([operation], 2)[-1, ..., WALL].max())
 
     def _count(self, lap_ms: float) -> int:
         return min(max(round(self._budget_ms / lap_ms), LEAST_LAPS), MOST_LAPS)
 
-    def _laps(self, steps: Sequence[Operation], count: int, clock: Callable[[], float] = time.perf_counter) -> Array:
-        """Times in ms [laps, ranks, steps]; the ranks start the first lap together."""
-        mine = np.empty((1, count, len(steps)))
+    def _laps(self, steps: Sequence[Operation], count: int) -> Array:
+        """Times in ms [laps, ranks, steps, clocks]; the ranks start the first lap together."""
+        mine = np.empty((1, count, len(steps), 2))
         if self._world is not None:
             dist.barrier()
         synchronize()
-        start = clock()
+        start = _clocks()
         for lap in range(count):
             for number, step in enumerate(steps):
                 step()
                 synchronize()
-                now = clock()
+                now = _clocks()
                 mine[0, lap, number] = 1000 * (now - start)
                 start = now
         times: Array = all_gather(paddle.to_tensor(mine), self._world).numpy()
-        return times.transpose(1, 0, 2)
+        return times.swapaxes(0, 1)
 
 
-def _wall_per_processor_time(ranks: int) -> float:
-    """How long a rank's second of processor time takes when `ranks` of them, alike, share this host's processors."""
-    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
-    return max(1 / threads, ranks / len(os.sched_getaffinity(0)))
+def _clocks() -> Array:
+    """Seconds, by WALL and PROCESSOR."""
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def _on_gpu() -> bool:

@@ -195,14 +195,18 @@ def write_tensors(path: Path, tensors: Sequence[Tensor], precision: Precision, a
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors:
-            array = tensor.read()
-            with np.errstate(over="ignore"):
-                stored = np.ascontiguousarray(array, dtype)
-            if precision is Precision.FP16 and not np.isfinite(stored).all() and np.isfinite(array).all():
-                raise UserError(f"{tensor.key}: has numbers that fp16 cannot hold; choose bf16 or fp32")
-            advance(file.write(stored.reshape(-1).view(np.uint8)))
+            advance(file.write(_bytes_of(tensor, precision)))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _bytes_of(tensor: Tensor, precision: Precision) -> Any:
+    array = tensor.read()
+    with np.errstate(over="ignore"):
+        stored = np.ascontiguousarray(array, DTYPES[precision])
+    if precision is Precision.FP16 and not np.isfinite(stored).all() and np.isfinite(array).all():
+        raise UserError(f"{tensor.key}: has numbers that fp16 cannot hold; choose bf16 or fp32")
+    return stored.reshape(-1).view(np.uint8)
 
 
 @contextmanager

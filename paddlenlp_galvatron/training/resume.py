@@ -28,7 +28,7 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
     though there are some, or the one named is not; it is another model's; `auto` finds that it was trained on other
     data. With those, one that is named goes on at their first sample.
     """
-    wanted = settings.resume_from_checkpoint
+    wanted = settings.continue_from
     if wanted == "none":
         return 0
     automatic = wanted == "auto"

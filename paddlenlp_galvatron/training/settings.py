@@ -115,6 +115,13 @@ class TrainSettings(RunOptions):
         return self.output_dir / "checkpoints"
 
     @property
+    def continue_from(self) -> str:
+        """auto, none, or the checkpoint to go on from: `load` is one, too, until the run has checkpoints of its own."""
+        if self.load_distributed and self.resume_from_checkpoint == "auto" and not any(self.checkpoints.glob("*")):
+            return str(self.load)
+        return self.resume_from_checkpoint
+
+    @property
     def traffic(self) -> Path:
         """What the first step sent: groups, and calls and bytes by collective."""
         return self.output_dir / "traffic.json"
