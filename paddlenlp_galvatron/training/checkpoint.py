@@ -349,20 +349,27 @@ class _Stored:
     def _copy(self, source: Part, target: Part, file: str, key: str, begin: int, out: Any, filled: Any) -> None:
         for move in transfers(source, target):
             given, wanted = move.source, move.target
-            first = begin + given.begin + (move.row - given.row) * given.columns
-            rows = self._read(file, key, first, first + move.rows * given.columns).reshape(move.rows, given.columns)
-            left = move.column - given.column
+            first = begin + given.begin + (move.row - given.row) * given.columns + move.column - given.column
             start = wanted.begin + (move.row - wanted.row) * wanted.columns
             place = slice(start, start + move.rows * wanted.columns)
             columns = slice(move.column - wanted.column, move.column - wanted.column + move.columns)
-            out[place].reshape(move.rows, wanted.columns)[:, columns] = rows[:, left : left + move.columns]
+            rows = self._read(file, key, first, move.rows, move.columns, given.columns)
+            out[place].reshape(move.rows, wanted.columns)[:, columns] = rows
             filled[place].reshape(move.rows, wanted.columns)[:, columns] = True
 
-    def _read(self, file: str, key: str, start: int, stop: int) -> Any:
+    def _read(self, file: str, key: str, first: int, rows: int, columns: int, width: int) -> Any:
+        """[rows, columns] of a flat tensor: rows begin `width` numbers after one another, the first at `first`."""
         path = self._folder / file
         try:
             with safe_open(path, framework="numpy") as tensors:
-                return tensors.get_slice(key)[start:stop]
+                flat = tensors.get_slice(key)
+                if columns == width:
+                    return flat[first : first + rows * width].reshape(rows, columns)
+                block = np.empty((rows, columns), np.float32)
+                for row in range(rows):
+                    start = first + row * width
+                    block[row] = flat[start : start + columns]
+                return block
         except (OSError, SafetensorError) as error:
             raise BrokenCheckpoint(f"{path}: tensor {key} cannot be read: {error}") from None
 
