@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from paddlenlp_galvatron import __version__
@@ -30,11 +30,16 @@ COMMANDS = {
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 bad input, 3 nothing feasible."""
     words = list(sys.argv[1:] if args is None else args)
-    debug = "--debug" in words or os.environ.get("GALVATRON_DEBUG", "0") not in ("", "0")
+    return exit_code_of(lambda: _run([word for word in words if word != "--debug"]), debug="--debug" in words)
+
+
+def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
+    """Do the work, with an error as a line and an exit code."""
+    debug = debug or os.environ.get("GALVATRON_DEBUG", "0") not in ("", "0")
     if not debug:
         warnings.simplefilter("ignore")  # those of Paddle and PaddleNLP, which the user cannot mend
     try:
-        return _run([word for word in words if word != "--debug"])
+        return work()
     except GalvatronError as error:
         for line in str(error).split("\n"):
             print(f"error: {line}", file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ MIB = 2**20
 WORKER = "paddlenlp_galvatron.training.train_worker"
 
 
-def train(values: dict[str, Any], dry_run: bool) -> None:
+def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) -> None:
     """Train a model by a plan, one process a rank, and write train_log.jsonl and checkpoints."""
     launch = LaunchOptions.among(values)
     nodes = Nodes.from_environment(**launch.model_dump(include=set(FIELDS)))
@@ -45,7 +46,7 @@ def train(values: dict[str, Any], dry_run: bool) -> None:
         return
     path = settings.output_dir / f"settings.{nodes.node_rank}.json"
     settings.save(path)
-    records = run_training(console, settings, [WORKER, str(path)], launch.timeout, nodes)
+    records = run_training(console, settings, program or [WORKER, str(path)], launch.timeout, nodes)
     if nodes.node_rank:
         return  # node 0 has the log
     if not records:
@@ -92,7 +93,7 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
 def run_training(
     console: Console,
     settings: TrainSettings,
-    program: list[str],
+    program: Sequence[str],
     timeout_s: float,
     nodes: Nodes = ONE_NODE,
 ) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from math import lcm
+from math import lcm, nan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -177,9 +177,10 @@ def _compare(case: Case, folder: Path, index: int) -> Parity:
     worst, worst_name, groups, seconds = 0.0, "", [], 0.0
     found: set[tuple[int, str]] = set()
     measured: list[float] = []
+    evaluated = nan
     for rank in range(case.plan.world_size):
         report = json.loads((folder / f"{index}.{rank}.json").read_text())
-        measured = report["losses"]
+        measured, evaluated = report["losses"], report["evaluated"]
         groups.append(report["groups"])
         seconds = max(seconds, report["seconds"])
         with np.load(folder / f"{index}.{rank}.npz") as arrays:
@@ -198,7 +199,8 @@ def _compare(case: Case, folder: Path, index: int) -> Parity:
     missing = {(step, weight) for step in range(case.compared_steps) for weight in gradients[step]} - found
     if missing:
         raise AssertionError(f"no rank has the gradients of {sorted(missing)[:3]}")
-    difference = max(abs(a - b) for a, b in zip(measured, losses, strict=True))
+    pairs = zip([*measured, evaluated], [*losses, losses[-1]], strict=True)
+    difference = max(abs(ours - theirs) for ours, theirs in pairs)
     precision = case.plan.assumed.mixed_precision
     return Parity(difference, worst, worst_name, measured, losses, groups, seconds, precision)
 

@@ -28,9 +28,12 @@ def run_case(case: Case, folder: Path, index: int) -> None:
         case.plan, case.shape, load_family(case.shape.family), case.seq_length, seed=case.seed, loss_scale=LOSS_SCALE
     )
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
-    losses, arrays = [], {}
+    losses, arrays, evaluated = [], {}, 0.0
     for step in range(case.steps):
-        losses.append(engine.forward_backward(batch_of(case, step)))
+        batch = batch_of(case, step)
+        if step == case.steps - 1:
+            evaluated = engine.evaluate(batch)
+        losses.append(engine.forward_backward(batch))
         if step < case.compared_steps:
             for key, trainable in enumerate(engine.trainables):
                 arrays[f"{step}.{key}"] = trainable.gradient.astype("float32").numpy() / engine.gradient_scale
@@ -39,6 +42,7 @@ def run_case(case: Case, folder: Path, index: int) -> None:
     np.savez(folder / f"{index}.{engine.rank}.npz", **arrays)
     report = {
         "losses": losses,
+        "evaluated": evaluated,  # the last of the losses again, by a forward pass alone
         "groups": len(engine.groups.members),
         "seconds": time.monotonic() - start,
         "pieces": {key: _describe(trainable) for key, trainable in enumerate(engine.trainables)},

@@ -19,7 +19,8 @@ Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: _words(value))]
 
 
 def _words(value: object) -> object:
-    return [word for word in value.replace(",", " ").split() if word != "none"] if isinstance(value, str) else value
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return [word for word in text.replace(",", " ").split() if word != "none"] if isinstance(text, str) else value
 
 
 class RunOptions(Options):

@@ -1,0 +1,78 @@
+"""The options as PaddleNLP's PdArgumentParser takes them: dataclasses, of which one extends its TrainingArguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field, fields, make_dataclass
+from enum import Enum
+from typing import Any, NoReturn, Optional
+
+from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+
+from ..plan import UserError
+from ..plan.model_options import ModelOptions
+from ..plan.options import Options
+from ..plan.uniform import UniformOptions
+from .prepare import GROUPS, LaunchOptions, PlanOptions
+from .recipe import Recipe
+from .settings import RunOptions
+
+OF_DATA = ("input_dir", "split")
+OF_MODEL = (*ModelOptions.model_fields, "load", "load_distributed", "use_flash_attention")
+OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}
+
+
+def _arguments(name: str, doc: str, options: Sequence[str], base: type[Any] = object) -> type[Any]:
+    """A dataclass with these options as fields, unset by default, beside those of its base."""
+    taken = {own.name for own in fields(base)} if base is not object else set()
+    own = [
+        (option, _kind(option), field(default=None, metadata={"help": OPTIONS[option].description}))
+        for option in options
+        if option not in taken
+    ]
+    return make_dataclass(name, own, bases=(base,), namespace={"__doc__": doc})
+
+
+def _kind(option: str) -> Any:
+    """What PdArgumentParser can read, which knows no unions; `Options` checks it further."""
+    return Optional[bool] if OPTIONS[option].annotation in (bool, bool | None) else Optional[str]  # noqa: UP045
+
+
+def _options(*groups: type[Options]) -> list[str]:
+    return [name for group in groups for name in group.model_fields if name not in (*OF_DATA, *OF_MODEL)]
+
+
+ModelArguments = _arguments("ModelArguments", "Which model, and the weights to begin with.", OF_MODEL)
+DataArguments = _arguments("DataArguments", "Which data.", OF_DATA)
+GalvatronTrainingArguments = _arguments(
+    "GalvatronTrainingArguments",
+    "PaddleNLP's training arguments, and those of a plan and its launch.",
+    _options(PlanOptions, UniformOptions, Recipe, RunOptions, LaunchOptions),
+    TrainingArguments,
+)
+
+
+def is_boolean() -> dict[str, bool]:
+    """Every option, and whether it is one."""
+    return {name: _kind(name) == Optional[bool] for name in OPTIONS}  # noqa: UP045
+
+
+def parse_options(words: Sequence[str]) -> dict[str, Any]:
+    """The options that canonical words (`--name=value`) give, as PaddleNLP's parser understands them.
+
+    Raises UserError for what it refuses.
+    """
+    parser = PdArgumentParser([ModelArguments, DataArguments, GalvatronTrainingArguments])
+    parser.error = _refuse
+    default = f"--output_dir={OPTIONS['output_dir'].default}"
+    try:
+        objects = parser.parse_args_into_dataclasses([default, *words])
+    except (ValueError, AssertionError) as error:
+        raise UserError(str(error)) from None
+    given = {word.removeprefix("--").partition("=")[0] for word in words}
+    found = {name: getattr(one, name) for one in objects for name in given if hasattr(one, name)}
+    return {name: value.value if isinstance(value, Enum) else value for name, value in found.items()}
+
+
+def _refuse(message: str) -> NoReturn:
+    raise UserError(message.removeprefix("argument "))
