@@ -1,0 +1,60 @@
+"""One rank: for each job, begin with the weights of a folder, train as the oracle did, and note logits and losses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from huggingface_models import FOLDER, oracle_of
+
+from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.plan import load_model, plan_from_dict
+from paddlenlp_galvatron.runtime import vocabulary
+from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.groups import run_as_rank
+from paddlenlp_galvatron.training.checkpoint import Writer
+from paddlenlp_galvatron.training.pretrained import weights_from
+from paddlenlp_galvatron.training.recipe import Recipe, next_rate
+
+seen: list[np.ndarray] = []  # this rank's columns of the logits, a micro-batch each
+cross_entropy = vocabulary.VocabularyCrossEntropy
+
+
+class Watched(cross_entropy):
+    """The loss over a split vocabulary, which never gathers the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any, *rest: Any) -> Any:
+        seen.append(logits.numpy())
+        return cross_entropy.forward(ctx, logits, *rest)
+
+
+def main() -> None:
+    vocabulary.VocabularyCrossEntropy = Watched
+    folder = Path(sys.argv[1])
+    for number, (name, weights, fields) in enumerate(json.loads((folder / "jobs.json").read_text())):
+        shape, oracle = load_model(FOLDER / name), oracle_of(name)
+        source = weights_from(Path(weights), shape)
+        engine = Engine(plan_from_dict(fields), shape, load_family(shape.family), oracle.seq_length, source)
+        recipe = Recipe(**oracle.recipe)
+        optimizer = recipe.build(engine.tensors, engine.decaying)
+        writer, losses = Writer(folder / f"{number}", engine, keep=1), []
+        for step, batch in enumerate(oracle.tokens):
+            if step == len(oracle.tokens) - 1:
+                writer.save(optimizer)
+                writer.finish()
+            losses.append(engine.forward_backward(batch))
+            engine.update(optimizer, recipe.max_grad_norm)
+            next_rate(optimizer)
+            if step == 0 and seen:
+                np.save(folder / f"{number}.{engine.rank}.npy", np.concatenate(seen))
+        seen.clear()
+        if engine.rank == 0:
+            (folder / f"{number}.json").write_text(json.dumps(losses))
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_rank(main))

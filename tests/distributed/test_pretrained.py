@@ -1,0 +1,72 @@
+"""Under any plan, a Hugging Face model gives the logits that transformers gives, trains as there, and comes back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("paddle")
+
+from huggingface_models import FOLDER, NAMES, TOLERANCE, oracle_of
+
+from paddlenlp_galvatron.plan import Precision, load_model, plan_to_dict
+from paddlenlp_galvatron.runtime.launch import launch
+from paddlenlp_galvatron.training.checkpoint import open_checkpoint, whole_checkpoints
+from paddlenlp_galvatron.training.convert import to_checkpoint, to_huggingface
+from paddlenlp_galvatron.training.one_process import train_one_process
+from paddlenlp_galvatron.training.pretrained import weights_from
+from paddlenlp_galvatron.training.recipe import Recipe
+
+from .plans import plan
+
+# Every rank of the last stage holds a part of the vocabulary, so that together they have the logits.
+PLANS = {
+    "fewer kv heads than tp": plan(4, "1 4r 2", vocab="4"),
+    "two stages, zero3 and Ulysses": plan(4, "1z 2u 2z", (1, 2), vocab="2z", micro_batches=4),
+}
+JOBS = [(name, source, of) for name in NAMES for source, of in zip(("directory", "checkpoint"), PLANS, strict=True)]
+
+
+def ignore(_: int) -> None:
+    """Nobody watches."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """What the ranks left behind, by the number of the job."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    jobs = []
+    for name, source, of in JOBS:
+        weights = FOLDER / name
+        if source == "checkpoint":
+            weights = folder / name
+            to_checkpoint(FOLDER / name, load_model(FOLDER / name), weights, ignore)
+        jobs.append((name, str(weights), plan_to_dict(PLANS[of])))
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    tests = Path(__file__).parents[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
+        launch(f"{__package__}.pretrained_worker", [str(folder)], 4, folder / "log", timeout_s=200)
+    return folder
+
+
+@pytest.mark.parametrize("number", range(len(JOBS)), ids=[f"{name}, {source}, {of}" for name, source, of in JOBS])
+def test_logits_losses_and_trained_weights_are_those_of_transformers(trained, tmp_path, number):
+    name = JOBS[number][0]
+    shape, oracle = load_model(FOLDER / name), oracle_of(name)
+    logits = np.concatenate([np.load(trained / path) for path in sorted(trained.glob(f"{number}.*.npy"))], axis=1)
+    expected = oracle.logits.reshape(-1, shape.vocab_size)
+    assert logits.shape[0] == expected.shape[0] and not logits[:, shape.vocab_size :].any()
+    assert np.abs(logits[:, : shape.vocab_size] - expected).max() < TOLERANCE
+    losses = json.loads((trained / f"{number}.json").read_text())
+    assert losses == pytest.approx(oracle.losses, abs=TOLERANCE)
+    # The checkpoint before the last step, as a Hugging Face model, goes on to the last loss.
+    checkpoint = open_checkpoint(whole_checkpoints(trained / f"{number}")[0])
+    to_huggingface(checkpoint, tmp_path / "model", Precision.FP32, 10**9, None, ignore)
+    assert load_model(tmp_path / "model") == shape.__class__(**{**checkpoint.index["model"], "name": "model"})
+    back, recipe = weights_from(tmp_path / "model", shape), Recipe(**oracle.recipe)
+    [(last, _)] = train_one_process(shape, oracle.seq_length, back, recipe, oracle.tokens[-1:])
+    assert last == pytest.approx(oracle.losses[-1], abs=TOLERANCE)
