@@ -1,0 +1,86 @@
+"""`galvatron convert` and its scripts."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from huggingface_models import FOLDER
+from safetensors.numpy import load_file
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+TIED, LLAMA = FOLDER / "qwen2-tied", FOLDER / "llama"
+
+
+def test_there_and_back(galvatron, tmp_path):
+    ran = galvatron("convert", "h2g", TIED, tmp_path / "converted")
+    assert ran.code == 0 and "converted: qwen2, 3 layers, 27648 weights in fp32" in ran.out
+    ran = galvatron("convert", "g2h", tmp_path / "converted", tmp_path / "back")
+    assert ran.code == 0 and "back: qwen2, 3 layers, 27648 weights in fp32" in ran.out
+    before, after = load_file(TIED / "model.safetensors"), load_file(tmp_path / "back" / "model.safetensors")
+    assert before.keys() == after.keys() and all((before[name] == after[name]).all() for name in before)
+
+
+def test_options_of_the_way_back(galvatron, tmp_path):
+    galvatron("convert", "h2g", LLAMA, tmp_path / "converted")
+    like = Path(shutil.copytree(LLAMA, tmp_path / "like"))
+    (like / "tokenizer.json").write_text("{}")
+    options = ["--dtype", "fp16", "--max_shard_mib", "1", "--like", like]
+    assert galvatron("convert", "g2h", tmp_path / "converted", tmp_path / "back", *options).code == 0
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["torch_dtype"] == "float16"
+    assert (tmp_path / "back" / "tokenizer.json").read_text() == "{}"
+    assert {str(tensor.dtype) for tensor in load_file(tmp_path / "back" / "model.safetensors").values()} == {"float16"}
+
+
+def test_mistakes_are_one_line_and_leave_nothing(galvatron, tmp_path):
+    galvatron("convert", "h2g", TIED, tmp_path / "converted")
+    (tmp_path / "empty").mkdir()
+    for words, message in [
+        (("h2g", LLAMA, tmp_path / "a", "--family", "qwen2"), f"{LLAMA}: is a llama, and qwen2 was asked for"),
+        (("g2h", tmp_path / "converted", tmp_path / "a", "--family", "llama"), "is a qwen2, and llama was asked for"),
+        (("h2g", LLAMA, tmp_path / "converted"), "converted: exists already; remove it or name another folder"),
+        (("h2g", tmp_path / "none", tmp_path / "a"), "none/config.json: no such file"),
+        (("g2h", tmp_path / "empty", tmp_path / "a"), "empty/index.json: no such file"),
+        (("g2h", LLAMA, tmp_path / "a"), "llama/index.json: no such file"),
+        (("g2h", tmp_path / "converted", tmp_path / "a", "--like", LLAMA), "family is llama, but qwen2 in the model"),
+        (("g2h", tmp_path / "converted", tmp_path / "a", "--dtype", "int8"), "'int8' is not one of"),
+    ]:
+        ran = galvatron("convert", *words)
+        assert ran.code == 2 and ran.out == "" and message in ran.err, ran
+    assert {path.name for path in tmp_path.iterdir()} == {"converted", "empty"}
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize("family", ["llama", "qwen"])
+def test_scripts_pass_on_their_variables(tmp_path, shell, family):
+    scripts = Path(shutil.copytree(SCRIPTS, tmp_path / "my scripts"))
+    paths = {"INPUT_PATH": "in put", "OUTPUT_PATH": "out/put", "GALVATRON": "echo"}
+    for name, command in {"": "h2g", "_h2g": "h2g", "_g2h": "g2h"}.items():
+        said = subprocess.run(
+            [shell, scripts / f"convert_{family}{name}.sh", "--more"],
+            cwd=tmp_path,
+            env=os.environ | paths,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        kind = {"llama": "llama", "qwen": "qwen2"}[family]
+        assert said.stdout == f"convert {command} in put out/put --family {kind} --more\n"
+
+
+def test_scripts_convert_there_and_back(tmp_path):
+    program = tmp_path / "galvatron"
+    start = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"
+    program.write_text(f"#!/bin/sh\nPYTHONPATH={SCRIPTS.parent} exec {sys.executable} -c '{start}' \"$@\"\n")
+    program.chmod(0o755)
+    paths = {"GALVATRON": str(program), "INPUT_PATH": str(LLAMA), "OUTPUT_PATH": "converted"}
+    back = paths | {"INPUT_PATH": "converted", "OUTPUT_PATH": "back"}
+    for name, environment in {"convert_llama.sh": paths, "convert_llama_g2h.sh": back}.items():
+        subprocess.run(["bash", SCRIPTS / name], cwd=tmp_path, env=os.environ | environment, check=True)
+    assert (tmp_path / "back" / "model.safetensors").stat().st_size > 2 * 31648  # bytes of bf16 weights
