@@ -58,7 +58,8 @@ def quickstart(
     dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
 ) -> None:
     """From nothing to a trained model: text, profiles, a searched plan, training, predicted beside measured."""
-    from .train import WORKER, check_run, run_training, show_run
+    from .train import WORKER, check_run, show_run
+    from .training_run import TrainingRun, read_log
 
     begin = time.monotonic()
     console = Console(highlight=False)
@@ -77,7 +78,8 @@ def quickstart(
         return
     _title(console, 4, f"training: {steps} steps on {nproc} processes")
     settings.save(output / "settings.json")
-    records = run_training(console, settings, [WORKER, str(output / "settings.json")], timeout_s=1800)
+    TrainingRun(console, settings, plan, shape).start([WORKER, str(output / "settings.json")], timeout_s=1800)
+    records = read_log(settings.log)
     first, last = records[0], records[-1]
     console.print(f"loss {first['loss']:.3f} -> {last['loss']:.3f}; every step: {settings.log}")
     _title(console, 5, f"the same {COMPARED_STEPS} steps in one process")

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from paddlenlp_galvatron.cost_model.states import StateBytes
-from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
-from paddlenlp_galvatron.plan.files import read_json
-from paddlenlp_galvatron.report.traffic import traffic_table
-from paddlenlp_galvatron.runtime.nodes import FIELDS, ONE_NODE, Nodes
+from paddlenlp_galvatron.plan import ModelShape, Plan
+from paddlenlp_galvatron.runtime.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.training.prepare import GROUPS, LaunchOptions, prepare
 
 from .conventions import App
 from .grouped import add_command
+from .training_run import TrainingRun
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.settings import TrainSettings
@@ -46,13 +42,10 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
         return
     path = settings.output_dir / f"settings.{nodes.node_rank}.json"
     settings.save(path)
-    records = run_training(console, settings, program or [WORKER, str(path)], launch.timeout, nodes)
-    if nodes.node_rank:
-        return  # node 0 has the log
-    if not records:
-        console.print(f"nothing to do: the checkpoints in {settings.checkpoints} have all the steps")
-        return
-    show_end(console, settings, plan, shape, records)
+    run = TrainingRun(console, settings, plan, shape)
+    run.start(program or [WORKER, str(path)], launch.timeout, nodes)
+    if nodes.node_rank == 0:  # which has the log
+        run.show_end()
 
 
 def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -> int | None:
@@ -66,19 +59,6 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
     return device.gpu_count() * nodes.num_nodes or None
 
 
-def show_end(
-    console: Console, settings: TrainSettings, plan: Plan, shape: ModelShape, records: list[dict[str, Any]]
-) -> None:
-    """What came of a run: loss and speed, and its traffic beside the prediction."""
-    first, last = records[0], records[-1]
-    console.print(
-        f"{len(records)} steps: loss {first['loss']:.4f} -> {last['loss']:.4f}, "
-        f"{last['tokens_per_s']:.0f} tokens/s, log in {settings.log}"
-    )
-    if plan.world_size > 1:
-        console.print(traffic_table(plan, shape, read_json(settings.traffic), settings.amp_master_grad))
-
-
 def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """Whatever can be found wrong before processes start. Raises UserError."""
     from paddlenlp_galvatron.runtime.precision import Numbers
@@ -88,44 +68,6 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     Numbers.of(plan.assumed.mixed_precision, settings.amp_master_grad, settings.compute_precision)
     open_data(settings, plan, shape)
     return plan, shape
-
-
-def run_training(
-    console: Console,
-    settings: TrainSettings,
-    program: Sequence[str],
-    timeout_s: float,
-    nodes: Nodes = ONE_NODE,
-) -> list[dict[str, Any]]:
-    """Start the ranks of this node, show their progress, and return the log's records: node 0 has them.
-
-    `program`: a module or a script, and its arguments.
-    """
-    from paddlenlp_galvatron.runtime.launch import Launch
-
-    if nodes.node_rank == 0 and settings.resume_from_checkpoint == "none":
-        settings.log.unlink(missing_ok=True)
-    nproc, rest = divmod(settings.world_size, nodes.num_nodes)
-    if rest:
-        raise UserError(f"world_size: {settings.world_size} ranks do not split evenly over {nodes.num_nodes} nodes")
-    logs = settings.output_dir / "log"
-    launch = Launch(program[0], program[1:], nproc, logs, timeout_s, nodes, forward_term=True)
-    with Progress(console=console, transient=True) as progress, launch:
-        task = progress.add_task("training", total=None if settings.max_steps < 0 else settings.max_steps)
-        for _ in launch.wait():
-            records = read_log(settings.log)
-            if records:
-                progress.update(task, completed=len(records), description=f"training, loss {records[-1]['loss']:.4f}")
-    return read_log(settings.log)
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The records of a log so far; a line that is being written is left out."""
-    if not path.exists():
-        return []
-    return [
-        json.loads(line) for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")
-    ]
 
 
 def show_run(console: Console, plan: Plan, shape: ModelShape, fp32_gradients: bool = False) -> None:

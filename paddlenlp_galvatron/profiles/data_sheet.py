@@ -65,3 +65,10 @@ def load_data_sheet(name_or_path: str | Path) -> DataSheet:
             f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}; correct the data sheet"
             for item in error.errors()
         ) from None
+
+
+def data_sheet_of(device: str) -> DataSheet | None:
+    """The data sheet that ships for a device by the name that its driver gives, such as NVIDIA H100 80GB HBM3."""
+    chips = {path.stem.partition("-")[0].upper(): path for path in data_sheets().values()}
+    named = [path for chip, path in chips.items() if chip in device.upper().replace("-", " ").split()]
+    return load_data_sheet(named[0]) if named else None

@@ -23,6 +23,11 @@ def gpu_count() -> int:
     return int(paddle.device.cuda.device_count()) if paddle.is_compiled_with_cuda() else 0
 
 
+def gpu_name() -> str:
+    """What the first GPU calls itself, such as NVIDIA H100 80GB HBM3."""
+    return str(paddle.device.cuda.get_device_name())
+
+
 def allocated_mib() -> float:
     """MiB that tensors hold now."""
     if on_gpu():

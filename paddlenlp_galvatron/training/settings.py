@@ -61,6 +61,9 @@ class RunOptions(Options):
     max_evaluate_steps: int = Field(-1, ge=-1, description="global batches of an evaluation; -1: the whole split")
     logging_steps: Count = Field(10, description="steps from one entry of PaddleNLP's log to the next")
     logging_first_step: bool = Field(False, description="1: an entry after the first step, too")
+    peak_tflops: float | None = Field(
+        None, gt=0, description="peak TFLOP/s of a device, for MFU; unset: by the data sheet of its name"
+    )
     logging_dir: Path | None = Field(None, description="VisualDL's folder; unset: in output_dir")
     report_to: Names | None = Field(
         None, description="visualdl, tensorboard, wandb, …; none; unset: VisualDL where it is installed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import threading
 import time
@@ -102,10 +101,11 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
     def train(self) -> TrainOutput:
         """Train to the end, from the checkpoint that the settings ask for. Raises GalvatronError."""
         start, losses = time.time(), []
-        with closing(StepLog(self.settings.log if self.engine.rank == 0 else Path(os.devnull))) as log:
+        with closing(StepLog(self.settings.log)) as log:
             for record in self.steps():
-                log.write(record)
                 losses.append(record["loss"])
+                if self.engine.rank == 0:
+                    log.write(record)
         samples = len(losses) * self.engine.plan.global_batch
         metrics = speed_metrics("train", start, samples, len(losses), self.engine.seq_length)
         metrics["train_loss"] = sum(losses) / max(1, len(losses))
@@ -237,8 +237,8 @@ class StepLog:
         if self._file is None:
             lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True) if self._path.is_file() else []
             kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < record["step"]]
-            self._file = self._path.open("w", encoding="utf-8")
-            self._file.writelines(kept)
+            write_text(self._path, "".join(kept))
+            self._file = self._path.open("a", encoding="utf-8")
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 

@@ -1,0 +1,124 @@
+"""Starts the ranks of a training run on this node, and tells from its log how it does."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from paddlenlp_galvatron.plan import ModelShape, Plan, Precision, UserError
+from paddlenlp_galvatron.plan.files import read_json
+from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
+from paddlenlp_galvatron.report import Health, out_of_memory_report
+from paddlenlp_galvatron.report.traffic import traffic_table
+from paddlenlp_galvatron.runtime.nodes import ONE_NODE, Nodes
+
+if TYPE_CHECKING:
+    from paddlenlp_galvatron.training.settings import TrainSettings
+
+KEPT = 64  # latest records of the log, of which health is told
+
+
+class LogTail:
+    """The end of a log, read as it grows. A run begins by writing its log anew, with the lines that it goes on behind:
+    one that lies there from before is no news."""
+
+    def __init__(self, path: Path):
+        self._path, self._position = path, 0
+        self._file = self._before = path.stat().st_ino if path.exists() else None
+        self.count = 0
+        self.first: dict[str, Any] = {}
+        self.latest: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.start = 0  # the first step of this run, or one close to it
+
+    def read(self) -> bool:
+        """Take in new lines, and say whether there are any; a line that is being written waits."""
+        if not self._path.exists() or (number := self._path.stat().st_ino) == self._before:
+            return False
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            lines = [line for line in file.readlines() if line.endswith(b"\n")]
+        self._position += sum(map(len, lines))
+        records = [json.loads(line) for line in lines]
+        if records and number != self._file:
+            self._file, self.first, self.start = number, records[0], records[-1]["step"]
+        self.count += len(records)
+        self.latest.extend(records)
+        return bool(records)
+
+
+class TrainingRun:
+    """One run, from its start to its end."""
+
+    def __init__(self, console: Console, settings: TrainSettings, plan: Plan, shape: ModelShape):
+        self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
+        self._health = Health(plan, shape, settings.peak_tflops or _device_tflops(plan))
+        self.log = LogTail(settings.log)
+
+    def start(self, program: Sequence[str], timeout_s: float, nodes: Nodes = ONE_NODE) -> None:
+        """Start the ranks of this node and show how they do until they end. `program`: a module or a script, and its
+        arguments. Raises GalvatronError that names the rank that failed."""
+        from paddlenlp_galvatron.runtime.launch import Launch, OutOfMemory
+
+        settings = self._settings
+        nproc, rest = divmod(settings.world_size, nodes.num_nodes)
+        if rest:
+            raise UserError(f"world_size: {settings.world_size} ranks do not split evenly over {nodes.num_nodes} nodes")
+        logs = settings.output_dir / "log"
+        launch = Launch(program[0], program[1:], nproc, logs, timeout_s, nodes, forward_term=True)
+        try:
+            with Progress(console=self._console, transient=True) as progress, launch:
+                task = progress.add_task("training", total=None if settings.max_steps < 0 else settings.max_steps)
+                for _ in launch.wait():
+                    if nodes.node_rank == 0 and self.log.read():
+                        self._show(progress, task)
+        except OutOfMemory as error:
+            self.log.read()
+            report = out_of_memory_report(self._plan, list(self.log.latest), error.rank, error.peak_mib)
+            self._console.print(report)
+            raise
+        self.log.read()
+
+    def _show(self, progress: Progress, task: TaskID) -> None:
+        last = self.log.latest[-1]
+        progress.update(task, completed=last["step"] + 1, description=f"training, loss {last['loss']:.4f}")
+        records = list(self.log.latest)
+        if (last["step"] + 1) % self._settings.logging_steps == 0:
+            progress.console.print(self._health.line(records), markup=False)
+        for warning in self._health.warnings(records, self.log.start):
+            progress.console.print(f"warning: {warning}", markup=False)
+
+    def show_end(self) -> None:
+        """What came of it: loss and speed, and its traffic beside the prediction."""
+        if not self.log.count:
+            self._console.print(f"nothing to do: the checkpoints in {self._settings.checkpoints} have all the steps")
+            return
+        first, last = self.log.first, self.log.latest[-1]
+        self._console.print(
+            f"{self.log.count} steps: loss {first['loss']:.4f} -> {last['loss']:.4f}, "
+            f"{last['tokens_per_s']:.0f} tokens/s, log in {self._settings.log}"
+        )
+        if self._plan.world_size > 1:
+            traffic = read_json(self._settings.traffic)
+            self._console.print(traffic_table(self._plan, self._shape, traffic, self._settings.amp_master_grad))
+
+
+def _device_tflops(plan: Plan) -> float | None:
+    """The peak of this node's devices by the data sheet of their name, if there is one."""
+    from paddlenlp_galvatron.runtime import device
+
+    sheet = data_sheet_of(device.gpu_name()) if device.gpu_count() else None
+    if sheet is None:
+        return None
+    fp32 = plan.assumed.mixed_precision is Precision.FP32
+    return (sheet.matmul_fp32 if fp32 else sheet.matmul_16bit).value
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """All records of a log."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
