@@ -1,0 +1,182 @@
+"""`kill -9` of any rank at any moment, while a checkpoint is written or not: the run goes on, and ends as a straight
+one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.plan import write_plan
+from paddlenlp_galvatron.runtime.nodes import ONE_NODE
+from paddlenlp_galvatron.training.checkpoint import open_checkpoint, verify, whole_checkpoints
+from paddlenlp_galvatron.training.corpus import Corpus, write_dataset
+from paddlenlp_galvatron.training.tokenizer import train_tokenizer
+
+from .plans import plan
+
+RANKS, SAVE_STEPS, SEED = 2, 4, 6
+MODEL = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 30000,  # 46 MiB a checkpoint: writing one takes about as long as a step
+    "max_position_embeddings": 16,
+    "attention_dropout": 0.1,
+}
+LIFE_S = 1.5  # a kill that waits for nothing comes within so long of the start
+WRITE_S = 0.1  # ... and one that hits a checkpoint within so long of its beginning
+GRACE_S = 5.0  # the launcher's, between asking the other ranks to end and ending them
+TIMEOUT_S = 120.0
+
+
+@dataclass
+class Forks:
+    """Worlds of training workers, and the process that they are forked from."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+
+    def start(self, output: str, **options: int) -> Life:
+        settings = self.folder / f"{output}.settings.json"
+        of = {"plan": "plan.json", "model": "model.json", "input_dir": "0.7 a 0.3 b", "split": "1,0,0", "seed": SEED}
+        settings.write_text(json.dumps({**of, "world_size": RANKS, "output_dir": output, **options}))
+        job = {"settings": str(settings), "log": str(self.folder), "ranks": ONE_NODE.environment(RANKS)}
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return Life(self.folder, self.folder / output, json.loads(self.process.stdout.readline()))
+
+
+@dataclass
+class Life:
+    """A run from a start to a kill, or to its end."""
+
+    folder: Path
+    output: Path
+    pids: list[int]
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def records(self) -> list[dict]:
+        path = self.output / "train_log.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    @property
+    def writing(self) -> list[int]:
+        """Steps of checkpoints that are being written."""
+        return [int(path.name[5:13]) for path in (self.output / "checkpoints").glob("step-*.part")]
+
+    @property
+    def log(self) -> str:
+        return "\n".join((self.folder / f"workerlog.{rank}").read_text(errors="replace") for rank in range(RANKS))
+
+    def alive(self) -> list[int]:
+        return [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]
+
+    def wait_until_writing(self, chance: random.Random) -> None:
+        """Until some moment in which a checkpoint is being written."""
+        while not self.writing:
+            assert len(self.alive()) == RANKS and time.monotonic() - self.begun < TIMEOUT_S, self.log
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, WRITE_S))
+        if not self.writing:
+            self.wait_until_writing(chance)
+
+    def kill(self, rank: int) -> None:
+        """Kill a rank, then end the others as the launcher does."""
+        os.kill(self.pids[rank], signal.SIGKILL)
+        time.sleep(0.1)
+        for pid in self.alive():
+            os.kill(pid, signal.SIGTERM)
+        killed = time.monotonic()
+        while alive := self.alive():
+            if time.monotonic() - killed > GRACE_S:
+                os.kill(alive[0], signal.SIGKILL)
+            time.sleep(0.01)
+
+    def wait(self) -> None:
+        while self.alive():
+            assert time.monotonic() - self.begun < TIMEOUT_S, self.log
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory) -> Iterator[Forks]:
+    folder = tmp_path_factory.mktemp("crashes")
+    of = plan(RANKS, "1z 2", vocab="2", micro_batches=1, batch=2)
+    write_plan(replace(of, assumed=replace(of.assumed, seq_length=16)), folder / "plan.json")
+    (folder / "model.json").write_text(json.dumps(MODEL))
+    tokenizer = train_tokenizer(["some text"], 257)
+    for name, factor in (("a", 7), ("b", 5)):
+        (folder / f"{name}.jsonl").write_text(
+            "\n".join(json.dumps({"text": f"{name} {k * factor % 97} " * 9}) for k in range(50))
+        )
+        write_dataset(Corpus((folder / f"{name}.jsonl",)), folder / name, tokenizer, 0)
+    tests = Path(__file__).parents[1]
+    environment = {"PYTHONPATH": f"{tests}:{tests.parent}", "PADDLE_DISTRI_BACKEND": "gloo", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"{__package__}.forking_worker"],
+        env=os.environ | environment,
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        yield Forks(folder, process)
+        assert process.stdin
+        process.stdin.close()
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_cost_no_more_than_the_save_interval(forks, kills, record_property):
+    steps = 30 + 10 * kills
+    straight = forks.start(f"straight{kills}", max_steps=steps, save_steps=0)
+    straight.wait()
+    assert len(straight.records) == steps, straight.log
+    chance = random.Random(kills)
+    hits, costs, newest = 0, [], None
+    for kill in range(kills):
+        life = forks.start(f"killed{kills}", max_steps=steps, save_steps=SAVE_STEPS)
+        if kill % 2:
+            life.wait_until_writing(chance)
+        else:
+            time.sleep(chance.uniform(0, LIFE_S))
+        writing = life.writing
+        life.kill(chance.randrange(RANKS))
+        hits += bool(writing)
+        if newest is not None and "goes on at" in life.log:
+            assert f"goes on at {newest}" in life.log
+        whole = whole_checkpoints(life.output / "checkpoints")
+        for folder in whole:
+            verify(open_checkpoint(folder))
+        newest = whole[0].relative_to(forks.folder) if whole else None
+        saved = open_checkpoint(whole[0]).step if whole else 0
+        done = len(life.records)
+        assert done < steps, "the run is too short for so many kills"
+        costs.append(done - saved)
+        assert costs[-1] <= SAVE_STEPS + (done - max(writing) if writing else 0)
+    record_property("kills while a checkpoint was written", hits)
+    record_property("steps lost at each kill", costs)
+    assert hits >= kills // 2
+    last = forks.start(f"killed{kills}", max_steps=steps, save_steps=SAVE_STEPS)
+    last.wait()
+    assert [record["step"] for record in last.records] == list(range(steps)), last.log
+    assert [record["loss"] for record in last.records] == [record["loss"] for record in straight.records]
+    assert not list((last.output / "checkpoints").glob("*.part"))
