@@ -21,9 +21,10 @@ import json
 import os
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -40,7 +41,10 @@ WARM_UP = 2  # steps: the first allocate, and make AdamW's moments
 TIMEOUT_S = 300
 
 
-def plan(world_size: int, tp: int = 1, pp: int = 1, micro_batches: int = 1, *, sequence_parallel: bool = False) -> Plan:
+def plan(
+    world_size: int, tp: int = 1, pp: int = 1, micro_batches: int = 1, *, sequence_parallel: bool = False, **rest: Any
+) -> Plan:
+    """`rest`: further options of GLOBAL mode."""
     return uniform_plan(
         layers=MODEL.layers,
         world_size=world_size,
@@ -50,6 +54,7 @@ def plan(world_size: int, tp: int = 1, pp: int = 1, micro_batches: int = 1, *, s
         vocab_tp=tp,
         chunks=micro_batches,
         assumed=Assumptions(sequence_parallel=sequence_parallel, seq_length=SEQ_LENGTH),
+        **rest,
     )
 
 
@@ -62,6 +67,13 @@ STOCK = {
     "pp2-tp2": plan(4, tp=2, pp=2, micro_batches=4),
     "pp2-tp2-sp": plan(4, tp=2, pp=2, micro_batches=4, sequence_parallel=True),
     "pp4": plan(4, pp=4, micro_batches=4),
+}
+FURTHER = {  # compared with PaddleNLP when they are named
+    "recompute": replace(
+        plan(2, tp=2), layers=plan(2, tp=2, global_checkpoint=True).layers[:2] + plan(2, tp=2).layers[2:]
+    ),
+    "ulysses": plan(2, tp=2, use_ulysses=True),
+    "zero2": plan(2, micro_batches=2, default_dp_type="zero2"),
 }
 OVERHEAD = {"one": plan(1, micro_batches=2), "dp2": plan(2, micro_batches=2)}
 
@@ -147,15 +159,15 @@ def main() -> int:
     kind.add_argument("--stock", action="store_true", help="beside PaddleNLP's Trainer")
     kind.add_argument("--overhead", action="store_true", help="beside a loop written by hand")
     parser.add_argument(
-        "--plan", action="append", help=f"this one alone; may be repeated: {', '.join([*STOCK, *OVERHEAD])}"
+        "--plan", action="append", help=f"this one alone; may be repeated: {', '.join([*STOCK, *FURTHER, *OVERHEAD])}"
     )
     parser.add_argument("--steps", type=int, default=5, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
     parser.add_argument("--profile", action="store_true", help="print a profile of rank 0")
     arguments = parser.parse_args()
-    plans = STOCK if arguments.stock else OVERHEAD
-    wanted = arguments.plan or list(plans)
+    plans = STOCK | FURTHER if arguments.stock else OVERHEAD
+    wanted = arguments.plan or list(STOCK if arguments.stock else OVERHEAD)
     if unknown := set(wanted) - set(plans):
         parser.error(f"--plan {unknown.pop()}: choose from {', '.join(plans)}")
     # The ranks import their module from here, wherever they are started.

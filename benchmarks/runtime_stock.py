@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -23,9 +24,11 @@ from paddle.distributed.fleet.layers.mpu import mp_ops
 from paddle.distributed.fleet.meta_parallel import tensor_parallel
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.transformers import LlamaForCausalLM, LlamaForCausalLMPipe
+from paddlenlp.transformers.configuration_utils import LlmMetaConfig, llmmetaclass
 
 from paddlenlp_galvatron.models.llama import Llama
 from paddlenlp_galvatron.plan import ModelShape, Plan
+from paddlenlp_galvatron.plan.paddlenlp import stock_arguments
 from paddlenlp_galvatron.runtime import cpu_backend
 from paddlenlp_galvatron.runtime.vocabulary import VocabularyCrossEntropy
 from paddlenlp_galvatron.runtime.weights import Slice, WeightSource
@@ -72,6 +75,7 @@ def complete_gloo() -> None:
         "all_gather_partial_on_calc_stream": lambda group, out, x, *of: group.all_gather(
             part(x, *of).clone(), out
         ).wait(),
+        "all_to_all": lambda group, inputs, outputs, sync: _exchange(group, inputs, outputs),
         "_start_coalescing": lambda group: None,
         "_end_coalescing": lambda group, tasks=None: None,
     }
@@ -82,6 +86,15 @@ def complete_gloo() -> None:
     dist.ParallelEnv._device_id = 0  # CPU processes have none, and fleet's pipeline asks for it
     # fleet sends the batch through the tp group, from GPUs only; here every rank has it already.
     tensor_parallel.broadcast_input_data = lambda hybrid, *inputs, **named: (inputs, named)
+
+
+def _exchange(group: Any, inputs: list[Any], outputs: list[Any]) -> Any:
+    """PaddleNLP's Ulysses gives its lists in Paddle 2's order, which Paddle 3 takes the other way round."""
+    received = paddle.empty([len(inputs), *inputs[0].shape], inputs[0].dtype)
+    task = group.all_to_all_single(received, paddle.stack(inputs), [], [])
+    for output, tensor in zip(outputs, received, strict=True):
+        paddle.assign(tensor, output=output)
+    return task
 
 
 def _cross_entropy(
@@ -114,21 +127,23 @@ SPLIT_AXES = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"
 SPLIT_AXES |= dict.fromkeys(("o_proj", "down_proj", "embed_tokens"), 0)
 
 
-def trainer_arguments(plan: Plan, recipe: Recipe, steps: int) -> TrainingArguments:
-    """What a user of PaddleNLP writes for a uniform plan. Starts fleet."""
-    layer = plan.layers[0]
-    data_parallel = plan.stage_size // layer.tp
+@dataclass
+@llmmetaclass
+class StockArguments(TrainingArguments):  # type: ignore[misc]
+    """What PaddleNLP's `run_pretrain.py` takes of a plan: its training arguments, and the data's length."""
+
+    max_seq_length: int = 1024
+
+
+def trainer_arguments(plan: Plan, recipe: Recipe, steps: int) -> StockArguments:
+    """What a user of PaddleNLP writes for a plan: what `galvatron plan to-paddlenlp` prints. Starts fleet."""
     os.environ["PADDLE_RANK_IN_NODE"] = os.environ["PADDLE_TRAINER_ID"]  # as Paddle's launcher does
-    return TrainingArguments(
+    return StockArguments(
+        **stock_arguments(plan),
         output_dir=tempfile.mkdtemp(prefix="stock-"),
         device="cpu",
         do_train=True,
         max_steps=steps,
-        tensor_parallel_degree=layer.tp,
-        pipeline_parallel_degree=len(plan.stages),
-        sequence_parallel=plan.assumed.sequence_parallel and layer.tp > 1,
-        per_device_train_batch_size=plan.micro_batch // data_parallel,
-        gradient_accumulation_steps=plan.micro_batches,
         learning_rate=recipe.learning_rate,
         lr_scheduler_type="constant",
         weight_decay=recipe.weight_decay,
@@ -140,15 +155,14 @@ def trainer_arguments(plan: Plan, recipe: Recipe, steps: int) -> TrainingArgumen
     )
 
 
-def build_model(shape: ModelShape, plan: Plan, arguments: TrainingArguments, source: WeightSource) -> Any:
+def build_model(shape: ModelShape, arguments: StockArguments, source: WeightSource) -> Any:
     """PaddleNLP's Llama, split as its arguments say, with the weights of `source`."""
     if arguments.pipeline_parallel_degree > 1:
         _open_lanes()
+    config = Llama().config(shape, arguments.max_seq_length)
+    LlmMetaConfig.set_llm_config(config, arguments)
     degree, rank = max(arguments.tensor_parallel_degree, 1), max(arguments.tensor_parallel_rank, 0)
-    config = Llama().config(shape, plan.assumed.seq_length or 0)
     config.tensor_parallel_degree, config.tensor_parallel_rank = degree, rank
-    config.tensor_parallel_output = True
-    config.sequence_parallel = arguments.sequence_parallel
     model = (LlamaForCausalLMPipe if arguments.pipeline_parallel_degree > 1 else LlamaForCausalLM)(config)
     for name, weight in model.state_dict().items():
         axis = SPLIT_AXES.get(name.split(".")[-2]) if degree > 1 else None

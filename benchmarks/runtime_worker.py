@@ -101,7 +101,7 @@ def beside_stock(job: Job, clocks: tuple[Clock, Clock]) -> tuple[list[float], li
     complete_gloo()
     arguments = trainer_arguments(job.plan, job.recipe, len(job.batches))
     source = SeededWeights(SEED, job.shape.initializer_range)
-    model = build_model(job.shape, job.plan, arguments, source)
+    model = build_model(job.shape, arguments, source)
     ours = Ours(job.plan, job.shape, job.recipe, job.batches)
 
     def after() -> None:

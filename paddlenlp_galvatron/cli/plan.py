@@ -1,4 +1,4 @@
-"""`galvatron plan`: show a plan to people, check it, print the schema of its file."""
+"""`galvatron plan`: show a plan to people, check it, say it in PaddleNLP's words, print the schema of its file."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from paddlenlp_galvatron.plan import (
     ModelShape,
     Plan,
     Precision,
+    UserError,
     json_schema,
     load_model,
     read_plan,
@@ -21,6 +22,7 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.plan.check import require_valid
+from paddlenlp_galvatron.plan.paddlenlp import as_flags, stock_arguments, stock_notes
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, notes
 
@@ -93,6 +95,24 @@ def uniform(
     require_valid(plan, shape)
     write_plan(plan, output)
     typer.echo(f"{output}: one strategy for the {shape.layers} layers of {shape.name} on {world_size} ranks")
+
+
+@app.command("to-paddlenlp")
+def to_paddlenlp(
+    file: File,
+    world_size: WorldSize = None,
+    model: Model = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object, as run_pretrain.py reads it")] = False,
+) -> None:
+    """Print a plan as arguments of PaddleNLP's own run_pretrain.py. Exit code 2 where they cannot express it."""
+    plan, shape = _read(file, world_size, model)
+    try:
+        arguments = stock_arguments(plan, shape)
+    except UserError as error:
+        raise UserError(f"{file}: {fault}" for fault in error.faults) from None
+    for note in stock_notes(plan):
+        typer.echo(f"note: {note}", err=True)
+    typer.echo(json.dumps(arguments, indent=2) if as_json else "\n".join(as_flags(arguments)))
 
 
 @app.command()

@@ -167,3 +167,23 @@ def test_uniform_refuses_what_does_not_fit(galvatron, tmp_path):
     assert ran.code == 2
     assert "pp_deg: 3 stages do not divide 8 ranks" in ran.err
     assert not path.exists()
+
+
+def test_to_paddlenlp_prints_flags_or_json(galvatron, tmp_path):
+    path = tmp_path / "plan.json"
+    words = ["--global_train_batch_size", 16, "--pp_deg", 2, "--chunks", 4, "--seq_length", 128, "--global_checkpoint"]
+    galvatron("plan", "uniform", "--output", path, "--model", "llama2-7b", "--world_size", 8, *words)
+    ran = galvatron("plan", "to-paddlenlp", path, "--model", "llama2-7b")
+    as_json = galvatron("plan", "to-paddlenlp", path, "--json")
+    assert (ran.code, as_json.code) == (0, 0)
+    flags = dict(line.split(" ") for line in ran.out.splitlines())
+    assert flags == {f"--{name}": str(value).lower() for name, value in json.loads(as_json.out).items()}
+    assert flags["--pipeline_parallel_degree"] == "2" and flags["--recompute"] == "true"
+    assert ran.err.startswith("note: stock PaddleNLP puts the ranks of a pipeline side by side")
+
+
+def test_to_paddlenlp_refuses_what_stock_paddlenlp_cannot_express(galvatron, plan_file):
+    ran = galvatron("plan", "to-paddlenlp", plan_file())
+    assert (ran.code, ran.out) == (2, "")
+    named = [line.split(": ")[2] for line in ran.err.splitlines()]
+    assert named == ["tp_sizes_enc", "use_sp", "dp_types_enc"]

@@ -1,4 +1,7 @@
-"""The runtime's benchmark compares equal work: both sides reach the same losses."""
+"""The runtime's benchmark compares equal work: both sides reach the same losses.
+
+PaddleNLP's side is started with what `galvatron plan to-paddlenlp` prints for the plan, so this proves that too.
+"""
 
 import json
 import subprocess
@@ -11,7 +14,15 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [["--stock", "--plan", "dp4"], ["--stock", "--plan", "pp2-tp2-sp"], ["--overhead"]])
+@pytest.mark.parametrize(
+    "which",
+    [
+        *(["--stock", "--plan", name] for name in ("dp4", "tp2-dp2", "tp2-dp2-sp", "pp2-tp2-sp")),
+        *(["--stock", "--plan", name] for name in ("recompute", "ulysses", "zero2")),
+        ["--overhead"],
+    ],
+    ids=lambda which: which[-1].removeprefix("--"),
+)
 def test_both_sides_train_alike(which):
     command = [sys.executable, "benchmarks/runtime.py", *which, "--steps", "1", "--rounds", "1", "--json"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
