@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field, fields, make_dataclass
 from enum import Enum
 from typing import Any, NoReturn, Optional
 
+import paddle.distributed as dist
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 
 from ..plan import UserError
+from ..plan.aliases import ABSENT
 from ..plan.model_options import ModelOptions
-from ..plan.options import Options
+from ..plan.options import Options, canonical_options
 from ..plan.uniform import UniformOptions
-from .prepare import GROUPS, LaunchOptions, PlanOptions
+from .prepare import GROUPS, LaunchOptions, PlanOptions, prepare
 from .recipe import Recipe
-from .settings import RunOptions
+from .settings import RunOptions, TrainSettings
 
 OF_DATA = ("input_dir", "split")
 OF_MODEL = (*ModelOptions.model_fields, "load", "load_distributed", "use_flash_attention")
@@ -70,8 +72,34 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
     except (ValueError, AssertionError) as error:
         raise UserError(str(error)) from None
     given = {word.removeprefix("--").partition("=")[0] for word in words}
-    found = {name: getattr(one, name) for one in objects for name in given if hasattr(one, name)}
-    return {name: value.value if isinstance(value, Enum) else value for name, value in found.items()}
+    return _plain({name: getattr(one, name) for one in objects for name in given if hasattr(one, name)})
+
+
+def settings_of(*arguments: Any) -> TrainSettings:
+    """The run that parsed arguments ask for, in a script of one's own: `GalvatronTrainer(settings_of(...)).train()`.
+
+    What has its default counts as not given. Raises UserError.
+    """
+    values = {name: value for one in arguments for name, value in _given(one)}
+    known = {name: value for name, value in values.items() if name in OPTIONS}
+    canonical_options({name: value for name, value in values.items() if name in ABSENT and value}, OPTIONS)
+    return prepare(_plain(known), dist.get_world_size()).settings
+
+
+def _given(arguments: Any) -> Iterator[tuple[str, Any]]:
+    """What differs from the default, and from what PaddleNLP makes of it."""
+    training = isinstance(arguments, TrainingArguments)
+    made = TrainingArguments(output_dir=arguments.output_dir) if training else arguments
+    for own in fields(arguments):
+        value = getattr(arguments, own.name, own.default)  # PaddleNLP deletes one of its fields
+        if value != own.default and (
+            not training or own.name == "output_dir" or value != getattr(made, own.name, None)
+        ):
+            yield own.name, value
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
 
 
 def _refuse(message: str) -> NoReturn:

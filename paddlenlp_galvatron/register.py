@@ -1,0 +1,11 @@
+"""`import paddlenlp_galvatron.register` gives PaddleNLP's trainer package GalvatronTrainer and its arguments."""
+
+from __future__ import annotations
+
+import paddlenlp.trainer
+
+from .training.arguments import GalvatronTrainingArguments
+from .training.trainer import GalvatronTrainer
+
+paddlenlp.trainer.GalvatronTrainer = GalvatronTrainer
+paddlenlp.trainer.GalvatronTrainingArguments = GalvatronTrainingArguments

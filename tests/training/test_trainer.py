@@ -1,0 +1,137 @@
+"""PaddleNLP's Trainer around a plan's engine: what its callbacks see and steer, evaluation, epochs, saving."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp.trainer import TrainerCallback
+from paddlenlp.transformers import CosineAnnealingWithWarmupDecay
+
+from paddlenlp_galvatron.plan import Assumptions, UserError, uniform_plan, write_plan
+from paddlenlp_galvatron.training.recipe import Recipe
+from paddlenlp_galvatron.training.settings import TrainSettings
+from paddlenlp_galvatron.training.trainer import GalvatronTrainer
+
+MODEL = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 16,
+}
+BATCH = 4
+
+
+class Heard(TrainerCallback):
+    """Writes down what it is told; stops the run where it should."""
+
+    def __init__(self, stop_after: int | None = None):
+        self.events: list[str] = []
+        self.logs: list[dict] = []
+        self._stop_after = stop_after
+
+    def on_epoch_begin(self, args, state, control, **_):
+        self.events.append(f"epoch {state.global_step}")
+
+    def on_step_begin(self, args, state, control, model, optimizer, lr_scheduler, **_):
+        assert len(model.parameters()) == len(optimizer._parameter_list)
+        assert lr_scheduler.last_lr == optimizer.get_lr()
+
+    def on_step_end(self, args, state, control, **_):
+        self.events.append(f"step {state.global_step}")
+        control.should_training_stop |= state.global_step == self._stop_after
+
+    def on_save(self, args, state, control, **_):
+        self.events.append("save")
+
+    def on_evaluate(self, args, state, control, metrics, **_):
+        self.events.append("evaluate")
+        assert metrics["eval_loss"] > 0
+
+    def on_log(self, args, state, control, logs, **_):
+        self.logs.append(dict(logs))
+
+
+def settings(folder: Path, **given) -> TrainSettings:
+    (folder / "model.json").write_text(json.dumps(MODEL))
+    assumed = Assumptions(seq_length=16)
+    write_plan(
+        uniform_plan(layers=2, world_size=1, global_train_batch_size=BATCH, assumed=assumed), folder / "plan.json"
+    )
+    fields = {"plan": folder / "plan.json", "model": str(folder / "model.json"), "output_dir": folder / "out"}
+    return TrainSettings.among({**fields, "world_size": 1, "max_steps": 4, **given})
+
+
+def records(run: TrainSettings) -> list[dict]:
+    return [json.loads(line) for line in run.log.read_text().splitlines()]
+
+
+def test_callbacks_hear_steps_logs_evaluations_and_saves(tmp_path):
+    run = settings(
+        tmp_path, evaluation_strategy="steps", eval_steps=2, max_evaluate_steps=2, save_steps=3, logging_steps=2
+    )
+    heard = Heard()
+    result = GalvatronTrainer(run, [heard]).train()
+    expected = ["epoch 0", "step 1", "step 2", "evaluate", "step 3", "save", "step 4", "evaluate", "save"]
+    assert heard.events == expected
+    assert [("loss" in logs, "eval_loss" in logs) for logs in heard.logs[:-1]] == [(True, False), (False, True)] * 2
+    losses = [record["loss"] for record in records(run)]
+    assert heard.logs[0]["loss"] == pytest.approx(sum(losses[:2]) / 2)
+    assert result.training_loss == pytest.approx(sum(losses) / 4)
+    assert [record.get("eval_loss") for record in records(run)][1::2] == [
+        logs["eval_loss"] for logs in heard.logs if "eval_loss" in logs
+    ]
+    assert sorted(folder.name for folder in run.checkpoints.iterdir()) == ["step-00000003", "step-00000004"]
+
+
+def test_a_callback_stops_a_run_and_another_one_goes_on(tmp_path):
+    straight = settings(tmp_path, output_dir=tmp_path / "straight")
+    GalvatronTrainer(straight).train()
+    run = settings(tmp_path)
+    GalvatronTrainer(run, [Heard(stop_after=2)]).train()
+    assert [record["step"] for record in records(run)] == [0, 1]
+    heard = Heard()
+    GalvatronTrainer(run, [heard]).train()
+    assert heard.events == ["step 3", "step 4", "save"]
+    assert [record["loss"] for record in records(run)] == [record["loss"] for record in records(straight)]
+
+
+def test_epochs_are_passes_over_the_training_split(tmp_path, prefix):
+    run = settings(
+        tmp_path,
+        input_dir=str(prefix),
+        split="8,2,0",
+        max_steps=-1,
+        num_train_epochs=2.0,
+        save_strategy="epoch",
+        evaluation_strategy="epoch",
+    )
+    (tmp_path / "model.json").write_text(json.dumps({**MODEL, "vocab_size": 512}))
+    heard = Heard()
+    trainer = GalvatronTrainer(run, [heard])
+    steps = trainer.data.samples // BATCH
+    trainer.train()
+    assert heard.events.count("save") == heard.events.count("evaluate") == 2
+    assert [event for event in heard.events if event.startswith("epoch")] == ["epoch 0", f"epoch {steps}"]
+    assert trainer.state.epoch == 2.0
+    assert len(records(run)) == 2 * steps
+
+
+def test_the_rate_is_that_of_paddlenlps_schedule(tmp_path):
+    recipe = Recipe(learning_rate=1e-3, min_learning_rate=1e-4, lr_scheduler_type="cosine", warmup_ratio=0.25).over(8)
+    stock = CosineAnnealingWithWarmupDecay(1e-3, 1e-4, 2, 8, last_epoch=0)
+    for step in range(10):
+        assert recipe.rate_at(step) == pytest.approx(stock.get_lr())
+        stock.step()
+
+
+def test_a_report_to_what_is_not_installed_is_refused(tmp_path):
+    with pytest.raises(UserError, match="report_to: wandb is not installed"):
+        GalvatronTrainer(settings(tmp_path, report_to="wandb"))
