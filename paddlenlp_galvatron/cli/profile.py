@@ -44,10 +44,11 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
         sheet = load_data_sheet(options.analytic)
         if len(shapes) > 1:
             raise UserError("analytic: one type of layers only so far; derive each type's files by itself")
-        flash = options.use_flash_attn is not False
-        if options.use_flash_attn is None:
+        flash = options.use_flash_attention is not False
+        if options.use_flash_attention is None:
             typer.echo(
-                "note: with flash attention; `galvatron train` has plain attention so far: --use_flash_attn 0", err=True
+                "note: with flash attention: train with --use_flash_attention, too, or derive with --use_flash_attention 0",
+                err=True,
             )
         files = [analytic_computation(shapes[0], sheet, options.precision, lengths, flash)] if computation else []
         files += [analytic_memory(shapes[0], options.precision, lengths, flash)] if memory else []  # type: ignore[list-item]
@@ -56,8 +57,8 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
     from paddlenlp_galvatron.profiler.launcher import run_ranks
     from paddlenlp_galvatron.profiler.model_run import ModelRun
 
-    if options.use_flash_attn:
-        raise UserError("use_flash_attn: layers are measured with PaddleNLP's plain attention; leave it out")
+    if options.use_flash_attention:
+        raise UserError("use_flash_attention: layers are measured with PaddleNLP's plain attention; leave it out")
     degrees = set(runnable_degrees(shapes[0], options.world_size, options.max_tp_deg, lengths))
     for shape in shapes[1:]:
         degrees &= set(runnable_degrees(shape, options.world_size, options.max_tp_deg, lengths))

@@ -52,8 +52,8 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
     """Ranks that will be started: as the options say, or else a GPU each; None: as many as the plan's file says."""
     from paddlenlp_galvatron.runtime import device
 
-    if launch.nproc:
-        return launch.nproc * nodes.num_nodes
+    if processes := launch.nproc or launch.num_gpus_per_node:
+        return processes * nodes.num_nodes
     if values.get("galvatron_config_path"):
         return None
     return device.gpu_count() * nodes.num_nodes or None

@@ -123,7 +123,6 @@ class ProfileMode(StrEnum):
 class PointOptions(RunOptions):
     """What is measured of a model."""
 
-    model: str | None = Field(None, description="the same as model_size")
     profile_mode: ProfileMode = Field(ProfileMode.STATIC, description="what is varied: " + ", ".join(ProfileMode))
     profile_batch_size: Count = Field(1, description="samples, in modes static and sequence")
     profile_min_batch_size: Count = Field(1, description="smallest number of samples in mode batch")
@@ -144,7 +143,7 @@ class PointOptions(RunOptions):
     mixed_precision: Precision | None = Field(
         None, description="type of weights and activations; unset: fp32 where it is measured, bf16 where derived"
     )
-    use_flash_attn: bool | None = Field(None, description="flash attention; unset: where the device has it")
+    use_flash_attention: bool | None = Field(None, description="flash attention; unset: where the device has it")
 
     @model_validator(mode="after")
     def _more(self) -> Self:

@@ -15,11 +15,8 @@ MODEL_LENGTH = 2048  # tokens of a sample where nothing is said and the model al
 
 def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[ModelShape, ...], list[Shape]]:
     """The shape of each layer type, and every (samples, tokens of a sample) to measure. Raises UserError."""
-    if options.model and model.model_size and options.model != model.model_size:
-        raise UserError(f"model: {options.model}, but model_size is {model.model_size}; give one of them")
     told = model.seq_length or model.seqlen_list or model.set_seqlen_manually is not None
-    named = {"model_size": model.model_size or options.model}
-    resolved = model.model_copy(update=named if told else named | {"set_seqlen_manually": False}).resolve()
+    resolved = model.model_copy(update={} if told else {"set_seqlen_manually": False}).resolve()
     shape = resolved.shapes[0]
     lengths = options.lengths(resolved.seq_length if told else min(resolved.seq_length, MODEL_LENGTH))
     if max(lengths) > shape.max_position_embeddings:

@@ -33,6 +33,7 @@ class LaunchOptions(Options):
     """Which processes; of several nodes each starts the same command."""
 
     nproc: Count | None = Field(None, description="processes of a node; unset: as the plan says, or a GPU each")
+    num_gpus_per_node: Count | None = Field(None, description="the same as nproc")
     num_nodes: Count | None = Field(None, description="nodes")
     node_rank: int | None = Field(None, ge=0, description="which node this is, from 0")
     master_addr: str | None = Field(None, description="address of node 0")

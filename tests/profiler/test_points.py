@@ -25,7 +25,6 @@ def test_samples_are_as_long_as_the_model_is_said_to_take_or_2048():
     assert points() == [(1, 2048)]
     assert points(ModelOptions(model_size="llama2-7b", seq_length=1024)) == [(1, 1024)]
     assert points(ModelOptions(model_size="llama2-7b", set_seqlen_manually=False)) == [(1, 4096)]
-    assert points(ModelOptions(), model="llama2-7b") == [(1, 2048)]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,6 @@ def test_samples_are_as_long_as_the_model_is_said_to_take_or_2048():
         ({"profile_mode": "sequence", "profile_min_seq_length": 4096}, "profile_max_seq_length: 2048 is below"),
         ({"profile_mode": "all"}, "profile_mode"),
         ({"layernum_min": 3}, "layernum_max"),
-        ({"model": "llama3-8b"}, "but model_size is llama2-7b"),
         ({"profile_dp_type": "zero3"}, "profile_dp_type: zero3 is not supported"),
     ],
 )

@@ -94,7 +94,8 @@ def test_every_alias_of_the_table_leads_to_an_option_of_some_command():
         *(group.model_fields for group in (ModelOptions, SearchOptions, HardwareOptions, PointOptions))
     )
     assert not {ours for ours in ALIASES.values() if ours not in options}
-    assert not (set(ALIASES) | set(ABSENT) | IDLE) & KNOWN
+    assert not set(ALIASES) & options
+    assert not (set(ABSENT) | IDLE) & KNOWN
 
 
 def test_without_a_plan_the_newest_that_fits_is_taken_and_said(folder):
