@@ -1,0 +1,116 @@
+"""The health line says where a run stands; warnings come when the plan's prediction is off, each once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from plans import MODEL
+
+from paddlenlp_galvatron.plan import Assumptions, Plan, load_model, uniform_plan
+from paddlenlp_galvatron.report import Health
+from paddlenlp_galvatron.report.health import flops_per_token
+
+STEP_S = 2.0
+STAGES_MIB = (1000.0, 800.0)
+RESERVE_MIB = 300.0
+
+
+def plan(predicted: bool = True, world_size: int = 4, pp: int = 2) -> Plan:
+    made = uniform_plan(
+        layers=4,
+        world_size=world_size,
+        global_train_batch_size=8,
+        pp_deg=pp,
+        chunks=2,
+        assumed=Assumptions(seq_length=64),
+    )
+    stages = [
+        {"memory": {"context_mib": RESERVE_MIB}, "memory_mib": mib + RESERVE_MIB}
+        for mib in STAGES_MIB[: len(made.stages)]
+    ]
+    return replace(made, metadata={"predicted": {"time_s": STEP_S, "stages": stages}} if predicted else {})
+
+
+def records(
+    steps: int, step_s: float = STEP_S, peaks_mib: tuple[float, ...] = (1000.0, 1000.0, 800.0, 800.0), start: int = 0
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "step": step,
+            "loss": 3.0,
+            "lr": 1e-3,
+            "grad_norm": 0.5,
+            "step_time_s": step_s,
+            "tokens_per_s": 512 / step_s,
+            "peak_memory_mib": list(peaks_mib),
+        }
+        for step in range(start, start + steps)
+    ]
+
+
+def test_the_line_says_where_the_run_stands():
+    line = Health(plan(), MODEL).line([*records(3, step_s=9.0), *records(30, step_s=2.2, start=3)])
+    assert line == (
+        "step 33, loss 3.0000, grad norm 0.5, 233 tokens/s, step 2.2 s (predicted 2 s, +10%), "
+        "memory on stage 0 1000 MiB (predicted 1000 MiB, +0%)"
+    )
+
+
+def test_the_line_does_without_a_prediction():
+    line = Health(plan(predicted=False, world_size=1, pp=1), MODEL).line(records(1, peaks_mib=(20.0,)))
+    assert line == "step 1, loss 3.0000, grad norm 0.5, 256 tokens/s, step 2 s, memory 20 MiB"
+
+
+def test_mfu_is_the_share_of_the_devices_peak():
+    tokens_per_s, tflops = 512 / STEP_S, 0.5
+    share = tokens_per_s * flops_per_token(MODEL, 64) / (4 * tflops * 1e12)
+    assert f"MFU {share:.1%}" in Health(plan(), MODEL, tflops).line(records(10))
+    assert "MFU" not in Health(plan(), MODEL).line(records(10))
+
+
+def test_flops_of_a_token_are_those_of_its_matrix_products():
+    """Counted by hand: forward 2 a weight and for attention's two products 2 * S * H each; backward twice that."""
+    shape, seq_length = load_model("qwen2.5-7b"), 4096
+    hidden, kv = shape.hidden_size, shape.kv_heads * shape.head_dim
+    layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * shape.intermediate_size
+    forward = 2 * (shape.layers * layer + hidden * shape.vocab_size) + shape.layers * 4 * seq_length * hidden
+    assert flops_per_token(shape, seq_length) == pytest.approx(3 * forward, rel=1e-4)  # but for norms and biases
+    tied = replace(shape, tied_embeddings=True)
+    assert flops_per_token(tied, seq_length) == flops_per_token(shape, seq_length)
+
+
+def test_a_run_as_predicted_is_not_warned_of():
+    assert not Health(plan(), MODEL).warnings(records(40, step_s=STEP_S * 1.14))
+    assert not Health(plan(predicted=False), MODEL).warnings(records(40, step_s=99.0))
+
+
+def test_each_warning_is_given_once_and_says_what_to_measure():
+    health = Health(plan(), MODEL)
+    run = records(40, step_s=STEP_S * 1.2, peaks_mib=(1000.0, 1000.0, 800.0, 1200.0))
+    time, memory = health.warnings(run)
+    assert "2.4 s (predicted 2 s, +20%)" in time
+    assert "galvatron profile computation" in time and "galvatron profile hardware" in time
+    assert (
+        memory.startswith("stage 1 needs 1200 MiB (predicted 800 MiB, +50%)") and "galvatron profile memory" in memory
+    )
+    assert not health.warnings(run)
+    assert [
+        "stage 0" in warning for warning in health.warnings(records(40, peaks_mib=(700.0, 700.0, 800.0, 800.0)))
+    ] == [True]
+
+
+def test_one_process_has_no_communication_to_blame():
+    (warning,) = Health(plan(world_size=1, pp=1), MODEL).warnings(records(40, step_s=1.0, peaks_mib=(1000.0,)))
+    assert "galvatron profile computation" in warning and "hardware" not in warning
+
+
+def test_the_first_steps_of_a_process_and_single_slow_ones_do_not_count():
+    health = Health(plan(), MODEL)
+    slow = 10 * STEP_S
+    assert not health.warnings([*records(5, step_s=slow), *records(9, start=5)])
+    resumed = [*records(20), *records(5, step_s=slow, start=20), *records(10, start=25)]
+    assert not health.warnings(resumed, start=20)
+    assert not health.warnings([*records(30), *records(9, step_s=slow, start=30)])  # a checkpoint, a neighbour
+    assert health.warnings([*records(30), *records(11, step_s=slow, start=30)])
