@@ -304,6 +304,7 @@ class CheckpointWeights:
     """The weights of a checkpoint, as a `runtime.weights.WeightSource`: only what is asked for is read."""
 
     def __init__(self, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
         self._stored = _Stored(checkpoint)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:

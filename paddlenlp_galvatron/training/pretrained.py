@@ -17,11 +17,18 @@ def weights_from(folder: Path, shape: ModelShape) -> WeightSource:
     Each rank reads the parts that it asks for. Before, a checkpoint's checksums are compared: each rank compares those
     of a share of the files. Raises UserError: something is broken, lacking, or of another model.
     """
+    source = open_weights(folder, shape)
+    if isinstance(source, CheckpointWeights):
+        rank, world_size = world_from_environment()
+        verify(source.checkpoint, range(rank, len(source.checkpoint.index["files"]), world_size))
+    return source
+
+
+def open_weights(folder: Path, shape: ModelShape) -> HuggingFaceWeights | CheckpointWeights:
+    """The same without the checksums: what can be found wrong in a moment. Raises UserError."""
     if (folder / INDEX).exists():
         checkpoint = open_checkpoint(folder)
         require_same_model(checkpoint.shape, shape, folder / INDEX)
-        rank, world_size = world_from_environment()
-        verify(checkpoint, range(rank, len(checkpoint.index["files"]), world_size))
         return CheckpointWeights(checkpoint)
     if (folder / CONFIG).exists():
         return HuggingFaceWeights(folder, shape)
