@@ -63,10 +63,13 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """Whatever can be found wrong before processes start. Raises UserError."""
     from paddlenlp_galvatron.runtime.precision import Numbers
     from paddlenlp_galvatron.training.data import open_data
+    from paddlenlp_galvatron.training.pretrained import open_weights
 
     plan, shape = settings.load_plan()
     Numbers.of(plan.assumed.mixed_precision, settings.amp_master_grad, settings.compute_precision)
     open_data(settings, plan, shape)
+    if settings.load and not settings.load_distributed:
+        open_weights(settings.load, shape)
     return plan, shape
 
 
