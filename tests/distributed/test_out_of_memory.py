@@ -1,17 +1,39 @@
-"""A run that ends for lack of memory says so, by the rank, and by what it had reached."""
+"""A run that ends for lack of memory says so: by the rank, by what it had reached, and beside what was predicted."""
 
 from __future__ import annotations
 
+import json
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.runtime.launch import OutOfMemory, launch
+import paddle
+
+from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
+from paddlenlp_galvatron.runtime import launch as launching
+from paddlenlp_galvatron.runtime.launch import LaunchError, OutOfMemory, launch
+from paddlenlp_galvatron.runtime.out_of_memory import EXIT_CODE, ended_out_of_memory, is_out_of_memory
 
 TIMEOUT_S = 120
 HELD_MIB = 130  # weights of either stage: half of 70 million, fp32
+MIB = 2**20
+LIMIT_MIB = 900  # a process of Paddle begins with some 500 MiB
+MODEL = {  # 59 million weights: 0.9 GiB with gradients and moments
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_attention_heads": 8,
+    "vocab_size": 24_000,
+    "max_position_embeddings": 16,
+}
 
 
 @pytest.mark.parametrize(("rank", "room_mib"), [(0, 100), (1, 300)], ids=["gradients", "moments"])
@@ -24,3 +46,62 @@ def test_a_rank_that_runs_out_is_named_with_what_it_had_reached(tmp_path, monkey
     assert "ResourceExhausted" in str(caught.value)
     assert caught.value.peak_mib is not None
     assert HELD_MIB < caught.value.peak_mib < HELD_MIB + room_mib + 100
+
+
+def test_a_run_ends_with_predicted_beside_measured_memory(tmp_path):
+    """The command under a limit, as `ulimit -d` sets one."""
+    assumed = Assumptions(seq_length=16)
+    plan = uniform_plan(layers=2, world_size=2, global_train_batch_size=2, pp_deg=2, chunks=2, assumed=assumed)
+    stages = [{"memory_mib": 300.0}, {"memory_mib": 600.0}]
+    write_plan(replace(plan, metadata={"predicted": {"stages": stages}}), tmp_path / "plan.json")
+    (tmp_path / "model.json").write_text(json.dumps(MODEL))
+    command = [sys.executable, "-m", "paddlenlp_galvatron.cli.main", "train", "plan.json", "--model", "model.json"]
+    command += ["--max_steps", "2"]
+    limit = (LIMIT_MIB * MIB, LIMIT_MIB * MIB)
+    ran = subprocess.run(
+        command,
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, limit),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert ran.returncode == 1
+    assert "ran out of memory" in ran.stderr.splitlines()[0]
+    title, *rows = (line.split() for line in ran.stdout.splitlines() if "  " in line)
+    assert title == ["stage", "predicted", "MiB", "measured", "MiB"]
+    assert [row[:2] for row in rows] == [["0", "300"], ["1", "600"]]
+    (starved,) = (row for row in rows if row[3:] and row[3] == "rank")
+    assert float(starved[2]) > HELD_MIB
+    assert "galvatron search --memory_constraint" in ran.stdout
+
+
+def test_failed_allocations_are_known_by_whoever_fails():
+    with pytest.raises(Exception) as of_paddle:
+        paddle.empty([2**50])
+    assert is_out_of_memory(of_paddle.value)
+    assert is_out_of_memory(MemoryError("std::bad_alloc"))
+    assert is_out_of_memory(RuntimeError("(ResourceExhausted) Out of memory error on GPU 0."))
+    assert not is_out_of_memory(RuntimeError("(InvalidArgument) shapes differ"))
+
+
+def test_an_end_is_told_from_others_by_code_log_and_kernel():
+    assert ended_out_of_memory(EXIT_CODE, "", killed=False)
+    assert ended_out_of_memory(
+        -signal.SIGABRT, "terminate called after throwing an instance of 'std::bad_alloc'", False
+    )
+    assert ended_out_of_memory(-signal.SIGKILL, "", killed=True)
+    assert not ended_out_of_memory(-signal.SIGKILL, "", killed=False)
+    assert not ended_out_of_memory(-signal.SIGABRT, "free(): invalid pointer", killed=True)
+    assert not ended_out_of_memory(1, "", killed=True)
+
+
+@pytest.mark.parametrize(("kills", "kind"), [([3, 4], OutOfMemory), ([3, 3], LaunchError)], ids=["kernel", "user"])
+def test_a_rank_that_the_kernel_ends_is_told_from_one_that_a_user_ends(tmp_path, monkeypatch, kills, kind):
+    (tmp_path / "killed_rank.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(launching, "kernel_kills", lambda: kills.pop(0))
+    with pytest.raises(LaunchError) as caught:
+        launch("killed_rank", [], 1, tmp_path / "log", TIMEOUT_S)
+    assert type(caught.value) is kind
