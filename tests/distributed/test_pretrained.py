@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ pytest.importorskip("paddle")
 
 from huggingface_models import FOLDER, NAMES, TOLERANCE, oracle_of
 
-from paddlenlp_galvatron.plan import Precision, load_model, plan_to_dict
+from paddlenlp_galvatron.plan import Precision, load_model, plan_to_dict, write_plan
 from paddlenlp_galvatron.runtime.launch import launch
 from paddlenlp_galvatron.training.checkpoint import open_checkpoint, whole_checkpoints
 from paddlenlp_galvatron.training.convert import to_checkpoint, to_huggingface
+from paddlenlp_galvatron.training.data import RandomData
 from paddlenlp_galvatron.training.one_process import train_one_process
 from paddlenlp_galvatron.training.pretrained import weights_from
 from paddlenlp_galvatron.training.recipe import Recipe
@@ -70,3 +72,19 @@ def test_logits_losses_and_trained_weights_are_those_of_transformers(trained, tm
     back, recipe = weights_from(tmp_path / "model", shape), Recipe(**oracle.recipe)
     [(last, _)] = train_one_process(shape, oracle.seq_length, back, recipe, oracle.tokens[-1:])
     assert last == pytest.approx(oracle.losses[-1], abs=TOLERANCE)
+
+
+def test_training_begins_with_what_load_names(galvatron, tmp_path):
+    name = "qwen2-tied"
+    folder, shape, path = FOLDER / name, load_model(FOLDER / name), tmp_path / "plan.json"
+    of = plan(2, "1 2 1", vocab="2")
+    write_plan(replace(of, assumed=replace(of.assumed, seq_length=16)), path)
+    words = ["train", path, "--model", folder, "--output_dir", tmp_path / "run", "--max_steps", 1, "--seed", 5]
+    ran = galvatron(*words, "--load", FOLDER / "qwen2")
+    assert ran.code == 2 and "tied_embeddings is False, but True in the model qwen2-tied" in ran.err
+    assert not (tmp_path / "run" / "log").exists()  # nothing was started
+    assert galvatron(*words, "--load", folder).code == 0
+    batch = RandomData(shape.vocab_size, 16, of.global_batch, seed=5).batch(0)
+    [(loss, _)] = train_one_process(shape, 16, weights_from(folder, shape), Recipe(), [batch])
+    [first] = map(json.loads, (tmp_path / "run" / "train_log.jsonl").read_text().splitlines())
+    assert first["loss"] == pytest.approx(loss, abs=1e-5)
