@@ -6,6 +6,7 @@ import json
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -46,6 +47,9 @@ def nodes():
         yield two_nodes_or_skip(stack, MBIT_PER_S)
 
 
+SCRIPT = Path(__file__).parents[2] / "llm/auto_parallel/galvatron/train_qwen_fine_grained.sh"
+
+
 def run_on_both(nodes, words):
     """Run the same words, and the node's number, on both nodes to their end."""
     running = [node.start([*words, str(number)]) for number, node in enumerate(nodes)]
@@ -67,14 +71,14 @@ def test_plans_over_two_hosts_train_as_one_process_does(nodes, tmp_path):
     assert all(result.agrees for result in compare(tmp_path, cases))
 
 
-def test_galvatron_train_runs_over_two_hosts(nodes, tmp_path):
+def test_the_training_script_runs_over_two_hosts(nodes, tmp_path):
     plan = plans.plan(4, "2 1z", vocab="2")
-    write_plan(replace(plan, assumed=replace(plan.assumed, seq_length=16)), tmp_path / "plan.json")
+    write_plan(replace(plan, assumed=replace(plan.assumed, seq_length=16)), tmp_path / "configs" / "plan.json")
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
-    words = ["train", "plan.json", "--model", "model.json", "--max_steps", "3", "--nproc", "2", "--num_nodes", "2"]
-    words += ["--master_addr", ADDRESSES[0], "--master_port", str(PORT + 1), "--node_rank"]
-    start = "import os, sys; from paddlenlp_galvatron.cli.main import main; os.chdir(sys.argv.pop(1)); sys.exit(main())"
-    assert run_on_both(nodes, [sys.executable, "-c", start, str(tmp_path), *words]) == [0, 0]
+    variables = f"NUM_NODES=2 NUM_GPUS_PER_NODE=2 MASTER_ADDR={ADDRESSES[0]} MASTER_PORT={PORT + 1} "
+    variables += f"PYTHON={sys.executable} MODEL=model.json MAX_STEPS=3"
+    start = f"cd {tmp_path} && export {variables} && NODE_RANK=$1 exec sh {SCRIPT}"
+    assert run_on_both(nodes, ["sh", "-c", start, "sh"]) == [0, 0]
     traffic = json.loads((tmp_path / "output" / "traffic.json").read_text())
     assert traffic["calls"]["all_gather"] > 0 and len(traffic["groups"]) == 4
     assert len((tmp_path / "output" / "train_log.jsonl").read_text().splitlines()) == 3
