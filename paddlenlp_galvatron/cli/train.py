@@ -68,6 +68,8 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     plan, shape = settings.load_plan()
     Numbers.of(plan.assumed.mixed_precision, settings.amp_master_grad, settings.compute_precision)
     open_data(settings, plan, shape)
+    if settings.evaluates != "no":
+        open_data(settings, plan, shape, "valid")
     if settings.load and not settings.load_distributed:
         open_weights(settings.load, shape)
     return plan, shape

@@ -26,7 +26,7 @@ from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
 from ..runtime.weights import WeightSource
 from .checkpoint import Writer
-from .data import BatchSource, open_data
+from .data import open_data
 from .pretrained import weights_from
 from .recipe import Recipe, next_rate
 from .resume import resume
@@ -67,6 +67,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         self.settings = settings
         plan, shape = settings.load_plan()
         self.data = open_data(settings, plan, shape)
+        evaluates = settings.evaluates != "no"
+        self._validation = open_data(settings, plan, shape, "valid") if evaluates else None
         steps, self._epoch_steps = settings.steps_over(self.data.samples, plan.global_batch)
         self.recipe = settings.recipe.over(steps)
         self.engine = Engine(
@@ -81,7 +83,6 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             flash_attention=settings.use_flash_attention,
         )
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
-        self._validation: BatchSource | None = None
         self.control: Any
         super().__init__(
             LocalModel(self.engine),
@@ -129,7 +130,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                 record, stops = self._step(state.global_step, stop, first=state.global_step == first)
                 state.global_step += 1
                 state.epoch = state.global_step / self._epoch_steps
-                state.consumed_samples = state.global_step * self.engine.plan.global_batch
+                state.consumed_samples = self.data.first_sample(state.global_step)
                 self.control = handler.on_step_end(self.args, state, self.control)
                 if state.global_step % self._epoch_steps == 0:
                     self.control = handler.on_epoch_end(self.args, state, self.control)

@@ -3,13 +3,15 @@ import os
 
 import numpy as np
 import pytest
+from distributed.plans import plan
 from paddlenlp.data import causal_dataset
 from paddlenlp.data.blendable_dataset import BlendableDataset
 
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.plan import ModelShape, UserError
 from paddlenlp_galvatron.training import data as data_module
 from paddlenlp_galvatron.training.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data import RandomData, TrainingData
+from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.tokenizer import END_OF_TEXT
 
 SEQ, BATCH = 16, 4
@@ -123,6 +125,14 @@ def test_a_folder_blends_its_data_sets_equally(three):
     for step in (0, 7):
         batches = [TrainingData(data, SEQ, BATCH, 5, shares=SPLITS).batch(step) for data in (three, equal)]
         np.testing.assert_array_equal(*batches)
+
+
+def test_every_plan_gets_the_same_global_batch(three):
+    shape = ModelShape("tiny", "llama", 2, 16, 32, heads=4, kv_heads=4, vocab_size=300, max_position_embeddings=SEQ)
+    settings = TrainSettings(plan="p", model="m", input_dir=str(three), split=SPLITS, world_size=8)
+    plans = [plan(8, "1 1", micro_batches=1), plan(8, "8 2", vocab="2"), plan(8, "1 4", (1, 1), vocab="2")]
+    batches = [data_module.open_data(settings, one, shape).batch(2) for one in plans]
+    assert all((batch == batches[0]).all() for batch in batches)
 
 
 def _open_as_rank(prefix, rank, ready, results):

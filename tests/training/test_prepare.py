@@ -8,7 +8,7 @@ def test_text_to_batches(tmp_path, texts, capsys):
     assert main(["data", "prepare", "--input", folder, "--vocab-size", "300", "--output", str(output)]) == 0
     assert "40 documents" in capsys.readouterr().out
     again = tmp_path / "again"
-    tokenizer = str(output.with_name("tokenizer.json"))
+    tokenizer = str(output.parent)  # the folder, as that of a Hugging Face model
     files = [str(file) for file in texts]
     assert main(["data", "prepare", *files, "--tokenizer", tokenizer, "--output", str(again)]) == 0
     first, second = TrainingData(output, 16, 4).batch(0), TrainingData(again, 16, 4).batch(0)
