@@ -47,7 +47,7 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
         flash = options.use_flash_attention is not False
         if options.use_flash_attention is None:
             typer.echo(
-                "note: with flash attention: train with --use_flash_attention, too, or derive with --use_flash_attention 0",
+                "note: with flash attention; train with --use_flash_attention, or derive with --use_flash_attention 0",
                 err=True,
             )
         files = [analytic_computation(shapes[0], sheet, options.precision, lengths, flash)] if computation else []

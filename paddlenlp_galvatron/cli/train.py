@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paddlenlp_galvatron.cost_model.states import StateBytes
-from paddlenlp_galvatron.plan import ModelShape, Plan
+from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
 from paddlenlp_galvatron.runtime.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.training.prepare import GROUPS, LaunchOptions, prepare
 
@@ -43,7 +44,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
     path = settings.output_dir / f"settings.{nodes.node_rank}.json"
     settings.save(path)
     run = TrainingRun(console, settings, plan, shape)
-    run.start(program or [WORKER, str(path)], launch.timeout, nodes)
+    run.start(program or [WORKER, str(path)], launch.timeout or math.inf, nodes)
     if nodes.node_rank == 0:  # which has the log
         run.show_end()
 
@@ -61,11 +62,14 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
 
 def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """Whatever can be found wrong before processes start. Raises UserError."""
+    from paddlenlp_galvatron.runtime import device
     from paddlenlp_galvatron.runtime.precision import Numbers
     from paddlenlp_galvatron.training.data import open_data
     from paddlenlp_galvatron.training.pretrained import open_weights
 
     plan, shape = settings.load_plan()
+    if settings.use_flash_attention and not device.gpu_count():
+        raise UserError("use_flash_attention: Paddle has it on GPUs only, and finds none here; leave it out")
     Numbers.of(plan.assumed.mixed_precision, settings.amp_master_grad, settings.compute_precision)
     open_data(settings, plan, shape)
     if settings.evaluates != "no":

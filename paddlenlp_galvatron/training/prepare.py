@@ -20,7 +20,6 @@ from .recipe import Recipe
 from .settings import RunOptions, TrainSettings
 
 CONFIGS = Path("configs")  # where the search writes plans
-WEEK_S = 7 * 24 * 3600.0
 
 
 class PlanOptions(Options):
@@ -38,7 +37,7 @@ class LaunchOptions(Options):
     node_rank: int | None = Field(None, ge=0, description="which node this is, from 0")
     master_addr: str | None = Field(None, description="address of node 0")
     master_port: Count | None = Field(None, description="free port of node 0")
-    timeout: float = Field(WEEK_S, gt=0, description="seconds after which the processes are ended")
+    timeout: float | None = Field(None, gt=0, description="seconds after which the processes are ended; unset: never")
 
 
 GROUPS: tuple[type[Options], ...] = (ModelOptions, UniformOptions, PlanOptions, Recipe, RunOptions, LaunchOptions)
@@ -61,6 +60,8 @@ def prepare(values: Mapping[str, Any], world_size: int | None) -> Prepared:
     given = list(uniform.model_dump(exclude_none=True))
     notes = []
     model, shape, seq_length = _model(values, run)
+    if run.continue_training and run.load is None:
+        run = run.model_copy(update={"load": Path(model)})
     if choice.galvatron_config_path:
         plan = choice.galvatron_config_path
         if given:

@@ -50,6 +50,7 @@ class RunOptions(Options):
     load: Path | None = Field(
         None, description="weights to begin with: a Hugging Face directory, a converted or a training checkpoint"
     )
+    continue_training: bool = Field(False, description="1: load is the model's own folder")
     load_distributed: bool = Field(False, description="1: load is a training checkpoint to go on from")
     resume_from_checkpoint: str = Field("auto", description="auto: the newest whole one, if any; none; or a folder")
     save_strategy: Interval = Field("steps", description="when a checkpoint is written: no, steps or epoch")
