@@ -29,7 +29,7 @@ from ..plan.files import read_json
 from ..runtime.weights import WHOLE, Array, Slice
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
-DTYPES = {
+DTYPES: dict[Precision, np.dtype[Any]] = {
     Precision.FP32: np.dtype(np.float32),
     Precision.FP16: np.dtype(np.float16),
     Precision.BF16: np.dtype(ml_dtypes.bfloat16),
