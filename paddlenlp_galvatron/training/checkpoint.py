@@ -171,6 +171,9 @@ class Writer:
             _remove(whole)
         part.rename(whole)
         _to_disk(self._folder)
+        for later in whole_checkpoints(self._folder):
+            if later.name > whole.name:  # of a run that this one does not go on with
+                later.rename(later.with_name(f"left-{time.time_ns()}-{later.name}"))
         for old in whole_checkpoints(self._folder)[self._keep :]:
             _remove(old)
 

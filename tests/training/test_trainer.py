@@ -13,6 +13,7 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp.transformers import CosineAnnealingWithWarmupDecay
 
 from paddlenlp_galvatron.plan import Assumptions, UserError, uniform_plan, write_plan
+from paddlenlp_galvatron.training.checkpoint import whole_checkpoints
 from paddlenlp_galvatron.training.recipe import Recipe
 from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.trainer import GalvatronTrainer
@@ -135,3 +136,14 @@ def test_the_rate_is_that_of_paddlenlps_schedule(tmp_path):
 def test_a_report_to_what_is_not_installed_is_refused(tmp_path):
     with pytest.raises(UserError, match="report_to: wandb is not installed"):
         GalvatronTrainer(settings(tmp_path, report_to="wandb"))
+
+
+def test_a_run_begun_anew_is_not_mistaken_for_the_one_before(tmp_path):
+    run = settings(tmp_path, save_steps=1)
+    GalvatronTrainer(run).train()
+    anew = settings(tmp_path, save_steps=1, resume_from_checkpoint="none", seed=7)
+    GalvatronTrainer(anew, [Heard(stop_after=2)]).train()
+    assert [folder.name for folder in whole_checkpoints(run.checkpoints)] == ["step-00000002", "step-00000001"]
+    assert len(list(run.checkpoints.glob("left-*-step-00000004"))) == 1
+    GalvatronTrainer(settings(tmp_path, seed=7)).train()
+    assert [record["step"] for record in records(run)] == [0, 1, 2, 3]
