@@ -9,8 +9,9 @@ from pathlib import Path
 
 # The exit code of a rank that ran out of memory: Linux's ENOMEM.
 EXIT_CODE = 12
-# What the message of a failed allocation holds where its class does not tell: Paddle's, and C++'s own.
-WORDS = ("ResourceExhausted", "std::bad_alloc")
+# What the message of a failed allocation holds where its class does not tell: Paddle's, C++'s, and Python's inside a
+# PyLayer's backward, which becomes an OSError with the traceback as its text.
+WORDS = ("ResourceExhausted", "std::bad_alloc", "MemoryError")
 TOLD = "out of memory: tensors held {:.1f} MiB at most"
 FOUND = re.compile(re.escape(TOLD).replace(r"\{:\.1f\}", r"([0-9.]+)"))
 KILLS = Path("/proc/vmstat")  # counts the processes that the kernel ended for lack of memory
@@ -23,7 +24,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def tell_out_of_memory(error: BaseException, peak_mib: float) -> None:
     """Write to the rank's log what could not be allocated, and the most MiB that its tensors held."""
-    sys.stderr.write(f"{TOLD.format(peak_mib)}: {' '.join(str(error).split())}\n")
+    lines = str(error).splitlines()
+    what = next((line for line in lines if any(word in line for word in WORDS)), lines[0] if lines else "")
+    sys.stderr.write(f"{TOLD.format(peak_mib)}: {what.strip()}\n")
 
 
 def told_peak_mib(log: str) -> float | None:

@@ -14,12 +14,20 @@ import pytest
 
 pytest.importorskip("paddle")
 
+import numpy as np
 import paddle
+from paddle.autograd import PyLayer
 
 from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
 from paddlenlp_galvatron.runtime import launch as launching
 from paddlenlp_galvatron.runtime.launch import LaunchError, OutOfMemory, launch
-from paddlenlp_galvatron.runtime.out_of_memory import EXIT_CODE, ended_out_of_memory, is_out_of_memory
+from paddlenlp_galvatron.runtime.out_of_memory import (
+    EXIT_CODE,
+    ended_out_of_memory,
+    is_out_of_memory,
+    tell_out_of_memory,
+    told_peak_mib,
+)
 
 TIMEOUT_S = 120
 HELD_MIB = 130  # weights of either stage: half of 70 million, fp32
@@ -77,13 +85,41 @@ def test_a_run_ends_with_predicted_beside_measured_memory(tmp_path):
     assert "galvatron search --memory_constraint" in ran.stdout
 
 
-def test_failed_allocations_are_known_by_whoever_fails():
-    with pytest.raises(Exception) as of_paddle:
-        paddle.empty([2**50])
-    assert is_out_of_memory(of_paddle.value)
+class Backward(PyLayer):  # type: ignore[misc]
+    """The identity, whose backward does something."""
+
+    @staticmethod
+    def forward(ctx, x, work):
+        ctx.work = work
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.work()
+        return grad
+
+
+@pytest.mark.parametrize(
+    "allocate", [lambda: paddle.empty([2**50]), lambda: np.empty(2**50)], ids=["Paddle's", "numpy's"]
+)
+def test_failed_allocations_are_known_wherever_they_fail(allocate, capsys):
+    x = paddle.ones([1])
+    x.stop_gradient = False
+    for work in (allocate, Backward.apply(x, allocate).backward):
+        with pytest.raises((MemoryError, OSError)) as caught:
+            work()
+        assert is_out_of_memory(caught.value)
+        tell_out_of_memory(caught.value, 12.34)
+        told = capsys.readouterr().err.splitlines()
+        assert len(told) == 1 and ("allocate" in told[0] or "ResourceExhausted" in told[0])
+        assert told_peak_mib(told[0]) == 12.3
+
+
+def test_other_faults_are_no_lack_of_memory():
     assert is_out_of_memory(MemoryError("std::bad_alloc"))
     assert is_out_of_memory(RuntimeError("(ResourceExhausted) Out of memory error on GPU 0."))
     assert not is_out_of_memory(RuntimeError("(InvalidArgument) shapes differ"))
+    assert told_peak_mib("error: something else") is None
 
 
 def test_an_end_is_told_from_others_by_code_log_and_kernel():
