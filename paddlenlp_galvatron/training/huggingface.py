@@ -7,14 +7,15 @@
       model.safetensors.index.json                           which file has which tensor
 
 The two differ in names (`model.` for PaddleNLP's family name) and in that PaddleNLP's linear layers keep weights
-[in, out], Hugging Face's [out, in].
+[in, out], Hugging Face's [out, in]. PaddleNLP saves such directories too, with its own names and layout: they are read
+as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,16 @@ DTYPES: dict[Precision, np.dtype[Any]] = {
 }
 CODES = {Precision.FP32: "F32", Precision.FP16: "F16", Precision.BF16: "BF16"}  # safetensors' names
 # What PaddleNLP's layers, as they are built here, compute; other values of these fields mean another model.
-PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "use_sliding_window": False}
+PLAIN = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
+    # PaddleNLP's own:
+    "alibi": False,
+    "rope_scaling_type": None,
+    "use_long_sequence_strategies": False,
+}
 BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
 FREE = ("name", "initializer_range", "attention_dropout", "max_position_embeddings", "seq_length")
 
@@ -86,9 +96,11 @@ class HuggingFaceWeights:
         """Raises UserError: files are missing or broken, tensors missing, unknown or of another shape, or the directory
         holds another model."""
         require_same_model(read_shape(folder), shape, folder / CONFIG)
-        self._weights = {weight.name: weight for module in modules(shape) for weight in module}
-        files = _files(folder)
-        known = {weight.tensor: weight for weight in self._weights.values()}
+        files, weights = _files(folder), [weight for module in modules(shape) for weight in module]
+        if weights[0].name in files:  # PaddleNLP saved it
+            weights = [replace(weight, tensor=weight.name, transposed=False) for weight in weights]
+        self._weights = {weight.name: weight for weight in weights}
+        known = {weight.tensor: weight for weight in weights}
         missing = [tensor for tensor in known if tensor not in files]
         tied = {"lm_head.weight"} if shape.tied_embeddings else set()
         unknown = [tensor for tensor in files if tensor not in known.keys() | tied and not tensor.endswith(BUFFERS)]
@@ -172,8 +184,8 @@ def _files(folder: Path) -> dict[str, Path]:
         return {tensor: folder / Path(name).name for tensor, name in places.items()}
     if not (folder / SINGLE).exists():
         raise UserError(
-            f"{folder}: has neither {SINGLE} nor {SHARDS}; a model in other files becomes one by transformers' "
-            "save_pretrained"
+            f"{folder}: has neither {SINGLE} nor {SHARDS}; load the model with what wrote it and save it by "
+            "save_pretrained(..., safe_serialization=True)"
         )
     with opened(folder / SINGLE) as file:
         return dict.fromkeys(file.keys(), folder / SINGLE)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from safetensors.numpy import save_file
 
 from paddlenlp_galvatron.models import load_family
 from paddlenlp_galvatron.plan import GalvatronError, Precision, UserError, load_model
-from paddlenlp_galvatron.runtime.weights import SeededWeights, Slice
+from paddlenlp_galvatron.runtime.weights import SeededWeights, Slice, WeightSource
 from paddlenlp_galvatron.training import checkpoint as checkpoints
 from paddlenlp_galvatron.training import convert
 from paddlenlp_galvatron.training.checkpoint import open_checkpoint
@@ -71,15 +72,27 @@ def weights(name, converted, request):
 
 def test_logits_and_training_are_those_of_transformers(name, weights):
     shape, oracle = load_model(FOLDER / name), oracle_of(name)
-    family = load_family(shape.family)
-    model = family.whole_model(family.config(shape, oracle.seq_length))
-    for key, weight in model.named_parameters():
-        weight.set_value(weights(key, tuple(weight.shape)))
-    out = model(paddle.to_tensor(oracle.tokens[0, :, :-1]))
+    out = paddlenlp_model(name, weights)(paddle.to_tensor(oracle.tokens[0, :, :-1]))
     logits = out[0] if isinstance(out, tuple) else out
     assert np.abs(logits.numpy() - oracle.logits).max() < TOLERANCE
     trained = train_one_process(shape, oracle.seq_length, weights, Recipe(**oracle.recipe), oracle.tokens)
     assert [loss for loss, _ in trained] == pytest.approx(oracle.losses, abs=TOLERANCE)
+
+
+def paddlenlp_model(name: str, weights: WeightSource) -> Any:
+    shape = load_model(FOLDER / name)
+    family = load_family(shape.family)
+    model = family.whole_model(family.config(shape, oracle_of(name).seq_length))
+    for key, weight in model.named_parameters():
+        weight.set_value(weights(key, tuple(weight.shape)))
+    return model
+
+
+def test_what_paddlenlp_saves_is_read_too(name, weights, tmp_path):
+    paddlenlp_model(name, weights).save_pretrained(tmp_path / name, safe_serialization=True, max_shard_size="40KB")
+    saved = weights_from(tmp_path / name, load_model(FOLDER / name))
+    for weight in (weight for module in modules(load_model(FOLDER / name)) for weight in module):
+        assert (saved(weight.name, weight.shape) == weights(weight.name, weight.shape)).all()
 
 
 def test_a_part_is_that_of_the_whole(name, weights):
