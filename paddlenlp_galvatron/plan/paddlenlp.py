@@ -95,17 +95,16 @@ def _sharding_stage(plan: Plan) -> int:
 
 def _uneven(plan: Plan) -> Iterator[str]:
     """Fields in which layers, or layers and vocabulary, or stages are unlike."""
-    vocab = plan.vocab.as_layer()
+    parts = (*plan.layers, plan.vocab.as_layer())
     for field, of_vocab, values in (
-        ("tp_sizes_enc", "vtp", [layer.degree for layer in (*plan.layers, vocab)]),
-        ("use_sp", "vsp", [layer.ulysses and layer.degree > 1 for layer in (*plan.layers, vocab)]),
-        ("dp_types_enc", "embed_sdp", [_dp_type(plan, layer).value for layer in (*plan.layers, vocab)]),
+        ("tp_sizes_enc", "vtp", [str(part.degree) for part in parts]),
+        ("use_sp", "vsp", ["1" if part.ulysses and part.degree > 1 else "0" for part in parts]),
+        ("dp_types_enc", "embed_sdp", [_dp_type(plan, part).value for part in parts]),
     ):
-        *layers, end = values
+        *layers, vocab = values
         if len(set(layers)) > 1:
-            shown = ", ".join(f"{value:d}" if isinstance(value, int) else value for value in dict.fromkeys(layers))
-            yield f"{field}: stock PaddleNLP has one for all layers, the plan has {shown}"
-        elif end != layers[0]:
+            yield f"{field}: stock PaddleNLP has one for all layers, the plan has {', '.join(dict.fromkeys(layers))}"
+        elif vocab != layers[0]:
             yield f"{of_vocab}: in stock PaddleNLP embedding and LM head are split and sharded as the layers are"
     if len(set(plan.stages)) > 1:
         shown = ",".join(map(str, plan.stages))
