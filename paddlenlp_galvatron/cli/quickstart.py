@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from paddlenlp_galvatron.plan import Assumptions, GalvatronError, ModelShape, Plan, load_model, read_plan, write_plan
+from paddlenlp_galvatron.plan import (
+    Assumptions,
+    GalvatronError,
+    ModelShape,
+    Plan,
+    UserError,
+    load_model,
+    read_plan,
+    write_plan,
+)
 from paddlenlp_galvatron.plan.files import write_text
 from paddlenlp_galvatron.report import describe, predicted_beside_measured
 
@@ -44,6 +55,9 @@ TEXT_MIB = 4
 COMPARED_STEPS = 10  # held against one process
 LOSS_TOLERANCE = 1e-4
 GB_MIB = 1024
+SCRIPT = Path(__file__).parents[2] / "llm/auto_parallel/galvatron/train_qwen_fine_grained.sh"
+ONE_NODE = {"NUM_NODES": "1", "NODE_RANK": "0"}  # whatever a cluster's environment says
+TIMEOUT_S = 1800  # of the training
 # Where the budget lies between the least that any plan needs (0) and what the fastest plan wants (1): in the middle
 # if a layer-wise plan is best there, else nearby.
 BUDGETS = (0.5, 0.6, 0.4, 0.7, 0.3, 0.8, 0.2)
@@ -58,9 +72,11 @@ def quickstart(
     dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
 ) -> None:
     """From nothing to a trained model: text, profiles, a searched plan, training, predicted beside measured."""
-    from .train import WORKER, check_run, show_run
-    from .training_run import TrainingRun, read_log
+    from .train import show_run
+    from .training_run import read_log
 
+    if not SCRIPT.exists():
+        raise UserError(f"{SCRIPT}: no such file; the quick start runs in a checkout of the project")
     begin = time.monotonic()
     console = Console(highlight=False)
     output = output.absolute()
@@ -71,14 +87,11 @@ def quickstart(
     _profile(output, nproc)
     _title(console, 3, "plan: searched under a tight memory budget")
     plan = _search(console, output, shape, nproc)
-    settings = _settings(output, nproc, steps)
-    read, shape = check_run(settings)
     if dry_run:
-        show_run(console, read, shape)
+        show_run(console, plan, shape)
         return
     _title(console, 4, f"training: {steps} steps on {nproc} processes")
-    settings.save(output / "settings.json")
-    TrainingRun(console, settings, plan, shape).start([WORKER, str(output / "settings.json")], timeout_s=1800)
+    settings = _train(output, nproc, steps)
     records = read_log(settings.log)
     first, last = records[0], records[-1]
     console.print(f"loss {first['loss']:.3f} -> {last['loss']:.3f}; every step: {settings.log}")
@@ -166,26 +179,29 @@ def _run_search(shape: ModelShape, cost: CostModel, nproc: int, gb: float, **cha
     return search(shape, cost, SearchOptions.from_mapping(values | changed))
 
 
-def _settings(output: Path, nproc: int, steps: int) -> TrainSettings:
-    from paddlenlp_galvatron.training.recipe import Recipe
-    from paddlenlp_galvatron.training.settings import TrainSettings
+def _train(output: Path, nproc: int, steps: int) -> TrainSettings:
+    """Train as a user does, by the script; returns the run's settings."""
+    from paddlenlp_galvatron.training.settings import read_settings
 
-    return TrainSettings(
-        plan=output / "plan.json",
-        model=str(output / "model"),
-        output_dir=output,
-        input_dir=str(output / "data" / "python"),
-        max_steps=steps,
-        world_size=nproc,
-        recipe=Recipe(
-            learning_rate=2e-3,
-            min_learning_rate=2e-4,
-            lr_scheduler_type="cosine",
-            warmup_steps=5,
-            decay_steps=steps,
-            weight_decay=0.01,
-        ),
-    )
+    variables = {
+        "GALVATRON_CONFIG_PATH": output / "plan.json",
+        "MODEL": output / "model",
+        "DATA": output / "data" / "python",
+        "OUTPUT_DIR": output,
+        "NUM_GPUS_PER_NODE": nproc,
+        "MAX_STEPS": steps,
+        "LEARNING_RATE": 2e-3,
+        "SAVE_STEPS": 0,
+    }
+    words = ["--min_learning_rate", "2e-4", "--warmup_steps", "5", "--resume_from_checkpoint", "none"]
+    shown = " ".join(f"{name}={value}" for name, value in variables.items())
+    typer.echo(f"{shown} sh {SCRIPT} {' '.join(words)}\n")
+    environment = {name: str(value) for name, value in variables.items()}
+    environment = {**os.environ, **ONE_NODE, **environment, "PYTHON": sys.executable}
+    code = subprocess.run(["sh", SCRIPT, *words], env=environment, timeout=TIMEOUT_S).returncode
+    if code:
+        raise GalvatronError("training did not end well; its own message stands above")
+    return read_settings(output / "settings.0.json")
 
 
 def _difference_to_one_process(settings: TrainSettings, records: list[dict[str, Any]]) -> float:
@@ -197,5 +213,6 @@ def _difference_to_one_process(settings: TrainSettings, records: list[dict[str, 
     data = open_data(settings, plan, shape)
     batches = (data.batch(step) for step in range(COMPARED_STEPS))
     source = SeededWeights(settings.seed, shape.initializer_range)
-    alone = train_one_process(shape, SEQ_LENGTH, source, settings.recipe, batches)
+    recipe = settings.recipe.over(settings.max_steps)
+    alone = train_one_process(shape, SEQ_LENGTH, source, recipe, batches)
     return max(abs(loss - float(record["loss"])) for (loss, _), record in zip(alone, records, strict=False))
