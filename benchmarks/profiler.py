@@ -38,11 +38,11 @@ END_MB = 16
 
 
 def line(name: str, points: Mapping[float, float]) -> Iterator[tuple[str, float]]:
-    """Slope of the least-squares line over sizes, errors taken relative, and its value in the middle."""
+    """Slope of the least-squares line over sizes, errors taken relative, and its value at the smallest size."""
     x, y = np.array(list(points)), np.array(list(points.values()))
     slope, start = np.polyfit(x, y, 1, w=1 / y)
     yield f"{name}, slope", float(slope)
-    yield f"{name}, middle", float(start + slope * np.median(x))
+    yield f"{name}, start", float(start + slope * min(x))
 
 
 def run(folder: Path, nproc: int) -> tuple[dict[str, float], MemoryProfile, Mapping[str, float]]:
@@ -56,7 +56,7 @@ def run(folder: Path, nproc: int) -> tuple[dict[str, float], MemoryProfile, Mapp
     found |= {f"bandwidth, {stages} stages": value for stages, value in hardware.p2p_mib_per_ms.items()}
     found["overlap"] = hardware.overlap_coe
     for group, times in hardware.messages_ms.items():
-        found |= line(f"messages, {group.kind} {group.size}", {mib: ms for mib, ms in times.items() if mib >= 1})
+        found |= line(f"messages, {group.kind} {group.size} {'' if group.consecutive else 'strided'}", times)
     computation = ComputationProfile.load(folder / computation_name(*SIZE), *SIZE)
     for part, tp in sorted({(key.part, key.tp) for key in computation.passes}):
         passes = {key.batch: t for key, t in computation.passes.items() if (key.part, key.tp) == (part, tp)}

@@ -19,7 +19,7 @@ from .part import Part
 from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
-TURNS = 3  # at most, for numbers that spread too widely or cannot be
+TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what the second turn does not confirm more often
 TOLERANCE = 0.05  # of a time: points in between are measured where a line through the others misses by more
 ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
 
@@ -48,9 +48,9 @@ class ComputationProfiler:
                 settled += len(line)
                 tick(settled)
         self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
-        for turn in range(1, TURNS):
+        for turn in range(1, MOST_TURNS):
             if not self.stopwatch.is_late():
-                for key in doubtful(self.journal):
+                for key in measured(self.journal) if turn < TURNS else doubtful(self.journal):
                     self._measure(PassPoint(key, turn))
 
     def _measure_line(self, part: str, line: Sequence[Shape], tp: int) -> None:

@@ -11,10 +11,9 @@ from ..plan import ModelShape, Precision
 from ..profiles import EMBEDDING, HEAD, ComputationProfile, Meta, PassKey, PassTimes, Shape, layer_part
 from .journal import Journal
 from .refine import falling, misses
-from .stopwatch import Timing
+from .stopwatch import Timing, confirmed
 
 OPTIMIZER = "optimizer"
-WIDE = 0.3  # spread of a number that is measured again
 
 
 class PassPoint(NamedTuple):
@@ -64,10 +63,12 @@ def measured(journal: Journal) -> dict[PassKey, Pass]:
 
 
 def doubtful(journal: Journal) -> list[PassKey]:
-    """Points that spread too widely or cannot be."""
-    known = measured(journal)
-    wide = {key for key, found in known.items() if found.whole.spread > WIDE}
-    return sorted(wide | set(_falling(known)))
+    """Points whose time no second turn confirms, or cannot be."""
+    turns: dict[PassKey, list[float]] = {}
+    for name, (forward, backward, _) in journal.items("time "):
+        turns.setdefault(PassPoint.from_name(name).key, []).append(forward[0] + backward[0])
+    unsure = {key for key, turns_ms in turns.items() if not confirmed(turns_ms)}
+    return sorted(unsure | set(_falling(measured(journal))))
 
 
 def _falling(known: Mapping[PassKey, Pass]) -> dict[PassKey, float]:

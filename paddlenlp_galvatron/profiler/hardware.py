@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,12 +25,12 @@ from .journal import Journal
 from .launcher import fingerprint, impossible_note, report_note, report_progress
 from .options import KINDS, HardwareOptions, Part
 from .overlap import PAIR, overlap_coefficient
-from .processors import pinned
+from .processors import awake, pinned
 from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
-ROUNDS = 3  # everything is measured so often, so that what disturbs the machine for a while spoils one round only
-MOST_ROUNDS = 6  # for numbers that nothing confirms, or that cannot be
+ROUNDS = 6  # everything is measured so often, so that what disturbs the machine for a while spoils some rounds only
+SHARED_ROUNDS = 3  # the same where ranks share processors, and all rounds count
 TOLERANCE = 0.1  # of a number: sizes in between are measured where a line through the others misses by more
 LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
 FLOAT_BYTES = 4
@@ -80,9 +81,10 @@ class HardwareProfiler:
         """Measure all that the journal does not know."""
         self.groups.create(set(self._communicators()))
         wanted = curves(self.options, self.world_size)
-        overlaps = ROUNDS * (Part.OVERLAP in self.options.parts and self.world_size > 1)
-        done, total = 0, ROUNDS * len(wanted) + overlaps
-        for turn in range(ROUNDS):
+        rounds = SHARED_ROUNDS if self.stopwatch.shared else ROUNDS
+        overlaps = rounds * (Part.OVERLAP in self.options.parts and self.world_size > 1)
+        done, total = 0, rounds * len(wanted) + overlaps
+        for turn in range(rounds):
             for group in wanted:
                 report_progress(done, total)
                 if not (self.stopwatch.is_late() and turn):
@@ -92,7 +94,7 @@ class HardwareProfiler:
             report_progress(done, total)
             self.journal.get(f"{OVERLAP} {turn}", self._overlap)
             done += 1
-        for turn in range(ROUNDS, MOST_ROUNDS):
+        for turn in range(rounds, ROUNDS + rounds // 2):  # what still spreads too widely, or cannot be
             if not self.stopwatch.is_late():
                 for group in wanted:
                     for mib in sorted(doubtful(self._turns(group), self.stopwatch.shared)):
@@ -181,8 +183,8 @@ def main() -> None:
     changing = options.model_dump(include={"num_nodes", "avg_or_min_or_first", "overlap_time_multiply", "budget_ms"})
     journal = Journal.open(options.output, "hardware", device.model_dump() | changing, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
-    stopwatch = Stopwatch(world_size, per_node, options.budget_ms / ROUNDS, options.time_budget_s)
-    with pinned(rank % per_node, per_node):
+    stopwatch = Stopwatch(world_size, per_node, options.budget_ms / SHARED_ROUNDS, options.time_budget_s)
+    with pinned(rank % per_node, per_node), awake() if stopwatch.pinned else nullcontext():
         HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal).measure()
     if rank == 0:
         profile = hardware_profile(

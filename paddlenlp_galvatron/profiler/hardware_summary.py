@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from ..profiles import Collective, Fingerprint, HardwareProfile, MessageGroup, Meta
 from ..profiles.hardware import message_key
 from ..profiles.network import traffic_factor
 from .journal import Journal
 from .refine import falling
-from .stopwatch import Timing, confirmed
+from .stopwatch import Timing
 
+WIDE = 0.3  # spread of a number that is measured again
 GB_PER_S = 1e9 / 2**20 / 1e3  # in MiB/ms
 OVERLAP = "overlap_coe"
 
@@ -51,10 +50,9 @@ def timings(turns: Turns, shared: bool) -> dict[float, Timing]:
 
 
 def doubtful(turns: Turns, shared: bool) -> set[float]:
-    """Messages whose time no second turn confirms, or cannot be. Where ranks share processors every turn counts, and
-    nothing is confirmed by being quick."""
-    unsure = {mib for mib, laps in turns.items() if not (shared or confirmed([*map(np.median, laps)]))}
-    return unsure | set(falling(timings(turns, shared)))
+    """Messages whose time spreads too widely or cannot be."""
+    known = timings(turns, shared)
+    return {mib for mib, timing in known.items() if timing.spread > WIDE} | set(falling(known))
 
 
 def hardware_profile(

@@ -1,11 +1,22 @@
-"""Which processors of this host a rank computes on."""
+"""Which processors of this host a rank computes on, and that they stay awake."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+# Runs whenever nothing else wants the processor, and ends with the process that started it.
+SPIN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == int(sys.argv[2]):
+    pass
+"""
 
 
 @contextmanager
@@ -22,6 +33,17 @@ def pinned(index: int, ranks: int) -> Iterator[None]:
         yield
     finally:
         _move(mine)
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """Keep the processors of this process from halting while it waits: a virtual one can take milliseconds to wake, far
+    longer than a small message, or none, as it happens."""
+    with ExitStack() as stack:
+        for processor in os.sched_getaffinity(0):
+            command = [sys.executable, "-S", "-c", SPIN, str(processor), str(os.getpid())]
+            stack.callback(subprocess.Popen(command).kill)
+        yield
 
 
 def _move(processors: Sequence[int]) -> None:

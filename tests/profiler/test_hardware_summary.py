@@ -13,7 +13,7 @@ SENDS = MessageGroup(Collective.SEND, 4)
 def journal(**changed) -> Journal:
     laps = {
         MessagePoint(PAIR, 1.0, 0): [1.0, 1.0, 1.1],
-        MessagePoint(PAIR, 1.0, 1): [1.2, 1.3, 1.2],
+        MessagePoint(PAIR, 1.0, 1): [1.1, 1.3],
         MessagePoint(PAIR, 0.25, 0): [0.3, 0.3, 0.3],
         MessagePoint(PAIR, 8.0, 0): [8.0, 8.0, 8.0],
         MessagePoint(SENDS, 8.0, 0): [4.0, 4.0, 4.0],
@@ -31,13 +31,14 @@ def test_a_point_of_the_journal_is_known_by_its_key():
         assert MessagePoint.from_key(point.key) == point
 
 
-def test_the_quickest_turn_counts_and_the_largest_message_says_the_bandwidth():
+def test_the_quicker_laps_count_and_the_largest_message_says_the_bandwidth():
     found = profile(journal())
     assert found.messages_ms[PAIR] == {0.25: 0.3, 1.0: 1.0, 8.0: 8.0}
     assert found.allreduce_mib_per_ms == {(2, True): 1.0}  # 8 MiB * 2 (2 - 1) / 2 in 8 ms
     assert found.p2p_mib_per_ms == {4: 2.0}
     assert found.overlap_coe == 1.25
     assert found.meta.flags == {}
+    assert found.meta.spread["allreduce_size_2_1MB_time"] == pytest.approx(0.1 / 1.1)
     assert set(found.meta.spread) >= {
         "allreduce_size_2_consec_1",
         "pp_size_4",
@@ -46,10 +47,17 @@ def test_the_quickest_turn_counts_and_the_largest_message_says_the_bandwidth():
     }
 
 
+def test_where_ranks_share_processors_all_laps_count():
+    found = hardware_profile(journal(), 1, 4, None, Fingerprint(device="d"), shared=True)
+    assert found.messages_ms[PAIR][1.0] == 1.1
+
+
 def test_what_cannot_be_is_flagged_and_doubted():
     fast = journal(**{MessagePoint(PAIR, 8.0, 0).key: [0.5, 0.5, 0.5]})
     assert "0.5 ms, but a smaller message takes 1 ms" in profile(fast).meta.flags["allreduce_size_2_8MB_time"]
-    assert doubtful(message_turns(fast)[PAIR]) == {8.0}
+    assert doubtful(message_turns(fast)[PAIR], shared=False) == {8.0}
+    wide = journal(**{MessagePoint(PAIR, 8.0, 0).key: [8.0, 12.0, 16.0]})
+    assert doubtful(message_turns(wide)[PAIR], shared=False) == {8.0}
     assert "2.1 GB/s, but the link carries 2" in profile(journal(), link_gb_per_s=2).meta.flags["pp_size_4"]
     assert profile(journal(), link_gb_per_s=3).meta.flags == {}
 
