@@ -59,6 +59,7 @@ class TrainingRun:
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
         self._health = Health(plan, shape, settings.peak_tflops or _device_tflops(plan))
         self.log = LogTail(settings.log)
+        self._lines = 0  # of health that are due up to the last one that was shown
 
     def start(self, program: Sequence[str], timeout_s: float, nodes: Nodes = ONE_NODE) -> None:
         """Start the ranks of this node and show how they do until they end. `program`: a module or a script, and its
@@ -88,7 +89,9 @@ class TrainingRun:
         last = self.log.latest[-1]
         progress.update(task, completed=last["step"] + 1, description=f"training, loss {last['loss']:.4f}")
         records = list(self.log.latest)
-        if (last["step"] + 1) % self._settings.logging_steps == 0:
+        due = (last["step"] + 1) // self._settings.logging_steps
+        if due > self._lines:  # short steps come several at a time
+            self._lines = due
             progress.console.print(self._health.line(records), markup=False)
         for warning in self._health.warnings(records, self.log.start):
             progress.console.print(f"warning: {warning}", markup=False)
