@@ -122,7 +122,11 @@ class TrainSettings(RunOptions):
     @property
     def continue_from(self) -> str:
         """auto, none, or the checkpoint to go on from: `load` is one, too, until the run has checkpoints of its own."""
-        if self.load_distributed and self.resume_from_checkpoint == "auto" and not any(self.checkpoints.glob("*")):
+        if (
+            self.load_distributed
+            and self.resume_from_checkpoint == "auto"
+            and not any(self.checkpoints.glob("step-????????"))
+        ):
             return str(self.load)
         return self.resume_from_checkpoint
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -20,6 +18,7 @@ from paddlenlp_galvatron.training.data import BatchSource, RandomData
 from paddlenlp_galvatron.training.parity import small_case
 from paddlenlp_galvatron.training.recipe import next_rate
 from paddlenlp_galvatron.training.resume import resume
+from paddlenlp_galvatron.training.settings import TrainSettings
 
 from .plans import plan
 
@@ -45,7 +44,10 @@ class Run:
         return losses
 
     def resume(self, folder: Path, wanted: str = "auto") -> int:
-        settings: Any = SimpleNamespace(resume_from_checkpoint=wanted, checkpoints=folder)
+        settings = TrainSettings(
+            plan=Path("plan"), model="model", world_size=1, output_dir=folder.parent, resume_from_checkpoint=wanted
+        )
+        assert settings.checkpoints == folder
         return resume(settings, self.engine, self.optimizer, self.data)
 
 
@@ -58,12 +60,12 @@ def losses() -> list[float]:
 def folder(tmp_path) -> Path:
     """Checkpoints after the steps 1, 2 and 3."""
     run = Run()
-    writer = Writer(tmp_path, run.engine, 3, run.data)
+    writer = Writer(tmp_path / "checkpoints", run.engine, 3, run.data)
     for _ in range(3):
         run.train(1)
         writer.save(run.optimizer)
     writer.finish()
-    return tmp_path
+    return tmp_path / "checkpoints"
 
 
 def flip(path: Path) -> None:
@@ -124,8 +126,8 @@ def test_a_run_does_not_begin_anew_when_every_checkpoint_is_damaged(folder):
 
 
 def test_unfinished_checkpoints_are_no_reason_to_stop(tmp_path):
-    (tmp_path / "step-00000001.part").mkdir()
-    assert Run().resume(tmp_path) == 0
+    (tmp_path / "checkpoints" / "step-00000001.part").mkdir(parents=True)
+    assert Run().resume(tmp_path / "checkpoints") == 0
 
 
 def test_numbers_that_a_checkpoint_lacks_are_named(folder):
@@ -160,7 +162,8 @@ def test_another_global_batch_goes_on_at_the_next_sample(folder, capfd):
 def small_disk(folder, tmp_path_factory) -> Iterator[Path]:
     """A disk with room for one and a half checkpoints."""
     size = sum(file.stat().st_size for file in whole_checkpoints(folder)[0].iterdir())
-    disk = tmp_path_factory.mktemp("disk")
+    disk = tmp_path_factory.mktemp("disk") / "checkpoints"
+    disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={3 * size // 2}", "tmpfs", str(disk)]
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("needs the right to mount a small disk")
