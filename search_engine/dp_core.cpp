@@ -139,8 +139,8 @@ std::vector<int> starts_of(const Integers& layers) {
 std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, int micro_batches, bool gpipe, const Array& strategies,
                                         const Integers& groups, const Integers& types, const Array& change,
                                         const Array& enter, const Array& leave, const Array& vocabs,
-                                        const Array& vocab_enter, const Array& vocab_leave, const Integers& in_flight,
-                                        const Array& send, double budget) {
+                                        const Array& vocab_enter, const Array& vocab_leave, const Array& middle,
+                                        const Integers& in_flight, const Array& send, double budget) {
   const py::ssize_t stages = in_flight.size(), count = strategies.ndim() ? strategies.shape(0) : 0;
   const py::ssize_t kinds = types.size(), options = vocabs.ndim() ? vocabs.shape(0) : 0;
   PipelineTables tables;
@@ -158,6 +158,7 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, int micro_batche
   check_all("vocabs", vocabs, {options, 2, 6});
   check_all("vocab_enter", vocab_enter, {options, kinds, 2});
   check_all("vocab_leave", vocab_leave, {options, kinds, 2});
+  check_all("middle", middle, {6});
   check_all("send", send, {2, tables.type_count()});
   if (std::isnan(budget)) throw py::value_error("budget_mib: is NaN");  // below 0: the reserve is more than there is
   if (groups.ndim() != 1 || groups.size() != count) throw py::value_error("groups: one a strategy");
@@ -180,6 +181,7 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, int micro_batche
   for (py::ssize_t v = 0; v < options; ++v)
     tables.vocabs.push_back({part_of(vocabs.data(v)), part_of(vocabs.data(v) + 6),
                              changes_of(vocab_enter.data(v), kinds), changes_of(vocab_leave.data(v), kinds)});
+  tables.middle = part_of(middle.data());
   for (py::ssize_t s = 0; s < stages; ++s) {
     if (in_flight.data()[s] < 1 || in_flight.data()[s] > micro_batches)
       throw py::value_error("in_flight: between 1 and micro_batches");
@@ -247,8 +249,8 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
                        "(MiB); a change's two: forward, backward (ms).")
       .def(py::init(&make_pipeline), py::kw_only(), py::arg("layers"), py::arg("micro_batches"), py::arg("gpipe"),
            py::arg("strategies"), py::arg("groups"), py::arg("types"), py::arg("change"), py::arg("enter"),
-           py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("in_flight"),
-           py::arg("send"), py::arg("budget_mib"))
+           py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("middle"),
+           py::arg("in_flight"), py::arg("send"), py::arg("budget_mib"))
       .def("bound", &pipeline_bound, "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
       .def("tight_bound", &pipeline_tight_bound, py::arg("limit_ms"), py::arg("cancel") = nullptr,
            "A better one: stages at their exact optima. The limit where nothing takes less.")

@@ -44,11 +44,7 @@ class Needs {
   // Of a stage with these layers.
   Need of(const Vocab& vocab, int stage, Span span) const {
     const int held = tables_.in_flight[stage];
-    Part fixed{{}, 0, 0, 0};
-    if (stage == 0)
-      fixed = vocab.first;
-    else if (stage == tables_.stages - 1)
-      fixed = vocab.last;
+    const Part& fixed = tables_.beside(vocab, stage);
     const Layers layers = tables_.layers_of(span);
     Need need;
     for (std::size_t i = 0; i < workings_.size(); ++i) {

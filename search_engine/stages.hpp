@@ -101,10 +101,10 @@ class Stages {
   Stages(const PipelineTables& tables, const Cuts& cuts, const Vocab& vocab, ChoiceCache& cache)
       : tables_(tables), cuts_(cuts), vocab_(vocab), cache_(cache), views_(tables.stages) {
     for (int stage = 0; stage < tables.stages; ++stage) {
-      View& view = views_[stage];
-      view.room = {tables.budget, 0};
-      if (stage == 0) take_off(view, vocab.first, stage);
-      if (stage > 0 && stage == tables.stages - 1) take_off(view, vocab.last, stage);
+      const Part& beside = tables.beside(vocab, stage);
+      views_[stage].fixed = beside.time;
+      views_[stage].room = {tables.budget - beside.states - tables.in_flight[stage] * beside.activation,
+                            beside.working};
     }
   }
 
@@ -181,11 +181,6 @@ class Stages {
     const bool inside = ends.first_type == ends.last_type && span.first > start &&
                         span.end() < tables_.starts[ends.first_type + 1];
     return (inside ? start + 1L : span.first) * (tables_.layers + 1L) + span.layers;
-  }
-
-  void take_off(View& view, const Part& part, int stage) const {
-    view.fixed = part.time;
-    view.room = {tables_.budget - part.states - tables_.in_flight[stage] * part.activation, part.working};
   }
 
   const std::vector<Change>& entry(int stage, const Ends& ends) const {

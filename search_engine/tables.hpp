@@ -50,6 +50,7 @@ struct PipelineTables {
   std::vector<std::vector<Change>> change;    // [group before][group after]
   BySeam<std::vector<Change>> enter, leave;   // by group: from, to the edge of a stage
   std::vector<Vocab> vocabs;
+  Part middle;                        // what a stage without vocabulary layers has beside its layers
   std::vector<int> in_flight;         // micro-batches whose activations a stage holds
   BySeam<std::vector<double>> send;   // ms from a stage to the next, by the type of the layer after
   double budget;                      // MiB a device
@@ -65,6 +66,11 @@ struct PipelineTables {
 
   // Whether another type starts at this layer.
   bool is_between(int layer) const { return layer > 0 && layer < layers && starts[type_of(layer)] == layer; }
+
+  // What a stage has beside its layers.
+  const Part& beside(const Vocab& vocab, int stage) const {
+    return stage == 0 ? vocab.first : stage == stages - 1 ? vocab.last : middle;
+  }
 
   // Time of the hand-over to a stage that starts with this layer.
   double send_to(int layer) const { return send.at(is_between(layer))[type_of(layer)]; }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from ..plan.errors import UserError
 from ..plan.layout import Grid, TokenLayout, boundary_layout
@@ -118,6 +119,12 @@ class CostModel:
             self._vocab[key] = self._vocabulary(*key)
         return self._vocab[key]
 
+    def middle_cost(self, *, stage_size: int, micro_batch: int) -> LayerCost:
+        """What a stage without embedding and LM head has beside its layers: its input, which the stage before keeps as
+        its output, too."""
+        widest = max(self._token_bytes(micro_batch, kind) for kind in range(len(self.models)))
+        return LayerCost(0.0, 0.0, 0.0, self._mask_mib, widest / stage_size / MIB, 0.0)
+
     def crossing_type(self, layer: int) -> int:
         """Layer type whose tokens are handed on in front of a layer (one past the last: behind it).
 
@@ -173,7 +180,8 @@ class CostModel:
         )
 
     def stage_parts(self, plan: Plan, stage: int) -> list[LayerCost]:
-        """Costs of a stage's parts, in order: embedding where it has it, layers, LM head where it has it apart."""
+        """Costs of a stage's parts: its layers in order, before them what comes with the embedding or of the stage
+        before, behind them the LM head where it has it apart."""
         last = len(plan.stages) - 1
         common = {
             "stage_size": plan.stage_size,
@@ -189,6 +197,8 @@ class CostModel:
             parts.insert(0, self.vocab_cost(plan.vocab, role="first" if last else "only", **common))
         elif stage == last:
             parts.append(self.vocab_cost(plan.vocab, role="last", **common))
+        else:
+            parts.insert(0, self.middle_cost(stage_size=plan.stage_size, micro_batch=plan.micro_batch))
         return parts
 
     def _stage(self, plan: Plan, stage: int) -> StagePrediction:
@@ -302,7 +312,13 @@ class CostModel:
             for mib in self.memory.vocab_activation_mib(role, vocab.tp, seq, self.assumed.sequence_parallel)
         )
         held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES))
-        return self._cost(vocab, grid, pipeline, calls, times, held, whole, Room(kept, kept, peak - kept))
+        cost = self._cost(vocab, grid, pipeline, calls, times, held, whole, Room(kept, kept, peak - kept))
+        return replace(cost, states_mib=cost.states_mib + self._mask_mib)
+
+    @cached_property
+    def _mask_mib(self) -> float:
+        """Attention masks, which every stage keeps."""
+        return sum(self.memory.mask_mib(seq) for seq in set(self.seqs))
 
     def _vocab_calls(self, vocab: VocabStrategy, role: Role, stage_size: int, micro_batch: int) -> Calls:
         """The embedding is of the first layer type's width and length, the LM head of the last one's."""

@@ -31,6 +31,7 @@ class Use(NamedTuple):
     working: float  # backward's peak above that
     peak: float  # of both passes
     weights: int  # numbers that the part holds
+    mask: float = 0.0  # what a stage keeps for all its layers
 
 
 @dataclass
@@ -52,11 +53,13 @@ class MemoryProfiler:
         vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
         gc.collect()
         gc.freeze()  # what is there stays: later collections look at the measured parts alone, and are quick
+        masks: dict[int, float] = {}
         done = 0
         for sequence_parallel in (True, False):
             for seq in lengths:
                 for number, shape in enumerate(self.shapes):
                     length = shape.seq_length or seq
+                    masks[length] = self._use(number, length, 1, sequence_parallel, layers=self.layers[0]).mask
                     table = layers.setdefault(Variant(number, sequence_parallel), {})
                     table[length] = self._layer(number, length, degrees, sequence_parallel)
                 for role in STAGES:
@@ -67,7 +70,7 @@ class MemoryProfiler:
                 tick(done)
         gc.unfreeze()
         first = self.shapes[0]
-        return MemoryProfile(self.precision.value, first.hidden_size, first.heads, layers, vocab, meta=meta)
+        return MemoryProfile(self.precision.value, first.hidden_size, first.heads, layers, vocab, masks, meta=meta)
 
     def _layer(self, number: int, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> LayerMemory:
         few, many = self.layers
@@ -128,4 +131,4 @@ def _measure(part: Part) -> Use:
     device.reset_peak()
     part.backward()
     backward_peak = device.peak_mib() - start
-    return Use(kept, backward_peak - kept, max(forward_peak, backward_peak), part.weights)
+    return Use(kept, backward_peak - kept, max(forward_peak, backward_peak), part.weights, part.mask_mib)

@@ -69,6 +69,12 @@ class Part:
         """Number of weights that the part holds on this rank."""
         return sum(int(trainable.tensor.size) for trainable in self.trainables)
 
+    @property
+    def mask_mib(self) -> float:
+        """The attention mask that a stage keeps, whatever its layers."""
+        mask = self._stage.mask
+        return 0.0 if mask is None else float(mask.size * mask.element_size()) / 2**20
+
     def forward(self) -> None:
         """One micro-batch; what arrives from the stage before is a tensor of its own, as in a pipeline."""
         if self._received is not None:

@@ -93,8 +93,8 @@ class Stopwatch:
         return False
 
     def together(self, operation: Operation) -> Array:
-        """Times in ms [laps, ranks or 1] of an operation that the ranks do together, such as a collective: laps one after
-        the other, so that each begins when the ranks are done with the one before.
+        """Times in ms [laps, ranks or 1] of an operation that the ranks do together, such as a collective: laps one
+        after the other, so that each begins when the ranks are done with the one before.
 
         Ranks that share processors do some work before each: the time is what the operation adds to the work's, their
         waiting for one another included, as in training; it is the mean over the ranks.

@@ -137,7 +137,8 @@ def analytic_memory(
                     states, activation, kept_mib
                 )
     meta = _meta(model, None, precision)
-    return MemoryProfile(precision.value, hidden, model.heads, layers, vocab, meta=meta)
+    masks = {seq: 0.0 if flash_attention else seq * seq * number / MIB for seq in lengths}
+    return MemoryProfile(precision.value, hidden, model.heads, layers, vocab, masks, meta=meta)
 
 
 def layer_numbers_per_token(

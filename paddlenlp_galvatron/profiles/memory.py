@@ -92,6 +92,7 @@ class MemoryProfile:
     heads: int
     layers: Mapping[Variant, Mapping[int, LayerMemory]]  # sequence length in tokens -> memory
     vocab: Mapping[VocabVariant, Mapping[int, VocabMemory]]  # the same
+    mask_mib: Mapping[int, float] = field(default_factory=dict)  # sequence length -> attention mask that a stage keeps
     raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
     meta: Meta = field(default_factory=Meta)
     files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # that it was read from
@@ -117,7 +118,7 @@ class MemoryProfile:
             if held:
                 kept[key] = held
         meta = self.meta.model_copy(update={"dialect": "galvatron"}).with_extra(
-            UNITS, working_mib=working, kept_mib=kept
+            UNITS, working_mib=working, kept_mib=kept, mask_mib=_keyed(self.mask_mib)
         )
         return write_profile(Path(folder) / memory_name(self.dtype, self.hidden_size, self.heads), content, meta)
 
@@ -160,8 +161,9 @@ class MemoryProfile:
         layer_keys = {layer_key(*variant): lengths for variant, lengths in layers.items()}
         _add_extra(path, "working_mib", layer_keys, extra)
         _add_extra(path, "kept_mib", {vocab_key(*variant): lengths for variant, lengths in vocab.items()}, extra)
+        masks = _by_number(path, "galvatron.mask_mib", extra["mask_mib"]) if "mask_mib" in extra else {}
         files = (ProfileFile.of(path),)
-        return cls(dtype, hidden_size, heads, layers, vocab, raw, meta or Meta(dialect=known), files)
+        return cls(dtype, hidden_size, heads, layers, vocab, masks, raw, meta or Meta(dialect=known), files)
 
 
 def layer_key(layer_type: int, sequence_parallel: bool) -> str:
@@ -217,23 +219,23 @@ def _read_layer(path: str | Path, key: str, entry: object, dialect: Dialect) -> 
     if checkpoint is not None:
         checkpoint = not_negative(path, f"{name}.checkpoint", checkpoint, "MiB per sample")
     return LayerMemory(
-        size * PARAMETER_BYTES["galvatron"] / PARAMETER_BYTES[dialect], _by_tp(path, name, activation), checkpoint
+        size * PARAMETER_BYTES["galvatron"] / PARAMETER_BYTES[dialect], _by_number(path, name, activation), checkpoint
     )
 
 
 def _read_vocab(path: str | Path, key: str, entry: object, dialect: Dialect) -> VocabMemory:
-    states = _by_tp(path, f"{key}.model_states", field_of(path, key, entry, "model_states"))
+    states = _by_number(path, f"{key}.model_states", field_of(path, key, entry, "model_states"))
     scale = STATE_BYTES / MODEL_STATE_BYTES[dialect]
     return VocabMemory(
         {tp: mib * scale for tp, mib in states.items()},
-        _by_tp(path, f"{key}.activation", field_of(path, key, entry, "activation")),
+        _by_number(path, f"{key}.activation", field_of(path, key, entry, "activation")),
     )
 
 
-def _by_tp(path: str | Path, key: str, value: object) -> dict[int, float]:
+def _by_number(path: str | Path, key: str, value: object) -> dict[int, float]:
     return {
-        whole_number(path, key, tp): not_negative(path, f"{key}.{tp}", mib, "MiB")
-        for tp, mib in objects(path, key, value)
+        whole_number(path, key, number): not_negative(path, f"{key}.{number}", mib, "MiB")
+        for number, mib in objects(path, key, value)
     }
 
 
@@ -254,5 +256,5 @@ def _add_extra(
             tokens = whole_number(path, where, seq)
             if tokens not in entries[key]:
                 raise unknown_key(path, f"{where}.{seq}", "a sequence length of this file")
-            field_values: dict[str, Any] = {name: _by_tp(path, f"{where}.{seq}", numbers)}
+            field_values: dict[str, Any] = {name: _by_number(path, f"{where}.{seq}", numbers)}
             entries[key][tokens] = replace(entries[key][tokens], **field_values)  # type: ignore[assignment]

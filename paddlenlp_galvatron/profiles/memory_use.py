@@ -65,6 +65,12 @@ class MemoryUse:
             "measure it with `galvatron profile memory` or search with disable_ckpt"
         )
 
+    def mask_mib(self, seq: int) -> float:
+        """The attention mask that a stage keeps, a square in the sequence length; 0 where none was measured."""
+        measured = self.profile.mask_mib
+        nearest = min(measured, key=lambda length: abs(length - seq), default=0)
+        return measured[nearest] * (seq / nearest) ** 2 if nearest else 0.0
+
     def vocab_states_mib(self, role: Role, tp: int) -> float:
         """Weights of the vocabulary layers on one rank at 16 bytes each."""
         lengths, _ = self._vocab(role, True)

@@ -104,10 +104,11 @@ class Block:
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
         self._cut_seams(config)
 
-    def __call__(self, x: Any, mask: Any) -> Any:
-        """`x` [T, H]; `mask` [B, 1, S, S] to add to attention scores, or None where attention is causal itself."""
+    def __call__(self, x: Any, mask: Any, samples: int) -> Any:
+        """`x` [T, H] of B `samples`; `mask` [1, 1, S, S] to add to attention scores, or None where attention is causal
+        itself."""
         again = self._recompute and paddle.is_grad_enabled()
-        return recompute(self._run, x, mask) if again else self._run(x, mask)
+        return recompute(self._run, x, mask, samples) if again else self._run(x, mask, samples)
 
     def train(self, training: bool) -> None:
         """With dropout, as for training, or without."""
@@ -117,8 +118,10 @@ class Block:
         """Sequences of a micro-batch of so many tokens that this layer's attention sees here."""
         return tokens // self._placement.grid.dp // self._seq_length
 
-    def _run(self, x: Any, mask: Any) -> Any:
+    def _run(self, x: Any, mask: Any, samples: int) -> Any:
         numbers = self._placement.numbers
+        if mask is not None:
+            mask = mask.expand([samples, 1, -1, -1])  # PaddleNLP wants it whole; gone when attention has used it
         with compute_weights(self._slots, numbers):
             return cast(self._layer(cast(x, numbers.computed), attention_mask=mask), numbers.stored)
 

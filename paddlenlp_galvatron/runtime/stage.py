@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -129,7 +130,6 @@ class Stage:
             else Redistribution(before, after, self._tokens, self._local, rank - self._local, groups)
             for before, after in pairwise(edges)
         ]
-        self._masks: dict[int, Any] = {}
         self.boundary_shape = [self._length(self._boundary), shape.hidden_size]
         self.loss_replicas = plan.vocab.tp
 
@@ -150,7 +150,7 @@ class Stage:
             position += 1
         for redistribution, block in zip(self._redistributions, self._blocks, strict=False):
             x = redistribution(x) if redistribution else x
-            x = run(position, block, x, self._mask(block))
+            x = run(position, block, x, self.mask, block.samples(self._tokens))
             position += 1
         if self._redistributions[-1]:
             x = self._redistributions[-1](x)
@@ -183,15 +183,11 @@ class Stage:
         start, stop = layout.interval(self._local, self._tokens)
         return stop - start
 
-    def _mask(self, block: Block) -> Any:
-        """[B, 1, S, S] with the lowest number above the diagonal, made once per batch size; None: not needed."""
+    @cached_property
+    def mask(self) -> Any:
+        """[1, 1, S, S] with the lowest number above the diagonal; None: attention is causal by itself."""
         if self._causal_itself:
             return None
-        samples = block.samples(self._tokens)
-        if samples not in self._masks:
-            length = self._seq_length
-            dtype = getattr(paddle, self.numbers.computed)
-            lowest = paddle.full([length, length], paddle.finfo(dtype).min, dtype)
-            mask = paddle.triu(lowest, diagonal=1).reshape([1, 1, length, length])
-            self._masks[samples] = mask.expand([samples, 1, length, length])
-        return self._masks[samples]
+        length, dtype = self._seq_length, getattr(paddle, self.numbers.computed)
+        lowest = paddle.full([1, 1, length, length], paddle.finfo(dtype).min, dtype)
+        return paddle.triu(lowest, diagonal=1)

@@ -113,7 +113,7 @@ def _part_names(plan: Plan, stage: int) -> list[str]:
     last = len(plan.stages) - 1
     if stage == 0:
         return ["embedding" if last else "embedding and LM head", *layers]
-    return [*layers, "LM head"] if stage == last else layers
+    return [*layers, "LM head"] if stage == last else ["the stage's input", *layers]
 
 
 class Outcome(IntEnum):

@@ -73,6 +73,7 @@ def build(
                 for vocab in vocabularies
             ]
         ),
+        middle=_array(_numbers(cost.middle_cost(stage_size=family.stage_size, micro_batch=family.micro_batch))),
         budget_mib=budget_mib,
     )
     return Tables(family, [layer for some in layers for layer in some], vocabularies, core)
@@ -178,6 +179,7 @@ def sketch_ms(family: Family, layers: Sequence[Sequence[LayerStrategy]], cost: C
         vocabs=np.zeros((1, 2, 6)),
         vocab_enter=np.zeros((1, kinds, 2)),
         vocab_leave=np.zeros((1, kinds, 2)),
+        middle=np.zeros(6),
         send=np.zeros((2, kinds)),
         budget_mib=0.0,
     )

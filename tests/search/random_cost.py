@@ -48,6 +48,9 @@ class RandomCost(CostModel):
     def vocab_cost(self, vocab, *, stage_size, micro_batch, micro_batches, pipeline, role):  # type: ignore[no-untyped-def]
         return self._draw(vocab, stage_size, micro_batch, micro_batches > 1, pipeline, role)
 
+    def middle_cost(self, *, stage_size, micro_batch):  # type: ignore[no-untyped-def]
+        return replace(self._draw("middle", stage_size, micro_batch), forward_ms=0.0, backward_ms=0.0, sync_ms=0.0)
+
     def switch_cost(self, before, after, *, stage_size, micro_batch, layer_type=0):  # type: ignore[no-untyped-def]
         rate = random.Random(repr((self.seed, stage_size, micro_batch))).uniform(0, 2) * self._width(layer_type)
         source, target = self._layout(before, stage_size), self._layout(after, stage_size)

@@ -145,6 +145,7 @@ def test_what_is_too_hard_ends_before_memory_does() -> None:
         ({"types": np.array([1])}, "types: of each group, rising"),
         ({"enter": np.zeros((2, 65, 2))}, "enter: has shape"),
         ({"vocabs": np.zeros((1, 6))}, "vocabs: has shape"),
+        ({"middle": np.zeros(5)}, "middle: has shape"),
         ({"in_flight": np.array([0])}, "in_flight: between"),
         ({"budget_mib": float("nan")}, "budget_mib: is NaN"),
         ({"send": np.zeros(7)}, "send: has shape"),

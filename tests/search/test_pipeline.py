@@ -83,6 +83,9 @@ def tables(seed: int) -> dict[str, Any]:
                 for s in range(stages)
             ]
         ),
+        "middle": np.array(
+            [0, 0, 0, draw.uniform(0, 20), draw.uniform(0, 20), draw.choice((0.0, draw.uniform(0, 60)))]
+        ),
         "send": send * np.array([width, begins]),
         "budget_mib": draw.uniform(50, 500),
     }
@@ -101,6 +104,8 @@ def stage(t: dict[str, Any], vocab: int, s: int, first: int, choice: Sequence[in
         parts.append(t["vocabs"][vocab][0])
     if stop == len(kinds) and s > 0:
         parts.append(t["vocabs"][vocab][1])
+    elif s > 0:
+        parts.append(t["middle"])
     groups = [t["groups"][k] for k in choice]
     begins, ends = (0 < at < len(kinds) and kinds[at - 1] != kinds[at] for at in (first, stop))
     passes = [t["vocab_enter"][vocab][groups[0]] if s == 0 else t["enter"][int(begins)][groups[0]]]
@@ -191,6 +196,7 @@ def test_deep_pipelines_equal_the_sum_of_their_stages(types: int) -> None:
             vocabs=vocabs,
             vocab_enter=free[:1],
             vocab_leave=free[:1],
+            middle=np.zeros(6),
             in_flight=np.ones(stages, dtype=int),
             send=np.full((2, types), 0.3),
             budget_mib=budget,
