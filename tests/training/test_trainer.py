@@ -147,3 +147,20 @@ def test_a_run_begun_anew_is_not_mistaken_for_the_one_before(tmp_path):
     assert len(list(run.checkpoints.glob("left-*-step-00000004"))) == 1
     GalvatronTrainer(settings(tmp_path, seed=7)).train()
     assert [record["step"] for record in records(run)] == [0, 1, 2, 3]
+
+
+def test_logs_go_to_visualdl_where_it_is_installed(tmp_path, monkeypatch):
+    """A stand-in with VisualDL's interface: the real one cannot be installed beside the pinned packages."""
+    (tmp_path / "visualdl.py").write_text(
+        "class LogWriter:\n"
+        "    def __init__(self, logdir): self.file = open('visualdl.txt', 'w')\n"
+        "    def add_text(self, tag, text): pass\n"
+        "    def add_scalar(self, tag, value, step): print(tag, step, file=self.file, flush=True)\n"
+        "    def flush(self): pass\n"
+        "    def close(self): self.file.close()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    GalvatronTrainer(settings(tmp_path, logging_steps=2, evaluation_strategy="steps", max_evaluate_steps=1)).train()
+    written = (tmp_path / "visualdl.txt").read_text().splitlines()
+    assert {"train/loss 2", "train/loss 4", "train/learning_rate 4", "eval/loss 4"} <= set(written)
