@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,13 @@ GRACE_S = 5.0  # the launcher's, between asking the other ranks to end and endin
 TIMEOUT_S = 120.0
 
 
+def records_of(output: Path) -> list[dict]:
+    """The log so far."""
+    path = output / "train_log.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
 @dataclass
 class Forks:
     """Worlds of training workers, and the process that they are forked from."""
@@ -51,7 +59,7 @@ class Forks:
     folder: Path
     process: subprocess.Popen[str]
 
-    def start(self, output: str, **options: int) -> Life:
+    def start(self, output: str, **options: Any) -> Life:
         settings = self.folder / f"{output}.settings.json"
         of = {"plan": "plan.json", "model": "model.json", "input_dir": "0.7 a 0.3 b", "split": "1,0,0", "seed": SEED}
         settings.write_text(json.dumps({**of, "world_size": RANKS, "output_dir": output, **options}))
@@ -73,9 +81,7 @@ class Life:
 
     @property
     def records(self) -> list[dict]:
-        path = self.output / "train_log.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return records_of(self.output)
 
     @property
     def writing(self) -> list[int]:
@@ -142,6 +148,21 @@ def forks(tmp_path_factory) -> Iterator[Forks]:
         yield Forks(folder, process)
         assert process.stdin
         process.stdin.close()
+
+
+def test_twenty_steps_are_ten_and_a_new_process_and_ten(forks):
+    """Under a rate that does not depend on how long the run is."""
+    recipe = {"lr_scheduler_type": "constant", "weight_decay": 0.1}
+    forks.start("twenty", max_steps=20, save_steps=0, recipe=recipe).wait()
+    for steps in (10, 20):
+        life = forks.start("ten-and-ten", max_steps=steps, save_steps=10, recipe=recipe)
+        life.wait()
+        assert len(life.records) == steps, life.log
+    assert "step-00000010" in life.log  # where it went on
+    twenty, both = (
+        [(r["loss"], r["grad_norm"]) for r in records_of(forks.folder / o)] for o in ("twenty", "ten-and-ten")
+    )
+    assert twenty == both
 
 
 @pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.slow)])
