@@ -208,4 +208,5 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         "rms_norm_eps": shape.rms_norm_eps,
         "rope_theta": shape.rope_theta,
         "initializer_range": shape.initializer_range,
+        "attention_dropout": shape.attention_dropout,
     }

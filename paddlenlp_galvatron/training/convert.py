@@ -22,6 +22,7 @@ import numpy as np
 from ..models import FAMILIES
 from ..plan import GalvatronError, ModelShape, Precision, UserError, plan_from_dict
 from ..plan.files import read_json, write_text
+from ..plan.model_options import config_of
 from ..runtime.weights import WHOLE, Array
 from .checkpoint import FORMAT, UNFINISHED, WEIGHT, Checkpoint, CheckpointWeights, file_facts, write_index
 from .huggingface import (
@@ -133,19 +134,7 @@ def _config(shape: ModelShape, like: Path | None) -> dict[str, Any]:
         return {field: value for field, value in config.items() if field != "dtype"}  # transformers 5's torch_dtype
     return {
         "architectures": [f"{FAMILIES[shape.family]}ForCausalLM"],
-        "model_type": shape.family,
-        "num_hidden_layers": shape.layers,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": shape.max_position_embeddings,
-        "tie_word_embeddings": shape.tied_embeddings,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "rope_theta": shape.rope_theta,
-        "initializer_range": shape.initializer_range,
-        "attention_dropout": shape.attention_dropout,
+        **config_of(shape),
         "hidden_act": "silu",
     }
 

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Trains Qwen2 by the newest plan in configs/ that fits, as search_dist.sh writes it, or by the one that is named.
+# Trains by the newest plan in configs/ that fits, as search_dist.sh writes it, or by the one that is named.
 # Each variable can be set from the environment, and further options given behind the script's name win.
 # `None` leaves an option alone. All options: docs/en/train.md.
 set -eu
 
 GALVATRON_CONFIG_PATH=${GALVATRON_CONFIG_PATH:-None}
-MODEL=${MODEL:-qwen2.5-0.5b}   # a preset, a config.json, or a folder with one
+MODEL=${MODEL:-qwen2.5-0.5b} # a preset, a config.json, or a folder with one
 DATA=${DATA:-None}           # Megatron data without .bin/.idx, a folder, or "0.7 a 0.3 b"; None: random tokens
 OUTPUT_DIR=${OUTPUT_DIR:-output}
 NUM_NODES=${NUM_NODES:-1} # on several nodes this script is started on each, with its NODE_RANK
