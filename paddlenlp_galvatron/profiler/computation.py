@@ -36,6 +36,7 @@ class ComputationProfiler:
     sequence_parallel: bool = False
     layers: tuple[int, int] = (1, 3)  # their difference leaves out what does not belong to a layer
     adaptive: bool = True
+    flash_attention: bool = False
 
     def measure(self, points: Sequence[Shape], degrees: Sequence[int], tick: Callable[[int], None]) -> None:
         """Measure all that the journal does not know; `tick` gets the number of points times degrees settled so far."""
@@ -87,6 +88,7 @@ class ComputationProfiler:
             tp=key.tp,
             sequence_parallel=self.sequence_parallel,
             precision=self.precision,
+            flash_attention=self.flash_attention,
             **what,
         )
 

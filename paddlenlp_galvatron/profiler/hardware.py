@@ -24,7 +24,7 @@ from .hardware_summary import OVERLAP, MessagePoint, Turns, doubtful, hardware_p
 from .journal import Journal
 from .launcher import fingerprint, impossible_note, report_note, report_progress
 from .options import KINDS, HardwareOptions, Part
-from .overlap import PAIR, overlap_coefficient
+from .overlap import overlap_coefficient, overlapping_ranks
 from .processors import awake, pinned
 from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
@@ -94,7 +94,7 @@ class HardwareProfiler:
             report_progress(done, total)
             self.journal.get(f"{OVERLAP} {turn}", self._overlap)
             done += 1
-        for turn in range(rounds, ROUNDS + rounds // 2):  # what still spreads too widely, or cannot be
+        for turn in range(rounds, 3 * rounds // 2):  # what still spreads too widely, or cannot be
             if not self.stopwatch.is_late():
                 for group in wanted:
                     for mib in sorted(doubtful(self._turns(group), self.stopwatch.shared)):
@@ -103,7 +103,7 @@ class HardwareProfiler:
 
     def _communicators(self) -> Iterator[tuple[Ranks, str]]:
         if self.world_size > 1:
-            yield PAIR, ""
+            yield overlapping_ranks(self.world_size), ""
         for size, consecutive in group_kinds(self.world_size):
             yield from ((ranks, "") for ranks in Grid(self.world_size, size, consecutive).tp_groups())
             if consecutive:
@@ -171,7 +171,8 @@ class HardwareProfiler:
         return exchange
 
     def _overlap(self) -> float:
-        return overlap_coefficient(self.stopwatch, self.rank, self.groups, self.options.overlap_time_multiply)
+        times = self.options.overlap_time_multiply
+        return overlap_coefficient(self.stopwatch, self.rank, self.world_size, self.groups, times)
 
 
 def main() -> None:

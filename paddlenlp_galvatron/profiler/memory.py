@@ -32,6 +32,7 @@ class Use(NamedTuple):
     peak: float  # of both passes
     weights: int  # numbers that the part holds
     mask: float = 0.0  # what a stage keeps for all its layers
+    reserved: float = 1.0  # the allocator's peak / the tensors' peak, of backward
 
 
 @dataclass
@@ -44,6 +45,7 @@ class MemoryProfiler:
     samples: int  # of the micro-batch that is measured
     precision: Precision = Precision.FP32
     layers: tuple[int, int] = (1, 3)  # their difference leaves out what does not belong to a layer
+    flash_attention: bool = False
 
     def measure(
         self, lengths: Sequence[int], degrees: Sequence[int], meta: Meta, tick: Callable[[int], None]
@@ -70,6 +72,8 @@ class MemoryProfiler:
                 tick(done)
         gc.unfreeze()
         first = self.shapes[0]
+        reserved = max(Use(*use).reserved for _, use in self.journal.items("memory "))
+        meta = meta.with_extra({"reserved": "allocator's peak / tensors' peak"}, reserved=reserved)
         return MemoryProfile(self.precision.value, first.hidden_size, first.heads, layers, vocab, masks, meta=meta)
 
     def _layer(self, number: int, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> LayerMemory:
@@ -115,7 +119,8 @@ class MemoryProfiler:
         key = f"memory {number} " + " ".join(f"{name}={int(value)}" for name, value in settings.items())
 
         def measure() -> Use:
-            return _measure(Part(self.shapes[number], self.family, precision=self.precision, **settings))
+            shape, precision, flash = self.shapes[number], self.precision, self.flash_attention
+            return _measure(Part(shape, self.family, precision=precision, flash_attention=flash, **settings))
 
         return Use(*self.journal.get(key, measure))
 
@@ -124,11 +129,12 @@ def _measure(part: Part) -> Use:
     part.forward()  # makes what stays: gradients and masks
     part.backward()
     gc.collect()  # of the part before, too: nothing may be freed while this one is measured
+    device.release()
     start = device.allocated_mib()
     device.reset_peak()
     part.forward()
     kept, forward_peak = device.allocated_mib() - start, device.peak_mib() - start
     device.reset_peak()
     part.backward()
-    backward_peak = device.peak_mib() - start
-    return Use(kept, backward_peak - kept, max(forward_peak, backward_peak), part.weights, part.mask_mib)
+    backward_peak, reserved = device.peak_mib() - start, device.reserved_peak_mib() / device.peak_mib()
+    return Use(kept, backward_peak - kept, max(forward_peak, backward_peak), part.weights, part.mask_mib, reserved)

@@ -17,6 +17,8 @@ from .model_run import ModelRun
 from .processors import pinned
 from .stopwatch import Stopwatch
 
+CHANGING = {"sequence_parallel", "layernum_min", "layernum_max", "budget_ms", "use_flash_attention"}  # the numbers
+
 
 def main() -> None:
     """Measure, and write the files on the first rank."""
@@ -26,16 +28,17 @@ def main() -> None:
     per_node, precision = options.ranks_per_node, options.precision
     device = fingerprint(world_size, model=measured_fingerprint(shapes), dtype=precision.value)
     layers = (options.layernum_min, options.layernum_max)
-    changing = options.model_dump(include={"sequence_parallel", "layernum_min", "layernum_max", "budget_ms"})
+    changing = options.model_dump(include=CHANGING)
     journal = Journal.open(options.output, "model", device.model_dump() | changing, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
     family, meta = load_family(shapes[0].family), Meta(fingerprint=device)
+    flash = bool(options.use_flash_attention)
     lengths = sorted({point.seq for point in points})
     timed, measured = run.computation * len(points) * len(run.degrees), run.memory * 2 * len(lengths)
     if run.computation:
         stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
         computation = ComputationProfiler(
-            shapes, family, stopwatch, journal, precision, options.sequence_parallel, layers, options.adaptive
+            shapes, family, stopwatch, journal, precision, options.sequence_parallel, layers, options.adaptive, flash
         )
         with pinned(rank % per_node, per_node):
             computation.measure(points, run.degrees, lambda done: report_progress(done, timed + measured))
@@ -45,7 +48,7 @@ def main() -> None:
             profile.save(options.output)
     if run.memory and rank == 0:
         samples = max(point.batch for point in points)
-        memory = MemoryProfiler(shapes, family, journal, samples, precision, layers)
+        memory = MemoryProfiler(shapes, family, journal, samples, precision, layers, flash)
         file = memory.measure(lengths, run.degrees, meta, lambda done: report_progress(timed + done, timed + measured))
         file.save(options.output)
 

@@ -143,7 +143,9 @@ class PointOptions(RunOptions):
     mixed_precision: Precision | None = Field(
         None, description="type of weights and activations; unset: fp32 where it is measured, bf16 where derived"
     )
-    use_flash_attention: bool | None = Field(None, description="flash attention; unset: where the device has it")
+    use_flash_attention: bool | None = Field(
+        None, description="Paddle's flash attention, on GPUs; unset: derived files are with it, measured ones without"
+    )
 
     @model_validator(mode="after")
     def _more(self) -> Self:

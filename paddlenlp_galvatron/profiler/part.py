@@ -35,6 +35,7 @@ class Part:
         sequence_parallel: bool = False,
         recompute: bool = False,
         precision: Precision = Precision.FP32,
+        flash_attention: bool = False,
     ):
         stages = (*(() if embedding else (0,)), layers, *(() if head else (0,)))
         plan = Plan(
@@ -48,7 +49,7 @@ class Part:
         )
         rank = 0 if embedding else tp
         weights = PatternWeights(shape.initializer_range)
-        self._stage = Stage(plan, shape, family, seq_length, rank, SilentGroups(), weights)
+        self._stage = Stage(plan, shape, family, seq_length, rank, SilentGroups(), weights, None, flash_attention)
         self._tokens = np.random.default_rng(0).integers(shape.vocab_size, size=samples * seq_length)
         self._received = None if embedding else self._boundary()
         self._returned = None if head else self._boundary()

@@ -139,7 +139,8 @@ class Stopwatch:
         clock, scale = (WALL, 1.0) if _on_gpu() else (PROCESSOR, self._wall_per_processor_ms)
         count = self._count(scale * float(self._laps(steps, 1)[..., clock].sum(axis=2).mean()))
         laps: Array = scale * self._laps(steps, count)[..., clock]
-        return laps.mean(axis=1) if self.shared else laps.min(axis=1)
+        ranks: Array = laps.mean(axis=1) if self.shared else laps.min(axis=1)
+        return ranks
 
     def once(self, operation: Operation) -> float:
         """Time in ms of one run of an operation that the ranks do together, the slowest rank's."""

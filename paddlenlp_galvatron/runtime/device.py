@@ -42,6 +42,19 @@ def peak_mib() -> float:
     return float(core.host_memory_stat_peak_value("Allocated", 0)) / MIB
 
 
+def reserved_peak_mib() -> float:
+    """Most MiB that the allocator took from the GPU since `release`, what no tensor held included; on CPU the same as
+    `peak_mib`."""
+    return float(paddle.device.cuda.max_memory_reserved()) / MIB if on_gpu() else peak_mib()
+
+
+def release() -> None:
+    """Give back what the allocator reserved and no tensor holds; `reserved_peak_mib` starts anew."""
+    if on_gpu():
+        paddle.device.cuda.empty_cache()
+        paddle.device.cuda.reset_max_memory_reserved()
+
+
 def reset_peak() -> None:
     """Start a new peak from what is held now."""
     if on_gpu():

@@ -173,6 +173,22 @@ def test_a_stage_holds_its_micro_batches_in_flight():
             assert predicted.stages[stage].memory.activations_mib == pytest.approx(count * held)
 
 
+def test_a_middle_stage_holds_its_input_for_each_micro_batch_in_flight():
+    model = one_node()
+    plan = example_plan(model, stages=(1, 1, 1, 1), micro_batches=8, global_batch=32, layers=(LayerStrategy(),) * 4)
+    layer = model.stage_parts(plan, 1)[1].activation_mib
+    tokens = plan.micro_batch * SEQ // plan.stage_size
+    held = model.predict(plan).stages[1].memory.activations_mib
+    assert held == pytest.approx(3 * (layer + tokens * MODEL.hidden_size * 2 / 2**20))
+
+
+def test_every_stage_keeps_the_attention_mask():
+    plan = example_plan(one_node(), stages=(1, 1, 1, 1), micro_batches=8, global_batch=32, layers=(LayerStrategy(),) * 4)
+    masked = MemoryUse(replace(MEMORY, mask_mib={SEQ // 2: 1.5}))
+    for without, having in zip(*(m.predict(plan).stages for m in (one_node(), one_node(memory=masked))), strict=True):
+        assert having.memory.states_mib == pytest.approx(without.memory.states_mib + 4 * 1.5)
+
+
 def test_tied_embeddings_add_the_exchange_between_first_and_last_stage():
     tied = replace(MODEL, tied_embeddings=True)
     ends = {"stage_size": 4, "micro_batch": 16, "micro_batches": 2, "pipeline": 2}

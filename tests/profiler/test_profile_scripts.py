@@ -61,6 +61,16 @@ def test_five_scripts_are_written_and_keep_what_they_were_written_with(tmp_path,
     assert "--num_nodes 4" in own and "--end_mb 2" in own and "start_mb" not in own
 
 
+@pytest.mark.parametrize("what", ["computation", "memory"])
+def test_the_scripts_beside_paddlenlps_start_the_same(tmp_path, what):
+    place = ROOT / "llm" / "auto_parallel" / "galvatron" / f"profile_{what}.sh"
+    said = run(place, tmp_path, "--fresh", GALVATRON="echo", MODEL_SIZE="llama3-8b")
+    assert said == run(
+        ROOT / "scripts" / f"profile_{what}.sh", tmp_path, "--fresh", GALVATRON="echo", MODEL_SIZE="llama3-8b"
+    )
+    assert said.startswith(f"profile {what} ") and "--model_size llama3-8b" in said and said.endswith("--fresh\n")
+
+
 def test_scripts_refuse_what_means_nothing_here(tmp_path, scripts, galvatron_program):
     run(scripts / "profile_hardware.sh", tmp_path, MPI_PATH="/usr/local/mpi")
     ran = subprocess.run(

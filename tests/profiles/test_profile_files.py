@@ -95,9 +95,8 @@ def test_model_files_are_read_back(tmp_path):
     layers[Variant(0, True)] = {512: LayerMemory(80.0, {1: 40.0, 2: 20.0}, 1.0, {1: 12.0})}
     vocab = dict(MEMORY.vocab)
     vocab[VocabVariant("only", False)] = {512: replace(vocab[VocabVariant("only", False)][512], kept_mib={1: 90.0})}
-    memory = replace(
-        MEMORY, layers=layers, vocab=vocab, raw={"1_1_8_sp": {"layernum[1]_bsz8_seq512_rank0_ms": 1.0}}, meta=META
-    )
+    raw = {"1_1_8_sp": {"layernum[1]_bsz8_seq512_rank0_ms": 1.0}}
+    memory = replace(MEMORY, layers=layers, vocab=vocab, mask_mib={512: 0.5}, raw=raw, meta=META)
     read_memory = MemoryProfile.load(memory.save(tmp_path), *DOCUMENTED)
     assert read_memory == replace(memory, meta=read_memory.meta)
     for meta in (read.meta, read_memory.meta):
