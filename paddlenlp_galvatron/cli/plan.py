@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import Field
 from rich.console import Console
 
 from paddlenlp_galvatron.plan import (
@@ -18,15 +19,17 @@ from paddlenlp_galvatron.plan import (
     json_schema,
     load_model,
     read_plan,
-    uniform_plan,
     write_plan,
 )
 from paddlenlp_galvatron.plan.check import require_valid
+from paddlenlp_galvatron.plan.options import Count, Options
 from paddlenlp_galvatron.plan.paddlenlp import as_flags, stock_arguments, stock_notes
+from paddlenlp_galvatron.plan.uniform import UniformOptions
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, notes
 
 from .conventions import App
+from .grouped import add_command
 
 app = App(help="Look at a plan file.")
 
@@ -54,47 +57,29 @@ def check(file: File, world_size: WorldSize = None, model: Model = None) -> None
         typer.echo(f"note: {path} has changed since the plan was searched; search again for the best plan")
 
 
-@app.command()
-def uniform(
-    output: Annotated[Path, typer.Option(help="the plan file to write")],
-    model: Annotated[str, typer.Option(help="a config.json, its folder, or the name of a preset such as llama2-7b")],
-    world_size: Annotated[int, typer.Option(help="ranks")],
-    global_train_batch_size: Annotated[int, typer.Option(help="samples of an optimizer step, over all ranks")],
-    pp_deg: Annotated[int, typer.Option(help="pipeline stages")] = 1,
-    global_tp_deg: Annotated[int, typer.Option(help="tensor-parallel degree of all layers")] = 1,
-    global_tp_consec: Annotated[bool, typer.Option(help="1: neighbouring ranks form a tp group; 0: strided")] = True,
-    sdp: Annotated[bool, typer.Option(help="zero3 instead of default_dp_type")] = False,
-    chunks: Annotated[int, typer.Option(help="micro-batches")] = 1,
-    global_checkpoint: Annotated[bool, typer.Option(help="recompute activations of all layers")] = False,
-    pipeline_type: Annotated[str, typer.Option(help="pipedream_flush (1F1B) or gpipe")] = "pipedream_flush",
-    vocab_tp: Annotated[int, typer.Option(help="tensor-parallel degree of embedding and LM head")] = 1,
-    default_dp_type: Annotated[str, typer.Option(help="ddp, zero2 or zero3")] = "ddp",
-    use_ulysses: Annotated[bool, typer.Option(help="the degrees split the sequence instead of the weights")] = False,
-    sequence_parallel: Annotated[bool, typer.Option(help="Megatron-SP in layers with tp > 1")] = False,
-    mixed_precision: Annotated[Precision, typer.Option(help="type of weights and activations")] = Precision.FP32,
-    seq_length: Annotated[int | None, typer.Option(help="tokens of a sample", min=1)] = None,
-) -> None:
+class FileOptions(Options):
+    """The file that `uniform` writes, and for what."""
+
+    output: Path = Field(description="the plan file to write")
+    model_size: str = Field(description="a config.json, its folder, or the name of a preset such as llama2-7b")
+    world_size: Count = Field(description="ranks")
+    sequence_parallel: bool = Field(False, description="Megatron-SP in layers with tp > 1")
+    mixed_precision: Precision = Field(Precision.FP32, description="type of weights and activations")
+    seq_length: Count | None = Field(None, description="tokens of a sample")
+
+
+def uniform(values: dict[str, Any]) -> None:
     """Write a plan with one strategy for all layers, by the options of Galvatron's GLOBAL mode."""
-    shape = load_model(model)
-    plan = uniform_plan(
-        layers=shape.layers,
-        world_size=world_size,
-        global_train_batch_size=global_train_batch_size,
-        pp_deg=pp_deg,
-        global_tp_deg=global_tp_deg,
-        global_tp_consec=global_tp_consec,
-        sdp=sdp,
-        chunks=chunks,
-        global_checkpoint=global_checkpoint,
-        pipeline_type=pipeline_type,
-        vocab_tp=vocab_tp,
-        default_dp_type=default_dp_type,
-        use_ulysses=use_ulysses,
-        assumed=Assumptions(sequence_parallel, mixed_precision, seq_length=seq_length),
-    )
+    file = FileOptions.among(values)
+    shape = load_model(file.model_size)
+    assumed = Assumptions(file.sequence_parallel, file.mixed_precision, seq_length=file.seq_length)
+    plan = UniformOptions.among(values).plan(shape.layers, file.world_size, assumed)
     require_valid(plan, shape)
-    write_plan(plan, output)
-    typer.echo(f"{output}: one strategy for the {shape.layers} layers of {shape.name} on {world_size} ranks")
+    write_plan(plan, file.output)
+    typer.echo(f"{file.output}: one strategy for the {shape.layers} layers of {shape.name} on {file.world_size} ranks")
+
+
+add_command(app, "uniform", uniform, UniformOptions, FileOptions)
 
 
 @app.command("to-paddlenlp")

@@ -68,5 +68,7 @@ def _fault(error: Any) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if not name:
         return str(message)
+    if error["type"] == "missing":
+        return f"{name}: missing; give --{name}"
     shown = repr(error["input"])
     return f"{name}: {message[0].lower()}{message[1:]} (it is {shown if len(shown) <= 60 else shown[:59] + '…'})"
