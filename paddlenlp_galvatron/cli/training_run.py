@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paddlenlp_galvatron.training.settings import TrainSettings
 
 KEPT = 64  # latest records of the log, of which health is told
+TOLD = ("goes on at ", "warning: ")  # how rank 0 begins what it says of checkpoints
 
 
 class LogTail:
@@ -59,6 +60,7 @@ class TrainingRun:
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
         self._health = Health(plan, shape, settings.peak_tflops or _device_tflops(plan))
         self.log = LogTail(settings.log)
+        self._began = False
         self._lines = 0  # of health that are due up to the last one that was shown
 
     def start(self, program: Sequence[str], timeout_s: float, nodes: Nodes = ONE_NODE) -> None:
@@ -86,6 +88,12 @@ class TrainingRun:
         self.log.read()
 
     def _show(self, progress: Progress, task: TaskID) -> None:
+        if not self._began:
+            self._began = True
+            said = (self._settings.output_dir / "log" / "workerlog.0").read_text(errors="replace").splitlines()
+            for line in said:
+                if line.startswith(TOLD):
+                    progress.console.print(line, markup=False)
         last = self.log.latest[-1]
         progress.update(task, completed=last["step"] + 1, description=f"training, loss {last['loss']:.4f}")
         records = list(self.log.latest)

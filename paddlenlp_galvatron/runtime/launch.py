@@ -25,6 +25,7 @@ COMMON_ENVIRONMENT = {
 # glibc's allocator: what was freed is kept and used again. Given back, its pages cost more than most messages of CPU
 # processes when they are touched anew. 32 MiB is the highest threshold that every glibc takes.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
+ERROR = "error: "  # how a rank begins each line of what the user can mend (groups.run_as_rank)
 LOG_TAIL_LINES = 40  # a Paddle exception puts its message this far above its end
 
 
@@ -151,7 +152,8 @@ class Launch:
         message = "\n".join([*lines, *(f"  {line}" for line in log.splitlines()[-LOG_TAIL_LINES:])])
         if starved:
             return OutOfMemory(rank, told_peak_mib(log), message)
-        error = LaunchError(message)
+        told = [line.removeprefix(ERROR) for line in log.splitlines() if line.startswith(ERROR)]
+        error = LaunchError("\n".join(told) if code == 2 and told else message)
         error.exit_code = 2 if code == 2 else error.exit_code
         return error
 

@@ -40,8 +40,8 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
             continue
         for fault in faults:
             _say(engine, f"warning: {fault}; the checkpoint before is taken")
-        _say(engine, f"goes on at {folder}")
         _continue_data(checkpoint, engine, data, automatic)
+        _say(engine, f"goes on at {folder}")
         load(checkpoint, engine, optimizer)
         return checkpoint.step
     if faults:
@@ -83,9 +83,8 @@ def _continue_data(checkpoint: Checkpoint, engine: Engine, data: BatchSource, au
         samples = 0
         _say(engine, f"warning: {checkpoint.folder}: the data are others and begin anew: {'; '.join(unlike)}")
     elif then and then["global_batch"] != data.global_batch:
-        _say(
-            engine, f"the global batch was {then['global_batch']}, is {data.global_batch}; goes on at sample {samples}"
-        )
+        batches = f"the global batch was {then['global_batch']}, is {data.global_batch}"
+        _say(engine, f"warning: {batches}; goes on at sample {samples}")
     data.continue_at(step, samples)
 
 
