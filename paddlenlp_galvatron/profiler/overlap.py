@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 
 import numpy as np
@@ -15,7 +14,7 @@ from .stopwatch import Stopwatch
 
 MESSAGE_MIB = 4
 FLOAT_BYTES = 4
-ALONE_MS = 50.0  # communication alone: long enough that starting a thread does not matter
+ALONE_MS = 50.0  # communication alone: long enough that its start does not matter
 LAPS = 8  # what disturbs one only adds time, so the quickest counts
 MATRIX, GPU_MATRIX = 256, 4096  # side of the matrices that are multiplied: a product takes about 1 ms
 
@@ -28,7 +27,8 @@ def overlapping_ranks(world_size: int) -> Ranks:
 
 
 def overlap_coefficient(stopwatch: Stopwatch, rank: int, world_size: int, groups: Groups, times: int) -> float:
-    """Work of c ms (`times` as long as the messages), messages of m ms, each for itself, then both at once.
+    """Work of c ms (`times` as long as the messages), messages of m ms, each for itself, then both at once: messages are
+    started, work is done, messages are waited for, as in training.
 
     While both run, each goes 1/o as fast, until the shorter is done: both = o·min(c, m) + |c - m|. Solved for o.
     """
@@ -53,16 +53,10 @@ def overlap_coefficient(stopwatch: Stopwatch, rank: int, world_size: int, groups
         messages = max(1, round(ALONE_MS / stopwatch.once(partial(communicate, 1))))
 
         def both() -> None:
-            if device.on_gpu():  # messages have a stream of their own; waiting would hold up that of the work
-                under_way = [collectives.all_reduce_start(buffer, group) for _ in range(messages)]
-                compute(products)
-                for message in under_way:
-                    message.wait()
-                return
-            beside = threading.Thread(target=communicate, args=(messages,))
-            beside.start()
+            under_way = [collectives.all_reduce_start(buffer, group) for _ in range(messages if mine else 0)]
             compute(products)
-            beside.join()
+            for message in under_way:
+                message.wait()
 
         work = partial(compute, products), partial(communicate, messages), both
         laps = [[stopwatch.once(operation) for operation in work] for _ in range(LAPS)]
