@@ -13,7 +13,14 @@ pytest.importorskip("paddle")
 from paddlenlp_galvatron.models import load_family
 from paddlenlp_galvatron.plan import GalvatronError, UserError
 from paddlenlp_galvatron.runtime.engine import Engine
-from paddlenlp_galvatron.training.checkpoint import INDEX, Writer, open_checkpoint, whole_checkpoints, write_index
+from paddlenlp_galvatron.training.checkpoint import (
+    INDEX,
+    Writer,
+    open_checkpoint,
+    verify,
+    whole_checkpoints,
+    write_index,
+)
 from paddlenlp_galvatron.training.data import BatchSource, RandomData
 from paddlenlp_galvatron.training.parity import small_case
 from paddlenlp_galvatron.training.recipe import next_rate
@@ -107,6 +114,19 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(
         Run().resume(folder, str(newest))
 
 
+def test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again(folder):
+    newest = whole_checkpoints(folder)[0]
+    flip(newest / FILE)
+    run = Run()
+    assert run.resume(folder) == 2
+    writer = Writer(folder, run.engine, 3, run.data)
+    run.train(1)
+    writer.save(run.optimizer)
+    writer.finish()
+    verify(open_checkpoint(newest))
+    assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:08d}" for step in (1, 2, 3)]
+
+
 def test_a_run_does_not_begin_anew_when_every_checkpoint_is_damaged(folder):
     newest, middle, oldest = whole_checkpoints(folder)
     flip(newest / FILE)
@@ -128,6 +148,19 @@ def test_a_run_does_not_begin_anew_when_every_checkpoint_is_damaged(folder):
 def test_unfinished_checkpoints_are_no_reason_to_stop(tmp_path):
     (tmp_path / "checkpoints" / "step-00000001.part").mkdir(parents=True)
     assert Run().resume(tmp_path / "checkpoints") == 0
+
+
+def test_load_is_where_to_go_on_until_the_run_has_a_checkpoint_of_its_own(folder, tmp_path_factory):
+    first = whole_checkpoints(folder)[0]
+    output = tmp_path_factory.mktemp("output")
+    settings = TrainSettings(
+        plan=Path("plan"), model="model", world_size=1, output_dir=output, load=first, load_distributed=True
+    )
+    for unfinished in ("", "checkpoints/step-00000004.part"):
+        (output / unfinished).mkdir(parents=True, exist_ok=True)
+        assert settings.continue_from == str(first)
+    (output / "checkpoints/step-00000004").mkdir()
+    assert settings.continue_from == "auto"
 
 
 def test_numbers_that_a_checkpoint_lacks_are_named(folder):
