@@ -25,7 +25,8 @@ from .plans import plan
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "llm/auto_parallel/galvatron/run_pretrain_galvatron.py"
-STEPS, SAVE_STEPS = 500, 10
+SAVE_STEPS = 10
+NO_END = 1_000_000  # steps
 TIMEOUT_S = 120.0
 MODEL = {
     "model_type": "qwen2",
@@ -34,7 +35,7 @@ MODEL = {
     "intermediate_size": 128,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "vocab_size": 30000,  # some 0.1 s a step: nodes come and go meanwhile
+    "vocab_size": 30000,
     "max_position_embeddings": 16,
 }
 pytestmark = pytest.mark.slow
@@ -164,9 +165,9 @@ def test_started_again_after_a_kill_it_goes_on(alone):
 
 def test_ranks_and_nodes_come_and_go(elastic):
     nodes = ["--nnodes", "1:2"]
-    first = elastic.start(1, STEPS, *nodes)
+    first = elastic.start(1, NO_END, *nodes)
     elastic.wait(first, lambda records: len(records) > 25)
-    second = elastic.start(1, STEPS, *nodes)
+    second = elastic.start(1, NO_END, *nodes)
     joined = elastic.wait(first, lambda records: ranks_in(records) == 2)
     # Paddle ends the ranks with SIGTERM, upon which they save: no step is lost.
     assert [record["step"] for record in joined] == list(range(len(joined)))
@@ -179,7 +180,9 @@ def test_ranks_and_nodes_come_and_go(elastic):
     # A node is lost: the other goes on alone, under the plan for one rank.
     kill_node(second)
     elastic.wait(first, lambda records: ranks_in(records) == 1)
-    assert first.wait(TIMEOUT_S) == 0, elastic.said()
+    # Told to stop, the launcher tells its ranks, and they save.
+    first.terminate()
+    first.wait(TIMEOUT_S)
     records = elastic.records()
-    assert [record["step"] for record in records] == list(range(STEPS))
-    assert ranks_in(records) == 1
+    assert [record["step"] for record in records] == list(range(len(records)))
+    assert (elastic.folder / "output" / "checkpoints" / f"step-{len(records):08d}").exists()
