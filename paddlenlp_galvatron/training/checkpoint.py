@@ -79,9 +79,18 @@ def parts_of(trainable: Trainable) -> list[tuple[Part, int]]:
 class Writer:
     """Writes checkpoints of an engine in the background, and keeps the newest ones."""
 
-    def __init__(self, folder: Path, engine: Engine, keep: int, data: BatchSource | None = None):
-        """Every rank makes one. `keep`: how many whole checkpoints stay. `data`: what the engine is trained on."""
+    def __init__(
+        self,
+        folder: Path,
+        engine: Engine,
+        keep: int,
+        data: BatchSource | None = None,
+        companions: Sequence[Path] = (),
+    ):
+        """Every rank makes one. `keep`: how many whole checkpoints stay. `data`: what the engine is trained on.
+        `companions`: files that are copied into each."""
         self._folder, self._engine, self._keep, self._data = folder, engine, keep, data
+        self._companions = companions
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         if engine.rank == 0:  # before the others, who wait in `_owned`, write anything
@@ -163,6 +172,8 @@ class Writer:
         while not all((part / name).exists() for name in names):
             time.sleep(POLL_S)
         index["files"] = [json.loads((part / name).read_text()) for name in names]
+        for file in self._companions:
+            shutil.copyfile(file, part / file.name)
         write_index(part, index)
         for name in names:
             (part / name).unlink()

@@ -82,7 +82,8 @@ def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advanc
             "files": files,
         }
         write_index(folder, index)
-        _copy_companions(source, folder, (CONFIG, *COMPANIONS))
+        for file in (source / CONFIG, *companions(source)):
+            shutil.copyfile(file, folder / file.name)
 
 
 def to_huggingface(
@@ -115,8 +116,8 @@ def to_huggingface(
             total = {"total_size": shape.parameters * dtype.itemsize}
             write_text(folder / SHARDS, json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n")
         write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
-        if like:
-            _copy_companions(like, folder, COMPANIONS)
+        for file in companions(like) if like else ():
+            shutil.copyfile(file, folder / file.name)
 
 
 def precision_of(checkpoint: Checkpoint) -> Precision:
@@ -153,10 +154,9 @@ def _shards(weights: Sequence[Weight], itemsize: int, max_bytes: int) -> list[li
     return shards
 
 
-def _copy_companions(source: Path, folder: Path, names: Sequence[str]) -> None:
-    for name in names:
-        if (source / name).exists():
-            shutil.copyfile(source / name, folder / name)
+def companions(folder: Path) -> list[Path]:
+    """What of a model's directory goes with its weights, besides config.json."""
+    return [folder / name for name in COMPANIONS if (folder / name).exists()]
 
 
 @dataclass(frozen=True)

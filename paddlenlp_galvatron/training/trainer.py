@@ -26,6 +26,7 @@ from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
 from ..runtime.weights import WeightSource
 from .checkpoint import Writer
+from .convert import companions
 from .data import open_data
 from .pretrained import weights_from
 from .recipe import Recipe, next_rate
@@ -118,7 +119,9 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """Train, giving the record of every step. Raises GalvatronError."""
         state, handler, settings = self.state, self.callback_handler, self.settings
         first = saved = state.global_step = resume(settings, self.engine, self.optimizer, self.data)
-        writer = Writer(settings.checkpoints, self.engine, settings.save_total_limit, self.data)
+        writer = Writer(
+            settings.checkpoints, self.engine, settings.save_total_limit, self.data, _companions(settings)
+        )
         self._unlogged: list[StepRecord] = []
         self._logged_at = time.time()
         self.control = handler.on_train_begin(self.args, state, self.control)
@@ -279,6 +282,12 @@ def paddlenlp_arguments(settings: TrainSettings, recipe: Recipe, steps: int) -> 
             "disable_tqdm": True,
         }
     )
+
+
+def _companions(settings: TrainSettings) -> list[Path]:
+    """Files of the model's own folder that turn a checkpoint into a Hugging Face model again."""
+    config = Path(settings.model) / "config.json"
+    return [config, *companions(config.parent)] if config.exists() else []
 
 
 def _reporters(settings: TrainSettings) -> list[str]:

@@ -12,8 +12,9 @@ pytest.importorskip("paddle")
 from paddlenlp.trainer import TrainerCallback
 from paddlenlp.transformers import CosineAnnealingWithWarmupDecay
 
-from paddlenlp_galvatron.plan import Assumptions, UserError, uniform_plan, write_plan
-from paddlenlp_galvatron.training.checkpoint import whole_checkpoints
+from paddlenlp_galvatron.plan import Assumptions, Precision, UserError, uniform_plan, write_plan
+from paddlenlp_galvatron.training.checkpoint import open_checkpoint, whole_checkpoints
+from paddlenlp_galvatron.training.convert import to_huggingface
 from paddlenlp_galvatron.training.recipe import Recipe
 from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.trainer import GalvatronTrainer
@@ -164,3 +165,22 @@ def test_logs_go_to_visualdl_where_it_is_installed(tmp_path, monkeypatch):
     GalvatronTrainer(settings(tmp_path, logging_steps=2, evaluation_strategy="steps", max_evaluate_steps=1)).train()
     written = (tmp_path / "visualdl.txt").read_text().splitlines()
     assert {"train/loss 2", "train/loss 4", "train/learning_rate 4", "eval/loss 4"} <= set(written)
+
+
+def test_a_checkpoint_keeps_what_turns_it_into_a_hugging_face_model_again(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({**MODEL, "eos_token_id": 3}))
+    (model / "tokenizer.json").write_text("{}")
+    run = settings(tmp_path, model=str(model), max_steps=1)
+    GalvatronTrainer(run).train()
+    to_huggingface(
+        open_checkpoint(run.checkpoints / "step-00000001"),
+        tmp_path / "back",
+        Precision.FP32,
+        2**30,
+        None,
+        lambda _: None,
+    )
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["eos_token_id"] == 3
+    assert (tmp_path / "back" / "tokenizer.json").read_text() == "{}"
