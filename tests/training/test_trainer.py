@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,7 +163,10 @@ def test_logs_go_to_visualdl_where_it_is_installed(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    GalvatronTrainer(settings(tmp_path, logging_steps=2, evaluation_strategy="steps", max_evaluate_steps=1)).train()
+    try:
+        GalvatronTrainer(settings(tmp_path, logging_steps=2, evaluation_strategy="steps", max_evaluate_steps=1)).train()
+    finally:
+        sys.modules.pop("visualdl", None)  # other tests have none
     written = (tmp_path / "visualdl.txt").read_text().splitlines()
     assert {"train/loss 2", "train/loss 4", "train/learning_rate 4", "eval/loss 4"} <= set(written)
 
