@@ -27,8 +27,8 @@ def overlapping_ranks(world_size: int) -> Ranks:
 
 
 def overlap_coefficient(stopwatch: Stopwatch, rank: int, world_size: int, groups: Groups, times: int) -> float:
-    """Work of c ms (`times` as long as the messages), messages of m ms, each for itself, then both at once: messages are
-    started, work is done, messages are waited for, as in training.
+    """Work of c ms (`times` as long as the messages), messages of m ms, each for itself, then both at once: messages
+    are started, work is done, messages are waited for, as in training.
 
     While both run, each goes 1/o as fast, until the shorter is done: both = o·min(c, m) + |c - m|. Solved for o.
     """

@@ -183,7 +183,9 @@ def test_a_middle_stage_holds_its_input_for_each_micro_batch_in_flight():
 
 
 def test_every_stage_keeps_the_attention_mask():
-    plan = example_plan(one_node(), stages=(1, 1, 1, 1), micro_batches=8, global_batch=32, layers=(LayerStrategy(),) * 4)
+    plan = example_plan(
+        one_node(), stages=(1, 1, 1, 1), micro_batches=8, global_batch=32, layers=(LayerStrategy(),) * 4
+    )
     masked = MemoryUse(replace(MEMORY, mask_mib={SEQ // 2: 1.5}))
     for without, having in zip(*(m.predict(plan).stages for m in (one_node(), one_node(memory=masked))), strict=True):
         assert having.memory.states_mib == pytest.approx(without.memory.states_mib + 4 * 1.5)
