@@ -119,9 +119,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """Train, giving the record of every step. Raises GalvatronError."""
         state, handler, settings = self.state, self.callback_handler, self.settings
         first = saved = state.global_step = resume(settings, self.engine, self.optimizer, self.data)
-        writer = Writer(
-            settings.checkpoints, self.engine, settings.save_total_limit, self.data, _companions(settings)
-        )
+        writer = Writer(settings.checkpoints, self.engine, settings.save_total_limit, self.data, _companions(settings))
         self._unlogged: list[StepRecord] = []
         self._logged_at = time.time()
         self.control = handler.on_train_begin(self.args, state, self.control)
