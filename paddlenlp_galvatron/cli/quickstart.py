@@ -60,7 +60,7 @@ ONE_NODE = {"NUM_NODES": "1", "NODE_RANK": "0"}  # whatever a cluster's environm
 TIMEOUT_S = 1800  # of the training
 # Where the budget lies between the least that any plan needs (0) and what the fastest plan wants (1): in the middle
 # if a layer-wise plan is best there, else nearby.
-BUDGETS = (0.5, 0.6, 0.4, 0.7, 0.3, 0.8, 0.2)
+BUDGETS = (0.5, 0.6, 0.4, 0.7, 0.3, 0.8, 0.25, 0.35, 0.45, 0.55, 0.2, 0.15, 0.1, 0.05)
 SEARCHED = {"seq_length": SEQ_LENGTH, "settle_bsz": GLOBAL_BATCH, "sp_space": "tp+sp", "mixed_precision": "fp32"}
 
 
