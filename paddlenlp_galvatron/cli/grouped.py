@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.plan.options import Options, canonical_options
+from paddlenlp_galvatron.plan.options import Options, canonical_options, is_boolean
 
 from .config_file import read_options
 from .conventions import App
@@ -49,7 +49,7 @@ def add_command(
     for field, info in fields.items():
         default = info.get_default(call_default_factory=True)
         shown = "" if default is None else f" [default: {','.join(default) if isinstance(default, tuple) else default}]"
-        kind = bool if info.annotation in (bool, bool | None) else str
+        kind = bool if is_boolean(info) else str
         parameters.append(parameter(field, kind, f"{info.description}{shown}"))
 
     def command(**given: Any) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paddlenlp_galvatron.plan.options import is_boolean
+
 from .config_file import read_options
 from .conventions import canonical_words
 from .main import exit_code_of
@@ -44,11 +46,13 @@ def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback]) -
 
 def read_words(words: Sequence[str]) -> dict[str, Any]:
     """Options by canonical name. Raises UserError."""
-    from paddlenlp_galvatron.training.arguments import is_boolean, parse_options
+    from paddlenlp_galvatron.training.arguments import OPTIONS, parse_options
 
     file, flags = (Path(words[0]), words[1:]) if words and words[0].endswith(".json") else (None, words)
     from_file = [f"--{name}={_word(value)}" for name, value in read_options(file).items()] if file else []
-    return parse_options(canonical_words([*from_file, *flags], is_boolean()))
+    return parse_options(
+        canonical_words([*from_file, *flags], {name: is_boolean(info) for name, info in OPTIONS.items()})
+    )
 
 
 def _word(value: Any) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from paddlenlp_galvatron.cost_model.states import StateBytes
 from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
+from paddlenlp_galvatron.report.prediction import Predicted
 from paddlenlp_galvatron.runtime.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.training.prepare import GROUPS, LaunchOptions, prepare
 
@@ -74,8 +75,8 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     open_data(settings, plan, shape)
     if settings.evaluates != "no":
         open_data(settings, plan, shape, "valid")
-    if settings.load and not settings.load_distributed:
-        open_weights(settings.load, shape)
+    if settings.initial_weights:
+        open_weights(settings.initial_weights, shape)
     return plan, shape
 
 
@@ -88,7 +89,7 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, fp32_gradients: bo
     table = Table(box=None, pad_edge=False, title="per rank of each stage", title_justify="left")
     for column in ("stage", "ranks", "layers", "tokens at the edge", "weights MiB", "states MiB", "predicted MiB"):
         table.add_column(column, justify="right")
-    predicted = predicted_memory_mib(plan)
+    predicted = Predicted.of(plan)
     states = StateBytes.of(plan.assumed.mixed_precision, fp32_gradients)
     for stage in range(len(plan.stages)):
         first = stage * plan.stage_size
@@ -101,7 +102,7 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, fp32_gradients: bo
             f"{plan.micro_batch * seq_length // plan.stage_size} x {shape.hidden_size}",
             f"{weights:.1f}",
             f"{weights * (states.weight + states.gradient + states.optimizer) / states.weight:.1f}",
-            f"{predicted[stage]:.1f}" if predicted else "not in the plan",
+            f"{predicted.memory_mib[stage] + predicted.reserve_mib:.1f}" if predicted.memory_mib else "not in the plan",
         )
     console.print(table)
     uses = Counter(use or "collectives" for _, use in groups)
@@ -110,12 +111,6 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, fp32_gradients: bo
         f"{len(groups)} groups ({', '.join(f'{count} {use}' for use, count in sorted(uses.items()))}), "
         f"at most {max(mine.values(), default=0)} on a rank; no step was run"
     )
-
-
-def predicted_memory_mib(plan: Plan) -> list[float]:
-    """Peak memory of each stage that the search predicted, if the plan has it."""
-    stages = (plan.metadata.get("predicted") or {}).get("stages") or []
-    return [float(stage["memory_mib"]) for stage in stages]
 
 
 def _weights_per_rank(plan: Plan, shape: ModelShape, stage: int) -> float:

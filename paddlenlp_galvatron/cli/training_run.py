@@ -31,7 +31,7 @@ class LogTail:
 
     def __init__(self, path: Path):
         self._path, self._position = path, 0
-        self._file = self._before = path.stat().st_ino if path.exists() else None
+        self._before = path.stat().st_ino if path.exists() else None
         self.count = 0
         self.first: dict[str, Any] = {}
         self.latest: deque[dict[str, Any]] = deque(maxlen=KEPT)
@@ -39,15 +39,15 @@ class LogTail:
 
     def read(self) -> bool:
         """Take in new lines, and say whether there are any; a line that is being written waits."""
-        if not self._path.exists() or (number := self._path.stat().st_ino) == self._before:
+        if not self._path.exists() or self._path.stat().st_ino == self._before:
             return False
         with self._path.open("rb") as file:
             file.seek(self._position)
             lines = [line for line in file.readlines() if line.endswith(b"\n")]
         self._position += sum(map(len, lines))
         records = [json.loads(line) for line in lines]
-        if records and number != self._file:
-            self._file, self.first, self.start = number, records[0], records[-1]["step"]
+        if records and not self.count:
+            self.first, self.start = records[0], records[-1]["step"]
         self.count += len(records)
         self.latest.extend(records)
         return bool(records)

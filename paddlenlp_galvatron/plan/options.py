@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from .aliases import canonical_name, canonical_value, did_you_mean, is_absent
 from .errors import UserError
@@ -21,6 +22,11 @@ def _split(value: object) -> object:
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # beyond it is a slip of the pen
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_split), Field(min_length=1)]  # 4096,8192 or a list of numbers
+
+
+def is_boolean(field: FieldInfo) -> bool:
+    """Whether an option is a switch, which may be unset."""
+    return field.annotation in (bool, bool | None)
 
 
 class Options(BaseModel):

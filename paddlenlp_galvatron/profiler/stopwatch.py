@@ -14,9 +14,11 @@ import paddle
 import paddle.distributed as dist
 from numpy.typing import NDArray
 
+from ..runtime import device
 from ..runtime.collectives import all_gather
 
 LEAST_LAPS, MOST_LAPS = 3, 30
+LEAST_SPREAD = 0.1  # of any time, where two are told apart: fewer laps show less than there is
 STEADY = 0.05  # two turns that differ by no more confirm each other
 SHORTEST_LAP_MS = 5.0  # shorter operations run several times in a lap
 WORK_MS = 10.0  # processor time between two messages of ranks that share processors: about half a small layer's
@@ -50,12 +52,12 @@ class Timing:
     @property
     def low_ms(self) -> float:
         """What it is at least, as far as the spread tells."""
-        return self.ms * (1 - max(self.spread, 0.1) / 2)
+        return self.ms * (1 - max(self.spread, LEAST_SPREAD) / 2)
 
     @property
     def high_ms(self) -> float:
         """What it is at most."""
-        return self.ms * (1 + max(self.spread, 0.1) / 2)
+        return self.ms * (1 + max(self.spread, LEAST_SPREAD) / 2)
 
 
 def confirmed(turns_ms: Sequence[float]) -> bool:
@@ -76,8 +78,8 @@ class Stopwatch:
         self._budget_ms = budget_ms
         self._deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
         ranks, processors = per_node or world_size, len(os.sched_getaffinity(0))
-        self.pinned = not _on_gpu() and ranks <= processors  # whether each rank has processors of its own
-        self.shared = not _on_gpu() and ranks > processors  # or they share them
+        self.pinned = not device.on_gpu() and ranks <= processors  # whether each rank has processors of its own
+        self.shared = not device.on_gpu() and ranks > processors  # or they share them
         threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
         # How long a rank's ms of processor time takes while all ranks of this host, alike, compute.
         self._wall_per_processor_ms = max(1 / threads, ranks / processors)
@@ -136,7 +138,7 @@ class Stopwatch:
         compute: the same whatever else the machine does meanwhile. All ranks take the same steps and what disturbs one
         only adds time, so the quickest counts; the mean, where they share processors and disturb each other.
         """
-        clock, scale = (WALL, 1.0) if _on_gpu() else (PROCESSOR, self._wall_per_processor_ms)
+        clock, scale = (WALL, 1.0) if device.on_gpu() else (PROCESSOR, self._wall_per_processor_ms)
         count = self._count(scale * float(self._laps(steps, 1)[..., clock].sum(axis=2).mean()))
         laps: Array = scale * self._laps(steps, count)[..., clock]
         ranks: Array = laps.mean(axis=1) if self.shared else laps.min(axis=1)
@@ -176,11 +178,7 @@ def _clocks() -> Array:
     return np.array([time.perf_counter(), time.process_time()])
 
 
-def _on_gpu() -> bool:
-    return str(paddle.device.get_device()).startswith("gpu")
-
-
 def synchronize() -> None:
     """Wait for what was started on this rank's device. On CPU everything has been done when a call returns."""
-    if _on_gpu():
+    if device.on_gpu():
         paddle.device.synchronize()

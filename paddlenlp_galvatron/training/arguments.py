@@ -13,7 +13,7 @@ from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 from ..plan import UserError
 from ..plan.aliases import ABSENT
 from ..plan.model_options import ModelOptions
-from ..plan.options import Options, canonical_options
+from ..plan.options import Options, canonical_options, is_boolean
 from ..plan.uniform import UniformOptions
 from .prepare import GROUPS, LaunchOptions, PlanOptions, prepare
 from .recipe import Recipe
@@ -37,7 +37,7 @@ def _arguments(name: str, doc: str, options: Sequence[str], base: type[Any] = ob
 
 def _kind(option: str) -> Any:
     """What PdArgumentParser can read, which knows no unions; `Options` checks it further."""
-    return Optional[bool] if OPTIONS[option].annotation in (bool, bool | None) else Optional[str]  # noqa: UP045
+    return Optional[bool] if is_boolean(OPTIONS[option]) else Optional[str]  # noqa: UP045
 
 
 def _options(*groups: type[Options]) -> list[str]:
@@ -52,11 +52,6 @@ GalvatronTrainingArguments = _arguments(
     _options(PlanOptions, UniformOptions, Recipe, RunOptions, LaunchOptions),
     TrainingArguments,
 )
-
-
-def is_boolean() -> dict[str, bool]:
-    """Every option, and whether it is one."""
-    return {name: _kind(name) == Optional[bool] for name in OPTIONS}  # noqa: UP045
 
 
 def parse_options(words: Sequence[str]) -> dict[str, Any]:

@@ -95,6 +95,11 @@ class RunOptions(Options):
         return "steps" if self.do_eval and self.evaluation_strategy == "no" else self.evaluation_strategy
 
     @property
+    def initial_weights(self) -> Path | None:
+        """Where the weights to begin with are; None: drawn from the seed."""
+        return None if self.load_distributed else self.load
+
+    @property
     def saves(self) -> bool:
         """Whether checkpoints are written without being told to."""
         return self.save_strategy == "epoch" or (self.save_strategy == "steps" and self.save_steps > 0)

@@ -19,12 +19,11 @@ from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 
 from ..models import load_family
-from ..plan import GalvatronError, ModelShape, Precision, UserError
+from ..plan import GalvatronError, Precision, UserError
 from ..plan.files import write_text
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
-from ..runtime.weights import WeightSource
 from .checkpoint import Writer
 from .convert import companions
 from .data import open_data
@@ -77,7 +76,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             shape,
             load_family(shape.family),
             plan.assumed.seq_length or 0,
-            source=_initial_weights(settings, shape),
+            source=weights_from(settings.initial_weights, shape) if settings.initial_weights else None,
             seed=settings.seed,
             fp32_gradients=settings.amp_master_grad,
             compute_precision=settings.compute_precision,
@@ -87,7 +86,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         self.control: Any
         super().__init__(
             LocalModel(self.engine),
-            args=paddlenlp_arguments(settings, self.recipe, steps),
+            args=paddlenlp_arguments(settings, self.recipe, steps, plan.assumed.mixed_precision),
             callbacks=list(callbacks),
             optimizers=(optimizer, optimizer._learning_rate),
         )
@@ -260,9 +259,8 @@ def told_to_stop() -> Iterator[threading.Event]:
         signal.signal(signal.SIGTERM, before)
 
 
-def paddlenlp_arguments(settings: TrainSettings, recipe: Recipe, steps: int) -> TrainingArguments:
+def paddlenlp_arguments(settings: TrainSettings, recipe: Recipe, steps: int, precision: Precision) -> TrainingArguments:
     """The run as PaddleNLP's callbacks know it: whatever has a name there."""
-    precision = settings.load_plan()[0].assumed.mixed_precision
     values = settings.model_dump() | recipe.model_dump()
     known = {field.name for field in fields(TrainingArguments)} - UNLIKE
     values = {name: value for name, value in values.items() if name in known and value is not None}
@@ -297,10 +295,3 @@ def _reporters(settings: TrainSettings) -> list[str]:
     if lacking:
         raise UserError(f"report_to: {', '.join(lacking)} is not installed; there is: {', '.join(installed) or 'none'}")
     return list(settings.report_to)
-
-
-def _initial_weights(settings: TrainSettings, shape: ModelShape) -> WeightSource | None:
-    """The weights that the settings name; None: drawn from the seed."""
-    if settings.load is None or settings.load_distributed:
-        return None
-    return weights_from(settings.load, shape)
