@@ -2,9 +2,10 @@
 
     python benchmarks/profiler.py [--runs 3] [--nproc 2]
 
-A deviation is |number / median of the runs - 1|. Of times over sizes the least-squares line is compared: its slope, and
-what it says at the smallest size. Where each process has a core of its own, every coefficient must stay within 10 %;
-where they share cores, within the spread that the files record, if that is more. Memory must be the same to the byte.
+A deviation is |number / median of the runs - 1|. Of times over sizes the least-squares line through what the search
+reads at each size is compared, whichever of them were measured: its slope, and what it says at the smallest size. Where
+each process has a core of its own, every coefficient must stay within 10 %; where they share cores, within the spread
+that the files record, if that is more. Memory must be the same to the byte.
 The last lines are how well each time is told from the others (leave one out). Exit code 1: something deviates by more.
 """
 
@@ -35,6 +36,7 @@ from paddlenlp_galvatron.profiles import (
     computation_name,
     memory_name,
 )
+from paddlenlp_galvatron.profiles.curves import Curve
 from paddlenlp_galvatron.profiles.hardware import message_key
 
 SHAPE = shape_from_config(CONFIG, "quickstart")
@@ -81,7 +83,9 @@ def run(folder: Path, nproc: int) -> tuple[dict[str, Coefficient], MemoryProfile
     found["overlap"] = Coefficient(hardware.overlap_coe, spread["overlap_coe"])
     for group, times in hardware.messages_ms.items():
         name = f"messages, {group.kind} {group.size}{'' if group.consecutive else ' strided'}"
-        found |= line(name, times, [spread[message_key(group, mib)] for mib in times])
+        read = Curve.rising(times.items())
+        sizes = HardwareOptions(end_mb=END_MB).sizes_mib
+        found |= line(name, {mib: read(mib) for mib in sizes}, [spread[message_key(group, mib)] for mib in times])
     computation = ComputationProfile.load(folder / computation_name(*SIZE), *SIZE)
     for part, tp in sorted({(key.part, key.tp) for key in computation.passes}):
         passes = {key.batch: t for key, t in computation.passes.items() if (key.part, key.tp) == (part, tp)}

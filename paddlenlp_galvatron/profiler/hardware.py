@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,13 @@ from .journal import Journal
 from .launcher import fingerprint, impossible_note, report_note, report_progress
 from .options import KINDS, HardwareOptions, Part
 from .overlap import overlap_coefficient, overlapping_ranks
+from .placement import Placement
 from .processors import awake, pinned
 from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
-ROUNDS = 6  # everything is measured so often, so that what disturbs the machine for a while spoils some rounds only
-SHARED_ROUNDS = 3  # the same where ranks share processors, and all rounds count
+ROUNDS = 3  # everything is measured so often, at different times
+PINNED_ROUNDS = 10  # the same on processors, so that what disturbs them for a while spoils some rounds only
 TOLERANCE = 0.1  # of a number: sizes in between are measured where a line through the others misses by more
 LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
 FLOAT_BYTES = 4
@@ -76,12 +77,13 @@ class HardwareProfiler:
     stopwatch: Stopwatch
     groups: Groups
     journal: Journal
+    placement: Placement
 
     def measure(self) -> None:
         """Measure all that the journal does not know."""
         self.groups.create(set(self._communicators()))
         wanted = curves(self.options, self.world_size)
-        rounds = SHARED_ROUNDS if self.stopwatch.shared else ROUNDS
+        rounds = PINNED_ROUNDS if self.stopwatch.pinned else ROUNDS
         overlaps = rounds * (Part.OVERLAP in self.options.parts and self.world_size > 1)
         done, total = 0, rounds * len(wanted) + overlaps
         for turn in range(rounds):
@@ -94,7 +96,7 @@ class HardwareProfiler:
             report_progress(done, total)
             self.journal.get(f"{OVERLAP} {turn}", self._overlap)
             done += 1
-        for turn in range(rounds, 3 * rounds // 2):  # what still spreads too widely, or cannot be
+        for turn in range(rounds, rounds + ceil(rounds / 4)):  # what still spreads too widely, or cannot be
             if not self.stopwatch.is_late():
                 for group in wanted:
                     for mib in sorted(doubtful(self._turns(group), self.stopwatch.shared)):
@@ -140,6 +142,7 @@ class HardwareProfiler:
         """Time in ms of a message in one turn."""
 
         def measure() -> list[float]:
+            self.placement.improve()
             prepare = self._exchange if point.group.kind is Collective.SEND else self._collective
             laps: list[float] = OF_RANKS[self.options.avg_or_min_or_first](
                 self.stopwatch.together(prepare(point.group, point.mib))
@@ -171,6 +174,7 @@ class HardwareProfiler:
         return exchange
 
     def _overlap(self) -> float:
+        self.placement.improve()
         times = self.options.overlap_time_multiply
         return overlap_coefficient(self.stopwatch, self.rank, self.world_size, self.groups, times)
 
@@ -184,9 +188,11 @@ def main() -> None:
     changing = options.model_dump(include={"num_nodes", "avg_or_min_or_first", "overlap_time_multiply", "budget_ms"})
     journal = Journal.open(options.output, "hardware", device.model_dump() | changing, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
-    stopwatch = Stopwatch(world_size, per_node, options.budget_ms / SHARED_ROUNDS, options.time_budget_s)
-    with pinned(rank % per_node, per_node), awake() if stopwatch.pinned else nullcontext():
-        HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal).measure()
+    stopwatch = Stopwatch(world_size, per_node, options.budget_ms / ROUNDS, options.time_budget_s)
+    with pinned(rank % per_node, per_node), awake(stopwatch.pinned) as spinners:
+        placement = Placement(stopwatch, spinners)
+        HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal, placement).measure()
+    report_note(*placement.note)
     if rank == 0:
         profile = hardware_profile(
             journal, options.num_nodes, per_node, options.link_gb_per_s, device, stopwatch.shared

@@ -36,7 +36,12 @@ class RunOptions(Options):
     )
     adaptive: bool = Field(True, description="0: measure every point, also those that a line through others tells")
     fresh: bool = Field(False, description="measure again what was measured before")
-    budget_ms: float = Field(150, ge=0, allow_inf_nan=False, description="time for each number or set of numbers, ms")
+    budget_ms: float = Field(
+        150,
+        ge=0,
+        allow_inf_nan=False,
+        description="time for the repetitions of a number, ms: of computation in each round, of messages in three",
+    )
     analytic: str | None = Field(
         None, description="derive from this data sheet (a100, h100, h200, h800 or a file) instead of measuring"
     )

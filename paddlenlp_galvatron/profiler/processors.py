@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Runs whenever nothing else wants the processor, and ends with the process that started it.
@@ -35,15 +36,41 @@ def pinned(index: int, ranks: int) -> Iterator[None]:
         _move(mine)
 
 
+class Spinners:
+    """Keep the processors of this process from halting while it waits, from `awake` on: a virtual one can take
+    milliseconds to wake, far longer than a small message, or none, as it happens."""
+
+    def __init__(self, processors: Iterable[int] = ()):
+        self._processes = [
+            subprocess.Popen([sys.executable, "-S", "-c", SPIN, str(processor), str(os.getpid())])
+            for processor in processors
+        ]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let the processors halt meanwhile."""
+        self._tell(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._tell(signal.SIGCONT)
+
+    def _tell(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            process.send_signal(number)
+
+    def end(self) -> None:
+        self._tell(signal.SIGKILL)
+
+
 @contextmanager
-def awake() -> Iterator[None]:
-    """Keep the processors of this process from halting while it waits: a virtual one can take milliseconds to wake, far
-    longer than a small message, or none, as it happens."""
-    with ExitStack() as stack:
-        for processor in os.sched_getaffinity(0):
-            command = [sys.executable, "-S", "-c", SPIN, str(processor), str(os.getpid())]
-            stack.callback(subprocess.Popen(command).kill)
-        yield
+def awake(wanted: bool = True) -> Iterator[Spinners]:
+    """Spinners on all processors of this process, while the context is open; none where they are not wanted."""
+    spinners = Spinners(os.sched_getaffinity(0) if wanted else ())
+    try:
+        yield spinners
+    finally:
+        spinners.end()
 
 
 def _move(processors: Sequence[int]) -> None:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from ..runtime import device
 from ..runtime.collectives import all_gather
 
-LEAST_LAPS, MOST_LAPS = 3, 30
+LEAST_LAPS, MOST_LAPS, BRIEF_LAPS = 3, 100, 12
 LEAST_SPREAD = 0.1  # of any time, where two are told apart: fewer laps show less than there is
 STEADY = 0.05  # two turns that differ by no more confirm each other
-SHORTEST_LAP_MS = 5.0  # shorter operations run several times in a lap
+SHORTEST_LAP_MS = 5.0  # operations that a GPU does sooner are started several times in a lap
 WORK_MS = 10.0  # processor time between two messages of ranks that share processors: about half a small layer's
 MATRIX = 256  # side of the matrices that are multiplied as work
 WALL, PROCESSOR = 0, 1  # clocks
@@ -43,11 +43,14 @@ class Timing:
 
     @classmethod
     def of_turns(cls, turns: Sequence[Sequence[float]], shared: bool = False) -> Timing:
-        """Of laps that were run in turns, at different times: what disturbs them only adds time, so that their first
-        quartile counts. Ranks that share processors (`shared`) disturb each other, and will in training: there it is
-        the median. The spread is that of all laps."""
-        laps = np.concatenate(turns)
-        return cls(float(np.percentile(laps, 50 if shared else 25)), cls.of(laps).spread)
+        """Of laps that were run in turns, at different times.
+
+        What disturbs them, a lap or a turn, only adds time: the first quartile of the turns' first quartiles counts.
+        Ranks that share processors (`shared`) disturb each other, and will in training: there it is the median of all
+        laps. The spread is that of all laps.
+        """
+        whole = cls.of(np.concatenate(turns))
+        return whole if shared else cls(_first_quartile([_first_quartile(laps) for laps in turns]), whole.spread)
 
     @property
     def low_ms(self) -> float:
@@ -58,6 +61,10 @@ class Timing:
     def high_ms(self) -> float:
         """What it is at most."""
         return self.ms * (1 + max(self.spread, LEAST_SPREAD) / 2)
+
+
+def _first_quartile(numbers: Array | Sequence[float]) -> float:
+    return float(np.percentile(numbers, 25))
 
 
 def confirmed(turns_ms: Sequence[float]) -> bool:
@@ -74,7 +81,7 @@ class Stopwatch:
     ):
         """`per_node` ranks compute on each host. `budget_ms` is spent on the repetitions of one number, within
         LEAST_LAPS and MOST_LAPS; what is asked for when `time_budget_s` have passed gets the fewest."""
-        self._world = dist.get_group(0) if world_size > 1 else None
+        self.world = dist.get_group(0) if world_size > 1 else None
         self._budget_ms = budget_ms
         self._deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
         ranks, processors = per_node or world_size, len(os.sched_getaffinity(0))
@@ -88,11 +95,14 @@ class Stopwatch:
         """Whether the time budget is spent on any rank: the same answer on all."""
         if self._deadline is None:
             return False
-        late = np.array([[time.monotonic() > self._deadline]], np.float64)
-        if all_gather(paddle.to_tensor(late), self._world).numpy().any():
+        if self.any_rank(time.monotonic() > self._deadline):
             self._budget_ms = 0
             return True
         return False
+
+    def any_rank(self, holds: bool) -> bool:
+        """Whether it holds on any rank: the same answer on all."""
+        return bool(all_gather(paddle.to_tensor([float(holds)]), self.world).numpy().any())
 
     def together(self, operation: Operation) -> Array:
         """Times in ms [laps, ranks or 1] of an operation that the ranks do together, such as a collective: laps one
@@ -103,7 +113,7 @@ class Stopwatch:
         """
         if self.shared:
             return self._after_work(operation)
-        inner = max(1, round(SHORTEST_LAP_MS / self._warm_ms(operation)))
+        inner = max(1, round(SHORTEST_LAP_MS / self._warm_ms(operation))) if device.on_gpu() else 1
 
         def several() -> None:
             for _ in range(inner):
@@ -148,6 +158,10 @@ class Stopwatch:
         """Time in ms of one run of an operation that the ranks do together, the slowest rank's."""
         return float(self._laps([operation], 1)[..., WALL].max())
 
+    def brief(self, operation: Operation) -> float:
+        """Time in ms of an operation that the ranks do together: the first quartile of a few laps, not warmed up."""
+        return _first_quartile(self._laps([operation], BRIEF_LAPS)[..., WALL].max(axis=(1, 2)))
+
     def _warm_ms(self, operation: Operation) -> float:
         """Time in ms of its second run: the first one's has the ranks' uneven start."""
         return float(self._laps([operation], 2)[-1, ..., WALL].max())
@@ -158,7 +172,7 @@ class Stopwatch:
     def _laps(self, steps: Sequence[Operation], count: int) -> Array:
         """Times in ms [laps, ranks, steps, clocks]; the ranks start the first lap together."""
         mine = np.empty((1, count, len(steps), 2))
-        if self._world is not None:
+        if self.world is not None:
             dist.barrier()
         synchronize()
         start = _clocks()
@@ -169,7 +183,7 @@ class Stopwatch:
                 now = _clocks()
                 mine[0, lap, number] = 1000 * (now - start)
                 start = now
-        times: Array = all_gather(paddle.to_tensor(mine), self._world).numpy()
+        times: Array = all_gather(paddle.to_tensor(mine), self.world).numpy()
         return times.swapaxes(0, 1)
 
 

@@ -33,7 +33,7 @@ def test_a_point_of_the_journal_is_known_by_its_key():
 
 def test_the_quicker_laps_count_and_the_largest_message_says_the_bandwidth():
     found = profile(journal())
-    assert found.messages_ms[PAIR] == {0.25: 0.3, 1.0: 1.0, 8.0: 8.0}
+    assert found.messages_ms[PAIR] == {0.25: 0.3, 1.0: pytest.approx(1.0375), 8.0: 8.0}  # of turns at 1.0 and 1.15
     assert found.allreduce_mib_per_ms == {(2, True): 1.0}  # 8 MiB * 2 (2 - 1) / 2 in 8 ms
     assert found.p2p_mib_per_ms == {4: 2.0}
     assert found.overlap_coe == 1.25

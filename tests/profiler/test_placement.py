@@ -1,0 +1,51 @@
+"""Ranks are let wake each other while a reference message is slower than it was."""
+
+import pytest
+
+from paddlenlp_galvatron.profiler.placement import FIRST_TRIES, MOST_TRIES, NEAR, Placement
+from paddlenlp_galvatron.profiler.processors import Spinners
+
+pytest.importorskip("paddle")
+
+
+class Host:
+    """Stands for a stopwatch: the reference takes what the host's mood is, and waking changes it."""
+
+    world = None
+
+    def __init__(self, moods_ms, pinned=True):
+        self.pinned, self._moods_ms, self.wakings = pinned, iter(moods_ms), 0
+
+    def brief(self, operation):
+        self.now_ms = next(self._moods_ms)
+        return self.now_ms
+
+    def any_rank(self, holds):
+        self.wakings += 1
+        return True
+
+
+def test_the_reference_is_as_quick_as_it_was_when_a_number_is_measured():
+    slow = NEAR * 1.1
+    host = Host([slow] * FIRST_TRIES + [1.0] + [1.0, 1.1] + [slow, slow, 1.1])
+    placement = Placement(host, Spinners())
+    for wakings in (FIRST_TRIES, FIRST_TRIES, FIRST_TRIES, FIRST_TRIES + 2):
+        placement.improve()
+        assert host.wakings == wakings
+        assert host.now_ms <= NEAR
+    assert not placement.note
+
+
+def test_a_host_that_keeps_ranks_apart_is_not_asked_for_ever_and_the_user_is_told():
+    host = Host([1.0] + [2.0] * 1000)
+    placement = Placement(host, Spinners())
+    for _ in range(10):
+        placement.improve()
+    assert host.wakings == MOST_TRIES
+    assert "apart" in placement.note[0]
+
+
+def test_where_ranks_share_processors_nothing_is_done():
+    host = Host([], pinned=False)
+    Placement(host, Spinners()).improve()
+    assert not host.wakings
