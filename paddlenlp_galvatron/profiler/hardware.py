@@ -26,13 +26,13 @@ from .launcher import fingerprint, impossible_note, report_note, report_progress
 from .options import KINDS, HardwareOptions, Part
 from .overlap import overlap_coefficient, overlapping_ranks
 from .placement import Placement
-from .processors import awake, pinned
+from .processors import awake, pinned, shares
 from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
 ROUNDS = 3  # everything is measured so often, at different times
 PINNED_ROUNDS = 10  # the same on processors, so that what disturbs them for a while spoils some rounds only
-TOLERANCE = 0.1  # of a number: sizes in between are measured where a line through the others misses by more
+TOLERANCE = 0.05  # of a number: sizes in between are measured where a line through the others misses by more
 LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
 FLOAT_BYTES = 4
 
@@ -188,9 +188,10 @@ def main() -> None:
     changing = options.model_dump(include={"num_nodes", "avg_or_min_or_first", "overlap_time_multiply", "budget_ms"})
     journal = Journal.open(options.output, "hardware", device.model_dump() | changing, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
-    stopwatch = Stopwatch(world_size, per_node, options.budget_ms / ROUNDS, options.time_budget_s)
+    stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
+    processors = [share[0] for share in shares(per_node)] if rank % per_node == 0 else []
     with pinned(rank % per_node, per_node), awake(stopwatch.pinned) as spinners:
-        placement = Placement(stopwatch, spinners)
+        placement = Placement(stopwatch, spinners, processors)
         HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal, placement).measure()
     report_note(*placement.note)
     if rank == 0:

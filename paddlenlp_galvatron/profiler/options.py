@@ -40,7 +40,7 @@ class RunOptions(Options):
         150,
         ge=0,
         allow_inf_nan=False,
-        description="time for the repetitions of a number, ms: of computation in each round, of messages in three",
+        description="time for the repetitions of a number in each round, ms",
     )
     analytic: str | None = Field(
         None, description="derive from this data sheet (a100, h100, h200, h800 or a file) instead of measuring"

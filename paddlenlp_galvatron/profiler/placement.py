@@ -7,20 +7,20 @@ on up to twice as slowly, for minutes or seconds; profiles taken then and at oth
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 
 import paddle
 
 from ..runtime import collectives
-from .processors import Spinners
+from .processors import Spinners, wake_in_turn
 from .stopwatch import Stopwatch
 
 REFERENCE = [1, 2**17]  # shape of what each rank gives to the reference message, fp32: it took 0.13 or 0.19 ms
 NEAR = 1.2  # times the quickest reference: still as well placed
 WAKING_S = 0.3  # was mostly enough to bring two processors together
-FIRST_TRIES = 5  # before the quickest is known
+FIRST_TRIES = 10  # before the quickest is known
 MOST_TRIES = 60  # of a launch, 18 s: some hosts have no room
 OFTEN = 0.5  # of the times that it was asked for, in vain: the user is told
 
@@ -28,8 +28,9 @@ OFTEN = 0.5  # of the times that it was asked for, in vain: the user is told
 class Placement:
     """Ranks of one launch. A reference message tells whether they stand as well as they ever did."""
 
-    def __init__(self, stopwatch: Stopwatch, spinners: Spinners):
-        self._stopwatch, self._spinners = stopwatch, spinners
+    def __init__(self, stopwatch: Stopwatch, spinners: Spinners, processors: Sequence[int]):
+        """`processors`: one of each rank of this host on one of these ranks, none on the others."""
+        self._stopwatch, self._spinners, self._processors = stopwatch, spinners, processors
         self._message = partial(collectives.all_gather, paddle.zeros(REFERENCE), stopwatch.world)
         self._quickest_ms, self._tries = inf, 0
         self._asked, self._in_vain = 0, 0
@@ -59,6 +60,6 @@ class Placement:
 
     def _wake_each_other(self) -> None:
         with self._spinners.paused():
-            end = time.monotonic() + WAKING_S
-            while not self._stopwatch.any_rank(time.monotonic() > end):
-                pass
+            if self._processors:
+                wake_in_turn(self._processors, WAKING_S)
+            self._stopwatch.any_rank(False)  # the others wait meanwhile

@@ -1,4 +1,4 @@
-"""Which processors of this host a rank computes on, and that they stay awake."""
+"""Which processors of this host a rank computes on, and that they stay awake, or wake each other."""
 
 from __future__ import annotations
 
@@ -19,21 +19,49 @@ while os.getppid() == int(sys.argv[2]):
     pass
 """
 
+# A token goes round among processes on the given processors, each of which halts until it comes.
+PASS_TOKEN = """
+import os, sys, time
+end, processors = time.monotonic() + float(sys.argv[1]), [int(word) for word in sys.argv[2:]]
+pipes = [os.pipe() for _ in processors]
+number = next((number for number in range(1, len(processors)) if not os.fork()), 0)
+os.sched_setaffinity(0, {processors[number]})
+take, give = pipes[number][0], pipes[(number + 1) % len(processors)][1]
+if number == 0:
+    os.write(give, b"x")
+while os.read(take, 1) == b"x" and time.monotonic() < end:
+    os.write(give, b"x")
+os.write(give, b".")
+"""
+
 
 @contextmanager
 def pinned(index: int, ranks: int) -> Iterator[None]:
     """Run all threads of this process on its share of the processors: that of rank `index` of `ranks` on this host.
     Nothing is done where there are fewer processors than ranks."""
     mine = sorted(os.sched_getaffinity(0))
-    each = len(mine) // ranks
-    if not each or index >= ranks:
+    parts = shares(ranks)
+    if index >= len(parts):
         yield
         return
-    _move(mine[index * each : (index + 1) * each])
+    _move(parts[index])
     try:
         yield
     finally:
         _move(mine)
+
+
+def shares(ranks: int) -> list[list[int]]:
+    """The processors of each of `ranks` on this host; none where there are fewer processors than ranks."""
+    mine = sorted(os.sched_getaffinity(0))
+    each = len(mine) // ranks
+    return [mine[each * index : each * (index + 1)] for index in range(ranks if each else 0)]
+
+
+def wake_in_turn(processors: Sequence[int], seconds: float) -> None:
+    """Let processors of this host wake each other, thousands of times a second; they should be idle."""
+    words = [str(seconds), *map(str, processors)]
+    subprocess.run([sys.executable, "-S", "-c", PASS_TOKEN, *words], check=False)
 
 
 class Spinners:

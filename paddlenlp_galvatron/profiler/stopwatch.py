@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -120,10 +120,12 @@ class Stopwatch:
                 operation()
 
         count = self._count(self._warm_ms(several))
-        return self._laps([several], count)[..., 0, WALL] / inner
+        # CPU processes meet before each: who is ahead otherwise stays ahead, and waits, for many laps or for none.
+        steps = [several] if device.on_gpu() else [partial(self.any_rank, False), several]
+        return self._laps(steps, count)[..., -1, WALL] / inner
 
     def _after_work(self, operation: Operation) -> Array:
-        laps = self._laps([self._work, operation], 1 + self._count(3 * WORK_MS))[1:]
+        laps = self._laps([self._work, operation], 1 + LEAST_LAPS)[1:]
         added = laps[..., WALL].sum(axis=2) - self._wall_per_processor_ms * laps[:, :, 0, PROCESSOR]
         of_the_last: Array = laps[:, :, 1, WALL].min(axis=1, keepdims=True)  # who arrives last does not wait
         return np.maximum(added.mean(axis=1, keepdims=True), of_the_last)

@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle.base import core
 from paddle.distributed import collective, parallel
@@ -250,12 +251,14 @@ def _reduce_scatter_tensor(group: Any, out: Any, tensor: Any, op: Any, sync_op: 
 def _all_to_all_single(
     group: Any, out: Any, tensor: Any, out_sizes: list[int], in_sizes: list[int], sync_op: bool = True
 ) -> _Task:
-    """Everybody gathers everything and keeps its own rows: right, not fast."""
+    """Everybody gathers everything and keeps its own rows: right, not fast. Either all ranks or none give sizes."""
     size, rank = group.size(), group.rank()
-    in_sizes = in_sizes or [tensor.shape[0] // size] * size
-    table = paddle.empty([size * size], "int64")
-    group.all_gather(paddle.to_tensor(in_sizes, "int64"), table).wait()
-    sizes = table.reshape([size, size]).numpy()
+    if in_sizes:
+        table = paddle.empty([size * size], "int64")
+        group.all_gather(paddle.to_tensor(in_sizes, "int64"), table).wait()
+        sizes = table.reshape([size, size]).numpy()
+    else:
+        sizes = np.full([size, size], tensor.shape[0] // size)
     width = tensor.shape[1:]
     longest = int(sizes.sum(axis=1).max())
     padded = paddle.zeros([longest, *width], tensor.dtype)

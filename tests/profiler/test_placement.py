@@ -28,7 +28,7 @@ class Host:
 def test_the_reference_is_as_quick_as_it_was_when_a_number_is_measured():
     slow = NEAR * 1.1
     host = Host([slow] * FIRST_TRIES + [1.0] + [1.0, 1.1] + [slow, slow, 1.1])
-    placement = Placement(host, Spinners())
+    placement = Placement(host, Spinners(), [])
     for wakings in (FIRST_TRIES, FIRST_TRIES, FIRST_TRIES, FIRST_TRIES + 2):
         placement.improve()
         assert host.wakings == wakings
@@ -38,7 +38,7 @@ def test_the_reference_is_as_quick_as_it_was_when_a_number_is_measured():
 
 def test_a_host_that_keeps_ranks_apart_is_not_asked_for_ever_and_the_user_is_told():
     host = Host([1.0] + [2.0] * 1000)
-    placement = Placement(host, Spinners())
+    placement = Placement(host, Spinners(), [])
     for _ in range(10):
         placement.improve()
     assert host.wakings == MOST_TRIES
@@ -47,5 +47,5 @@ def test_a_host_that_keeps_ranks_apart_is_not_asked_for_ever_and_the_user_is_tol
 
 def test_where_ranks_share_processors_nothing_is_done():
     host = Host([], pinned=False)
-    Placement(host, Spinners()).improve()
+    Placement(host, Spinners(), []).improve()
     assert not host.wakings
