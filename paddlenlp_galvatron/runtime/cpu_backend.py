@@ -26,7 +26,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import paddle
 from paddle.base import core
 from paddle.distributed import collective, parallel
@@ -253,13 +252,16 @@ def _all_to_all_single(
 ) -> _Task:
     """Everybody gathers everything and keeps its own rows: right, not fast. Either all ranks or none give sizes."""
     size, rank = group.size(), group.rank()
-    if in_sizes:
-        table = paddle.empty([size * size], "int64")
-        group.all_gather(paddle.to_tensor(in_sizes, "int64"), table).wait()
-        sizes = table.reshape([size, size]).numpy()
-    else:
-        sizes = np.full([size, size], tensor.shape[0] // size)
     width = tensor.shape[1:]
+    if not in_sizes:
+        everything = paddle.empty([size * tensor.shape[0], *width], tensor.dtype)
+        group.all_gather(tensor.detach(), everything).wait()
+        by_rank = everything.reshape([size, size, tensor.shape[0] // size, *width])
+        paddle.assign(by_rank[:, rank].reshape(out.shape), output=out)
+        return _finished()
+    table = paddle.empty([size * size], "int64")
+    group.all_gather(paddle.to_tensor(in_sizes, "int64"), table).wait()
+    sizes = table.reshape([size, size]).numpy()
     longest = int(sizes.sum(axis=1).max())
     padded = paddle.zeros([longest, *width], tensor.dtype)
     padded[: tensor.shape[0]] = tensor.detach()
