@@ -41,7 +41,7 @@ from paddlenlp_galvatron.profiles.hardware import message_key
 
 SHAPE = shape_from_config(CONFIG, "quickstart")
 SIZE = ("fp32", SHAPE.hidden_size, SHAPE.heads)
-END_MB = 16
+END_MB = 8  # larger ones depend on how much of the last cache and of the heap other programs and blocks left
 ALLOWED = 0.1
 
 

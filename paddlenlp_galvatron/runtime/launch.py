@@ -23,8 +23,8 @@ COMMON_ENVIRONMENT = {
     "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),  # Paddle's own, many a rank
 }
 # glibc's allocator: what was freed is kept and used again. Given back, its pages cost more than most messages of CPU
-# processes when they are touched anew, and large blocks are, unless none is mapped apart from the heap.
-KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**30)}
+# processes when they are touched anew. 32 MiB is the highest threshold that every glibc takes.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 ERROR = "error: "  # how a rank begins each line of what the user can mend (groups.run_as_rank)
 LOG_TAIL_LINES = 40  # a Paddle exception puts its message this far above its end
 
