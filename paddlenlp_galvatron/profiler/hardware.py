@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from typing import Any
@@ -199,7 +199,7 @@ def main() -> None:
             journal, options.num_nodes, per_node, options.link_gb_per_s, device, stopwatch.shared
         )
         report_note(*impossible_note(profile.meta))
-        profile.save(options.output)
+        replace(profile, meta=profile.meta.with_extra({}, apart=placement.apart)).save(options.output)
 
 
 if __name__ == "__main__":

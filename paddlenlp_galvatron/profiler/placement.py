@@ -52,9 +52,14 @@ class Placement:
         return self._tries >= FIRST_TRIES and reference_ms <= NEAR * self._quickest_ms
 
     @property
+    def apart(self) -> float:
+        """Share of the times that it was asked for in vain."""
+        return self._in_vain / max(1, self._asked)
+
+    @property
     def note(self) -> list[str]:
         """What the user should know."""
-        if self._in_vain <= OFTEN * self._asked:
+        if self.apart <= OFTEN:
             return []
         return ["the host kept the ranks' processors apart most of the time: messages may be quicker at other times"]
 

@@ -34,6 +34,7 @@ def test_the_reference_is_as_quick_as_it_was_when_a_number_is_measured():
         assert host.wakings == wakings
         assert host.now_ms <= NEAR
     assert not placement.note
+    assert placement.apart == 0
 
 
 def test_a_host_that_keeps_ranks_apart_is_not_asked_for_ever_and_the_user_is_told():
@@ -43,6 +44,7 @@ def test_a_host_that_keeps_ranks_apart_is_not_asked_for_ever_and_the_user_is_tol
         placement.improve()
     assert host.wakings == MOST_TRIES
     assert "apart" in placement.note[0]
+    assert placement.apart == 1
 
 
 def test_where_ranks_share_processors_nothing_is_done():
