@@ -76,14 +76,15 @@ def measure_hardware(options: HardwareOptions) -> HardwareProfile:
         profile_hardware(options)
         if max(meta.get("apart", 0.0) for meta in metas(options.output)) <= APART:
             break
-        print("the host kept the processors apart: taken again")
+        print("the host kept the processors apart during this hardware profile")
     return HardwareProfile.load(1, options.ranks_per_node, folder=options.output)
 
 
 def run(folder: Path, nproc: int) -> tuple[dict[str, Coefficient], MemoryProfile, Mapping[str, float]]:
     """One profile, afresh: its coefficients by name, its memory, and its fit errors."""
     write_text(folder / "config.json", json.dumps(CONFIG))
-    hardware = measure_hardware(HardwareOptions(output=folder, nproc=nproc, end_mb=END_MB, fresh=True))
+    options = HardwareOptions(output=folder, nproc=nproc, end_mb=END_MB, fresh=True)
+    hardware = measure_hardware(options)
     points = PointOptions(output=folder, nproc=nproc, profile_mode=ProfileMode.BATCH, max_tp_deg=nproc)
     profile_model(points, ModelOptions(model_size=str(folder), seq_length=SEQ_LENGTH))
     spread = recorded_spread(folder)
@@ -99,8 +100,9 @@ def run(folder: Path, nproc: int) -> tuple[dict[str, Coefficient], MemoryProfile
     for group, times in hardware.messages_ms.items():
         name = f"messages, {group.kind} {group.size}{'' if group.consecutive else ' strided'}"
         read = Curve.rising(times.items())
-        sizes = HardwareOptions(end_mb=END_MB).sizes_mib
-        found |= line(name, {mib: read(mib) for mib in sizes}, [spread[message_key(group, mib)] for mib in times])
+        found |= line(
+            name, {mib: read(mib) for mib in options.sizes_mib}, [spread[message_key(group, mib)] for mib in times]
+        )
     computation = ComputationProfile.load(folder / computation_name(*SIZE), *SIZE)
     for part, tp in sorted({(key.part, key.tp) for key in computation.passes}):
         passes = {key.batch: t for key, t in computation.passes.items() if (key.part, key.tp) == (part, tp)}

@@ -31,7 +31,7 @@ from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
 ROUNDS = 3  # everything is measured so often, at different times
-PINNED_ROUNDS = 10  # the same on processors, so that what disturbs them for a while spoils some rounds only
+PINNED_ROUNDS = 10  # the same where CPU processes are pinned: what disturbs them for a while spoils some rounds only
 TOLERANCE = 0.05  # of a number: sizes in between are measured where a line through the others misses by more
 LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
 FLOAT_BYTES = 4

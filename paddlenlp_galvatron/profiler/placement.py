@@ -41,10 +41,10 @@ class Placement:
         if not self._stopwatch.pinned:
             return
         self._asked += 1
-        while not self._is_good() and self._tries < MOST_TRIES:
+        while not (good := self._is_good()) and self._tries < MOST_TRIES:
             self._wake_each_other()
             self._tries += 1
-        self._in_vain += self._tries >= MOST_TRIES and not self._is_good()
+        self._in_vain += not good
 
     def _is_good(self) -> bool:
         reference_ms = self._stopwatch.brief(self._message)
