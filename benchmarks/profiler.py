@@ -44,7 +44,7 @@ SHAPE = shape_from_config(CONFIG, "quickstart")
 SIZE = ("fp32", SHAPE.hidden_size, SHAPE.heads)
 END_MB = 8  # larger ones depend on how much of the last cache and of the heap other programs and blocks left
 ALLOWED = 0.1
-APART, TRIES = 0.5, 4  # share of the numbers of a profile that is taken again, and how often at most
+APART, TRIES = 0.1, 4  # share of the messages of a profile that is taken again, and how often at most
 
 
 class Coefficient(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import Any
@@ -20,9 +20,10 @@ from ..plan.layout import Grid
 from ..profiles import Collective, MessageGroup
 from ..runtime import collectives
 from ..runtime.groups import Groups, Ranks, run_as_rank, start_world
-from .hardware_summary import OVERLAP, MessagePoint, Turns, doubtful, hardware_profile, message_turns, timings
+from .hardware_summary import OVERLAP, apart_note, hardware_profile
 from .journal import Journal
 from .launcher import fingerprint, impossible_note, report_note, report_progress
+from .messages import MessagePoint, Messages, Turn, Turns, doubtful, timings
 from .options import KINDS, HardwareOptions, Part
 from .overlap import overlap_coefficient, overlapping_ranks
 from .placement import Placement
@@ -32,6 +33,7 @@ from .stopwatch import Array, Stopwatch, Timing
 
 ROUNDS = 3  # everything is measured so often, at different times
 PINNED_ROUNDS = 10  # the same where CPU processes are pinned: what disturbs them for a while spoils some rounds only
+ENOUGH = 3  # of them with the ranks' processors beside one another: no more is done for that
 TOLERANCE = 0.05  # of a number: sizes in between are measured where a line through the others misses by more
 LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
 FLOAT_BYTES = 4
@@ -99,7 +101,9 @@ class HardwareProfiler:
         for turn in range(rounds, rounds + ceil(rounds / 4)):  # what still spreads too widely, or cannot be
             if not self.stopwatch.is_late():
                 for group in wanted:
-                    for mib in sorted(doubtful(self._turns(group), self.stopwatch.shared)):
+                    turns = self._turns(group)
+                    again = doubtful(turns, self.stopwatch.shared) | {mib for mib in turns if self._lacks(group, mib)}
+                    for mib in sorted(again):
                         self._measure_message(MessagePoint(group, mib, turn))
         report_progress(total, total)
 
@@ -133,7 +137,11 @@ class HardwareProfiler:
                 self._measure_message(MessagePoint(group, mib, turn))
 
     def _turns(self, group: MessageGroup) -> Turns:
-        return message_turns(self.journal)[group]
+        return Messages(self.journal).counting(group)
+
+    def _lacks(self, group: MessageGroup, mib: float) -> bool:
+        """Whether a message was not yet measured often enough with the ranks' processors beside one another."""
+        return self.stopwatch.pinned and len(Messages(self.journal).placed(group, mib)) < ENOUGH
 
     def _times(self, group: MessageGroup) -> dict[float, float]:
         return {mib: timing.ms for mib, timing in timings(self._turns(group), self.stopwatch.shared).items()}
@@ -141,15 +149,16 @@ class HardwareProfiler:
     def _measure_message(self, point: MessagePoint) -> float:
         """Time in ms of a message in one turn."""
 
-        def measure() -> list[float]:
-            self.placement.improve()
+        def measure() -> Turn:
+            reference_ms = self.placement.improve(self._lacks(point.group, point.mib))
             prepare = self._exchange if point.group.kind is Collective.SEND else self._collective
             laps: list[float] = OF_RANKS[self.options.avg_or_min_or_first](
                 self.stopwatch.together(prepare(point.group, point.mib))
             ).tolist()
-            return laps
+            return Turn(reference_ms, laps)
 
-        return Timing.of(self.journal.get(point.key, measure)).ms
+        _, laps_ms = self.journal.get(point.key, measure)
+        return Timing.of(laps_ms).ms
 
     def _collective(self, group: MessageGroup, mib: float) -> Callable[[], Any]:
         communicator = self.groups.get(Grid(self.world_size, group.size, group.consecutive).tp_group(self.rank))
@@ -193,13 +202,13 @@ def main() -> None:
     with pinned(rank % per_node, per_node), awake(stopwatch.pinned) as spinners:
         placement = Placement(stopwatch, spinners, processors)
         HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal, placement).measure()
-    report_note(*placement.note)
+    report_note(*apart_note(journal))
     if rank == 0:
         profile = hardware_profile(
             journal, options.num_nodes, per_node, options.link_gb_per_s, device, stopwatch.shared
         )
         report_note(*impossible_note(profile.meta))
-        replace(profile, meta=profile.meta.with_extra({}, apart=placement.apart)).save(options.output)
+        profile.save(options.output)
 
 
 if __name__ == "__main__":

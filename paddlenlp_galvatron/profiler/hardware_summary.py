@@ -2,57 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from ..profiles import Collective, Fingerprint, HardwareProfile, MessageGroup, Meta
+from ..profiles import Collective, Fingerprint, HardwareProfile, Meta
 from ..profiles.hardware import message_key
 from ..profiles.network import traffic_factor
 from .journal import Journal
+from .messages import Messages, timings
 from .refine import falling
 from .stopwatch import Timing
 
-WIDE = 0.3  # spread of a number that is measured again
 GB_PER_S = 1e9 / 2**20 / 1e3  # in MiB/ms
 OVERLAP = "overlap_coe"
-
-Turns = dict[float, list[list[float]]]  # message in MiB -> ms of the laps of each turn
-
-
-class MessagePoint(NamedTuple):
-    """One measurement, as it stands in the journal."""
-
-    group: MessageGroup
-    mib: float
-    turn: int  # which of the repetitions at different times
-
-    @property
-    def key(self) -> str:
-        return f"message {self.group.kind} {self.group.size} {int(self.group.consecutive)} {self.mib!r} {self.turn}"
-
-    @classmethod
-    def from_key(cls, key: str) -> MessagePoint:
-        _, kind, size, consecutive, mib, turn = key.split()
-        return cls(MessageGroup(Collective(kind), int(size), consecutive == "1"), float(mib), int(turn))
-
-
-def message_turns(journal: Journal) -> dict[MessageGroup, Turns]:
-    """Every lap of every message that the journal knows."""
-    result: dict[MessageGroup, Turns] = {}
-    for key, laps in journal.items("message "):
-        group, mib, _ = MessagePoint.from_key(key)
-        result.setdefault(group, {}).setdefault(mib, []).append(laps)
-    return result
-
-
-def timings(turns: Turns, shared: bool) -> dict[float, Timing]:
-    """Message in MiB -> its time; `shared`: ranks share processors."""
-    return {mib: Timing.of_turns(laps, shared) for mib, laps in turns.items()}
-
-
-def doubtful(turns: Turns, shared: bool) -> set[float]:
-    """Messages whose time spreads too widely or cannot be."""
-    known = timings(turns, shared)
-    return {mib for mib, timing in known.items() if timing.spread > WIDE} | set(falling(known))
+NOTEWORTHY = 0.1  # share of the messages that were only measured with the ranks' processors apart: the user is told
 
 
 def hardware_profile(
@@ -67,7 +27,8 @@ def hardware_profile(
     bandwidth: dict[Collective, dict[tuple[int, bool], float]] = {Collective.ALL_REDUCE: {}, Collective.SEND: {}}
     spread: dict[str, float] = {}
     flags: dict[str, str] = {}
-    known = {group: timings(turns, shared) for group, turns in message_turns(journal).items()}
+    messages = Messages(journal)
+    known = {group: timings(messages.counting(group), shared) for group in messages.groups}
     for group, times in known.items():
         spread |= {message_key(group, mib): timing.spread for mib, timing in times.items()}
         for mib, longer_ms in falling(times).items():
@@ -94,5 +55,12 @@ def hardware_profile(
         {stages: mib_per_ms for (stages, _), mib_per_ms in bandwidth[Collective.SEND].items()},
         {group: {mib: timing.ms for mib, timing in times.items()} for group, times in known.items()},
         overlap.ms,
-        Meta(fingerprint=fingerprint, spread=spread, flags=flags),
+        Meta(fingerprint=fingerprint, spread=spread, flags=flags).with_extra({}, apart=messages.apart),
     )
+
+
+def apart_note(journal: Journal) -> list[str]:
+    """What the user should know of where the host placed the ranks' processors."""
+    if (apart := Messages(journal).apart) <= NOTEWORTHY:
+        return []
+    return [f"the host kept the ranks' processors apart for {apart:.0%} of the messages: they may be quicker otherwise"]

@@ -16,6 +16,7 @@ from ..plan import GalvatronError
 from ..plan.files import write_text
 
 FOLDER = ".journal"  # in the folder of the profile files
+METHOD = 2  # how numbers are measured and written: raised when that changes, so that older ones are not kept
 
 
 class Journal:
@@ -37,11 +38,11 @@ class Journal:
         cls, output: str | Path, what: str, identity: Mapping[str, Any], rank: int, world_size: int, fresh: bool
     ) -> Journal:
         """The journal of a kind of profile in its output folder; of everything in `identity` that changes its numbers
-        (JSON values), each combination has its own. `fresh`: forget what an earlier run measured."""
+        (JSON values), and METHOD, each combination has its own. `fresh`: forget what an earlier run measured."""
         known: list[dict[str, Any]] = [{}]
         file = None
         if rank == 0:
-            text = json.dumps(identity, sort_keys=True)
+            text = json.dumps({"method": METHOD, **identity}, sort_keys=True)
             path = Path(output) / FOLDER / f"{what}_{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
             file = _locked(path)
             known = [{} if fresh else _read(path)]

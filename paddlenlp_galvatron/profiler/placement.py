@@ -14,15 +14,14 @@ from math import inf
 import paddle
 
 from ..runtime import collectives
+from .messages import NEAR
 from .processors import Spinners, wake_in_turn
 from .stopwatch import Stopwatch
 
 REFERENCE = [1, 2**17]  # shape of what each rank gives to the reference message, fp32: it took 0.13 or 0.19 ms
-NEAR = 1.2  # times the quickest reference: still as well placed
 WAKING_S = 0.3  # was mostly enough to bring two processors together
 FIRST_TRIES = 10  # before the quickest is known
-MOST_TRIES = 60  # of a launch, 18 s: some hosts have no room
-OFTEN = 0.5  # of the times that it was asked for, in vain: the user is told
+TRIES_A_NUMBER = 0.2  # on average: some hosts have no room
 
 
 class Placement:
@@ -32,38 +31,31 @@ class Placement:
         """`processors`: one of each rank of this host on one of these ranks, none on the others."""
         self._stopwatch, self._spinners, self._processors = stopwatch, spinners, processors
         self._message = partial(collectives.all_gather, paddle.zeros(REFERENCE), stopwatch.world)
-        self._quickest_ms, self._tries = inf, 0
-        self._asked, self._in_vain = 0, 0
+        self._quickest_ms = inf
+        self._tries, self._most_tries = 0, float(FIRST_TRIES)
 
-    def improve(self) -> None:
-        """Let the ranks wake each other until the reference is as quick as it was. Nothing to do where they are not
-        pinned."""
+    def improve(self, wanted: bool = True) -> float:
+        """Let the ranks wake each other, if `wanted`, until the reference is as quick as it was, before a number is
+        measured. Its time in ms; 0 where they are not pinned."""
         if not self._stopwatch.pinned:
-            return
-        self._asked += 1
-        while not (good := self._is_good()) and self._tries < MOST_TRIES:
+            return 0.0
+        self._most_tries += TRIES_A_NUMBER
+        reference_ms = self._reference_ms()
+        while wanted and not self._is_good(reference_ms) and self._tries < self._most_tries:
             self._wake_each_other()
-            self._tries += 1
-        self._in_vain += not good
+            reference_ms = self._reference_ms()
+        return reference_ms
 
-    def _is_good(self) -> bool:
+    def _reference_ms(self) -> float:
         reference_ms = self._stopwatch.brief(self._message)
         self._quickest_ms = min(self._quickest_ms, reference_ms)
+        return reference_ms
+
+    def _is_good(self, reference_ms: float) -> bool:
         return self._tries >= FIRST_TRIES and reference_ms <= NEAR * self._quickest_ms
 
-    @property
-    def apart(self) -> float:
-        """Share of the times that it was asked for in vain."""
-        return self._in_vain / max(1, self._asked)
-
-    @property
-    def note(self) -> list[str]:
-        """What the user should know."""
-        if self.apart <= OFTEN:
-            return []
-        return ["the host kept the ranks' processors apart most of the time: messages may be quicker at other times"]
-
     def _wake_each_other(self) -> None:
+        self._tries += 1
         with self._spinners.paused():
             if self._processors:
                 wake_in_turn(self._processors, WAKING_S)

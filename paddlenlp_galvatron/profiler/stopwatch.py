@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from ..runtime import device
 from ..runtime.collectives import all_gather
 
-LEAST_LAPS, MOST_LAPS, BRIEF_LAPS = 3, 100, 12
+LEAST_LAPS, MOST_LAPS, BRIEF_LAPS = 3, 100, 12  # or series of laps
+SERIES = 4  # laps of a message between two common starts: ranks in a row of many stay in step, or out of it, for long
 LEAST_SPREAD = 0.1  # of any time, where two are told apart: fewer laps show less than there is
 STEADY = 0.05  # two turns that differ by no more confirm each other
 SHORTEST_LAP_MS = 5.0  # operations that a GPU does sooner are started several times in a lap
@@ -105,8 +106,9 @@ class Stopwatch:
         return bool(all_gather(paddle.to_tensor([float(holds)]), self.world).numpy().any())
 
     def together(self, operation: Operation) -> Array:
-        """Times in ms [laps, ranks or 1] of an operation that the ranks do together, such as a collective: laps one
-        after the other, so that each begins when the ranks are done with the one before.
+        """Times in ms [laps, ranks or 1] of an operation that the ranks do together, such as a collective: short series
+        of laps one after the other, so that each but the first, which does not count, begins when the ranks are done
+        with the one before.
 
         Ranks that share processors do some work before each: the time is what the operation adds to the work's, their
         waiting for one another included, as in training; it is the mean over the ranks.
@@ -119,8 +121,10 @@ class Stopwatch:
             for _ in range(inner):
                 operation()
 
-        count = self._count(self._warm_ms(several))
-        return self._laps([several], count)[..., 0, WALL] / inner
+        starts = self._count((1 + SERIES) * self._warm_ms(several), least=1)
+        laps = self._laps([several], 1 + SERIES, starts)[..., 0, WALL] / inner
+        counting: Array = laps.reshape(starts, 1 + SERIES, -1)[:, 1:].reshape(starts * SERIES, -1)
+        return counting
 
     def _after_work(self, operation: Operation) -> Array:
         laps = self._laps([self._work, operation], 1 + LEAST_LAPS)[1:]
@@ -166,25 +170,29 @@ class Stopwatch:
         """Time in ms of its second run: the first one's has the ranks' uneven start."""
         return float(self._laps([operation], 2)[-1, ..., WALL].max())
 
-    def _count(self, lap_ms: float) -> int:
-        return min(max(round(self._budget_ms / lap_ms), LEAST_LAPS), MOST_LAPS)
+    def _count(self, lap_ms: float, least: int = LEAST_LAPS) -> int:
+        return min(max(round(self._budget_ms / lap_ms), least), MOST_LAPS)
 
-    def _laps(self, steps: Sequence[Operation], count: int) -> Array:
-        """Times in ms [laps, ranks, steps, clocks]; the ranks start the first lap together."""
-        mine = np.empty((1, count, len(steps), 2))
+    def _laps(self, steps: Sequence[Operation], count: int, starts: int = 1) -> Array:
+        """Times in ms [starts · laps, ranks, steps, clocks]; the ranks start every `count` laps together."""
+        mine = np.empty((1, starts * count, len(steps), 2))
+        for series in range(starts):
+            start = self._start_together()
+            for lap in range(series * count, (series + 1) * count):
+                for number, step in enumerate(steps):
+                    step()
+                    synchronize()
+                    now = _clocks()
+                    mine[0, lap, number] = 1000 * (now - start)
+                    start = now
+        times: Array = all_gather(paddle.to_tensor(mine), self.world).numpy()
+        return times.swapaxes(0, 1)
+
+    def _start_together(self) -> Array:
         if self.world is not None:
             dist.barrier()
         synchronize()
-        start = _clocks()
-        for lap in range(count):
-            for number, step in enumerate(steps):
-                step()
-                synchronize()
-                now = _clocks()
-                mine[0, lap, number] = 1000 * (now - start)
-                start = now
-        times: Array = all_gather(paddle.to_tensor(mine), self.world).numpy()
-        return times.swapaxes(0, 1)
+        return _clocks()
 
 
 def _clocks() -> Array:

@@ -1,8 +1,9 @@
 import pytest
 
 from paddlenlp_galvatron.profiler.hardware import curves
-from paddlenlp_galvatron.profiler.hardware_summary import MessagePoint, doubtful, hardware_profile, message_turns
+from paddlenlp_galvatron.profiler.hardware_summary import apart_note, hardware_profile
 from paddlenlp_galvatron.profiler.journal import Journal
+from paddlenlp_galvatron.profiler.messages import MessagePoint, Messages, Turn, doubtful
 from paddlenlp_galvatron.profiler.options import HardwareOptions, Part
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 
@@ -18,8 +19,8 @@ def journal(**changed) -> Journal:
         MessagePoint(PAIR, 8.0, 0): [8.0, 8.0, 8.0],
         MessagePoint(SENDS, 8.0, 0): [4.0, 4.0, 4.0],
     }
-    known = {point.key: ms for point, ms in laps.items()} | {"overlap_coe 0": 1.2, "overlap_coe 1": 1.3, **changed}
-    return Journal(known)
+    known = {point.key: Turn(0, ms) for point, ms in laps.items()}
+    return Journal({**known, "overlap_coe 0": 1.2, "overlap_coe 1": 1.3, **changed})
 
 
 def profile(known: Journal, link_gb_per_s: float | None = None):
@@ -53,17 +54,32 @@ def test_where_ranks_share_processors_all_laps_count():
 
 
 def test_what_cannot_be_is_flagged_and_doubted():
-    fast = journal(**{MessagePoint(PAIR, 8.0, 0).key: [0.5, 0.5, 0.5]})
+    fast = journal(**{MessagePoint(PAIR, 8.0, 0).key: Turn(0, [0.5, 0.5, 0.5])})
     assert "0.5 ms, but a smaller message takes 1.04 ms" in profile(fast).meta.flags["allreduce_size_2_8MB_time"]
-    assert doubtful(message_turns(fast)[PAIR], shared=False) == {8.0}
-    wide = journal(**{MessagePoint(PAIR, 8.0, 0).key: [8.0, 12.0, 16.0]})
-    assert doubtful(message_turns(wide)[PAIR], shared=False) == {8.0}
+    assert doubtful(Messages(fast).counting(PAIR), shared=False) == {8.0}
+    wide = journal(**{MessagePoint(PAIR, 8.0, 0).key: Turn(0, [8.0, 12.0, 16.0])})
+    assert doubtful(Messages(wide).counting(PAIR), shared=False) == {8.0}
     assert "2.1 GB/s, but the link carries 2" in profile(journal(), link_gb_per_s=2).meta.flags["pp_size_4"]
     assert profile(journal(), link_gb_per_s=3).meta.flags == {}
 
 
+def test_only_turns_count_in_which_the_host_had_the_processors_beside_one_another():
+    near, apart = 1.1, 2.0
+    turns = {
+        MessagePoint(PAIR, 1.0, 0): Turn(1.0, [3.0]),
+        MessagePoint(PAIR, 1.0, 1): Turn(near, [4.0]),
+        MessagePoint(PAIR, 1.0, 2): Turn(apart, [2.0]),
+        MessagePoint(PAIR, 2.0, 0): Turn(apart, [6.0]),  # there is no other
+    }
+    known = Journal({point.key: turn for point, turn in turns.items()})
+    assert profile(known).messages_ms[PAIR] == {1.0: 3.25, 2.0: 6.0}
+    assert profile(known).meta.extra["apart"] == 0.5
+    assert "apart for 50% of the messages" in apart_note(known)[0]
+    assert not apart_note(journal())
+
+
 def test_files_have_what_was_measured_and_nothing_else(tmp_path):
-    sends = Journal({MessagePoint(SENDS, 8.0, 0).key: [4.0]})
+    sends = Journal({MessagePoint(SENDS, 8.0, 0).key: Turn(0, [4.0])})
     assert {path.name for path in profile(sends).save(tmp_path)} == {
         "p2p_bandwidth_1nodes_4gpus_per_node.json",
         "sp_time_1nodes_4gpus_per_node.json",
