@@ -23,7 +23,7 @@ from ..runtime.groups import Groups, Ranks, run_as_rank, start_world
 from .hardware_summary import OVERLAP, apart_note, hardware_profile
 from .journal import Journal
 from .launcher import fingerprint, impossible_note, report_note, report_progress
-from .messages import MessagePoint, Messages, Turn, Turns, doubtful, timings
+from .messages import ENOUGH, MessagePoint, Messages, Turn, Turns, doubtful, timings
 from .options import KINDS, HardwareOptions, Part
 from .overlap import overlap_coefficient, overlapping_ranks
 from .placement import Placement
@@ -33,7 +33,6 @@ from .stopwatch import Array, Stopwatch, Timing
 
 ROUNDS = 3  # everything is measured so often, at different times
 PINNED_ROUNDS = 10  # the same where CPU processes are pinned: what disturbs them for a while spoils some rounds only
-ENOUGH = 3  # of them with the ranks' processors beside one another: no more is done for that
 TOLERANCE = 0.05  # of a number: sizes in between are measured where a line through the others misses by more
 LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
 FLOAT_BYTES = 4
@@ -141,7 +140,7 @@ class HardwareProfiler:
 
     def _lacks(self, group: MessageGroup, mib: float) -> bool:
         """Whether a message was not yet measured often enough with the ranks' processors beside one another."""
-        return self.stopwatch.pinned and len(Messages(self.journal).placed(group, mib)) < ENOUGH
+        return self.stopwatch.pinned and Messages(self.journal).placed(group, mib) < ENOUGH
 
     def _times(self, group: MessageGroup) -> dict[float, float]:
         return {mib: timing.ms for mib, timing in timings(self._turns(group), self.stopwatch.shared).items()}

@@ -10,7 +10,8 @@ from .journal import Journal
 from .refine import falling
 from .stopwatch import Timing
 
-NEAR = 1.2  # times the quickest reference message of a launch: ranks still stand as well as they ever did
+NEAR = 1.25  # times the quickest reference message: ranks still stand as well as they ever did
+ENOUGH = 5  # turns in which they do, for a number not to depend on one of them
 WIDE = 0.3  # spread of a number that is measured again
 
 Turns = dict[float, list[Sequence[float]]]  # message in MiB -> ms of the laps of each turn
@@ -42,7 +43,7 @@ class Turn(NamedTuple):
 
 class Messages:
     """Every turn of every message that a journal knows. Those count in which the host had the ranks' processors beside
-    one another, as the reference message tells; all of them, where there are none."""
+    one another, as the reference message tells; where they are not enough, those that came next to it, too."""
 
     def __init__(self, journal: Journal):
         self._turns: dict[MessageGroup, dict[float, list[Turn]]] = {}
@@ -56,23 +57,28 @@ class Messages:
     def groups(self) -> list[MessageGroup]:
         return list(self._turns)
 
-    def placed(self, group: MessageGroup, mib: float) -> list[Sequence[float]]:
-        """Laps in ms of the turns in which the ranks' processors were beside one another."""
-        turns = self._turns.get(group, {}).get(mib, [])
-        return [turn.laps_ms for turn in turns if turn.reference_ms <= self._near_ms]
+    def placed(self, group: MessageGroup, mib: float) -> int:
+        """Number of turns in which the ranks' processors were beside one another."""
+        return self._placed(self._turns.get(group, {}).get(mib, []))
 
     def counting(self, group: MessageGroup) -> Turns:
         """The turns that count."""
-        return {
-            mib: self.placed(group, mib) or [turn.laps_ms for turn in turns]
-            for mib, turns in self._turns.get(group, {}).items()
-        }
+        result: Turns = {}
+        for mib, turns in self._turns.get(group, {}).items():
+            best = sorted(turns, key=lambda turn: turn.reference_ms)[: max(ENOUGH, self._placed(turns))]
+            result[mib] = [turn.laps_ms for turn in best]
+        return result
 
     @property
     def apart(self) -> float:
-        """Share of the messages of which no turn was measured with the ranks' processors beside one another."""
-        placed = [bool(self.placed(group, mib)) for group, sizes in self._turns.items() for mib in sizes]
-        return placed.count(False) / max(1, len(placed))
+        """Share of the messages that have too few such turns."""
+        lacking = [
+            self._placed(turns) < min(ENOUGH, len(turns)) for sizes in self._turns.values() for turns in sizes.values()
+        ]
+        return lacking.count(True) / max(1, len(lacking))
+
+    def _placed(self, turns: Sequence[Turn]) -> int:
+        return sum(turn.reference_ms <= self._near_ms for turn in turns)
 
 
 def timings(turns: Turns, shared: bool) -> dict[float, Timing]:

@@ -3,7 +3,7 @@ import pytest
 from paddlenlp_galvatron.profiler.hardware import curves
 from paddlenlp_galvatron.profiler.hardware_summary import apart_note, hardware_profile
 from paddlenlp_galvatron.profiler.journal import Journal
-from paddlenlp_galvatron.profiler.messages import MessagePoint, Messages, Turn, doubtful
+from paddlenlp_galvatron.profiler.messages import ENOUGH, MessagePoint, Messages, Turn, doubtful
 from paddlenlp_galvatron.profiler.options import HardwareOptions, Part
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 
@@ -63,16 +63,16 @@ def test_what_cannot_be_is_flagged_and_doubted():
     assert profile(journal(), link_gb_per_s=3).meta.flags == {}
 
 
-def test_only_turns_count_in_which_the_host_had_the_processors_beside_one_another():
-    near, apart = 1.1, 2.0
+def test_the_turns_count_in_which_the_host_had_the_processors_beside_one_another_if_they_are_enough():
+    apart_ms, near = 2.0, [(1.0, 3.0), (1.1, 4.0), (1.0, 3.0), (1.2, 3.0), (1.0, 3.0), (1.0, 3.0)]
     turns = {
-        MessagePoint(PAIR, 1.0, 0): Turn(1.0, [3.0]),
-        MessagePoint(PAIR, 1.0, 1): Turn(near, [4.0]),
-        MessagePoint(PAIR, 1.0, 2): Turn(apart, [2.0]),
-        MessagePoint(PAIR, 2.0, 0): Turn(apart, [6.0]),  # there is no other
+        1.0: [Turn(apart_ms, [2.0]), *(Turn(reference, [ms]) for reference, ms in near)],
+        2.0: [Turn(3.0, [1.0]), Turn(apart_ms, [6.0]), Turn(1.0, [6.0]), *[Turn(apart_ms, [6.0])] * (ENOUGH - 2)],
     }
-    known = Journal({point.key: turn for point, turn in turns.items()})
-    assert profile(known).messages_ms[PAIR] == {1.0: 3.25, 2.0: 6.0}
+    known = Journal(
+        {MessagePoint(PAIR, mib, turn).key: of for mib, all_of in turns.items() for turn, of in enumerate(all_of)}
+    )
+    assert profile(known).messages_ms[PAIR] == {1.0: 3.0, 2.0: 6.0}
     assert profile(known).meta.extra["apart"] == 0.5
     assert "apart for 50% of the messages" in apart_note(known)[0]
     assert not apart_note(journal())
