@@ -20,6 +20,7 @@ from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
 TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what the second turn does not confirm more often
+PINNED_TURNS = 4  # where CPU processes are pinned: a small part took up to 8 % longer than at best for 5 to 10 s
 TOLERANCE = 0.05  # of a time: points in between are measured where a line through the others misses by more
 ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
 
@@ -49,9 +50,10 @@ class ComputationProfiler:
                 settled += len(line)
                 tick(settled)
         self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
+        turns = PINNED_TURNS if self.stopwatch.pinned else TURNS
         for turn in range(1, MOST_TURNS):
             if not self.stopwatch.is_late():
-                for key in measured(self.journal) if turn < TURNS else doubtful(self.journal):
+                for key in measured(self.journal) if turn < turns else doubtful(self.journal):
                     self._measure(PassPoint(key, turn))
 
     def _measure_line(self, part: str, line: Sequence[Shape], tp: int) -> None:
