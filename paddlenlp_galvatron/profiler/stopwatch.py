@@ -103,7 +103,7 @@ class Stopwatch:
 
     def any_rank(self, holds: bool) -> bool:
         """Whether it holds on any rank: the same answer on all."""
-        return bool(all_gather(paddle.to_tensor([float(holds)]), self.world).numpy().any())
+        return bool(all_gather(paddle.full([1], float(holds)), self.world).numpy().any())
 
     def together(self, operation: Operation) -> Array:
         """Times in ms [laps, ranks or 1] of an operation that the ranks do together, such as a collective: short series
@@ -189,8 +189,8 @@ class Stopwatch:
         return times.swapaxes(0, 1)
 
     def _start_together(self) -> Array:
-        if self.world is not None:
-            dist.barrier()
+        # Gloo's barrier gives all of its messages one tag: of several hundred thousand, one never ended.
+        self.any_rank(False)
         synchronize()
         return _clocks()
 
