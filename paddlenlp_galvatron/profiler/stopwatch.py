@@ -49,12 +49,13 @@ class Timing:
 
         What disturbs them, a lap or a turn, only adds time: of each turn the quickest laps count, of the turns the
         quicker ones. Their means do, as many messages take one of two times, and a quantile would jump between them.
-        Ranks that share processors (`shared`) disturb each other, and will in training: there it is the median of all
-        laps. The spread is that of all laps.
+        Ranks that share processors (`shared`) disturb each other, and will in training, where times add up: there it
+        is the mean of all laps but the tenth at either end. The spread is that of all laps.
         """
-        whole = cls.of(np.concatenate(turns))
+        every = np.concatenate(turns)
+        whole = cls.of(every)
         if shared:
-            return whole
+            return cls(_trimmed_mean(every), whole.spread)
         return cls(
             _mean_of_quickest([_mean_of_quickest(laps, QUICK_LAPS) for laps in turns], QUICK_TURNS), whole.spread
         )
@@ -68,6 +69,11 @@ class Timing:
     def high_ms(self) -> float:
         """What it is at most."""
         return self.ms * (1 + max(self.spread, LEAST_SPREAD) / 2)
+
+
+def _trimmed_mean(times: Array) -> float:
+    ends = len(times) // 10
+    return float(np.mean(np.sort(times)[ends : len(times) - ends]))
 
 
 def _mean_of_quickest(times: Sequence[float], share: float) -> float:
@@ -133,7 +139,7 @@ class Stopwatch:
         return counting
 
     def _after_work(self, operation: Operation) -> Array:
-        laps = self._laps([self._work, operation], 1 + LEAST_LAPS)[1:]
+        laps = self._laps([self._work, operation], 1 + SERIES + 1)[1:-1]  # beside the last one, others are done
         added = laps[..., WALL].sum(axis=2) - self._wall_per_processor_ms * laps[:, :, 0, PROCESSOR]
         of_the_last: Array = laps[:, :, 1, WALL].min(axis=1, keepdims=True)  # who arrives last does not wait
         return np.maximum(added.mean(axis=1, keepdims=True), of_the_last)
