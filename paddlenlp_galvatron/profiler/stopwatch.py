@@ -139,7 +139,7 @@ class Stopwatch:
         return counting
 
     def _after_work(self, operation: Operation) -> Array:
-        laps = self._laps([self._work, operation], 1 + SERIES + 1)[1:-1]  # beside the last one, others are done
+        laps = self._laps([self._work, operation], 1 + LEAST_LAPS + 1)[1:-1]  # beside the last one, others are done
         added = laps[..., WALL].sum(axis=2) - self._wall_per_processor_ms * laps[:, :, 0, PROCESSOR]
         of_the_last: Array = laps[:, :, 1, WALL].min(axis=1, keepdims=True)  # who arrives last does not wait
         return np.maximum(added.mean(axis=1, keepdims=True), of_the_last)
