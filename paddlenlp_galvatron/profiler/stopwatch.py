@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 class Timing:
     """One measured number."""
 
-    ms: float  # median of the laps
+    ms: float  # median of the laps; of turns a mean
     spread: float  # interquartile range of the laps / median
 
     @classmethod
