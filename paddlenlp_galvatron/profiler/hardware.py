@@ -32,7 +32,9 @@ from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
 ROUNDS = 3  # everything is measured so often, at different times
-PINNED_ROUNDS = 10  # the same where CPU processes are pinned: what disturbs them for a while spoils some rounds only
+PINNED_ROUNDS = (
+    10  # the same where CPU processes of one host are pinned: what disturbs them for a while spoils some rounds only
+)
 TOLERANCE = 0.05  # of a number: sizes in between are measured where a line through the others misses by more
 LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
 FLOAT_BYTES = 4
@@ -84,7 +86,7 @@ class HardwareProfiler:
         """Measure all that the journal does not know."""
         self.groups.create(set(self._communicators()))
         wanted = curves(self.options, self.world_size)
-        rounds = PINNED_ROUNDS if self.stopwatch.pinned else ROUNDS
+        rounds = PINNED_ROUNDS if self.placement.matters else ROUNDS
         overlaps = rounds * (Part.OVERLAP in self.options.parts and self.world_size > 1)
         done, total = 0, rounds * len(wanted) + overlaps
         for turn in range(rounds):
@@ -140,7 +142,7 @@ class HardwareProfiler:
 
     def _lacks(self, group: MessageGroup, mib: float) -> bool:
         """Whether a message was not yet measured often enough with the ranks' processors beside one another."""
-        return self.stopwatch.pinned and Messages(self.journal).placed(group, mib) < ENOUGH
+        return self.placement.matters and Messages(self.journal).placed(group, mib) < ENOUGH
 
     def _times(self, group: MessageGroup) -> dict[float, float]:
         return {mib: timing.ms for mib, timing in timings(self._turns(group), self.stopwatch.shared).items()}
@@ -199,7 +201,8 @@ def main() -> None:
     stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
     processors = [share[0] for share in shares(per_node)] if rank % per_node == 0 else []
     with pinned(rank % per_node, per_node), awake(stopwatch.pinned) as spinners:
-        placement = Placement(stopwatch, spinners, processors)
+        # Between hosts the link takes far longer than what processors of one of them do.
+        placement = Placement(stopwatch, spinners, processors, stopwatch.pinned and options.num_nodes == 1)
         HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal, placement).measure()
     report_note(*apart_note(journal))
     if rank == 0:

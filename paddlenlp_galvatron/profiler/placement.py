@@ -27,8 +27,10 @@ TRIES_A_NUMBER = 0.2  # on average: some hosts have no room
 class Placement:
     """Ranks of one launch. A reference message tells whether they stand as well as they ever did."""
 
-    def __init__(self, stopwatch: Stopwatch, spinners: Spinners, processors: Sequence[int]):
-        """`processors`: one of each rank of this host on one of these ranks, none on the others."""
+    def __init__(self, stopwatch: Stopwatch, spinners: Spinners, processors: Sequence[int], matters: bool):
+        """`processors`: one of each rank of this host on one of these ranks, none on the others. Where placement does
+        not matter, `improve` does nothing."""
+        self.matters = matters
         self._stopwatch, self._spinners, self._processors = stopwatch, spinners, processors
         self._message = partial(collectives.all_gather, paddle.zeros(REFERENCE), stopwatch.world)
         self._quickest_ms = inf
@@ -36,8 +38,8 @@ class Placement:
 
     def improve(self, wanted: bool = True) -> float:
         """Let the ranks wake each other, if `wanted`, until the reference is as quick as it was, before a number is
-        measured. Its time in ms; 0 where they are not pinned."""
-        if not self._stopwatch.pinned:
+        measured. Its time in ms; 0 where placement does not matter."""
+        if not self.matters:
             return 0.0
         self._most_tries += TRIES_A_NUMBER
         reference_ms = self._reference_ms()
