@@ -32,9 +32,7 @@ from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
 ROUNDS = 3  # everything is measured so often, at different times
-PINNED_ROUNDS = (
-    10  # the same where CPU processes of one host are pinned: what disturbs them for a while spoils some rounds only
-)
+PINNED_ROUNDS = 10  # the same on pinned CPU processes of one host: what disturbs them spoils some rounds only
 TOLERANCE = 0.05  # of a number: sizes in between are measured where a line through the others misses by more
 LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
 FLOAT_BYTES = 4
@@ -125,7 +123,7 @@ class HardwareProfiler:
         """Times over message sizes. In the first turn it is found out which sizes are worth it."""
         grid = self.options.sizes_mib
         if turn:
-            for mib in [size for size in grid if size in self._turns(group)]:
+            for mib in sorted(self._turns(group).keys() & set(grid)):
                 self._measure_message(MessagePoint(group, mib, turn))
             return
         # Galvatron's own search reads these two kinds at every size.
