@@ -13,14 +13,16 @@ from ..plan import ModelShape, Precision
 from ..profiles import EMBEDDING, HEAD, PassKey, Shape, layer_part
 from ..runtime.family import Family
 from ..runtime.gradients import global_norm, update_in_turns
-from .computation_summary import OPTIMIZER, PassPoint, doubtful, measured
+from .computation_summary import OPTIMIZER, PassPoint, PassTurn, doubtful, measured
 from .journal import Journal
 from .part import Part
 from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
 TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what the second turn does not confirm more often
-PINNED_TURNS = 4  # where CPU processes are pinned: a small part took up to 8 % longer than at best for 5 to 10 s
+# Turns of the small parts, embedding and head, and of all where CPU processes are pinned: small ones took 8 % longer
+# than at best for 5 to 10 s, and 50 % longer in some turns where processes share processors, as memory happened to lie.
+MORE_TURNS = 4
 TOLERANCE = 0.05  # of a time: points in between are measured where a line through the others misses by more
 ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
 
@@ -50,11 +52,15 @@ class ComputationProfiler:
                 settled += len(line)
                 tick(settled)
         self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
-        turns = PINNED_TURNS if self.stopwatch.pinned else TURNS
         for turn in range(1, MOST_TURNS):
             if not self.stopwatch.is_late():
-                for key in measured(self.journal) if turn < turns else doubtful(self.journal):
-                    self._measure(PassPoint(key, turn))
+                doubted = doubtful(self.journal)
+                for key in measured(self.journal):
+                    if turn < self._turns(key.part) or key in doubted:
+                        self._measure(PassPoint(key, turn))
+
+    def _turns(self, part: str) -> int:
+        return MORE_TURNS if self.stopwatch.pinned or part in ENDS else TURNS
 
     def _measure_line(self, part: str, line: Sequence[Shape], tp: int) -> None:
         """Points along one line: where it is adaptive, those in between only if the others do not tell them."""
@@ -94,7 +100,7 @@ class ComputationProfiler:
             **what,
         )
 
-    def _layer(self, key: PassKey) -> list[Any]:
+    def _layer(self, key: PassKey) -> PassTurn:
         few, many = self.layers
         parts = [
             self._part(key, layers=few),
@@ -104,18 +110,20 @@ class ComputationProfiler:
         steps = [step for part in parts for step in (part.forward, part.backward)]
         few_f, few_b, many_f, many_b, _, again_b = self.stopwatch.apart(*steps).T
         recompute_ms = max(0.0, float(np.median(again_b - few_b)) / few)
-        return [self._of_one(few_f, many_f), self._of_one(few_b, many_b), recompute_ms]
+        return PassTurn(self._of_one(few_f, many_f), self._of_one(few_b, many_b), recompute_ms)
 
     def _of_one(self, few: Array, many: Array) -> list[float]:
-        """Time of one layer, and its spread, from laps of few and of many."""
-        timing = Timing.of((many - few) / (self.layers[1] - self.layers[0]))
-        timing = timing if timing.ms > 0 else Timing.of(many / self.layers[1])  # noise swallows the difference
-        return [timing.ms, timing.spread]
+        """Laps of one layer from those of few and of many."""
+        one: Array = (many - few) / (self.layers[1] - self.layers[0])
+        if np.median(one) <= 0:  # noise swallows the difference
+            one = many / self.layers[1]
+        laps: list[float] = one.tolist()
+        return laps
 
-    def _end(self, key: PassKey) -> list[Any]:
+    def _end(self, key: PassKey) -> PassTurn:
         part = self._part(key, **ENDS[key.part])
-        passes = [Timing.of(laps) for laps in self.stopwatch.apart(part.forward, part.backward).T]
-        return [*([timing.ms, timing.spread] for timing in passes), None]
+        forward, backward = self.stopwatch.apart(part.forward, part.backward).T.tolist()
+        return PassTurn(forward, backward, None)
 
     def _optimizer_ms_per_million(self, point: Shape) -> float:
         """Clipping and AdamW's update."""

@@ -33,12 +33,38 @@ class PassPoint(NamedTuple):
         return cls(PassKey(part, batch, seq, tp), turn)
 
 
+class PassTurn(NamedTuple):
+    """What one measurement finds: ms of each lap, alike in number, and of computing again."""
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    recompute_ms: float | None
+
+    @property
+    def ms(self) -> float:
+        """Forward and backward together."""
+        return float(np.median(self.forward) + np.median(self.backward))
+
+
 class Pass(NamedTuple):
     """Times of one part at one point."""
 
     forward: Timing
     backward: Timing
     recompute_ms: float | None
+
+    @classmethod
+    def of_turns(cls, turns: Sequence[PassTurn]) -> Pass:
+        """What disturbs a measurement only adds time, so the quickest turn counts. The spread is that of all laps."""
+        best = min(turns, key=lambda turn: turn.ms)
+        forward, backward = (
+            Timing(float(np.median(laps)), Timing.of(np.concatenate(every)).spread)
+            for laps, every in (
+                (best.forward, [turn.forward for turn in turns]),
+                (best.backward, [turn.backward for turn in turns]),
+            )
+        )
+        return cls(forward, backward, best.recompute_ms)
 
     @property
     def whole(self) -> Timing:
@@ -52,23 +78,21 @@ def line_of(key: PassKey, by_batch: bool) -> tuple[str, int, int]:
 
 
 def measured(journal: Journal) -> dict[PassKey, Pass]:
-    """Every point that the journal knows. What disturbs a measurement only adds time, so the quickest turn counts."""
-    best: dict[PassKey, Pass] = {}
-    for name, (forward, backward, recompute_ms) in journal.items("time "):
-        key = PassPoint.from_name(name).key
-        found = Pass(Timing(*forward), Timing(*backward), recompute_ms)
-        if key not in best or found.whole.ms < best[key].whole.ms:
-            best[key] = found
-    return best
+    """Every point that the journal knows."""
+    return {key: Pass.of_turns(turns) for key, turns in _turns(journal).items()}
 
 
-def doubtful(journal: Journal) -> list[PassKey]:
+def doubtful(journal: Journal) -> set[PassKey]:
     """Points whose time no second turn confirms, or cannot be."""
-    turns: dict[PassKey, list[float]] = {}
-    for name, (forward, backward, _) in journal.items("time "):
-        turns.setdefault(PassPoint.from_name(name).key, []).append(forward[0] + backward[0])
-    unsure = {key for key, turns_ms in turns.items() if not confirmed(turns_ms)}
-    return sorted(unsure | set(_falling(measured(journal))))
+    unsure = {key for key, turns in _turns(journal).items() if not confirmed([turn.ms for turn in turns])}
+    return unsure | set(_falling(measured(journal)))
+
+
+def _turns(journal: Journal) -> dict[PassKey, list[PassTurn]]:
+    turns: dict[PassKey, list[PassTurn]] = {}
+    for name, value in journal.items("time "):
+        turns.setdefault(PassPoint.from_name(name).key, []).append(PassTurn(*value))
+    return turns
 
 
 def _falling(known: Mapping[PassKey, Pass]) -> dict[PassKey, float]:

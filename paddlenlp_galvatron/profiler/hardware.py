@@ -32,6 +32,7 @@ from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
 ROUNDS = 3  # everything is measured so often, at different times
+OVERLAPS = 6  # the overlap coefficient at least so often: one number of a few laps, 5 % off (standard deviation)
 PINNED_ROUNDS = 10  # the same on pinned CPU processes of one host: what disturbs them spoils some rounds only
 TOLERANCE = 0.05  # of a number: sizes in between are measured where a line through the others misses by more
 LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
@@ -85,7 +86,7 @@ class HardwareProfiler:
         self.groups.create(set(self._communicators()))
         wanted = curves(self.options, self.world_size)
         rounds = PINNED_ROUNDS if self.placement.matters else ROUNDS
-        overlaps = rounds * (Part.OVERLAP in self.options.parts and self.world_size > 1)
+        overlaps = max(rounds, OVERLAPS) * (Part.OVERLAP in self.options.parts and self.world_size > 1)
         done, total = 0, rounds * len(wanted) + overlaps
         for turn in range(rounds):
             for group in wanted:

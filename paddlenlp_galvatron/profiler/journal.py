@@ -16,7 +16,7 @@ from ..plan import GalvatronError
 from ..plan.files import write_text
 
 FOLDER = ".journal"  # in the folder of the profile files
-METHOD = 2  # how numbers are measured and written: raised when that changes, so that older ones are not kept
+METHOD = 3  # how numbers are measured and written: raised when that changes, so that older ones are not kept
 
 
 class Journal:

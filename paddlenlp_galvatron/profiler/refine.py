@@ -16,8 +16,8 @@ Points = Mapping[float, float]
 
 
 def coarse(grid: Sequence[float]) -> list[float]:
-    """Points to begin with: every second one of a rising grid, and the last."""
-    return sorted({*grid[::2], *grid[-1:]})
+    """Points to begin with: the first of a rising grid, and every second one back from the last."""
+    return sorted({*grid[:1], *grid[::-2]})
 
 
 def misses(points: Points) -> dict[float, float]:

@@ -23,7 +23,8 @@ QUICK_LAPS, QUICK_TURNS = 1 / 3, 3 / 4  # shares whose mean counts: with these, 
 LEAST_SPREAD = 0.1  # of any time, where two are told apart: fewer laps show less than there is
 STEADY = 0.05  # two turns that differ by no more confirm each other
 SHORTEST_LAP_MS = 5.0  # operations that a GPU does sooner are started several times in a lap
-WORK_MS = 10.0  # processor time between two messages of ranks that share processors: about half a small layer's
+WORK_MS = 6.0  # processor time between two messages of ranks that share processors: about that of a small layer
+WORK_LAPS = 7  # of such messages in a turn: a single one is off by 40 % (standard deviation)
 MATRIX = 256  # side of the matrices that are multiplied as work
 WALL, PROCESSOR = 0, 1  # clocks
 
@@ -139,7 +140,7 @@ class Stopwatch:
         return counting
 
     def _after_work(self, operation: Operation) -> Array:
-        laps = self._laps([self._work, operation], 1 + LEAST_LAPS + 1)[1:-1]  # beside the last one, others are done
+        laps = self._laps([self._work, operation], 1 + WORK_LAPS + 1)[1:-1]  # beside the last one, others are done
         added = laps[..., WALL].sum(axis=2) - self._wall_per_processor_ms * laps[:, :, 0, PROCESSOR]
         of_the_last: Array = laps[:, :, 1, WALL].min(axis=1, keepdims=True)  # who arrives last does not wait
         return np.maximum(added.mean(axis=1, keepdims=True), of_the_last)

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.profiler.computation import MOST_TURNS, PINNED_TURNS, ComputationProfiler
-from paddlenlp_galvatron.profiler.computation_summary import PassPoint, computation_profile, doubtful
+from paddlenlp_galvatron.profiler.computation import MORE_TURNS, MOST_TURNS, ComputationProfiler
+from paddlenlp_galvatron.profiler.computation_summary import Pass, PassPoint, PassTurn, computation_profile, doubtful
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.stopwatch import Stopwatch
 from paddlenlp_galvatron.profiles import EMBEDDING, HEAD, Meta, PassKey, Shape
@@ -40,7 +40,7 @@ def test_plain_keys_are_the_passes_per_sample(profile):
 
 
 class Scripted(ComputationProfiler):
-    """Every pass takes what `ms` says for the point, with a spread of 1 %."""
+    """Every lap takes what `ms` says for the point."""
 
     def __init__(self, shape, ms, **settings):
         super().__init__([shape], None, Stopwatch(1), Journal(), **settings)
@@ -48,7 +48,7 @@ class Scripted(ComputationProfiler):
 
     def _layer(self, key):
         self.asked.append((key.batch, key.seq))
-        return [[self.ms(key), 0.01], [0.0, 0.01], 0.0]
+        return PassTurn([self.ms(key)], [1e-9], 0.0)
 
     _end = _layer
 
@@ -77,14 +77,14 @@ def test_what_cannot_be_is_measured_again_and_flagged(shape):
     broken = Scripted(shape, lambda key: 5 if key.batch == 3 else 10 * key.batch, adaptive=False)
     broken.measure([Shape(batch, 32) for batch in (1, 2, 3)], [1], lambda _: None)
     assert broken.asked.count((3, 32)) == 3 * MOST_TURNS  # three parts
-    assert broken.asked.count((2, 32)) == 3 * PINNED_TURNS
+    assert broken.asked.count((2, 32)) == 3 * MORE_TURNS
     told = computation_profile(broken.journal, [shape], Precision.FP32, Meta()).meta
     assert "20 ms" in told.flags["layertype_0_bsz3_seq32_tp1"]
     assert {key.batch for key in doubtful(broken.journal)} == {3}
 
 
 def test_a_time_is_measured_until_a_second_turn_confirms_it(shape):
-    turns = iter([9.0] * (PINNED_TURNS - 1) + [5.0, 5.2])
+    turns = iter([9.0] * (MORE_TURNS - 1) + [5.0, 5.2])
 
     def ms(key):
         return next(turns) if key.part == "layertype_0" else 1.0
@@ -93,6 +93,14 @@ def test_a_time_is_measured_until_a_second_turn_confirms_it(shape):
     noisy.measure([Shape(1, 32)], [1], lambda _: None)
     assert next(turns, None) is None
     assert computation_profile(noisy.journal, [shape], Precision.FP32, Meta()).layer_ms[0][1, 32] == 5
+
+
+def test_the_quickest_turn_counts_and_the_spread_is_that_of_all():
+    slow = PassTurn([8.0, 8.0, 8.0], [5.0, 5.0, 5.0], 4.0)
+    quick = PassTurn([4.0, 4.0, 4.0], [5.0, 5.0, 5.0], 3.0)
+    found = Pass.of_turns([slow, quick])
+    assert (found.forward.ms, found.backward.ms, found.recompute_ms) == (4, 5, 3)
+    assert found.forward.spread == pytest.approx(4 / 6) and found.backward.spread == 0
 
 
 def test_over_lengths_time_of_a_token_is_a_line(shape):
