@@ -20,9 +20,10 @@ from .refine import coarse, uncertain
 from .stopwatch import Array, Stopwatch, Timing
 
 TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what the second turn does not confirm more often
-# Turns of the small parts, embedding and head, and of all where CPU processes are pinned: small ones took 8 % longer
-# than at best for 5 to 10 s, and 50 % longer in some turns where processes share processors, as memory happened to lie.
-MORE_TURNS = 4
+PINNED_TURNS = 4  # where CPU processes are pinned: a small part took up to 8 % longer than at best for 5 to 10 s
+SMALL_MS = (
+    10.0  # what takes less is measured in all turns: some were 50 % slower, as memory of processes happened to lie
+)
 TOLERANCE = 0.05  # of a time: points in between are measured where a line through the others misses by more
 ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
 
@@ -55,12 +56,14 @@ class ComputationProfiler:
         for turn in range(1, MOST_TURNS):
             if not self.stopwatch.is_late():
                 doubted = doubtful(self.journal)
-                for key in measured(self.journal):
-                    if turn < self._turns(key.part) or key in doubted:
+                for key, found in measured(self.journal).items():
+                    if turn < self._turns(found.whole.ms) or key in doubted:
                         self._measure(PassPoint(key, turn))
 
-    def _turns(self, part: str) -> int:
-        return MORE_TURNS if self.stopwatch.pinned or part in ENDS else TURNS
+    def _turns(self, ms: float) -> int:
+        if ms < SMALL_MS:
+            return MOST_TURNS
+        return PINNED_TURNS if self.stopwatch.pinned else TURNS
 
     def _measure_line(self, part: str, line: Sequence[Shape], tp: int) -> None:
         """Points along one line: where it is adaptive, those in between only if the others do not tell them."""

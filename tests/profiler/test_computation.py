@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.profiler.computation import MORE_TURNS, MOST_TURNS, ComputationProfiler
+from paddlenlp_galvatron.profiler.computation import MOST_TURNS, PINNED_TURNS, SMALL_MS, ComputationProfiler
 from paddlenlp_galvatron.profiler.computation_summary import Pass, PassPoint, PassTurn, computation_profile, doubtful
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.stopwatch import Stopwatch
@@ -74,25 +74,32 @@ def test_points_that_a_line_tells_are_not_measured_and_others_are(shape):
 
 
 def test_what_cannot_be_is_measured_again_and_flagged(shape):
-    broken = Scripted(shape, lambda key: 5 if key.batch == 3 else 10 * key.batch, adaptive=False)
+    broken = Scripted(shape, lambda key: 50 if key.batch == 3 else 100 * key.batch, adaptive=False)
     broken.measure([Shape(batch, 32) for batch in (1, 2, 3)], [1], lambda _: None)
     assert broken.asked.count((3, 32)) == 3 * MOST_TURNS  # three parts
-    assert broken.asked.count((2, 32)) == 3 * MORE_TURNS
+    assert broken.asked.count((2, 32)) == 3 * PINNED_TURNS
     told = computation_profile(broken.journal, [shape], Precision.FP32, Meta()).meta
-    assert "20 ms" in told.flags["layertype_0_bsz3_seq32_tp1"]
+    assert "200 ms" in told.flags["layertype_0_bsz3_seq32_tp1"]
     assert {key.batch for key in doubtful(broken.journal)} == {3}
 
 
 def test_a_time_is_measured_until_a_second_turn_confirms_it(shape):
-    turns = iter([9.0] * (MORE_TURNS - 1) + [5.0, 5.2])
+    turns = iter([90.0] * (PINNED_TURNS - 1) + [50.0, 52.0])
 
     def ms(key):
-        return next(turns) if key.part == "layertype_0" else 1.0
+        return next(turns) if key.part == "layertype_0" else 2 * SMALL_MS
 
     noisy = Scripted(shape, ms)
     noisy.measure([Shape(1, 32)], [1], lambda _: None)
     assert next(turns, None) is None
-    assert computation_profile(noisy.journal, [shape], Precision.FP32, Meta()).layer_ms[0][1, 32] == 5
+    assert computation_profile(noisy.journal, [shape], Precision.FP32, Meta()).layer_ms[0][1, 32] == 50
+    assert noisy.asked.count((1, 32)) == MOST_TURNS + 2 * PINNED_TURNS
+
+
+def test_what_is_small_is_measured_in_all_turns(shape):
+    small = Scripted(shape, lambda key: SMALL_MS / 2)
+    small.measure([Shape(1, 32)], [1], lambda _: None)
+    assert small.asked.count((1, 32)) == 3 * MOST_TURNS
 
 
 def test_the_quickest_turn_counts_and_the_spread_is_that_of_all():
