@@ -12,9 +12,7 @@ from .stopwatch import Timing
 
 GB_PER_S = 1e9 / 2**20 / 1e3  # in MiB/ms
 OVERLAP = "overlap_coe"
-NOTEWORTHY = (
-    0.1  # share of the messages that were too seldom measured with the ranks' processors together: the user is told
-)
+NOTEWORTHY = 0.1  # share of messages too seldom measured with the ranks' processors together: the user is told
 
 
 def hardware_profile(
