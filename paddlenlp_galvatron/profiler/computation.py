@@ -21,9 +21,7 @@ from .stopwatch import Array, Stopwatch, Timing
 
 TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what the second turn does not confirm more often
 PINNED_TURNS = 4  # where CPU processes are pinned: a small part took up to 8 % longer than at best for 5 to 10 s
-SMALL_MS = (
-    20.0  # what takes less is measured in all turns: some took half as long again, as their memory happened to lie
-)
+SMALL_MS = 20.0  # what takes less is measured in all turns: some took half as long again, as memory happened to lie
 TOLERANCE = 0.05  # of a time: points in between are measured where a line through the others misses by more
 ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
 
