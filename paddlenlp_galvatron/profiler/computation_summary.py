@@ -57,14 +57,13 @@ class Pass(NamedTuple):
     def of_turns(cls, turns: Sequence[PassTurn]) -> Pass:
         """What disturbs a measurement only adds time, so the quickest turn counts. The spread is that of all laps."""
         best = min(turns, key=lambda turn: turn.ms)
-        forward, backward = (
-            Timing(float(np.median(laps)), Timing.of(np.concatenate(every)).spread)
-            for laps, every in (
-                (best.forward, [turn.forward for turn in turns]),
-                (best.backward, [turn.backward for turn in turns]),
-            )
+        forward = Timing.of(np.concatenate([turn.forward for turn in turns]))
+        backward = Timing.of(np.concatenate([turn.backward for turn in turns]))
+        return cls(
+            Timing(float(np.median(best.forward)), forward.spread),
+            Timing(float(np.median(best.backward)), backward.spread),
+            best.recompute_ms,
         )
-        return cls(forward, backward, best.recompute_ms)
 
     @property
     def whole(self) -> Timing:

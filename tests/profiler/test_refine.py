@@ -4,7 +4,7 @@ from paddlenlp_galvatron.profiler.refine import coarse, falling, misses, uncerta
 from paddlenlp_galvatron.profiler.stopwatch import Timing
 
 
-def test_a_grid_is_begun_with_every_second_point_and_the_last():
+def test_a_grid_is_begun_with_the_first_and_every_second_point_back_from_the_last():
     assert coarse([1, 2, 4, 8]) == [1, 2, 8]
     assert coarse([1, 2, 3]) == [1, 3]
     assert coarse([7]) == [7]
