@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.cli.profile import profile_hardware, profile_model
 from paddlenlp_galvatron.cli.quickstart import CONFIG, SEQ_LENGTH
-from paddlenlp_galvatron.plan.files import write_text
 from paddlenlp_galvatron.plan.model import shape_from_config
 from paddlenlp_galvatron.plan.model_options import ModelOptions
 from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileMode

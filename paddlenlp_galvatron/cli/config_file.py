@@ -6,8 +6,8 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_galvatron.base.reading import read_json
 from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.plan.files import read_json
 
 
 def read_options(path: Path) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.plan.aliases import canonical_name, canonical_value, did_you_mean, is_absent
-from paddlenlp_galvatron.plan.errors import UserError
 
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 UNSET = "None"

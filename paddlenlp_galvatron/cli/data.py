@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from paddlenlp_galvatron.plan.errors import UserError
+from paddlenlp_galvatron.base.errors import UserError
 
 from .conventions import App
 

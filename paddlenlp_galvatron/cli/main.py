@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from paddlenlp_galvatron import __version__
-from paddlenlp_galvatron.plan.errors import GalvatronError, UserError
+from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 
 # A command is a file of this folder that holds `app`, a `conventions.App`, and one line here.
 COMMANDS = {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.plan import (
     Assumptions,
     GalvatronError,
@@ -23,7 +24,6 @@ from paddlenlp_galvatron.plan import (
     read_plan,
     write_plan,
 )
-from paddlenlp_galvatron.plan.files import write_text
 from paddlenlp_galvatron.report import describe, predicted_beside_measured
 
 from .conventions import App

@@ -14,9 +14,9 @@ import typer
 from pydantic import Field
 from rich.console import Console
 
+from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.cost_model import load
 from paddlenlp_galvatron.plan import write_plan
-from paddlenlp_galvatron.plan.files import write_text
 from paddlenlp_galvatron.plan.model_options import Model, ModelOptions
 from paddlenlp_galvatron.plan.options import Options
 from paddlenlp_galvatron.report.search import explain, summary

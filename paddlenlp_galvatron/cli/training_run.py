@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
+from paddlenlp_galvatron.base.reading import read_json
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision, UserError
-from paddlenlp_galvatron.plan.files import read_json
 from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
 from paddlenlp_galvatron.report import Health, out_of_memory_report
 from paddlenlp_galvatron.report.traffic import traffic_table

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 from ..plan.model import ModelShape
 from ..plan.strategy import Assumptions
 from ..profiles.computation import ComputationProfile

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 from ..plan.layout import Grid, TokenLayout, boundary_layout
 from ..plan.model import ModelShape
 from ..plan.schedule import in_flight

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 from ..plan.layout import TokenLayout, boundary_layout, token_layout
 from ..plan.model import ModelShape
 from ..plan.strategy import Plan

@@ -1,7 +1,7 @@
 """What a strategy is: dataclasses, the JSON file, validation, rank layout, schedule order. Imports nothing of ours."""
 
+from ..base.errors import GalvatronError, Infeasible, UserError
 from .assume import with_assumptions
-from .errors import GalvatronError, Infeasible, UserError
 from .file import json_schema, plan_from_dict, plan_to_dict, read_plan, write_plan
 from .model import ModelShape, load_model
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, VocabStrategy

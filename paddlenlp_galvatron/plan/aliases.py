@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from .errors import UserError
+from ..base.errors import UserError
 
 # Other name -> our name.
 ALIASES = {

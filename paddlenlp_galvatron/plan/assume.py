@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..base.errors import UserError
 from .check import require_valid
-from .errors import UserError
 from .strategy import Plan
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from .errors import UserError
+from ..base.errors import UserError
 from .model import ModelShape
 from .strategy import DataParallel, LayerStrategy, Plan, runs
 

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 from pydantic.json_schema import WithJsonSchema
 
+from ..base.errors import UserError
+from ..base.reading import read_json
+from ..base.writing import write_text
 from .check import require_valid
-from .errors import UserError
-from .files import read_json, write_text
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, VocabStrategy
 
 FORMAT_VERSION = 1

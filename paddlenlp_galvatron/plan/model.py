@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
-from .files import read_json
+from ..base.errors import UserError
+from ..base.reading import read_json
 
 FAMILIES = ("llama", "qwen2")
 PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "presets")

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from .errors import UserError
+from ..base.errors import UserError
 from .model import ModelShape, load_model, preset_names, shape_from_config
 from .options import Count, Counts, Options
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..base.errors import UserError
+from ..base.reading import read_json
 from .check import require_model, require_valid
-from .errors import UserError
 from .file import plan_from_dict
-from .files import read_json
 from .model import ModelShape
 
 LISTED = 10  # files that an error names, the newest

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
+from ..base.errors import UserError
 from .aliases import canonical_name, canonical_value, did_you_mean, is_absent
-from .errors import UserError
 
 UNSET = "None"  # what a script gives for an option that it leaves alone
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .errors import UserError
+from ..base.errors import UserError
 from .model import ModelShape
 from .strategy import DataParallel, LayerStrategy, Plan, Precision, Schedule
 

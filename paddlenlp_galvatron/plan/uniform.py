@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from pydantic import Field
 
+from ..base.errors import UserError
 from .check import require_valid
-from .errors import UserError
 from .options import Count, Options
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Schedule, VocabStrategy
 

@@ -12,8 +12,8 @@ from typing import Any, TextIO
 
 import paddle.distributed as dist
 
+from ..base.writing import write_text
 from ..plan import GalvatronError
-from ..plan.files import write_text
 
 FOLDER = ".journal"  # in the folder of the profile files
 METHOD = 3  # how numbers are measured and written: raised when that changes, so that older ones are not kept

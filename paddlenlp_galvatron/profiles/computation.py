@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 from .files import (
     Meta,
     ProfileFile,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 from .computation import EMBEDDING, HEAD, ComputationProfile, PassTimes, Shape, layer_part
 from .curves import Curve
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..plan.errors import UserError
-from ..plan.files import read_json
+from ..base.errors import UserError
+from ..base.reading import read_json
 
 FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")
 

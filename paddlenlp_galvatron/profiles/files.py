@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..plan.errors import UserError
-from ..plan.files import read_json, write_text
+from ..base.errors import UserError
+from ..base.reading import read_json
+from ..base.writing import write_text
 
 Dialect = Literal["galvatron", "paddlenlp"]
 META_KEY = "galvatron"

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 from .files import (
     OVERLAP_NAME,
     Meta,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 from ..plan.model import ModelShape, measured_fingerprint
 from ..plan.strategy import Precision
 from .files import Meta, ProfileFile

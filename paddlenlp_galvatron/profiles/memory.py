@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 from .files import (
     Dialect,
     Meta,

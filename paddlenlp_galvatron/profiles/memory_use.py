@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 from .curves import Curve
 from .memory import LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
 

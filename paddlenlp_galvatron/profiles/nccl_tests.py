@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .network import traffic_factor

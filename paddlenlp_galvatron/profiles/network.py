@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import ceil, log
 from typing import NamedTuple
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 from .curves import Curve
 from .hardware import Collective, HardwareProfile, MessageGroup
 

@@ -29,8 +29,9 @@ import paddle.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from ..base.reading import read_json
+from ..base.writing import write_text
 from ..plan import GalvatronError, ModelShape, UserError, plan_to_dict
-from ..plan.files import read_json, write_text
 from ..runtime.engine import Engine
 from ..runtime.units import Trainable
 from ..runtime.weights import WHOLE, Array, Slice

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from ..base.reading import read_json
+from ..base.writing import write_text
 from ..models import FAMILIES
 from ..plan import GalvatronError, ModelShape, Precision, UserError, plan_from_dict
-from ..plan.files import read_json, write_text
 from ..plan.model_options import config_of
 from ..runtime.weights import WHOLE, Array
 from .checkpoint import FORMAT, UNFINISHED, WEIGHT, Checkpoint, CheckpointWeights, file_facts, write_index

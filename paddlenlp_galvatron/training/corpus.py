@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..plan.errors import UserError
-from ..plan.files import write_text
+from ..base.errors import UserError
+from ..base.writing import write_text
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")  # taken from folders; a file that is named itself may have any suffix
 JSON_LINES_SUFFIXES = (".jsonl", ".json")

@@ -10,8 +10,8 @@ import numpy as np
 from fast_dataindex import helpers
 from numpy.typing import NDArray
 
+from ..base.errors import UserError
 from ..plan import ModelShape, Plan
-from ..plan.errors import UserError
 from .dataset import SPLITS, DataSet, Split
 from .settings import TrainSettings
 

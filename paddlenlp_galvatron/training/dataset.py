@@ -19,7 +19,7 @@ import paddle
 from numpy.typing import NDArray
 from paddlenlp.data import causal_dataset, indexed_dataset
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 from .corpus import dataset_files
 
 Split = Literal["train", "valid", "test"]

@@ -24,9 +24,9 @@ import numpy as np
 import paddle
 from safetensors import SafetensorError, safe_open
 
+from ..base.reading import read_json
 from ..models import load_family
 from ..plan import ModelShape, Precision, UserError, load_model
-from ..plan.files import read_json
 from ..runtime.weights import WHOLE, Array, Slice
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"

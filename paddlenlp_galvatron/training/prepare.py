@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import Field
 
+from ..base.reading import read_json
+from ..base.writing import write_text
 from ..plan import Assumptions, ModelShape, UserError, write_plan
-from ..plan.files import read_json, write_text
 from ..plan.model_options import ModelOptions, config_of
 from ..plan.newest import newest_plan
 from ..plan.options import Count, Options

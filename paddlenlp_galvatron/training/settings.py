@@ -8,9 +8,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from ..base.reading import read_json
+from ..base.writing import write_text
 from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions
 from ..plan.check import require_model, require_valid
-from ..plan.files import read_json, write_text
 from ..plan.options import Count, Options
 from .recipe import Recipe
 

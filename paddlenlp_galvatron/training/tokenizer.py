@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ..plan.errors import UserError
+from ..base.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 # How well-known tokenizers call the token that ends a document; the first that a vocabulary holds is taken.

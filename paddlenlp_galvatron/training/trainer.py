@@ -18,9 +18,9 @@ from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 
+from ..base.writing import write_text
 from ..models import load_family
 from ..plan import GalvatronError, Precision, UserError
-from ..plan.files import write_text
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine

@@ -213,7 +213,7 @@ def test_a_corrupted_file_is_read_or_a_user_error(tmp_path_factory, data):
         ('{"pp_deg": 2,', "is the file cut off?"),
         ('{"pp_deg": 2, "pp_deg": 3}', "stands twice"),
         ('{"pp_deg": NaN}', "NaN"),
-        ("[" * 100_000, "nested too deeply"),
+        ("[" * 100_000, "more than 64 objects and lists"),
         ("[]", "one JSON object"),
         ('{"pp_deg": ' + "9" * 5000 + "}", "digits"),
     ],
