@@ -39,6 +39,8 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
     for note in prepared.notes:
         console.print(note, markup=False)
     plan, shape = check_run(settings)
+    if plan.note:
+        console.print(f"note: {settings.plan}: {plan.note}", markup=False)
     if dry_run:
         show_run(console, plan, shape, settings.amp_master_grad)
         return

@@ -2,60 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import lcm
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
-from pydantic.json_schema import WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
 from ..base.errors import UserError
 from ..base.reading import read_json
 from ..base.writing import write_text
 from .check import require_valid
+from .fields import Count, Counts, Flag, Flags, One, Ones, parse
+from .published import as_current
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, VocabStrategy
 
 FORMAT_VERSION = 1
-T = TypeVar("T")
-
-
-def _listed(number: str) -> str:
-    """Pattern of a list in a strategy file, which is a string such as "1,2,2,1"."""
-    return f"^{number}( *, *{number})*$"
-
-
-def _split(value: object) -> list[int]:
-    if not isinstance(value, str) or not re.fullmatch(_listed("(0|[1-9][0-9]{0,8})"), value):
-        raise ValueError(f'must be a string of numbers separated by commas, such as "1,2,2,1"; it is {_shown(value)}')
-    return [int(part) for part in value.split(",")]
-
-
-def _shown(value: object, limit: int = 40) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _only_one(value: int) -> int:
-    if value != 1:
-        raise ValueError("context and expert parallelism are not supported; set it to 1 or remove it")
-    return value
-
-
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # beyond it is a slip of the pen
-Flag = Annotated[int, Field(ge=0, le=1)]
-One = Annotated[int, AfterValidator(_only_one), WithJsonSchema({"const": 1})]
-ListOf = Annotated[
-    list[T],
-    BeforeValidator(_split),
-    PlainSerializer(lambda numbers: ",".join(map(str, numbers)), return_type=str),
-]
-Counts = Annotated[ListOf[Count], WithJsonSchema({"type": "string", "pattern": _listed("[1-9][0-9]{0,8}")})]
-Flags = Annotated[ListOf[Flag], WithJsonSchema({"type": "string", "pattern": _listed("[01]")})]
-Ones = Annotated[ListOf[One], WithJsonSchema({"type": "string", "pattern": _listed("1")})]
 
 
 class AssumedFields(BaseModel):
@@ -133,12 +96,13 @@ def plan_from_dict(
 ) -> Plan:
     """As `read_plan`, from a parsed JSON value. `source` names the file in messages."""
     try:
-        fields = _parse(data)
+        current, note = as_current(data)
+        fields = _parse(current)
         plan = _to_plan(fields, _world_size(fields, world_size, smallest_world))
         require_valid(plan)
     except UserError as error:
         raise UserError(f"{source}: {fault}" for fault in error.faults) from None
-    return plan
+    return replace(plan, note=note)
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
@@ -183,36 +147,15 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-def _parse(data: object) -> StrategyFile:
-    if not isinstance(data, dict):
-        raise UserError("a strategy file holds one JSON object; this one does not")
-    data = dict(data)
+def _parse(data: dict[str, Any]) -> StrategyFile:
     if "embed_sdp" in data and "vocab_sdp" in data and data["embed_sdp"] != data["vocab_sdp"]:
         raise UserError("embed_sdp and vocab_sdp are two names of one field but differ; keep one of them")
     if "vocab_sdp" in data:
         data.setdefault("embed_sdp", data["vocab_sdp"])
-    try:
-        fields = StrategyFile.model_validate(data)
-    except ValidationError as error:
-        raise UserError(_fault(item) for item in error.errors()) from None
+    fields = parse(StrategyFile, data)
     if faults := _wrong_lengths(fields):
         raise UserError(faults)
     return fields
-
-
-def _fault(error: Any) -> str:
-    *parents, last = error["loc"]
-    name = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "missing":
-        return f"{name}: missing; add it ({StrategyFile.model_fields[name].description})"
-    if error["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(str(last), (AssumedFields if parents else StrategyFile).model_fields, n=1)
-        return f"{name}: unknown field; {f'did you mean {close[0]}?' if close else 'remove it'}"
-    if isinstance(last, int):
-        name = f"{parents[0]}: {'stage' if parents[0] == 'pp_division' else 'layer'} {last}"
-    message = error["msg"].removeprefix("Value error, ")
-    given = "" if error["type"] == "value_error" else f"; it is {_shown(error['input'])}"
-    return f"{name}: {message[0].lower()}{message[1:]}{given}"
 
 
 def _wrong_lengths(fields: StrategyFile) -> list[str]:

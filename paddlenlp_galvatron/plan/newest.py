@@ -9,9 +9,9 @@ from ..base.reading import read_json
 from .check import require_model, require_valid
 from .file import plan_from_dict
 from .model import ModelShape
+from .published import is_strategy
 
 LISTED = 10  # files that an error names, the newest
-OF_PLANS = frozenset({"pp_deg", "pp_division", "tp_sizes_enc"})  # fields that no profile has
 
 
 def newest_plan(folder: str | Path, shape: ModelShape, world_size: int) -> Path:
@@ -34,7 +34,7 @@ def newest_plan(folder: str | Path, shape: ModelShape, world_size: int) -> Path:
 def _fits(path: Path, shape: ModelShape, world_size: int) -> bool:
     """Whether a file is a plan at all. Raises UserError for one that does not fit."""
     fields = read_json(path)
-    if not isinstance(fields, dict) or not OF_PLANS & fields.keys():
+    if not isinstance(fields, dict) or not is_strategy(fields):
         return False
     plan = plan_from_dict(fields, world_size, source=str(path))
     require_model(plan, shape)

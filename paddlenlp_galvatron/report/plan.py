@@ -82,12 +82,15 @@ def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy) -> list[str]:
 
 
 def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
+    """What is worth knowing of a plan besides its fields, a sentence each."""
+    read = [plan.note] if plan.note else []
     if shape is None or shape.vocab_size % plan.vocab.tp == 0:
-        return []
+        return read
     padded = shape.padded_vocab_size(plan.vocab.tp)
     return [
+        *read,
         f"the vocabulary of {shape.vocab_size} is padded to {padded} so that vtp {plan.vocab.tp} divides it; "
-        "the padding never learns nor shows in the loss"
+        "the padding never learns nor shows in the loss",
     ]
 
 

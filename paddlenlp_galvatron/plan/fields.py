@@ -1,0 +1,81 @@
+"""The fields of strategy files: counts, flags, lists of them written as "1,2,2,1", and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic.json_schema import WithJsonSchema
+
+from ..base.errors import UserError
+
+T = TypeVar("T")
+File = TypeVar("File", bound=BaseModel)
+
+
+def _listed(number: str) -> str:
+    """Pattern of a list in a strategy file, which is a string such as "1,2,2,1"."""
+    return f"^{number}( *, *{number})*$"
+
+
+def _split(value: object) -> list[int]:
+    if not isinstance(value, str) or not re.fullmatch(_listed("(0|[1-9][0-9]{0,8})"), value):
+        raise ValueError(f'must be a string of numbers separated by commas, such as "1,2,2,1"; it is {shown(value)}')
+    return [int(part) for part in value.split(",")]
+
+
+def shown(value: object, limit: int = 40) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _only_one(value: int) -> int:
+    if value != 1:
+        raise ValueError("context and expert parallelism are not supported; set it to 1 or remove it")
+    return value
+
+
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # beyond it is a slip of the pen
+Flag = Annotated[int, Field(ge=0, le=1)]
+One = Annotated[int, AfterValidator(_only_one), WithJsonSchema({"const": 1})]
+ListOf = Annotated[
+    list[T],
+    BeforeValidator(_split),
+    PlainSerializer(lambda numbers: ",".join(map(str, numbers)), return_type=str),
+]
+Counts = Annotated[ListOf[Count], WithJsonSchema({"type": "string", "pattern": _listed("[1-9][0-9]{0,8}")})]
+Flags = Annotated[ListOf[Flag], WithJsonSchema({"type": "string", "pattern": _listed("[01]")})]
+Ones = Annotated[ListOf[One], WithJsonSchema({"type": "string", "pattern": _listed("1")})]
+
+
+def parse(kind: type[File], data: dict[str, Any]) -> File:
+    """The fields of a file of this kind. Raises UserError with a line a fault."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise UserError(_fault(kind, item) for item in error.errors()) from None
+
+
+def _fault(kind: type[BaseModel], error: Any) -> str:
+    *parents, last = error["loc"]
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "missing":
+        return f"{name}: missing; add it ({kind.model_fields[name].description})"
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(str(last), _siblings(kind, parents), n=1)
+        return f"{name}: unknown field; {f'did you mean {close[0]}?' if close else 'remove it'}"
+    if isinstance(last, int):
+        name = f"{parents[0]}: {'stage' if parents[0] == 'pp_division' else 'layer'} {last}"
+    message = error["msg"].removeprefix("Value error, ")
+    given = "" if error["type"] == "value_error" else f"; it is {shown(error['input'])}"
+    return f"{name}: {message[0].lower()}{message[1:]}{given}"
+
+
+def _siblings(kind: type[BaseModel], parents: list[Any]) -> list[str]:
+    """The fields of the object within which a field stands."""
+    for parent in parents:
+        options = (kind.model_fields[parent].annotation, *get_args(kind.model_fields[parent].annotation))
+        kind = next(part for part in options if isinstance(part, type) and issubclass(part, BaseModel))
+    return list(kind.model_fields)
