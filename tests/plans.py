@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from paddlenlp_galvatron.plan import (
     Precision,
     Schedule,
     VocabStrategy,
+    uniform_plan,
 )
 
 MODEL = ModelShape(
@@ -56,7 +58,6 @@ def plan_fields(**changed: Any) -> dict[str, Any]:
 # Each: what is changed in a valid file, and what the one line of error must name.
 BAD_FIELDS = {
     "missing field": ({"chunks": ...}, ["chunks: missing", "micro-batches"]),
-    "missing embed_sdp": ({"embed_sdp": ...}, ["embed_sdp: missing"]),
     "misspelt field": ({"chunk": 2}, ["chunk: unknown field", "did you mean chunks?"]),
     "unknown field": ({"zzz": 2}, ["zzz: unknown field", "remove it"]),
     "misspelt inside galvatron": (
@@ -133,3 +134,30 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
+
+
+def plan(tp: int = 1, pp: int = 1, chunks: int = 1, sp: bool = False, world_size: int = 8, **options) -> Plan:
+    """The same strategy for all of four layers."""
+    assumed = options.pop("assumed", Assumptions(sequence_parallel=sp, seq_length=128))
+    return uniform_plan(
+        layers=4,
+        world_size=world_size,
+        global_train_batch_size=16,
+        global_tp_deg=tp,
+        vocab_tp=options.pop("vocab_tp", tp),
+        pp_deg=pp,
+        chunks=chunks,
+        assumed=assumed,
+        **options,
+    )
+
+
+def recomputing(of: Plan, *layers: int) -> Plan:
+    """The plan with recompute in these layers."""
+    marked = (replace(layer, recompute=index in layers) for index, layer in enumerate(of.layers))
+    return replace(of, layers=tuple(marked))
+
+
+def with_layer(of: Plan, **changed) -> Plan:
+    """The plan with another last layer."""
+    return replace(of, layers=(*of.layers[:-1], replace(of.layers[-1], **changed)))

@@ -70,6 +70,7 @@ def faults_of_bad_files(folder: Path) -> list[str]:
     read(good, replace(MODEL, heads=6, kv_heads=3, hidden_size=48, intermediate_size=97))
     read(good[:50])
     read("[]")
+    read('{"hidden_size": 64}')
     read('{"vtp": 1, "vtp": 2}')
     return faults
 

@@ -20,7 +20,7 @@ COMMANDS = {
     "data": "turn text into what training reads: prepare",
     "profile": "measure this machine and a model: hardware, model",
     "quickstart": "all of it on this machine: data, profile, search, train, compare",
-    "plan": "plan files: show, check, schema; uniform makes one, to-paddlenlp says it in stock arguments",
+    "plan": "plan files: show, check, schema; uniform makes one, to-paddlenlp and to-paddleformers say it in theirs",
     "search": "find the best plan from profile files",
     "parity": "prove that a plan trains what one process trains",
     "train": "train a model by a plan",

@@ -1,12 +1,14 @@
-"""`galvatron plan`: show a plan to people, check it, say it in PaddleNLP's words, print the schema of its file."""
+"""`galvatron plan`: show a plan to people, check it, say it in other programs' words, print its file's schema."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from pydantic import Field
 from rich.console import Console
 
@@ -22,7 +24,9 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.plan.check import require_valid
+from paddlenlp_galvatron.plan.one_degree import Argument
 from paddlenlp_galvatron.plan.options import Count, Options
+from paddlenlp_galvatron.plan.paddleformers import formers_arguments, formers_notes
 from paddlenlp_galvatron.plan.paddlenlp import as_flags, stock_arguments, stock_notes
 from paddlenlp_galvatron.plan.uniform import UniformOptions
 from paddlenlp_galvatron.profiles import ProfileFile
@@ -90,14 +94,33 @@ def to_paddlenlp(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, as run_pretrain.py reads it")] = False,
 ) -> None:
     """Print a plan as arguments of PaddleNLP's own run_pretrain.py. Exit code 2 where they cannot express it."""
+    arguments = _arguments(stock_arguments, stock_notes, file, world_size, model)
+    typer.echo(json.dumps(arguments, indent=2) if as_json else "\n".join(as_flags(arguments)))
+
+
+@app.command("to-paddleformers")
+def to_paddleformers(file: File, world_size: WorldSize = None, model: Model = None) -> None:
+    """Print a plan as YAML for PaddleFormers and PaddleFleet. Exit code 2 where they cannot express it."""
+    arguments = _arguments(formers_arguments, formers_notes, file, world_size, model)
+    typer.echo(yaml.safe_dump(arguments, sort_keys=False), nl=False)
+
+
+def _arguments(
+    express: Callable[[Plan, ModelShape | None], dict[str, Argument]],
+    notes_of: Callable[[Plan], list[str]],
+    file: Path,
+    world_size: int | None,
+    model: str | None,
+) -> dict[str, Argument]:
+    """A plan in another program's words, its notes told. Raises UserError that names the file."""
     plan, shape = _read(file, world_size, model)
     try:
-        arguments = stock_arguments(plan, shape)
+        arguments = express(plan, shape)
     except UserError as error:
         raise UserError(f"{file}: {fault}" for fault in error.faults) from None
-    for note in stock_notes(plan):
+    for note in [*([plan.note] if plan.note else []), *notes_of(plan)]:
         typer.echo(f"note: {note}", err=True)
-    typer.echo(json.dumps(arguments, indent=2) if as_json else "\n".join(as_flags(arguments)))
+    return arguments
 
 
 @app.command()

@@ -51,26 +51,37 @@ Ones = Annotated[ListOf[One], WithJsonSchema({"type": "string", "pattern": _list
 
 
 def parse(kind: type[File], data: dict[str, Any]) -> File:
-    """The fields of a file of this kind. Raises UserError with a line a fault."""
+    """The fields of a file of this kind. Raises UserError with a line a fault; equal ones of several layers are one."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise UserError(_fault(kind, item) for item in error.errors()) from None
+        faults: dict[tuple[str, str], list[int]] = {}  # where and what, and in which entries of a list
+        for item in error.errors():
+            name, entry, what = _fault(kind, item)
+            faults.setdefault((name, what), []).extend(() if entry is None else (entry,))
+        raise UserError(f"{name}: {_entries(name, found)}{what}" for (name, what), found in faults.items()) from None
 
 
-def _fault(kind: type[BaseModel], error: Any) -> str:
+def _fault(kind: type[BaseModel], error: Any) -> tuple[str, int | None, str]:
+    """Field, entry of a list, and what is wrong."""
     *parents, last = error["loc"]
     name = ".".join(str(part) for part in error["loc"])
     if error["type"] == "missing":
-        return f"{name}: missing; add it ({kind.model_fields[name].description})"
+        return name, None, f"missing; add it ({kind.model_fields[name].description})"
     if error["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(last), _siblings(kind, parents), n=1)
-        return f"{name}: unknown field; {f'did you mean {close[0]}?' if close else 'remove it'}"
-    if isinstance(last, int):
-        name = f"{parents[0]}: {'stage' if parents[0] == 'pp_division' else 'layer'} {last}"
+        return name, None, f"unknown field; {f'did you mean {close[0]}?' if close else 'remove it'}"
     message = error["msg"].removeprefix("Value error, ")
     given = "" if error["type"] == "value_error" else f"; it is {shown(error['input'])}"
-    return f"{name}: {message[0].lower()}{message[1:]}{given}"
+    what = f"{message[0].lower()}{message[1:]}{given}"
+    return (parents[0], last, what) if isinstance(last, int) else (name, None, what)
+
+
+def _entries(name: str, found: list[int]) -> str:
+    if not found:
+        return ""
+    one = "stage" if name == "pp_division" else "layer"
+    return f"{one} {found[0]}: " if len(found) == 1 else f"{one}s {found[0]} to {found[-1]}, {len(found)} of them: "
 
 
 def _siblings(kind: type[BaseModel], parents: list[Any]) -> list[str]:

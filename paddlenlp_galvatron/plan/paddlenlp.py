@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 from ..base.errors import UserError
 from .model import ModelShape
-from .strategy import DataParallel, LayerStrategy, Plan, Precision, Schedule
+from .one_degree import Argument, sharding_stage, sharing, strided, uneven
+from .strategy import Plan, Precision, Schedule
 
-Argument = bool | int | str | list[int]
+STOCK = "stock PaddleNLP"
 
 
 def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Argument]:
@@ -20,7 +21,7 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
 
     Raises UserError with one line for each field that it cannot express, for this model where it is given.
     """
-    gaps = [*_uneven(plan), *_unlike_stock(plan), *(_unlike_model(plan, model) if model else [])]
+    gaps = [*uneven(plan, STOCK), *_unlike_stock(plan), *(_unlike_model(plan, model) if model else [])]
     if gaps:
         raise UserError(f"{gap}; run it with galvatron train" for gap in gaps)
     layer = plan.layers[0]
@@ -38,7 +39,7 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
         arguments["sep_parallel_degree"] = layer.degree
     if len(plan.stages) > 1:
         arguments["pipeline_parallel_degree"] = len(plan.stages)
-    if stage := _sharding_stage(plan):
+    if stage := sharding_stage(plan):
         arguments |= {"sharding": f"stage{stage}", "sharding_parallel_degree": plan.dp(layer)}
     kept = [index for index, each in enumerate(plan.layers) if not each.recompute]
     if len(kept) < len(plan.layers):
@@ -53,7 +54,7 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
 def stock_notes(plan: Plan) -> list[str]:
     """What is worth knowing of a plan that stock PaddleNLP can express."""
     layer, notes = plan.layers[0], []
-    if len(plan.stages) > 1 and plan.dp(layer) > 1 and not _sharding_stage(plan):
+    if len(plan.stages) > 1 and plan.dp(layer) > 1 and not sharding_stage(plan):
         notes.append(
             "stock PaddleNLP puts the ranks of a pipeline side by side and data parallelism across them; "
             "in the plan the ranks of a stage are neighbours"
@@ -77,44 +78,10 @@ def _words(value: Argument) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _sharing(plan: Plan, layer: LayerStrategy) -> int:
-    """Ranks that hold a layer's states together, or alike."""
-    return plan.stage_size // layer.tp
-
-
-def _dp_type(plan: Plan, layer: LayerStrategy) -> DataParallel:
-    return layer.dp_type if _sharing(plan, layer) > 1 else DataParallel.DDP
-
-
-def _sharding_stage(plan: Plan) -> int:
-    """PaddleNLP's sharding stage; 0: none. Stage 1 keeps whole gradients, as zero2 does that sums micro-batches up."""
-    summed = plan.assumed.async_grad_reduce and plan.micro_batches > 1
-    stages = {DataParallel.DDP: 0, DataParallel.ZERO2: 1 if summed else 2, DataParallel.ZERO3: 3}
-    return stages[_dp_type(plan, plan.layers[0])]
-
-
-def _uneven(plan: Plan) -> Iterator[str]:
-    """Fields in which layers, or layers and vocabulary, or stages are unlike."""
-    parts = (*plan.layers, plan.vocab.as_layer())
-    for field, of_vocab, values in (
-        ("tp_sizes_enc", "vtp", [str(part.degree) for part in parts]),
-        ("use_sp", "vsp", ["1" if part.ulysses and part.degree > 1 else "0" for part in parts]),
-        ("dp_types_enc", "embed_sdp", [_dp_type(plan, part).value for part in parts]),
-    ):
-        *layers, vocab = values
-        if len(set(layers)) > 1:
-            yield f"{field}: stock PaddleNLP has one for all layers, the plan has {', '.join(dict.fromkeys(layers))}"
-        elif vocab != layers[0]:
-            yield f"{of_vocab}: in stock PaddleNLP embedding and LM head are split and sharded as the layers are"
-    if len(set(plan.stages)) > 1:
-        shown = ",".join(map(str, plan.stages))
-        yield f"pp_division: stock PaddleNLP gives every stage as many layers, the plan {shown}"
-
-
 def _unlike_stock(plan: Plan) -> Iterator[str]:
     """What stock PaddleNLP has for no layer."""
-    layer, stage, pipeline = plan.layers[0], _sharding_stage(plan), len(plan.stages) > 1
-    if any(not each.consecutive and 1 < each.degree < plan.stage_size for each in plan.layers):
+    layer, stage, pipeline = plan.layers[0], sharding_stage(plan), len(plan.stages) > 1
+    if strided(plan):
         yield "tp_consecutive_flags: in stock PaddleNLP neighbouring ranks form a tensor-parallel group"
     if pipeline and plan.schedule is Schedule.GPIPE:
         yield "pipeline_type: stock PaddleNLP's pipeline is 1F1B, the plan's gpipe"
@@ -125,7 +92,7 @@ def _unlike_stock(plan: Plan) -> Iterator[str]:
     if layer.ulysses and layer.degree > 1 and stage:
         yield (
             f"use_sp: stock PaddleNLP shards over the {plan.dp(layer)} data-parallel ranks alone, "
-            f"the plan over all {_sharing(plan, layer)} ranks of a stage"
+            f"the plan over all {sharing(plan, layer)} ranks of a stage"
         )
 
 

@@ -148,7 +148,10 @@ def test_version_and_help(galvatron):
         (["zzz"], "zzz: unknown command; known:"),
         (["--versoin"], "--versoin: unknown option; did you mean --version?"),
         (["plan", "chekc"], "galvatron plan chekc: unknown command; did you mean check?"),
-        (["plan"], "galvatron plan: a command is missing; give one of show, check, uniform, to-paddlenlp, schema"),
+        (
+            ["plan"],
+            "galvatron plan: a command is missing; give one of show, check, uniform, to-paddlenlp, to-paddleformers, schema",
+        ),
         (["plan", "check"], "FILE"),
     ],
 )

@@ -6,32 +6,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
-from plans import MODEL, valid_plans
+from plans import MODEL, plan, recomputing, valid_plans, with_layer
 
-from paddlenlp_galvatron.plan import Assumptions, DataParallel, Plan, Precision, UserError, uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, DataParallel, Precision, UserError
 from paddlenlp_galvatron.plan.file import StrategyFile
 from paddlenlp_galvatron.plan.paddlenlp import as_flags, stock_arguments, stock_notes
-
-
-def plan(tp: int = 1, pp: int = 1, chunks: int = 1, sp: bool = False, world_size: int = 8, **options) -> Plan:
-    assumed = options.pop("assumed", Assumptions(sequence_parallel=sp, seq_length=128))
-    return uniform_plan(
-        layers=4,
-        world_size=world_size,
-        global_train_batch_size=16,
-        global_tp_deg=tp,
-        vocab_tp=options.pop("vocab_tp", tp),
-        pp_deg=pp,
-        chunks=chunks,
-        assumed=assumed,
-        **options,
-    )
-
-
-def recomputing(of: Plan, *layers: int) -> Plan:
-    marked = (replace(layer, recompute=index in layers) for index, layer in enumerate(of.layers))
-    return replace(of, layers=tuple(marked))
-
 
 # Samples a rank and micro-batch, micro-batches, and what stands behind them.
 SAID = {
@@ -70,11 +49,6 @@ def test_what_stock_paddlenlp_can_say_is_said(of, flags):
         *("--per_device_train_batch_size", per_device, "--gradient_accumulation_steps", accumulation),
         *("--max_seq_length", "128", *rest),
     ]
-
-
-def with_layer(of: Plan, **changed) -> Plan:
-    """The plan with another last layer."""
-    return replace(of, layers=(*of.layers[:-1], replace(of.layers[-1], **changed)))
 
 
 REFUSED = {
