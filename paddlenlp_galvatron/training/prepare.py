@@ -16,6 +16,7 @@ from ..plan import Assumptions, ModelShape, UserError, write_plan
 from ..plan.model_options import ModelOptions, config_of
 from ..plan.newest import newest_plan
 from ..plan.options import Count, Options
+from ..plan.published import as_current
 from ..plan.uniform import UniformOptions
 from .recipe import Recipe
 from .settings import RunOptions, TrainSettings
@@ -118,8 +119,10 @@ def _assumed(run: RunOptions, seq_length: int) -> Assumptions:
 
 
 def _world_size(path: Path) -> int:
-    data = read_json(path)
-    world_size = data.get("world_size") if isinstance(data, dict) else None
+    try:
+        world_size = as_current(read_json(path))[0].get("world_size")
+    except UserError as error:
+        raise UserError(f"{path}: {fault.removeprefix(f'{path}: ')}" for fault in error.faults) from None
     if not isinstance(world_size, int):
         raise UserError(f"{path}: world_size: missing; add it to the file or pass --nproc")
     return world_size
