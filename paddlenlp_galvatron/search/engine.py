@@ -24,7 +24,8 @@ from .space import Family, Space, families
 from .tables import Tables, build, sketch_ms
 
 MS_PER_S = 1000.0
-MOST_FAMILIES = 10_000  # some 10 s of sketches, and 20 MB
+# What is looked at, at most: a minute of pricing, and some 100 MB.
+MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 500, 1_000_000
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 
 
@@ -43,6 +44,9 @@ def search(
     models = (model,) if isinstance(model, ModelShape) else tuple(model)
     _require_agreement(models, cost, options)
     return _Search(models, cost, options, log or (lambda line: None)).run()
+
+
+_Choices = tuple[Sequence[Sequence[LayerStrategy]], Sequence[VocabStrategy]]  # of each layer type; of the vocabulary
 
 
 class _Stage(IntEnum):
@@ -121,19 +125,34 @@ class _Search:
 
     def _sketched(self) -> Iterator[_Open]:
         numbers = count()
-        for family in families(self.options, self.cost.world_size, len(self.cost.layer_types)):
-            if len(self.outcomes) == MOST_FAMILIES:
-                raise UserError(
-                    f"min_bsz, max_bsz, bsz_scale: more than {MOST_FAMILIES} families of plans (batches by micro-batches "
-                    "by stages by schedules); take a wider step, or give settle_chunk, pipeline_type or max_pp_deg"
-                )
-            spaces = self._spaces(family)
+        for family, spaces in self._divisible().items():
             self.outcomes[family] = Outcome.OUT_OF_MEMORY if spaces else Outcome.NOT_DIVISIBLE
             for layers, vocabularies in spaces:
                 bound = sketch_ms(family, layers, self.cost) / family.global_batch
                 yield _Open(bound, next(numbers), _Stage.SKETCHED, family, layers, vocabularies)
 
-    def _spaces(self, family: Family) -> list[tuple[Sequence[Sequence[LayerStrategy]], Sequence[VocabStrategy]]]:
+    def _divisible(self) -> dict[Family, list[_Choices]]:
+        """What the plans of every family may choose from. Raises UserError where that is too much to look at."""
+        found: dict[Family, list[_Choices]] = {}
+        total = 0
+        for family in families(self.options, self.cost.world_size, len(self.cost.layer_types)):
+            found[family] = self._spaces(family)
+            strategies = sum(len(some) for layers, _ in found[family] for some in layers)
+            total += strategies
+            if strategies > MOST_STRATEGIES:
+                raise UserError(
+                    f"max_tp_deg: {strategies} strategies of layers in {family} are more than {MOST_STRATEGIES}; lower "
+                    "it, or leave tp_consec at 1"
+                )
+            if len(found) > MOST_FAMILIES or total > MOST_PRICES:
+                raise UserError(
+                    f"min_bsz, max_bsz, bsz_scale: more than {MOST_FAMILIES} families of plans (batches by "
+                    f"micro-batches by stages by schedules), or {MOST_PRICES} strategies in them; take a wider step, "
+                    "or give settle_chunk, pipeline_type, max_pp_deg or max_tp_deg"
+                )
+        return found
+
+    def _spaces(self, family: Family) -> list[_Choices]:
         """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
         layers = [space.layers(family) for space in self.spaces]
         others = self.spaces[-1].vocabularies(family)

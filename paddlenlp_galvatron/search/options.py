@@ -60,7 +60,11 @@ class SearchOptions(Options):
         24.0, gt=0, le=MOST_GB, allow_inf_nan=False, description="memory of a device, GB (1024 MiB)"
     )
     context_mib: float = Field(
-        0.0, ge=0, le=MOST_GB * 1024, allow_inf_nan=False, description="reserve on every device, MiB; taken off memory_constraint"
+        0.0,
+        ge=0,
+        le=MOST_GB * 1024,
+        allow_inf_nan=False,
+        description="reserve on every device, MiB; taken off memory_constraint",
     )
 
     # Batches.
@@ -123,7 +127,12 @@ class SearchOptions(Options):
         le=MOST_THREADS,
         description="threads; twice the cores",
     )
-    top_k: int = Field(1, ge=1, le=MOST_PLANS, description="how many plans are kept, each of its own batch, chunks, stages, schedule")
+    top_k: int = Field(
+        1,
+        ge=1,
+        le=MOST_PLANS,
+        description="how many plans are kept, each of its own batch, chunks, stages, schedule",
+    )
     effort: Count = Field(
         100_000_000, description="passes simulated for one family; what is not proven then is left with a gap"
     )

@@ -176,8 +176,8 @@ class SearchResult:
         if self.best is None:
             if given_up := sum(outcome is Outcome.GIVEN_UP for outcome in self.outcomes.values()):
                 raise UserError(
-                    f"search_space: too wide: {given_up} of {len(self.outcomes)} families of plans were given up before "
-                    "one was found; lower max_tp_deg or max_pp_deg, leave tp_consec at 1, or raise effort"
+                    f"search_space: too wide: {given_up} of {len(self.outcomes)} families of plans were given up "
+                    "before one was found; lower max_tp_deg or max_pp_deg, leave tp_consec at 1, or raise effort"
                 )
             raise Infeasible(f"no plan fits: {self.need or 'no strategy splits batch, heads and ranks evenly'}")
         return self.best
