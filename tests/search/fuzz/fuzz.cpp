@@ -115,7 +115,7 @@ PipelineTables random_pipeline(Draw& draw) {
   tables.layers = std::max(tables.stages, types) + draw.from(0, 2);
   tables.starts = types == 1 ? std::vector<int>{0, tables.layers}
                              : std::vector<int>{0, draw.from(1, tables.layers - 1), tables.layers};
-  tables.micro_batches = draw.chance(5) ? 1'000'000 : draw.from(1, 9);
+  tables.micro_batches = draw.chance(5) ? 10'000 : draw.from(1, 9);
   tables.gpipe = draw.chance(40);
   auto part = [&](int group) {
     const double working = draw.chance(50) ? 0 : draw.number(kind);
