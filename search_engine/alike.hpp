@@ -28,29 +28,29 @@ class AlikeDivisions : public Divisions {
   }
 
   // Layers are dealt one by one to the stage that bears one more best.
-  double bound() override {
+  double bound(Poll& poll) override {
     dealt_.assign(tables_.stages, tables_.stages == 1 ? tables_.layers : 1);
     double bound = 0;
-    for (int s = 0; s < tables_.stages; ++s) bound = std::max(bound, bound_of(s, dealt_[s]));
+    for (int s = 0; s < tables_.stages; ++s) bound = std::max(bound, bound_of(s, dealt_[s], poll));
     const int left = tables_.layers - dealt();
     for (int n = 0; n < left && bound < kInfinity; ++n)
-      bound = std::max(bound, deal([&](int s, int l) { return bound_of(s, l); }));
+      bound = std::max(bound, deal([&](int s, int l) { return bound_of(s, l, poll); }, poll));
     return bound;
   }
 
   // The same with the stages' exact optima.
   double tight_bound(Poll& poll) override {
-    double bound = this->bound();
+    double bound = this->bound(poll);
     if (!(bound < kInfinity)) return bound;
     if (tables_.stages == 1) return least_of(0, tables_.layers, poll);
     for (int s = 0; s < tables_.stages; ++s)
-      while (dealt_[s] > 1 && bound_of(s, dealt_[s]) <= bound && least_of(s, dealt_[s], poll) > bound) --dealt_[s];
+      while (dealt_[s] > 1 && bound_of(s, dealt_[s], poll) <= bound && least_of(s, dealt_[s], poll) > bound) --dealt_[s];
     for (int s = 0; s < tables_.stages; ++s) {
       bound = std::max(bound, least_of(s, dealt_[s], poll));
       while (bound < kInfinity && least_of(s, dealt_[s] + 1, poll) <= bound) ++dealt_[s];
     }
     while (dealt() < tables_.layers && bound < kInfinity)
-      bound = std::max(bound, deal([&](int s, int l) { return least_of(s, l, poll); }));
+      bound = std::max(bound, deal([&](int s, int l) { return least_of(s, l, poll); }, poll));
     return bound;
   }
 
@@ -71,7 +71,7 @@ class AlikeDivisions : public Divisions {
   bool narrow(double limit, double& bound, Poll& poll) override {
     bool any = set_ranges(limit, poll);
     for (int round = 0; any && tables_.stages > 1 && round < kStrengthenRounds; ++round) {
-      strengthen();
+      strengthen(poll);
       any = set_ranges(limit, poll);
       if (any) bound = std::max(bound, std::min(limit, bound_in_ranges(poll)));
     }
@@ -113,7 +113,8 @@ class AlikeDivisions : public Divisions {
 
   // Gives one more layer to the stage for which `bound(stage, layers)` is least then; returns that.
   template <class Bound>
-  double deal(Bound bound) {
+  double deal(Bound bound, Poll& poll) {
+    poll.tick(tables_.stages);
     int best = 0;
     for (int s = 1; s < tables_.stages; ++s)
       if (bound(s, dealt_[s] + 1) < bound(best, dealt_[best] + 1)) best = s;
@@ -155,15 +156,16 @@ class AlikeDivisions : public Divisions {
   // layers, so no layer elsewhere is as cheap as if its stage had room for it. The price of a layer is the Lagrange
   // multiplier of their number: Σ time_s(n_s) over Σ n_s = L is at least price * L + Σ min_n (time_s(n) - price * n).
   // From here on a stage's bound need not grow with its layers: too few of them burden the others.
-  void strengthen() {
+  void strengthen(Poll& poll) {
     for (const Weighting below : {kOnce, kTwice, kRounds}) {
       std::vector<std::vector<double>> times(tables_.stages);
       double low = 0, high = 0;
       for (int s = 0; s < tables_.stages; ++s) {
-        times[s] = bounds_in_range(s, below);
+        times[s] = bounds_in_range(s, below, poll);
         for (std::size_t i = 1; i < times[s].size(); ++i) high = std::max(high, times[s][i] - times[s][i - 1]);
       }
       for (int step = 0; step < kPriceSteps; ++step) {
+        poll.tick(tables_.layers);
         const double price = (low + high) / 2;
         int layers = 0;
         for (int s = 0; s < tables_.stages; ++s) layers += fewest_[s] + cheapest(times[s], price).first;
@@ -171,7 +173,7 @@ class AlikeDivisions : public Divisions {
       }
       const double price = (low + high) / 2;
       set_elsewhere(below, kFirst, price, [&](int s, Weighting weighting) {
-        const double least = cheapest(weighting == below ? times[s] : bounds_in_range(s, weighting), price).second;
+        const double least = cheapest(weighting == below ? times[s] : bounds_in_range(s, weighting, poll), price).second;
         return least - price * fewest_[s];
       });
     }
@@ -179,10 +181,10 @@ class AlikeDivisions : public Divisions {
     leasts_.clear();
   }
 
-  std::vector<double> bounds_in_range(int stage, Weighting weighting) {
+  std::vector<double> bounds_in_range(int stage, Weighting weighting, Poll& poll) {
     std::vector<double> bounds;
     for (int n = fewest_[stage]; n <= most_[stage]; ++n)
-      bounds.push_back(stages_.bound(stage, span(stage, n), weighting));
+      bounds.push_back(stages_.bound(stage, span(stage, n), weighting, poll));
     return bounds;
   }
 
@@ -194,29 +196,30 @@ class AlikeDivisions : public Divisions {
     return best;
   }
 
-  double bound_of(int stage, int layers) {
+  double bound_of(int stage, int layers, Poll& poll) {
     return remembered(bounds_, stage, layers,
-                      [&](Weighting own) { return stages_.bound(stage, span(stage, layers), own); });
+                      [&](Weighting own) { return stages_.bound(stage, span(stage, layers), own, poll); });
   }
 
   double least_of(int stage, int layers, Poll& poll) {
     return remembered(leasts_, stage, layers, [&](Weighting own) {
-      return Cuts::is_minor(stage, own) ? stages_.bound(stage, span(stage, layers), own)
+      return Cuts::is_minor(stage, own) ? stages_.bound(stage, span(stage, layers), own, poll)
                                         : stages_.least(stage, span(stage, layers), own, poll);
     });
   }
 
   template <class Own>
-  double remembered(std::vector<std::vector<double>>& memory, int stage, int layers, Own own) {
+  double remembered(Vector<Vector<double>>& memory, int stage, int layers, Own own) {
     if (layers > tables_.layers - tables_.stages + 1) return kInfinity;
-    if (memory.empty()) memory.assign(tables_.stages, std::vector<double>(tables_.layers + 1, -1));
-    double& known = memory[stage][layers];
-    if (known < 0) known = paths(stage, layers, own);
-    return known;
+    if (memory.empty()) memory.resize(tables_.stages);
+    Vector<double>& row = memory[stage];
+    if (layers >= static_cast<int>(row.size())) row.resize(layers + 1, -1);
+    if (row[layers] < 0) row[layers] = paths(stage, layers, own);
+    return row[layers];
   }
 
   bool may_win(int stage, int layers, double limit, Poll& poll) {
-    return is_less(bound_of(stage, layers), limit) && is_less(least_of(stage, layers, poll), limit);
+    return is_less(bound_of(stage, layers, poll), limit) && is_less(least_of(stage, layers, poll), limit);
   }
 
   // As `bound`, of the pipelines that are left. A stage's bound may fall with its layers here: at each number of them
@@ -235,7 +238,7 @@ class AlikeDivisions : public Divisions {
       bound = std::max(bound, deal([&](int s, int n) {
                          const std::size_t more = n - fewest_[s];
                          return more < bounds[s].size() ? bounds[s][more] : kInfinity;
-                       }));
+                       }, poll));
     return bound;
   }
 
@@ -269,7 +272,7 @@ class AlikeDivisions : public Divisions {
   Stages& stages_;
 
   std::array<std::array<Elsewhere, kEndings.size()>, kWeightings> elsewhere_;  // by what lies below, and the ending
-  std::vector<std::vector<double>> bounds_, leasts_;             // [stage][layers], negative: not yet known
+  Vector<Vector<double>> bounds_, leasts_;                       // [stage][layers], negative: not yet known
   std::vector<int> dealt_, fewest_, most_;
 };
 

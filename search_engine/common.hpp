@@ -1,9 +1,15 @@
-// What every part of the core shares: infinity, tolerances, and the way out of a long search.
+// What every part of the core shares: infinity, tolerances, the way out of a long search, and the limit on memory.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <functional>
 #include <limits>
+#include <map>
+#include <memory>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 namespace galvatron {
 
@@ -26,14 +32,58 @@ class TooHard : public std::runtime_error {
 class Poll {
  public:
   explicit Poll(std::function<void()> check) : check_(std::move(check)) {}
-  void tick() {
-    if (++ticks_ % kInterval == 0) check_();
+
+  // Some steps of a few nanoseconds each.
+  void tick(std::size_t steps = 1) {
+    steps_ += steps;
+    if (steps_ < next_check_) return;
+    next_check_ = steps_ + kInterval;
+    check_();
   }
 
+  // Taken so far.
+  std::size_t steps() const { return steps_; }
+
+  void check() const { check_(); }
+
  private:
-  static constexpr unsigned kInterval = 1u << 14;  // some 0.1 ms of search
+  static constexpr std::size_t kInterval = 1u << 14;  // some 0.1 ms of search
   std::function<void()> check_;
-  unsigned ticks_ = 0;
+  std::size_t steps_ = 0, next_check_ = kInterval;
 };
+
+// Allocates what may grow with a search. All searches of a process share one limit.
+constexpr std::size_t kMostBytes = 400u << 20;
+inline std::atomic<std::size_t> held_bytes{0};
+
+template <class T>
+class Counted {
+ public:
+  using value_type = T;
+
+  Counted() = default;
+  template <class Other>
+  Counted(const Counted<Other>&) {}
+
+  T* allocate(std::size_t count) {
+    T* const place = std::allocator<T>().allocate(count);
+    if (held_bytes.fetch_add(count * sizeof(T)) + count * sizeof(T) <= kMostBytes) return place;
+    deallocate(place, count);
+    throw TooHard("the search would take more than 400 MiB of memory");
+  }
+
+  void deallocate(T* place, std::size_t count) {
+    std::allocator<T>().deallocate(place, count);
+    held_bytes -= count * sizeof(T);
+  }
+
+  friend bool operator==(const Counted&, const Counted&) { return true; }
+  friend bool operator!=(const Counted&, const Counted&) { return false; }
+};
+
+template <class T>
+using Vector = std::vector<T, Counted<T>>;
+template <class Key, class Value>
+using Map = std::map<Key, Value, std::less<Key>, Counted<std::pair<const Key, Value>>>;
 
 }  // namespace galvatron

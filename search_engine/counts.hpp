@@ -20,7 +20,8 @@ struct Count {
 
 struct Mix {
   double cost = kInfinity;
-  std::vector<Count> counts;  // empty: nothing fits, or nothing costs less than the limit
+  std::vector<Count> counts;  // empty: nothing fits
+  double bound = kInfinity;   // nothing costs less; below the cost where the search was given up
 };
 
 // What a stage leaves its layers.
@@ -31,7 +32,7 @@ struct Room {
 
 // Mixes of layers within a budget; those of one type are alike. Working memory is handled by levels: at each level only
 // choices that need no more are allowed, and the budget is less by so much. Groups are handled by sets that grow while
-// they can pay.
+// they can pay. What takes too many steps is given up, and leaves a gap between the best mix known and the bound.
 class Mixes {
  public:
   explicit Mixes(std::vector<Choice> choices) : choices_(std::move(choices)) {
@@ -44,29 +45,43 @@ class Mixes {
   }
 
   // A lower bound of what the layers cost without their walk, cheap.
-  double bound(const Layers& layers, Room room) {
+  double bound(const Layers& layers, Room room, Poll& poll) {
     double least = kInfinity;
     for (const double level : levels_)
-      least = std::min(least, part(all_, level).frontier.bound(layers, net(room, level)).cost);
+      least = std::min(least, part(all_, level, poll).frontier.bound(layers, net(room, level)).cost);
     return least;
   }
 
-  // The mix of least cost, if that is less than `limit`.
-  Mix solve(const Layers& layers, Room room, Walks& walks, double limit, Poll& poll) {
-    Mix best{limit, {}};
+  // The mix of least cost.
+  Mix solve(const Layers& layers, Room room, Walks& walks, Poll& poll) {
+    Mix best;
+    const int types = layers.last_type - layers.first_type + 1;
     // One group a type first: what that costs keeps most other sets from being looked at.
-    for (const int groups : {layers.last_type - layers.first_type + 1, walks.groups()})
-      for (const Candidate& candidate : candidates(layers, room, walks, best.cost, groups)) {
+    for (const bool all : {false, true}) {
+      Candidates found = candidates(layers, room, walks, best.cost, all ? types + kMostChanges : types, poll);
+      if (all && !found.complete) {
+        best.bound = std::min(best.bound, bound(layers, room, poll) + walks.least());
+        found = candidates(layers, room, walks, best.cost, types + 1, poll);
+      }
+      stop_ = poll.steps() + allowance(poll);
+      for (const Candidate& candidate : found.sets) {
         if (!is_less(candidate.bound, best.cost)) break;
-        descend(candidate, layers, room, walks, best.cost);
+        descend(candidate, layers, room, walks, best.cost, poll);
         if (order_.empty()) continue;
         const int first = layers.of[layers.first_type];
-        if (layers.first_type == layers.last_type)  // a good start: the best pair
-          for (int a = 0; a < static_cast<int>(order_.size()); ++a)
+        if (types == 1)  // a good start: the best pair
+          for (int a = 0; a < static_cast<int>(order_.size()); ++a) {
+            poll.tick(a + 1);
             for (int b = 0; b <= a; ++b) take_pair(a, b, first, 0, walk_, best);
+          }
         visit(0, first, 0, walk_, 0, best, poll);
+        if (poll.steps() < stop_) continue;
+        best.bound = std::min(best.bound, candidate.bound);
+        break;
       }
-    return best.counts.empty() ? Mix{} : best;
+    }
+    best.bound = std::min(best.bound, best.cost);
+    return best;
   }
 
   // All mixes that cost less than `limit`, given to `emit(counts, groups)`, until that returns false or the effort, in
@@ -74,23 +89,36 @@ class Mixes {
   template <class Emit>
   void enumerate(const Layers& layers, Room room, Walks& walks, double limit, Emit emit, long& effort,
                  Poll& poll) {
-    for (const Candidate& candidate : candidates(layers, room, walks, limit, walks.groups())) {
-      descend(candidate, layers, room, walks, limit);
+    const Candidates found = candidates(layers, room, walks, limit, kMostGroups, poll);
+    if (!found.complete) effort = 0;
+    for (const Candidate& candidate : found.sets) {
+      if (effort <= 0) return;
+      descend(candidate, layers, room, walks, limit, poll);
       if (order_.empty()) continue;
       if (!visit_all(0, layers.of[layers.first_type], 0, 0, candidate, limit, emit, effort, poll)) return;
     }
   }
 
  private:
+  // Steps of one search; where those before took many, of each further one. A change of group more than the first
+  // eleven has never paid.
+  static constexpr std::size_t kMostSteps = 500'000, kManySteps = 20'000'000, kFewSteps = 10'000;
+  static constexpr int kMostChanges = 11;
+  static constexpr std::size_t kMostKept = 100'000;  // choices in parts, some 8 MiB
+
   // The choices of some groups up to a level of working memory.
   struct Part {
-    std::vector<Choice> choices;
+    Vector<Choice> choices;
     Frontier frontier;
   };
   struct Candidate {
     double bound;
     GroupSet groups;
     double level;
+  };
+  struct Candidates {
+    Vector<Candidate> sets;
+    bool complete = true;  // none of so many groups was left alone
   };
   // A choice in the search over counts.
   struct Priced {
@@ -103,48 +131,63 @@ class Mixes {
 
   static double net(Room room, double level) { return within(room.budget) - std::max(level, room.working); }
 
-  Part& part(GroupSet groups, double level) {
+  static std::size_t allowance(const Poll& poll) { return poll.steps() < kManySteps ? kMostSteps : kFewSteps; }
+
+  Part& part(GroupSet groups, double level, Poll& poll) {
     const auto found = parts_.find({groups, level});
     if (found != parts_.end()) return found->second;
-    std::vector<Choice> chosen;
+    poll.tick(8 * choices_.size());
+    Vector<Choice> chosen;
     for (const Choice& choice : choices_)
       if (choice.working <= level && (bit(choice.group) & groups)) chosen.push_back(choice);
+    kept_ += 1 + chosen.size();
     Frontier frontier(chosen);
     return parts_.emplace(std::make_pair(groups, level), Part{std::move(chosen), std::move(frontier)}).first->second;
   }
 
   // Levels and sets of so many groups at most that may cost less than the limit, the best bound first.
-  std::vector<Candidate> candidates(const Layers& layers, Room room, Walks& walks, double limit, int most) {
-    std::vector<Candidate> found;
-    for (const double level : levels_) grow(0, 0, most, level, layers, net(room, level), walks, limit, found);
-    std::sort(found.begin(), found.end(), [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
+  Candidates candidates(const Layers& layers, Room room, Walks& walks, double limit, int most, Poll& poll) {
+    Candidates found;
+    stop_ = poll.steps() + allowance(poll);
+    for (const double level : levels_) grow(0, 0, most, level, layers, net(room, level), walks, limit, found, poll);
+    std::sort(found.sets.begin(), found.sets.end(),
+              [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
     return found;
   }
 
   void grow(GroupSet groups, int first, int most, double level, const Layers& layers, double budget, Walks& walks,
-            double limit, std::vector<Candidate>& found) {
-    if (most == 0) return;
-    const double unlimited = part(all_, level).frontier.bound(layers, budget).cost;
+            double limit, Candidates& found, Poll& poll) {
+    if (most == 0) {
+      found.complete &= first >= walks.groups();
+      return;
+    }
+    if (kept_ > kMostKept) parts_.clear(), kept_ = 0;
+    const double unlimited = part(all_, level, poll).frontier.bound(layers, budget).cost;
     for (int group = first; group < walks.groups(); ++group) {
+      poll.tick();
       if (!(all_ & walks.all() & bit(group))) continue;
       const GroupSet larger = groups | bit(group);
-      const double walk = walks.cost(larger);
+      const double walk = walks.cost(larger, poll);
       if (!is_less(unlimited + walk, limit)) continue;
-      if (walks.is_whole(larger)) {
-        const double bound = part(larger, level).frontier.bound(layers, budget).cost + walk;
-        if (is_less(bound, limit)) found.push_back({bound, larger, level});
+      if (poll.steps() >= stop_) {
+        found.complete = false;
+        return;
       }
-      grow(larger, group + 1, most - 1, level, layers, budget, walks, limit, found);
+      if (walks.is_whole(larger)) {
+        const double bound = part(larger, level, poll).frontier.bound(layers, budget).cost + walk;
+        if (is_less(bound, limit)) found.sets.push_back({bound, larger, level});
+      }
+      grow(larger, group + 1, most - 1, level, layers, budget, walks, limit, found, poll);
     }
   }
 
   // Sets the scratch up for a search over counts: choices by type and falling reduced cost, those that cannot win left
   // out.
-  void descend(const Candidate& candidate, const Layers& layers, Room room, Walks& walks, double limit) {
-    const Part& chosen = part(candidate.groups, candidate.level);
+  void descend(const Candidate& candidate, const Layers& layers, Room room, Walks& walks, double limit, Poll& poll) {
+    const Part& chosen = part(candidate.groups, candidate.level, poll);
     layers_ = layers;
     budget_ = net(room, candidate.level);
-    walk_ = walks.cost(candidate.groups);
+    walk_ = walks.cost(candidate.groups, poll);
     const Frontier::Bound bound = chosen.frontier.bound(layers, budget_);
     floor_ = bound.cost + walk_;
     std::array<double, kMostTypes> cheapest;
@@ -177,6 +220,7 @@ class Mixes {
   // Depth first over counts, the dearest first, cut where the bound plus reduced costs cannot win.
   void visit(std::size_t i, int left, double memory, double cost, double reduced, Mix& best, Poll& poll) {
     poll.tick();
+    if (poll.steps() >= stop_) return;
     const auto& [price, choice, last, least_memory, later] = order_[i];
     const std::size_t end = order_.size();
     if (i + 1 == end || (i + 2 == end && !last))
@@ -253,13 +297,15 @@ class Mixes {
   std::vector<Choice> choices_;
   std::vector<double> levels_;
   GroupSet all_ = 0;
-  std::map<std::pair<GroupSet, double>, Part> parts_;
+  Map<std::pair<GroupSet, double>, Part> parts_;  // known ones
+  std::size_t kept_ = 0;                          // choices in them
 
   // Scratch of one search over counts.
   Layers layers_;
   std::vector<Priced> order_;
   std::vector<int> counts_;
   double budget_ = 0, floor_ = 0, walk_ = 0;
+  std::size_t stop_ = 0;  // steps at which it is given up
 };
 
 }  // namespace galvatron

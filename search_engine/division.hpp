@@ -38,7 +38,7 @@ class DivisionSearch {
   }
 
   // A lower bound of every pipeline, cheap; infinite where no division fits.
-  double bound() { return divisions_->bound(); }
+  double bound(Poll& poll) { return divisions_->bound(poll); }
 
   // A better one.
   double tight_bound(Poll& poll) { return divisions_->tight_bound(poll); }
@@ -65,7 +65,7 @@ class DivisionSearch {
 
   double simulate(const std::vector<StageTime>& times) {
     const long before = timer_.passes();
-    const double time = timer_(times, links_);
+    const double time = timer_(times, links_, *poll_);
     effort_ -= timer_.passes() - before;
     return time;
   }
@@ -110,7 +110,7 @@ class DivisionSearch {
   }
 
   double least(int stage, Weighting weighting) {
-    if (Cuts::is_minor(stage, weighting)) return stages_.bound(stage, spans_[stage], weighting);
+    if (Cuts::is_minor(stage, weighting)) return stages_.bound(stage, spans_[stage], weighting, *poll_);
     return stages_.least(stage, spans_[stage], weighting, *poll_);
   }
 
@@ -149,6 +149,7 @@ class DivisionSearch {
     std::vector<StageTime> times(tables_.stages);
     for (int s = 0; s < tables_.stages; ++s) {
       points[s] = stages_.best(s, spans_[s], kBusy, *poll_);
+      if (points[s].counts.empty()) return;  // none is known
       times[s] = points[s].time;
     }
     double cost = simulate(times);
@@ -157,6 +158,7 @@ class DivisionSearch {
       for (int s = 0; s < tables_.stages && effort_ > 0; ++s) {
         auto attempt = [&](Weighting weighting) {
           const StagePoint& point = stages_.best(s, spans_[s], weighting, *poll_);
+          if (point.counts.empty()) return;
           const StageTime before = std::exchange(times[s], point.time);
           const double attempted = simulate(times);
           if (!is_less(attempted, cost)) {
@@ -183,7 +185,7 @@ class DivisionSearch {
       if (is_less(cost, best.cost)) best = {cost, best.vocab, division_, chosen_};
       return;
     }
-    std::vector<StagePoint> points;
+    Vector<StagePoint> points;
     if (!points_below(stage, best.cost, points)) {
       effort_ = 0;  // too many to prove anything
       return;
@@ -211,7 +213,7 @@ class DivisionSearch {
   }
 
   // Points of a stage that no other one beats and that may be part of a pipeline below the limit.
-  bool points_below(int stage, double limit, std::vector<StagePoint>& points) {
+  bool points_below(int stage, double limit, Vector<StagePoint>& points) {
     // The path that leaves the stage least room, for its weight, keeps the enumeration smallest.
     Weighting narrow = kBusy;
     double least_room = kInfinity, narrow_limit = kInfinity;
@@ -225,8 +227,9 @@ class DivisionSearch {
       return false;
     auto key = [](const StagePoint& p) { return std::tie(p.time.forward, p.time.backward, p.time.sync); };
     std::sort(points.begin(), points.end(), [&](const StagePoint& a, const StagePoint& b) { return key(a) < key(b); });
-    std::vector<StagePoint> kept;
+    Vector<StagePoint> kept;
     for (StagePoint& point : points) {
+      poll_->tick(kept.size());
       const bool beaten = std::any_of(kept.begin(), kept.end(), [&](const StagePoint& other) {
         return other.time.backward <= point.time.backward && other.time.sync <= point.time.sync;
       });

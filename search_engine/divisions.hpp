@@ -17,7 +17,7 @@ class Divisions {
   virtual ~Divisions() = default;
 
   // A lower bound of every pipeline, cheap; infinite where no division fits.
-  virtual double bound() = 0;
+  virtual double bound(Poll& poll) = 0;
 
   // A better one.
   virtual double tight_bound(Poll& poll) = 0;
@@ -44,10 +44,12 @@ struct Minimax {
   std::vector<int> division;
 };
 
+constexpr std::size_t kStepsOfCost = 16;  // of Poll, some 100 ns
+
 // The division whose dearest stage, by `cost(stage, span)`, is cheapest, to a relative tolerance. A span within another
 // must not cost more: then each stage may take as many layers as it can bear.
 template <class Cost>
-Minimax least_dearest(const PipelineTables& tables, Cost cost, double tolerance) {
+Minimax least_dearest(const PipelineTables& tables, Cost cost, double tolerance, Poll& poll) {
   Minimax best;
   std::vector<int> division(tables.stages);
   // Whether some division has all stages below the limit; makes that the best.
@@ -57,6 +59,7 @@ Minimax least_dearest(const PipelineTables& tables, Cost cost, double tolerance)
     for (int stage = 0; stage < tables.stages; ++stage) {
       int most = tables.layers - first - (tables.stages - stage - 1), n = 0;
       for (int step = most; step > 0;) {  // the most layers below the limit
+        poll.tick(kStepsOfCost);
         if (n + step <= most && cost(stage, Span{first, n + step}) < limit)
           n += step;
         else

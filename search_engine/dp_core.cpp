@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -18,8 +19,10 @@ namespace {
 
 using Array = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
-constexpr double kLargest = 1e150;  // sums and products of finite entries stay finite
-constexpr py::ssize_t kMostLayers = 100'000, kMostStrategies = 10'000;
+// Within these, sums, products and quotients of entries, and of their differences, neither overflow nor vanish.
+constexpr double kSmallest = 1e-60, kLargest = 1e60;
+constexpr py::ssize_t kMostLayers = 100'000, kMostStrategies = 2'000, kMostCells = 5'000'000;
+constexpr std::int64_t kMostMicroBatches = 1'000'000;
 
 // Set by one thread to end a search in another.
 class Cancel {
@@ -45,13 +48,16 @@ void check_entries(const std::string& name, const Array& array) {
   for (py::ssize_t i = 0; i < array.size(); ++i) {
     if (std::isnan(values[i])) throw py::value_error(name + ": holds NaN");
     if (values[i] < 0) throw py::value_error(name + ": holds a negative number");
-    if (values[i] > kLargest && !std::isinf(values[i])) throw py::value_error(name + ": holds a number above 1e150");
+    if (values[i] > kLargest && !std::isinf(values[i])) throw py::value_error(name + ": holds a number above 1e60");
+    if (values[i] > 0 && values[i] < kSmallest)
+      throw py::value_error(name + ": holds a number between 0 and 1e-60; give 0");
   }
 }
 
 void check_number(const std::string& name, double value) {
   if (std::isnan(value)) throw py::value_error(name + ": is NaN");
   if (value < 0) throw py::value_error(name + ": is negative");
+  if (value > 0 && value < kSmallest) throw py::value_error(name + ": is between 0 and 1e-60; give 0");
 }
 
 std::string shape_of(const Array& array) {
@@ -74,8 +80,9 @@ py::tuple solve_layers(const Array& memory, const Array& time, const Array& chan
     throw py::value_error("memory_mib: has shape " + shape_of(memory) +
                           "; give [layers, strategies], neither of them 0");
   const py::ssize_t layers = memory.shape(0), strategies = memory.shape(1);
-  if (layers > kMostLayers || strategies > kMostStrategies)
-    throw py::value_error("memory_mib: at most 100000 layers and 10000 strategies");
+  if (layers > kMostLayers || strategies > kMostStrategies || layers * strategies > kMostCells)
+    throw py::value_error("memory_mib: has shape " + shape_of(memory) +
+                          "; at most 100000 layers, 2000 strategies, and 5000000 entries");
   check_shape("time_s", time, {layers, strategies});
   if (change.ndim() == 3)
     check_shape("switch_s", change, {layers, strategies, strategies});
@@ -99,7 +106,7 @@ py::tuple solve_layers(const Array& memory, const Array& time, const Array& chan
   return py::make_tuple(solution.cost, solution.choice, solution.memory, solution.bound);
 }
 
-using Integers = py::array_t<int, py::array::c_style | py::array::forcecast>;
+using Integers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
 
 Part part_of(const double* numbers, int group = 0) {
   return {{numbers[0], numbers[1], numbers[2]}, numbers[3], numbers[4], numbers[5], group};
@@ -128,15 +135,15 @@ std::vector<int> starts_of(const Integers& layers) {
     throw py::value_error("layers: give the number of layers of each type, of 8 types at most");
   std::vector<int> starts{0};
   for (py::ssize_t type = 0; type < layers.size(); ++type) {
-    const int count = layers.data()[type];
+    const std::int64_t count = layers.data()[type];
     if (count < 1 || count > kMostLayers - starts.back())
       throw py::value_error("layers: at least 1 of each type, and at most 100000");
-    starts.push_back(starts.back() + count);
+    starts.push_back(starts.back() + static_cast<int>(count));
   }
   return starts;
 }
 
-std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, int micro_batches, bool gpipe, const Array& strategies,
+std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t micro_batches, bool gpipe, const Array& strategies,
                                         const Integers& groups, const Integers& types, const Array& change,
                                         const Array& enter, const Array& leave, const Array& vocabs,
                                         const Array& vocab_enter, const Array& vocab_leave, const Array& middle,
@@ -147,8 +154,9 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, int micro_batche
   tables.starts = starts_of(layers);
   tables.layers = tables.starts.back();
   if (stages < 1 || tables.layers < stages) throw py::value_error("in_flight: fewer layers than stages");
-  if (micro_batches < 1) throw py::value_error("micro_batches: must be positive");
-  if (count < 1 || count > kMostStrategies) throw py::value_error("strategies: none, or more than 10000");
+  if (micro_batches < 1 || micro_batches > kMostMicroBatches)
+    throw py::value_error("micro_batches: give 1 to 1000000");
+  if (count < 1 || count > kMostStrategies) throw py::value_error("strategies: none, or more than 2000");
   if (types.ndim() != 1 || kinds < 1 || kinds > kMostGroups)
     throw py::value_error("types: no groups, or more than 64");
   check_all("strategies", strategies, {count, 6});
@@ -163,7 +171,7 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, int micro_batche
   if (std::isnan(budget)) throw py::value_error("budget_mib: is NaN");  // below 0: the reserve is more than there is
   if (groups.ndim() != 1 || groups.size() != count) throw py::value_error("groups: one a strategy");
   tables.stages = static_cast<int>(stages);
-  tables.micro_batches = micro_batches;
+  tables.micro_batches = static_cast<int>(micro_batches);
   tables.gpipe = gpipe;
   tables.budget = budget;
   tables.types.assign(types.data(), types.data() + kinds);
@@ -171,9 +179,9 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, int micro_batche
       tables.types.back() != tables.type_count() - 1)
     throw py::value_error("types: of each group, rising from the first type of layers to the last");
   for (py::ssize_t k = 0; k < count; ++k) {
-    const int group = groups.data()[k];
+    const std::int64_t group = groups.data()[k];
     if (group < 0 || group >= kinds) throw py::value_error("groups: out of range");
-    tables.strategies.push_back(part_of(strategies.data(k), group));
+    tables.strategies.push_back(part_of(strategies.data(k), static_cast<int>(group)));
   }
   for (py::ssize_t g = 0; g < kinds; ++g) tables.change.push_back(changes_of(change.data(g), kinds));
   tables.enter = changes_by_seam(enter, kinds);
@@ -185,16 +193,17 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, int micro_batche
   for (py::ssize_t s = 0; s < stages; ++s) {
     if (in_flight.data()[s] < 1 || in_flight.data()[s] > micro_batches)
       throw py::value_error("in_flight: between 1 and micro_batches");
-    tables.in_flight.push_back(in_flight.data()[s]);
+    tables.in_flight.push_back(static_cast<int>(in_flight.data()[s]));
   }
   tables.send.inside.assign(send.data(0), send.data(0) + tables.type_count());
   tables.send.between.assign(send.data(1), send.data(1) + tables.type_count());
   return std::make_unique<Pipeline>(std::move(tables));
 }
 
-double pipeline_bound(Pipeline& pipeline) {
+double pipeline_bound(Pipeline& pipeline, const Cancel* cancel) {
+  Poll poll = poll_for(cancel);
   py::gil_scoped_release release;
-  return pipeline.bound();
+  return pipeline.bound(poll);
 }
 
 double pipeline_tight_bound(Pipeline& pipeline, double limit, const Cancel* cancel) {
@@ -219,11 +228,12 @@ py::tuple pipeline_solve(Pipeline& pipeline, double limit, long effort, const Ca
   return py::make_tuple(best.cost, bound, best.vocab, best.division, choice);
 }
 
-py::tuple pipeline_least_memory(const Pipeline& pipeline) {
+py::tuple pipeline_least_memory(const Pipeline& pipeline, const Cancel* cancel) {
+  Poll poll = poll_for(cancel);
   LeastMemory least;
   {
     py::gil_scoped_release release;
-    least = pipeline.least_memory();
+    least = pipeline.least_memory(poll);
   }
   return py::make_tuple(least.budget, least.vocab, least.division, least.strategy);
 }
@@ -251,12 +261,13 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
            py::arg("strategies"), py::arg("groups"), py::arg("types"), py::arg("change"), py::arg("enter"),
            py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("middle"),
            py::arg("in_flight"), py::arg("send"), py::arg("budget_mib"))
-      .def("bound", &pipeline_bound, "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
+      .def("bound", &pipeline_bound, py::arg("cancel") = nullptr,
+           "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
       .def("tight_bound", &pipeline_tight_bound, py::arg("limit_ms"), py::arg("cancel") = nullptr,
            "A better one: stages at their exact optima. The limit where nothing takes less.")
       .def("solve", &pipeline_solve, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr,
            "(step ms, lower bound ms, vocabulary strategy, layers of each stage, strategy of each layer); infinite and "
            "-1 where nothing takes less than the limit.")
-      .def("least_memory", &pipeline_least_memory,
+      .def("least_memory", &pipeline_least_memory, py::arg("cancel") = nullptr,
            "(MiB a device, vocabulary strategy, layers of each stage, strategy of each layer) of what needs least.");
 }

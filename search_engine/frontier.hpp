@@ -56,7 +56,7 @@ class Frontier {
     double price = 0;         // cost that one more MiB saves
   };
 
-  explicit Frontier(const std::vector<Choice>& choices) {
+  explicit Frontier(const Vector<Choice>& choices) {
     std::array<std::vector<Corner>, kMostTypes> corners;
     for (const Choice& choice : choices) corners[choice.type].push_back({choice.memory, choice.cost});
     for (int type = 0; type < kMostTypes; ++type) add(type, std::move(corners[type]));
@@ -112,7 +112,7 @@ class Frontier {
   }
 
   std::array<Corner, kMostTypes> least_;  // by type: the corner of least memory
-  std::vector<Step> steps_;               // of all types, by falling price
+  Vector<Step> steps_;                  // of all types, by falling price
 };
 
 }  // namespace galvatron

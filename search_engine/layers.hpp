@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "chain.hpp"
@@ -43,8 +46,15 @@ class LayerProblem {
   ChainSolution solve(double gap, Poll& poll) {
     GroupPrices prices;
     std::vector<int> groups;
-    if (layers_alike() && grouped(groups, prices)) return by_counts(groups, std::move(prices), poll);
-    return Chain(chain(), budget_).solve(gap, poll);
+    if (layers_alike() && grouped(groups, prices)) {
+      ChainSolution solution = by_counts(groups, std::move(prices), poll);
+      if (!is_less(solution.bound, solution.cost * (1 - gap))) return solution;
+    }
+    try {
+      return Chain(chain(poll), budget_).solve(gap, poll);
+    } catch (const TooHard& error) {
+      throw TooHard(error.what() + std::string("; allow a gap, or give fewer layers or strategies"));
+    }
   }
 
  private:
@@ -100,37 +110,42 @@ class LayerProblem {
     ChainSolution solution;
     for (const Choice& choice : choices) solution.memory = std::min(solution.memory, tables_.layers * choice.memory);
     Walks walks(std::move(prices));
-    const Mix mix = Mixes(undominated(choices)).solve(tables_.layers, {budget_, 0}, walks, kInfinity, poll);
+    const Mix mix = Mixes(undominated(choices)).solve(tables_.layers, {budget_, 0}, walks, poll);
+    solution.bound = mix.bound;
     if (mix.counts.empty()) return solution;
-    solution.cost = solution.bound = mix.cost;
+    solution.cost = mix.cost;
     solution.memory = 0;
     GroupSet used = 0;
     for (const auto& [id, layers] : mix.counts) {
       used |= bit(groups[id]);
       solution.memory += layers * tables_.memory_of(0, id);
     }
-    for (const int group : walks.order(used))
+    for (const int group : walks.order(used, poll))
       for (const auto& [id, layers] : mix.counts)
         if (groups[id] == group) solution.choice.insert(solution.choice.end(), layers, id);
     return solution;
   }
 
-  std::vector<ChainLayer> chain() const {
+  std::vector<ChainLayer> chain(Poll& poll) const {
     std::vector<ChainLayer> chain;
+    std::shared_ptr<const ChainChange> shared;
     const std::vector<int> one_class(tables_.strategies, 0);
     std::vector<int> left = one_class, entering = one_class, leaving;
     for (int l = 0; l < tables_.layers; ++l) {
       ChainLayer layer;
-      if (l == 0) layer.change = {{0.0}};
+      poll.tick(tables_.strategies);
       if (l == 1 || (l > 1 && tables_.change_by_layer)) entering = classes_of(changes(l, /*into=*/true));
       if (l == 0 || tables_.change_by_layer)
         leaving = l + 1 < tables_.layers ? classes_of(changes(l + 1, /*into=*/false)) : one_class;
-      if (l > 0) {
-        const int entering_classes = 1 + *std::max_element(entering.begin(), entering.end());
-        layer.change.assign(chain.back().leaving_classes, std::vector<double>(entering_classes));
-        for (int a = 0; a < tables_.strategies; ++a)
-          for (int b = 0; b < tables_.strategies; ++b) layer.change[left[a]][entering[b]] = tables_.change_of(l, a, b);
+      if (l < 2 || tables_.change_by_layer) {  // the others' are the second one's
+        const int classes = l ? 1 + *std::max_element(entering.begin(), entering.end()) : 1;
+        ChainChange change(l ? chain.back().leaving_classes : 1, Vector<double>(classes));
+        for (int a = 0; l && a < tables_.strategies; ++a)
+          for (int b = 0; b < tables_.strategies; ++b) change[left[a]][entering[b]] = tables_.change_of(l, a, b);
+        shared = std::make_shared<const ChainChange>(std::move(change));
+        poll.tick(std::size_t(tables_.strategies) * tables_.strategies);
       }
+      layer.change = shared;
       layer.leaving_classes = 1 + *std::max_element(leaving.begin(), leaving.end());
       for (int k = 0; k < tables_.strategies; ++k)
         if (tables_.allowed(l, k))

@@ -18,7 +18,7 @@ class Needs {
     std::array<int, kMostTypes> strategy{};  // of all layers of each type
   };
 
-  Needs(const PipelineTables& tables, const ChoiceCache& cache) : tables_(tables), levels_(tables.stages) {
+  Needs(const PipelineTables& tables, const ChoiceCache& cache, Poll& poll) : tables_(tables), levels_(tables.stages) {
     for (const int k : cache.useful()) workings_.push_back(tables.strategies[k].working);
     std::sort(workings_.begin(), workings_.end());
     workings_.erase(std::unique(workings_.begin(), workings_.end()), workings_.end());
@@ -30,6 +30,7 @@ class Needs {
         continue;
       }
       for (const double working : workings_) {
+        poll.tick(cache.useful().size());
         for (const int k : cache.useful()) {
           const Part& part = tables.strategies[k];
           const double mib = part.states + tables.in_flight[stage] * part.activation;
@@ -65,7 +66,7 @@ class Needs {
 
   const PipelineTables& tables_;
   std::vector<double> workings_;            // rising
-  std::vector<std::vector<Level>> levels_;  // of each stage, by working memory
+  std::vector<Vector<Level>> levels_;       // of each stage, by working memory
 };
 
 }  // namespace galvatron

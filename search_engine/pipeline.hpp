@@ -2,7 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -34,7 +37,8 @@ class Pipeline {
 
   // A lower bound of the step time, in ms, under a vocabulary strategy as good as all of them at once; infinite where
   // nothing fits.
-  double bound() {
+  double bound(Poll& poll) {
+    const Turn turn(busy_, poll);
     if (useful_.empty()) return kInfinity;
     if (!ideal_) {
       Vocab ideal = tables_.vocabs[useful_.front()];
@@ -42,42 +46,32 @@ class Pipeline {
       ideal_ = std::make_unique<Vocab>(std::move(ideal));
     }
     Stages stages(tables_, cuts_, *ideal_, cache_);
-    return DivisionSearch(tables_, cuts_, stages, cache_).bound();
+    return DivisionSearch(tables_, cuts_, stages, cache_).bound(poll);
   }
 
   // A better one: under each vocabulary strategy, stages at their exact optima. What is beyond `limit` stays rough.
   double tight_bound(double limit, Poll& poll) {
-    candidates_.clear();
-    for (const int v : useful_) {
-      auto stages = std::make_unique<Stages>(tables_, cuts_, tables_.vocabs[v], cache_);
-      auto search = std::make_unique<DivisionSearch>(tables_, cuts_, *stages, cache_);
-      double bound = search->bound();
-      if (is_less(bound, limit)) bound = search->tight_bound(poll);
-      if (is_less(bound, limit)) candidates_.push_back({bound, v, std::move(stages), std::move(search)});
-    }
-    std::sort(candidates_.begin(), candidates_.end(),
-              [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
-    return candidates_.empty() ? limit : candidates_.front().bound;
+    const Turn turn(busy_, poll);
+    const Candidates candidates = candidates_below(limit, poll);
+    return candidates.empty() ? limit : candidates.front().bound;
   }
 
   // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
-  // `effort` passes.
+  // `effort` passes, or where it would take too much memory.
   PipelineSolution solve(double limit, long effort, double& proven, Poll& poll) {
-    tight_bound(limit, poll);
+    const Turn turn(busy_, poll);
     PipelineSolution best;
     best.cost = limit;
     double unproven = kInfinity;
-    for (Candidate& candidate : candidates_) {
+    for (Candidate& candidate : candidates_below(limit, poll)) {
       if (!is_less(candidate.bound, best.cost)) break;
       PipelineSolution found;
       found.cost = best.cost;
-      if (!candidate.search->solve(found, candidate.bound, effort, poll))
-        unproven = std::min(unproven, candidate.bound);
+      if (!solved(candidate, found, effort, poll)) unproven = std::min(unproven, candidate.bound);
       if (!is_less(found.cost, best.cost)) continue;
       best = std::move(found);
       best.vocab = candidate.vocab;
     }
-    candidates_.clear();
     proven = std::min(unproven, best.cost);
     if (best.vocab < 0) best.cost = kInfinity;
     return best;
@@ -92,12 +86,12 @@ class Pipeline {
     return result;
   }
 
-  LeastMemory least_memory() const {
+  LeastMemory least_memory(Poll& poll) const {
     LeastMemory least;
-    const Needs needs(tables_, cache_);
+    const Needs needs(tables_, cache_, poll);
     for (const int v : useful_) {
       auto need = [&](int stage, Span span) { return needs.of(tables_.vocabs[v], stage, span).mib; };
-      const Minimax division = least_dearest(tables_, need, 0);
+      const Minimax division = least_dearest(tables_, need, 0, poll);
       if (!(division.value < least.budget)) continue;
       least = {division.value, v, division.division, {}};
       int first = 0;
@@ -118,6 +112,48 @@ class Pipeline {
     std::unique_ptr<Stages> stages;
     std::unique_ptr<DivisionSearch> search;
   };
+
+  using Candidates = std::vector<Candidate>;
+
+  // The one thread that works on a pipeline; others wait.
+  class Turn {
+   public:
+    Turn(std::atomic<bool>& busy, const Poll& poll) : busy_(busy) {
+      while (busy_.exchange(true)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        poll.check();
+      }
+    }
+    ~Turn() { busy_ = false; }
+    Turn(const Turn&) = delete;
+
+   private:
+    std::atomic<bool>& busy_;
+  };
+
+  // Vocabulary strategies under which a pipeline may cost less than the limit, the best bound first.
+  Candidates candidates_below(double limit, Poll& poll) {
+    Candidates candidates;
+    for (const int v : useful_) {
+      auto stages = std::make_unique<Stages>(tables_, cuts_, tables_.vocabs[v], cache_);
+      auto search = std::make_unique<DivisionSearch>(tables_, cuts_, *stages, cache_);
+      double bound = search->bound(poll);
+      if (is_less(bound, limit)) bound = search->tight_bound(poll);
+      if (is_less(bound, limit)) candidates.push_back({bound, v, std::move(stages), std::move(search)});
+    }
+    std::sort(candidates.begin(), candidates.end(),
+              [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
+    return candidates;
+  }
+
+  // Whether the candidate was searched to the end. Raises its bound.
+  static bool solved(Candidate& candidate, PipelineSolution& best, long& effort, Poll& poll) {
+    try {
+      return candidate.search->solve(best, candidate.bound, effort, poll);
+    } catch (const TooHard&) {
+      return false;
+    }
+  }
 
   static Part least_of_each(const Part& a, const Part& b) {
     return {{std::min(a.time.forward, b.time.forward), std::min(a.time.backward, b.time.backward),
@@ -167,9 +203,9 @@ class Pipeline {
   PipelineTables tables_;
   Cuts cuts_;
   ChoiceCache cache_;
-  std::vector<int> useful_;            // vocabulary strategies that no other one beats
-  std::unique_ptr<Vocab> ideal_;       // as good as all of them at once
-  std::vector<Candidate> candidates_;  // by bound
+  std::vector<int> useful_;       // vocabulary strategies that no other one beats
+  std::unique_ptr<Vocab> ideal_;  // as good as all of them at once
+  std::atomic<bool> busy_{false};
 };
 
 }  // namespace galvatron

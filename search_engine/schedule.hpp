@@ -5,6 +5,8 @@
 #include <cmath>
 #include <vector>
 
+#include "common.hpp"
+
 namespace galvatron {
 
 struct StageTime {
@@ -20,10 +22,10 @@ class StepTimer {
   long passes() const { return passes_; }
 
   // `send`: time from each stage to the next, and of the gradient back; at least one entry for each stage but the last.
-  double operator()(const std::vector<StageTime>& stages, const std::vector<double>& send) {
+  double operator()(const std::vector<StageTime>& stages, const std::vector<double>& send, Poll& poll) {
     passes_ += static_cast<long>(stages.size());
     if (stages.size() == 1) return micro_batches_ * (stages[0].forward + stages[0].backward) + stages[0].sync;
-    return gpipe_ ? gpipe(stages, send) : one_f_one_b(stages, send);
+    return gpipe_ ? gpipe(stages, send) : one_f_one_b(stages, send, poll);
   }
 
  private:
@@ -47,13 +49,14 @@ class StepTimer {
 
   // Round k holds forward k and backward k - (stages - stage - 1) of every stage. Once a full round moves every stage
   // by the same time, all further full rounds do, and are skipped.
-  double one_f_one_b(const std::vector<StageTime>& stages, const std::vector<double>& send) {
+  double one_f_one_b(const std::vector<StageTime>& stages, const std::vector<double>& send, Poll& poll) {
     const int count = static_cast<int>(stages.size());
     free_.assign(count, 0);
     done_.assign(count + 1, 0);
     for (int k = 0; k < micro_batches_ + count - 1; ++k) {
       before_ = free_;
       passes_ += count;
+      poll.tick(count);
       double arrival = 0;
       for (int s = 0; s < count; ++s) {
         const double link = s + 1 < count ? send[s] : 0;

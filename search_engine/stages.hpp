@@ -25,11 +25,11 @@ struct StagePoint {
 
 // A stage's best point for some layers.
 struct Solved {
-  double cost = kInfinity;
-  StagePoint point;
+  double cost = kInfinity;  // no point costs less
+  StagePoint point;         // the best one known; without counts where nothing fits
 };
 
-using SolvedSpans = std::map<long, Solved>;  // by Stages::key
+using SolvedSpans = Map<long, Solved>;  // by Stages::key
 
 // Choices, and what is solved, by weights and micro-batches in flight; shared by all stages and vocabulary strategies.
 class ChoiceCache {
@@ -114,22 +114,22 @@ class Stages {
   }
 
   // Below every weighted time of a stage with these layers.
-  double bound(int stage, Span span, Weighting weighting) {
-    return bound_without_switches(stage, span, weighting) + walks(stage, span, weighting).least();
+  double bound(int stage, Span span, Weighting weighting, Poll& poll) {
+    return bound_without_switches(stage, span, weighting, poll) + walks(stage, span, weighting).least();
   }
 
   // The same without any switch; it is never less for more layers.
-  double bound_without_switches(int stage, Span span, Weighting weighting) {
+  double bound_without_switches(int stage, Span span, Weighting weighting, Poll& poll) {
     return fixed(stage, weighting) +
-           choices(stage, weighting).bound(tables_.layers_of(span), views_[stage].room);
+           choices(stage, weighting).bound(tables_.layers_of(span), views_[stage].room, poll);
   }
 
-  // The least weighted time itself; infinite where nothing fits.
+  // The least weighted time itself, or a lower bound where that is too hard; infinite where nothing fits.
   double least(int stage, Span span, Weighting weighting, Poll& poll) {
     return weighting == kNowhere ? 0 : solved(stage, span, weighting, poll).cost;
   }
 
-  // The point that has it.
+  // The point that has it, or the best one known; without counts where there is none.
   const StagePoint& best(int stage, Span span, Weighting weighting, Poll& poll) {
     return solved(stage, span, weighting, poll).point;
   }
@@ -137,7 +137,7 @@ class Stages {
   // All points whose weighted time is below the limit; false when there are more than `most`, or when listing them takes
   // more than the effort.
   bool points(int stage, Span span, Weighting weighting, double limit, std::size_t most,
-              std::vector<StagePoint>& found, long& effort, Poll& poll) {
+              Vector<StagePoint>& found, long& effort, Poll& poll) {
     Mixes all = cache_.complete(tables_.in_flight[stage], cuts_.weights(stage, weighting));
     auto emit = [&](const std::vector<Count>& counts, GroupSet groups) {
       std::vector<int> order;
@@ -246,25 +246,27 @@ class Stages {
     const bool inner = stage > 0 && stage < tables_.stages - 1;
     SolvedSpans& known = inner ? cache_.inner(tables_.in_flight[stage], cuts_.weights(stage, weighting))
                                : views_[stage].solved[weighting];
-    const auto [place, fresh] = known.try_emplace(key(span));
-    Solved& solved = place->second;
-    if (!fresh) return solved;
+    const long place = key(span);
+    const auto found = known.find(place);
+    if (found != known.end()) return found->second;
     Walks& walk = walks(stage, span, weighting);
-    const Mix mix =
-        choices(stage, weighting).solve(tables_.layers_of(span), views_[stage].room, walk, kInfinity, poll);
-    if (mix.counts.empty()) return solved;
-    GroupSet used = 0;
-    for (const auto& [id, n] : mix.counts) used |= bit(tables_.strategies[id].group);
-    solved.point = point(stage, span, mix.counts, walk.order(used));
-    solved.cost = cuts_.weights(stage, weighting).of(solved.point.time);
-    return solved;
+    const Mix mix = choices(stage, weighting).solve(tables_.layers_of(span), views_[stage].room, walk, poll);
+    Solved solved;
+    if (!mix.counts.empty()) {
+      GroupSet used = 0;
+      for (const auto& [id, n] : mix.counts) used |= bit(tables_.strategies[id].group);
+      solved.point = point(stage, span, mix.counts, walk.order(used, poll));
+      solved.cost = cuts_.weights(stage, weighting).of(solved.point.time);
+    }
+    if (mix.bound < mix.cost) solved.cost = std::min(solved.cost, fixed(stage, weighting) + mix.bound);
+    return known.emplace(place, std::move(solved)).first->second;
   }
 
   const PipelineTables& tables_;
   const Cuts& cuts_;
   const Vocab& vocab_;
   ChoiceCache& cache_;
-  std::vector<View> views_;
+  Vector<View> views_;
 };
 
 }  // namespace galvatron

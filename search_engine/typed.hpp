@@ -36,12 +36,12 @@ class TypedDivisions : public Divisions {
     }
   }
 
-  double bound() override {
-    found_ = least_dearest(tables_, [&](int s, Span span) { return bound_of(s, span); }, kTolerance);
+  double bound(Poll& poll) override {
+    found_ = least_dearest(tables_, [&](int s, Span span) { return bound_of(s, span, poll); }, kTolerance, poll);
     return found_.bound;
   }
 
-  double tight_bound(Poll&) override { return bound(); }
+  double tight_bound(Poll& poll) override { return bound(poll); }
 
   std::vector<int> promising(Poll&) override { return found_.division; }
 
@@ -52,7 +52,7 @@ class TypedDivisions : public Divisions {
     earliest_.assign(stages + 1, layers);
     auto may_win = [&](int s, Span span) {
       poll.tick();
-      return is_less(bound_of(s, span), limit);
+      return is_less(bound_of(s, span, poll), limit);
     };
     for (int s = 0; s < stages; ++s) {
       int& end = latest_[s + 1] = latest_[s];
@@ -70,7 +70,7 @@ class TypedDivisions : public Divisions {
         return false;
       }
     }
-    for (const Weighting below : kBelow) set_rest(below, may_win);
+    for (const Weighting below : kBelow) set_rest(below, may_win, poll);
     return true;
   }
 
@@ -96,9 +96,10 @@ class TypedDivisions : public Divisions {
   }
 
   // Below the time of every pipeline in which a stage has these layers. It grows with them: elsewhere none is dearer.
-  double bound_of(int stage, Span span) {
-    const auto [place, fresh] = known_[stage].try_emplace({span.first, span.layers}, 0);
-    if (!fresh) return place->second;
+  double bound_of(int stage, Span span, Poll& poll) {
+    const std::pair<int, int> place{span.first, span.layers};
+    const auto found = known_[stage].find(place);
+    if (found != known_[stage].end()) return found->second;
     auto head = [&](Ending ending) { return head_[ending][stage] + layers_above_[ending][span.first]; };
     const bool returns = head(kFirst) - head(kHere) >= cuts_.most_sync(stage, span.layers);  // all the longest paths do
     double longest = 0;
@@ -106,17 +107,17 @@ class TypedDivisions : public Divisions {
       if (cut.ending != kFirst && returns) continue;
       const std::vector<double>& below = layers_below_[cut.below];
       const double others = head(cut.ending) + tail_[cut.below][stage + 1] + below.back() - below[span.end()];
-      longest = std::max(longest, others + stages_.bound_without_switches(stage, span, cut.own));
+      longest = std::max(longest, others + stages_.bound_without_switches(stage, span, cut.own, poll));
     }
-    return place->second = longest;
+    return known_[stage][place] = longest;
   }
 
   // The least of all divisions that are left, from each stage and layer on.
   template <class MayWin>
-  void set_rest(Weighting below, MayWin may_win) {
+  void set_rest(Weighting below, MayWin may_win, Poll& poll) {
     const int stages = tables_.stages, layers = tables_.layers;
-    std::vector<std::vector<double>>& rest = rest_[below];
-    rest.assign(stages + 1, std::vector<double>(layers + 1, kInfinity));
+    Vector<Vector<double>>& rest = rest_[below];
+    rest.assign(stages + 1, Vector<double>(layers + 1, kInfinity));
     rest[stages][layers] = 0;
     for (int s = stages - 1; s >= 0; --s)
       for (int first = earliest_[s]; first <= latest_[s]; ++first) {
@@ -124,7 +125,7 @@ class TypedDivisions : public Divisions {
         for (int end = std::max(first + 1, earliest_[s + 1]); end <= latest_[s + 1]; ++end) {
           const Span span{first, end - first};
           if (rest[s + 1][end] == kInfinity || !may_win(s, span)) continue;
-          const double own = below == kNowhere ? 0 : stages_.bound(s, span, below);
+          const double own = below == kNowhere ? 0 : stages_.bound(s, span, below, poll);
           least = std::min(least, own + rest[s + 1][end]);
         }
         if (s > 0) least += cuts_.trips_below(below) * tables_.send_to(first);
@@ -138,10 +139,10 @@ class TypedDivisions : public Divisions {
   // What the other stages add to the paths that lean on one: their vocabulary and links, and the layers before each.
   std::array<std::vector<double>, kEndings.size()> head_, layers_above_;  // by where paths end
   std::array<std::vector<double>, kWeightings> tail_, layers_below_;  // by what lies below
-  std::vector<std::map<std::pair<int, int>, double>> known_;          // of each stage: bounds by first layer and layers
+  std::vector<Map<std::pair<int, int>, double>> known_;               // of each stage: bounds by first layer and layers
   Minimax found_;
   std::vector<int> earliest_, latest_;                                 // first layer of each stage
-  std::array<std::vector<std::vector<double>>, kWeightings> rest_;     // [stage][first layer]
+  std::array<Vector<Vector<double>>, kWeightings> rest_;               // [stage][first layer]
 };
 
 }  // namespace galvatron

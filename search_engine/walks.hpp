@@ -62,17 +62,18 @@ class Walks {
   }
 
   // Cost of the cheapest order of these groups; it grows with the set, and types that are missing cost nothing.
-  double cost(GroupSet set) {
+  double cost(GroupSet set, Poll& poll) {
+    if (known_.size() > kMostKnown) known_.clear();
     double best = kInfinity;
-    for (int last : latest(set)) best = std::min(best, to(set, last) + leave(last));
+    for (int last : latest(set)) best = std::min(best, to(set, last, poll) + leave(last));
     return best;
   }
 
   // That order.
-  std::vector<int> order(GroupSet set) {
+  std::vector<int> order(GroupSet set, Poll& poll) {
     std::vector<int> reversed;
     auto total = [&](int last) {
-      return to(set, last) + (reversed.empty() ? leave(last) : prices_.change[last][reversed.back()]);
+      return to(set, last, poll) + (reversed.empty() ? leave(last) : prices_.change[last][reversed.back()]);
     };
     while (set) {
       const std::vector<int> candidates = latest(set);
@@ -85,6 +86,16 @@ class Walks {
   }
 
  private:
+  static constexpr std::size_t kMostKnown = 100'000;  // some 6 MiB
+  static constexpr std::size_t kStepsOfSet = 8;       // of Poll
+
+  using Key = std::pair<GroupSet, int>;
+  struct Hash {
+    std::size_t operator()(const Key& key) const {
+      return std::hash<GroupSet>()((key.first * kMostGroups + key.second) * 0x9E3779B97F4A7C15u);  // 2^64 / golden ratio
+    }
+  };
+
   int type_of(int group) const { return prices_.types.empty() ? 0 : prices_.types[group]; }
   double enter(int group) const { return type_of(group) == first_type_ ? prices_.enter[group] : 0; }
   double leave(int group) const { return type_of(group) == last_type_ ? prices_.leave[group] : 0; }
@@ -102,21 +113,23 @@ class Walks {
   }
 
   // Cheapest walk through the set that ends in `last` (Held and Karp's recursion, remembered).
-  double to(GroupSet set, int last) {
+  double to(GroupSet set, int last, Poll& poll) {
     const GroupSet rest = set & ~bit(last);
     if (!rest) return enter(last);
-    double& known = known_[set].try_emplace(last, -1.0).first->second;
-    if (known >= 0) return known;
+    const auto found = known_.find({set, last});
+    if (found != known_.end()) return found->second;
+    poll.tick(kStepsOfSet);
     double best = kInfinity;
-    for (int before : latest(rest)) best = std::min(best, to(rest, before) + prices_.change[before][last]);
-    return known_[set][last] = best;
+    for (int before : latest(rest)) best = std::min(best, to(rest, before, poll) + prices_.change[before][last]);
+    known_.emplace(std::make_pair(set, last), best);
+    return best;
   }
 
   GroupPrices prices_;
   int first_type_, last_type_;
   std::vector<GroupSet> of_type_;
   double least_enter_ = kInfinity, least_leave_ = kInfinity;
-  std::unordered_map<GroupSet, std::unordered_map<int, double>> known_;
+  std::unordered_map<Key, double, Hash, std::equal_to<Key>, Counted<std::pair<const Key, double>>> known_;
 };
 
 }  // namespace galvatron

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import typer
@@ -31,6 +34,11 @@ app = App(help="Find the best plan from profile files.")
 
 END = "========================= Galvatron Search Engine End Searching ========================="
 WIDE = 200  # columns of a table in the log
+LONG_S = 2.0
+LONG = (
+    "note: still searching, as the space is wide; fewer batches (settle_bsz, bsz_scale), settle_chunk, max_pp_deg, "
+    "max_tp_deg and search_space narrow it, Ctrl-C ends it"
+)
 
 
 class RunOptions(Options):
@@ -56,7 +64,8 @@ def search(values: dict[str, Any], json: bool) -> None:
     cost = load(
         model.shapes, options.num_nodes, options.num_gpus_per_node, options.assumptions, **options.profile_arguments
     )
-    result = find_plan(model.shapes, cost, options, log.append)
+    with _note_after(LONG_S):
+        result = find_plan(model.shapes, cost, options, log.append)
     log += [f"{family}: {result.fate(family)}" for family in result.outcomes]
 
     shown: list[Any] = [*_title(model, options), *explain(result, model.shapes[0] if len(model.shapes) == 1 else None)]
@@ -76,6 +85,18 @@ def search(values: dict[str, Any], json: bool) -> None:
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
         typer.echo(dumps(line | peak | places))
     result.require()
+
+
+@contextmanager
+def _note_after(seconds: float) -> Iterator[None]:
+    """Say why the answer keeps waiting, and what makes it faster, when it takes longer than that."""
+    timer = Timer(seconds, typer.echo, (LONG,), {"err": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _title(model: Model, options: SearchOptions) -> list[str]:

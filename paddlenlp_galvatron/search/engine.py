@@ -24,6 +24,8 @@ from .space import Family, Space, families
 from .tables import Tables, build, sketch_ms
 
 MS_PER_S = 1000.0
+# What is looked at, at most: a minute of pricing, and some 100 MB.
+MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 500, 1_000_000
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 
 
@@ -42,6 +44,9 @@ def search(
     models = (model,) if isinstance(model, ModelShape) else tuple(model)
     _require_agreement(models, cost, options)
     return _Search(models, cost, options, log or (lambda line: None)).run()
+
+
+_Choices = tuple[Sequence[Sequence[LayerStrategy]], Sequence[VocabStrategy]]  # of each layer type; of the vocabulary
 
 
 class _Stage(IntEnum):
@@ -90,7 +95,7 @@ class _Search:
         self.bounds_s: dict[Family, float] = {}  # of families that cannot win
         self.unproven = inf  # ms per sample: least lower bound of the families that were given up
         self.waiting: list[_Open] = []
-        self.too_big: list[_Open] = []  # families that do not fit
+        self.too_big: list[tuple[float, Plan]] = []  # of families that do not fit: least MiB a device, and the plan
         self.active = 0  # families that some thread works on
         self.changed = Condition()
 
@@ -120,14 +125,34 @@ class _Search:
 
     def _sketched(self) -> Iterator[_Open]:
         numbers = count()
-        for family in families(self.options, self.cost.world_size, len(self.cost.layer_types)):
-            spaces = self._spaces(family)
+        for family, spaces in self._divisible().items():
             self.outcomes[family] = Outcome.OUT_OF_MEMORY if spaces else Outcome.NOT_DIVISIBLE
             for layers, vocabularies in spaces:
                 bound = sketch_ms(family, layers, self.cost) / family.global_batch
                 yield _Open(bound, next(numbers), _Stage.SKETCHED, family, layers, vocabularies)
 
-    def _spaces(self, family: Family) -> list[tuple[Sequence[Sequence[LayerStrategy]], Sequence[VocabStrategy]]]:
+    def _divisible(self) -> dict[Family, list[_Choices]]:
+        """What the plans of every family may choose from. Raises UserError where that is too much to look at."""
+        found: dict[Family, list[_Choices]] = {}
+        total = 0
+        for family in families(self.options, self.cost.world_size, len(self.cost.layer_types)):
+            found[family] = self._spaces(family)
+            strategies = sum(len(some) for layers, _ in found[family] for some in layers)
+            total += strategies
+            if strategies > MOST_STRATEGIES:
+                raise UserError(
+                    f"max_tp_deg: {strategies} strategies of layers in {family} are more than {MOST_STRATEGIES}; lower "
+                    "it, or leave tp_consec at 1"
+                )
+            if len(found) > MOST_FAMILIES or total > MOST_PRICES:
+                raise UserError(
+                    f"min_bsz, max_bsz, bsz_scale: more than {MOST_FAMILIES} families of plans (batches by "
+                    f"micro-batches by stages by schedules), or {MOST_PRICES} strategies in them; take a wider step, "
+                    "or give settle_chunk, pipeline_type, max_pp_deg or max_tp_deg"
+                )
+        return found
+
+    def _spaces(self, family: Family) -> list[_Choices]:
         """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
         layers = [space.layers(family) for space in self.spaces]
         others = self.spaces[-1].vocabularies(family)
@@ -163,6 +188,15 @@ class _Search:
 
     def _advance(self, entry: _Open) -> bool:
         """Bound a family better, or solve it. Whether it is still open."""
+        try:
+            return self._bounded_or_solved(entry)
+        except galvatron_dp_core.TooHard:
+            entry.tables = None
+            self.unproven = min(self.unproven, entry.bound)
+            self._note(entry.family, Outcome.GIVEN_UP)
+            return False
+
+    def _bounded_or_solved(self, entry: _Open) -> bool:
         family, batch = entry.family, entry.family.global_batch
         limit = self._limit(family)
         if entry.bound >= limit:
@@ -171,7 +205,7 @@ class _Search:
             return False
         if entry.tables is None:
             entry.tables = build(family, entry.layers, entry.vocabularies, self.cost, self.options.budget_mib)
-            entry.stage, bound_ms = _Stage.PRICED, entry.tables.core.bound()
+            entry.stage, bound_ms = _Stage.PRICED, entry.tables.core.bound(self.cancel)
         elif entry.stage is _Stage.PRICED:
             entry.stage, bound_ms = _Stage.BOUNDED, entry.tables.core.tight_bound(limit * batch, self.cancel)
         else:
@@ -179,7 +213,7 @@ class _Search:
             return False
         entry.bound = max(entry.bound, bound_ms / batch)
         if entry.bound == inf:
-            self.too_big.append(entry)
+            self._set_aside(entry.tables)
             return False
         return True
 
@@ -198,12 +232,18 @@ class _Search:
             self.bounds_s[family] = min(self.bounds_s.get(family, inf), proven_ms / MS_PER_S)
         else:
             outcome = Outcome.OUT_OF_MEMORY
-            self.too_big.append(entry)
+            self._set_aside(tables)
         if proven_ms < min(time_ms, limit_ms) * (1 - ROUNDING):
             outcome = Outcome.GIVEN_UP
             self.unproven = min(self.unproven, proven_ms / batch)
         self._note(family, outcome)
         self.log(f"{family}: {time_ms:.3f} ms a step, at least {entry.bound * batch:.3f}")
+
+    def _set_aside(self, tables: Tables) -> None:
+        """Remember what a family that does not fit would need, for when nothing else fits either."""
+        if not self.found:
+            mib, vocab, division, choice = tables.core.least_memory(self.cancel)
+            self.too_big.append((mib, tables.plan(vocab, division, choice, self.bare)))
 
     def _keep(self, candidate: Candidate, family: Family) -> None:
         known = self.found.get(family)
@@ -222,8 +262,8 @@ class _Search:
 
     def _work_in_threads(self) -> None:
         with ThreadPoolExecutor(self.options.worker) as pool:
-            jobs = [pool.submit(self._work) for _ in range(min(self.options.worker, len(self.waiting)))]
             try:
+                jobs = [pool.submit(self._work) for _ in range(min(self.options.worker, len(self.waiting)))]
                 for job in as_completed(jobs):
                     job.result()
             except BaseException:
@@ -234,12 +274,8 @@ class _Search:
 
     def _need(self) -> Need | None:
         """The least memory in which one of the families has a plan."""
-        needs = []
-        for tables in (entry.tables for entry in self.too_big if entry.tables):
-            _, vocab, division, choice = tables.core.least_memory()
-            plan = tables.plan(vocab, division, choice, self.bare)
-            needs.append(Need.of(plan, self.cost))
-        return min(needs, key=lambda need: need.memory_mib, default=None)
+        plans = (plan for _, plan in sorted(self.too_big, key=lambda need: need[0]))
+        return next((Need.of(plan, self.cost) for plan in plans), None)
 
     def _documented(self, best: Candidate, lower_bound_s: float) -> Candidate:
         metadata = {

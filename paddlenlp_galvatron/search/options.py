@@ -28,13 +28,19 @@ PROFILE_OPTIONS = (  # that `cost_model.load` takes by the same name
     "sp_time_path",
 )
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
-MOST_DEVICES, MOST_BATCHES = 1_000_000, 10_000  # more is a slip of the pen, and would take hours
+
+# Limits: what is beyond them is a slip of the pen, and would take hours or all memory.
+MOST_DEVICES, MOST_SAMPLES, MOST_BATCHES = 1_000_000, 1_000_000, 10_000
+MOST_THREADS, MOST_PLANS = 1024, 1000
+MOST_GB = 1_000_000
+
+Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
 
 
 def _settled(number: int) -> int:
-    if number == -1 or number > 0:
+    if number == -1 or 0 < number <= MOST_SAMPLES:
         return number
-    raise ValueError("must be a number above 0, or -1 for any")
+    raise ValueError(f"must be a number above 0 and at most {MOST_SAMPLES}, or -1 for any")
 
 
 Settled = Annotated[int, AfterValidator(_settled)]
@@ -50,15 +56,21 @@ class SearchOptions(Options):
         GPUS_PER_NODE,
         description="devices; says num_nodes x num_gpus_per_node where one of them is not given",
     )
-    memory_constraint: float = Field(24.0, gt=0, allow_inf_nan=False, description="memory of a device, GB (1024 MiB)")
+    memory_constraint: float = Field(
+        24.0, gt=0, le=MOST_GB, allow_inf_nan=False, description="memory of a device, GB (1024 MiB)"
+    )
     context_mib: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="reserve on every device, MiB; taken off memory_constraint"
+        0.0,
+        ge=0,
+        le=MOST_GB * 1024,
+        allow_inf_nan=False,
+        description="reserve on every device, MiB; taken off memory_constraint",
     )
 
     # Batches.
-    min_bsz: Count = Field(8, description="first global batch tried, samples")
-    max_bsz: Count = Field(8, description="no larger global batch is tried, samples")
-    bsz_scale: Count = Field(8, description="what is added from one global batch to the next, samples")
+    min_bsz: Samples = Field(8, description="first global batch tried, samples")
+    max_bsz: Samples = Field(8, description="no larger global batch is tried, samples")
+    bsz_scale: Samples = Field(8, description="what is added from one global batch to the next, samples")
     settle_bsz: Settled = Field(-1, description="the only global batch tried; -1: min_bsz to max_bsz")
     settle_chunk: Settled = Field(-1, description="the only number of micro-batches tried; -1: all divisors")
 
@@ -109,8 +121,18 @@ class SearchOptions(Options):
 
     # How it is searched.
     parallel_search: bool = Field(False, description="search with several threads")
-    worker: Count = Field(default_factory=lambda: 2 * (os.cpu_count() or 1), description="threads; twice the cores")
-    top_k: Count = Field(1, description="how many plans are kept, each of its own batch, chunks, stages, schedule")
+    worker: int = Field(
+        default_factory=lambda: min(2 * (os.cpu_count() or 1), MOST_THREADS),
+        ge=1,
+        le=MOST_THREADS,
+        description="threads; twice the cores",
+    )
+    top_k: int = Field(
+        1,
+        ge=1,
+        le=MOST_PLANS,
+        description="how many plans are kept, each of its own batch, chunks, stages, schedule",
+    )
     effort: Count = Field(
         100_000_000, description="passes simulated for one family; what is not proven then is left with a gap"
     )

@@ -8,7 +8,7 @@ from enum import IntEnum
 from math import ceil, inf
 
 from ..cost_model import CostModel, Prediction
-from ..plan import Infeasible, Plan
+from ..plan import Infeasible, Plan, UserError
 from ..plan.schedule import in_flight
 from .space import Family
 
@@ -123,7 +123,7 @@ class Outcome(IntEnum):
     OUT_OF_MEMORY = 1
     OUT_OF_BOUND = 2  # no plan of it can beat, or none beats, what was found before
     SOLVED = 3  # searched to the end
-    GIVEN_UP = 4  # left with a gap: the effort was not enough, or prices of switching break the triangle inequality
+    GIVEN_UP = 4  # left with a gap: effort or memory was not enough, or prices of switching are no metric
 
     @property
     def words(self) -> str:
@@ -171,7 +171,13 @@ class SearchResult:
         return outcome.words + bound
 
     def require(self) -> Candidate:
-        """The best plan. Raises Infeasible, which tells the least memory that would do."""
+        """The best plan. Raises Infeasible, which tells the least memory that would do, or UserError where the search
+        was given up before any plan was found."""
         if self.best is None:
+            if given_up := sum(outcome is Outcome.GIVEN_UP for outcome in self.outcomes.values()):
+                raise UserError(
+                    f"search_space: too wide: {given_up} of {len(self.outcomes)} families of plans were given up "
+                    "before one was found; lower max_tp_deg or max_pp_deg, leave tp_consec at 1, or raise effort"
+                )
             raise Infeasible(f"no plan fits: {self.need or 'no strategy splits batch, heads and ranks evenly'}")
         return self.best

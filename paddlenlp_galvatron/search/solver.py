@@ -30,8 +30,9 @@ def solve(
     An infinite entry forbids a choice. Sums are trusted to a relative 1e-12.
 
     The result is the optimum, or with `gap` (a fraction below 1) a solution proven to take at most 1 / (1 - gap) times
-    the optimum. Raises ValueError for shapes that do not match, empty tables, NaN, negative or huge numbers, and
-    MemoryError where layers that all differ make the optimum too hard; a wider gap always ends that.
+    the optimum. Raises ValueError for shapes that do not match, empty tables, more than 100,000 layers, 2000 strategies
+    or 5,000,000 entries, NaN, negative numbers, and numbers below 1e-60 (but 0) or above 1e60; MemoryError where layers
+    that all differ make the optimum too hard, or take more than 400 MiB: allow a gap, or a wider one.
     """
     time, choice, memory, bound = galvatron_dp_core.solve_layers(
         _table("memory_mib", memory_mib),

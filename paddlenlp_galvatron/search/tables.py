@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost_model import CostModel, LayerCost
-from ..plan import LayerStrategy, Plan, Schedule, VocabStrategy
+from ..plan import LayerStrategy, Plan, Schedule, UserError, VocabStrategy
 from ..plan.layout import Grid, TokenLayout
 from ..plan.schedule import in_flight
 from ..profiles.memory import Role
 from .space import Family
 
 Strategy = LayerStrategy | VocabStrategy
+MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
 NOTHING = LayerCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -91,6 +92,11 @@ def _seams(
     numbers: dict[tuple[int, TokenLayout | None], int] = {}  # of groups, type by type
     places = [(kind, _layout(layer, family.stage_size, cost)) for kind, some in enumerate(layers) for layer in some]
     groups = [numbers.setdefault(place, len(numbers)) for place in places]
+    if len(numbers) > MOST_LAYOUTS:
+        raise UserError(
+            f"max_tp_deg: {len(numbers)} token layouts in stages of {family.stage_size} devices are more than "
+            f"{MOST_LAYOUTS}; lower it, or leave tp_consec at 1"
+        )
     samples = dict(zip(groups, (layer for some in layers for layer in some), strict=True))
     types = np.array([kind for kind, _ in numbers], dtype=np.int32)
     starts = [*(cost.layer_types.index(kind) for kind in range(len(layers))), len(cost.layer_types)]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
-from paddlenlp_galvatron.cli.search import END, GROUPS
+from paddlenlp_galvatron.cli.search import END, GROUPS, LONG
 from paddlenlp_galvatron.plan import read_plan
 from paddlenlp_galvatron.plan.aliases import canonical_name
 from paddlenlp_galvatron.profiles import Shape, Variant
@@ -343,3 +345,21 @@ def test_published_profiles_of_both_dialects_are_searched(folder, galvatron, nam
 def test_help_shows_every_option(galvatron):
     shown = galvatron("search", "--help").out
     assert all(f"--{name}" in shown for name in [*FIELDS, *COMMAND_OPTIONS])
+
+
+def test_control_c_ends_a_wide_search(folder):
+    """A space that takes long: many batches, each in many micro-batches."""
+    values = OPTIONS | {"settle_bsz": -1, "min_bsz": 2520, "max_bsz": 20160, "bsz_scale": 2520, "top_k": 1000}
+    command = [str(Path(sys.executable).with_name("galvatron")), *words(**values)]
+    ran = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    try:
+        assert ran.stderr is not None
+        assert ran.stderr.readline() == LONG + "\n"  # it searches, and says why it takes long
+        ran.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        _, err = ran.communicate(timeout=60)
+        assert ran.returncode == 130 and "Traceback" not in err
+        assert time.monotonic() - started < 5
+    finally:
+        ran.kill()
+    assert not (folder / "configs" / PLAN).exists() and not (folder / "logs").exists()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plans import json_values
 
 from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.cli.search import LONG
 
 from .test_search import FIELDS, OPTIONS, words, write_profiles
 
@@ -24,7 +25,7 @@ def run_quietly(*arguments: str) -> tuple[int, str]:
 
 def check_ending(code: int, err: str) -> None:
     assert code in (0, 2, 3), err
-    lines = err.splitlines()
+    lines = [line for line in err.splitlines() if line != LONG]  # on a busy machine
     assert all(line.startswith("error: ") and len(line) < 600 and "unexpected" not in line for line in lines), err
     assert bool(lines) == (code != 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import sysconfig
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,64 @@ def test_another_thread_runs_meanwhile_and_can_cancel() -> None:
     assert failures == ["the search was cancelled"]
 
 
+def test_a_pipeline_serves_many_threads() -> None:
+    seeds = [seed for seed in range(60) if not math.isinf(galvatron_dp_core.Pipeline(**tables(seed)).bound())][:20]
+    for seed in seeds:
+        alone = galvatron_dp_core.Pipeline(**tables(seed)).solve(math.inf, 10**9)
+        shared = galvatron_dp_core.Pipeline(**tables(seed))
+        with ThreadPoolExecutor(4) as pool:
+            jobs = [pool.submit(shared.solve, math.inf, 10**9) for _ in range(4)]
+            bounds = [pool.submit(shared.tight_bound, math.inf) for _ in range(4)]
+            assert [job.result(60) for job in jobs] == [alone] * 4, seed
+            assert all(bound.result(60) <= alone[0] * (1 + 1e-12) for bound in bounds), seed
+
+
+def wide(micro_batches: int = 240) -> dict[str, Any]:
+    """A pipeline of 40 layouts between which changes cost next to nothing: 2^40 sets of them may win."""
+    random, layouts, stages = np.random.default_rng(0), 40, 2
+    place = random.random(layouts + 1) * 1e-9
+    distance = np.abs(place[:, None] - place[None])[..., None] * np.array([1.0, 2.0])
+    free = np.broadcast_to(distance[layouts, :layouts], (2, layouts, 2))
+    states = 100 * 4 ** (2 * random.random(layouts * 8) - 1)
+    forward = (states / 100) ** -0.3 * (1 + 0.3 * random.random(layouts * 8))
+    zero = np.zeros(layouts * 8)
+    return {
+        "layers": np.array([32]),
+        "micro_batches": micro_batches,
+        "gpipe": False,
+        "strategies": np.stack([forward, 2 * forward, zero, states, zero, zero], axis=1),
+        "groups": np.arange(layouts * 8) % layouts,
+        "types": np.zeros(layouts, dtype=int),
+        "change": distance[:layouts, :layouts],
+        "enter": free,
+        "leave": free,
+        "vocabs": np.zeros((1, 2, 6)),
+        "vocab_enter": free[:1],
+        "vocab_leave": free[:1],
+        "middle": np.zeros(6),
+        "in_flight": np.minimum(np.arange(stages, 0, -1), micro_batches),
+        "send": np.zeros((2, 1)),
+        "budget_mib": 400.0,
+    }
+
+
+def test_a_space_that_is_too_wide_leaves_a_gap() -> None:
+    time_ms, proven_ms, _, _, choice = galvatron_dp_core.Pipeline(**wide()).solve(math.inf, 10**6)
+    assert len(choice) == 32
+    assert 0 < proven_ms <= time_ms < 1.2 * proven_ms
+
+
+def test_what_was_cancelled_leaves_no_wrong_answer_behind() -> None:
+    """Part of the work is remembered; none of it half done."""
+    pipeline, cancel = galvatron_dp_core.Pipeline(**wide()), galvatron_dp_core.Cancel()
+    timer = threading.Timer(0.05, cancel.cancel)
+    timer.start()
+    with pytest.raises(RuntimeError, match="cancelled"):
+        while True:
+            galvatron_dp_core.Pipeline.tight_bound(pipeline, math.inf, cancel)
+    assert pipeline.solve(math.inf, 10**6)[0] < math.inf
+
+
 @pytest.mark.slow
 def test_what_is_too_hard_ends_before_memory_does() -> None:
     with pytest.raises(MemoryError, match="allow a gap"):
@@ -135,6 +195,8 @@ def test_what_is_too_hard_ends_before_memory_does() -> None:
         ({"layers": np.ones(9, dtype=int)}, "8 types at most"),
         ({"in_flight": np.ones(1000, dtype=int)}, "fewer layers than stages"),
         ({"micro_batches": 0}, "micro_batches"),
+        ({"micro_batches": 2**31 - 1}, "micro_batches: give 1 to 1000000"),
+        ({"layers": np.array([2**32 + 1])}, "layers: at least 1"),
         ({"strategies": np.zeros((0, 6))}, "strategies: none"),
         ({"strategies": np.zeros((2, 5))}, "strategies: has shape"),
         ({"strategies": np.full((1, 6), np.nan)}, "strategies: holds NaN"),

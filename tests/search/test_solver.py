@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -122,6 +124,9 @@ def test_where_nothing_fits_the_least_memory_is_told() -> None:
         (([[1.0]], [[-1.0]], [[0.0]], 1), "time_s: holds a negative"),
         (([[1.0]], [[1.0]], [[-1.0]], 1), "switch_s: holds a negative"),
         (([[1e300]], [[1.0]], [[0.0]], 1), "memory_mib: holds a number above"),
+        (([[1e-300, 0]], [[1, 1e135]], [[1, 0], [0, 1]], 5e-324), "memory_mib: holds a number between 0 and 1e-60"),
+        (([[1.0]], [[1.0]], [[0.0]], 5e-324), "budget_mib: is between 0 and 1e-60"),
+        ((np.zeros((10_000, 1000)), np.zeros((10_000, 1000)), [[0.0]], 1), "at most 100000 layers, 2000 strategies"),
         (([[1.0]], [[1.0]], [[0.0]], math.nan), "budget_mib: is NaN"),
         (([[1.0]], [[1.0]], [[0.0]], -1), "budget_mib: is negative"),
         (([[1.0]], [[1.0]], [[0.0]], 1, math.nan), "gap: is NaN"),
@@ -134,3 +139,31 @@ def test_where_nothing_fits_the_least_memory_is_told() -> None:
 def test_bad_input_is_a_value_error(arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         solve(*arguments)
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-9, 0.5, 1 - 2**-53])
+def test_the_widest_numbers_end_in_an_answer(gap: float) -> None:
+    least, most = 1e-60, 1e60
+    solution = solve([[least, 0]], [[1, most]], [[1, 0], [0, 1]], 2 * least, gap)
+    assert solution.choice == (0,) and solution.time_s == 1
+    solution = solve([[2 * least, 0]], [[1, most]], [[1, 0], [0, 1]], least, gap)
+    assert solution.choice == (1,) and solution.time_s == most
+    mixed = solve([[most, least, 0]] * 3, [[least, 1, most]] * 3, np.eye(3) * most, 2 * least, gap)
+    assert len(mixed.choice) == 3 and mixed.lower_bound_s <= mixed.time_s
+
+
+@pytest.mark.slow
+def test_many_layers_and_strategies_stay_within_memory() -> None:
+    """10,000 layers of 300 strategies, all with their own price of change: a copy of that for each layer is 7 GB."""
+    program = """
+import resource
+import numpy as np
+from paddlenlp_galvatron.search import solve
+random = np.random.default_rng(0)
+tables = [random.random((10_000, 300)) + 1 for _ in range(2)]
+solution = solve(*tables, random.random((300, 300)), 13_000.0, gap=0.05)
+assert len(solution.choice) == 10_000 and solution.time_s <= solution.lower_bound_s / 0.95
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
+    assert int(ran.stdout) < 500

@@ -1,0 +1,247 @@
+// Random and hostile problems for the search's core, each against plain enumeration.
+//
+//     fuzz FIRST_SEED CASES            one problem a seed
+//     fuzz FIRST_SEED CASES threads    the same in two threads, and each pipeline in both of them at once
+//
+// Built with sanitizers by tests/search/test_fuzz.py. Ends with the first wrong answer, telling its seed.
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "layers.hpp"
+#include "pipeline.hpp"
+
+using namespace galvatron;
+
+namespace {
+
+constexpr double kTolerance = 1e-9;
+
+class Draw {
+ public:
+  explicit Draw(unsigned long seed) : engine_(seed) {}
+  int from(int low, int high) { return low + static_cast<int>(engine_() % (high - low + 1)); }
+  bool chance(int percent) { return from(1, 100) <= percent; }
+  double unit() { return (engine_() >> 11) * 0x1p-53; }
+
+  // By the kind of the problem: whole numbers with ties, fractions, or magnitudes up to the limits of the API.
+  double number(int kind) {
+    if (kind == 0) return from(0, 9);
+    if (kind == 1) return 10 * unit();
+    switch (from(0, 5)) {
+      case 0: return 0;
+      case 1: return 1e-60 * (1 + unit());
+      case 2: return 1e60 * unit();
+      case 3: return std::pow(10.0, from(-60, 59)) * (1 + unit());
+      case 4: return 1 + from(0, 3) * 0x1p-52;
+      default: return from(0, 4);
+    }
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+[[noreturn]] void fail(unsigned long seed, const std::string& what, double a = 0, double b = 0) {
+  std::printf("seed %lu: %s (%.17g, %.17g)\n", seed, what.c_str(), a, b);
+  std::exit(1);
+}
+
+bool near(double a, double b) { return a == b || std::abs(a - b) <= kTolerance * std::max(std::abs(a), std::abs(b)); }
+
+// Calls `use` with every sequence of `length` numbers below `base`.
+void each_sequence(int length, int base, const std::function<void(const std::vector<int>&)>& use) {
+  std::vector<int> sequence(length, 0);
+  for (;;) {
+    use(sequence);
+    int at = length - 1;
+    while (at >= 0 && ++sequence[at] == base) sequence[at--] = 0;
+    if (at < 0) return;
+  }
+}
+
+// --- one chain of layers ------------------------------------------------------------------------------------------
+
+void check_layers(unsigned long seed) {
+  Draw draw(seed);
+  const int kind = draw.from(0, 2), layers = draw.from(1, 5), strategies = draw.from(1, layers > 3 ? 3 : 5);
+  const bool alike = draw.chance(50), by_layer = draw.chance(30), no_change = draw.chance(30);
+  const std::size_t row = strategies, square = row * row;
+  std::vector<double> memory(layers * row), cost(layers * row), change((by_layer ? layers : 1) * square);
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    memory[i] = alike && i >= row ? memory[i - row] : draw.chance(5) ? kInfinity : draw.number(kind);
+    cost[i] = alike && i >= row ? cost[i - row] : draw.chance(5) ? kInfinity : draw.number(kind);
+  }
+  for (double& number : change) number = no_change ? 0 : draw.chance(5) ? kInfinity : draw.number(kind);
+  const double budget = draw.chance(5) ? kInfinity : draw.number(kind) * draw.from(1, layers);
+  const double gap = draw.chance(30) ? 0.5 * draw.unit() : 0;
+  const LayerTables tables{layers, strategies, memory.data(), cost.data(), change.data(), by_layer};
+
+  double best = kInfinity, best_within = kInfinity;  // within: of what fits without any rounding
+  each_sequence(layers, strategies, [&](const std::vector<int>& choice) {
+    double used = 0, spent = 0;
+    for (int l = 0; l < layers; ++l) {
+      used += tables.memory_of(l, choice[l]);
+      spent += tables.cost_of(l, choice[l]) + (l ? tables.change_of(l, choice[l - 1], choice[l]) : 0);
+    }
+    if (used == kInfinity) return;  // forbidden
+    if (used <= budget * (1 + kTolerance)) best = std::min(best, spent);
+    if (used <= budget * (1 - kTolerance) || used == 0) best_within = std::min(best_within, spent);
+  });
+
+  Poll poll([] {});
+  const ChainSolution solution = LayerProblem(tables, budget).solve(gap, poll);
+  if (std::isnan(solution.cost) || std::isnan(solution.bound) || std::isnan(solution.memory)) fail(seed, "not a number");
+  if (solution.cost < best && !near(solution.cost, best)) fail(seed, "below the optimum", solution.cost, best);
+  if (solution.cost * (1 - gap) > best_within && !near(solution.cost * (1 - gap), best_within))
+    fail(seed, "above the optimum", solution.cost, best_within);
+  if (solution.bound > best_within && !near(solution.bound, best_within))
+    fail(seed, "the bound is none", solution.bound, best_within);
+  if (solution.choice.empty() != !(solution.cost < kInfinity)) fail(seed, "no choice, but a cost", solution.cost);
+}
+
+// --- a pipeline -----------------------------------------------------------------------------------------------------
+
+PipelineTables random_pipeline(Draw& draw) {
+  const int kind = draw.from(0, 2) % 2, types = draw.chance(30) ? 2 : 1;
+  PipelineTables tables;
+  tables.stages = draw.from(1, 3);
+  tables.layers = std::max(tables.stages, types) + draw.from(0, 2);
+  tables.starts = types == 1 ? std::vector<int>{0, tables.layers}
+                             : std::vector<int>{0, draw.from(1, tables.layers - 1), tables.layers};
+  tables.micro_batches = draw.chance(5) ? 10'000 : draw.from(1, 9);
+  tables.gpipe = draw.chance(40);
+  auto part = [&](int group) {
+    const double working = draw.chance(50) ? 0 : draw.number(kind);
+    return Part{{draw.number(kind), draw.number(kind), draw.number(kind)}, draw.number(kind), draw.number(kind), working,
+                group};
+  };
+  const int groups = types * draw.from(1, 2);
+  for (int g = 0; g < groups; ++g) tables.types.push_back(g * types / groups);
+  for (int g = 0; g < groups; ++g) tables.strategies.push_back(part(g));
+  if (draw.chance(50)) tables.strategies.push_back(part(draw.from(0, groups - 1)));
+  // Prices of change are distances on a line: a metric.
+  std::vector<double> place;
+  for (int i = 0; i < groups + 4; ++i) place.push_back(draw.number(kind) * (draw.chance(50) ? 0.1 : 0));
+  auto distance = [&](int a, int b) { return Change{std::abs(place[a] - place[b]), 2 * std::abs(place[a] - place[b])}; };
+  auto from = [&](int where) {
+    std::vector<Change> changes;
+    for (int g = 0; g < groups; ++g) changes.push_back(distance(where, g));
+    return changes;
+  };
+  for (int g = 0; g < groups; ++g) tables.change.push_back(from(g));
+  tables.enter = tables.leave = {from(groups), from(groups)};
+  for (int v = draw.from(1, 2); v > 0; --v) tables.vocabs.push_back({part(0), part(0), from(groups + v), from(groups + v)});
+  tables.middle = part(0);
+  tables.middle.time = {};
+  for (int s = 0; s < tables.stages; ++s)
+    tables.in_flight.push_back(tables.gpipe ? tables.micro_batches : std::min(tables.stages - s, tables.micro_batches));
+  tables.send = {std::vector<double>(types, 0.5), std::vector<double>(types, 0.25)};
+  tables.budget = 10 * draw.unit() * (tables.layers + 2) * (tables.gpipe && tables.micro_batches < 10 ? 3 : 2);
+  return tables;
+}
+
+// Least step time over everything, and of what surely fits.
+std::pair<double, double> enumerate(const PipelineTables& t) {
+  double best = kInfinity, best_within = kInfinity;
+  StepTimer timer(t.gpipe, t.micro_batches);
+  Poll poll([] {});
+  const int count = static_cast<int>(t.strategies.size());
+  each_sequence(t.layers, count, [&](const std::vector<int>& choice) {
+    for (int l = 0; l < t.layers; ++l)
+      if (t.types[t.strategies[choice[l]].group] != t.type_of(l)) return;
+    each_sequence(t.stages - 1, t.layers, [&](const std::vector<int>& ends) {  // the last layer of each stage but one
+      std::vector<int> first{0};
+      for (const int end : ends) first.push_back(end + 1);
+      first.push_back(t.layers);
+      for (int s = 0; s < t.stages; ++s)
+        if (first[s] >= first[s + 1]) return;
+      for (const Vocab& vocab : t.vocabs) {
+        std::vector<StageTime> times;
+        std::vector<double> send;
+        double excess = -kInfinity;
+        for (int s = 0; s < t.stages; ++s) {
+          const Part& beside = t.beside(vocab, s);
+          StageTime time = beside.time;
+          double used = beside.states + t.in_flight[s] * beside.activation, working = beside.working;
+          auto pass = [&](const Change& change) { time.forward += change.forward, time.backward += change.backward; };
+          for (int l = first[s]; l < first[s + 1]; ++l) {
+            const Part& part = t.strategies[choice[l]];
+            time.forward += part.time.forward, time.backward += part.time.backward, time.sync += part.time.sync;
+            used += part.states + t.in_flight[s] * part.activation;
+            working = std::max(working, part.working);
+            if (l > first[s]) pass(t.change[t.strategies[choice[l - 1]].group][part.group]);
+          }
+          const int enters = t.strategies[choice[first[s]]].group, leaves = t.strategies[choice[first[s + 1] - 1]].group;
+          pass(s == 0 ? vocab.enter[enters] : t.enter.at(t.is_between(first[s]))[enters]);
+          pass(s + 1 == t.stages ? vocab.leave[leaves] : t.leave.at(t.is_between(first[s + 1]))[leaves]);
+          times.push_back(time);
+          send.push_back(s + 1 < t.stages ? t.send_to(first[s + 1]) : 0);
+          excess = std::max(excess, used + working - t.budget);
+        }
+        if (excess > kTolerance * t.budget) continue;
+        const double step = timer(times, send, poll);
+        best = std::min(best, step);
+        if (excess < -kTolerance * t.budget) best_within = std::min(best_within, step);
+      }
+    });
+  });
+  return {best, best_within};
+}
+
+void check_pipeline(unsigned long seed, bool shared) {
+  Draw draw(seed);
+  const PipelineTables tables = random_pipeline(draw);
+  const auto [best, best_within] = enumerate(tables);
+  Pipeline pipeline(tables);
+  auto check = [&, best = best, best_within = best_within] {
+    Poll poll([] {});
+    const double bound = pipeline.bound(poll), tight = pipeline.tight_bound(kInfinity, poll);
+    double proven = 0;
+    const PipelineSolution solution = pipeline.solve(kInfinity, 1'000'000'000, proven, poll);
+    const LeastMemory least = pipeline.least_memory(poll);
+    if (solution.cost < best && !near(solution.cost, best)) fail(seed, "below the optimum", solution.cost, best);
+    if (solution.cost > best_within && !near(solution.cost, best_within))
+      fail(seed, "above the optimum", solution.cost, best_within);
+    for (const double lower : {bound, tight, proven})
+      if (lower > best_within && !near(lower, best_within)) fail(seed, "the bound is none", lower, best_within);
+    if (solution.cost < kInfinity && least.budget > tables.budget * (1 + kTolerance))
+      fail(seed, "the least memory is too much", least.budget, tables.budget);
+  };
+  if (!shared) return check();
+  std::thread other(check);
+  check();
+  other.join();
+}
+
+void run(unsigned long first, unsigned long cases, bool shared) {
+  for (unsigned long seed = first; seed < first + cases; ++seed) {
+    if (seed % 2)
+      check_layers(seed);
+    else
+      check_pipeline(seed, shared);
+  }
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  if (count < 3) return 2;
+  const unsigned long first = std::strtoul(words[1], nullptr, 10), cases = std::strtoul(words[2], nullptr, 10);
+  if (count == 3) {
+    run(first, cases, false);
+  } else {
+    std::thread other([&] { run(first + cases / 2, cases - cases / 2, true); });
+    run(first, cases / 2, true);
+    other.join();
+  }
+  if (held_bytes != 0) fail(first, "memory is still counted", static_cast<double>(held_bytes));
+  std::printf("%lu cases are right\n", cases);
+  return 0;
+}
