@@ -41,11 +41,13 @@ class StepLog:
         """Lines of this step and later ones are from a run that this one goes back behind: the first write drops them,
         and what is no line of a log. Raises GalvatronError: the log cannot be written."""
         try:
+            line = json.dumps(record).encode() + b"\n"
             if self._file is None:
-                self._begin(record["step"])
+                self._begin(record["step"], line)
                 self._file = self._path.open("ab")
-            self._file.write(json.dumps(record).encode() + b"\n")
-            self._file.flush()
+            else:
+                self._file.write(line)
+                self._file.flush()
         except OSError as error:
             raise GalvatronError(f"{self._path}: cannot be written: {error.strerror or error}") from None
 
@@ -53,7 +55,7 @@ class StepLog:
         if self._file is not None:
             self._file.close()
 
-    def _begin(self, step: int) -> None:
+    def _begin(self, step: int, first: bytes) -> None:
         damaged = []
         with whole_file(self._path) as kept:
             for number, line in enumerate(_lines(self._path), 1):
@@ -62,6 +64,7 @@ class StepLog:
                     damaged.append(number)
                 elif record["step"] < step:
                     kept.write(line)
+            kept.write(first)
         if damaged:
             sys.stderr.write(
                 f"warning: {self._path}: {len(damaged)} damaged lines are left out, the first is line {damaged[0]}\n"

@@ -12,9 +12,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.models import load_family
 from paddlenlp_galvatron.plan import GalvatronError, UserError
-from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.training.checkpoint import (
     INDEX,
     open_checkpoint,
@@ -22,42 +20,12 @@ from paddlenlp_galvatron.training.checkpoint import (
     whole_checkpoints,
     write_index,
 )
-from paddlenlp_galvatron.training.data import BatchSource, RandomData
-from paddlenlp_galvatron.training.parity import small_case
-from paddlenlp_galvatron.training.recipe import next_rate
-from paddlenlp_galvatron.training.resume import resume
 from paddlenlp_galvatron.training.saving import Writer
 from paddlenlp_galvatron.training.settings import TrainSettings
 
-from .plans import plan
+from .small_run import BATCH, Run
 
-CASE = small_case(plan(1, "1 1"), "llama", "adamw")
-BATCH = CASE.plan.global_batch
 FILE = "rank-00000.safetensors"
-
-
-class Run:
-    """An engine, its optimizer and its data."""
-
-    def __init__(self, seed: int = 0, batch: int = BATCH):
-        self.engine = Engine(CASE.plan, CASE.shape, load_family(CASE.shape.family), CASE.seq_length)
-        self.optimizer = CASE.recipe.build(self.engine.tensors, self.engine.decaying)
-        self.data: BatchSource = RandomData(CASE.shape.vocab_size, CASE.seq_length, batch, seed)
-
-    def train(self, steps: int) -> list[float]:
-        losses = []
-        for _ in range(steps):
-            losses.append(self.engine.forward_backward(self.data.batch(self.engine.steps_done)))
-            self.engine.update(self.optimizer, 1.0)
-            next_rate(self.optimizer)
-        return losses
-
-    def resume(self, folder: Path, wanted: str = "auto") -> int:
-        settings = TrainSettings(
-            plan=Path("plan"), model="model", world_size=1, output_dir=folder.parent, resume_from_checkpoint=wanted
-        )
-        assert settings.checkpoints == folder
-        return resume(settings, self.engine, self.optimizer, self.data)
 
 
 @pytest.fixture(scope="module")
