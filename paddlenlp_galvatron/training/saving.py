@@ -144,7 +144,7 @@ class Writer:
                 _remove(before)
             move(whole, before)
         move(part, whole)
-        for other in whole_checkpoints(self._folder):
+        for other in reversed(whole_checkpoints(self._folder)):  # the newest one last: it counts until then
             if step_of(other) > step_of(whole):  # of a run that this one does not go on with
                 move(other, other.with_name(f"left-{time.time_ns()}-{other.name}"))
         sys.stderr.write(f"saved {whole}\n")

@@ -141,14 +141,18 @@ class TrainSettings(RunOptions):
         """What the first step sent: groups, and calls and bytes by collective."""
         return self.output_dir / "traffic.json"
 
-    @contextmanager
-    def folder_locked(self, wait_s: float = 0.0) -> Iterator[None]:
-        """Make output_dir, and let no other run write there meanwhile. `wait_s`: how long one that ends may take.
-        Raises UserError: another run writes there; the folder cannot be made."""
+    def make_output_dir(self) -> None:
+        """Raises UserError."""
         try:
             make_folder(self.output_dir)
         except OSError as error:
             raise UserError(f"{self.output_dir}: cannot be made: {error.strerror}") from None
+
+    @contextmanager
+    def folder_locked(self, wait_s: float = 0.0) -> Iterator[None]:
+        """Make output_dir, and let no other run write there meanwhile. `wait_s`: how long one that ends may take.
+        Raises UserError: another run writes there; the folder cannot be made."""
+        self.make_output_dir()
         with locked(self.output_dir, wait_s=wait_s):
             yield
 

@@ -73,6 +73,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         )
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
         self.control: Any
+        settings.make_output_dir()  # or PaddleNLP does, and its name may not last
         super().__init__(
             LocalModel(self.engine),
             args=paddlenlp_arguments(settings, self.recipe, steps, plan.assumed.mixed_precision),

@@ -20,18 +20,7 @@ from paddlenlp_galvatron.training.step_log import StepLog
 
 from .disk_replay import Disk, lay_out, read_journal
 
-SOURCE = Path(__file__).parents[1] / "fixtures" / "faulty_disk.c"
 SAVED = re.compile(rb"saved \S+/step-(\d+)\n")
-
-
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory) -> Path:
-    library = tmp_path_factory.mktemp("shim") / "faulty_disk.so"
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    subprocess.run([compiler, "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-o", library, SOURCE, "-ldl"], check=True)
-    return library
 
 
 def work(what: str, folder: Path, shim: Path, **environment: str) -> str:
