@@ -151,8 +151,8 @@ class Index(_Stored):
         for weight, shape in shapes.items():
             if stored[weight] < math.prod(shape):
                 raise ValueError(f"lacks numbers of {weight}")
-        if self.model.layers > len(shapes):
-            raise ValueError(f"model: {self.model.layers} layers, and {len(shapes)} weights")
+        if self.model.parameters > (numbers := sum(map(math.prod, shapes.values()))):
+            raise ValueError(f"model: has {self.model.parameters} weights, of which {numbers} are stored")
         return self
 
 

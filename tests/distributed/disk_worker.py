@@ -60,7 +60,8 @@ def runs(folder: Path) -> None:
 
 
 def saving(folder: Path) -> None:
-    """Let each call of a save fail once: it says so or saves; what was saved before is whole, and the next succeeds."""
+    """Let each call of a save fail once, with EIO, and the first two with other errors: it says so or saves; what was
+    saved before is whole, and the next succeeds."""
     run, failed = Run(), 0
     checkpoints = folder / "checkpoints"
     writer = Writer(checkpoints, run.engine, 2, run.data)
@@ -90,14 +91,14 @@ def saving(folder: Path) -> None:
                     verify(open_checkpoint(before))
                 else:
                     assert newest.name == f"step-{run.engine.steps_done:08d}", (operation, name, nth)
-                if not hits[0]:
+                if not hits[0] or (name != "EIO" and nth == 2):
                     break
     writer = Writer(checkpoints, run.engine, 2, run.data)
     run.train(1)
     writer.save(run.optimizer)
     writer.finish()
     assert len(list(checkpoints.iterdir())) == 2, list(checkpoints.iterdir())
-    assert failed > 50, failed
+    assert failed > 30, failed
 
 
 def network(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,6 +83,13 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(
     assert run.train(3) == losses[2:]
     with pytest.raises(UserError, match="name one that is whole"):
         Run().resume(folder, str(newest))
+
+
+def test_all_files_have_the_mode_that_the_umask_leaves(folder):
+    before = os.umask(0)
+    os.umask(before)
+    files = [file for checkpoint in whole_checkpoints(folder) for file in checkpoint.iterdir()]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o666 & ~before} and len(files) == 6
 
 
 def test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again(folder):

@@ -25,10 +25,10 @@ from paddlenlp_galvatron.training.checkpoint import (
 
 SHAPE = ModelShape("tiny", "llama", 1, 4, 4, heads=2, kv_heads=2, vocab_size=8, max_position_embeddings=8)
 FILE = "rank-00000.safetensors"
-CONTENT = b"\0" * 200
+CONTENT = b"\0" * 800  # of 188 weights
 WHOLE_SLICE = {"axis": None, "index": 0, "parts": 1, "padded": None}
-PART = {"weight": "w", "shape": [4, 8], "slice": WHOLE_SLICE, "start": 0, "stop": 32, "offset": 0}
-STORED = {"file": FILE, "bytes": 200, "crc32": zlib.crc32(CONTENT), "tensors": [{"key": "00000", "parts": [PART]}]}
+PART = {"weight": "w", "shape": [4, 47], "slice": WHOLE_SLICE, "start": 0, "stop": 188, "offset": 0}
+STORED = {"file": FILE, "bytes": 800, "crc32": zlib.crc32(CONTENT), "tensors": [{"key": "00000", "parts": [PART]}]}
 WHOLE = {
     "format": 2,
     "step": 3,
@@ -48,6 +48,15 @@ def written(folder: Path, index: Any) -> Path:
     write_index(folder, index)
     (folder / FILE).write_bytes(CONTENT)
     return folder
+
+
+@pytest.mark.parametrize("field", ["layers", "vocab_size"])
+def test_a_model_of_which_little_is_stored_is_named(tmp_path, field):
+    """Before memory is taken for it."""
+    shape = replace(SHAPE, **{field: 10**12})
+    index = {**WHOLE, "model": asdict(shape), "model_fingerprint": shape.fingerprint}
+    with pytest.raises(BrokenCheckpoint, match=r"model: has \d+ weights, of which 188 are stored"):
+        open_checkpoint(written(tmp_path / "a", index))
 
 
 def test_a_right_one_is_taken(tmp_path):
@@ -108,7 +117,7 @@ WRONG = [
     put("files", []),
     put("files", {}),
     put("files", 0, 5),
-    put("files", 0, "bytes", "200"),
+    put("files", 0, "bytes", "800"),
     put("files", 0, "bytes", 12),  # fewer than its tensors
     put("files", 0, "crc32", None),
     put("files", 0, "tensors", None),
@@ -121,8 +130,8 @@ WRONG = [
     put(*FIRST, "shape", [10**9, 10**9]),  # nobody has stored so many
     put(*FIRST, "shape", "4"),
     put(*FIRST, "start", -1),
-    put(*FIRST, "stop", 33),
-    put(*FIRST, "stop", 31),  # then one is lacking
+    put(*FIRST, "stop", 189),
+    put(*FIRST, "stop", 187),  # then one is lacking
     put(*FIRST, "offset", -1),
     put(*FIRST, "offset", 10**9),
     put(*FIRST, "slice", None),
