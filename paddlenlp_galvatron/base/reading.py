@@ -14,6 +14,7 @@ from typing import Any
 from .errors import UserError
 
 LARGEST_BYTES = 64 * 2**20  # of a file that is read whole; the largest known, a tokenizer of 250,000 words, has 17 MB
+BLOCK_BYTES = 2**16
 DEEPEST = 64  # objects and lists within one another; no file of ours or Galvatron's has more than 6
 TOO_DEEP = f"not valid JSON: more than {DEEPEST} objects and lists within one another"
 
@@ -25,14 +26,16 @@ def read_bytes(path: str | Path, limit: int = LARGEST_BYTES) -> bytes:
         with os.fdopen(handle, "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise UserError(f"{path}: is not a regular file")
-            content = file.read(limit + 1)
+            content = bytearray()  # grows with the file: a `read` of so many bytes would take them all at once
+            while len(content) <= limit and (block := file.read(BLOCK_BYTES)):
+                content += block
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(content) > limit:
         raise UserError(f"{path}: has more than {limit:,} bytes; is it the right file?")
-    return content
+    return bytes(content)
 
 
 def read_text(path: str | Path, limit: int = LARGEST_BYTES) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -45,11 +46,12 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
         show_run(console, plan, shape, settings.amp_master_grad)
         return
     path = settings.output_dir / f"settings.{nodes.node_rank}.json"
-    settings.save(path)
-    run = TrainingRun(console, settings, plan, shape)
-    run.start(program or [WORKER, str(path)], launch.timeout or math.inf, nodes)
-    if nodes.node_rank == 0:  # which has the log
-        run.show_end()
+    with settings.folder_locked() if nodes.node_rank == 0 else nullcontext():
+        settings.save(path)
+        run = TrainingRun(console, settings, plan, shape)
+        run.start(program or [WORKER, str(path)], launch.timeout or math.inf, nodes)
+        if nodes.node_rank == 0:  # which has the log
+            run.show_end()
 
 
 def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -> int | None:

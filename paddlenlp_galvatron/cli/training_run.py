@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +77,7 @@ class TrainingRun:
         logs = settings.output_dir / "log"
         launch = Launch(program[0], program[1:], nproc, logs, timeout_s, nodes, forward_term=True)
         try:
-            with Progress(console=self._console, transient=True) as progress, launch:
+            with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():
                 task = progress.add_task("training", total=None if settings.max_steps < 0 else settings.max_steps)
                 for _ in launch.wait():
                     if nodes.node_rank == 0 and self.log.read():
@@ -86,6 +88,23 @@ class TrainingRun:
             self._console.print(report)
             raise
         self.log.read()
+
+    @contextmanager
+    def _saved_on_interrupt(self) -> Iterator[None]:
+        """Ctrl-C ends a run that trains as SIGTERM does, with a checkpoint; a second one ends it at once."""
+
+        def interrupt(*_: object) -> None:
+            signal.signal(signal.SIGINT, before)
+            if not self._began:
+                raise KeyboardInterrupt
+            self._console.print("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
+            signal.raise_signal(signal.SIGTERM)
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _show(self, progress: Progress, task: TaskID) -> None:
         if not self._began:

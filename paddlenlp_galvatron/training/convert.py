@@ -8,28 +8,22 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..base.reading import read_json
-from ..base.writing import write_text
+from ..base.writing import whole_folder, write_text
 from ..models import FAMILIES
-from ..plan import GalvatronError, ModelShape, Precision, UserError, plan_from_dict
+from ..plan import ModelShape, Precision, plan_from_dict
 from ..plan.model_options import config_of
 from ..runtime.weights import WHOLE, Array
-from .checkpoint import FORMAT, UNFINISHED, WEIGHT, Checkpoint, CheckpointWeights, file_facts, write_index
+from .checkpoint import FORMAT, INDEX, WEIGHT, Checkpoint, write_index
 from .huggingface import (
-    CODES,
     CONFIG,
-    DTYPES,
     SHARDS,
     SINGLE,
     HuggingFaceWeights,
@@ -38,7 +32,9 @@ from .huggingface import (
     read_shape,
     require_same_model,
 )
+from .loading import CheckpointWeights
 from .resharding import Part
+from .tensor_file import DTYPES, Tensor, write_tensors
 
 COMPANIONS = (  # what is copied along as it is
     "generation_config.json",
@@ -68,8 +64,8 @@ def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advanc
                 read = partial(weights, weight.name, weight.shape)
                 tensors.append(Tensor(f"{k:05d}.{WEIGHT}", (part.stop,), read))
                 stored.append({"key": f"{k:05d}", "parts": [asdict(part) | {"offset": 0}]})
-            write_tensors(path, tensors, Precision.FP32, advance)
-            files.append(file_facts(path) | {"tensors": stored})
+            facts = write_tensors(path, tensors, Precision.FP32, advance)
+            files.append(asdict(facts) | {"tensors": stored})
         index = {
             "format": FORMAT,
             "step": 0,
@@ -123,9 +119,11 @@ def to_huggingface(
 
 def precision_of(checkpoint: Checkpoint) -> Precision:
     """The type that a checkpoint's model came in, or was trained in."""
-    if checkpoint.index["plan"] is None:
-        return Precision(checkpoint.index["precision"])
-    return plan_from_dict(checkpoint.index["plan"]).assumed.mixed_precision
+    index = checkpoint.index
+    if index.plan is None:
+        assert index.precision is not None  # `Index` has one of both
+        return index.precision
+    return plan_from_dict(index.plan, source=str(checkpoint.folder / INDEX)).assumed.mixed_precision
 
 
 def _config(shape: ModelShape, like: Path | None) -> dict[str, Any]:
@@ -158,61 +156,3 @@ def _shards(weights: Sequence[Weight], itemsize: int, max_bytes: int) -> list[li
 def companions(folder: Path) -> list[Path]:
     """What of a model's directory goes with its weights, besides config.json."""
     return [folder / name for name in COMPANIONS if (folder / name).exists()]
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor to be written: its numbers are asked for when their turn comes."""
-
-    key: str
-    shape: tuple[int, ...]
-    read: Callable[[], Array]
-
-
-def write_tensors(path: Path, tensors: Sequence[Tensor], precision: Precision, advance: Advance) -> None:
-    """Write a safetensors file, one tensor in memory at a time: the library's own writer wants all of them.
-
-    Raises UserError for numbers that the type cannot hold. Source of the format: the safetensors documentation.
-    """
-    dtype, offset = DTYPES[precision], 0
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    for tensor in tensors:
-        end = offset + math.prod(tensor.shape) * dtype.itemsize
-        header[tensor.key] = {"dtype": CODES[precision], "shape": tensor.shape, "data_offsets": (offset, end)}
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors:
-            advance(file.write(_bytes_of(tensor, precision)))
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _bytes_of(tensor: Tensor, precision: Precision) -> Any:
-    array = tensor.read()
-    with np.errstate(over="ignore"):
-        stored = np.ascontiguousarray(array, DTYPES[precision])
-    if precision is Precision.FP16 and not np.isfinite(stored).all() and np.isfinite(array).all():
-        raise UserError(f"{tensor.key}: has numbers that fp16 cannot hold; choose bf16 or fp32")
-    return stored.reshape(-1).view(np.uint8)
-
-
-@contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to write into, which gets its name in the end, or is gone if something fails. Raises UserError: the name
-    is taken; GalvatronError: it cannot be written."""
-    target = target.absolute()
-    if target.exists():
-        raise UserError(f"{target}: exists already; remove it or name another folder")
-    part = target.with_name(target.name + UNFINISHED)
-    try:
-        shutil.rmtree(part, ignore_errors=True)  # what an earlier, killed conversion left
-        part.mkdir(parents=True)
-        yield part
-        part.rename(target)
-    except OSError as error:
-        raise GalvatronError(f"{target}: cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

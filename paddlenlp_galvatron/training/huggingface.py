@@ -14,28 +14,20 @@ as well.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import paddle
-from safetensors import SafetensorError, safe_open
 
 from ..base.reading import read_json
 from ..models import load_family
 from ..plan import ModelShape, Precision, UserError, load_model
 from ..runtime.weights import WHOLE, Array, Slice
+from .tensor_file import CODES, opened
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
-DTYPES: dict[Precision, np.dtype[Any]] = {
-    Precision.FP32: np.dtype(np.float32),
-    Precision.FP16: np.dtype(np.float16),
-    Precision.BF16: np.dtype(ml_dtypes.bfloat16),
-}
-CODES = {Precision.FP32: "F32", Precision.FP16: "F16", Precision.BF16: "BF16"}  # safetensors' names
 # What PaddleNLP's layers, as they are built here, compute; other values of these fields mean another model.
 PLAIN = {
     "hidden_act": "silu",
@@ -133,12 +125,13 @@ def read_shape(folder: Path) -> ModelShape:
     path = folder.absolute() / CONFIG
     shape, config = load_model(path), read_json(path)
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
     faults = [
         f"{path}: {field} is {config[field]}; {plain} alone is supported"
         for field, plain in PLAIN.items()
         if config.get(field, plain) != plain
     ]
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
+    if kind != "default":
         faults.append(f"{path}: rope_scaling is {rope}; plain rotary embeddings alone are supported")
     if (config.get("head_dim") or shape.head_dim) != shape.head_dim:
         faults.append(f"{path}: head_dim is {config['head_dim']}; hidden_size / num_attention_heads alone is supported")
@@ -161,18 +154,6 @@ def require_same_model(stored: ModelShape, wanted: ModelShape, where: Path) -> N
         raise UserError(faults)
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """A safetensors file. Raises UserError: it is missing or broken."""
-    try:
-        with safe_open(path, framework="numpy") as file:
-            yield file
-    except FileNotFoundError:
-        raise UserError(f"{path}: is missing") from None
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: cannot be read: {error}; is it cut off, or not downloaded?") from None
-
-
 def _files(folder: Path) -> dict[str, Path]:
     """Which file has which tensor. Raises UserError."""
     index = folder / SHARDS
@@ -181,7 +162,10 @@ def _files(folder: Path) -> dict[str, Path]:
         places = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(places, dict):
             raise UserError(f"{index}: weight_map is missing, which says where tensors are")
-        return {tensor: folder / Path(name).name for tensor, name in places.items()}
+        for tensor, name in places.items():
+            if not isinstance(name, str) or not name or Path(name).name != name:
+                raise UserError(f"{index}: weight_map: tensor {tensor} is in {name!r}, which is no file's name")
+        return {tensor: folder / name for tensor, name in places.items()}
     if not (folder / SINGLE).exists():
         raise UserError(
             f"{folder}: has neither {SINGLE} nor {SHARDS}; load the model with what wrote it and save it by "

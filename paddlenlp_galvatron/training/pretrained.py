@@ -7,8 +7,9 @@ from pathlib import Path
 from ..plan import ModelShape, UserError
 from ..runtime.groups import world_from_environment
 from ..runtime.weights import WeightSource
-from .checkpoint import INDEX, CheckpointWeights, open_checkpoint, verify
+from .checkpoint import INDEX, open_checkpoint, verify
 from .huggingface import CONFIG, HuggingFaceWeights, require_same_model
+from .loading import CheckpointWeights
 
 
 def weights_from(folder: Path, shape: ModelShape) -> WeightSource:
@@ -20,7 +21,7 @@ def weights_from(folder: Path, shape: ModelShape) -> WeightSource:
     source = open_weights(folder, shape)
     if isinstance(source, CheckpointWeights):
         rank, world_size = world_from_environment()
-        verify(source.checkpoint, range(rank, len(source.checkpoint.index["files"]), world_size))
+        verify(source.checkpoint, range(rank, len(source.checkpoint.index.files), world_size))
     return source
 
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..plan import UserError
 from ..runtime.engine import Engine
-from .checkpoint import (
-    BrokenCheckpoint,
-    Checkpoint,
-    gather_objects,
-    load,
-    open_checkpoint,
-    verify,
-    whole_checkpoints,
-)
+from .checkpoint import BrokenCheckpoint, Checkpoint, open_checkpoint, verify, whole_checkpoints
 from .data import BatchSource
+from .loading import gather_objects, load
 from .settings import TrainSettings
 
 
@@ -28,21 +23,25 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
     though there are some, or the one named is not; it is another model's; `auto` finds that it was trained on other
     data. With those, one that is named goes on at their first sample.
     """
-    wanted = settings.continue_from
+    seen = _seen(settings) if engine.rank == 0 else None
+    wanted, folders = gather_objects(engine, seen)[0]  # to another node a shared folder may look older
     if wanted == "none":
         return 0
     automatic = wanted == "auto"
     faults: list[str] = []
-    for folder in whole_checkpoints(settings.checkpoints) if automatic else [Path(wanted)]:
+    for folder in folders:
         checkpoint, found = _open(folder, engine)
         if checkpoint is None or found:
             faults += found
             continue
+        samples = _samples_seen(checkpoint, engine, data, automatic)
+        if found := _faults_of(engine, partial(load, checkpoint, engine, optimizer)):
+            faults += found
+            continue
         for fault in faults:
             _say(engine, f"warning: {fault}; the checkpoint before is taken")
-        _continue_data(checkpoint, engine, data, automatic)
+        data.continue_at(checkpoint.step, samples)
         _say(engine, f"goes on at {folder}")
-        load(checkpoint, engine, optimizer)
         return checkpoint.step
     if faults:
         mend = "mend one, or begin anew: --resume_from_checkpoint none" if automatic else "name one that is whole"
@@ -50,26 +49,44 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
     return 0
 
 
+def _seen(settings: TrainSettings) -> tuple[str, list[Path]]:
+    """What is asked for, and the checkpoints to try. Raises UserError."""
+    wanted = settings.continue_from
+    return wanted, whole_checkpoints(settings.checkpoints) if wanted == "auto" else [Path(wanted)]
+
+
 def _open(folder: Path, engine: Engine) -> tuple[Checkpoint | None, list[str]]:
     """A checkpoint, and what all ranks together, each reading a share of its files, find wrong with it.
 
     Raises UserError: it is another model's.
     """
-    checkpoint, fault = None, ""
+    opened: list[Checkpoint] = []
+
+    def read() -> None:
+        opened.append(open_checkpoint(folder, engine.shape))
+        verify(opened[0], range(engine.rank, len(opened[0].index.files), engine.plan.world_size))
+
+    faults = _faults_of(engine, read)
+    return (opened[0] if opened else None), faults
+
+
+def _faults_of(engine: Engine, read: Callable[[], object]) -> list[str]:
+    """What any rank finds wrong with a checkpoint as it reads; all ranks call this together."""
+    fault = ""
     try:
-        checkpoint = open_checkpoint(folder, engine.shape)
-        verify(checkpoint, range(engine.rank, len(checkpoint.index["files"]), engine.plan.world_size))
+        read()
     except BrokenCheckpoint as error:
         fault = str(error)
-    return checkpoint, sorted(set(gather_objects(engine, fault)) - {""})
+    return sorted(set(gather_objects(engine, fault)) - {""})
 
 
-def _continue_data(checkpoint: Checkpoint, engine: Engine, data: BatchSource, automatic: bool) -> None:
-    """Let the data go on after the samples that the checkpoint has seen. Raises UserError: they are others."""
-    step, then = checkpoint.step, checkpoint.index.get("data")
-    samples = 0 if then is None else then["samples"]
-    if then and then["identity"] != data.identity:
-        was, now = then["identity"], data.identity
+def _samples_seen(checkpoint: Checkpoint, engine: Engine, data: BatchSource, automatic: bool) -> int:
+    """How many of the data's samples the checkpoint was trained on. Raises UserError: on others."""
+    then = checkpoint.index.data
+    if then is None:
+        return 0
+    if then.identity != data.identity:
+        was, now = then.identity, data.identity
         unlike = [
             f"{key} was {was.get(key)}, is {now.get(key)}"
             for key in sorted({*was, *now})
@@ -80,12 +97,12 @@ def _continue_data(checkpoint: Checkpoint, engine: Engine, data: BatchSource, au
                 f"{checkpoint.folder}: was trained on other data or in another order: {'; '.join(unlike)}; give the "
                 "same again, or name this folder (--resume_from_checkpoint) to go on with these from their beginning"
             )
-        samples = 0
         _say(engine, f"warning: {checkpoint.folder}: the data are others and begin anew: {'; '.join(unlike)}")
-    elif then and then["global_batch"] != data.global_batch:
-        batches = f"the global batch was {then['global_batch']}, is {data.global_batch}"
-        _say(engine, f"warning: {batches}; goes on at sample {samples}")
-    data.continue_at(step, samples)
+        return 0
+    if then.global_batch != data.global_batch:
+        batches = f"the global batch was {then.global_batch}, is {data.global_batch}"
+        _say(engine, f"warning: {batches}; goes on at sample {then.samples}")
+    return then.samples
 
 
 def _say(engine: Engine, text: str) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from ..base.locking import locked
 from ..base.reading import read_json
-from ..base.writing import write_text
+from ..base.writing import make_folder, write_text
 from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions
 from ..plan.check import require_model, require_valid
 from ..plan.options import Count, Options
+from .checkpoint import whole_checkpoints
 from .recipe import Recipe
 
 Interval = Literal["no", "steps", "epoch"]
@@ -128,11 +132,7 @@ class TrainSettings(RunOptions):
     @property
     def continue_from(self) -> str:
         """auto, none, or the checkpoint to go on from: `load` is one, too, until the run has checkpoints of its own."""
-        if (
-            self.load_distributed
-            and self.resume_from_checkpoint == "auto"
-            and not any(self.checkpoints.glob("step-????????"))
-        ):
+        if self.load_distributed and self.resume_from_checkpoint == "auto" and not whole_checkpoints(self.checkpoints):
             return str(self.load)
         return self.resume_from_checkpoint
 
@@ -140,6 +140,21 @@ class TrainSettings(RunOptions):
     def traffic(self) -> Path:
         """What the first step sent: groups, and calls and bytes by collective."""
         return self.output_dir / "traffic.json"
+
+    def make_output_dir(self) -> None:
+        """Raises UserError."""
+        try:
+            make_folder(self.output_dir)
+        except OSError as error:
+            raise UserError(f"{self.output_dir}: cannot be made: {error.strerror}") from None
+
+    @contextmanager
+    def folder_locked(self, wait_s: float = 0.0) -> Iterator[None]:
+        """Make output_dir, and let no other run write there meanwhile. `wait_s`: how long one that ends may take.
+        Raises UserError: another run writes there; the folder cannot be made."""
+        self.make_output_dir()
+        with locked(self.output_dir, wait_s=wait_s):
+            yield
 
     def load_plan(self) -> tuple[Plan, ModelShape]:
         """The plan and the model, checked against each other and the world. Raises UserError."""

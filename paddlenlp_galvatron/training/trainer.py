@@ -8,10 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NotRequired, TextIO, TypedDict
+from typing import Any
 
 from paddle.nn import Layer
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
@@ -24,29 +24,18 @@ from ..plan import GalvatronError, Precision, UserError
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
-from .checkpoint import Writer
 from .convert import companions
 from .data import open_data
 from .pretrained import weights_from
 from .recipe import Recipe, next_rate
 from .resume import resume
+from .saving import Writer
 from .settings import TrainSettings
+from .step_log import StepLog, StepRecord
 
 LARGEST_EXPONENT = 700.0  # of which exp is still a float
+RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
 UNLIKE = {"sequence_parallel", "optim"}  # named as in PaddleNLP, but for other things or with other values
-
-
-class StepRecord(TypedDict):
-    """One line of train_log.jsonl."""
-
-    step: int
-    loss: float
-    lr: float
-    grad_norm: float  # no finite number: the step was left out
-    step_time_s: float
-    tokens_per_s: float
-    peak_memory_mib: list[float]  # of every rank
-    eval_loss: NotRequired[float]  # of the validation split, after this step
 
 
 class LocalModel(Layer):  # type: ignore[misc]
@@ -84,6 +73,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         )
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
         self.control: Any
+        settings.make_output_dir()  # or PaddleNLP does, and its name may not last
         super().__init__(
             LocalModel(self.engine),
             args=paddlenlp_arguments(settings, self.recipe, steps, plan.assumed.mixed_precision),
@@ -102,7 +92,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
     def train(self) -> TrainOutput:
         """Train to the end, from the checkpoint that the settings ask for. Raises GalvatronError."""
         start, losses = time.time(), []
-        with closing(StepLog(self.settings.log)) as log:
+        alone = self.settings.folder_locked(wait_s=RESTART_S) if self.engine.rank == 0 else nullcontext()
+        with alone, closing(StepLog(self.settings.log)) as log:
             for record in self.steps():
                 losses.append(record["loss"])
                 if self.engine.rank == 0:
@@ -118,7 +109,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """Train, giving the record of every step. Raises GalvatronError."""
         state, handler, settings = self.state, self.callback_handler, self.settings
         first = saved = state.global_step = resume(settings, self.engine, self.optimizer, self.data)
-        writer = Writer(settings.checkpoints, self.engine, settings.save_total_limit, self.data, _companions(settings))
+        keep, companions = settings.save_total_limit, _companions(settings)
+        writer = Writer(settings.checkpoints, self.engine, keep, self.data, companions, settings.log)
         self._unlogged: list[StepRecord] = []
         self._logged_at = time.time()
         self.control = handler.on_train_begin(self.args, state, self.control)
@@ -145,7 +137,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                     saved = self._save(writer)
             if settings.saves and saved != state.global_step:
                 self._save(writer)
-        writer.finish()
+            writer.finish()
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Loss and perplexity of the validation split, or of its first batches. Raises UserError."""
@@ -225,38 +217,19 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         return int(self.state.global_step)
 
 
-class StepLog:
-    """train_log.jsonl: a line a step, flushed at once."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._file: TextIO | None = None
-
-    def write(self, record: StepRecord) -> None:
-        """Lines of this step and later ones are from a run that this one goes back behind: the first write drops
-        them."""
-        if self._file is None:
-            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True) if self._path.is_file() else []
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] < record["step"]]
-            write_text(self._path, "".join(kept))
-            self._file = self._path.open("a", encoding="utf-8")
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
 @contextmanager
 def told_to_stop() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets meanwhile, instead of ending the process."""
+    """An event that SIGTERM and Ctrl-C set meanwhile, however often, instead of ending the process.
+
+    Schedulers repeat SIGTERM: once it has come, it also does nothing afterwards, while the process ends by itself.
+    """
     event = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: event.set())
+    before = {number: signal.signal(number, lambda *_: event.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield event
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if event.is_set() else before[signal.SIGTERM])
 
 
 def paddlenlp_arguments(settings: TrainSettings, recipe: Recipe, steps: int, precision: Precision) -> TrainingArguments:

@@ -9,9 +9,11 @@ from pathlib import Path
 from paddlenlp_galvatron.models import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank
-from paddlenlp_galvatron.training.checkpoint import Writer, load, open_checkpoint, verify
+from paddlenlp_galvatron.training.checkpoint import open_checkpoint, verify
+from paddlenlp_galvatron.training.loading import load
 from paddlenlp_galvatron.training.parity import batch_of, read_cases
 from paddlenlp_galvatron.training.recipe import next_rate
+from paddlenlp_galvatron.training.saving import Writer
 
 
 def main() -> None:

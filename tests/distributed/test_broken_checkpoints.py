@@ -2,60 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.models import load_family
 from paddlenlp_galvatron.plan import GalvatronError, UserError
-from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.training.checkpoint import (
     INDEX,
-    Writer,
     open_checkpoint,
     verify,
     whole_checkpoints,
     write_index,
 )
-from paddlenlp_galvatron.training.data import BatchSource, RandomData
-from paddlenlp_galvatron.training.parity import small_case
-from paddlenlp_galvatron.training.recipe import next_rate
-from paddlenlp_galvatron.training.resume import resume
+from paddlenlp_galvatron.training.saving import Writer
 from paddlenlp_galvatron.training.settings import TrainSettings
 
-from .plans import plan
+from .small_run import BATCH, Run
 
-CASE = small_case(plan(1, "1 1"), "llama", "adamw")
-BATCH = CASE.plan.global_batch
 FILE = "rank-00000.safetensors"
-
-
-class Run:
-    """An engine, its optimizer and its data."""
-
-    def __init__(self, seed: int = 0, batch: int = BATCH):
-        self.engine = Engine(CASE.plan, CASE.shape, load_family(CASE.shape.family), CASE.seq_length)
-        self.optimizer = CASE.recipe.build(self.engine.tensors, self.engine.decaying)
-        self.data: BatchSource = RandomData(CASE.shape.vocab_size, CASE.seq_length, batch, seed)
-
-    def train(self, steps: int) -> list[float]:
-        losses = []
-        for _ in range(steps):
-            losses.append(self.engine.forward_backward(self.data.batch(self.engine.steps_done)))
-            self.engine.update(self.optimizer, 1.0)
-            next_rate(self.optimizer)
-        return losses
-
-    def resume(self, folder: Path, wanted: str = "auto") -> int:
-        settings = TrainSettings(
-            plan=Path("plan"), model="model", world_size=1, output_dir=folder.parent, resume_from_checkpoint=wanted
-        )
-        assert settings.checkpoints == folder
-        return resume(settings, self.engine, self.optimizer, self.data)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +85,13 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(
         Run().resume(folder, str(newest))
 
 
+def test_all_files_have_the_mode_that_the_umask_leaves(folder):
+    before = os.umask(0)
+    os.umask(before)
+    files = [file for checkpoint in whole_checkpoints(folder) for file in checkpoint.iterdir()]
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o666 & ~before} and len(files) == 6
+
+
 def test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again(folder):
     newest = whole_checkpoints(folder)[0]
     flip(newest / FILE)
@@ -165,12 +143,19 @@ def test_load_is_where_to_go_on_until_the_run_has_a_checkpoint_of_its_own(folder
 
 def test_numbers_that_a_checkpoint_lacks_are_named(folder):
     """Its checksums are right, its content is not: a fault of whoever wrote it."""
-    newest = whole_checkpoints(folder)[0]
-    index = open_checkpoint(newest).index
-    part = index["files"][0]["tensors"][0]["parts"].pop()
-    write_index(newest, index)
-    with pytest.raises(UserError, match=f"lacks numbers of {part['weight']}"):
+    for newest in whole_checkpoints(folder):
+        index = index_of(newest)
+        part = index["files"][0]["tensors"][0]["parts"].pop()
+        write_index(newest, index)
+    with pytest.raises(UserError, match=f"{newest.name}: lacks numbers of {part['weight']}"):
         Run().resume(folder)
+
+
+def index_of(checkpoint: Path) -> dict[str, Any]:
+    """What `write_index` takes."""
+    content: dict[str, Any] = json.loads((checkpoint / INDEX).read_text())
+    del content["crc32"]
+    return content
 
 
 def test_other_data_are_refused_unless_a_checkpoint_is_named(folder, capfd):

@@ -20,8 +20,8 @@ from paddlenlp_galvatron.training.checkpoint import (
     open_checkpoint,
     verify,
     whole_checkpoints,
-    whole_weights,
 )
+from paddlenlp_galvatron.training.loading import whole_weights
 from paddlenlp_galvatron.training.parity import Case, write_cases
 
 from .plans import plan

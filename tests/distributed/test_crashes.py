@@ -27,7 +27,11 @@ from paddlenlp_galvatron.training.tokenizer import train_tokenizer
 
 from .plans import plan
 
-RANKS, SAVE_STEPS, SEED = 2, 4, 6
+SAVE_STEPS, SEED = 4, 6
+PLANS = {  # by name: ZeRO-3 beside tensor parallel layers, in one stage and in two
+    "2 ranks": plan(2, "1z 2", vocab="2", micro_batches=1, batch=2),
+    "4 ranks, two stages": plan(4, "1z 2z", (1, 1), vocab="2z", micro_batches=2, batch=4),
+}
 MODEL = {
     "model_type": "qwen2",
     "num_hidden_layers": 2,
@@ -61,13 +65,13 @@ class Forks:
     folder: Path
     process: subprocess.Popen[str]
 
-    def start(self, output: str, **options: Any) -> Life:
-        settings = self.folder / f"{output}.settings.json"
-        of = {"plan": "plan.json", "model": "model.json", "input_dir": "0.7 a 0.3 b", "split": "1,0,0", "seed": SEED}
-        settings.write_text(
-            json.dumps({**of, "world_size": RANKS, "output_dir": output, "recipe": CONSTANT, **options})
-        )
-        job = {"settings": str(settings), "log": str(self.folder), "ranks": ONE_NODE.environment(RANKS)}
+    def start(self, output: str, of: str = "2 ranks", **options: Any) -> Life:
+        """`of`: the plan's name."""
+        settings, ranks = self.folder / f"{output}.settings.json", PLANS[of].world_size
+        common = {"model": "model.json", "input_dir": "0.7 a 0.3 b", "split": "1,0,0", "seed": SEED}
+        common |= {"plan": f"{of}.json", "world_size": ranks, "output_dir": output, "recipe": CONSTANT}
+        settings.write_text(json.dumps({**common, **options}))
+        job = {"settings": str(settings), "log": str(self.folder), "ranks": ONE_NODE.environment(ranks)}
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
@@ -94,7 +98,9 @@ class Life:
 
     @property
     def log(self) -> str:
-        return "\n".join((self.folder / f"workerlog.{rank}").read_text(errors="replace") for rank in range(RANKS))
+        return "\n".join(
+            (self.folder / f"workerlog.{rank}").read_text(errors="replace") for rank in range(len(self.pids))
+        )
 
     def alive(self) -> list[int]:
         return [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]
@@ -107,7 +113,7 @@ class Life:
             time.sleep(0.002)
 
     def require_alive(self) -> None:
-        assert len(self.alive()) == RANKS and time.time() - self.begun < TIMEOUT_S, self.log
+        assert len(self.alive()) == len(self.pids) and time.time() - self.begun < TIMEOUT_S, self.log
 
     def wait_until_writing(self, chance: random.Random) -> None:
         """Until some moment in which a checkpoint is being written."""
@@ -142,8 +148,8 @@ class Life:
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory) -> Iterator[Forks]:
     folder = tmp_path_factory.mktemp("crashes")
-    of = plan(RANKS, "1z 2", vocab="2", micro_batches=1, batch=2)
-    write_plan(replace(of, assumed=replace(of.assumed, seq_length=16)), folder / "plan.json")
+    for name, of in PLANS.items():
+        write_plan(replace(of, assumed=replace(of.assumed, seq_length=16)), folder / f"{name}.json")
     (folder / "model.json").write_text(json.dumps(MODEL))
     tokenizer = train_tokenizer(["some text"], 257)
     for name, factor in (("a", 7), ("b", 5)):
@@ -180,19 +186,22 @@ def test_twenty_steps_are_ten_and_a_new_process_and_ten(forks):
     assert twenty == both
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(50, marks=pytest.mark.slow)])
-def test_kills_at_random_moments_cost_no_more_than_the_save_interval(forks, kills, record_property):
-    chance = random.Random(kills)
+@pytest.mark.parametrize(
+    ("of", "kills"),
+    [("2 ranks", 6), *(pytest.param(of, 50, marks=pytest.mark.slow) for of in PLANS)],
+)
+def test_kills_at_random_moments_cost_no_more_than_the_save_interval(forks, of, kills, record_property):
+    chance, output = random.Random(kills), f"{of}, {kills} kills"
     hits, costs, newest, saved = 0, [], None, 0
     for kill in range(kills):
-        life = forks.start(f"killed{kills}", max_steps=NO_END, save_steps=SAVE_STEPS)
+        life = forks.start(output, of, max_steps=NO_END, save_steps=SAVE_STEPS)
         if kill % 2:
             life.wait_until_writing(chance)
         else:
             life.wait_for_steps(saved, count := chance.randrange(2 * SAVE_STEPS))
             time.sleep(chance.uniform(0, WRITE_S if count else START_S))
         writing = life.writing
-        life.kill(chance.randrange(RANKS))
+        life.kill(chance.randrange(len(life.pids)))
         hits += bool(writing)
         if newest is not None and "goes on at" in life.log:
             assert f"goes on at {newest}" in life.log
@@ -207,11 +216,11 @@ def test_kills_at_random_moments_cost_no_more_than_the_save_interval(forks, kill
     record_property("kills while a checkpoint was written", hits)
     record_property("steps lost at each kill", costs)
     assert hits >= kills // 2
-    last = forks.start(f"killed{kills}", max_steps=NO_END, save_steps=SAVE_STEPS)
+    last = forks.start(output, of, max_steps=NO_END, save_steps=SAVE_STEPS)
     last.wait_for_steps(saved, 2 * SAVE_STEPS)
     last.terminate()
     last.wait()
     assert not list((last.output / "checkpoints").glob("*.part"))
-    straight = forks.start(f"straight{kills}", max_steps=len(last.records), save_steps=0)
+    straight = forks.start(f"{output}, straight", of, max_steps=len(last.records), save_steps=0)
     straight.wait()
     assert [(r["step"], r["loss"]) for r in last.records] == [(r["step"], r["loss"]) for r in straight.records]

@@ -68,7 +68,7 @@ def test_logits_losses_and_trained_weights_are_those_of_transformers(trained, tm
     # The checkpoint before the last step, as a Hugging Face model, goes on to the last loss.
     checkpoint = open_checkpoint(whole_checkpoints(trained / f"{number}")[0])
     to_huggingface(checkpoint, tmp_path / "model", Precision.FP32, 10**9, None, ignore)
-    assert load_model(tmp_path / "model") == shape.__class__(**{**checkpoint.index["model"], "name": "model"})
+    assert load_model(tmp_path / "model") == replace(checkpoint.shape, name="model")
     back, recipe = weights_from(tmp_path / "model", shape), Recipe(**oracle.recipe)
     [(last, _)] = train_one_process(shape, oracle.seq_length, back, recipe, oracle.tokens[-1:])
     assert last == pytest.approx(oracle.losses[-1], abs=TOLERANCE)

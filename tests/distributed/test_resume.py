@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +17,12 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.plan import write_plan
-from paddlenlp_galvatron.training.checkpoint import whole_checkpoints
+from paddlenlp_galvatron.training.checkpoint import open_checkpoint, verify, whole_checkpoints
 
 from .plans import plan
 
-STEPS, SAVE_STEPS = 9, 2
+STEPS, SAVE_STEPS, NO_END = 9, 2, 1_000_000
+CONSTANT = ("--lr_scheduler_type", "constant")  # a rate that does not depend on how long a run is
 MODEL = {
     "model_type": "qwen2",
     "num_hidden_layers": 2,
@@ -37,10 +39,17 @@ WORKER = b"paddlenlp_galvatron.training.train_worker"
 TIMEOUT_S = 120
 
 
-def start(folder: Path, output: str, *words: str) -> subprocess.Popen[bytes]:
-    options = ["--model", "model.json", "--output_dir", output, "--max_steps", str(STEPS), *words]
+def start(folder: Path, output: str, *words: str, steps: int = STEPS, **environment: str) -> subprocess.Popen[bytes]:
+    options = ["--model", "model.json", "--output_dir", output, "--max_steps", str(steps), *CONSTANT, *words]
     with (folder / f"{output}.txt").open("ab") as out:
-        return subprocess.Popen([*COMMAND, "plan.json", *options], cwd=folder, stdout=out, stderr=out)
+        return subprocess.Popen(
+            [*COMMAND, "plan.json", *options],
+            cwd=folder,
+            stdout=out,
+            stderr=out,
+            env=os.environ | environment,
+            start_new_session=True,
+        )
 
 
 def log(folder: Path, output: str) -> list[dict]:
@@ -56,8 +65,8 @@ def wait_for_step(process: subprocess.Popen[bytes], folder: Path, output: str, s
         time.sleep(0.02)
 
 
-def ranks_of(launcher: subprocess.Popen[bytes]) -> list[int]:
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+def ranks_of(launcher: int) -> list[int]:
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     return [int(pid) for pid in children if WORKER in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
@@ -77,7 +86,7 @@ def test_killed_ranks_cost_no_more_than_the_steps_since_the_last_checkpoint(stra
     for kill_after, victim in ((3, 1), (5, 0)):
         process = start(folder, "killed", "--save_steps", str(SAVE_STEPS))
         wait_for_step(process, folder, "killed", kill_after)
-        os.kill(ranks_of(process)[victim], signal.SIGKILL)
+        os.kill(ranks_of(process.pid)[victim], signal.SIGKILL)
         assert process.wait(TIMEOUT_S) == 1
         done = log(folder, "killed")[-1]["step"] + 1
         newest = int(whole_checkpoints(folder / "killed" / "checkpoints")[0].name.removeprefix("step-"))
@@ -92,14 +101,47 @@ def test_killed_ranks_cost_no_more_than_the_steps_since_the_last_checkpoint(stra
     assert not list((folder / "killed" / "checkpoints").glob("*.part"))
 
 
-def test_a_run_that_is_told_to_stop_saves_first(straight):
+def stop(folder: Path, output: str, shim: Path, first: Callable[[int], None], again: Callable[[int], None]) -> int:
+    """Stop a run, and tell it again and again while it writes its last checkpoint to a slow disk. Gives the steps that
+    it has done."""
+    slow = {"LD_PRELOAD": str(shim), "DISK_ROOT": str(folder / output / "checkpoints"), "DISK_SYNC_MS": "300"}
+    process = start(folder, output, "--save_steps", "0", steps=NO_END, **slow)
+    try:
+        wait_for_step(process, folder, output, 2)
+        refused = start(folder, output)
+        assert refused.wait(TIMEOUT_S) == 2
+        first(process.pid)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not list((folder / output / "checkpoints").glob("step-*.part")):
+            assert time.monotonic() < deadline and process.poll() is None, (folder / f"{output}.txt").read_text()
+            time.sleep(0.01)
+        for _ in range(3):
+            again(process.pid)
+            time.sleep(0.2)
+        assert process.wait(TIMEOUT_S) == 0, (folder / f"{output}.txt").read_text()
+    finally:
+        process.kill()
+    told = [line for line in (folder / f"{output}.txt").read_text().splitlines() if line.startswith("error: ")]
+    assert len(told) == 1 and f"{output}: is in use by process {process.pid} on " in told[0]
+    assert not list((folder / output / "checkpoints").glob("*.part"))
+    return len(log(folder, output))
+
+
+def test_a_run_that_is_told_to_stop_saves_first_however_often_it_is_told(straight, shim):
+    """And nobody else writes to its folder meanwhile."""
     folder, losses = straight
-    process = start(folder, "stopped")
-    wait_for_step(process, folder, "stopped", 2)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(TIMEOUT_S) == 0, (folder / "stopped.txt").read_text()
-    done = len(log(folder, "stopped"))
-    assert done < STEPS
-    assert whole_checkpoints(folder / "stopped" / "checkpoints")[0].name == f"step-{done:08d}"
-    assert start(folder, "stopped").wait(TIMEOUT_S) == 0
-    assert [record["loss"] for record in log(folder, "stopped")] == losses
+
+    def terminate_all(pid: int) -> None:  # as a scheduler does
+        for rank in (*ranks_of(pid), pid):
+            os.kill(rank, signal.SIGTERM)
+
+    def interrupt(pid: int) -> None:  # as a terminal does
+        os.killpg(pid, signal.SIGINT)
+
+    for output, first in (("stopped", lambda pid: os.kill(pid, signal.SIGTERM)), ("interrupted", interrupt)):
+        done = stop(folder, output, shim, first, terminate_all)
+        assert done < NO_END
+        assert whole_checkpoints(folder / output / "checkpoints")[0].name == f"step-{done:08d}"
+        saved = open_checkpoint(whole_checkpoints(folder / output / "checkpoints")[0])
+        verify(saved)
+        assert [record["loss"] for record in log(folder, output)][:STEPS] == losses[:done]

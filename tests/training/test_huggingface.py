@@ -29,11 +29,12 @@ from paddlenlp_galvatron.runtime.weights import SeededWeights, Slice, WeightSour
 from paddlenlp_galvatron.training import checkpoint as checkpoints
 from paddlenlp_galvatron.training import convert
 from paddlenlp_galvatron.training.checkpoint import open_checkpoint
-from paddlenlp_galvatron.training.convert import Tensor, precision_of, to_checkpoint, to_huggingface, write_tensors
-from paddlenlp_galvatron.training.huggingface import DTYPES, HuggingFaceWeights, modules, read_shape
+from paddlenlp_galvatron.training.convert import precision_of, to_checkpoint, to_huggingface
+from paddlenlp_galvatron.training.huggingface import HuggingFaceWeights, modules, read_shape
 from paddlenlp_galvatron.training.one_process import train_one_process
 from paddlenlp_galvatron.training.pretrained import weights_from
 from paddlenlp_galvatron.training.recipe import Recipe
+from paddlenlp_galvatron.training.tensor_file import DTYPES, Tensor, write_tensors
 
 MIB = 2**20
 
@@ -240,6 +241,7 @@ WRONG = {
     "another model": (with_config(num_key_value_heads=1), "config.json: kv_heads is 1, but 2 in the model model"),
     "another family": (with_config(model_type="llama"), "config.json: family is llama, but qwen2 in the model model"),
     "scaled positions": (with_config(rope_scaling={"type": "linear", "factor": 2}), "config.json: rope_scaling is"),
+    "scaled positions in a word": (with_config(rope_scaling="linear"), "config.json: rope_scaling is linear"),
     "another activation": (with_config(hidden_act="gelu"), "config.json: hidden_act is gelu; silu alone is supported"),
     "other heads": (with_config(head_dim=16), "config.json: head_dim is 16; hidden_size"),
     "quantised": (with_config(quantization_config={}), "config.json: the weights are quantised"),
@@ -269,6 +271,10 @@ def test_what_is_wrong_with_shards_is_named(tmp_path):
     (folder / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(UserError, match=r"index.json: weight_map is missing"):
         weights_from(folder, shape)
+    for name in (1, None, ["x"], "../secret.safetensors", "/etc/passwd", ""):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+        with pytest.raises(UserError, match=r"index.json: weight_map: .* which is no file's name"):
+            weights_from(folder, shape)
 
 
 def test_what_is_wrong_with_a_checkpoint_is_named(model, tmp_path):
@@ -294,8 +300,9 @@ def test_buffers_and_a_tied_head_in_a_file_do_no_harm(model):
 
 def test_a_folder_is_written_whole_or_not_at_all(model, tmp_path, monkeypatch):
     shape, out = load_model(model), tmp_path / "out"
-    left = tmp_path / "out.part" / "left"  # by a conversion that was killed
+    left = tmp_path / ".out.01234567.part" / "left"  # by a conversion that was killed
     left.mkdir(parents=True)
+    (tmp_path / "out.part").mkdir()  # somebody else's
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -304,9 +311,9 @@ def test_a_folder_is_written_whole_or_not_at_all(model, tmp_path, monkeypatch):
         patch.setattr(convert, "write_tensors", full)
         with pytest.raises(GalvatronError, match="out: cannot be written: No space left on device"):
             to_checkpoint(model, shape, out, ignore)
-    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "out.part"}
     left.mkdir(parents=True)
     to_checkpoint(model, shape, out, ignore)
-    assert {path.name for path in tmp_path.iterdir()} == {"model", "out"} and not (out / "left").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "out.part", "out"} and not (out / "left").exists()
     with pytest.raises(UserError, match="out: exists already"):
         to_checkpoint(model, shape, out, ignore)

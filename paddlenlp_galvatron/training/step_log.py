@@ -1,0 +1,94 @@
+"""train_log.jsonl: one JSON line a step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NotRequired, TypedDict
+
+from ..base.writing import whole_file
+from ..plan import GalvatronError
+
+LONGEST_LINE_BYTES = 4 * 2**20  # 100,000 ranks' peaks of memory are 2 MB
+
+
+NUMBERS = ("loss", "lr", "grad_norm", "step_time_s", "tokens_per_s")  # of a record, beside its step
+
+
+class StepRecord(TypedDict):
+    """One line of train_log.jsonl."""
+
+    step: int
+    loss: float
+    lr: float
+    grad_norm: float  # no finite number: the step was left out
+    step_time_s: float
+    tokens_per_s: float
+    peak_memory_mib: list[float]  # of every rank
+    eval_loss: NotRequired[float]  # of the validation split, after this step
+
+
+class StepLog:
+    """Writes the log, flushed after every line: a killed run loses none of a step that it has told of."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file: BinaryIO | None = None
+
+    def write(self, record: StepRecord) -> None:
+        """Lines of this step and later ones are from a run that this one goes back behind: the first write drops them,
+        and what is no line of a log. Raises GalvatronError: the log cannot be written."""
+        try:
+            line = json.dumps(record).encode() + b"\n"
+            if self._file is None:
+                self._begin(record["step"], line)
+                self._file = self._path.open("ab")
+            else:
+                self._file.write(line)
+                self._file.flush()
+        except OSError as error:
+            raise GalvatronError(f"{self._path}: cannot be written: {error.strerror or error}") from None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _begin(self, step: int, first: bytes) -> None:
+        damaged = []
+        with whole_file(self._path) as kept:
+            for number, line in enumerate(_lines(self._path), 1):
+                record = _record(line)
+                if record is None:
+                    damaged.append(number)
+                elif record["step"] < step:
+                    kept.write(line)
+            kept.write(first)
+        if damaged:
+            sys.stderr.write(
+                f"warning: {self._path}: {len(damaged)} damaged lines are left out, the first is line {damaged[0]}\n"
+            )
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Lines that were written to their end; the last one may be cut off, by a kill."""
+    if path.exists():
+        with path.open("rb") as file:
+            while line := file.readline(LONGEST_LINE_BYTES):
+                if line.endswith(b"\n") or len(line) == LONGEST_LINE_BYTES:
+                    yield line
+
+
+def _record(line: bytes) -> StepRecord | None:
+    """A line as a log has them; None for what a loss of power or another program has left."""
+    try:
+        record: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
+        return None
+    if any(type(record.get(name)) not in (int, float) for name in NUMBERS) or not line.endswith(b"\n"):
+        return None
+    whole: StepRecord = record  # type: ignore[assignment]
+    return whole

@@ -1,0 +1,18 @@
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "fixtures" / "faulty_disk.c"
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory) -> Path:
+    """What is preloaded to watch a disk, slow it down, or let it fail."""
+    library = tmp_path_factory.mktemp("shim") / "faulty_disk.so"
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    subprocess.run([compiler, "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-o", library, SOURCE, "-ldl"], check=True)
+    return library

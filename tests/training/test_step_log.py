@@ -1,0 +1,81 @@
+"""train_log.jsonl: whatever a crash, a loss of power or another program left in it, a run goes on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paddlenlp_galvatron.plan import GalvatronError
+from paddlenlp_galvatron.training.step_log import StepLog, StepRecord
+
+
+def record(step: int, loss: float = 1.0) -> StepRecord:
+    return StepRecord(
+        step=step, loss=loss, lr=1e-3, grad_norm=1.0, step_time_s=0.1, tokens_per_s=9.0, peak_memory_mib=[1.0]
+    )
+
+
+def write(path, *steps: int) -> list[int]:
+    log = StepLog(path)
+    for step in steps:
+        log.write(record(step))
+    log.close()
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+def test_a_run_that_goes_back_replaces_the_lines_behind_it(tmp_path):
+    path = tmp_path / "log"
+    assert write(path, 0, 1, 2, 3) == [0, 1, 2, 3]
+    path.write_text(path.read_text() + '{"step": 4, "lo')  # by a kill
+    assert write(path, 2, 3) == [0, 1, 2, 3]
+
+
+def test_steps_without_a_finite_loss_stay(tmp_path):
+    log = StepLog(tmp_path / "log")
+    log.write(record(0, float("nan")))
+    log.close()
+    assert write(tmp_path / "log", 1) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\0" * 5000 + b"\n",
+        b"\0" * 5000,
+        b"\n",
+        b"null\n",
+        b"7\n",
+        b'{"level": "info"}\n',
+        b'{"step": "2"}\n',
+        b'{"step": 0, "loss": "low"}\n',
+        b"[" * 100_000 + b"\n",
+        b"\xff\xfe\n",
+        b'{"step": ' + b"9" * 5000 + b"}\n",
+        b"x" * 5 * 2**20,
+    ],
+    ids=lambda damage: repr(damage[:20]),
+)
+def test_what_is_no_line_of_a_log_is_left_out_and_told(tmp_path, capsys, damage):
+    path = tmp_path / "log"
+    write(path, 0, 1, 2)
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second + damage + (b"" if damage.endswith(b"\n") else b"\n") + third)
+    assert write(path, 3, 4) == [0, 1, 2, 3, 4]
+    told = capsys.readouterr().err
+    assert "damaged lines are left out, the first is line 3" in told and len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("size", [1, 4096])
+def test_nuls_at_the_end_are_what_a_loss_of_power_leaves(tmp_path, size):
+    path = tmp_path / "log"
+    write(path, 0, 1)
+    path.write_bytes(path.read_bytes() + b"\0" * size)
+    assert write(path, 2) == [0, 1, 2]
+
+
+def test_a_log_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "log").mkdir()
+    with pytest.raises(GalvatronError) as raised:
+        StepLog(tmp_path / "log").write(record(0))
+    assert "not a regular file" in str(raised.value) and "\n" not in str(raised.value)
