@@ -1,40 +1,136 @@
-"""Files and folders that are on disk, whole, when a call returns, or not there at all."""
+"""Files and folders that are on disk, whole, when a call returns, or not there at all.
+
+What is written has a hidden name, `.NAME.xxxxxxxx.part`, until its content is on disk; then it is renamed, and the
+folder that holds the name is brought to disk, too. Modes are those that the umask leaves.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-import tempfile
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
-from .errors import UserError
+from .errors import GalvatronError, UserError
+from .locking import locked
+
+UNFINISHED = ".part"
+UNSYNCED = {errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES}  # a folder that cannot be synced, or not read
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a file whole or not at all, creating its folder; it lasts through a loss of power. Raises UserError."""
+    content = text.encode()
+    with whole_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[BinaryIO]:
+    """A file to write into, which gets its name in the end, or is gone if something fails. Raises UserError."""
     target = Path(path)
+    if "\0" in str(target):
+        raise UserError(f"{str(target)!a}: is no name of a file: it has a NUL")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        whole = Path(name)
+        if target.exists() and not stat.S_ISREG(target.stat().st_mode):
+            raise UserError(f"{target}: cannot be written: it is not a regular file")
+        make_folder(target.parent)
+        part = _unfinished(target)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with part.open("xb") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
-            whole.chmod(0o644)
-            whole.replace(target)
+            move(part, target)
         except BaseException:
-            whole.unlink()
+            with suppress(OSError):
+                part.unlink()
             raise
-        to_disk(target.parent)
     except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror}") from None
+        raise UserError(f"{target}: cannot be written: {error.strerror or error}") from None
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into, which gets its name in the end, or is gone if something fails. Raises UserError: the name
+    is taken, or another process is writing it; GalvatronError: it cannot be written."""
+    target = path.absolute()
+    _require_absent(target)
+    try:
+        make_folder(target.parent)
+        with locked(target, file=target.with_name(f".{target.name}.lock")):
+            _require_absent(target)
+            _remove_left(target)
+            part = _unfinished(target)
+            try:
+                part.mkdir()
+                yield part
+                tree_to_disk(part)
+                move(part, target)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise GalvatronError(f"{target}: cannot be written: {error.strerror or error}") from None
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, names that last through a loss of power. Raises OSError."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        to_disk(path.parent)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename, in one folder; the name lasts through a loss of power. Raises OSError."""
+    moved = source.stat()
+    try:
+        source.rename(target)
+    except OSError:  # a network file system may have done it, when it is asked for twice
+        if not (target.exists() and os.path.samestat(moved, target.stat())):
+            raise
+    to_disk(target.parent)
 
 
 def to_disk(path: Path) -> None:
     """Let a file's content, or the names in a folder, last through a loss of power. Raises OSError."""
-    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if not (error.errno in UNSYNCED and path.is_dir()):
+            raise
+
+
+def tree_to_disk(folder: Path) -> None:
+    """The same for all that is in a folder. Raises OSError."""
+    for path, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            to_disk(Path(path, name))
+        to_disk(Path(path))
+
+
+def _unfinished(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}{UNFINISHED}")
+
+
+def _remove_left(target: Path) -> None:
+    """What writers of this folder left that were killed: who has the lock is the only one alive."""
+    name = re.compile(re.escape(f".{target.name}.") + "[0-9a-f]{8}" + re.escape(UNFINISHED))
+    for path in target.parent.iterdir():
+        if name.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _require_absent(target: Path) -> None:
+    if os.path.lexists(target):
+        raise UserError(f"{target}: exists already; remove it or name another folder")
