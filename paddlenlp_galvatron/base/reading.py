@@ -9,7 +9,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .errors import UserError
 
@@ -19,20 +19,29 @@ DEEPEST = 64  # objects and lists within one another; no file of ours or Galvatr
 TOO_DEEP = f"not valid JSON: more than {DEEPEST} objects and lists within one another"
 
 
-def read_bytes(path: str | Path, limit: int = LARGEST_BYTES) -> bytes:
-    """A regular file's content, of at most `limit` bytes. Raises UserError."""
+def open_file(path: str | Path) -> BinaryIO:
+    """A regular file, open for reading. Raises UserError."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer would wait for ever
-        with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UserError(f"{path}: is not a regular file")
-            content = bytearray()  # grows with the file: a `read` of so many bytes would take them all at once
-            while len(content) <= limit and (block := file.read(BLOCK_BYTES)):
-                content += block
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UserError(f"{path}: is not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: str | Path, limit: int = LARGEST_BYTES) -> bytes:
+    """A regular file's content, of at most `limit` bytes. Raises UserError."""
+    content = bytearray()  # grows with the file: a `read` of so many bytes would take them all at once
+    with open_file(path) as file:
+        try:
+            while len(content) <= limit and (block := file.read(BLOCK_BYTES)):
+                content += block
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if len(content) > limit:
         raise UserError(f"{path}: has more than {limit:,} bytes; is it the right file?")
     return bytes(content)

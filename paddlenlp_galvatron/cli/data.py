@@ -47,15 +47,18 @@ def prepare(
     """
     from paddlenlp_galvatron.training import corpus
     from paddlenlp_galvatron.training import tokenizer as tokenizers
+    from paddlenlp_galvatron.training.token_files import dataset_files
 
     begin = time.monotonic()
     paths = [*(input or []), *(inputs or [])]
     if bool(paths) == standard_library:
         raise UserError("input: name files or folders, or else --standard_library")
+    dataset_files(output)  # a name that cannot be is told at once
     files = corpus.standard_library() if standard_library else corpus.find_files(paths)
     text = corpus.Corpus(files, text_key, limit_mib << 20 if limit_mib else None)
     columns = (TextColumn("{task.description:<22}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         if tokenizer == TRAIN:
             sample = replace(text, limit_bytes=min(text.size_bytes, TRAINING_BYTES))
             watched = _watch(sample, progress, "training the tokenizer")
@@ -63,10 +66,9 @@ def prepare(
         else:
             used = tokenizers.load_tokenizer(tokenizer)
         end = tokenizers.end_token(used, end_token)
-        if tokenizer == TRAIN:
-            corpus.save_tokenizer(used, output.parent / "tokenizer.json")
         watched = _watch(text, progress, "tokenising")
-        written = corpus.write_dataset(watched, output, used, end)
+        new_tokenizer = output.parent / "tokenizer.json" if tokenizer == TRAIN else None
+        written = corpus.write_dataset(watched, output, used, end, new_tokenizer)
     typer.echo(
         f"{output}.bin and .idx: {written.documents} documents, {written.tokens} tokens of a vocabulary of "
         f"{used.get_vocab_size()}, in {time.monotonic() - begin:.1f} s"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
 import os
 import sysconfig
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,18 +15,24 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..base.errors import UserError
-from ..base.writing import write_text
+from ..base.locking import locked
+from ..base.reading import LARGEST_BYTES, open_file, parse_json, read_bytes, read_text
+from ..base.writing import make_folder, to_disk, whole_file, write_text
+from .token_files import dataset_files
+from .tokenizer import encode, largest_id
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")  # taken from folders; a file that is named itself may have any suffix
 JSON_LINES_SUFFIXES = (".jsonl", ".json")
 NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
 BATCH_BYTES = 1 << 20  # text tokenised at once: enough for the tokenizer's threads, little memory
+LARGEST_TEXT_BYTES = 1 << 30  # of a file that is one document; a token takes about 100 bytes while it is made
 UINT16_VOCAB = 65500  # Megatron and PaddleNLP store ids of smaller vocabularies in two bytes, others in four
 
 
 class Document(NamedTuple):
     text: str
     size_bytes: int  # what it takes in its file, for progress
+    place: str  # its file, and its line there
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,10 @@ class Corpus:
 
     @property
     def size_bytes(self) -> int:
-        total = sum(file.stat().st_size for file in self.files)
+        try:
+            total = sum(file.stat().st_size for file in self.files)
+        except OSError as error:
+            raise UserError(f"input: {error.filename}: cannot be read: {error.strerror}") from None
         return total if self.limit_bytes is None else min(total, self.limit_bytes)
 
     def __iter__(self) -> Iterator[Document]:
@@ -65,18 +72,28 @@ def find_files(inputs: Sequence[str | Path]) -> tuple[Path, ...]:
     """Files named, and in folders those with a known suffix, each once, in a fixed order. Raises UserError."""
     files: dict[Path, None] = {}
     for name in inputs:
-        path = Path(name)
-        if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.suffix in TEXT_SUFFIXES + JSON_LINES_SUFFIXES)
-            files.update(dict.fromkeys(p for p in inside if p.is_file()))
-        elif path.is_file():
-            files[path] = None
-        else:
-            raise UserError(f"input: {path}: no such file or folder")
+        try:
+            files.update(dict.fromkeys(_inside(Path(name))))
+        except OSError as error:
+            raise UserError(f"input: {error.filename}: cannot be read: {error.strerror}") from None
     if not files:
         known = ", ".join(TEXT_SUFFIXES + JSON_LINES_SUFFIXES)
         raise UserError(f"input: {', '.join(map(str, inputs))} holds no file that ends in {known}")
     return tuple(files)
+
+
+def _inside(path: Path) -> list[Path]:
+    """Raises UserError; OSError: some of it cannot be read, which nobody wants left out unsaid."""
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"input: {path}: no such file or folder")
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found = (Path(folder, name) for folder, _, names in os.walk(path, onerror=refuse) for name in names)
+    return sorted(file for file in found if file.suffix in TEXT_SUFFIXES + JSON_LINES_SUFFIXES and file.is_file())
 
 
 def standard_library() -> tuple[Path, ...]:
@@ -89,35 +106,32 @@ def standard_library() -> tuple[Path, ...]:
     return files
 
 
-def write_dataset(documents: Iterable[Document], prefix: Path, tokenizer: Tokenizer, end: int) -> Written:
+def write_dataset(
+    documents: Iterable[Document], prefix: Path, tokenizer: Tokenizer, end: int, tokenizer_file: Path | None = None
+) -> Written:
     """Tokenise documents and write `prefix.bin` and `prefix.idx`, each document closed by the token `end`.
 
-    Both files are there whole or the `.idx` is not there. Raises UserError.
+    With `tokenizer_file` the tokenizer, too; another one in its place is kept, as other data may need it. All of it is
+    there in the end, or nothing new. Raises UserError.
     """
-    # Deferred: PaddleNLP takes seconds to import, and the command line imports this file.
-    from paddlenlp.data.indexed_dataset import MMapIndexedDatasetBuilder
-
     bin_file, idx_file = dataset_files(prefix)
-    ids = np.uint16 if tokenizer.get_vocab_size() < UINT16_VOCAB else np.int32
-    written = Written(0, 0)
+    own = [file for file in (bin_file, idx_file, tokenizer_file) if file]
     try:
-        prefix.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=prefix.parent, prefix=f".{prefix.name}.") as folder:
-            new_bin, new_idx = Path(folder, "data.bin"), Path(folder, "data.idx")
-            builder = MMapIndexedDatasetBuilder(str(new_bin), dtype=ids)
-            for encoded in _encode(documents, tokenizer):
-                builder.add_item([*encoded, end])
-                builder.end_document()
-                written = Written(written.documents + 1, written.tokens + len(encoded) + 1)
-            if not written.documents:
-                raise UserError("input: holds no text")
-            with contextlib.redirect_stdout(io.StringIO()):  # the builder prints its own summary
-                builder.finalize(str(new_idx))
-            for file in (new_bin, new_idx):
-                _make_durable(file)
-            idx_file.unlink(missing_ok=True)  # never an old index beside new data
-            new_bin.replace(bin_file)
-            new_idx.replace(idx_file)
+        with _new_only_if_done(prefix.parents):
+            make_folder(prefix.parent)
+            with (
+                locked(prefix, file=prefix.with_name(f".{prefix.name}.lock")),
+                _new_only_if_done(own),
+                whole_file(idx_file) as new_idx,  # gets its name last
+                whole_file(bin_file) as new_bin,
+            ):
+                if tokenizer_file:
+                    _require_same(tokenizer, tokenizer_file)
+                written = _write(documents, Path(new_bin.name), Path(new_idx.name), tokenizer, end)
+                if tokenizer_file:
+                    save_tokenizer(tokenizer, tokenizer_file)
+                idx_file.unlink(missing_ok=True)  # never an old index beside new data
+                to_disk(prefix.parent)
     except OSError as error:
         raise UserError(f"{prefix}: cannot be written: {error.strerror}") from None
     return written
@@ -125,58 +139,98 @@ def write_dataset(documents: Iterable[Document], prefix: Path, tokenizer: Tokeni
 
 def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     """Write a `tokenizer.json` whole. Another one in its place is kept, as other data may need it: UserError."""
-    text = tokenizer.to_str(pretty=True)
-    if path.exists() and path.read_text(encoding="utf-8") != text:
+    _require_same(tokenizer, path)
+    write_text(path, tokenizer.to_str(pretty=True))
+
+
+def _require_same(tokenizer: Tokenizer, path: Path) -> None:
+    if path.exists() and read_text(path) != tokenizer.to_str(pretty=True):
         raise UserError(f"{path}: exists and is another tokenizer; use it (--tokenizer {path}) or write elsewhere")
-    write_text(path, text)
 
 
-def dataset_files(prefix: Path) -> tuple[Path, Path]:
-    """Paths of the tokens and of their index."""
-    return prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")
+@contextmanager
+def _new_only_if_done(paths: Sequence[Path]) -> Iterator[None]:
+    """If something fails, remove those files and empty folders that were not there before."""
+    new = [path for path in paths if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for path in new:
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+        raise
 
 
-def _encode(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[list[int]]:
-    batch: list[str] = []
+def _write(documents: Iterable[Document], bin_file: Path, idx_file: Path, tokenizer: Tokenizer, end: int) -> Written:
+    """Raises UserError, OSError."""
+    # Deferred: PaddleNLP takes seconds to import, and the command line imports this file.
+    from paddlenlp.data.indexed_dataset import MMapIndexedDatasetBuilder
+
+    largest = largest_id(tokenizer)
+    builder = MMapIndexedDatasetBuilder(str(bin_file), dtype=np.uint16 if largest + 1 < UINT16_VOCAB else np.int32)
+    written = Written(0, 0)
+    for document, ids in _encode(documents, tokenizer):
+        if max(ids, default=0) > largest:
+            raise UserError(
+                f"tokenizer: makes token {max(ids)} of {document.place}, which its vocabulary does not have"
+            )
+        builder.add_item([*ids, end])
+        builder.end_document()
+        written = Written(written.documents + 1, written.tokens + len(ids) + 1)
+    if not written.documents:
+        raise UserError("input: holds no text")
+    with redirect_stdout(io.StringIO()):  # the builder prints its own summary
+        builder.finalize(str(idx_file))
+    return written
+
+
+def _encode(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[tuple[Document, list[int]]]:
+    batch: list[Document] = []
     size_bytes = 0
     for document in documents:
-        batch.append(document.text)
+        batch.append(document)
         size_bytes += document.size_bytes
         if size_bytes >= BATCH_BYTES:
-            yield from (encoding.ids for encoding in tokenizer.encode_batch(batch, add_special_tokens=False))
+            yield from zip(batch, encode(tokenizer, [one.text for one in batch]), strict=True)
             batch, size_bytes = [], 0
-    yield from (encoding.ids for encoding in tokenizer.encode_batch(batch, add_special_tokens=False))
+    yield from zip(batch, encode(tokenizer, [one.text for one in batch]), strict=True)
 
 
 def _documents(file: Path, text_key: str) -> Iterator[Document]:
-    """Documents of one file that hold any text."""
-    try:
-        if file.suffix in JSON_LINES_SUFFIXES:
-            yield from _json_lines(file, text_key)
-        else:
-            content = file.read_bytes()
-            if content.strip():
-                # A stray byte in a text of gigabytes must not stop the work; the mark U+FFFD stands for it.
-                yield Document(content.decode("utf-8", errors="replace"), len(content))
-    except OSError as error:
-        raise UserError(f"input: {file}: cannot be read: {error.strerror}") from None
+    """Documents of one file that hold any text. Raises UserError."""
+    if file.suffix in JSON_LINES_SUFFIXES:
+        yield from _json_lines(file, text_key)
+    else:
+        content = read_bytes(file, LARGEST_TEXT_BYTES)
+        if content.strip():
+            # A stray byte in a text of gigabytes must not stop the work; the mark U+FFFD stands for it.
+            yield Document(content.decode("utf-8", errors="replace"), len(content), str(file))
 
 
 def _json_lines(file: Path, text_key: str) -> Iterator[Document]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"input: {file}: line {number} is not JSON: {error}; give one object a line") from None
-            if not isinstance(record, dict) or not isinstance(record.get(text_key), str):
-                raise UserError(f'input: {file}: line {number} has no text "{text_key}"; name its field by --text_key')
-            if record[text_key].strip():
-                yield Document(record[text_key], len(line))
+    for number, line in enumerate(_lines(file), start=1):
+        place = f"{file}: line {number}"
+        if not line.strip():
+            continue
+        try:
+            record = parse_json(line.decode("utf-8-sig"), f"input: {place} is not one JSON object")
+        except UnicodeDecodeError as error:
+            raise UserError(f"input: {place}: byte {error.start:,} is not UTF-8 text") from None
+        if not isinstance(record, dict) or not isinstance(record.get(text_key), str):
+            raise UserError(f'input: {place} has no text "{text_key}"; name its field by --text_key')
+        if record[text_key].strip():
+            yield Document(record[text_key], len(line), place)
 
 
-def _make_durable(file: Path) -> None:
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
+def _lines(file: Path) -> Iterator[bytes]:
+    """Raises UserError: it cannot be read, or a line is too long."""
+    with open_file(file) as lines:
+        try:
+            while line := lines.readline(LARGEST_BYTES + 1):
+                if len(line) > LARGEST_BYTES:
+                    raise UserError(
+                        f"input: {file}: a line has more than {LARGEST_BYTES:,} bytes; give one object a line"
+                    )
+                yield line
+        except OSError as error:
+            raise UserError(f"input: {file}: cannot be read: {error.strerror}") from None

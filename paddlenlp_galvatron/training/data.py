@@ -97,12 +97,22 @@ class TrainingData(BatchSource):
         self._weights = _shares([part.weight for part in parts])
         self._order = _blend(self._weights, FIRST_BLOCK) if len(parts) > 1 else None
         self._vocab_size = vocab_size
+        self._step = "step" if split == "train" else f"{split} batch"  # as messages call it
         held = [
             f"{weight:.6g} of {one.documents} documents with {one.tokens} tokens"
             for weight, one in zip(self._weights, self._sets, strict=True)
         ]
         super().__init__(
-            global_batch, {"data": " + ".join(held), "split": shares, "seq_length": seq_length, "seed": seed}
+            global_batch,
+            {
+                "data": " + ".join(held),
+                "checksums": " ".join(
+                    f"{one.identity['idx_crc32']:08x}{one.identity['bin_crc32']:08x}" for one in self._sets
+                ),
+                "split": shares,
+                "seq_length": seq_length,
+                "seed": seed,
+            },
         )
 
     @property
@@ -112,7 +122,10 @@ class TrainingData(BatchSource):
 
     def batch(self, step: int) -> NDArray[np.int64]:
         first = self.first_sample(step)
-        return np.stack([self._sample(number) for number in range(first, first + self.global_batch)])
+        try:
+            return np.stack([self._sample(number) for number in range(first, first + self.global_batch)])
+        except UserError as error:
+            raise UserError(f"{self._step} {step}: {fault}" for fault in error.faults) from None
 
     def _sample(self, number: int) -> NDArray[np.int64]:
         which = 0
@@ -121,11 +134,12 @@ class TrainingData(BatchSource):
                 self._order = _blend(self._weights, 1 << number.bit_length())
             which, number = int(self._order.sets[number]), int(self._order.samples[number])
         sample = self._sets[which].sample(number)
-        if self._vocab_size is not None and sample.max() >= self._vocab_size:
-            raise UserError(
-                f"{self._sets[which].prefix}: holds token {sample.max()} but the model's vocab_size is "
-                f"{self._vocab_size}; prepare the data with the model's tokenizer"
-            )
+        for token in (sample.min(), sample.max()):
+            if token < 0 or (self._vocab_size is not None and token >= self._vocab_size):
+                raise UserError(
+                    f"{self._sets[which].prefix}: holds token {token} but the model's vocab_size is "
+                    f"{self._vocab_size}; prepare the data with the model's tokenizer"
+                )
         return sample
 
 
@@ -138,15 +152,19 @@ class Part(NamedTuple):
 
 def parse_data(data: str) -> list[Part]:
     """What PaddleNLP's `input_dir` names: a data set, a folder of them, or weights and paths. Raises UserError."""
-    path = Path(data)
-    if path.is_dir():
-        inside = [Part(1.0, file.with_suffix("")) for file in sorted(path.glob("*.idx"))]
-        if not inside:
-            raise UserError(f"{path}: the folder holds no data set (.bin and .idx); make one: galvatron data prepare")
-        return inside
-    words = data.split()
-    if len(words) == 1 or path.with_name(f"{path.name}.idx").is_file():
-        return [Part(1.0, path)]
+    path, words = Path(data), data.split()
+    try:
+        if path.is_dir():
+            inside = [Part(1.0, file.with_suffix("")) for file in sorted(path.glob("*.idx"))]
+            if not inside:
+                raise UserError(
+                    f"{path}: the folder holds no data set (.bin and .idx); make one: galvatron data prepare"
+                )
+            return inside
+        if len(words) == 1 or path.with_name(f"{path.name}.idx").is_file():
+            return [Part(1.0, path)]
+    except OSError as error:
+        raise UserError(f"data: {data}: cannot be read: {error.strerror}") from None
     try:
         parts = [Part(float(weight), Path(name)) for weight, name in zip(words[::2], words[1::2], strict=True)]
     except ValueError:

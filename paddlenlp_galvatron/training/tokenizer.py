@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ..base.errors import UserError
+from ..base.reading import read_text
 
 END_OF_TEXT = "<|endoftext|>"
 # How well-known tokenizers call the token that ends a document; the first that a vocabulary holds is taken.
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 BYTES = 256  # every byte is a token, so any text can be written
+LARGEST_VOCAB = 1_000_000  # tokens to be trained, for which memory is set aside; the largest published have 900,000
+LARGEST_ID = 2**31 - 1  # that a data set can hold
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -22,6 +25,8 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Tokenizer:
     """
     if vocab_size <= BYTES:
         raise UserError(f"vocab_size: {vocab_size} tokens cannot hold the {BYTES} bytes and the end of text; give more")
+    if vocab_size > LARGEST_VOCAB:
+        raise UserError(f"vocab_size: {vocab_size} tokens are more than anybody trains; give at most {LARGEST_VOCAB:,}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -43,9 +48,34 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not file.is_file():
         raise UserError(f"{file}: no such file; give a tokenizer.json or the folder of a model that has one")
     try:
-        return Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_str(read_text(file))
+    except UserError:
+        raise
     except Exception as error:  # the package raises a bare Exception for any fault of the file
         raise UserError(f"{file}: not a tokenizer.json: {error}") from None
+    tokenizer.no_truncation()  # many files have what was last asked for: the rest of a document would be lost,
+    tokenizer.no_padding()  # or documents filled up with tokens that nobody wrote
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts, without any that the tokenizer adds around them. Raises UserError."""
+    try:
+        return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the package is no Exception
+        raise UserError(f"tokenizer: cannot write the text: {error}; is tokenizer.json whole?") from None
+
+
+def largest_id(tokenizer: Tokenizer) -> int:
+    """The largest id of a vocabulary, which may have gaps. Raises UserError."""
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest > LARGEST_ID:
+        raise UserError(
+            f"tokenizer: has a token of id {largest}, beyond {LARGEST_ID:,}, the last that a data set can hold"
+        )
+    return largest
 
 
 def end_token(tokenizer: Tokenizer, name: str | None = None) -> int:

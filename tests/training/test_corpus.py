@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from paddlenlp.data.indexed_dataset import MMapIndexedDataset
+from tokenizers import Tokenizer
 
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.training import corpus
@@ -86,11 +87,25 @@ def test_limit_ends_after_the_document_that_passes_it(texts):
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("{", "line 2 is not JSON"), ("[]", 'line 2 has no text "text"'), ('{"text": 3}', 'line 2 has no text "text"')],
+    [
+        (b"{", "line 2 is not one JSON object"),
+        (b"[]", 'line 2 has no text "text"'),
+        (b'{"text": 3}', 'line 2 has no text "text"'),
+        (b'{"text": "\\ud800"}', r"line 2 is not one JSON object: .*\\ud800 is one half of a character"),
+        (b'{"text": "\xe9"}', "line 2: byte 10 is not UTF-8 text"),
+        (b'{"text": "a", "more": ' + b"[" * 100_000, "line 2 is not one JSON object: .* within one another"),
+        (b'{"text": "a", "more": ' + b"[" * 100 + b"]" * 100 + b"}", "line 2 is not one JSON object: .* within one"),
+        (b'{"text": "a", "text": "b"}', "line 2 is not one JSON object: .*stands twice"),
+        (b'{"text": "a", "more": NaN}', "line 2 is not one JSON object: .*NaN"),
+        (b'{"text": "' + b"a" * 3000 + b'"}', "a.jsonl: a line has more than 2,000 bytes"),
+    ],
+    ids=lambda value: str(value)[:40],
 )
-def test_bad_json_lines_are_named(tmp_path, line, message):
+def test_bad_json_lines_are_named(tmp_path, monkeypatch, line, message):
+    if b"aaa" in line:
+        monkeypatch.setattr(corpus, "LARGEST_BYTES", 2000)
     file = tmp_path / "a.jsonl"
-    file.write_text('{"text": "fine"}\n' + line)
+    file.write_bytes(b'\xef\xbb\xbf{"text": "fine"}\n' + line)
     with pytest.raises(UserError, match=message):
         list(Corpus((file,)))
 
@@ -108,12 +123,69 @@ def test_failure_leaves_the_old_data_and_no_new_file(prefix, tokenizer):
     before = {file: file.read_bytes() for file in prefix.parent.iterdir()}
 
     def breaks():
-        yield Document("some text", 9)
+        yield Document("some text", 9, "a.txt")
         raise OSError(28, "No space left on device")
 
     with pytest.raises(UserError, match="No space left"):
         write_dataset(breaks(), prefix, tokenizer, 0)
     assert {file: file.read_bytes() for file in prefix.parent.iterdir()} == before
+
+
+def with_vocabulary(tokenizer, **ids):
+    """The tokenizer with other ids for some tokens."""
+    description = json.loads(tokenizer.to_str())
+    description["model"]["vocab"] |= ids
+    return Tokenizer.from_str(json.dumps(description))
+
+
+def test_ids_are_stored_as_they_are_or_refused(tmp_path, texts, tokenizer):
+    """Few tokens may have large ids; a type chosen by their number would let those wrap."""
+    used = tokenizer.encode(texts[0].read_text()).tokens[0]
+    wide = with_vocabulary(tokenizer, **{used: 70_000})
+    write_dataset(Corpus(texts), tmp_path / "wide", wide, 0)
+    stored = MMapIndexedDataset(str(tmp_path / "wide"), skip_warmup=True)
+    assert [stored[n].tolist()[:-1] for n in range(40)] == [wide.encode(file.read_text()).ids for file in texts]
+    assert max(stored[n].max() for n in range(40)) == 70_000
+    with pytest.raises(UserError, match="beyond 2,147,483,647"):
+        write_dataset(Corpus(texts), tmp_path / "wider", with_vocabulary(tokenizer, **{used: 2**32 - 1}), 0)
+    assert not list(tmp_path.glob("wider*"))
+
+
+def test_an_id_that_no_vocabulary_has_is_refused_with_its_line(tmp_path, tokenizer, monkeypatch):
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "three")))
+    monkeypatch.setattr(corpus, "encode", lambda _, texts: [[1], [70_000], [2]])
+    with pytest.raises(UserError, match=r"makes token 70000 of .*a\.jsonl: line 2, which"):
+        write_dataset(Corpus((file,)), tmp_path / "out", tokenizer, 0)
+    assert sorted(tmp_path.iterdir()) == [file]
+
+
+def test_tokenizers_neither_cut_documents_nor_fill_them_up(tmp_path, texts, tokenizer, prefix):
+    """As files of models that were used for something else may ask for."""
+    asks = Tokenizer.from_str(tokenizer.to_str())
+    asks.enable_truncation(5)
+    asks.enable_padding(length=500, pad_id=7)
+    asks.save(str(tmp_path / "tokenizer.json"))
+    write_dataset(Corpus(texts), tmp_path / "asked", load_tokenizer(tmp_path), 0)
+    assert (tmp_path / "asked.bin").read_bytes() == prefix.with_name("text.bin").read_bytes()
+
+
+def test_a_tokenizer_that_fails_is_named(tmp_path, texts, tokenizer):
+    description = json.loads(tokenizer.to_str())
+    description["model"] = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "none"}
+    with pytest.raises(UserError, match=r"tokenizer: cannot write the text: .*; is tokenizer.json whole"):
+        write_dataset(Corpus(texts), tmp_path / "out", Tokenizer.from_str(json.dumps(description)), 0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_at_once_never_mix_their_files(tmp_path, texts, tokenizer):
+    def slowly():
+        yield from Corpus(texts[:1])
+        with pytest.raises(UserError, match="is in use by process"):
+            write_dataset(Corpus(texts), tmp_path / "x", tokenizer, 0, tmp_path / "tokenizer.json")
+
+    assert write_dataset(slowly(), tmp_path / "x", tokenizer, 0, tmp_path / "tokenizer.json").documents == 1
+    assert {file.name for file in tmp_path.iterdir()} == {"x.bin", "x.idx", "tokenizer.json"}
 
 
 def test_standard_library_is_real_text_in_a_fixed_order():

@@ -1,5 +1,6 @@
-import multiprocessing
 import os
+import shutil
+import struct
 from dataclasses import replace
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 from distributed.plans import plan
 from paddlenlp.data import causal_dataset
 from paddlenlp.data.blendable_dataset import BlendableDataset
+from paddlenlp.data.indexed_dataset import MMapIndexedDatasetBuilder
 
 from paddlenlp_galvatron.plan import ModelShape, UserError
 from paddlenlp_galvatron.training import data as data_module
 from paddlenlp_galvatron.training.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data import RandomData, TrainingData
 from paddlenlp_galvatron.training.settings import TrainSettings
+from paddlenlp_galvatron.training.token_files import HEADER
 from paddlenlp_galvatron.training.tokenizer import END_OF_TEXT
 
 SEQ, BATCH = 16, 4
@@ -137,42 +140,6 @@ def test_every_plan_gets_the_same_global_batch(three):
     assert all((batch == batches[0]).all() for batch in batches)
 
 
-def _open_as_rank(prefix, rank, ready, results):
-    os.environ.update(PADDLE_TRAINER_ID=str(rank), PADDLE_TRAINERS_NUM="8", PADDLE_RANK_IN_NODE=str(rank))
-    causal_dataset.local_rank = rank  # as it is when PaddleNLP is imported under the launcher
-    built = []
-    build = causal_dataset._build_doc_idx
-    causal_dataset._build_doc_idx = lambda *args: built.append(rank) or build(*args)
-    ready.wait()
-    results.put((built, open_data(prefix).batch(1).tolist()))
-
-
-def test_eight_processes_at_once_build_the_index_once_and_read_the_same(prefix):
-    fork = multiprocessing.get_context("fork")
-    ready, results = fork.Barrier(8), fork.Queue()
-    ranks = [fork.Process(target=_open_as_rank, args=(prefix, rank, ready, results)) for rank in range(8)]
-    for process in ranks:
-        process.start()
-    got = [results.get(timeout=60) for _ in ranks]
-    for process in ranks:
-        process.join()
-    assert sum(len(built) for built, _ in got) == 1
-    assert all(batch == got[0][1] for _, batch in got)
-
-
-def test_cut_off_index_files_are_built_again(prefix):
-    expected = open_data(prefix).batch(0)
-    (shuffle,) = prefix.parent.glob("index-cache/*_shuffle_idx.npy")
-    shuffle.write_bytes(shuffle.read_bytes()[:-8])
-    np.testing.assert_array_equal(open_data(prefix).batch(0), expected)
-
-
-def test_new_data_in_the_same_place_gets_a_new_index(prefix, texts, tokenizer):
-    before = open_data(prefix).samples
-    write_dataset(Corpus(texts[:20]), prefix, tokenizer, 0)
-    assert open_data(prefix).samples < before
-
-
 def test_nothing_is_printed(prefix, capfd):
     open_data(prefix)
     assert capfd.readouterr() == ("", "")
@@ -195,15 +162,90 @@ def test_faults_of_the_data_are_named(prefix, tmp_path_factory):
         open_data(tmp_path_factory.mktemp("empty"))
     with pytest.raises(UserError, match="vocab_size is 100"):
         open_data(prefix, vocab_size=100).batch(0)
-    tokens = prefix.with_name("text.bin")
-    tokens.write_bytes(tokens.read_bytes()[:-2])
+
+
+def test_faults_of_the_files_are_named(prefix):
+    bin_file, idx_file = prefix.with_name("text.bin"), prefix.with_name("text.idx")
+    tokens, index = bin_file.read_bytes(), idx_file.read_bytes()
+    documents = HEADER.unpack(index[: HEADER.size])[3]
+    sizes, places, entries = HEADER.size, HEADER.size + 4 * documents, HEADER.size + 12 * documents
+
+    def changed(at, form, value):
+        return index[:at] + struct.pack(form, value) + index[at + struct.calcsize(form) :]
+
+    bin_file.write_bytes(tokens[:-2])
     with pytest.raises(UserError, match="cut off"):
         open_data(prefix)
-    index = prefix.with_name("text.idx")
-    for damaged in (index.read_bytes()[:-1], b"MMIDIDX", b"x" * 1000):
-        index.write_bytes(damaged)
-        with pytest.raises(UserError, match="not a Megatron index"):
+    bin_file.write_bytes(tokens)
+    for damaged, message in [
+        (index[:-1], "not a Megatron index"),
+        (b"MMIDIDX", "not a Megatron index"),
+        (b"x" * 1000, "not a Megatron index"),
+        (changed(17, "<B", 7), "not a Megatron index"),  # floats
+        (changed(18, "<Q", 2**62), "not a Megatron index"),  # whose 12 bytes each make 0 modulo 2^64
+        (changed(sizes, "<i", -7), "document 0 has less than 0 tokens"),
+        (changed(sizes + 4, "<i", 2**31 - 1), "cut off"),
+        (changed(places + 8, "<q", -8), "document 1 does not begin where the one before ends"),
+        (changed(places + 8 * 5, "<q", 2**60), "document 5 does not begin where the one before ends"),
+        (changed(entries + 8, "<q", -1), "list of documents"),
+        (changed(len(index) - 8, "<q", 2**40), "list of documents"),
+    ]:
+        idx_file.write_bytes(damaged)
+        with pytest.raises(UserError, match=message):
             open_data(prefix)
+    assert sorted(prefix.parent.iterdir()) == [bin_file, idx_file]  # no folder for an index that cannot be
+
+
+def test_tokens_below_0_are_refused(tmp_path):
+    builder = MMapIndexedDatasetBuilder(str(tmp_path / "a.bin"), np.int32)
+    builder.add_item([1, -5] * SEQ)
+    builder.end_document()
+    builder.finalize(str(tmp_path / "a.idx"))
+    with pytest.raises(UserError, match=r"step 0: .*a: holds token -5"):
+        TrainingData(tmp_path / "a", SEQ, 1, shares="1,0,0").batch(0)
+
+
+def test_data_that_change_under_a_run_are_an_error_that_names_them(prefix):
+    """A mapped file that is cut off ends a process by SIGBUS."""
+    tokens = prefix.with_name("text.bin")
+    content = tokens.read_bytes()
+
+    def write(changed):
+        with tokens.open("r+b") as file:  # the same file, as `cp` and shells write it
+            file.truncate(0)
+            file.write(changed)
+
+    data = open_data(prefix)
+    expected = data.batch(1)
+    os.utime(tokens, ns=(1, 1))
+    np.testing.assert_array_equal(data.batch(1), expected)
+    for changed in (content[: len(content) // 2], b"", content[::-1]):
+        write(changed)
+        with pytest.raises(UserError, match=rf"^step 1: {tokens}: (ends before byte|has changed)"):
+            for _ in range(2):
+                data.batch(1)
+    write(content)
+    np.testing.assert_array_equal(data.batch(1), expected)
+    tokens.rename(tokens.with_name("moved"))
+    np.testing.assert_array_equal(data.batch(1), expected)  # what it has opened stays
+    with pytest.raises(UserError, match=r"text\.bin: no such file"):
+        open_data(prefix)
+
+
+def test_the_identity_of_data_is_their_content(prefix, tmp_path_factory):
+    """A checkpoint goes on with the same data in another folder, and never with others in the same."""
+    before = open_data(prefix).identity
+    copy = tmp_path_factory.mktemp("copy") / "other"
+    for suffix in (".bin", ".idx"):
+        shutil.copy(prefix.with_name(f"text{suffix}"), copy.with_name(f"other{suffix}"))
+    assert open_data(copy).identity == before
+    for suffix, at, byte in ((".bin", 0, b"\x07"), (".idx", -8, bytes([39]))):  # of equal size, as many documents
+        file = copy.with_name(f"other{suffix}")
+        content = bytearray(file.read_bytes())
+        content[at : at + 1 or None] = byte
+        file.write_bytes(content)
+        assert open_data(copy).identity != before
+        shutil.copy(prefix.with_name(f"text{suffix}"), file)
 
 
 def test_random_data_depends_on_its_arguments_alone():

@@ -21,10 +21,36 @@ def test_mistakes_end_with_exit_code_2_and_leave_nothing(tmp_path, texts, capsys
         ([], "input: name files or folders"),
         ([file, "--standard_library"], "input: name files or folders"),
         ([str(tmp_path / "none.txt")], "no such file or folder"),
+        ([str(tmp_path / ("n" * 300))], "cannot be read: File name too long"),
         ([file, "--vocab_size", "10"], "vocab_size"),
+        ([file, "--vocab_size", "1000000000000"], "give at most 1,000,000"),
         ([file, "--end_token", "<eos>", "--vocab_size", "300"], "no token '<eos>'"),
         ([file, "--tokenizer", str(tmp_path)], "no such file"),
+        ([file, "--output", "/"], "/: is a folder; give the path of a data set"),
+        ([file, "--output", f"{tmp_path}/out/{'n' * 300}", "--vocab_size", "300"], "File name too long"),
+        ([file, "--output", f"{file}/x", "--vocab_size", "300"], "cannot be written"),
+        ([file, "--output", "/proc/x/y", "--vocab_size", "300"], "/proc/x/y: cannot be written: No such file"),
     ]:
-        assert main(["data", "prepare", *arguments, "--output", output]) == 2
-        assert message in capsys.readouterr().err
+        given = arguments if "--output" in arguments else [*arguments, "--output", output]
+        assert main(["data", "prepare", *given]) == 2
+        faults = capsys.readouterr().err
+        assert message in faults
+        assert faults.startswith("error: ") and faults.count("\n") == 1
         assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_prepare_is_no_obstacle_to_the_next(tmp_path, texts, capsys):
+    """The tokenizer of text that could not be written would refuse any other text."""
+    bad, output = tmp_path / "bad.jsonl", tmp_path / "out" / "x"
+    bad.write_text('{"text": "fine"}\n{"text": "\\ud800"}\n')
+    own = ["--vocab_size", "300", "--output", str(output)]
+    assert main(["data", "prepare", str(bad), *own]) == 2
+    assert sorted(tmp_path.iterdir()) == [bad]
+    for file in ("x.bin", "x.idx", "tokenizer.json"):  # the last step fails, too
+        (output.parent / file).mkdir(parents=True)
+        assert main(["data", "prepare", str(texts[0]), *own]) == 2
+        assert list(output.parent.iterdir()) == [output.parent / file]
+        (output.parent / file).rmdir()
+    assert main(["data", "prepare", str(texts[0]), *own]) == 0
+    assert main(["data", "prepare", str(texts[1]), *own]) == 2
+    assert "is another tokenizer" in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""Whatever a folder of data holds: one line a fault and nothing left behind, or the data as they stand there."""
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hostile import data
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.training.corpus import Document, write_dataset
+from paddlenlp_galvatron.training.data import TrainingData
+from paddlenlp_galvatron.training.sample_index import FOLDER
+from paddlenlp_galvatron.training.token_files import HEADER
+from paddlenlp_galvatron.training.tokenizer import train_tokenizer
+
+SEQ = 4
+
+
+def write(folder, files):
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_text_is_prepared_or_refused(tmp_path, capsys, monkeypatch, seed):
+    case = data.text(Random(seed))
+    write(tmp_path, case.files)
+    monkeypatch.chdir(tmp_path)
+    code = main(list(case.words))
+    err = capsys.readouterr().err
+    if code:
+        assert code == 2 and err.startswith("error: ") and err.count("\n") == 1, err
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == case.files
+    else:
+        assert not err and len(list((tmp_path / "out").iterdir())) == 2
+
+
+@settings(max_examples=300)
+@given(random=st.randoms(use_true_random=False))
+def test_a_data_set_is_read_as_it_stands_or_refused(tmp_path_factory, random):
+    folder = tmp_path_factory.mktemp("hostile")
+    tokens, index = data.dataset_files(random)
+    write(folder, {"x.bin": tokens, "x.idx": index})
+    try:
+        read = TrainingData(folder / "x", SEQ, 1, seed=3, shares="1,0,0")
+        batches = [read.batch(step) for step in range(read.samples + 1)]
+    except UserError as error:
+        assert len(error.faults) == 1
+        return
+    kind = np.dtype(data.TYPES[HEADER.unpack(index[: HEADER.size])[2]])
+    stored = np.frombuffer(tokens, kind).astype(np.int64).tolist()
+    assert all(batch.shape == (1, SEQ + 1) and set(batch[0]) <= set(stored) for batch in batches)
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    tokenizer = train_tokenizer(["a cat sat on a mat"], 300)
+    documents = [Document("a cat sat on a mat" * number, 1, "") for number in range(1, 30)]
+    write_dataset(documents, tmp_path / "x", tokenizer, 0)
+    return tmp_path / "x"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_kept_index_is_used_as_it_was_or_made_anew(prefix, seed):
+    random = Random(seed)
+    expected = TrainingData(prefix, SEQ, 4).batch(0)
+    for file in (prefix.parent / FOLDER).iterdir():
+        if random.random() < 0.6:
+            file.write_bytes(data.damaged(random, file.read_bytes()))
+    np.testing.assert_array_equal(TrainingData(prefix, SEQ, 4).batch(0), expected)
