@@ -90,7 +90,7 @@ class Crew:
         for rank, one in told:
             if one.began and not one.waits_for and not one.outcome and now - one.since >= IDLE_S:
                 message = f"rank {rank.number} did not come to the others, who wait for it: it has computed for "
-                message += f"{now - one.since:.0f} s\nits log: {rank.log}"
+                message += f"{now - one.since:.0f} s; its log: {rank.log}"
                 found.append(Fault(Kind.STALL, rank.number, message, now - one.since))
         return found
 
@@ -103,7 +103,7 @@ class Crew:
         """The same with where a rank that computes is in its program, if it is of this node."""
         for rank in self.ranks:
             if rank.number == fault.rank and fault.kind is Kind.STALL and rank.alive:
-                return replace(fault, message=f"{fault.message}\nit is at {_place(rank)}")
+                return replace(fault, message=f"{fault.message}; it is at {_place(rank)}")
         return fault
 
     def overdue(self, limit_s: float) -> list[Fault]:
@@ -134,7 +134,7 @@ class Crew:
     def _stopped(self, rank: Rank) -> Fault:
         age = time.monotonic() - (rank.stopped_since or 0)
         message = f"rank {rank.number} was stopped by a signal (process {rank.process.pid}) and did not go on for "
-        return Fault(Kind.CAUSE, rank.number, f"{message}{age:.0f} s\nits log: {rank.log}", age)
+        return Fault(Kind.CAUSE, rank.number, f"{message}{age:.0f} s; its log: {rank.log}", age)
 
     def _told(self, rank: Rank, told: Told, code: int | None) -> Fault:
         kind = Kind.CONSEQUENCE if told.outcome is Outcome.LOST_A_PEER else Kind.CAUSE
@@ -148,7 +148,7 @@ class Crew:
             message = "\n".join([f"{first} (rank {rank.number})", *rest])
         else:
             message = f"rank {rank.number} failed: {told.message}"
-        return Fault(kind, rank.number, f"{message}\nits log: {rank.log}", age, told.exit_code)
+        return Fault(kind, rank.number, f"{message}; its log: {rank.log}", age, told.exit_code)
 
     def _untold(self, rank: Rank, code: int) -> Fault:
         """Of a rank that ended without a word."""
@@ -160,12 +160,12 @@ class Crew:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         last = f": {lines[-1]}" if lines and (code > 0 or code == -signal.SIGABRT) else ""
         how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else _exit(code)
-        message = f"rank {rank.number} {how}{last}\nits log: {rank.log}"
+        message = f"rank {rank.number} {how}{last}; its log: {rank.log}"
         return Fault(Kind.CONSEQUENCE if lost else Kind.CAUSE, rank.number, message, age)
 
     def _memory(self, rank: Rank, age: float) -> Fault:
         said = rank.said()
-        message = f"rank {rank.number} ran out of memory{told_reason(said)}\nits log: {rank.log}"
+        message = f"rank {rank.number} ran out of memory{told_reason(said)}; its log: {rank.log}"
         return Fault(Kind.CAUSE, rank.number, message, age, 1, True, told_peak_mib(said))
 
     @property
