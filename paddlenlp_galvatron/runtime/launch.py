@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -178,6 +179,8 @@ def _devices(nproc: int) -> list[dict[str, str]]:
     """What makes each local rank compute on its own GPU, or all on CPU where Paddle finds none. Raises UserError."""
     from .device import gpu_count
 
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Paddle's import put its own in its place
     gpus = gpu_count()
     if gpus == 0:
         _require_room(nproc)

@@ -1,4 +1,4 @@
-"""One rank of a launch that goes wrong in the way, at the place and on the rank that it is told: no model, a few steps."""
+"""One rank of a launch that goes wrong in the way, at the place and on the rank that it is told."""
 
 from __future__ import annotations
 
