@@ -140,9 +140,7 @@ def hopeless(monkeypatch):
 
 def test_a_run_that_leaves_most_steps_out_ends(tmp_path, hopeless):
     run = settings(tmp_path, on_nonfinite="skip", max_skipped=4).model_copy(update={"max_steps": 30})
-    with pytest.raises(
-        GalvatronError, match=r"step 5: 5 of the latest 6 steps were left out, more than"
-    ):
+    with pytest.raises(GalvatronError, match=r"step 5: 5 of the latest 6 steps were left out, more than"):
         list(GalvatronTrainer(run).steps())
     assert len(hopeless) == 6
 
