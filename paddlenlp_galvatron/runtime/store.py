@@ -64,8 +64,10 @@ class StoreServer:
         server = await asyncio.start_server(self._answer, sock=self._socket)
         await self._done.wait()
         server.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        answering = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in answering:
             task.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one client until it leaves or errs."""
@@ -84,8 +86,8 @@ class StoreServer:
                     keys = self._groups[value.decode()]
                 else:
                     writer.write(await keys.answer(command, key, value))
-        except (OSError, EOFError, ValueError, TimeoutError):
-            pass
+        except (OSError, EOFError, ValueError, TimeoutError, asyncio.CancelledError):
+            pass  # it left, is a stranger, or the server closes
         finally:
             writer.close()
 
