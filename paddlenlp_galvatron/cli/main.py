@@ -6,7 +6,9 @@ Nothing heavy is imported here, so `galvatron --version` is quick and planning n
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -38,6 +40,7 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
     debug = debug or os.environ.get("GALVATRON_DEBUG", "0") not in ("", "0")
     if not debug:
         warnings.simplefilter("ignore")  # those of Paddle and PaddleNLP, which the user cannot mend
+    _unwind_when_told_to_end()
     try:
         return work()
     except GalvatronError as error:
@@ -55,6 +58,14 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
             raise
         print(f"error: {_sentence(error)}", file=sys.stderr)
         return 1
+
+
+def _unwind_when_told_to_end() -> None:
+    """Let SIGTERM and a closed terminal end the command as an error does: what it made for itself goes with it."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, lambda number, _: sys.exit(128 + number))  # as shells have it
 
 
 def _run(words: list[str]) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 import re
 import sys
-import tempfile
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..base.scratch import scratch_folder
 from ..profiles import Fingerprint, Meta
 from ..runtime.launch import Launch
 from ..runtime.nodes import LOOPBACK, ONE_NODE, Nodes
@@ -31,7 +31,7 @@ def run_ranks(module: str, arguments: str, options: RunOptions, what: str) -> No
     columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     command = (f"{__package__}.{module}", [arguments], options.ranks_per_node)
     with (
-        tempfile.TemporaryDirectory(prefix="galvatron-profile-") as logs,
+        scratch_folder("galvatron-profile-") as logs,
         Progress(*columns, console=Console(stderr=True)) as progress,
         Launch(*command, logs, TIMEOUT_S, nodes) as running,
     ):

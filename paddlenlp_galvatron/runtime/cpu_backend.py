@@ -3,8 +3,8 @@
 `install()` completes `ProcessGroupGloo` in place, so that the rest of the runtime makes the same
 `paddle.distributed` calls on every backend:
 
-- every group meets on a TCPStore of its own: gloo's rendezvous writes keys without the group's name, so groups that
-  share a store read each other's addresses and hang;
+- every group meets under keys of its own: gloo's rendezvous writes them without the group's name, so groups would read
+  each other's addresses and hang;
 - send and receive run on a worker thread per group: gloo's send blocks until the peer receives. A group carries
   point-to-point traffic in one direction only (gloo counts operations per group, not per direction);
 - reduce-scatter, all-to-all and all-gather into a tensor are made of gloo's all-reduce and all-gather;
@@ -19,11 +19,8 @@ import fcntl
 import os
 import queue
 import socket
-import stat
 import struct
 import threading
-import time
-from pathlib import Path
 from typing import Any
 
 import paddle
@@ -31,14 +28,14 @@ from paddle.base import core
 from paddle.distributed import collective, parallel
 
 from ..plan import UserError
-from .ports import free_ports
+from .status import waiting
+from .store import GROUP
 
-STORE_TIMEOUT_S = 300  # waiting for the peers of a group to appear
-POLL_S = 0.005
-GROUP_KEY = "galvatron/group"
+# What waits for other ranks while it is called.
+BLOCKING = ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "scatter", "barrier")
 
 _new_process_group = collective._new_process_group_impl
-_kept: list[Any] = []  # groups and stores live as long as the process: gloo's threads use them
+_kept: list[Any] = []  # groups live as long as the process: gloo's threads use them
 
 
 def install() -> None:
@@ -46,7 +43,7 @@ def install() -> None:
     gloo = core.ProcessGroupGloo
     if hasattr(gloo, "galvatron_installed"):
         return
-    collective._new_process_group_impl = parallel._new_process_group_impl = _group_with_own_store
+    collective._new_process_group_impl = parallel._new_process_group_impl = _group_with_own_keys
     methods = {
         "galvatron_installed": True,
         "blocking_send": gloo.send,
@@ -61,15 +58,15 @@ def install() -> None:
     }
     for name, method in methods.items():
         setattr(gloo, name, method)
-    address = _own_address()
-    if not address.startswith("127."):  # gloo would take the interface of the host's name, or the loopback
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(address))
+    for name in BLOCKING:
+        setattr(gloo, name, _waiting(name, getattr(gloo, name)))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(_own_address()))  # gloo would take that of the host's name
 
 
-# ---- one store per group -----------------------------------------------------------------------------------------
+# ---- groups ------------------------------------------------------------------------------------------------------
 
 
-def _group_with_own_store(
+def _group_with_own_keys(
     backend: str,
     store: Any,
     rank: int,
@@ -81,30 +78,20 @@ def _group_with_own_store(
 ) -> Any:
     if backend != "gloo":
         return _new_process_group(backend, store, rank, world_size, group_name, pg_options, group_id, **rest)
-    if group_id:
-        store = _own_store(store, f"{GROUP_KEY}/{group_id}", is_host=rank == 0)
-    _send_small_packets_at_once()
+    store.set(GROUP, str(group_id))
     group = core.ProcessGroupGloo.create(store, rank, world_size, group_id)
-    _kept.extend([store, group])
+    _kept.append(group)
     return group
 
 
-def _own_store(shared: Any, key: str, is_host: bool) -> Any:
-    """A store for the members of one group; its first rank hosts it and publishes its place in the shared one."""
-    if is_host:
-        address = _own_address()
-        store, port = _host_store(address)
-        shared.add(f"{key}/address", int.from_bytes(socket.inet_aton(socket.gethostbyname(address)), "big"))
-        shared.add(f"{key}/port", port)
-        return store
-    # Polled rather than waited for: a blocking get would hold the shared store's only connection.
-    deadline = time.monotonic() + STORE_TIMEOUT_S
-    while not (port := shared.add(f"{key}/port", 0)):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the first rank of group {key} did not appear within {STORE_TIMEOUT_S} s")
-        time.sleep(POLL_S)
-    address = socket.inet_ntoa(shared.add(f"{key}/address", 0).to_bytes(4, "big"))
-    return core.TCPStore(address, port, False, 1, STORE_TIMEOUT_S)
+def _waiting(name: str, method: Any) -> Any:
+    """The method, with the launcher told meanwhile what this rank waits for."""
+
+    def told(*arguments: Any, **named: Any) -> Any:
+        with waiting(name):
+            return method(*arguments, **named)
+
+    return told
 
 
 def _own_address() -> str:
@@ -121,27 +108,6 @@ def _interface(address: str) -> str:
                 if fcntl.ioctl(probe, siocgifaddr, struct.pack("256s", name.encode()))[20:24] == wanted:
                     return name
     raise UserError(f"MASTER_ADDR: no network interface of this node has the address {address}")
-
-
-def _host_store(address: str, attempts: int = 8) -> tuple[Any, int]:
-    for attempt in range(attempts):
-        [port] = free_ports(1)
-        try:
-            # A world of 1: the server must not wait for peers that connect later.
-            return core.TCPStore(address, port, True, 1, STORE_TIMEOUT_S), port
-        except RuntimeError:  # another process took the port in between
-            if attempt == attempts - 1:
-                raise
-    raise AssertionError("unreachable")
-
-
-def _send_small_packets_at_once() -> None:
-    """Set TCP_NODELAY on this process's sockets: each store request would else wait 40 ms for a delayed ACK."""
-    for file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(file.name)).st_mode):
-                with socket.socket(fileno=os.dup(int(file.name))) as sock:
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 # ---- point to point ------------------------------------------------------------------------------------------------
@@ -162,7 +128,9 @@ class _Task:
         return self._done.is_set()
 
     def wait(self, *_: Any) -> bool:
-        self._done.wait()
+        if not self._done.is_set():
+            with waiting("a neighbouring stage's message"):
+                self._done.wait()
         if self._error is not None:
             raise self._error
         return True

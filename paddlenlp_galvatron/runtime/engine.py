@@ -17,6 +17,7 @@ from .groups import Groups, require_world, start_world
 from .pipeline import Pipeline
 from .precision import LossScaler, Numbers
 from .stage import Stage, Tokens, stage_groups
+from .status import waiting
 from .units import Trainable
 from .vocabulary import IGNORED_LABEL
 from .weights import SeededWeights, WeightSource
@@ -97,7 +98,8 @@ class Engine:
 
     def _mean(self, total: Any, tokens: int) -> float:
         """The loss of a token, from this rank's sum."""
-        return float(all_reduce(total.reshape([1]) / (tokens * self.stage.loss_replicas), self._world))
+        with waiting("the loss of all ranks"):  # on a GPU this is where a rank waits
+            return float(all_reduce(total.reshape([1]) / (tokens * self.stage.loss_replicas), self._world))
 
     def update(self, optimizer: Any, max_norm: float) -> float:
         """Let Paddle's optimizer over `tensors` run on the gradients clipped to a global norm of `max_norm`.
@@ -133,7 +135,8 @@ class Engine:
     def gather(self, *values: float) -> list[tuple[float, ...]]:
         """Numbers of every rank: for each that is given, those of all ranks in rank order, on every rank."""
         mine = paddle.to_tensor([values], "float64")
-        return list(zip(*all_gather(mine, self._world).tolist(), strict=True))
+        with waiting("numbers of all ranks"):
+            return list(zip(*all_gather(mine, self._world).tolist(), strict=True))
 
     def traffic(self) -> dict[str, Any]:
         """Communicators of each rank; calls and bytes of each collective, summed over all ranks, since

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import paddle.distributed as dist
+from paddle.base import core
 
 from ..plan import GalvatronError, UserError
-from . import cpu_backend, device
+from . import cpu_backend, device, status
 from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from .out_of_memory import is_out_of_memory, tell_out_of_memory
+from .status import Outcome
+from .store import connect
 
 Ranks = tuple[int, ...]
+
+SUMMARY = "Error Message Summary:"  # Paddle's, above what an error says
+TRACEBACK = "Traceback (most recent call last):"  # in the text of an error in a PyLayer's backward
+LONGEST = 500  # characters of an error's message that are told
 
 
 def world_from_environment() -> tuple[int, int]:
@@ -28,33 +36,54 @@ def start_world() -> tuple[int, int]:
     rank, world_size = world_from_environment()
     if world_size > 1 and not dist.is_initialized():
         cpu_backend.install()
-        dist.init_parallel_env()
+        with status.waiting("the start of all ranks"):
+            store = connect(rank)
+            core.create_or_get_global_tcp_store = lambda: store  # where `init_parallel_env` and `new_group` look for it
+            dist.init_parallel_env()
     return rank, world_size
 
 
 def run_as_rank(work: Callable[[], None]) -> int:
     """Do the work of one rank and end the process, or return its exit code where the work failed.
 
-    What the user can mend, lack of memory too, is said in the rank's log without a traceback. A rank that is done waits
-    for the others and skips Python's shutdown: there, threads of Paddle's stores and groups still run while what they
-    use goes, and abort the process now and then.
+    What went wrong is told to the launcher and written to the log, without a traceback where the user can mend it.
+    A rank that is done waits for the others. Python's shutdown is skipped: there, threads of Paddle's stores and groups
+    still run while what they use goes, and abort the process now and then, or wait for the other ranks.
     """
+    status.begin()
+    code = 0
     try:
         work()
+        if dist.is_initialized():
+            with status.waiting("the barrier at the end"):
+                dist.barrier()
+        status.done()
     except GalvatronError as error:
+        status.failed(Outcome.REFUSED, str(error), error.exit_code)
         for line in str(error).splitlines():
             sys.stderr.write(f"error: {line}\n")
         return error.exit_code
     except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        tell_out_of_memory(error, device.peak_mib())
-        os._exit(OUT_OF_MEMORY)  # at once: the shutdown would wait for the others, and they for this rank
-    if dist.is_initialized():
-        dist.barrier()
+        code = OUT_OF_MEMORY if is_out_of_memory(error) else 1
+        lost = code == 1 and status.lost_a_peer(str(error))
+        status.failed(Outcome.LOST_A_PEER if lost else Outcome.FAILED, sentence(error), code)
+        if code == 1:
+            traceback.print_exc()
+        else:
+            tell_out_of_memory(error, device.peak_mib())
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
+
+
+def sentence(error: Exception) -> str:
+    """An error on a line: its class and what it says, without the stacks that Paddle and PyLayers put around that."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
+    if SUMMARY in lines[:-1]:
+        lines = lines[lines.index(SUMMARY) + 1 :]
+    elif TRACEBACK in lines:
+        lines = lines[-1:]
+    return f"{type(error).__name__}: {lines[0][:LONGEST] if lines else 'without a message'}"
 
 
 @dataclass
@@ -71,7 +100,8 @@ class Groups:
         """Make the groups that do not exist yet. Every rank of the world calls this with the same groups."""
         for ranks, use in sorted(set(wanted) - set(self._made)):
             if len(ranks) > 1:
-                group = dist.new_group(list(ranks))
+                with status.waiting("the making of groups"):
+                    group = dist.new_group(list(ranks))
                 self._made[ranks, use] = group if self.rank in ranks else None
 
     def get(self, ranks: Ranks, use: str = "") -> Any:

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from ..plan import GalvatronError, UserError
+from .faults import WAIT_S, Crew, Fault, Rank
 from .nodes import ONE_NODE, Nodes
-from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
-from .out_of_memory import ended_out_of_memory, kernel_kills, told_peak_mib
+from .status import VARIABLE as STATUS
+from .status import Board
+from .store import STORE
+from .store import TOKEN_VARIABLE as TOKEN
+from .watch import watch
 
 POLL_S = 0.1
 GRACE_S = 5.0  # between asking a process to end and ending it
+VERDICT_S = 10.0  # for which another node's word of what went wrong is waited for
 COMMON_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),  # Paddle's own, many a rank
@@ -25,12 +33,12 @@ COMMON_ENVIRONMENT = {
 # glibc's allocator: what was freed is kept and used again. Given back, its pages cost more than most messages of CPU
 # processes when they are touched anew. 32 MiB is the highest threshold that every glibc takes.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
-ERROR = "error: "  # how a rank begins each line of what the user can mend (groups.run_as_rank)
-LOG_TAIL_LINES = 40  # a Paddle exception puts its message this far above its end
+RANK_MIB = 150  # least memory of a process on CPU that has Paddle, beyond what all share
+RANKS_PER_CORE = 64  # beyond which gloo's time limits pass before everybody had a turn
 
 
 class LaunchError(GalvatronError):
-    """A rank of a launch ended badly."""
+    """A rank of a launch ended badly, or a node did; the first line names it."""
 
 
 class OutOfMemory(LaunchError):
@@ -83,24 +91,33 @@ class Launch:
         self._forward_term = forward_term
 
     def __enter__(self) -> Launch:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._kills_before = kernel_kills()
-        devices = _devices(self._nproc)
-        world = self._nodes.environment(self._nproc)
-        try:
-            for rank in range(self._nproc):
-                self._processes.append(self._start(rank, world[rank] | devices[rank]))
-        except BaseException:
-            _end(self._processes)
-            raise
-        if self._forward_term:
-            self._before = signal.signal(signal.SIGTERM, lambda *_: self._terminate())
+        """Raises UserError."""
+        nodes, devices = self._nodes, _devices(self._nproc)
+        _make_folder(self._folder)
+        with ExitStack() as stack:
+            token = os.environ.get(TOKEN) or ("" if nodes.num_nodes > 1 else secrets.token_hex(16))
+            server = nodes.store(token)
+            if server:
+                stack.callback(server.close)
+            self._watch = watch(nodes, server, token)
+            stack.callback(self._watch.close)
+            ranks: list[Rank] = []
+            self._crew = Crew(ranks)
+            stack.callback(_end, ranks)
+            place = f"{server.address}:{server.port}" if server else f"{nodes.master_addr}:{nodes.master_port}"
+            for local, environment in enumerate(nodes.environment(self._nproc)):
+                number = nodes.node_rank * self._nproc + local
+                ranks.append(self._start(number, environment | devices[local] | {STORE: place, TOKEN: token}))
+            if self._forward_term:
+                stack.callback(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+                signal.signal(signal.SIGTERM, lambda *_: self._terminate())
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._forward_term:
-            signal.signal(signal.SIGTERM, self._before)
-        _end(self._processes)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind and not issubclass(kind, LaunchError):
+            self._watch.tell_end("its command was ended")
+        self._stack.close()
 
     def wait(self) -> Iterator[None]:
         """Wait for all ranks, giving the caller a turn now and then.
@@ -110,64 +127,63 @@ class Launch:
         """
         deadline = time.monotonic() + self._timeout_s
         while True:
-            codes = [process.poll() for process in self._processes]
-            if any(codes):
-                raise self._failure(codes)
+            faults = self._crew.faults()
+            suspects = self._crew.suspects()
+            if not faults and time.monotonic() > deadline:
+                faults = self._crew.overdue(self._timeout_s)
+            if not faults and self._crew.longest_wait() > WAIT_S:
+                faults = suspects
+            if verdict := self._watch.verdict(faults, suspects):
+                raise self._error(verdict)
             yield
-            if all(code == 0 for code in codes):
+            if self._crew.done:
                 return
-            if time.monotonic() > deadline:
-                late = ", ".join(str(rank) for rank, code in enumerate(codes, self._first) if code is None)
-                raise LaunchError(f"rank {late} did not end within {self._timeout_s:.0f} s; logs: {self._folder}")
             time.sleep(POLL_S)
 
     def _terminate(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.terminate()
+        for rank in self._crew.ranks:
+            if rank.alive:
+                rank.process.terminate()
 
-    def _start(self, rank: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        with self._log(rank).open("wb") as log:
-            return subprocess.Popen(
+    def _start(self, number: int, environment: dict[str, str]) -> Rank:
+        board, path = Board(), self._folder / f"workerlog.{number}"
+        with path.open("wb") as log:
+            process = subprocess.Popen(
                 self._command,
-                env={**KEEP_MEMORY, **os.environ, **COMMON_ENVIRONMENT, **environment},
+                env={**KEEP_MEMORY, **os.environ, **COMMON_ENVIRONMENT, **environment, STATUS: str(board.descriptor)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                pass_fds=[board.descriptor],
                 preexec_fn=_die_with_parent,
             )
+        return Rank(number, process, board, path)
 
-    def _log(self, rank: int) -> Path:
-        return self._folder / f"workerlog.{self._first + rank}"
-
-    def _failure(self, codes: list[int | None]) -> LaunchError:
-        # A rank that was killed, ran out of memory or found bad input is the cause; others fail for want of their peer.
-        local = min((r for r, code in enumerate(codes) if code), key=lambda r: (_blame(codes[r] or 0), r))
-        code, rank = codes[local] or 1, self._first + local
-        path = self._log(local)
-        log = path.read_text(errors="replace")
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        starved = ended_out_of_memory(code, log, killed=kernel_kills() > self._kills_before)
-        lines = [f"rank {rank} {'ran out of memory' if starved else how}; the end of {path}:"]
-        message = "\n".join([*lines, *(f"  {line}" for line in log.splitlines()[-LOG_TAIL_LINES:])])
-        if starved:
-            return OutOfMemory(rank, told_peak_mib(log), message)
-        told = [line.removeprefix(ERROR) for line in log.splitlines() if line.startswith(ERROR)]
-        error = LaunchError("\n".join(told) if code == 2 and told else message)
-        error.exit_code = 2 if code == 2 else error.exit_code
+    def _error(self, fault: Fault) -> LaunchError:
+        fault = self._crew.explain(fault)
+        if fault.out_of_memory and fault.rank is not None:
+            return OutOfMemory(fault.rank, fault.peak_mib, fault.message)
+        error = LaunchError(fault.message)
+        error.exit_code = fault.exit_code
         return error
 
 
-def _blame(code: int) -> int:
-    return 0 if code < 0 or code == OUT_OF_MEMORY else 1 if code == 2 else 2
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be made: {error.strerror}") from None
 
 
 def _devices(nproc: int) -> list[dict[str, str]]:
     """What makes each local rank compute on its own GPU, or all on CPU where Paddle finds none. Raises UserError."""
     from .device import gpu_count
 
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Paddle's import put its own in its place
     gpus = gpu_count()
     if gpus == 0:
+        _require_room(nproc)
         threads = os.environ.get("OMP_NUM_THREADS", "1")  # processes share the cores already
         return [{"PADDLE_DISTRI_BACKEND": "gloo", "OMP_NUM_THREADS": threads}] * nproc
     if nproc > gpus:
@@ -175,19 +191,37 @@ def _devices(nproc: int) -> list[dict[str, str]]:
     return [{"FLAGS_selected_gpus": str(gpu)} for gpu in range(nproc)]
 
 
+def _require_room(nproc: int) -> None:
+    """Raise UserError for more processes on CPU than its cores and memory can be meant for."""
+    cores = len(os.sched_getaffinity(0))
+    free_mib = _free_mib()
+    if nproc > (most := RANKS_PER_CORE * cores):
+        raise UserError(
+            f"nproc: {nproc} processes on a node without a GPU and with {cores} cores; start at most {most}"
+        )
+    if nproc > (most := free_mib // RANK_MIB):
+        raise UserError(f"nproc: {nproc} processes on a node with {free_mib} MiB of free memory; start at most {most}")
+
+
+def _free_mib() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) // 2**10 for line in lines if line.startswith("MemAvailable"))
+
+
 def _die_with_parent() -> None:
     pr_set_pdeathsig = 1  # prctl(2)
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.terminate()
+def _end(ranks: Sequence[Rank]) -> None:
+    for rank in ranks:
+        if rank.alive:
+            rank.process.terminate()
     deadline = time.monotonic() + GRACE_S
-    for process in processes:
+    for rank in ranks:
         try:
-            process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            rank.process.kill()
+            rank.process.wait()
+        rank.board.close()

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from ..plan import UserError
-from .ports import free_ports
+from .store import StoreServer
 
 LOOPBACK = "127.0.0.1"
 FIELDS = ("num_nodes", "node_rank", "master_addr", "master_port")
@@ -47,27 +47,38 @@ class Nodes:
     def environment(self, ranks_per_node: int) -> list[dict[str, str]]:
         """What Paddle wants to know in each process of this node, by local rank."""
         world_size, first = self.num_nodes * ranks_per_node, self.node_rank * ranks_per_node
-        address = self._own_address()
-        ports = free_ports(ranks_per_node)
-        master = f"{self.master_addr}:{self.master_port or ports[0]}"
-        endpoints = [f"{address}:{port}" for port in ports]
-        # Paddle asks for everybody's endpoint but uses the first alone, which is the master's.
-        everybody = [*([master] if self.node_rank else []), *endpoints]
+        # Paddle wants an endpoint for each rank, but nothing of what runs here listens on it.
+        # NCCL finds its peers by sockets on each interface but the loopback, where it is not told otherwise.
+        inside = {"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo")} if self.num_nodes == 1 else {}
+        endpoints = [f"{self.own_address()}:{first + local + 1}" for local in range(ranks_per_node)]
         return [
             {
                 "PADDLE_TRAINER_ID": str(first + local),
                 "PADDLE_TRAINERS_NUM": str(world_size),
                 "PADDLE_RANK_IN_NODE": str(local),
                 "PADDLE_CURRENT_ENDPOINT": endpoint,
-                "PADDLE_TRAINER_ENDPOINTS": ",".join(everybody),
-                "PADDLE_MASTER": master,
-                "MASTER_ADDR": master.rpartition(":")[0],
-                "MASTER_PORT": master.rpartition(":")[2],
+                "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+                **inside,
             }
             for local, endpoint in enumerate(endpoints)
         ]
 
-    def _own_address(self) -> str:
+    def store(self, token: str) -> StoreServer | None:
+        """The server at which all ranks meet, on the first node. Raises UserError."""
+        if self.num_nodes == 1:
+            return StoreServer(LOOPBACK, 0, token)
+        if self.node_rank:
+            return None
+        address = self.own_address()
+        if address.startswith("127."):
+            raise UserError(f"MASTER_ADDR: {self.master_addr} is {address} here, where no other node reaches it")
+        try:
+            return StoreServer(address, self.master_port or 0, token)
+        except OSError as error:
+            where = f"{address}:{self.master_port}"
+            raise UserError(f"MASTER_PORT: {where} cannot be listened on: {error.strerror}; name another one") from None
+
+    def own_address(self) -> str:
         """This node's address on the way to the first node."""
         if self.num_nodes == 1:
             return LOOPBACK

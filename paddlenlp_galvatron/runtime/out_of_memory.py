@@ -29,6 +29,12 @@ def tell_out_of_memory(error: BaseException, peak_mib: float) -> None:
     sys.stderr.write(f"{TOLD.format(peak_mib)}: {what.strip()}\n")
 
 
+def told_reason(log: str) -> str:
+    """What could not be allocated, behind a colon; empty where the log does not say."""
+    lines = [line for line in log.splitlines() if FOUND.search(line) or any(word in line for word in WORDS)]
+    return f": {lines[-1].strip()}" if lines else ""
+
+
 def told_peak_mib(log: str) -> float | None:
     """What `tell_out_of_memory` wrote to a log, if it did."""
     found = FOUND.search(log)

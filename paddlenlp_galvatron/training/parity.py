@@ -6,7 +6,6 @@ The two share nothing but the weights at the start and the data: loss and every 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -17,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.scratch import scratch_folder
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, UserError, plan_from_dict, plan_to_dict
 from ..plan.check import require_valid
 from .recipe import Recipe
@@ -139,8 +139,7 @@ def check_parity(cases: Sequence[Case], timeout_s: float = 300) -> list[Parity]:
     worlds = {case.plan.world_size for case in cases}
     if len(worlds) != 1:
         raise ValueError(f"cases of one launch need one world size, not {sorted(worlds)}")
-    with tempfile.TemporaryDirectory(prefix="galvatron-parity-") as name:
-        folder = Path(name)
+    with scratch_folder("galvatron-parity-") as folder:
         write_cases(folder, cases)
         launch(WORKER, [str(folder)], worlds.pop(), folder / "log", timeout_s)
         return compare(folder, cases)

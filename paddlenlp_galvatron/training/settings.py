@@ -77,6 +77,9 @@ class RunOptions(Options):
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="what to do about a step whose loss or gradients are NaN or Inf: stop or skip"
     )
+    max_skipped: int = Field(
+        20, ge=0, le=10**6, description="steps that may be left out of the latest 2 x max_skipped before the run ends"
+    )
     seed: int = Field(42, ge=0, description="of weights, dropout and the data's order")
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 
 from ..base.writing import write_text
 from ..models import load_family
-from ..plan import GalvatronError, Precision, UserError
+from ..plan import Precision, UserError
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
@@ -31,6 +31,7 @@ from .recipe import Recipe, next_rate
 from .resume import resume
 from .saving import Writer
 from .settings import TrainSettings
+from .skips import Skips
 from .step_log import StepLog, StepRecord
 
 LARGEST_EXPONENT = 700.0  # of which exp is still a float
@@ -72,6 +73,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             flash_attention=settings.use_flash_attention,
         )
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
+        self._skips = Skips(settings, scaled=self.engine.scaler is not None)
         self.control: Any
         settings.make_output_dir()  # or PaddleNLP does, and its name may not last
         super().__init__(
@@ -133,8 +135,9 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                 if self.control.should_evaluate:
                     record["eval_loss"] = self.evaluate()["eval_loss"]
                 yield record
-                if self.control.should_save or stops:
+                if (self.control.should_save or stops) and self._skips.advanced:
                     saved = self._save(writer)
+            self._skips.require_progress()
             if settings.saves and saved != state.global_step:
                 self._save(writer)
             writer.finish()
@@ -163,8 +166,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         start = time.perf_counter()
         loss = engine.forward_backward(batch)
         norm = engine.update(self.optimizer, self.recipe.max_grad_norm)
-        if not math.isfinite(norm):
-            self._require_skippable(step, loss, norm)
+        self._skips.count(step, loss, norm)
         next_rate(self.optimizer)
         seconds = time.perf_counter() - start
         if first:
@@ -183,18 +185,6 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             peak_memory_mib=list(peaks),
         )
         return record, any(stops)
-
-    def _require_skippable(self, step: int, loss: float, norm: float) -> None:
-        """Raise GalvatronError for a step without finite loss and gradients, unless it may be left out.
-
-        fp16's gradients overflow now and then until the loss scale fits; the loss itself does not.
-        """
-        overflow = self.engine.scaler is not None and math.isfinite(loss)
-        if self.settings.on_nonfinite == "stop" and not overflow:
-            raise GalvatronError(
-                f"step {step}: the loss is {loss}, the norm of the gradients {norm}; lower learning_rate, look at the "
-                "data of this step, or pass --on_nonfinite skip to leave such steps out"
-            )
 
     def _log_interval(self) -> None:
         """Log the steps since the last time, by PaddleNLP's names."""

@@ -7,10 +7,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +21,6 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.plan import write_plan
-from paddlenlp_galvatron.runtime.ports import free_ports
 
 from .plans import plan
 
@@ -149,6 +150,13 @@ def elastic(tmp_path) -> Iterator[Job]:
         yield job
         job.end()
         server.kill()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on which nothing listens now: etcd wants to be told."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def test_started_again_after_a_kill_it_goes_on(alone):

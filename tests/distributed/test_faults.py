@@ -34,7 +34,7 @@ TIMEOUT_S = 60
             (place, f"rank {FAULTY_RANK} was ended by signal 9")
             for place in ("forward", "backward", "p2p", "optimizer")
         ),
-        ("shape", f"rank {FAULTY_RANK} ended with exit code 1"),
+        ("shape", f"^rank {FAULTY_RANK} failed: "),
     ],
 )
 def test_a_rank_that_fails_ends_all_and_is_named(tmp_path, monkeypatch, place, message):
@@ -119,6 +119,38 @@ def test_a_run_leaves_such_a_step_out_when_told(tmp_path, diverging):
     records = list(GalvatronTrainer(settings(tmp_path, on_nonfinite="skip")).steps())
     assert [np.isfinite(record["grad_norm"]) for record in records] == [True, False, True]
     assert np.isfinite(records[2]["loss"])
+
+
+@pytest.fixture
+def hopeless(monkeypatch):
+    """Makes every loss but the first NaN."""
+    forward_backward = Engine.forward_backward
+    calls = []
+
+    def poisoned(self, batch):
+        loss = forward_backward(self, batch)
+        calls.append(loss)
+        if len(calls) > 1:
+            poison(self, float("nan"))
+        return loss
+
+    monkeypatch.setattr(Engine, "forward_backward", poisoned)
+    return calls
+
+
+def test_a_run_that_leaves_most_steps_out_ends(tmp_path, hopeless):
+    run = settings(tmp_path, on_nonfinite="skip", max_skipped=4).model_copy(update={"max_steps": 30})
+    with pytest.raises(GalvatronError, match=r"step 5: 5 of the latest 6 steps were left out, more than"):
+        list(GalvatronTrainer(run).steps())
+    assert len(hopeless) == 6
+
+
+def test_nothing_is_saved_of_a_run_that_never_advanced(tmp_path, hopeless):
+    hopeless.append(0.0)
+    run = settings(tmp_path, on_nonfinite="skip", save_steps=1)
+    with pytest.raises(GalvatronError, match="all 3 steps were left out"):
+        list(GalvatronTrainer(run).steps())
+    assert not list(tmp_path.glob("checkpoints/step-*"))
 
 
 def test_fp16_lowers_its_loss_scale_until_gradients_fit():

@@ -1,0 +1,219 @@
+"""Which rank of a launch is to blame: what is wrong with those of a node, and which of the wrongs came first."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from pathlib import Path
+
+from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
+from .out_of_memory import ended_out_of_memory, kernel_kills, told_peak_mib, told_reason
+from .status import Board, Outcome, Told, lost_a_peer
+
+STOPPED_S = 20.0  # after which a rank that a signal stopped is given up
+IDLE_S = 5.0  # for which a rank must have computed to be blamed by those that wait for it
+SETTLE_S = 0.5  # for which the others may still tell that they failed before
+SEARCH_S = 3.0  # for which a cause is looked for where all that failed lost another rank
+# For which ranks may wait where nothing else ends it: Paddle's own limit of a group. Gloo's are 30 s.
+WAIT_S = 1800.0
+STACK_S = 0.5  # in which a rank writes where it is
+
+
+class Kind(IntEnum):
+    """Whether a fault is the cause of the others."""
+
+    CAUSE = 0
+    STALL = 1  # the rank goes on alone, while others wait for it
+    CONSEQUENCE = 2  # of another rank's
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a rank, or with a node where `rank` is None."""
+
+    kind: Kind
+    rank: int | None
+    message: str  # its first line names the rank
+    age_s: float = 0.0  # since it happened: nodes have different clocks
+    exit_code: int = 1  # of the command
+    out_of_memory: bool = False
+    peak_mib: float | None = None
+
+
+@dataclass
+class Rank:
+    """A process of this node."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    board: Board
+    log: Path
+    ended_at: float | None = None
+    stopped_since: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
+class Crew:
+    """The ranks of this node."""
+
+    def __init__(self, ranks: Sequence[Rank]):
+        self.ranks = ranks
+        self._kills_before = kernel_kills()
+
+    @property
+    def done(self) -> bool:
+        """Whether all have ended well."""
+        return all(rank.process.poll() == 0 for rank in self.ranks)
+
+    def faults(self) -> list[Fault]:
+        """What has gone wrong so far."""
+        told = [rank.board.read() for rank in self.ranks]
+        speak = any(one.began for one in told)
+        found = [self._fault(rank, one, speak) for rank, one in zip(self.ranks, told, strict=True)]
+        return [fault for fault in found if fault]
+
+    def suspects(self) -> list[Fault]:
+        """Ranks that hold up others: those that a signal stopped, and those that compute while others wait."""
+        now = time.monotonic()
+        found = [self._stopped(rank) for rank in self.ranks if rank.stopped_since is not None]
+        told = [(rank, rank.board.read()) for rank in self.ranks if rank.alive and rank.stopped_since is None]
+        for rank, one in told:
+            if one.began and not one.waits_for and not one.outcome and now - one.since >= IDLE_S:
+                message = f"rank {rank.number} did not come to the others, who wait for it: it has computed for "
+                message += f"{now - one.since:.0f} s; its log: {rank.log}"
+                found.append(Fault(Kind.STALL, rank.number, message, now - one.since))
+        return found
+
+    def longest_wait(self) -> float:
+        """Seconds for which some rank has waited for others in one collective."""
+        told = [rank.board.read() for rank in self.ranks if rank.alive]
+        return max((time.monotonic() - one.since for one in told if one.waits_for and not one.outcome), default=0.0)
+
+    def explain(self, fault: Fault) -> Fault:
+        """The same with where a rank that computes is in its program, if it is of this node."""
+        for rank in self.ranks:
+            if rank.number == fault.rank and fault.kind is Kind.STALL and rank.alive:
+                return replace(fault, message=f"{fault.message}; it is at {_place(rank)}")
+        return fault
+
+    def overdue(self, limit_s: float) -> list[Fault]:
+        """Those that have not ended within a limit; where some hold up the others, these alone are to blame."""
+        late = [rank for rank in self.ranks if rank.alive]
+        numbers = ", ".join(str(rank.number) for rank in late)
+        logs = late[0].log.parent if late else ""
+        waits = self.longest_wait() > 0
+        found = [fault for fault in self.suspects() if waits or fault.kind is Kind.CAUSE]
+        everybody = f"rank {numbers} did not end within {limit_s:.0f} s; logs: {logs}"
+        return found or [Fault(Kind.CONSEQUENCE, late[0].number if late else None, everybody)]
+
+    def _fault(self, rank: Rank, told: Told, speak: bool) -> Fault | None:
+        now, code = time.monotonic(), rank.process.poll()
+        if code is None:
+            stopped = _state(rank.process.pid) == "T"
+            rank.stopped_since = (rank.stopped_since or now) if stopped else None
+            if stopped and now - (rank.stopped_since or now) >= STOPPED_S:
+                return self._stopped(rank)
+        else:
+            rank.ended_at = rank.ended_at or now
+        if told.outcome > Outcome.DONE:
+            return self._told(rank, told, code)
+        if code is None or told.outcome is Outcome.DONE:
+            return None
+        return self._untold(rank, code) if code or speak else None
+
+    def _stopped(self, rank: Rank) -> Fault:
+        age = time.monotonic() - (rank.stopped_since or 0)
+        message = f"rank {rank.number} was stopped by a signal (process {rank.process.pid}) and did not go on for "
+        return Fault(Kind.CAUSE, rank.number, f"{message}{age:.0f} s; its log: {rank.log}", age)
+
+    def _told(self, rank: Rank, told: Told, code: int | None) -> Fault:
+        kind = Kind.CONSEQUENCE if told.outcome is Outcome.LOST_A_PEER else Kind.CAUSE
+        age = time.monotonic() - told.since
+        if told.exit_code == OUT_OF_MEMORY or (code and ended_out_of_memory(code, "", self._starved)):
+            return self._memory(rank, age)
+        if kind is Kind.CONSEQUENCE:
+            message = f"rank {rank.number} lost another rank in {told.waits_for or 'a collective'}: {told.message}"
+        elif told.outcome is Outcome.REFUSED:
+            first, *rest = told.message.splitlines() or [""]
+            message = "\n".join([f"{first} (rank {rank.number})", *rest])
+        else:
+            message = f"rank {rank.number} failed: {told.message}"
+        return Fault(kind, rank.number, f"{message}; its log: {rank.log}", age, told.exit_code)
+
+    def _untold(self, rank: Rank, code: int) -> Fault:
+        """Of a rank that ended without a word."""
+        said = rank.said()
+        age = time.monotonic() - (rank.ended_at or 0)
+        if ended_out_of_memory(code, said, self._starved):
+            return self._memory(rank, age)
+        lost = code in (1, -signal.SIGABRT) and lost_a_peer(said)
+        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        last = f": {lines[-1]}" if lines and (code > 0 or code == -signal.SIGABRT) else ""
+        how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else _exit(code)
+        message = f"rank {rank.number} {how}{last}; its log: {rank.log}"
+        return Fault(Kind.CONSEQUENCE if lost else Kind.CAUSE, rank.number, message, age)
+
+    def _memory(self, rank: Rank, age: float) -> Fault:
+        said = rank.said()
+        message = f"rank {rank.number} ran out of memory{told_reason(said)}; its log: {rank.log}"
+        return Fault(Kind.CAUSE, rank.number, message, age, 1, True, told_peak_mib(said))
+
+    @property
+    def _starved(self) -> bool:
+        return kernel_kills() > self._kills_before
+
+
+def _exit(code: int) -> str:
+    return f"ended with exit code {code}" + ("" if code else " before its work was done")
+
+
+def _state(pid: int) -> str:
+    """One letter of proc(5): T where a signal stopped the process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def _place(rank: Rank) -> str:
+    """Where its Python is; the whole stack goes to its log."""
+    before = len(rank.said())
+    rank.process.send_signal(signal.SIGUSR1)
+    time.sleep(STACK_S)
+    frames = [line.strip() for line in rank.said()[before:].splitlines() if line.strip().startswith("File ")]
+    return frames[0] if frames else "a place that it does not tell"
+
+
+class Judge:
+    """Says which of the faults of a launch is to blame, once all that matter can be known."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._suspects: list[Fault] = []
+
+    def verdict(self, faults: Sequence[Fault], suspects: Iterable[Fault], all_heard: bool = True) -> Fault | None:
+        """None: not yet. `all_heard`: the other nodes are known to be there."""
+        if not faults:
+            return None
+        now = time.monotonic()
+        if self._first is None:
+            self._first = now
+        # As they stood at the first fault: afterwards whoever loses a peer looks busy, too.
+        self._suspects = self._suspects or list(suspects)
+        waited = now - self._first
+        causes = [fault for fault in faults if fault.kind is Kind.CAUSE]
+        if causes:
+            return max(causes, key=lambda fault: fault.age_s) if waited >= SETTLE_S else None
+        if waited < SEARCH_S or not all_heard:
+            return None
+        return min([*self._suspects, *faults], key=lambda fault: (fault.kind, -fault.age_s))

@@ -1,0 +1,132 @@
+"""What a rank tells its launcher as it goes, in memory that both see: it costs nothing and outlives the rank.
+
+    with waiting("all_reduce"): ...      # the rank waits for others now; outside, others may wait for it
+
+A rank that has no launcher of ours tells nobody.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from enum import IntEnum
+
+VARIABLE = "GALVATRON_STATUS"  # the descriptor of the memory, from a launcher to its rank
+BYTES = 4096
+LAYOUT = struct.Struct("<Bid64s3000sB")  # the outcome last: whoever sees it sees the rest
+# What stands in messages of gloo and of Paddle's store about a peer that has gone or does not come; and what stands in
+# gloo's about messages that do not fit together.
+PEER_WORDS = ("gloo/transport/tcp", "Timed out waiting", "reset by peer", "TCP send error", "TCP receive error")
+MISFIT_WORDS = ("enforce fail", "Enforce failed", "EnforceNotMet")
+
+
+class Outcome(IntEnum):
+    """How a rank's work ended, by its own account."""
+
+    NONE = 0
+    DONE = 1
+    REFUSED = 2  # an error for the user, who can mend it
+    FAILED = 3
+    LOST_A_PEER = 4  # it failed because another one did, or did not come
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a rank told last. Times are of the monotonic clock, which the processes of a node share."""
+
+    began: bool = False
+    outcome: Outcome = Outcome.NONE
+    exit_code: int = 0
+    since: float = 0.0  # of what it does now, or of its end
+    waits_for: str = ""  # the collective that it waits in; empty: it computes
+    message: str = ""  # of a failure
+
+
+class Board:
+    """The memory of one rank, as its launcher made it or as the rank found it."""
+
+    def __init__(self, descriptor: int | None = None):
+        self.descriptor = os.memfd_create("galvatron-status") if descriptor is None else descriptor
+        os.ftruncate(self.descriptor, BYTES)
+        self._memory = mmap.mmap(self.descriptor, BYTES)
+
+    def write(self, told: Told) -> None:
+        began, outcome, code, since, waits_for, message = astuple(told)
+        LAYOUT.pack_into(self._memory, 0, began, code, since, waits_for.encode(), _cut(message, 3000), outcome)
+
+    def read(self) -> Told:
+        began, code, since, *texts, outcome = LAYOUT.unpack_from(self._memory)
+        waits_for, message = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
+        return Told(bool(began), Outcome(outcome), code, since, waits_for, message)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+        self._memory.close()
+
+
+def _cut(text: str, limit: int) -> bytes:
+    return text.encode(errors="replace")[:limit]
+
+
+def _find_board() -> Board:
+    number = os.environ.pop(VARIABLE, "")  # a process that this one starts has no place on it
+    try:
+        return Board(int(number) if number else None)
+    except (OSError, ValueError):
+        return Board()
+
+
+_board = _find_board()
+_began = False
+_waits: list[str] = []
+_failed_in = ""
+
+
+def begin() -> None:
+    """The work of this rank begins. From here on SIGUSR1 lets it write to its log where it is."""
+    global _began
+    _began = True
+    faulthandler.register(signal.SIGUSR1, all_threads=False)
+    _tell()
+
+
+def done() -> None:
+    """It has come to its end, with all others."""
+    _board.write(Told(True, Outcome.DONE, since=time.monotonic()))
+
+
+def failed(outcome: Outcome, message: str, exit_code: int = 1) -> None:
+    """It failed, and will end with an exit code."""
+    _board.write(Told(True, outcome, exit_code, time.monotonic(), _failed_in, message))
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Meanwhile this rank waits for others. May be nested."""
+    global _failed_in
+    _waits.append(what)
+    _tell()
+    try:
+        yield
+    except BaseException:
+        _failed_in = what
+        raise
+    finally:
+        _waits.pop()
+        _tell()
+
+
+def _tell() -> None:
+    _board.write(Told(_began, since=time.monotonic(), waits_for=_waits[0] if _waits else ""))
+
+
+def lost_a_peer(text: str) -> bool:
+    """Whether an error, or the end of a log, speaks of another process that has gone or does not come."""
+    return any(word in text for word in PEER_WORDS) and not any(word in text for word in MISFIT_WORDS)

@@ -1,0 +1,173 @@
+"""The launchers of several nodes tell one another how their ranks do, and end with one verdict.
+
+Through the store of node 0: the others set their reports there every second and read the verdict; node 0 reads the
+reports and gives the verdict. A node that is silent for SILENT_S has died, is frozen, or cannot be reached.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .faults import Fault, Judge, Kind
+from .nodes import Nodes
+from .store import MEETING_S, StoreClient, StoreServer
+
+BEAT_S = 1.0
+SILENT_S = 20.0  # of a node that is given up
+LATE_S = 3.0  # of a node of which it is not known whether it is there
+PATIENCE_S = 5.0  # for an answer of the store
+VERDICT_S = 40.0  # for which node 0's verdict is waited for: it may have to find out that a node is silent
+VERDICT = "galvatron/verdict"
+
+
+class Alone:
+    """One node judges by itself."""
+
+    def __init__(self) -> None:
+        self._judge = Judge()
+
+    def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault]) -> Fault | None:
+        """What the launch ends with, by what is wrong with this node's ranks now; None: nothing, or not known yet."""
+        return self._judge.verdict(faults, suspects)
+
+    def tell_end(self, why: str) -> None:
+        """This launcher ends before its ranks."""
+
+    def close(self) -> None:
+        """Nothing more is said or heard."""
+
+
+@dataclass
+class Report:
+    """What a node says of itself."""
+
+    faults: list[Fault] = field(default_factory=list)
+    suspects: list[Fault] = field(default_factory=list)
+    beat: int = 0
+    ended: bool = False
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, text: bytes) -> Report:
+        told = json.loads(text)
+        lists = {name: [_fault(one) for one in told[name]] for name in ("faults", "suspects")}
+        return cls(**told | lists)
+
+
+class Head(Alone):
+    """Node 0, which has the store."""
+
+    def __init__(self, nodes: Nodes, server: StoreServer):
+        super().__init__()
+        self._others, self._server = range(1, nodes.num_nodes), server
+        self._heard = {node: (-1, time.monotonic()) for node in self._others}  # last beat, and when it was news
+
+    def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault]) -> Fault | None:
+        faults, suspects = [*faults], [*suspects]
+        longest, now = 0.0, time.monotonic()
+        for node, report in self._reports().items():
+            if report.beat != self._heard[node][0]:
+                self._heard[node] = (report.beat, now)
+            beat, since = self._heard[node]
+            faults += report.faults
+            suspects += report.suspects
+            if not report.ended:
+                longest = max(longest, now - since)
+                limit, how = (SILENT_S, "has not been heard of for") if beat > 0 else (MEETING_S, "did not join within")
+                if now - since > limit:
+                    faults.append(Fault(Kind.CAUSE, None, f"node {node} {how} {limit:.0f} s", now - since))
+        fault = self._judge.verdict(faults, suspects, all_heard=longest < LATE_S)
+        if fault:
+            self._decide(fault)
+        return fault
+
+    def tell_end(self, why: str) -> None:
+        self._decide(Fault(Kind.CAUSE, None, f"node 0: {why}"))
+
+    def _reports(self) -> dict[int, Report]:
+        said = self._server.keys()
+        return {node: Report.decode(said[_key(node)]) if _key(node) in said else Report() for node in self._others}
+
+    def _decide(self, fault: Fault) -> None:
+        """Let the others end with this, and wait until they do."""
+        self._server.set(VERDICT, json.dumps(asdict(fault)).encode())
+        deadline = time.monotonic() + LATE_S
+        while time.monotonic() < deadline and not all(report.ended for report in self._reports().values()):
+            time.sleep(BEAT_S / 10)
+
+
+class Member(Alone):
+    """Another node. It speaks from a thread of its own: a launcher whose output nobody reads is not silent."""
+
+    def __init__(self, nodes: Nodes, token: str):
+        super().__init__()
+        self._nodes, self._token = nodes, token
+        self._report = Report()
+        self._told: Fault | None = None
+        self._first: float | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+
+    def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault]) -> Fault | None:
+        self._report = Report([*faults], [*suspects])
+        own = self._judge.verdict(faults, suspects)
+        if own is None or self._told:
+            return self._told
+        self._first = self._first or time.monotonic()
+        return own if time.monotonic() - self._first > VERDICT_S else None
+
+    def tell_end(self, why: str) -> None:
+        self._report = Report([Fault(Kind.CAUSE, None, f"node {self._nodes.node_rank}: {why}")])
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(2 * PATIENCE_S)
+
+    def _beat(self) -> None:
+        """Node 0 may start later; once it was there, it may be gone."""
+        address, port = self._nodes.master_addr, self._nodes.master_port or 0
+        client: StoreClient | None = None
+        heard, limit, beats, last = time.monotonic(), MEETING_S, 0, False
+        while not last:
+            last = self._closed.wait(BEAT_S)
+            try:
+                client = client or StoreClient(address, port, self._token, PATIENCE_S)
+                told = client.get(VERDICT)
+                self._told = _fault(json.loads(told)) if told else None
+                beats, last = beats + 1, last or bool(told)
+                report = self._report
+                client.set(_key(self._nodes.node_rank), Report(report.faults, report.suspects, beats, last).encode())
+                heard, limit = time.monotonic(), SILENT_S
+            except OSError:
+                if client:
+                    client.close()
+                client = None
+                if time.monotonic() - heard > limit:
+                    how = "did not appear within" if limit == MEETING_S else "has not been heard of for"
+                    self._told = Fault(Kind.CAUSE, None, f"node 0 ({address}:{port}) {how} {limit:.0f} s")
+                    return
+        if client:
+            client.close()
+
+
+def watch(nodes: Nodes, server: StoreServer | None, token: str) -> Alone:
+    """This node's part."""
+    if nodes.num_nodes == 1:
+        return Alone()
+    return Head(nodes, server) if server else Member(nodes, token)
+
+
+def _key(node: int) -> str:
+    return f"galvatron/node/{node}"
+
+
+def _fault(told: dict[str, Any]) -> Fault:
+    return Fault(**told | {"kind": Kind(told["kind"])})

@@ -1,0 +1,53 @@
+"""One rank of a launch that goes wrong in the way, at the place and on the rank that it is told."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import paddle
+import paddle.distributed as dist
+
+from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world
+
+STEPS = 3
+LONG_S = 600
+
+
+def fail(how: str) -> None:
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "segfault":
+        ctypes.string_at(0)
+    elif how == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "sleeps":
+        time.sleep(LONG_S)
+    elif how == "raises":
+        raise ValueError("the reason\nand more of it")
+    elif how == "refuses":
+        raise UserError("field: the reason")
+    elif how == "leaves":
+        sys.exit(0)
+    elif how == "vanishes":
+        os._exit(0)
+
+
+def main() -> None:
+    how, place, who = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    mine = os.environ["PADDLE_TRAINER_ID"] == str(who)
+    if mine and place == "start":
+        fail(how)
+    start_world()
+    for step in range(STEPS):
+        if mine and place == "step" and step == 1:
+            fail(how)
+        dist.all_reduce(paddle.ones([4]))
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_rank(main))

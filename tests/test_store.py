@@ -1,0 +1,89 @@
+"""The place where ranks meet serves those that have the token, in groups that do not see each other."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+
+import pytest
+
+from paddlenlp_galvatron.runtime import store
+from paddlenlp_galvatron.runtime.store import StoreClient, StoreServer
+
+core = pytest.importorskip("paddle.base").core
+
+TOKEN = "of this launch"
+
+
+@pytest.fixture
+def server():
+    server = StoreServer("127.0.0.1", 0, TOKEN)
+    yield server
+    server.close()
+
+
+def client(server: StoreServer, token: str = TOKEN):
+    made = core.TCPStore("127.0.0.1", server.port, False, 0, 60)
+    made.set(store.TOKEN, token)
+    return made
+
+
+def test_paddle_reads_what_it_wrote(server):
+    one, other = client(server), client(server)
+    one.set("key", b"\x00 of any bytes")
+    assert bytes(other.get("key")) == b"\x00 of any bytes"
+    assert [one.add("count", 2), other.add("count", 3)] == [2, 5]
+
+
+def test_a_key_is_waited_for(server):
+    one, other = client(server), client(server)
+    timer = threading.Timer(0.3, lambda: one.set("late", b"1"))
+    timer.start()
+    assert bytes(other.get("late")) == b"1"
+
+
+def test_groups_do_not_see_each_other(server):
+    one, other = client(server), client(server)
+    one.set(store.GROUP, b"1")
+    other.set(store.GROUP, b"2")
+    assert [one.add("count", 1), other.add("count", 1)] == [1, 1]
+    assert server.keys() == {}
+
+
+def test_who_lacks_the_token_learns_and_changes_nothing(server):
+    stranger = client(server, "another")
+    with pytest.raises(Exception, match="TCP"):
+        stranger.add("count", 1)
+    own = StoreClient("127.0.0.1", server.port, TOKEN, 10)
+    own.set("mine", b"1")
+    assert own.get("mine") == b"1" and own.get("count") == b""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" * 10,
+        struct.pack("<iQ", store.SET, 2**62) + b"x",
+        struct.pack("<iQ", 77, 1) + b"x",
+        struct.pack("<iQ", store.SET, 2) + b"\xff\xfe" + struct.pack("<Q", 0),
+    ],
+)
+def test_strangers_are_put_out(server, sent):
+    with socket.create_connection(("127.0.0.1", server.port), 10) as stranger:
+        stranger.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    assert client(server).add("count", 1) == 1
+
+
+def test_who_says_nothing_is_put_out(server, monkeypatch):
+    monkeypatch.setattr(store, "HELLO_S", 0.2)
+    with socket.create_connection(("127.0.0.1", server.port), 10) as silent:
+        assert silent.recv(1) == b""
+
+
+def test_a_port_is_held_by_one(server):
+    with pytest.raises(OSError):
+        StoreServer("127.0.0.1", server.port, TOKEN)
