@@ -14,7 +14,7 @@ layers agree, and refused where they do not. Axes, of which the product is the w
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import paddle.distributed as dist
@@ -29,6 +29,14 @@ from .groups import Groups, Ranks
 
 DATA = ("data", "sharding")
 SPLIT = ("sep", "model")
+DEGREE = {"world", "degree"}  # words of questions whose answer is the same on every rank
+WORDS = {  # of questions about an axis
+    "pipe": {"pipe", "stage", "pp"},
+    "data": {"data", "dp", "check"},
+    "sharding": {"sharding", "check"},
+    "sep": {"sep"},
+    "model": {"model", "mp"},
+}
 FUSED = (["data", "sep"], ["pipe", "model"])  # axes that Paddle joins where there is sep
 
 
@@ -123,37 +131,47 @@ class PlanGroup(HybridCommunicateGroup):  # type: ignore[misc]
         if name.startswith("__") or name in vars(PlanGroup) or name == "_galvatron_views":
             return object.__getattribute__(self, name)
         layers = object.__getattribute__(self, "_galvatron_views")[:-1]
-        values = [getattr(view, name) for view in layers]
-        if not callable(values[0]):
-            return _agreed(name, values)
+        if not callable(getattr(layers[0], name)):
+            return _agreed(name, layers, lambda view: getattr(view, name))
 
         def ask(*arguments: Any, **named: Any) -> Any:
-            answers = {view: _answer(getattr(view, name), arguments, named) for view in dict.fromkeys(layers)}
-            return _agreed(f"{name}()", [answers[view] for view in layers])
+            return _agreed(f"{name}()", layers, lambda view: getattr(view, name)(*arguments, **named))
 
         return ask
 
 
-def _answer(method: Any, arguments: Any, named: Any) -> Any:
-    """What Paddle's method says; an assertion of its is an answer, too."""
+def _agreed(question: str, layers: list[LayerGroup], ask: Callable[[LayerGroup], Any]) -> Any:
+    """The answer of all layers. Raises UserError where they differ on any rank, so that all ranks go the same way; or
+    Paddle's AssertionError."""
+    words = set(question.rstrip("()").split("_"))
+    axes = [] if words & DEGREE else [axis for axis, names in WORDS.items() if words & names]
+    views = dict.fromkeys(layers)
+    keys = {view: tuple(_placement(view, axis) for axis in axes) if axes else _answer(ask, view) for view in views}
+    found = list(runs([keys[view] for view in layers]))
+    if len(found) == 1:
+        return ask(layers[0])
+    told = ", ".join(f"{key if isinstance(key, str) else _names(key)} in {_layers(which)}" for which, key in found)
+    raise UserError(
+        f"hybrid communicate group: {question} depends on the layer in this plan ({told}); ask for one layer, such as "
+        f"fleet.get_hybrid_communicate_group().of_layer(0).{question}"
+    )
+
+
+def _placement(view: LayerGroup, axis: str) -> tuple[str, tuple[Ranks, ...]]:
+    """An axis and its groups of the whole world."""
+    return axis, tuple(sorted(tuple(sorted(ranks)) for ranks in view._topo.get_comm_list(axis)))
+
+
+def _names(placed: Sequence[tuple[str, tuple[Ranks, ...]]]) -> str:
+    return ", ".join(f"{axis} {len(groups[0])} over ranks {groups[0]}, …" for axis, groups in placed)
+
+
+def _answer(ask: Callable[[LayerGroup], Any], view: LayerGroup) -> str:
+    """What Paddle's method says, in words; an assertion of its is an answer, too."""
     try:
-        return method(*arguments, **named)
+        return _comparable(ask(view))
     except AssertionError as error:
-        return error
-
-
-def _agreed(question: str, answers: list[Any]) -> Any:
-    """The answer of all layers. Raises UserError where they differ, or Paddle's AssertionError."""
-    found = list(runs([_comparable(answer) for answer in answers]))
-    if len(found) > 1:
-        told = ", ".join(f"{text} in {_layers(layers)}" for layers, text in found)
-        raise UserError(
-            f"hybrid communicate group: {question} depends on the layer in this plan ({told}); ask for one layer, "
-            f"such as fleet.get_hybrid_communicate_group().of_layer(0).{question}"
-        )
-    if isinstance(answers[0], AssertionError):
-        raise answers[0]
-    return answers[0]
+        return str(error)
 
 
 def _layers(layers: range) -> str:

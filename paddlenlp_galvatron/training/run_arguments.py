@@ -54,7 +54,8 @@ class RunArguments(TrainingArguments):  # type: ignore[misc]
         }
 
     def _rank(self, axis: str) -> int:
-        return vars(self).get("_ranks", {}).get(axis, 0)
+        ranks: dict[str, int] = vars(self).get("_ranks", {})
+        return ranks.get(axis, 0)
 
     @property
     def data_parallel_rank(self) -> int:
