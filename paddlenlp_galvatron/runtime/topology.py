@@ -146,10 +146,13 @@ def _agreed(question: str, layers: list[LayerGroup], ask: Callable[[LayerGroup],
     words = set(question.rstrip("()").split("_"))
     axes = [] if words & DEGREE else [axis for axis, names in WORDS.items() if words & names]
     views = dict.fromkeys(layers)
-    keys = {view: tuple(_placement(view, axis) for axis in axes) if axes else _answer(ask, view) for view in views}
+    answers = {layers[0]: _answer(ask, layers[0])} if axes else {view: _answer(ask, view) for view in views}
+    keys = {view: tuple(_placement(view, axis) for axis in axes) or _comparable(answers[view]) for view in views}
     found = list(runs([keys[view] for view in layers]))
+    if len(found) == 1 and isinstance(answers[layers[0]], AssertionError):
+        raise answers[layers[0]]
     if len(found) == 1:
-        return ask(layers[0])
+        return answers[layers[0]]
     told = ", ".join(f"{key if isinstance(key, str) else _names(key)} in {_layers(which)}" for which, key in found)
     raise UserError(
         f"hybrid communicate group: {question} depends on the layer in this plan ({told}); ask for one layer, such as "
@@ -166,12 +169,12 @@ def _names(placed: Sequence[tuple[str, tuple[Ranks, ...]]]) -> str:
     return ", ".join(f"{axis} {len(groups[0])} over ranks {groups[0]}, …" for axis, groups in placed)
 
 
-def _answer(ask: Callable[[LayerGroup], Any], view: LayerGroup) -> str:
-    """What Paddle's method says, in words; an assertion of its is an answer, too."""
+def _answer(ask: Callable[[LayerGroup], Any], view: LayerGroup) -> Any:
+    """What Paddle's method says; an assertion of its is an answer, too."""
     try:
-        return _comparable(ask(view))
+        return ask(view)
     except AssertionError as error:
-        return str(error)
+        return error
 
 
 def _layers(layers: range) -> str:

@@ -53,7 +53,7 @@ def found(tmp_path_factory) -> dict[tuple[int, str], list[dict]]:
         for name, of in plans.items():
             write_plan(replace(of, assumed=replace(of.assumed, seq_length=16)), folder / f"{name}.json")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+            patch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{Path(__file__).parents[2]}")
             launch(f"{__package__}.surface_worker", [str(folder), *plans], world, folder / "log", timeout_s=280)
         for name in plans:
             ranks = [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(world)]

@@ -125,7 +125,7 @@ def test_a_collator_makes_the_batch():
         ([{"input_ids": row[:9]} for row in TOKENS], "input_ids has shape (9,) instead of (16,); a sample has 16"),
         ([{"input_ids": row[:-1], "labels": row} for row in TOKENS], "labels has shape (17,)"),
         ([{**pair, "position_ids": 0} for pair in PAIRS], "has position_ids, which the plan's engine does not take"),
-        ([{"ids": row} for row in TOKENS], "has no input_ids, but ids"),
+        ([{"ids": row} for row in TOKENS], "has ids, which the plan's engine does not take"),
         ([row / 2 for row in TOKENS], "text: is no array of integers"),
         ([row + VOCABULARY for row in TOKENS], "but the model's are 0-63"),
         ([{**pair, "labels": np.full(LENGTH, -100)} for pair in PAIRS], "a whole batch has no label"),
@@ -184,7 +184,7 @@ def test_every_public_question_of_paddles_group_has_an_answer(tmp_path):
     given = {"get_rank_from_stage": (0,), "create_fuse_group": (["data", "model"],)}
     for name in [name for name in dir(HybridCommunicateGroup) if not name.startswith("_")]:
         try:
-            assert getattr(group, name)(*given.get(name, ())) is not None
+            getattr(group, name)(*given.get(name, ()))
         except AssertionError as error:
             assert str(error).startswith(("sep not exist", "If you want to use four directions")), name
     assert (group.nranks, group._dp_degree, group._topo.world_size()) == (1, 1, 1)
