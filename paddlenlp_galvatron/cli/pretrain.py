@@ -41,7 +41,7 @@ def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback]) -
     from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
     _, world_size = start_world()  # before PaddleNLP's arguments would, its way
-    GalvatronTrainer(prepare(read_words(words), world_size).settings, callbacks).train()
+    GalvatronTrainer(prepare(read_words(words), world_size).settings, callbacks=callbacks).train()
 
 
 def read_words(words: Sequence[str]) -> dict[str, Any]:

@@ -18,14 +18,14 @@ def _dp_type(plan: Plan, layer: LayerStrategy) -> DataParallel:
     return layer.dp_type if sharing(plan, layer) > 1 else DataParallel.DDP
 
 
-def sharding_stage(plan: Plan) -> int:
-    """The stage in which Paddle shards as the plan does; 0: none.
+def sharding_stage(plan: Plan, layer: LayerStrategy | None = None) -> int:
+    """The stage in which Paddle shards as the plan does a layer, the first if none is named; 0: none.
 
     Stage 1 keeps whole gradients, as zero2 does that sums micro-batches up.
     """
     summed = plan.assumed.async_grad_reduce and plan.micro_batches > 1
     stages = {DataParallel.DDP: 0, DataParallel.ZERO2: 1 if summed else 2, DataParallel.ZERO3: 3}
-    return stages[_dp_type(plan, plan.layers[0])]
+    return stages[_dp_type(plan, layer or plan.layers[0])]
 
 
 def uneven(plan: Plan, program: str) -> Iterator[str]:

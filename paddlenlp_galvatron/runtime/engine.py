@@ -16,7 +16,7 @@ from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, require_world, start_world
 from .pipeline import Pipeline
 from .precision import LossScaler, Numbers
-from .stage import Stage, Tokens, stage_groups
+from .stage import Batch, Stage, Tokens, inputs_and_labels, stage_groups
 from .status import waiting
 from .units import Trainable
 from .vocabulary import IGNORED_LABEL
@@ -68,8 +68,8 @@ class Engine:
         """What the optimizer updates on this rank, with its place in the model and its gradient."""
         return self.stage.trainables
 
-    def forward_backward(self, batch: Tokens) -> float:
-        """Run one global batch [G, S + 1] and leave the gradients of its mean loss, summed over ranks.
+    def forward_backward(self, batch: Batch) -> float:
+        """Run one global batch, G samples of S tokens, and leave the gradients of its mean loss, summed over ranks.
 
         Returns the loss averaged over all tokens with a label; it is the same on every rank. fp16's gradients are
         times `scaler.scale`.
@@ -84,15 +84,15 @@ class Engine:
         reduce_gradients(self.stage.vectors)
         return self._mean(total, tokens)
 
-    def evaluate(self, batch: Tokens) -> float:
-        """The loss of one global batch [G, S + 1], without dropout; nothing else changes."""
+    def evaluate(self, batch: Batch) -> float:
+        """The loss of one global batch, without dropout; nothing else changes."""
         ids, labels, tokens = self._micro_batches(batch)
         with self.stage.evaluating():
             return self._mean(self._pipeline.evaluate(ids, labels), tokens)
 
-    def _micro_batches(self, batch: Tokens) -> tuple[Tokens, Tokens, int]:
+    def _micro_batches(self, batch: Batch) -> tuple[Tokens, Tokens, int]:
         """Inputs and labels [micro-batches, M·S] of a global batch, and how many tokens have a label."""
-        ids, labels = batch[:, :-1], batch[:, 1:]
+        ids, labels = inputs_and_labels(batch)
         shape = (self.plan.micro_batches, -1)
         return ids.reshape(shape), labels.reshape(shape), int((labels != IGNORED_LABEL).sum())
 

@@ -90,15 +90,18 @@ def sentence(error: Exception) -> str:
 class Groups:
     """All communicators of this process, by their global ranks and their use.
 
-    Groups of one rank have no communicator: `get` gives None, and callers skip the collective.
+    Groups of one rank have no communicator: `get` gives None, and callers skip the collective. What `fallback` has is
+    taken from there.
     """
 
     rank: int
+    fallback: Groups | None = None
     _made: dict[tuple[Ranks, str], Any] = field(default_factory=dict)
 
     def create(self, wanted: Iterable[tuple[Ranks, str]]) -> None:
         """Make the groups that do not exist yet. Every rank of the world calls this with the same groups."""
-        for ranks, use in sorted(set(wanted) - set(self._made)):
+        there = set(self.fallback._made) if self.fallback else set()
+        for ranks, use in sorted(set(wanted) - set(self._made) - there):
             if len(ranks) > 1:
                 with status.waiting("the making of groups"):
                     group = dist.new_group(list(ranks))
@@ -109,6 +112,8 @@ class Groups:
         point-to-point traffic, which must not share a communicator."""
         if len(ranks) == 1:
             return None
+        if self.fallback and (ranks, use) in self.fallback._made:
+            return self.fallback.get(ranks, use)
         try:
             group = self._made[ranks, use]
         except KeyError:

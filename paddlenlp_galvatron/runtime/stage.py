@@ -26,6 +26,12 @@ from .vocabulary import Embedding, Head, embedding_table
 from .weights import ShardedParameter, WeightSource
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
+Batch = Tokens | tuple[Tokens, Tokens]  # [G, S + 1] of which labels are one to the right, or inputs and labels [G, S]
+
+
+def inputs_and_labels(batch: Batch) -> tuple[Tokens, Tokens]:
+    """Both [G, S] of a global batch."""
+    return batch if isinstance(batch, tuple) else (batch[:, :-1], batch[:, 1:])
 
 
 def stage_edges(plan: Plan, stage: int) -> list[TokenLayout]:

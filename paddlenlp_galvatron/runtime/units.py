@@ -114,6 +114,10 @@ class Unit:
         """What the optimizer updates; asked for once."""
         return [whole(weight) for weight in self.weights]
 
+    def held(self) -> list[tuple[ShardedParameter, Any]]:
+        """Each weight, and the parameter in which this rank holds its values between two steps."""
+        return [(weight, weight.tensor) for weight in self.weights]
+
     def gather(self) -> None:
         """Make the whole weights available. Every use of the module calls it, and `release` after."""
 
@@ -233,6 +237,21 @@ class ShardedUnit(Unit):
                 pieces.append(Piece(weight, low - offset, high - offset, low - start))
             offset += length
         return [Trainable(master_of(self._shard), tuple(pieces), decays=True, owner=self, sharding=self.group.nranks)]
+
+    def held(self) -> list[tuple[ShardedParameter, Any]]:
+        """Under zero3 the numbers of a weight's slice that lie in this rank's part, flat: maybe none."""
+        if self._keep_whole:
+            return super().held()
+        start, offset = self.group.rank * self._part, 0
+        held = []
+        for weight, length in zip(self.weights, self._lengths, strict=True):
+            low, high = (min(max(edge - start, 0), self._part) for edge in (offset, offset + length))
+            window = zero_parameter([high - low], self._shard.dtype)
+            if low < high:
+                self._shard._slice(low, high)._share_buffer_to(window)
+            held.append((weight, window))
+            offset += length
+        return held
 
     @property
     def gradient(self) -> Any:

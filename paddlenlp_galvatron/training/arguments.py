@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import field, fields, make_dataclass
 from enum import Enum
+from json import dumps
+from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 import paddle.distributed as dist
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 
-from ..plan import UserError
+from ..base.writing import write_text
+from ..plan import UserError, read_plan
 from ..plan.aliases import ABSENT
 from ..plan.model_options import ModelOptions
 from ..plan.options import Options, canonical_options, is_boolean
 from ..plan.uniform import UniformOptions
+from ..runtime.groups import start_world
+from .huggingface import CONFIG
 from .prepare import GROUPS, LaunchOptions, PlanOptions, prepare
 from .recipe import Recipe
 from .settings import RunOptions, TrainSettings
@@ -22,6 +27,14 @@ from .settings import RunOptions, TrainSettings
 OF_DATA = ("input_dir", "split")
 OF_MODEL = (*ModelOptions.model_fields, "load", "load_distributed", "use_flash_attention")
 OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}
+
+
+class WorldStarter(TrainingArguments):  # type: ignore[misc]
+    """PaddleNLP's training arguments, which start the world where nothing has; here it is started the plugin's way."""
+
+    def __post_init__(self) -> None:
+        start_world()
+        super().__post_init__()
 
 
 def _arguments(name: str, doc: str, options: Sequence[str], base: type[Any] = object) -> type[Any]:
@@ -50,7 +63,7 @@ GalvatronTrainingArguments = _arguments(
     "GalvatronTrainingArguments",
     "PaddleNLP's training arguments, and those of a plan and its launch.",
     _options(PlanOptions, UniformOptions, Recipe, RunOptions, LaunchOptions),
-    TrainingArguments,
+    WorldStarter,
 )
 
 
@@ -75,7 +88,40 @@ def settings_of(*arguments: Any) -> TrainSettings:
 
     What has its default counts as not given. Raises UserError.
     """
-    values = {name: value for one in arguments for name, value in _given(one)}
+    return _settings({name: value for one in arguments for name, value in _given(one)})
+
+
+def settings_for(model: Any, arguments: Any, sample_length: int | None) -> TrainSettings:
+    """The run that a trainer is made for. `model`: its preset's name, directory or config.json, or PaddleNLP's config.
+
+    `sample_length`: tokens of a sample of the user's own data, for where the plan leaves it open. Raises UserError.
+    """
+    if not isinstance(arguments, TrainingArguments):
+        raise UserError("args: give GalvatronTrainingArguments, or PaddleNLP's TrainingArguments")
+    values = dict(_given(arguments))
+    if hasattr(model, "to_dict") and hasattr(model, "model_type"):
+        path = Path(arguments.output_dir).absolute() / CONFIG
+        write_text(path, dumps(model.to_dict() | {"model_type": model.model_type}, indent=2, default=str) + "\n")
+        model = path
+    if not isinstance(model, str | Path):
+        raise UserError(
+            f"model: is a {type(model).__name__}; give a preset's name, a Hugging Face directory, a config.json or "
+            "PaddleNLP's config of a Llama or Qwen2: the plan says how its layers are built"
+        )
+    values["model_size"] = str(model)
+    if sample_length is not None and "seq_length" not in values and _leaves_length_open(values):
+        values["seq_length"] = sample_length
+    return _settings(values)
+
+
+def _leaves_length_open(values: dict[str, Any]) -> bool:
+    """Whether the plan that is named does not say how many tokens a sample has."""
+    if plan := values.get("galvatron_config_path"):
+        return read_plan(plan, dist.get_world_size()).assumed.seq_length is None
+    return any(name in values for name in UniformOptions.model_fields)
+
+
+def _settings(values: dict[str, Any]) -> TrainSettings:
     known = {name: value for name, value in values.items() if name in OPTIONS}
     canonical_options({name: value for name, value in values.items() if name in ABSENT and value}, OPTIONS)
     return prepare(_plain(known), dist.get_world_size()).settings

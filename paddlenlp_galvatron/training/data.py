@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import UserError
 from ..plan import ModelShape, Plan
+from ..runtime.stage import Batch
 from .dataset import SPLITS, DataSet, Split
 from .settings import TrainSettings
 
@@ -37,8 +38,9 @@ class BatchSource(ABC):
         self._ahead = 0  # samples used before step 0 of this source; less than 0: steps before had smaller batches
 
     @abstractmethod
-    def batch(self, step: int) -> NDArray[np.int64]:
-        """Tokens [global_batch, seq_length + 1] of a step, counted from 0: inputs, and labels one to the right."""
+    def batch(self, step: int) -> Batch:
+        """Tokens [global_batch, seq_length + 1] of a step, counted from 0: inputs, and labels one to the right. Or both
+        apart."""
 
     @property
     def samples(self) -> int | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..models import load_family
 from ..plan import ModelShape
+from ..runtime.stage import Batch, inputs_and_labels
 from ..runtime.vocabulary import IGNORED_LABEL
 from ..runtime.weights import WeightSource
 from .recipe import Recipe, next_rate
@@ -23,9 +24,9 @@ def train_one_process(
     seq_length: int,
     source: WeightSource,
     recipe: Recipe,
-    batches: Iterable[NDArray[np.int64]],
+    batches: Iterable[Batch],
 ) -> Iterator[tuple[float, Gradients]]:
-    """Loss and unclipped gradients of each global batch [G, S + 1], updating the weights in between."""
+    """Loss and unclipped gradients of each global batch, updating the weights in between."""
     family = load_family(shape.family)
     model = family.whole_model(family.config(shape, seq_length))
     weights = dict(model.named_parameters())
@@ -35,7 +36,7 @@ def train_one_process(
     clip = paddle.nn.ClipGradByGlobalNorm(recipe.max_grad_norm)
     optimizer = recipe.build(model.parameters(), decaying, clip)
     for batch in batches:
-        loss = _loss(model, paddle.to_tensor(batch))
+        loss = _loss(model, *map(paddle.to_tensor, inputs_and_labels(batch)))
         loss.backward()
         yield float(loss), {name: weight.grad.numpy() for name, weight in weights.items()}
         optimizer.step()
@@ -43,11 +44,11 @@ def train_one_process(
         optimizer.clear_grad()
 
 
-def _loss(model: Any, batch: Any) -> Any:
+def _loss(model: Any, ids: Any, labels: Any) -> Any:
     """Mean over the tokens that have a label; Paddle's own mean divides by all tokens."""
-    out = model(batch[:, :-1])
+    out = model(ids)
     logits = out[0] if isinstance(out, tuple) else out
-    labels = batch[:, 1:].flatten()
+    labels = labels.flatten()
     losses = paddle.nn.functional.cross_entropy(
         logits.reshape([-1, logits.shape[-1]]), labels, reduction="none", ignore_index=IGNORED_LABEL
     )

@@ -9,26 +9,33 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from paddle.nn import Layer
+from paddle.io import DataLoader
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
-from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 
 from ..base.writing import write_text
 from ..models import load_family
-from ..plan import Precision, UserError
+from ..plan import UserError
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
+from ..runtime.topology import PlanGroup
+from .arguments import settings_for
 from .convert import companions
-from .data import open_data
+from .data import BatchSource, open_data
+from .evaluation import Evaluation, batch_of, mean_loss, require_evaluation_data
+from .loader import inputs_of, loader
+from .local_model import LocalModel
+from .map_dataset import Collator, MapData, sample_length
+from .model_folder import save_model
 from .pretrained import weights_from
-from .recipe import Recipe, next_rate
+from .recipe import next_rate
+from .refusals import refuse_arguments, refuse_overrides, without_engines_own
 from .resume import resume
+from .run_arguments import RunArguments, run_arguments
 from .saving import Writer
 from .settings import TrainSettings
 from .skips import Skips
@@ -36,29 +43,64 @@ from .step_log import StepLog, StepRecord
 
 LARGEST_EXPONENT = 700.0  # of which exp is still a float
 RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
-UNLIKE = {"sequence_parallel", "optim"}  # named as in PaddleNLP, but for other things or with other values
 
 
-class LocalModel(Layer):  # type: ignore[misc]
-    """What this rank trains, as callbacks see a model."""
+class TellTruth(TrainerCallback):  # type: ignore[misc]
+    """Tells fleet and `args` the plan once PaddleNLP's Trainer is made, which checks degrees as fleet needs them; the
+    user's callbacks come after it."""
 
-    def __init__(self, engine: Engine):
-        super().__init__()
-        self.config = engine.stage.config
-        for number, tensor in enumerate(engine.tensors):
-            self.add_parameter(str(number), tensor)
+    def __init__(self, engine: Engine, group: PlanGroup):
+        self._plan, self._group = engine.plan, group
+
+    def on_init_end(self, args: RunArguments, *_: Any, **__: Any) -> None:
+        self._group.install()
+        args.tell(self._plan, self._group)
 
 
+@without_engines_own
 class GalvatronTrainer(Trainer):  # type: ignore[misc]
-    """Trains by a plan. Every rank of the world makes one from equal settings, and calls `train`."""
+    """Trains by a plan. Every rank of the world makes one from equal arguments, and calls `train`."""
 
-    def __init__(self, settings: TrainSettings, callbacks: Sequence[TrainerCallback] = ()):
-        """Raises UserError."""
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        data_collator: Collator | None = None,
+        tokenizer: Any = None,
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
+        **others: Any,
+    ):
+        """As PaddleNLP's Trainer is made, by the same keywords.
+
+        `model`: a preset's name, a Hugging Face directory, a config.json or PaddleNLP's config; or, without `args`,
+        the settings of a whole run. `args`: GalvatronTrainingArguments, which name the plan. `train_dataset`:
+        map-style, its items tokens or dicts of input_ids and labels; without, the data that settings name.
+        `eval_dataset`: the same, or a dict of several. `tokenizer`: is saved with the model. Raises UserError, for what
+        else PaddleNLP takes, too.
+        """
+        refuse_arguments(others)
+        if not isinstance(model, TrainSettings):
+            settings = settings_for(model, args, sample_length(train_dataset))
+        elif args is None:
+            settings = model
+        else:
+            raise UserError("args: settings of a whole run say everything already; leave args out")
         self.settings = settings
         plan, shape = settings.load_plan()
-        self.data = open_data(settings, plan, shape)
-        evaluates = settings.evaluates != "no"
-        self._validation = open_data(settings, plan, shape, "valid") if evaluates else None
+        self.data: BatchSource
+        if train_dataset is None:
+            self.data = open_data(settings, plan, shape)
+        elif settings.input_dir is not None:
+            raise UserError("input_dir: names data beside train_dataset; give one")
+        else:
+            length, vocab_size = plan.assumed.seq_length or 0, shape.vocab_size
+            self.data = MapData("train_dataset", train_dataset, length, vocab_size, plan.global_batch, data_collator)
+        self._evaluation = Evaluation(settings, plan, shape, data_collator)
+        if settings.evaluates != "no":
+            require_evaluation_data(eval_dataset, own_training_data=train_dataset is not None)
+            self._evaluation_sources(eval_dataset)
         steps, self._epoch_steps = settings.steps_over(self.data.samples, plan.global_batch)
         self.recipe = settings.recipe.over(steps)
         self.engine = Engine(
@@ -74,16 +116,29 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         )
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
         self._skips = Skips(settings, scaled=self.engine.scaler is not None)
+        group = PlanGroup(plan, self.engine.rank, self.engine.groups)
+        group.uninstall()  # PaddleNLP's Trainer asks while it is made, which another run's plan may refuse
+        self.args: RunArguments
         self.control: Any
         settings.make_output_dir()  # or PaddleNLP does, and its name may not last
         super().__init__(
-            LocalModel(self.engine),
-            args=paddlenlp_arguments(settings, self.recipe, steps, plan.assumed.mixed_precision),
-            callbacks=list(callbacks),
+            LocalModel(self.engine.stage),
+            args=run_arguments(settings, self.recipe, steps, plan.assumed.mixed_precision, args),
+            data_collator=data_collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            tokenizer=tokenizer,
+            callbacks=[TellTruth(self.engine, group), *(callbacks or ())],
             optimizers=(optimizer, optimizer._learning_rate),
         )
+        self.callback_handler.train_dataloader = self.get_train_dataloader()
         self.state.max_steps, self.state.num_train_epochs = steps, math.ceil(steps / self._epoch_steps)
-        self.state.is_local_process_zero = self.state.is_world_process_zero = self.engine.rank == 0
+        self.state.is_local_process_zero = self.is_local_process_zero()
+        self.state.is_world_process_zero = self.is_world_process_zero()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        refuse_overrides(cls)
 
     def _wrap_amp_model(self, *_: Any) -> None:
         """The engine has cast its weights by itself."""
@@ -91,15 +146,27 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
     def print_config(self, *_: Any, **__: Any) -> None:
         """The settings' file has it."""
 
-    def train(self) -> TrainOutput:
-        """Train to the end, from the checkpoint that the settings ask for. Raises GalvatronError."""
+    def train(
+        self, resume_from_checkpoint: str | Path | bool | None = None, ignore_keys_for_eval: Any = None
+    ) -> TrainOutput:
+        """Train to the end.
+
+        `resume_from_checkpoint`: a checkpoint's folder; True: the newest whole one of the run, if any; False: from the
+        beginning; None: as the settings say. `ignore_keys_for_eval` has nothing to do here. Raises GalvatronError.
+        """
+        if resume_from_checkpoint is not None:
+            from_words = {True: "auto", False: "none"}
+            wanted = from_words.get(resume_from_checkpoint, str(resume_from_checkpoint))  # type: ignore[arg-type]
+            self.settings = self.settings.model_copy(update={"resume_from_checkpoint": wanted})
         start, losses = time.time(), []
+        self.is_in_train = True
         alone = self.settings.folder_locked(wait_s=RESTART_S) if self.engine.rank == 0 else nullcontext()
         with alone, closing(StepLog(self.settings.log)) as log:
             for record in self.steps():
                 losses.append(record["loss"])
                 if self.engine.rank == 0:
                     log.write(record)
+        self.is_in_train = False
         samples = len(losses) * self.engine.plan.global_batch
         metrics = speed_metrics("train", start, samples, len(losses), self.engine.seq_length)
         metrics["train_loss"] = sum(losses) / max(1, len(losses))
@@ -108,66 +175,130 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def steps(self) -> Iterator[StepRecord]:
-        """Train, giving the record of every step. Raises GalvatronError."""
+        """Train, giving the record of every step, before a checkpoint is written of it. Raises GalvatronError.
+
+        The events that callbacks hear come in PaddleNLP's order. As in its pipeline, the micro-batches of a step run
+        together, when the last one is loaded.
+        """
         state, handler, settings = self.state, self.callback_handler, self.settings
         first = saved = state.global_step = resume(settings, self.engine, self.optimizer, self.data)
         keep, companions = settings.save_total_limit, _companions(settings)
         writer = Writer(settings.checkpoints, self.engine, keep, self.data, companions, settings.log)
         self._unlogged: list[StepRecord] = []
         self._logged_at = time.time()
+        state.epoch = first / self._epoch_steps
         self.control = handler.on_train_begin(self.args, state, self.control)
         with told_to_stop() as stop:
             while state.global_step < state.max_steps and not self.control.should_training_stop:
-                if state.global_step % self._epoch_steps == 0:
+                if state.global_step == first or state.global_step % self._epoch_steps == 0:
                     self.control = handler.on_epoch_begin(self.args, state, self.control)
-                self.control = handler.on_step_begin(self.args, state, self.control)
                 record, stops = self._step(state.global_step, stop, first=state.global_step == first)
                 state.global_step += 1
                 state.epoch = state.global_step / self._epoch_steps
                 state.consumed_samples = self.data.first_sample(state.global_step)
-                self.control = handler.on_step_end(self.args, state, self.control)
-                if state.global_step % self._epoch_steps == 0:
-                    self.control = handler.on_epoch_end(self.args, state, self.control)
-                self.control.should_training_stop |= stops
                 self._unlogged.append(record)
-                if self.control.should_log:
-                    self._log_interval()
-                if self.control.should_evaluate:
-                    record["eval_loss"] = self.evaluate()["eval_loss"]
+                self.control = handler.on_step_end(self.args, state, self.control)
+                self.control.should_training_stop |= stops or state.global_step == state.max_steps
+                self._require_whole_epochs()
+                self._log_and_evaluate(record)
                 yield record
                 if (self.control.should_save or stops) and self._skips.advanced:
                     saved = self._save(writer)
+                if self.control.should_training_stop or state.global_step % self._epoch_steps == 0:
+                    self.control = handler.on_epoch_end(self.args, state, self.control)
+                    self._log_and_evaluate(record)
+                    if self.control.should_save and self._skips.advanced:
+                        saved = self._save(writer)
             self._skips.require_progress()
             if settings.saves and saved != state.global_step:
                 self._save(writer)
             writer.finish()
 
-    def evaluate(self, *_: Any, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Loss and perplexity of the validation split, or of its first batches. Raises UserError."""
-        start, engine = time.time(), self.engine
-        if self._validation is None:
-            self._validation = open_data(self.settings, engine.plan, engine.shape, "valid")
-        count = self.settings.max_evaluate_steps
-        if count < 0:
-            count = max(1, (self._validation.samples or 0) // engine.plan.global_batch)
-        loss = sum(engine.evaluate(self._validation.batch(number)) for number in range(count)) / count
-        metrics = {f"{metric_key_prefix}_loss": loss, f"{metric_key_prefix}_ppl": math.exp(min(loss, LARGEST_EXPONENT))}
-        metrics |= speed_metrics(metric_key_prefix, start, count * engine.plan.global_batch, count)
-        self.log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Loss and perplexity of `eval_dataset`, else of the trainer's, else of the run's validation split, or of their
+        first batches. Of a dict of data sets each has its name in the keys. Raises UserError."""
+        metrics: dict[str, float] = {}
+        for name, source in self._evaluation_sources(self.eval_dataset if eval_dataset is None else eval_dataset):
+            metrics |= self._evaluate(source, f"{metric_key_prefix}_{name}" if name else metric_key_prefix)
         return metrics
+
+    def _evaluation_sources(self, dataset: Any) -> list[tuple[str, BatchSource]]:
+        require_evaluation_data(dataset, own_training_data=isinstance(self.data, MapData))
+        if isinstance(dataset, dict):
+            return [(name, self._evaluation.open(one, f"eval_dataset {name}")) for name, one in dataset.items()]
+        return [("", self._evaluation.open(dataset))]
+
+    def _evaluate(self, source: BatchSource, prefix: str) -> dict[str, float]:
+        start, engine, handler = time.time(), self.engine, self.callback_handler
+        count, batch = self._evaluation.steps(source), batch_of(source)
+        handler.eval_dataloader = loader(batch, count, engine.plan, self.args)
+
+        def tell() -> None:
+            self.control = handler.on_prediction_step(self.args, self.state, self.control)
+
+        loss = mean_loss(engine, map(batch, range(count)), tell)
+        metrics = {f"{prefix}_loss": loss, f"{prefix}_ppl": math.exp(min(loss, LARGEST_EXPONENT))}
+        metrics |= speed_metrics(prefix, start, count * engine.plan.global_batch, count)
+        self.log(dict(metrics))
+        self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def get_train_dataloader(self) -> DataLoader:
+        """What PaddleNLP's trainer would load on this rank in the first pass: dicts of input_ids and labels, each
+        [per_device_train_batch_size, sequence], a micro-batch after the other. Training itself takes whole batches."""
+        return loader(self.data.batch, self._epoch_steps, self.engine.plan, self.args)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """The same of an evaluation. Raises UserError."""
+        sources = self._evaluation_sources(self.eval_dataset if eval_dataset is None else eval_dataset)
+        if len(sources) > 1:
+            raise UserError("eval_dataset: a dict of data sets has no one loader; name one of them")
+        [(_, source)] = sources
+        return loader(batch_of(source), self._evaluation.steps(source), self.engine.plan, self.args)
+
+    def save_model(self, output_dir: str | Path | None = None, merge_tensor_parallel: bool = True) -> None:
+        """Write the whole model, gathered from all ranks, which all call this: a Hugging Face directory, that PaddleNLP
+        loads too. Default: args.output_dir. It is merged, whatever `merge_tensor_parallel`. Raises GalvatronError."""
+        target = Path(self.args.output_dir if output_dir is None else output_dir)
+        config = _companions(self.settings)
+        save_model(self.engine, target, config[0].parent if config else None, self.tokenizer)
+
+    def _log_and_evaluate(self, record: StepRecord) -> None:
+        if self.control.should_log and self._unlogged:
+            self._log_interval()
+        if self.control.should_evaluate:
+            metrics = self.evaluate()
+            record["eval_loss"] = next(value for key, value in metrics.items() if key.endswith("_loss"))
+
+    def _require_whole_epochs(self) -> None:
+        """Raise UserError when a callback wants to leave an epoch early, which the order of samples does not know."""
+        if self.control.should_epoch_stop and not self.control.should_training_stop:
+            raise UserError(
+                "should_epoch_stop: samples go on through all passes; set should_training_stop to end the run"
+            )
 
     def _step(self, step: int, stop: threading.Event, first: bool) -> tuple[StepRecord, bool]:
         """One step of all ranks: its record, and whether any of them was told to stop."""
-        engine = self.engine
-        batch = self.data.batch(step)
+        engine, handler = self.engine, self.callback_handler
+        batch, count = self.data.batch(step), self.engine.plan.micro_batches
+        for micro_batch in range(count):
+            inputs = inputs_of(batch, micro_batch, engine.plan, self.args)
+            handler.on_load_data_end(self.args, self.state, self.control, inputs=inputs)
+            if micro_batch == 0:
+                self.control = handler.on_step_begin(self.args, self.state, self.control)
+            if micro_batch < count - 1:
+                self.control = handler.on_substep_end(self.args, self.state, self.control)
         device.reset_peak()
         forget_traffic()
         start = time.perf_counter()
         loss = engine.forward_backward(batch)
+        handler.on_optimizer_begin(self.args, self.state, self.control, scaler=engine.scaler)
         norm = engine.update(self.optimizer, self.recipe.max_grad_norm)
         self._skips.count(step, loss, norm)
         next_rate(self.optimizer)
+        handler.on_optimizer_end(self.args, self.state, self.control, scaler=engine.scaler)
         seconds = time.perf_counter() - start
         if first:
             traffic = engine.traffic()
@@ -222,39 +353,7 @@ def told_to_stop() -> Iterator[threading.Event]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if event.is_set() else before[signal.SIGTERM])
 
 
-def paddlenlp_arguments(settings: TrainSettings, recipe: Recipe, steps: int, precision: Precision) -> TrainingArguments:
-    """The run as PaddleNLP's callbacks know it: whatever has a name there."""
-    values = settings.model_dump() | recipe.model_dump()
-    known = {field.name for field in fields(TrainingArguments)} - UNLIKE
-    values = {name: value for name, value in values.items() if name in known and value is not None}
-    return TrainingArguments(
-        **values
-        | {
-            "output_dir": str(settings.output_dir),
-            "max_steps": steps,
-            "do_train": True,
-            "evaluation_strategy": settings.evaluates,
-            "bf16": precision is Precision.BF16,
-            "fp16": precision is Precision.FP16,
-            "device": device.name(),
-            "report_to": _reporters(settings),
-            "disable_tqdm": True,
-        }
-    )
-
-
 def _companions(settings: TrainSettings) -> list[Path]:
     """Files of the model's own folder that turn a checkpoint into a Hugging Face model again."""
     config = Path(settings.model) / "config.json"
     return [config, *companions(config.parent)] if config.exists() else []
-
-
-def _reporters(settings: TrainSettings) -> list[str]:
-    """Where PaddleNLP's callbacks report to. Raises UserError for what is not installed."""
-    installed = get_available_reporting_integrations()
-    if settings.report_to is None:
-        return [name for name in ("visualdl",) if name in installed]
-    lacking = [name for name in settings.report_to if name not in installed]
-    if lacking:
-        raise UserError(f"report_to: {', '.join(lacking)} is not installed; there is: {', '.join(installed) or 'none'}")
-    return list(settings.report_to)

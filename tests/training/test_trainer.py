@@ -81,7 +81,7 @@ def test_callbacks_hear_steps_logs_evaluations_and_saves(tmp_path):
         tmp_path, evaluation_strategy="steps", eval_steps=2, max_evaluate_steps=2, save_steps=3, logging_steps=2
     )
     heard = Heard()
-    result = GalvatronTrainer(run, [heard]).train()
+    result = GalvatronTrainer(run, callbacks=[heard]).train()
     expected = ["epoch 0", "step 1", "step 2", "evaluate", "step 3", "save", "step 4", "evaluate", "save"]
     assert heard.events == expected
     assert [("loss" in logs, "eval_loss" in logs) for logs in heard.logs[:-1]] == [(True, False), (False, True)] * 2
@@ -98,11 +98,11 @@ def test_a_callback_stops_a_run_and_another_one_goes_on(tmp_path):
     straight = settings(tmp_path, output_dir=tmp_path / "straight")
     GalvatronTrainer(straight).train()
     run = settings(tmp_path)
-    GalvatronTrainer(run, [Heard(stop_after=2)]).train()
+    GalvatronTrainer(run, callbacks=[Heard(stop_after=2)]).train()
     assert [record["step"] for record in records(run)] == [0, 1]
     heard = Heard()
-    GalvatronTrainer(run, [heard]).train()
-    assert heard.events == ["step 3", "step 4", "save"]
+    GalvatronTrainer(run, callbacks=[heard]).train()
+    assert heard.events == ["epoch 2", "step 3", "step 4", "save"]
     assert [record["loss"] for record in records(run)] == [record["loss"] for record in records(straight)]
 
 
@@ -118,7 +118,7 @@ def test_epochs_are_passes_over_the_training_split(tmp_path, prefix):
     )
     (tmp_path / "model.json").write_text(json.dumps({**MODEL, "vocab_size": 512}))
     heard = Heard()
-    trainer = GalvatronTrainer(run, [heard])
+    trainer = GalvatronTrainer(run, callbacks=[heard])
     steps = trainer.data.samples // BATCH
     trainer.train()
     assert heard.events.count("save") == heard.events.count("evaluate") == 2
@@ -144,7 +144,7 @@ def test_a_run_begun_anew_is_not_mistaken_for_the_one_before(tmp_path):
     run = settings(tmp_path, save_steps=1)
     GalvatronTrainer(run).train()
     anew = settings(tmp_path, save_steps=1, resume_from_checkpoint="none", seed=7)
-    GalvatronTrainer(anew, [Heard(stop_after=2)]).train()
+    GalvatronTrainer(anew, callbacks=[Heard(stop_after=2)]).train()
     assert [folder.name for folder in whole_checkpoints(run.checkpoints)] == ["step-00000002", "step-00000001"]
     assert len(list(run.checkpoints.glob("left-*-step-00000004"))) == 1
     GalvatronTrainer(settings(tmp_path, seed=7)).train()

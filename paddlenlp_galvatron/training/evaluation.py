@@ -1,0 +1,60 @@
+"""What a run is evaluated on, and its loss there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..plan import ModelShape, Plan, UserError
+from ..runtime.engine import Engine
+from ..runtime.stage import Batch, inputs_and_labels
+from ..runtime.vocabulary import IGNORED_LABEL
+from .data import BatchSource, open_data
+from .map_dataset import Collator, MapData
+from .settings import TrainSettings
+
+
+class Evaluation:
+    """The validation split of the run's data, or data sets of the user's own."""
+
+    def __init__(self, settings: TrainSettings, plan: Plan, shape: ModelShape, collator: Collator | None = None):
+        self._settings, self._plan, self._shape, self._collator = settings, plan, shape, collator
+        self._split: BatchSource | None = None
+
+    def open(self, dataset: Any, name: str = "eval_dataset") -> BatchSource:
+        """Raises UserError."""
+        if dataset is None:
+            self._split = self._split or open_data(self._settings, self._plan, self._shape, "valid")
+            return self._split
+        length, batch = self._plan.assumed.seq_length or 0, self._plan.global_batch
+        return MapData(name, dataset, length, self._shape.vocab_size, batch, self._collator, shuffle=False)
+
+    def steps(self, source: BatchSource) -> int:
+        """Global batches of one evaluation."""
+        most, samples = self._settings.max_evaluate_steps, source.samples or 0
+        if isinstance(source, MapData):
+            whole = math.ceil(samples / self._plan.global_batch)
+            return min(most, whole) if most > 0 else whole
+        return most if most > 0 else max(1, samples // self._plan.global_batch)
+
+
+def batch_of(source: BatchSource) -> Callable[[int], Batch]:
+    """The batches of one pass."""
+    return source.last_batch if isinstance(source, MapData) else source.batch
+
+
+def mean_loss(engine: Engine, batches: Iterator[Batch], after_each: Callable[[], object]) -> float:
+    """The loss of a token with a label, over some batches."""
+    total, tokens = 0.0, 0
+    for batch in batches:
+        labelled = int((inputs_and_labels(batch)[1] != IGNORED_LABEL).sum())
+        total, tokens = total + engine.evaluate(batch) * labelled, tokens + labelled
+        after_each()
+    return total / tokens
+
+
+def require_evaluation_data(dataset: Any, own_training_data: bool) -> None:
+    """Raise UserError for a run on data of the user's own that brings none to evaluate on."""
+    if dataset is None and own_training_data:
+        raise UserError("eval_dataset: missing; training is on a train_dataset, which has no validation split")
