@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from paddlenlp_galvatron.base.limits import Count
+from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.plan import ModelShape, Precision, UserError
 
-from .conventions import App
+from .conventions import App, within
 
 app = App(help="Turn Hugging Face models into checkpoints, and checkpoints into Hugging Face models.")
 
@@ -47,7 +48,9 @@ def g2h(
     dtype: Annotated[
         Precision | None, typer.Option(help="type of the tensors; absent: the one that the model came or trained in")
     ] = None,
-    max_shard_mib: Annotated[int, typer.Option(min=1, help="size of a file, if one tensor is not larger")] = 5120,
+    max_shard_mib: Annotated[
+        int, typer.Option(parser=within(Count), help="size of a file, if one tensor is not larger")
+    ] = 5120,
     like: Annotated[
         Path | None,
         typer.Option(help="Hugging Face model whose config.json and tokenizer are copied; absent: those of INPUT"),
@@ -77,7 +80,7 @@ def _require_family(shape: ModelShape, family: str | None, folder: Path) -> None
 
 
 def _report(output: Path, shape: ModelShape, precision: Precision, begin: float) -> None:
-    typer.echo(
+    say(
         f"{output}: {shape.family}, {shape.layers} layers, {shape.parameters} weights in {precision}, "
         f"in {time.monotonic() - begin:.1f} s"
     )

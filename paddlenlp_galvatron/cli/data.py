@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base.limits import Count, Size
+from paddlenlp_galvatron.base.printing import Console, say
 
-from .conventions import App
+from .conventions import App, within
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.corpus import Corpus, Document
@@ -36,10 +37,10 @@ def prepare(
     input: Annotated[list[Path] | None, typer.Option(help="the same, as an option")] = None,
     standard_library: Annotated[bool, typer.Option(help="take the sources of Python's standard library")] = False,
     tokenizer: Annotated[str, typer.Option(help='a tokenizer.json, its folder, or "train" to make one')] = TRAIN,
-    vocab_size: Annotated[int, typer.Option(help="tokens of a tokenizer to be trained")] = 32000,
+    vocab_size: Annotated[int, typer.Option(parser=within(Size), help="tokens of a tokenizer to be trained")] = 32000,
     end_token: Annotated[str | None, typer.Option(help="token that ends a document, if not a well-known one")] = None,
     text_key: Annotated[str, typer.Option(help="field of a JSON line that holds the text")] = "text",
-    limit_mib: Annotated[int | None, typer.Option(help="stop after so much text (MiB)", min=1)] = None,
+    limit_mib: Annotated[int | None, typer.Option(parser=within(Count), help="stop after so much text (MiB)")] = None,
 ) -> None:
     """Tokenise text and JSON lines into a Megatron-compatible data set, OUTPUT.bin and OUTPUT.idx.
 
@@ -67,7 +68,7 @@ def prepare(
             corpus.save_tokenizer(used, output.parent / "tokenizer.json")
         watched = _watch(text, progress, "tokenising")
         written = corpus.write_dataset(watched, output, used, end)
-    typer.echo(
+    say(
         f"{output}.bin and .idx: {written.documents} documents, {written.tokens} tokens of a vocabulary of "
         f"{used.get_vocab_size()}, in {time.monotonic() - begin:.1f} s"
     )

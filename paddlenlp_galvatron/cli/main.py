@@ -10,9 +10,11 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
+from paddlenlp_galvatron.base.text import printable, shortened
 
 # A command is a file of this folder that holds `app`, a `conventions.App`, and one line here.
 COMMANDS = {
@@ -26,6 +28,8 @@ COMMANDS = {
     "train": "train a model by a plan",
 }
 
+SHOWN, LONGEST = 50, 2000  # faults, and characters of one: a broken file may have thousands
+
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 bad input, 3 nothing feasible."""
@@ -38,11 +42,11 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
     debug = debug or os.environ.get("GALVATRON_DEBUG", "0") not in ("", "0")
     if not debug:
         warnings.simplefilter("ignore")  # those of Paddle and PaddleNLP, which the user cannot mend
+    _show_what_cannot_be_encoded()
     try:
         return work()
     except GalvatronError as error:
-        for line in str(error).split("\n"):
-            print(f"error: {line}", file=sys.stderr)
+        _tell(str(error).split("\n"))
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -53,8 +57,8 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
     except Exception as error:
         if debug:
             raise
-        print(f"error: {_sentence(error)}", file=sys.stderr)
-        return 1
+        _tell([_sentence(error)])
+        return UserError.exit_code if _is_about_a_file(error) else GalvatronError.exit_code
 
 
 def _run(words: list[str]) -> int:
@@ -75,7 +79,27 @@ def _run(words: list[str]) -> int:
     return run_app(import_module(f".{name}", __package__).app, words[1:], prog_name=f"galvatron {name}")
 
 
+def _tell(faults: list[str]) -> None:
+    """One line a fault, whatever the names in it hold."""
+    more = [f"and {len(faults) - SHOWN} faults more"] if len(faults) > SHOWN else []
+    for fault in [*faults[:SHOWN], *more]:
+        print(f"error: {shortened(printable(fault), LONGEST)}", file=sys.stderr)
+
+
+def _show_what_cannot_be_encoded() -> None:
+    """Let a terminal of few characters get escapes for the others, instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _is_about_a_file(error: Exception) -> bool:
+    return isinstance(error, OSError) and isinstance(error.filename, str | os.PathLike)
+
+
 def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and _is_about_a_file(error):
+        return f"{error.filename}: cannot be read or written: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"{error.name} is not installed, and this command needs it; docs/en/installation.md says how"
     what = " ".join(f"{type(error).__name__}: {error}".split())

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
+from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.cost_model.states import StateBytes
 from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
 from paddlenlp_galvatron.report.prediction import Predicted
@@ -35,7 +35,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
     nodes = Nodes.from_environment(**launch.model_dump(include=set(FIELDS)))
     prepared = prepare(values, world_size_of(launch, nodes, values))
     settings = prepared.settings
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     for note in prepared.notes:
         console.print(note, markup=False)
     plan, shape = check_run(settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -122,9 +122,13 @@ class Plan:
         start = sum(self.stages[:stage])
         return range(start, start + self.stages[stage])
 
+    def layers_by_stage(self) -> list[range]:
+        """`stage_layers` of every stage, in a time that grows with their number alone."""
+        return [range(stop - layers, stop) for stop, layers in zip(accumulate(self.stages), self.stages, strict=True)]
+
     def stage_of(self, layer: int) -> int:
         """Stage that holds a layer."""
-        return next(s for s in range(len(self.stages)) if layer in self.stage_layers(s))
+        return next(stage for stage, layers in enumerate(self.layers_by_stage()) if layer in layers)
 
 
 def runs(values: Sequence[T]) -> Iterator[tuple[range, T]]:

@@ -8,9 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..base.printing import Console
 from ..profiles import Fingerprint, Meta
 from ..runtime.launch import Launch
 from ..runtime.nodes import LOOPBACK, ONE_NODE, Nodes
@@ -44,7 +44,7 @@ def run_ranks(module: str, arguments: str, options: RunOptions, what: str) -> No
                 progress.update(task, completed=int(done), total=int(total))
             notes = NOTE.findall(text)
             for note in notes[told:]:
-                progress.console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+                progress.console.print(f"note: {note}", soft_wrap=True)
             told = len(notes)
 
 

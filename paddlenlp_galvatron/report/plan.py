@@ -65,8 +65,7 @@ def _table(plan: Plan) -> Table:
         table.add_column(title, no_wrap=True)
     first, last = 0, len(plan.stages) - 1
     table.add_row(str(first), "embedding", *_cells(plan, plan.vocab))
-    for stage in range(len(plan.stages)):
-        layers = plan.stage_layers(stage)
+    for stage, layers in enumerate(plan.layers_by_stage()):
         for run, strategy in runs([plan.layers[layer] for layer in layers]):
             start, stop = layers[run[0]], layers[run[-1]]
             table.add_row(str(stage), str(start) if start == stop else f"{start}-{stop}", *_cells(plan, strategy))

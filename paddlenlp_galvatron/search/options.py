@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from ..base.limits import MOST_SAMPLES, Count, Number, Positive, Ranks, Samples, Size, Threads
 from ..cost_model import CostOptions
 from ..plan import Assumptions, DataParallel, Precision, Schedule
-from ..plan.options import Count, Options
+from ..plan.options import Options
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "pp", "ckpt", "vtp")
 
@@ -28,13 +29,13 @@ PROFILE_OPTIONS = (  # that `cost_model.load` takes by the same name
     "sp_time_path",
 )
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
-MOST_DEVICES, MOST_BATCHES = 1_000_000, 10_000  # more is a slip of the pen, and would take hours
+MOST_BATCHES = 10_000  # more is a slip of the pen, and would take hours
 
 
 def _settled(number: int) -> int:
-    if number == -1 or number > 0:
+    if number == -1 or 0 < number <= MOST_SAMPLES:
         return number
-    raise ValueError("must be a number above 0, or -1 for any")
+    raise ValueError(f"must be a number above 0, at most {MOST_SAMPLES}, or -1 for any")
 
 
 Settled = Annotated[int, AfterValidator(_settled)]
@@ -44,21 +45,19 @@ class SearchOptions(Options):
     """What is searched, within what, under what assumptions."""
 
     # The cluster and what fits.
-    num_nodes: Count = Field(1, description="nodes, alike")
-    num_gpus_per_node: Count = Field(GPUS_PER_NODE, description="devices of a node")
-    world_size: Count = Field(
+    num_nodes: Ranks = Field(1, description="nodes, alike")
+    num_gpus_per_node: Ranks = Field(GPUS_PER_NODE, description="devices of a node")
+    world_size: Ranks = Field(
         GPUS_PER_NODE,
         description="devices; says num_nodes x num_gpus_per_node where one of them is not given",
     )
-    memory_constraint: float = Field(24.0, gt=0, allow_inf_nan=False, description="memory of a device, GB (1024 MiB)")
-    context_mib: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="reserve on every device, MiB; taken off memory_constraint"
-    )
+    memory_constraint: Positive = Field(24.0, description="memory of a device, GB (1024 MiB)")
+    context_mib: Number = Field(0.0, description="reserve on every device, MiB; taken off memory_constraint")
 
     # Batches.
-    min_bsz: Count = Field(8, description="first global batch tried, samples")
-    max_bsz: Count = Field(8, description="no larger global batch is tried, samples")
-    bsz_scale: Count = Field(8, description="what is added from one global batch to the next, samples")
+    min_bsz: Samples = Field(8, description="first global batch tried, samples")
+    max_bsz: Samples = Field(8, description="no larger global batch is tried, samples")
+    bsz_scale: Samples = Field(8, description="what is added from one global batch to the next, samples")
     settle_bsz: Settled = Field(-1, description="the only global batch tried; -1: min_bsz to max_bsz")
     settle_chunk: Settled = Field(-1, description="the only number of micro-batches tried; -1: all divisors")
 
@@ -66,8 +65,8 @@ class SearchOptions(Options):
     search_space: str = Field("full", description="full, 3d, or dimensions joined by +: " + ", ".join(DIMENSIONS))
     fine_grained_mode: bool = Field(True, description="0: one strategy for all layers")
     sp_space: Literal["tp", "tp+sp", "sp"] = Field("tp", description="tensor parallel, Ulysses, or both")
-    max_tp_deg: Count = Field(8, description="largest tensor-parallel or Ulysses degree")
-    max_pp_deg: Count = Field(8, description="most pipeline stages")
+    max_tp_deg: Ranks = Field(8, description="largest tensor-parallel or Ulysses degree")
+    max_pp_deg: Ranks = Field(8, description="most pipeline stages")
     disable_dp: bool = Field(False, description="no data parallelism")
     disable_sdp: bool = Field(False, description="no zero3 beside default_dp_type")
     disable_tp: bool = Field(False, description="no tensor parallelism")
@@ -83,7 +82,7 @@ class SearchOptions(Options):
     default_dp_type: DataParallel = Field(DataParallel.DDP, description="data parallelism of layers without zero3")
 
     # What plans are priced under.
-    seq_length: Count | None = Field(None, description="tokens of a sample")
+    seq_length: Size | None = Field(None, description="tokens of a sample")
     sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
     mixed_precision: Precision = Field(Precision.BF16, description="type of weights and activations")
     no_async_grad_reduce: bool = Field(False, description="gradients are reduced after every micro-batch")
@@ -109,8 +108,8 @@ class SearchOptions(Options):
 
     # How it is searched.
     parallel_search: bool = Field(False, description="search with several threads")
-    worker: Count = Field(default_factory=lambda: 2 * (os.cpu_count() or 1), description="threads; twice the cores")
-    top_k: Count = Field(1, description="how many plans are kept, each of its own batch, chunks, stages, schedule")
+    worker: Threads = Field(default_factory=lambda: 2 * (os.cpu_count() or 1), description="threads; twice the cores")
+    top_k: Samples = Field(1, description="how many plans are kept, each of its own batch, chunks, stages, schedule")
     effort: Count = Field(
         100_000_000, description="passes simulated for one family; what is not proven then is left with a gap"
     )
@@ -127,8 +126,6 @@ class SearchOptions(Options):
     def _consistent(self) -> Self:
         if self.settle_bsz == -1 and self.max_bsz < self.min_bsz:
             raise ValueError(f"max_bsz: {self.max_bsz} is below min_bsz {self.min_bsz}")
-        if self.world_size > MOST_DEVICES:
-            raise ValueError(f"world_size: {self.world_size} devices are more than {MOST_DEVICES}")
         if (number := (self.max_bsz - self.min_bsz) // self.bsz_scale) >= MOST_BATCHES:
             raise ValueError(f"bsz_scale: {number + 1} batches up to max_bsz are too many; take a wider step")
         if not self.tp_consec and self.sp_space != "tp":

@@ -138,7 +138,7 @@ def read_shape(folder: Path) -> ModelShape:
         for field, plain in PLAIN.items()
         if config.get(field, plain) != plain
     ]
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
+    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type", "default")) != "default":
         faults.append(f"{path}: rope_scaling is {rope}; plain rotary embeddings alone are supported")
     if (config.get("head_dim") or shape.head_dim) != shape.head_dim:
         faults.append(f"{path}: head_dim is {config['head_dim']}; hidden_size / num_attention_heads alone is supported")
@@ -179,7 +179,7 @@ def _files(folder: Path) -> dict[str, Path]:
     if index.exists():
         content = read_json(index)
         places = content.get("weight_map") if isinstance(content, dict) else None
-        if not isinstance(places, dict):
+        if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
             raise UserError(f"{index}: weight_map is missing, which says where tensors are")
         return {tensor: folder / Path(name).name for tensor, name in places.items()}
     if not (folder / SINGLE).exists():
