@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import rich.console
+from rich.progress import Progress, ProgressColumn
 from rich.segment import Segment
 
 from .text import printable
@@ -27,3 +28,9 @@ class Console(rich.console.Console):
         """Rich's own control codes pass; those in text do not."""
         for segment in super().render(*args, **settings):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def progress_bar(*columns: str | ProgressColumn) -> Progress:
+    """A bar on stderr; nothing where that is a file, in which faults are looked for."""
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, disable=not console.is_terminal)

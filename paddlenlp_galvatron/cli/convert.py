@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
 from paddlenlp_galvatron.base.limits import Count
-from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.printing import progress_bar, say
 from paddlenlp_galvatron.plan import ModelShape, Precision, UserError
 
 from .conventions import App, within
@@ -34,7 +34,7 @@ def h2g(input: Input, output: Output, family: Only = None) -> None:
     begin = time.monotonic()
     shape = read_shape(input)
     _require_family(shape, family, input)
-    with Progress(*COLUMNS, console=Console(stderr=True)) as progress:
+    with progress_bar(*COLUMNS) as progress:
         task = progress.add_task("converting", total=shape.parameters * Precision.FP32.bytes)
         to_checkpoint(input, shape, output, lambda written: progress.advance(task, written))
     _report(output, shape, Precision.FP32, begin)
@@ -64,7 +64,7 @@ def g2h(
     checkpoint = open_checkpoint(input)
     shape, precision = checkpoint.shape, dtype or precision_of(checkpoint)
     _require_family(shape, family, input)
-    with Progress(*COLUMNS, console=Console(stderr=True)) as progress:
+    with progress_bar(*COLUMNS) as progress:
         task = progress.add_task("checking", total=shape.parameters * precision.bytes)
         verify(checkpoint)
         progress.update(task, description="converting")

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Count, Size
-from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.printing import progress_bar, say
 
 from .conventions import App, within
 
@@ -56,7 +56,7 @@ def prepare(
     files = corpus.standard_library() if standard_library else corpus.find_files(paths)
     text = corpus.Corpus(files, text_key, limit_mib << 20 if limit_mib else None)
     columns = (TextColumn("{task.description:<22}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with progress_bar(*columns) as progress:
         if tokenizer == TRAIN:
             sample = replace(text, limit_bytes=min(text.size_bytes, TRAINING_BYTES))
             watched = _watch(sample, progress, "training the tokenizer")

@@ -126,10 +126,6 @@ class Plan:
         """`stage_layers` of every stage, in a time that grows with their number alone."""
         return [range(stop - layers, stop) for stop, layers in zip(accumulate(self.stages), self.stages, strict=True)]
 
-    def stage_of(self, layer: int) -> int:
-        """Stage that holds a layer."""
-        return next(stage for stage, layers in enumerate(self.layers_by_stage()) if layer in layers)
-
 
 def runs(values: Sequence[T]) -> Iterator[tuple[range, T]]:
     """Equal neighbours as one: their indices and the value."""

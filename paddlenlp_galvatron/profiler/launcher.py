@@ -8,9 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..base.printing import Console
+from ..base.printing import progress_bar
 from ..profiles import Fingerprint, Meta
 from ..runtime.launch import Launch
 from ..runtime.nodes import LOOPBACK, ONE_NODE, Nodes
@@ -32,7 +32,7 @@ def run_ranks(module: str, arguments: str, options: RunOptions, what: str) -> No
     command = (f"{__package__}.{module}", [arguments], options.ranks_per_node)
     with (
         tempfile.TemporaryDirectory(prefix="galvatron-profile-") as logs,
-        Progress(*columns, console=Console(stderr=True)) as progress,
+        progress_bar(*columns) as progress,
         Launch(*command, logs, TIMEOUT_S, nodes) as running,
     ):
         task = progress.add_task(what, total=None)

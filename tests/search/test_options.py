@@ -40,7 +40,7 @@ def test_other_names_mean_the_same() -> None:
         ({"memory_constraint": "nan"}, "memory_constraint: input should be a finite number"),
         ({"settle_bsz": 0}, "settle_bsz: must be a number above 0, at most 1000000, or -1"),
         ({"min_bsz": 16, "max_bsz": 8}, "max_bsz: 8 is below min_bsz 16"),
-        ({"max_bsz": 10**9, "bsz_scale": 1}, "bsz_scale: 999999993 batches up to max_bsz are too many"),
+        ({"max_bsz": 10**6, "bsz_scale": 1}, "bsz_scale: 999993 batches up to max_bsz are too many"),
         ({"num_nodes": 10**6}, "num_nodes: input should be less than or equal to 65536"),
         ({"pipeline_type": "1f1b"}, "pipeline_type: input should be"),
         ({"search_space": "dp+tpp"}, "search_space: 'tpp' is unknown"),
