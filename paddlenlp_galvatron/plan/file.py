@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..base.errors import UserError
-from ..base.limits import MOST_LAYERS, MOST_RANKS, Ranks, Samples, Size
+from ..base.limits import MOST_LAYERS, MOST_RANKS, Number, Ranks, Samples, Size
 from ..base.reading import read_json
 from ..base.writing import write_text
 from .check import require_valid
@@ -34,6 +34,35 @@ class AssumedFields(BaseModel):
     seq_length: Size | None = Field(None, description="tokens of one sample")
 
 
+class Told(BaseModel):
+    """An object of which these fields are read; others are kept as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class StageMemoryFields(Told):
+    context_mib: Number = Field(0.0, description="reserve of a device, MiB")
+
+
+class StageFields(Told):
+    memory_mib: Number = Field(0.0, description="most that a rank holds, with the reserve, MiB")
+    memory: StageMemoryFields = Field(default_factory=lambda: StageMemoryFields(), description="what it consists of")
+
+
+class PredictedFields(Told):
+    """What the cost model expects of the plan."""
+
+    time_s: Number | None = Field(None, description="a step, s")
+    stages: list[StageFields] = Field(default_factory=list, description="one entry a stage")
+
+
+class SearchedFields(Told):
+    """What the plan was searched from."""
+
+    model_fingerprint: str | None = Field(None, description="of the model's shape")
+    memory_constraint_gb: Number | None = Field(None, description="memory of a device, GB")
+
+
 class GalvatronObject(BaseModel):
     """What this project adds to Galvatron's fields; Galvatron ignores it."""
 
@@ -43,8 +72,8 @@ class GalvatronObject(BaseModel):
     assumed: AssumedFields = Field(
         default_factory=lambda: AssumedFields(), description="what the plan was priced under"
     )
-    predicted: dict[str, Any] | None = Field(None, description="step time, and per stage time and memory")
-    searched_from: dict[str, Any] | None = Field(None, description="fingerprints of model, cluster and profiles")
+    predicted: PredictedFields | None = Field(None, description="step time, and per stage time and memory")
+    searched_from: SearchedFields | None = Field(None, description="fingerprints of model, cluster and profiles")
 
 
 class StrategyFile(BaseModel):

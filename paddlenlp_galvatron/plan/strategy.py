@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -121,10 +121,6 @@ class Plan:
         """Indices of the layers of a stage."""
         start = sum(self.stages[:stage])
         return range(start, start + self.stages[stage])
-
-    def layers_by_stage(self) -> list[range]:
-        """`stage_layers` of every stage, in a time that grows with their number alone."""
-        return [range(stop - layers, stop) for stop, layers in zip(accumulate(self.stages), self.stages, strict=True)]
 
 
 def runs(values: Sequence[T]) -> Iterator[tuple[range, T]]:

@@ -39,6 +39,6 @@ def _is_own(host: str) -> bool:
     try:
         with socket.socket() as probe:
             probe.bind((host, 0))
-    except OSError:
+    except (OSError, TypeError, ValueError):  # the latter two: of what can be no name of a host
         return False
     return True

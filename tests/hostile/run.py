@@ -127,7 +127,7 @@ def _wrong_end(code: int, cpu_s: float) -> Iterator[str]:
 def _wrong_words(code: int, out: str, err: str) -> Iterator[str]:
     lines = err.splitlines()
     for line in lines:
-        if not line.startswith(BEGINNINGS) or "unexpected " in line or "Error:" in line or len(line) > 2100:
+        if not line.startswith(BEGINNINGS) or line.startswith("error: unexpected ") or "Error:" in line or len(line) > 2100:
             yield f"says {line[:300]!r}"
     errors = [line for line in lines if line.startswith("error: ")]
     if bool(errors) != (code != 0):
