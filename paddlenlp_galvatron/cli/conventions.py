@@ -20,6 +20,7 @@ from paddlenlp_galvatron.plan.aliases import canonical_name, canonical_value, di
 
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 UNSET = "None"
+INTERRUPTED = 130  # what typer makes of a Ctrl-C, without a word
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,6 +76,8 @@ def run_app(app: App, words: Sequence[str], prog_name: str) -> int:
         result = get_command(app).main(list(words), prog_name, standalone_mode=False)
     except typer.TyperException as error:
         raise UserError(" ".join(error.format_message().split())) from None
+    if result == INTERRUPTED:
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
 
 

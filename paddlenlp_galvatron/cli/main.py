@@ -6,11 +6,15 @@ Nothing heavy is imported here, so `galvatron --version` is quick and planning n
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
+from types import FrameType
 
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
@@ -43,18 +47,21 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
     if not debug:
         warnings.simplefilter("ignore")  # those of Paddle and PaddleNLP, which the user cannot mend
     _show_what_cannot_be_encoded()
+    interrupts: list[int] = []
     try:
-        return work()
+        with _noted(interrupts):
+            return work()
     except GalvatronError as error:
         _tell(str(error).split("\n"))
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130  # 128 + SIGINT, as shells have it
+        return _interrupted()
     except BrokenPipeError:  # the reader has seen enough: `galvatron plan show | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        if interrupts:  # in the midst of an import, which made another error of it
+            return _interrupted()
         if debug:
             raise
         _tell([_sentence(error)])
@@ -77,6 +84,28 @@ def _run(words: list[str]) -> int:
     from .conventions import run_app
 
     return run_app(import_module(f".{name}", __package__).app, words[1:], prog_name=f"galvatron {name}")
+
+
+@contextmanager
+def _noted(interrupts: list[int]) -> Iterator[None]:
+    """While this holds, a Ctrl-C is not only raised, which others may catch, but also noted."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, note) if ours else None
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
+def _interrupted() -> int:
+    print("interrupted", file=sys.stderr)
+    return 128 + signal.SIGINT  # as shells have it
 
 
 def _tell(faults: list[str]) -> None:

@@ -119,7 +119,7 @@ def mutated(value: Any, random: Random) -> Any:
 
 
 def damaged(text: bytes, random: Random) -> bytes:
-    """The text, mostly as it is, else cut off, with bytes changed, in another encoding, or something else altogether."""
+    """The text, mostly as it is, else cut off, with bytes changed, in another encoding, or something else."""
     kind, where = random.random(), random.randrange(len(text) + 1)
     if kind < 0.75:
         return text

@@ -46,7 +46,9 @@ HANGS_S = 60  # by the clock: nothing waits for so long, even where others work
 MIB = 2**20
 MEMORY_MIB = 500  # beyond what the process has when the case begins
 BEGINNINGS = ("error: ", "note: ", "warning: ")
-SHOWN = 30  # troubles
+SURPRISE = "error: unexpected "  # what nobody thought of
+LONGEST = 2100  # characters of a line
+SHOWN = 100  # troubles
 
 
 def case_of(seed: int, number: int) -> Case:
@@ -127,7 +129,12 @@ def _wrong_end(code: int, cpu_s: float) -> Iterator[str]:
 def _wrong_words(code: int, out: str, err: str) -> Iterator[str]:
     lines = err.splitlines()
     for line in lines:
-        if not line.startswith(BEGINNINGS) or line.startswith("error: unexpected ") or "Error:" in line or len(line) > 2100:
+        if (
+            not line.startswith(BEGINNINGS)
+            or line.startswith("error: unexpected ")
+            or "Error:" in line
+            or len(line) > 2100
+        ):
             yield f"says {line[:300]!r}"
     errors = [line for line in lines if line.startswith("error: ")]
     if bool(errors) != (code != 0):
