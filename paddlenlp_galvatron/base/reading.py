@@ -1,22 +1,27 @@
-"""The one reader of files that others wrote: bounded in size and depth, with errors for people."""
+"""The one reader of files that others wrote: bounded in size and depth, plain values only, with errors for people."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import UserError
+from .text import shortened
 
 LARGEST_BYTES = 64 * 2**20  # of a file that is read whole; the largest known, a tokenizer of 250,000 words, has 17 MB
 BLOCK_BYTES = 2**16
+LARGEST_OPTIONS = 2**20  # bytes of a file that is written by hand
 DEEPEST = 64  # objects and lists within one another; no file of ours or Galvatron's has more than 6
-TOO_DEEP = f"not valid JSON: more than {DEEPEST} objects and lists within one another"
+MOST_DIGITS = 40  # of a whole number, whose decimal form takes time that grows with the square of its length
+MOST_PARTS = 100_000  # names and values of a YAML file: a second of PyYAML's time
+TOO_DEEP = f"more than {DEEPEST} objects and lists within one another"
 
 
 def open_file(path: str | Path) -> BinaryIO:
@@ -66,27 +71,98 @@ def read_json(path: str | Path, limit: int = LARGEST_BYTES) -> Any:
 def parse_json(text: str, source: str) -> Any:
     """As `read_json`, of a text that came from `source`."""
     try:
-        value = json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_not_json, parse_float=_finite)
+        value = json.loads(
+            text,
+            object_pairs_hook=_without_duplicates,
+            parse_constant=_not_json,
+            parse_float=_finite,
+            parse_int=_of_few_digits,
+        )
         _require_plain(value)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise UserError(f"{source}: not valid JSON at {where}: {error.msg}; is the file cut off?") from None
     except ValueError as error:
-        raise UserError(f"{source}: {error}") from None
+        raise UserError(f"{source}: not valid JSON: {error}") from None
     except RecursionError:
-        raise UserError(f"{source}: {TOO_DEEP}") from None
+        raise UserError(f"{source}: not valid JSON: {TOO_DEEP}") from None
     return value
 
 
+def read_yaml(path: str | Path, limit: int = LARGEST_OPTIONS) -> Any:
+    """Parse a YAML file of what JSON has, too: no tags, no aliases. Raises UserError as `read_json` does."""
+    import yaml  # here, as few commands need it
+
+    text = read_text(path, limit)
+    try:
+        _require_simple(yaml.parse(text, _yaml_loader()))
+        value = yaml.load(text, _yaml_loader())
+        _require_plain(value)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UserError(f"{path}: not valid YAML{where}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid YAML: {error}") from None
+    return value
+
+
+def _yaml_loader() -> Any:
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        """Refuses what YAML forbids and PyYAML lets pass: a name that stands twice."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            _require_once([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            return super().construct_mapping(node, deep)
+
+    def whole_number(loader: Any, node: Any) -> Any:
+        return loader.construct_yaml_int(node) if len(node.value) <= MOST_DIGITS else _of_few_digits(node.value)
+
+    Loader.add_constructor("tag:yaml.org,2002:int", whole_number)
+    return Loader
+
+
+def _require_simple(events: Iterable[Any]) -> None:
+    """Raise ValueError for YAML that grows while it is read (aliases), makes objects (tags) or is too large or deep."""
+    import yaml
+
+    depth = 0
+    for number, event in enumerate(events):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"*{event.anchor} repeats another part of the file; write it out")
+        if getattr(event, "tag", None):
+            raise ValueError(f"{shortened(event.tag)} is a tag; write the value without")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(TOO_DEEP)
+        if number > MOST_PARTS:
+            raise ValueError(f"more than {MOST_PARTS:,} names and values; is it the right file?")
+
+
+def digest(path: str | Path, limit: int = LARGEST_BYTES) -> str:
+    """SHA-256 of a regular file of at most `limit` bytes, as hexadecimal digits. Raises UserError."""
+    return hashlib.sha256(read_bytes(path, limit)).hexdigest()
+
+
 def _require_plain(value: Any) -> None:
-    """Raise ValueError for what JSON allows but no text can hold or nobody follows: half characters, great depth."""
+    """Raise ValueError for what a notation allows but no text can hold or nobody follows: half characters, great depth,
+    dates, infinities."""
     level = [value]
     for _ in range(DEEPEST + 1):
         for item in level:
             if isinstance(item, str) and not item.isascii():
                 _require_whole(item)
             elif isinstance(item, dict):
+                for name in item:
+                    if not isinstance(name, str):
+                        raise ValueError(f"{shortened(repr(name))} is a name, but no text; put it in quotes")
                 _require_whole("".join(item))
+            elif isinstance(item, float):
+                _finite(item)
+            elif not isinstance(item, str | int | list | None):
+                raise ValueError(f"{shortened(repr(item))} is neither text, number, list nor object; put it in quotes")
         inner = [part for item in level for part in _parts(item)]
         if not inner:
             return
@@ -105,23 +181,34 @@ def _require_whole(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         half = ascii(text[error.start])[1:-1]
-        raise ValueError(f"not valid JSON: {half} is one half of a character without the other") from None
+        raise ValueError(f"{half} is one half of a character without the other") from None
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f'"{twice}" stands twice in one object; keep one')
+        _require_once([name for name, _ in pairs])
     return result
 
 
+def _require_once(names: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        (twice, _), *_ = Counter(names).most_common(1)
+        raise ValueError(f'"{shortened(twice)}" stands twice in one object; keep one')
+
+
 def _not_json(name: str) -> Any:
-    raise ValueError(f"not valid JSON: {name} is no number of JSON")
+    raise ValueError(f"{name} is no number of JSON")
 
 
-def _finite(number: str) -> float:
+def _finite(number: str | float) -> float:
     value = float(number)
     if not math.isfinite(value):
-        raise ValueError(f"not valid JSON: {number} is beyond the numbers of a computer")
+        raise ValueError(f"{shortened(str(number))} is beyond the numbers of a computer")
     return value
+
+
+def _of_few_digits(number: str) -> int:
+    if len(number) > MOST_DIGITS:
+        raise ValueError(f"{shortened(number)} has {len(number)} digits; is it a slip of the pen?")
+    return int(number)

@@ -10,14 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base.text import shortened
 from paddlenlp_galvatron.plan.aliases import canonical_name, canonical_value, did_you_mean, is_absent
 
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 UNSET = "None"
+INTERRUPTED = 130  # what typer makes of a Ctrl-C, without a word
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,7 +76,24 @@ def run_app(app: App, words: Sequence[str], prog_name: str) -> int:
         result = get_command(app).main(list(words), prog_name, standalone_mode=False)
     except typer.TyperException as error:
         raise UserError(" ".join(error.format_message().split())) from None
+    if result == INTERRUPTED:
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
+
+
+def within(limits: Any) -> Callable[[Any], Any]:
+    """The `parser` of an option of typer's own: a number of one of the types of `base.limits`."""
+    numbers: TypeAdapter[Any] = TypeAdapter(limits)
+
+    def parse(value: Any) -> Any:
+        try:
+            return numbers.validate_python(value)
+        except ValidationError as error:
+            message = error.errors()[0]["msg"]
+            raise typer.BadParameter(f"{message[0].lower()}{message[1:]} (it is {shortened(repr(value))})") from None
+
+    parse.__name__ = "number"  # what the help calls it
+    return parse
 
 
 def canonical_words(words: Sequence[str], is_boolean: dict[str, bool]) -> list[str]:

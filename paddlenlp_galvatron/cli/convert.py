@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
+from paddlenlp_galvatron.base.limits import Count
+from paddlenlp_galvatron.base.printing import progress_bar, say
 from paddlenlp_galvatron.plan import ModelShape, Precision, UserError
 
-from .conventions import App
+from .conventions import App, within
 
 app = App(help="Turn Hugging Face models into checkpoints, and checkpoints into Hugging Face models.")
 
@@ -33,7 +34,7 @@ def h2g(input: Input, output: Output, family: Only = None) -> None:
     begin = time.monotonic()
     shape = read_shape(input)
     _require_family(shape, family, input)
-    with Progress(*COLUMNS, console=Console(stderr=True)) as progress:
+    with progress_bar(*COLUMNS) as progress:
         task = progress.add_task("converting", total=shape.parameters * Precision.FP32.bytes)
         to_checkpoint(input, shape, output, lambda written: progress.advance(task, written))
     _report(output, shape, Precision.FP32, begin)
@@ -47,7 +48,9 @@ def g2h(
     dtype: Annotated[
         Precision | None, typer.Option(help="type of the tensors; absent: the one that the model came or trained in")
     ] = None,
-    max_shard_mib: Annotated[int, typer.Option(min=1, help="size of a file, if one tensor is not larger")] = 5120,
+    max_shard_mib: Annotated[
+        int, typer.Option(parser=within(Count), help="size of a file, if one tensor is not larger")
+    ] = 5120,
     like: Annotated[
         Path | None,
         typer.Option(help="Hugging Face model whose config.json and tokenizer are copied; absent: those of INPUT"),
@@ -61,7 +64,7 @@ def g2h(
     checkpoint = open_checkpoint(input)
     shape, precision = checkpoint.shape, dtype or precision_of(checkpoint)
     _require_family(shape, family, input)
-    with Progress(*COLUMNS, console=Console(stderr=True)) as progress:
+    with progress_bar(*COLUMNS) as progress:
         task = progress.add_task("checking", total=shape.parameters * precision.bytes)
         verify(checkpoint)
         progress.update(task, description="converting")
@@ -77,7 +80,7 @@ def _require_family(shape: ModelShape, family: str | None, folder: Path) -> None
 
 
 def _report(output: Path, shape: ModelShape, precision: Precision, begin: float) -> None:
-    typer.echo(
+    say(
         f"{output}: {shape.family}, {shape.layers} layers, {shape.parameters} weights in {precision}, "
         f"in {time.monotonic() - begin:.1f} s"
     )

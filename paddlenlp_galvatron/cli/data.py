@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base.limits import Count, Size
+from paddlenlp_galvatron.base.printing import progress_bar, say
 
-from .conventions import App
+from .conventions import App, within
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.corpus import Corpus, Document
@@ -36,10 +37,10 @@ def prepare(
     input: Annotated[list[Path] | None, typer.Option(help="the same, as an option")] = None,
     standard_library: Annotated[bool, typer.Option(help="take the sources of Python's standard library")] = False,
     tokenizer: Annotated[str, typer.Option(help='a tokenizer.json, its folder, or "train" to make one')] = TRAIN,
-    vocab_size: Annotated[int, typer.Option(help="tokens of a tokenizer to be trained")] = 32000,
+    vocab_size: Annotated[int, typer.Option(parser=within(Size), help="tokens of a tokenizer to be trained")] = 32000,
     end_token: Annotated[str | None, typer.Option(help="token that ends a document, if not a well-known one")] = None,
     text_key: Annotated[str, typer.Option(help="field of a JSON line that holds the text")] = "text",
-    limit_mib: Annotated[int | None, typer.Option(help="stop after so much text (MiB)", min=1)] = None,
+    limit_mib: Annotated[int | None, typer.Option(parser=within(Count), help="stop after so much text (MiB)")] = None,
 ) -> None:
     """Tokenise text and JSON lines into a Megatron-compatible data set, OUTPUT.bin and OUTPUT.idx.
 
@@ -57,8 +58,7 @@ def prepare(
     files = corpus.standard_library() if standard_library else corpus.find_files(paths)
     text = corpus.Corpus(files, text_key, limit_mib << 20 if limit_mib else None)
     columns = (TextColumn("{task.description:<22}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with progress_bar(*columns) as progress:
         if tokenizer == TRAIN:
             sample = replace(text, limit_bytes=min(text.size_bytes, TRAINING_BYTES))
             watched = _watch(sample, progress, "training the tokenizer")
@@ -69,7 +69,7 @@ def prepare(
         watched = _watch(text, progress, "tokenising")
         new_tokenizer = output.parent / "tokenizer.json" if tokenizer == TRAIN else None
         written = corpus.write_dataset(watched, output, used, end, new_tokenizer)
-    typer.echo(
+    say(
         f"{output}.bin and .idx: {written.documents} documents, {written.tokens} tokens of a vocabulary of "
         f"{used.get_vocab_size()}, in {time.monotonic() - begin:.1f} s"
     )

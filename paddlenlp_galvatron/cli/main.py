@@ -10,11 +10,15 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from io import TextIOWrapper
+from types import FrameType
 
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
+from paddlenlp_galvatron.base.text import printable, shortened
 
 # A command is a file of this folder that holds `app`, a `conventions.App`, and one line here.
 COMMANDS = {
@@ -27,6 +31,8 @@ COMMANDS = {
     "parity": "prove that a plan trains what one process trains",
     "train": "train a model by a plan",
 }
+
+SHOWN, LONGEST = 50, 2000  # faults, and characters of one: a broken file may have thousands
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -41,23 +47,26 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
     if not debug:
         warnings.simplefilter("ignore")  # those of Paddle and PaddleNLP, which the user cannot mend
     _unwind_when_told_to_end()
+    _show_what_cannot_be_encoded()
+    interrupts: list[int] = []
     try:
-        return work()
+        with _noted(interrupts):
+            return work()
     except GalvatronError as error:
-        for line in str(error).split("\n"):
-            print(f"error: {line}", file=sys.stderr)
+        _tell(str(error).split("\n"))
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130  # 128 + SIGINT, as shells have it
+        return _interrupted()
     except BrokenPipeError:  # the reader has seen enough: `galvatron plan show | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        if interrupts:  # in the midst of an import, which made another error of it
+            return _interrupted()
         if debug:
             raise
-        print(f"error: {_sentence(error)}", file=sys.stderr)
-        return 1
+        _tell([_sentence(error)])
+        return UserError.exit_code if _is_about_a_file(error) else GalvatronError.exit_code
 
 
 def _unwind_when_told_to_end() -> None:
@@ -86,7 +95,49 @@ def _run(words: list[str]) -> int:
     return run_app(import_module(f".{name}", __package__).app, words[1:], prog_name=f"galvatron {name}")
 
 
+@contextmanager
+def _noted(interrupts: list[int]) -> Iterator[None]:
+    """While this holds, a Ctrl-C is not only raised, which others may catch, but also noted."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, note) if ours else None
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
+def _interrupted() -> int:
+    print("interrupted", file=sys.stderr)
+    return 128 + signal.SIGINT  # as shells have it
+
+
+def _tell(faults: list[str]) -> None:
+    """One line a fault, whatever the names in it hold."""
+    more = [f"and {len(faults) - SHOWN} faults more"] if len(faults) > SHOWN else []
+    for fault in [*faults[:SHOWN], *more]:
+        print(f"error: {shortened(printable(fault), LONGEST)}", file=sys.stderr)
+
+
+def _show_what_cannot_be_encoded() -> None:
+    """Let a terminal of few characters get escapes for the others, instead of an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _is_about_a_file(error: Exception) -> bool:
+    return isinstance(error, OSError) and isinstance(error.filename, str | os.PathLike)
+
+
 def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and _is_about_a_file(error):
+        return f"{error.filename}: cannot be read or written: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"{error.name} is not installed, and this command needs it; docs/en/installation.md says how"
     what = " ".join(f"{type(error).__name__}: {error}".split())

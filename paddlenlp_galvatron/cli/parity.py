@@ -11,9 +11,11 @@ from typing import Annotated
 
 import typer
 
+from paddlenlp_galvatron.base.limits import Positive, Ranks, Samples, Seed
+from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.plan import GalvatronError, Precision, read_plan, with_assumptions
 
-from .conventions import App
+from .conventions import App, within
 
 app = App(help="Prove a plan against one process.")
 
@@ -33,16 +35,18 @@ def parity(
     plan: Annotated[Path, typer.Argument(help="the plan file", metavar="PLAN")],
     model: Annotated[Family, typer.Option(help="family of the small random model")] = Family.LLAMA,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="processes; by default the plan's world_size, else 4")
+        int | None, typer.Option(parser=within(Ranks), help="processes; by default the plan's world_size, else 4")
     ] = None,
     optimizer: Annotated[Optimizer, typer.Option(help="SGD shows a wrong gradient scale")] = Optimizer.SGD,
-    steps: Annotated[int, typer.Option(min=1, help="optimizer steps")] = 4,
+    steps: Annotated[int, typer.Option(parser=within(Samples), help="optimizer steps")] = 4,
     sequence_parallel: Annotated[bool | None, typer.Option(help="Megatron-SP, where the plan leaves it open")] = None,
     mixed_precision: Annotated[
         Precision | None, typer.Option(help="type of weights and messages, where the plan leaves it open")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="of weights and data")] = 0,
-    timeout: Annotated[float, typer.Option(help="seconds after which the processes are ended")] = 300,
+    seed: Annotated[int, typer.Option(parser=within(Seed), help="of weights and data")] = 0,
+    timeout: Annotated[
+        float, typer.Option(parser=within(Positive), help="seconds after which the processes are ended")
+    ] = 300,
     as_json: Annotated[bool, typer.Option("--json", help="print the closing JSON line alone")] = False,
 ) -> None:
     """Train a small random model with the plan's layers under the plan and in one process, and compare.
@@ -56,10 +60,10 @@ def parity(
     read = with_assumptions(read, sequence_parallel=sequence_parallel, mixed_precision=mixed_precision)
     case = small_case(read, model.value, optimizer.value, steps, seed)
     if not as_json:
-        typer.echo(f"{plan}: {steps} {optimizer.value} steps of {case.shape.name} on {read.world_size} processes")
+        say(f"{plan}: {steps} {optimizer.value} steps of {case.shape.name} on {read.world_size} processes")
     result = check_parity([case], timeout)[0]
     line = asdict(result) | {"groups": max(result.groups), "seconds": round(time.monotonic() - start, 2)}
-    typer.echo(json.dumps(line))
+    say(json.dumps(line))
     if not result.agrees:
         raise GalvatronError(
             f"the plan does not train what one process trains: losses differ by up to {result.max_loss_diff:.1e}, "

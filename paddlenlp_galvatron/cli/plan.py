@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 import yaml
 from pydantic import Field
-from rich.console import Console
 
+from paddlenlp_galvatron.base.limits import Ranks, Size
+from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.plan import (
     Assumptions,
     ModelShape,
@@ -25,20 +26,22 @@ from paddlenlp_galvatron.plan import (
 )
 from paddlenlp_galvatron.plan.check import require_valid
 from paddlenlp_galvatron.plan.one_degree import Argument
-from paddlenlp_galvatron.plan.options import Count, Options
+from paddlenlp_galvatron.plan.options import Options
 from paddlenlp_galvatron.plan.paddleformers import formers_arguments, formers_notes
 from paddlenlp_galvatron.plan.paddlenlp import as_flags, stock_arguments, stock_notes
 from paddlenlp_galvatron.plan.uniform import UniformOptions
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, notes
 
-from .conventions import App
+from .conventions import App, within
 from .grouped import add_command
 
 app = App(help="Look at a plan file.")
 
 File = Annotated[Path, typer.Argument(help="the plan file", metavar="FILE")]
-WorldSize = Annotated[int | None, typer.Option(help="ranks at hand; needed only where the file names none", min=1)]
+WorldSize = Annotated[
+    int | None, typer.Option(help="ranks at hand; needed only where the file names none", parser=within(Ranks))
+]
 Model = Annotated[str | None, typer.Option(help="a config.json, its folder, or the name of a preset such as llama2-7b")]
 
 
@@ -46,7 +49,7 @@ Model = Annotated[str | None, typer.Option(help="a config.json, its folder, or t
 def show(file: File, world_size: WorldSize = None, model: Model = None) -> None:
     """Print a plan for people, equal layers as one line."""
     plan, shape = _read(file, world_size, model)
-    Console(highlight=False).print(*describe(plan, shape))
+    Console().print(*describe(plan, shape))
 
 
 @app.command()
@@ -54,11 +57,11 @@ def check(file: File, world_size: WorldSize = None, model: Model = None) -> None
     """Say whether a plan can run: exit code 0, or 2 and a line a fault."""
     plan, shape = _read(file, world_size, model)
     fits = f" and fits {shape.name}" if shape else ""
-    typer.echo(f"{file}: valid on {plan.world_size} ranks{fits}")
+    say(f"{file}: valid on {plan.world_size} ranks{fits}")
     for note in notes(plan, shape):
-        typer.echo(f"note: {note}")
+        say(f"note: {note}")
     for path in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
-        typer.echo(f"note: {path} has changed since the plan was searched; search again for the best plan")
+        say(f"note: {path} has changed since the plan was searched; search again for the best plan")
 
 
 class FileOptions(Options):
@@ -66,10 +69,10 @@ class FileOptions(Options):
 
     output: Path = Field(description="the plan file to write")
     model_size: str = Field(description="a config.json, its folder, or the name of a preset such as llama2-7b")
-    world_size: Count = Field(description="ranks")
+    world_size: Ranks = Field(description="ranks")
     sequence_parallel: bool = Field(False, description="Megatron-SP in layers with tp > 1")
     mixed_precision: Precision = Field(Precision.FP32, description="type of weights and activations")
-    seq_length: Count | None = Field(None, description="tokens of a sample")
+    seq_length: Size | None = Field(None, description="tokens of a sample")
 
 
 def uniform(values: dict[str, Any]) -> None:
@@ -80,7 +83,7 @@ def uniform(values: dict[str, Any]) -> None:
     plan = UniformOptions.among(values).plan(shape.layers, file.world_size, assumed)
     require_valid(plan, shape)
     write_plan(plan, file.output)
-    typer.echo(f"{file.output}: one strategy for the {shape.layers} layers of {shape.name} on {file.world_size} ranks")
+    say(f"{file.output}: one strategy for the {shape.layers} layers of {shape.name} on {file.world_size} ranks")
 
 
 add_command(app, "uniform", uniform, UniformOptions, FileOptions)
@@ -95,14 +98,14 @@ def to_paddlenlp(
 ) -> None:
     """Print a plan as arguments of PaddleNLP's own run_pretrain.py. Exit code 2 where they cannot express it."""
     arguments = _arguments(stock_arguments, stock_notes, file, world_size, model)
-    typer.echo(json.dumps(arguments, indent=2) if as_json else "\n".join(as_flags(arguments)))
+    say(json.dumps(arguments, indent=2) if as_json else "\n".join(as_flags(arguments)))
 
 
 @app.command("to-paddleformers")
 def to_paddleformers(file: File, world_size: WorldSize = None, model: Model = None) -> None:
     """Print a plan as YAML for PaddleFormers and PaddleFleet. Exit code 2 where they cannot express it."""
     arguments = _arguments(formers_arguments, formers_notes, file, world_size, model)
-    typer.echo(yaml.safe_dump(arguments, sort_keys=False), nl=False)
+    say(yaml.safe_dump(arguments, sort_keys=False).rstrip())
 
 
 def _arguments(
@@ -119,14 +122,14 @@ def _arguments(
     except UserError as error:
         raise UserError(f"{file}: {fault}" for fault in error.faults) from None
     for note in [*([plan.note] if plan.note else []), *notes_of(plan)]:
-        typer.echo(f"note: {note}", err=True)
+        say(f"note: {note}", err=True)
     return arguments
 
 
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of the plan file."""
-    typer.echo(json.dumps(json_schema(), indent=2))
+    say(json.dumps(json_schema(), indent=2))
 
 
 def _read(file: Path, world_size: int | None, model: str | None) -> tuple[Plan, ModelShape | None]:

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from paddlenlp_galvatron.base.limits import Ranks
+from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.plan.model_options import ModelOptions
 from paddlenlp_galvatron.profiler.hosts import nodes_of
@@ -15,7 +17,7 @@ from paddlenlp_galvatron.profiler.points import measured_model, runnable_degrees
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
-from .conventions import App
+from .conventions import App, within
 from .grouped import add_command
 
 app = App(help="Measure this machine and a model; writes the profile files that the search reads.")
@@ -33,7 +35,7 @@ def profile_hardware(options: HardwareOptions) -> None:
 
     _require_gpus(options)
     run_ranks("hardware", options.model_dump_json(), options, "hardware")
-    typer.echo(f"hardware profile of {options.num_nodes} x {options.ranks_per_node} ranks: {options.output}")
+    say(f"hardware profile of {options.num_nodes} x {options.ranks_per_node} ranks: {options.output}")
 
 
 def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> None:
@@ -46,7 +48,7 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
             raise UserError("analytic: one type of layers only so far; derive each type's files by itself")
         flash = options.use_flash_attention is not False
         if options.use_flash_attention is None:
-            typer.echo(
+            say(
                 "note: with flash attention; train with --use_flash_attention, or derive with --use_flash_attention 0",
                 err=True,
             )
@@ -72,9 +74,7 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
         memory=memory,
     )
     run_ranks("model", run.model_dump_json(), options, shapes[0].name)
-    typer.echo(
-        f"model profile of {shapes[0].name} on {options.num_nodes} x {options.ranks_per_node} ranks: {options.output}"
-    )
+    say(f"model profile of {shapes[0].name} on {options.num_nodes} x {options.ranks_per_node} ranks: {options.output}")
 
 
 def _require_gpus(options: HardwareOptions) -> None:
@@ -88,7 +88,7 @@ def _require_gpus(options: HardwareOptions) -> None:
 
 def _say(how: str, paths: list[Path]) -> None:
     for path in paths:
-        typer.echo(f"{how}: {path}")
+        say(f"{how}: {path}")
 
 
 def _placed(values: dict[str, Any]) -> dict[str, Any]:
@@ -137,8 +137,8 @@ def import_nccl_tests(
     logs: Annotated[
         list[Path], typer.Argument(help="outputs of nccl-tests, one group of ranks each", metavar="LOG...")
     ],
-    num_nodes: Annotated[int, typer.Option(min=1, help="nodes of the cluster")] = 1,
-    num_gpus_per_node: Annotated[int, typer.Option(min=1, help="devices of a node")] = 8,
+    num_nodes: Annotated[int, typer.Option(parser=within(Ranks), help="nodes of the cluster")] = 1,
+    num_gpus_per_node: Annotated[int, typer.Option(parser=within(Ranks), help="devices of a node")] = 8,
     output: Annotated[Path, typer.Option(help="folder of the profile files")] = RunOptions.model_fields[
         "output"
     ].default,

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from paddlenlp_galvatron.base.limits import MOST_RANKS
+from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.plan import (
     Assumptions,
@@ -54,6 +55,7 @@ GLOBAL_BATCH = 16
 TEXT_MIB = 4
 COMPARED_STEPS = 10  # held against one process
 LOSS_TOLERANCE = 1e-4
+MOST_STEPS = 10_000  # an hour
 GB_MIB = 1024
 SCRIPT = Path(__file__).parents[2] / "llm/auto_parallel/galvatron/train_qwen_fine_grained.sh"
 ONE_NODE = {"NUM_NODES": "1", "NODE_RANK": "0"}  # whatever a cluster's environment says
@@ -67,8 +69,8 @@ SEARCHED = {"seq_length": SEQ_LENGTH, "settle_bsz": GLOBAL_BATCH, "sp_space": "t
 @app.command()
 def quickstart(
     output: Annotated[Path, typer.Option(help="folder for everything that is made")] = Path("runs/quickstart"),
-    nproc: Annotated[int, typer.Option(min=2, help="processes")] = 4,
-    steps: Annotated[int, typer.Option(min=COMPARED_STEPS, help="training steps")] = 60,
+    nproc: Annotated[int, typer.Option(min=2, max=MOST_RANKS, help="processes")] = 4,
+    steps: Annotated[int, typer.Option(min=COMPARED_STEPS, max=MOST_STEPS, help="training steps")] = 60,
     dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
 ) -> None:
     """From nothing to a trained model: text, profiles, a searched plan, training, predicted beside measured."""
@@ -78,7 +80,7 @@ def quickstart(
     if not SCRIPT.exists():
         raise UserError(f"{SCRIPT}: no such file; the quick start runs in a checkout of the project")
     begin = time.monotonic()
-    console = Console(highlight=False)
+    console = Console()
     output = output.absolute()
     shape = _write_model(output / "model")
     _title(console, 1, "text: Python's standard library, tokenised")
@@ -195,7 +197,7 @@ def _train(output: Path, nproc: int, steps: int) -> TrainSettings:
     }
     words = ["--min_learning_rate", "2e-4", "--warmup_steps", "5", "--resume_from_checkpoint", "none"]
     shown = " ".join(f"{name}={value}" for name, value in variables.items())
-    typer.echo(f"{shown} sh {SCRIPT} {' '.join(words)}\n")
+    say(f"{shown} sh {SCRIPT} {' '.join(words)}\n")
     environment = {name: str(value) for name, value in variables.items()}
     environment = {**os.environ, **ONE_NODE, **environment, "PYTHON": sys.executable}
     code = subprocess.run(["sh", SCRIPT, *words], env=environment, timeout=TIMEOUT_S).returncode

@@ -13,10 +13,9 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-import typer
 from pydantic import Field
-from rich.console import Console
 
+from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.cost_model import load
 from paddlenlp_galvatron.plan import write_plan
@@ -75,22 +74,22 @@ def search(values: dict[str, Any], json: bool) -> None:
         shown += [f"written: {written}" for written in _write(result, path, run.save_runners_up)]
     log_file = _write_log(run.log_dir, model, [*log, *_printed(shown)])
     if not json:
-        console = Console(highlight=False, soft_wrap=True)
+        console = Console(soft_wrap=True)
         for item in [*shown, f"log: {log_file}"]:
             console.print(item, markup=False) if isinstance(item, str) else console.print(item)
-    typer.echo(END, err=json)
+    say(END, err=json)
     if json:
         line = summary(result, options.budget_mib, options.context_mib)
         places = {"model": model.name, "plan": str(path) if path else None, "log": str(log_file)}
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
-        typer.echo(dumps(line | peak | places))
+        say(dumps(line | peak | places))
     result.require()
 
 
 @contextmanager
 def _note_after(seconds: float) -> Iterator[None]:
     """Say why the answer keeps waiting, and what makes it faster, when it takes longer than that."""
-    timer = Timer(seconds, typer.echo, (LONG,), {"err": True})
+    timer = Timer(seconds, say, (LONG,), {"err": True})
     timer.daemon = True
     timer.start()
     try:
@@ -132,7 +131,7 @@ def _write(result: SearchResult, path: Path, runners_up: bool) -> list[Path]:
 
 
 def _printed(items: list[Any]) -> list[str]:
-    console = Console(width=WIDE, highlight=False)
+    console = Console(width=WIDE)
     with console.capture() as capture:
         for item in items:
             console.print(item, markup=False, soft_wrap=True) if isinstance(item, str) else console.print(item)

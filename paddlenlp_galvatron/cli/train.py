@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
+from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.cost_model.states import StateBytes
 from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
+from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.report.prediction import Predicted
 from paddlenlp_galvatron.runtime.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.training.prepare import GROUPS, LaunchOptions, prepare
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 app = App(help="Train a model by a plan.")
 
 MIB = 2**20
+COUNTED = 200_000  # ranks x strategies whose groups are counted, in a second
 WORKER = "paddlenlp_galvatron.training.train_worker"
 
 
@@ -36,7 +38,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
     nodes = Nodes.from_environment(**launch.model_dump(include=set(FIELDS)))
     prepared = prepare(values, world_size_of(launch, nodes, values))
     settings = prepared.settings
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     for note in prepared.notes:
         console.print(note, markup=False)
     plan, shape = check_run(settings)
@@ -86,16 +88,13 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
 
 def show_run(console: Console, plan: Plan, shape: ModelShape, fp32_gradients: bool = False) -> None:
     """Shapes, groups and predicted memory of a run that is not started."""
-    from paddlenlp_galvatron.runtime.stage import stage_groups
-
     seq_length = plan.assumed.seq_length or 0
-    groups = stage_groups(plan, shape, seq_length)
     table = Table(box=None, pad_edge=False, title="per rank of each stage", title_justify="left")
     for column in ("stage", "ranks", "layers", "tokens at the edge", "weights MiB", "states MiB", "predicted MiB"):
         table.add_column(column, justify="right")
     predicted = Predicted.of(plan)
     states = StateBytes.of(plan.assumed.mixed_precision, fp32_gradients)
-    for stage in range(len(plan.stages)):
+    for stage in range(min(len(plan.stages), MOST_ROWS)):
         first = stage * plan.stage_size
         layers = plan.stage_layers(stage)
         weights = _weights_per_rank(plan, shape, stage) * states.weight / MIB
@@ -109,11 +108,23 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, fp32_gradients: bo
             f"{predicted.memory_mib[stage] + predicted.reserve_mib:.1f}" if predicted.memory_mib else "not in the plan",
         )
     console.print(table)
+    if len(plan.stages) > MOST_ROWS:
+        console.print(f"and {len(plan.stages) - MOST_ROWS} stages more")
+    console.print(f"{_groups(plan, shape, seq_length)}; no step was run")
+
+
+def _groups(plan: Plan, shape: ModelShape, seq_length: int) -> str:
+    """How many communicators there are."""
+    from paddlenlp_galvatron.runtime.stage import stage_groups
+
+    if plan.world_size * len({plan.vocab.as_layer(), *plan.layers}) > COUNTED:
+        return "groups not counted, as there are too many"
+    groups = stage_groups(plan, shape, seq_length)
     uses = Counter(use or "collectives" for _, use in groups)
     mine = Counter(rank for ranks, _ in groups for rank in ranks)
-    console.print(
+    return (
         f"{len(groups)} groups ({', '.join(f'{count} {use}' for use, count in sorted(uses.items()))}), "
-        f"at most {max(mine.values(), default=0)} on a rank; no step was run"
+        f"at most {max(mine.values(), default=0)} on a rank"
     )
 
 

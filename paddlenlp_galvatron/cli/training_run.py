@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import Progress, TaskID
 
+from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.reading import read_json
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision, UserError
 from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of

@@ -10,7 +10,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSer
 from pydantic.json_schema import WithJsonSchema
 
 from ..base.errors import UserError
+from ..base.limits import MOST_LAYERS, Layers, Ranks
+from ..base.text import shortened
 
+LONGEST_LIST = 16 * MOST_LAYERS  # characters
 T = TypeVar("T")
 File = TypeVar("File", bound=BaseModel)
 
@@ -21,14 +24,15 @@ def _listed(number: str) -> str:
 
 
 def _split(value: object) -> list[int]:
+    if isinstance(value, str) and len(value) > LONGEST_LIST:
+        raise ValueError(f"has {len(value):,} characters; a model has at most {MOST_LAYERS} layers")
     if not isinstance(value, str) or not re.fullmatch(_listed("(0|[1-9][0-9]{0,8})"), value):
         raise ValueError(f'must be a string of numbers separated by commas, such as "1,2,2,1"; it is {shown(value)}')
     return [int(part) for part in value.split(",")]
 
 
-def shown(value: object, limit: int = 40) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def shown(value: object) -> str:
+    return shortened(repr(value), 40)
 
 
 def _only_one(value: int) -> int:
@@ -37,7 +41,6 @@ def _only_one(value: int) -> int:
     return value
 
 
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # beyond it is a slip of the pen
 Flag = Annotated[int, Field(ge=0, le=1)]
 One = Annotated[int, AfterValidator(_only_one), WithJsonSchema({"const": 1})]
 ListOf = Annotated[
@@ -45,7 +48,9 @@ ListOf = Annotated[
     BeforeValidator(_split),
     PlainSerializer(lambda numbers: ",".join(map(str, numbers)), return_type=str),
 ]
-Counts = Annotated[ListOf[Count], WithJsonSchema({"type": "string", "pattern": _listed("[1-9][0-9]{0,8}")})]
+COUNTS = WithJsonSchema({"type": "string", "pattern": _listed("[1-9][0-9]{0,8}")})
+Degrees = Annotated[ListOf[Ranks], COUNTS]
+Division = Annotated[ListOf[Layers], COUNTS]
 Flags = Annotated[ListOf[Flag], WithJsonSchema({"type": "string", "pattern": _listed("[01]")})]
 Ones = Annotated[ListOf[One], WithJsonSchema({"type": "string", "pattern": _listed("1")})]
 

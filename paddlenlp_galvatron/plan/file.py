@@ -11,14 +11,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..base.errors import UserError
+from ..base.limits import MOST_LAYERS, MOST_RANKS, Number, Ranks, Samples, Size
 from ..base.reading import read_json
 from ..base.writing import write_text
 from .check import require_valid
-from .fields import Count, Counts, Flag, Flags, One, Ones, parse
+from .fields import Degrees, Division, Flag, Flags, One, Ones, parse
 from .published import as_current
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, VocabStrategy
 
 FORMAT_VERSION = 1
+LARGEST_BYTES = 4 * 2**20  # of a strategy file; one of 1,000 layers in 100 stages has 60 kB
 
 
 class AssumedFields(BaseModel):
@@ -29,7 +31,36 @@ class AssumedFields(BaseModel):
     sequence_parallel: bool = Field(False, description="Megatron-SP in every layer with tp > 1")
     mixed_precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of weights and activations")
     async_grad_reduce: bool = Field(True, description="reduce gradients once, after the last micro-batch")
-    seq_length: Count | None = Field(None, description="tokens of one sample")
+    seq_length: Size | None = Field(None, description="tokens of one sample")
+
+
+class Told(BaseModel):
+    """An object of which these fields are read; others are kept as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class StageMemoryFields(Told):
+    context_mib: Number = Field(0.0, description="reserve of a device, MiB")
+
+
+class StageFields(Told):
+    memory_mib: Number = Field(0.0, description="most that a rank holds, with the reserve, MiB")
+    memory: StageMemoryFields = Field(default_factory=lambda: StageMemoryFields(), description="what it consists of")
+
+
+class PredictedFields(Told):
+    """What the cost model expects of the plan."""
+
+    time_s: Number | None = Field(None, description="a step, s")
+    stages: list[StageFields] = Field(default_factory=list, description="one entry a stage")
+
+
+class SearchedFields(Told):
+    """What the plan was searched from."""
+
+    model_fingerprint: str | None = Field(None, description="of the model's shape")
+    memory_constraint_gb: Number | None = Field(None, description="memory of a device, GB")
 
 
 class GalvatronObject(BaseModel):
@@ -41,8 +72,8 @@ class GalvatronObject(BaseModel):
     assumed: AssumedFields = Field(
         default_factory=lambda: AssumedFields(), description="what the plan was priced under"
     )
-    predicted: dict[str, Any] | None = Field(None, description="step time, and per stage time and memory")
-    searched_from: dict[str, Any] | None = Field(None, description="fingerprints of model, cluster and profiles")
+    predicted: PredictedFields | None = Field(None, description="step time, and per stage time and memory")
+    searched_from: SearchedFields | None = Field(None, description="fingerprints of model, cluster and profiles")
 
 
 class StrategyFile(BaseModel):
@@ -50,22 +81,22 @@ class StrategyFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, title="Galvatron strategy")
 
-    pp_deg: Count = Field(description="number of pipeline stages")
-    tp_sizes_enc: Counts = Field(description="per layer: tensor-parallel (or Ulysses) degree")
+    pp_deg: Ranks = Field(description="number of pipeline stages")
+    tp_sizes_enc: Degrees = Field(description="per layer: tensor-parallel (or Ulysses) degree")
     tp_consecutive_flags: Flags = Field(description="per layer: 1 = neighbouring ranks form a tp group, 0 = strided")
     dp_types_enc: Flags = Field(description="per layer: 0 = default_dp_type, 1 = zero3")
     use_sp: Flags = Field(description="per layer: 1 = the degree is Ulysses (sequence), 0 = tensor parallel")
     checkpoint: Flags = Field(description="per layer: 1 = recompute activations in backward")
-    global_bsz: Count = Field(description="samples per optimizer step, over all ranks")
-    chunks: Count = Field(description="micro-batches per step")
-    pp_division: Counts = Field(description="layers of each stage")
+    global_bsz: Samples = Field(description="samples per optimizer step, over all ranks")
+    chunks: Samples = Field(description="micro-batches per step")
+    pp_division: Division = Field(description="layers of each stage")
     pipeline_type: Literal["gpipe", "pipedream_flush"] = Field(description="schedule; pipedream_flush is 1F1B")
     default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="what 0 in dp_types_enc stands for")
-    vtp: Count = Field(description="tensor-parallel (or Ulysses) degree of embedding and LM head")
+    vtp: Ranks = Field(description="tensor-parallel (or Ulysses) degree of embedding and LM head")
     vsp: Flag = Field(description="1 = vtp is Ulysses")
     embed_sdp: Flag = Field(description="embedding and LM head: 0 = default_dp_type, 1 = zero3")
     vocab_sdp: Flag | None = Field(None, description="other name of embed_sdp, written beside it")
-    world_size: Count | None = Field(None, description="ranks; may be absent")
+    world_size: Ranks | None = Field(None, description="ranks; may be absent")
     galvatron: GalvatronObject | None = Field(None, description="what this project adds")
     # Fields of Galvatron for parallelism that is not supported here, accepted at their neutral value.
     cp_sizes_enc: Ones | None = Field(None, description="context-parallel degrees; only 1")
@@ -85,7 +116,7 @@ def read_plan(
     `world_size` is the number of ranks at hand; it must agree with the file's, where the file has one. A file
     that has none is read for `default` ranks or, with `smallest_world`, for the fewest that it fits. Raises UserError.
     """
-    data = read_json(path)
+    data = read_json(path, LARGEST_BYTES)
     if world_size is None and isinstance(data, dict) and data.get("world_size") is None:
         world_size = default
     return plan_from_dict(data, world_size, smallest_world=smallest_world, source=str(path))
@@ -160,6 +191,8 @@ def _parse(data: dict[str, Any]) -> StrategyFile:
 
 def _wrong_lengths(fields: StrategyFile) -> list[str]:
     layers = sum(fields.pp_division)
+    if layers > MOST_LAYERS:
+        return [f"pp_division: sums to {layers} layers; a model has at most {MOST_LAYERS}"]
     faults = [
         f"{name}: has {len(getattr(fields, name))} entries for {layers} layers (pp_division sums to {layers}); "
         "give one entry a layer"
@@ -182,8 +215,17 @@ def _world_size(fields: StrategyFile, given: int | None, smallest_world: bool) -
     if world_size := fields.world_size or given:
         return world_size
     if smallest_world:
-        return fields.pp_deg * lcm(*fields.tp_sizes_enc, fields.vtp)
+        return _smallest_world(fields)
     raise UserError("world_size: missing; add it to the file or pass --world_size")
+
+
+def _smallest_world(fields: StrategyFile) -> int:
+    stage = fields.vtp
+    for degree in sorted(set(fields.tp_sizes_enc)):
+        stage = lcm(stage, degree)
+        if fields.pp_deg * stage > MOST_RANKS:
+            raise UserError(f"tp_sizes_enc: no world of up to {MOST_RANKS} ranks fits all these degrees; correct them")
+    return fields.pp_deg * stage
 
 
 def _to_plan(fields: StrategyFile, world_size: int) -> Plan:

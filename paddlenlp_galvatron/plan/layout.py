@@ -9,7 +9,7 @@ degree) hold the same interval on every rank: going from one to another moves no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -109,23 +109,19 @@ def boundary_layout(stage_size: int) -> TokenLayout:
 def moves(source: TokenLayout, target: TokenLayout, tokens: int) -> list[Move]:
     """Smallest set of moves that turns one layout into another: what a rank has, it keeps; the rest comes from the
     holder whose local rank is nearest."""
-    held = source.intervals(tokens)
+    holders: dict[Interval, list[int]] = {}
+    for rank, held in enumerate(source.intervals(tokens)):
+        holders.setdefault(held, []).append(rank)
+    parts = sorted((start, stop) for start, stop in holders if start < stop)  # of the tokens, side by side
+    starts = [start for start, _ in parts]
     result: list[Move] = []
     for rank, (start, stop) in enumerate(target.intervals(tokens)):
-        nearest_first = sorted(range(len(held)), key=lambda other: abs(other - rank))
-        result += _cover(rank, (start, stop), nearest_first, held)
-    return sorted(result, key=lambda m: (m.target, m.start))
+        for part in parts[bisect_right(starts, start) - 1 : bisect_left(starts, stop)]:
+            result.append(Move(_nearest(holders[part], rank), rank, max(start, part[0]), min(stop, part[1])))
+    return [move for move in result if move.start < move.stop]
 
 
-def _cover(rank: int, wanted: Interval, holders: list[int], held: tuple[Interval, ...]) -> Iterator[Move]:
-    open_intervals = [wanted]
-    for holder in holders:
-        rest: list[Interval] = []
-        for start, stop in open_intervals:
-            low, high = max(start, held[holder][0]), min(stop, held[holder][1])
-            if low >= high:
-                rest.append((start, stop))
-                continue
-            yield Move(holder, rank, low, high)
-            rest += [(a, b) for a, b in ((start, low), (high, stop)) if a < b]
-        open_intervals = rest
+def _nearest(ranks: list[int], rank: int) -> int:
+    """Of rising ranks, the nearest to a rank; of two, the lower one."""
+    above = bisect_left(ranks, rank)
+    return min(ranks[max(0, above - 1) : above + 1], key=lambda other: abs(other - rank))

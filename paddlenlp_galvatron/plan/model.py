@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
-from ..base.reading import read_json
+from ..base.limits import MOST_LAYERS, MOST_SIZE
+from ..base.reading import LARGEST_OPTIONS, read_json
+from ..base.text import shortened
 
 FAMILIES = ("llama", "qwen2")
 PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "presets")
@@ -102,9 +104,9 @@ def load_model(name_or_path: str | Path) -> ModelShape:
             if (folder / f"{name_or_path}.json").exists():
                 return load_model(folder / f"{name_or_path}.json")
         known = ", ".join(preset_names())
-        raise UserError(f"model {name_or_path}: neither a config.json nor a known size; known: {known}")
+        raise UserError(f"model {shortened(str(name_or_path))}: neither a config.json nor a known size; known: {known}")
     name = path.parent.name if path.name == "config.json" else path.stem
-    return shape_from_config(read_json(path), name, source=str(path))
+    return shape_from_config(read_json(path, LARGEST_OPTIONS), name, source=str(path))
 
 
 def shape_from_config(config: Any, name: str, source: str = "config") -> ModelShape:
@@ -114,28 +116,29 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     rope = config.get("rope_parameters")  # where transformers 5 keeps rope_theta
     config = {**rope, **config} if isinstance(rope, dict) else config
 
-    def number(field: str, default: float | None = None, kind: type = int) -> Any:
+    def number(field: str, default: float | None = None, kind: type = int, most: float = MOST_SIZE) -> Any:
         value: Any = config.get(field, default)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value < 1e15 or kind(value) != value:
-            wrong = "is missing" if value is None else f"is {value!r}"
-            raise UserError(f"{source}: {field} {wrong}; give a positive {'number' if kind is float else 'integer'}")
+        if not is_number or not 0 < value <= most or kind(value) != value:
+            wrong = "is missing" if value is None else f"is {shortened(repr(value))}"
+            wanted = f"a positive number up to {most:g}" if kind is float else f"a whole number from 1 to {most}"
+            raise UserError(f"{source}: {field} {wrong}; give {wanted}")
         return kind(value)
 
     tied = config.get("tie_word_embeddings", False)
     if not isinstance(tied, bool):
-        raise UserError(f"{source}: tie_word_embeddings is {tied!r}; give true or false")
+        raise UserError(f"{source}: tie_word_embeddings is {shortened(repr(tied))}; give true or false")
     dropout = config.get("attention_dropout", 0.0)
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-        raise UserError(f"{source}: attention_dropout is {dropout!r}; give a number from 0 to below 1")
+        raise UserError(f"{source}: attention_dropout is {shortened(repr(dropout))}; give a number from 0 to below 1")
     family = config.get("model_type")
-    if family not in FAMILIES:
-        raise UserError(f"{source}: model_type is {family!r}; supported: {', '.join(FAMILIES)}")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise UserError(f"{source}: model_type is {shortened(repr(family))}; supported: {', '.join(FAMILIES)}")
     heads = number("num_attention_heads")
     shape = ModelShape(
         name=name,
         family=family,
-        layers=number("num_hidden_layers"),
+        layers=number("num_hidden_layers", most=MOST_LAYERS),
         hidden_size=number("hidden_size"),
         intermediate_size=number("intermediate_size"),
         heads=heads,
@@ -143,9 +146,9 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         vocab_size=number("vocab_size"),
         max_position_embeddings=number("max_position_embeddings", 2048),
         tied_embeddings=tied,
-        rms_norm_eps=number("rms_norm_eps", 1e-6, float),
-        rope_theta=number("rope_theta", 10000.0, float),
-        initializer_range=number("initializer_range", 0.02, float),
+        rms_norm_eps=number("rms_norm_eps", 1e-6, float, 1),
+        rope_theta=number("rope_theta", 10000.0, float, 1e15),
+        initializer_range=number("initializer_range", 0.02, float, 1e3),
         attention_dropout=dropout,
     )
     if shape.hidden_size % shape.heads:

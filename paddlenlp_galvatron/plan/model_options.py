@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import Field
 
 from ..base.errors import UserError
+from ..base.limits import MOST_LAYERS, Layers, Size
 from .model import ModelShape, load_model, preset_names, shape_from_config
-from .options import Count, Counts, Options
+from .options import Options, Sizes
 
 # Our option -> field of config.json.
 SHAPE_FIELDS = {
@@ -24,7 +25,6 @@ SHAPE_FIELDS = {
     "tie_word_embeddings": "tie_word_embeddings",
     "num_layers": "num_hidden_layers",
 }
-MOST_LAYERS = 100_000
 LISTS = ("hidden_size_list", "layernum_list", "seqlen_list")  # an entry a layer type
 NUMBERS = "hidden_size, num_layers, num_attention_heads, intermediate_size and vocab_size"
 
@@ -56,21 +56,21 @@ class ModelOptions(Options):
         description="1: seq_length holds, and the model gets positions for it; 0: samples are as long as its positions",
     )
     model_type: str | None = Field(None, description="llama or qwen2")
-    hidden_size: Count | None = Field(None, description="hidden size")
-    num_layers: Count | None = Field(None, description="number of layers")
-    num_attention_heads: Count | None = Field(None, description="attention heads")
-    num_key_value_heads: Count | None = Field(None, description="kv heads; unset: as many as attention heads")
-    intermediate_size: Count | None = Field(None, description="width of the MLP")
-    vocab_size: Count | None = Field(None, description="words of the vocabulary")
-    max_position_embeddings: Count | None = Field(None, description="longest sample that the model has positions for")
+    hidden_size: Size | None = Field(None, description="hidden size")
+    num_layers: Layers | None = Field(None, description="number of layers")
+    num_attention_heads: Size | None = Field(None, description="attention heads")
+    num_key_value_heads: Size | None = Field(None, description="kv heads; unset: as many as attention heads")
+    intermediate_size: Size | None = Field(None, description="width of the MLP")
+    vocab_size: Size | None = Field(None, description="words of the vocabulary")
+    max_position_embeddings: Size | None = Field(None, description="longest sample that the model has positions for")
     tie_word_embeddings: bool | None = Field(None, description="1: embedding and LM head share their weights")
-    seq_length: Count | None = Field(None, description="tokens of a sample")
-    num_layertype: Count | None = Field(None, description="types of layers; unset: as many as the lists below have")
-    hidden_size_list: Counts | None = Field(
+    seq_length: Size | None = Field(None, description="tokens of a sample")
+    num_layertype: Layers | None = Field(None, description="types of layers; unset: as many as the lists below have")
+    hidden_size_list: Sizes | None = Field(
         None, description="hidden size of each type; heads and MLP of a type grow in proportion"
     )
-    layernum_list: Counts | None = Field(None, description="layers of each type, type 0 first")
-    seqlen_list: Counts | None = Field(None, description="tokens of a sample that each type sees; the run's: type 0's")
+    layernum_list: Sizes | None = Field(None, description="layers of each type, type 0 first")
+    seqlen_list: Sizes | None = Field(None, description="tokens of a sample that each type sees; the run's: type 0's")
 
     def resolve(self, default_seq_length: int | None = None) -> Model:
         """The model; `default_seq_length` holds where nothing is said of it. Raises UserError: no such preset, a number

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..base.errors import UserError
 from ..base.reading import read_json
 from .check import require_model, require_valid
-from .file import plan_from_dict
+from .file import LARGEST_BYTES, plan_from_dict
 from .model import ModelShape
 from .published import is_strategy
 
@@ -33,7 +33,7 @@ def newest_plan(folder: str | Path, shape: ModelShape, world_size: int) -> Path:
 
 def _fits(path: Path, shape: ModelShape, world_size: int) -> bool:
     """Whether a file is a plan at all. Raises UserError for one that does not fit."""
-    fields = read_json(path)
+    fields = read_json(path, LARGEST_BYTES)
     if not isinstance(fields, dict) or not is_strategy(fields):
         return False
     plan = plan_from_dict(fields, world_size, source=str(path))

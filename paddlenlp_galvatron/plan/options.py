@@ -9,6 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from ..base.errors import UserError
+from ..base.limits import Size
+from ..base.text import shortened
 from .aliases import canonical_name, canonical_value, did_you_mean, is_absent
 
 UNSET = "None"  # what a script gives for an option that it leaves alone
@@ -20,8 +22,7 @@ def _split(value: object) -> object:
     return [value] if isinstance(value, int) else value
 
 
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # beyond it is a slip of the pen
-Counts = Annotated[tuple[Count, ...], BeforeValidator(_split), Field(min_length=1)]  # 4096,8192 or a list of numbers
+Sizes = Annotated[tuple[Size, ...], BeforeValidator(_split), Field(min_length=1)]  # 4096,8192 or a list of numbers
 
 
 def is_boolean(field: FieldInfo) -> bool:
@@ -76,5 +77,4 @@ def _fault(error: Any) -> str:
         return str(message)
     if error["type"] == "missing":
         return f"{name}: missing; give --{name}"
-    shown = repr(error["input"])
-    return f"{name}: {message[0].lower()}{message[1:]} (it is {shown if len(shown) <= 60 else shown[:59] + '…'})"
+    return f"{name}: {message[0].lower()}{message[1:]} (it is {shortened(repr(error['input']))})"

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..base.errors import UserError
-from .fields import Count, Counts, Flag, Flags, ListOf, One, Ones, parse
+from ..base.limits import Rank, Ranks, Samples
+from .fields import Degrees, Flag, Flags, ListOf, One, Ones, parse
 
 Fields = dict[str, Any]
 
@@ -41,20 +42,20 @@ class PortFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    pp_size: Count = Field(description="number of pipeline stages")
-    pp_stage_idx_list: Annotated[ListOf[Annotated[int, Field(ge=0)]], Field(description="per layer: its stage")]
-    tp_size_list: Counts = Field(description="per layer: tensor-parallel (or Ulysses) degree")
-    dp_size_list: Counts = Field(description="per layer: data-parallel degree")
+    pp_size: Ranks = Field(description="number of pipeline stages")
+    pp_stage_idx_list: Annotated[ListOf[Rank], Field(description="per layer: its stage")]
+    tp_size_list: Degrees = Field(description="per layer: tensor-parallel (or Ulysses) degree")
+    dp_size_list: Degrees = Field(description="per layer: data-parallel degree")
     usp_flag_list: Flags = Field(description="per layer: 1 = the degree is Ulysses")
     sharding_stage_list: Annotated[
         ListOf[Annotated[int, Field(ge=0, le=3)]], Field(description="per layer: PaddleNLP's sharding stage")
     ]
     recompute_list: Flags = Field(description="per layer: 1 = recompute activations in backward")
-    vtp: Count = Field(description="degree of embedding and LM head")
+    vtp: Ranks = Field(description="degree of embedding and LM head")
     vsp_flag: Flag = Field(description="1 = vtp is Ulysses")
     embed_sdp: Flag = Field(description="embedding and LM head: 1 = sharding stage 3, 0 = stage 2")
-    global_batch_size: Count = Field(description="samples per optimizer step, over all ranks")
-    gradient_accumulation_steps: Count = Field(description="micro-batches per step")
+    global_batch_size: Samples = Field(description="samples per optimizer step, over all ranks")
+    gradient_accumulation_steps: Samples = Field(description="micro-batches per step")
 
     def current(self) -> Fields:
         layers = len(self.tp_size_list)
@@ -91,21 +92,21 @@ class SizesFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    pp_size: Count = Field(description="number of pipeline stages")
-    tp_size_enc: Counts = Field(description="per layer: tensor-parallel degree")
-    sp_size_enc: Counts = Field(description="per layer: Ulysses degree")
+    pp_size: Ranks = Field(description="number of pipeline stages")
+    tp_size_enc: Degrees = Field(description="per layer: tensor-parallel degree")
+    sp_size_enc: Degrees = Field(description="per layer: Ulysses degree")
     cp_size_enc: Ones = Field(description="per layer: context-parallel degree; only 1")
-    dp_size_enc: Counts = Field(description="per layer: data-parallel degree")
+    dp_size_enc: Degrees = Field(description="per layer: data-parallel degree")
     dp_type_enc: Flags = Field(description="per layer: 0 = default_dp_type, 1 = zero3")
     checkpoint_enc: Flags = Field(description="per layer: 1 = recompute activations in backward")
     default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="what 0 in dp_type_enc stands for")
-    embedding_lmhead_tp_size: Count = Field(description="tensor-parallel degree of embedding and LM head")
-    embedding_lmhead_sp_size: Count = Field(description="their Ulysses degree")
+    embedding_lmhead_tp_size: Ranks = Field(description="tensor-parallel degree of embedding and LM head")
+    embedding_lmhead_sp_size: Ranks = Field(description="their Ulysses degree")
     embedding_lmhead_cp_size: One = Field(description="their context-parallel degree; only 1")
-    embedding_lmhead_dp_size: Count = Field(description="their data-parallel degree")
+    embedding_lmhead_dp_size: Ranks = Field(description="their data-parallel degree")
     embedding_lmhead_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="where their states are")
-    global_bsz: Count = Field(description="samples per optimizer step, over all ranks")
-    chunks: Count = Field(description="micro-batches per step")
+    global_bsz: Samples = Field(description="samples per optimizer step, over all ranks")
+    chunks: Samples = Field(description="micro-batches per step")
     throughput: float | None = Field(None, description="samples a second that the search expected")
     time: float | None = Field(None, description="seconds a step that the search expected")
 

@@ -122,10 +122,6 @@ class Plan:
         start = sum(self.stages[:stage])
         return range(start, start + self.stages[stage])
 
-    def stage_of(self, layer: int) -> int:
-        """Stage that holds a layer."""
-        return next(s for s in range(len(self.stages)) if layer in self.stage_layers(s))
-
 
 def runs(values: Sequence[T]) -> Iterator[tuple[range, T]]:
     """Equal neighbours as one: their indices and the value."""

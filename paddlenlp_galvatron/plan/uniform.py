@@ -8,8 +8,9 @@ from typing import TypeVar
 from pydantic import Field
 
 from ..base.errors import UserError
+from ..base.limits import Ranks, Samples
 from .check import require_valid
-from .options import Count, Options
+from .options import Options
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Schedule, VocabStrategy
 
 E = TypeVar("E", bound=StrEnum)
@@ -18,16 +19,16 @@ E = TypeVar("E", bound=StrEnum)
 class UniformOptions(Options):
     """GLOBAL mode: one strategy for all layers. Unset options have `uniform_plan`'s defaults."""
 
-    pp_deg: Count | None = Field(None, description="pipeline stages")
-    global_tp_deg: Count | None = Field(None, description="tensor-parallel degree of all layers")
+    pp_deg: Ranks | None = Field(None, description="pipeline stages")
+    global_tp_deg: Ranks | None = Field(None, description="tensor-parallel degree of all layers")
     global_tp_consec: bool | None = Field(None, description="1: neighbouring ranks form a tp group; 0: strided")
     sdp: bool | None = Field(None, description="1: zero3 instead of default_dp_type")
     default_dp_type: str | None = Field(None, description="ddp, zero2 or zero3")
-    global_train_batch_size: Count | None = Field(None, description="samples of an optimizer step, over all ranks")
-    chunks: Count | None = Field(None, description="micro-batches")
+    global_train_batch_size: Samples | None = Field(None, description="samples of an optimizer step, over all ranks")
+    chunks: Samples | None = Field(None, description="micro-batches")
     global_checkpoint: bool | None = Field(None, description="1: recompute activations of all layers")
     pipeline_type: str | None = Field(None, description="pipedream_flush (1F1B) or gpipe")
-    vocab_tp: Count | None = Field(None, description="tensor-parallel degree of embedding and LM head")
+    vocab_tp: Ranks | None = Field(None, description="tensor-parallel degree of embedding and LM head")
     use_ulysses: bool | None = Field(None, description="1: the degrees split the sequence instead of the weights")
 
     def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:

@@ -6,20 +6,23 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from ..base.reading import LARGEST_OPTIONS, read_text
 from ..plan import UserError
+from .options import RunOptions
 
 
 def nodes_of(hostfile: Path, given: dict[str, Any]) -> dict[str, Any]:
     """num_nodes, master_addr and node_rank by a hostfile, where they are not given. Raises UserError."""
     try:
-        lines = hostfile.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"hostfile: {hostfile} cannot be read: {error.strerror}") from None
+        lines = read_text(hostfile, LARGEST_OPTIONS).splitlines()
+    except UserError as error:
+        raise UserError(f"hostfile: {error}") from None
     hosts = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not hosts:
         raise UserError(f"hostfile: {hostfile} names no node; write one address a line")
-    if len(hosts) < int(given.get("num_nodes", len(hosts))):
-        raise UserError(f"hostfile: {hostfile} names {len(hosts)} nodes, but num_nodes is {given['num_nodes']}")
+    wanted = RunOptions.among(given).num_nodes if "num_nodes" in given else len(hosts)
+    if len(hosts) < wanted:
+        raise UserError(f"hostfile: {hostfile} names {len(hosts)} nodes, but num_nodes is {wanted}")
     found = {"num_nodes": len(hosts), "master_addr": hosts[0]} | given
     if "node_rank" not in given and found["num_nodes"] != 1:
         own = [number for number, host in enumerate(hosts) if _is_own(host)]
@@ -36,6 +39,6 @@ def _is_own(host: str) -> bool:
     try:
         with socket.socket() as probe:
             probe.bind((host, 0))
-    except OSError:
+    except (OSError, TypeError, ValueError):  # the latter two: of what can be no name of a host
         return False
     return True

@@ -12,8 +12,9 @@ from typing import Any, TextIO
 
 import paddle.distributed as dist
 
+from ..base.reading import parse_json, read_bytes
 from ..base.writing import write_text
-from ..plan import GalvatronError
+from ..plan import GalvatronError, UserError
 
 FOLDER = ".journal"  # in the folder of the profile files
 METHOD = 3  # how numbers are measured and written: raised when that changes, so that older ones are not kept
@@ -73,9 +74,17 @@ def _line(key: str, value: Any) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Every whole line but the first; the last one may have been cut off."""
-    lines = path.read_text(encoding="utf-8").split("\n")[1:-1]
-    return dict(json.loads(line) for line in lines)
+    """Every whole line but the first, up to one that is damaged: what a loss of power left may end in NULs."""
+    known: dict[str, Any] = {}
+    for line in read_bytes(path).split(b"\n")[1:-1]:
+        try:
+            key, value = parse_json(line.decode(), str(path))
+        except (UserError, ValueError, TypeError):
+            return known
+        if not isinstance(key, str):
+            return known
+        known[key] = value
+    return known
 
 
 def _locked(path: Path) -> TextIO:

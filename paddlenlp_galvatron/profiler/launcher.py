@@ -7,9 +7,9 @@ import re
 import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..base.printing import progress_bar
 from ..base.scratch import scratch_folder
 from ..profiles import Fingerprint, Meta
 from ..runtime.launch import Launch
@@ -32,7 +32,7 @@ def run_ranks(module: str, arguments: str, options: RunOptions, what: str) -> No
     command = (f"{__package__}.{module}", [arguments], options.ranks_per_node)
     with (
         scratch_folder("galvatron-profile-") as logs,
-        Progress(*columns, console=Console(stderr=True)) as progress,
+        progress_bar(*columns) as progress,
         Launch(*command, logs, TIMEOUT_S, nodes) as running,
     ):
         task = progress.add_task(what, total=None)
@@ -44,7 +44,7 @@ def run_ranks(module: str, arguments: str, options: RunOptions, what: str) -> No
                 progress.update(task, completed=int(done), total=int(total))
             notes = NOTE.findall(text)
             for note in notes[told:]:
-                progress.console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+                progress.console.print(f"note: {note}", soft_wrap=True)
             told = len(notes)
 
 

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from ..base.limits import Layers, Number, Port, Positive, Rank, Ranks, Samples, Size
 from ..plan import Precision, UserError
-from ..plan.options import Count, Counts, Options
+from ..plan.options import Options, Sizes
 from ..profiles import Collective
 
+MOST_POINTS = 1000  # batch sizes or lengths of a profile, each measured by itself
 LATENCY_MIB = (1 / 64, 1 / 16, 1 / 4)  # for what a message costs that is next to nothing
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class RunOptions(Options):
     """What every profile has."""
 
     output: Path = Field(Path("configs"), description="folder of the profile files")
-    num_nodes: Count = Field(1, description="nodes; start the same command on each")
-    num_gpus_per_node: Count | None = Field(
+    num_nodes: Ranks = Field(1, description="nodes; start the same command on each")
+    num_gpus_per_node: Ranks | None = Field(
         None, description="ranks of a node (processes on CPU), measured at once; unset: 1, or the data sheet's"
     )
-    nproc: Count | None = Field(None, description="the same as num_gpus_per_node")
-    node_rank: int = Field(0, ge=0, description="which node this is")
+    nproc: Ranks | None = Field(None, description="the same as num_gpus_per_node")
+    node_rank: Rank = Field(0, description="which node this is")
     master_addr: str | None = Field(None, description="address of node 0")
-    master_port: Count | None = Field(None, description="free port of node 0")
+    master_port: Port | None = Field(None, description="free port of node 0")
     hostfile: Path | None = Field(
         None, description="file with one node's address a line, node 0 first; says num_nodes, node_rank, master_addr"
     )
@@ -36,12 +37,7 @@ class RunOptions(Options):
     )
     adaptive: bool = Field(True, description="0: measure every point, also those that a line through others tells")
     fresh: bool = Field(False, description="measure again what was measured before")
-    budget_ms: float = Field(
-        150,
-        ge=0,
-        allow_inf_nan=False,
-        description="time for the repetitions of a number in each round, ms",
-    )
+    budget_ms: Number = Field(150, description="time for the repetitions of a number in each round, ms")
     analytic: str | None = Field(
         None, description="derive from this data sheet (a100, h100, h200, h800 or a file) instead of measuring"
     )
@@ -80,13 +76,13 @@ class HardwareOptions(RunOptions):
     parts: tuple[Part, ...] = Field(tuple(Part), description="what is measured: some of " + ",".join(Part))
     start_mb: Positive = Field(1, description="smallest message beside those for latency, MiB")
     end_mb: Positive = Field(1024, description="largest message, MiB")
-    scale: int = Field(2, ge=2, description="factor from one message size to the next")
-    max_tp_deg: Count | None = Field(None, description="largest group whose messages are timed by size; unset: all")
-    max_pp_deg: Count | None = Field(None, description="most pipeline stages; unset: all")
+    scale: int = Field(2, ge=2, le=1024, description="factor from one message size to the next")
+    max_tp_deg: Ranks | None = Field(None, description="largest group whose messages are timed by size; unset: all")
+    max_pp_deg: Ranks | None = Field(None, description="most pipeline stages; unset: all")
     avg_or_min_or_first: Literal["avg", "min", "first"] = Field(
         "min", description="whose time counts: the mean over the ranks, the slowest (least bandwidth), the first"
     )
-    overlap_time_multiply: Count = Field(1, description="work beside messages lasts so many times as long as they")
+    overlap_time_multiply: Samples = Field(1, description="work beside messages lasts so many times as long as they")
     link_gb_per_s: Positive | None = Field(None, description="GB/s that no bandwidth can exceed: more is flagged")
     backend: Literal["nccl"] | None = Field(None, description="nccl: refuse to measure without GPUs")
 
@@ -129,19 +125,19 @@ class PointOptions(RunOptions):
     """What is measured of a model."""
 
     profile_mode: ProfileMode = Field(ProfileMode.STATIC, description="what is varied: " + ", ".join(ProfileMode))
-    profile_batch_size: Count = Field(1, description="samples, in modes static and sequence")
-    profile_min_batch_size: Count = Field(1, description="smallest number of samples in mode batch")
-    profile_max_batch_size: Count = Field(8, description="largest number of samples in mode batch")
-    profile_batch_size_step: Count = Field(1, description="step between numbers of samples in mode batch")
-    profile_seq_length_list: Counts | None = Field(
+    profile_batch_size: Samples = Field(1, description="samples, in modes static and sequence")
+    profile_min_batch_size: Samples = Field(1, description="smallest number of samples in mode batch")
+    profile_max_batch_size: Samples = Field(8, description="largest number of samples in mode batch")
+    profile_batch_size_step: Samples = Field(1, description="step between numbers of samples in mode batch")
+    profile_seq_length_list: Sizes | None = Field(
         None, description="sequence lengths in modes static and batch, as 512,1024; unset: seq_length"
     )
-    profile_min_seq_length: Count = Field(512, description="smallest sequence length in mode sequence")
-    profile_max_seq_length: Count = Field(2048, description="largest sequence length in mode sequence")
-    profile_seq_length_step: Count = Field(512, description="step between sequence lengths in mode sequence")
-    max_tp_deg: Count = Field(8, description="largest tensor-parallel degree")
-    layernum_min: Count = Field(1, description="layers of the smaller model; the difference to the larger counts")
-    layernum_max: Count = Field(3, description="layers of the larger model")
+    profile_min_seq_length: Size = Field(512, description="smallest sequence length in mode sequence")
+    profile_max_seq_length: Size = Field(2048, description="largest sequence length in mode sequence")
+    profile_seq_length_step: Size = Field(512, description="step between sequence lengths in mode sequence")
+    max_tp_deg: Ranks = Field(8, description="largest tensor-parallel degree")
+    layernum_min: Layers = Field(1, description="layers of the smaller model; the difference to the larger counts")
+    layernum_max: Layers = Field(3, description="layers of the larger model")
     sequence_parallel: bool = Field(
         False, description="time layers with Megatron-SP; memory is measured with and without"
     )
@@ -182,4 +178,6 @@ class PointOptions(RunOptions):
 def _steps(name: str, first: int, last: int, step: int) -> list[int]:
     if last < first:
         raise UserError(f"profile_max_{name}: {last} is below profile_min_{name} {first}")
+    if (last - first) // step >= MOST_POINTS:
+        raise UserError(f"profile_{name}_step: {step} makes more than {MOST_POINTS} points; take a wider step")
     return list(range(first, last + 1, step))

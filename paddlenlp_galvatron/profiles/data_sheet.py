@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..base.errors import UserError
-from ..base.reading import read_json
+from ..base.reading import LARGEST_OPTIONS, read_json
 
 FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")
 
@@ -59,7 +59,7 @@ def load_data_sheet(name_or_path: str | Path) -> DataSheet:
     if not path.is_file():
         raise UserError(f"data sheet {name_or_path}: neither a file nor a known node; known: {', '.join(known)}")
     try:
-        return DataSheet.model_validate(read_json(path))
+        return DataSheet.model_validate(read_json(path, LARGEST_OPTIONS))
     except ValidationError as error:
         raise UserError(
             f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}; correct the data sheet"

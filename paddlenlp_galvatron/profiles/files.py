@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,11 +12,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..base.errors import UserError
-from ..base.reading import read_json
+from ..base.reading import digest, read_json
 from ..base.writing import write_text
 
 Dialect = Literal["galvatron", "paddlenlp"]
 META_KEY = "galvatron"
+LARGEST_BYTES = 16 * 2**20  # of a profile file; the largest known has 100 kB
+MOST_FILES = 32  # of which a plan tells that it was searched from them
 SMALLEST, LARGEST = 1e-9, 1e12  # no ms, MiB or MiB/ms that was measured lies beyond
 
 
@@ -82,24 +83,27 @@ class ProfileFile:
     def of(cls, path: str | Path) -> ProfileFile:
         """Raises UserError as `read_profile` does."""
         _, meta = read_profile(path)
-        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-        return cls(str(path), digest, (meta or Meta()).fingerprint)
+        return cls(str(path), digest(path, LARGEST_BYTES), (meta or Meta()).fingerprint)
 
     @staticmethod
     def changed(summaries: object) -> list[str]:
         """Paths of files that are there, but not as they were when their summaries were written."""
         files = [file for file in summaries if isinstance(file, dict)] if isinstance(summaries, list) else []
-        there = [file for file in files if Path(str(file.get("path"))).is_file()]
-        return [
-            str(file["path"])
-            for file in there
-            if hashlib.sha256(Path(str(file["path"])).read_bytes()).hexdigest() != file.get("sha256")
-        ]
+        before = {path: file.get("sha256") for file in files[:MOST_FILES] if isinstance(path := file.get("path"), str)}
+        return [path for path, sha256 in before.items() if _digest_if_there(path) not in (None, sha256)]
 
     def summary(self) -> dict[str, Any]:
         """As it stands in a plan's file."""
         known = self.fingerprint.model_dump(exclude_none=True)
         return {"path": self.path, "sha256": self.sha256} | ({"fingerprint": known} if known else {})
+
+
+def _digest_if_there(path: str) -> str | None:
+    """SHA-256 of a profile file; of what cannot be one, none that any file has."""
+    try:
+        return digest(path, LARGEST_BYTES) if Path(path).is_file() else None
+    except UserError:
+        return ""
 
 
 def place(path: str | Path | None, folder: str | Path | None, name: str) -> Path | None:
@@ -135,7 +139,7 @@ def memory_name(dtype: str, hidden_size: int, heads: int) -> str:
 
 def read_profile(path: str | Path) -> tuple[dict[str, Any], Meta | None]:
     """Content of a profile file without its object "galvatron", and that object. Raises UserError."""
-    content = read_json(path)
+    content = read_json(path, LARGEST_BYTES)
     if not isinstance(content, dict):
         raise UserError(f"{path}: a profile file holds one JSON object; this one does not")
     meta = content.pop(META_KEY, None)

@@ -13,6 +13,7 @@ from math import ceil
 from pathlib import Path
 
 from ..base.errors import UserError
+from ..base.reading import read_bytes
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .network import traffic_factor
@@ -32,6 +33,7 @@ _RANK = re.compile(
 )
 _VERSION = re.compile(r"nccl-library=(\d+)|NCCL version (\S+)")
 _ROW = re.compile(r"^ *(\d+) +\d+ +[a-z]\w+ .*")
+LARGEST_LOG = 4 * 2**20  # bytes; one has 10 kB
 COLUMNS = 4  # time in us, algorithm bandwidth and bus bandwidth in GB/s, errors; out of place, then in place
 ROUNDING = 0.01  # of times and bandwidths, relative, beside the last digit printed
 
@@ -72,10 +74,7 @@ def import_nccl_tests(paths: Iterable[Path], num_nodes: int, gpus_per_node: int)
 
 def read_log(path: Path, num_nodes: int, gpus_per_node: int) -> NcclLog:
     """One log. Raises UserError: not such a log, or of a group that the cluster does not have."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    text = read_bytes(path, LARGEST_LOG).decode(errors="replace")
     program = _PROGRAM.search(text) or _PROGRAM.search(path.name)
     if not program:
         raise UserError(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from ..base.text import shortened
 from ..plan import LayerStrategy, ModelShape, Plan, Schedule, VocabStrategy
 from ..plan.strategy import runs
+
+MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a second to print
 
 
 def describe(plan: Plan, shape: ModelShape | None = None) -> tuple[Table, Table]:
     """Facts and layers of a plan, to be printed one below the other."""
     facts = Table.grid(padding=(0, 2, 0, 0))
     for name, value in [*_facts(plan, shape), *(("note", note) for note in notes(plan, shape))]:
-        facts.add_row(name, Text(value))
+        facts.add_row(name, Text(shortened(value, LONGEST)))
     return facts, _table(plan)
 
 
@@ -35,8 +39,9 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
     ]
     if shape:
         facts.append(("model", f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters"))
-    facts += [("predicted", line) for line in _lines(plan.metadata.get("predicted") or {})]
-    facts += [("searched_from", line) for line in _lines(_with_names(plan.metadata.get("searched_from") or {}))]
+    predicted, searched = (plan.metadata.get(name) or {} for name in ("predicted", "searched_from"))
+    facts += [("predicted", line) for line in islice(_lines(predicted), MOST_ROWS)]
+    facts += [("searched_from", line) for line in islice(_lines(_with_names(searched)), MOST_ROWS)]
     return facts
 
 
@@ -65,13 +70,20 @@ def _table(plan: Plan) -> Table:
         table.add_column(title, no_wrap=True)
     first, last = 0, len(plan.stages) - 1
     table.add_row(str(first), "embedding", *_cells(plan, plan.vocab))
+    for row in islice(_rows(plan), MOST_ROWS):
+        table.add_row(*row)
+    if table.row_count > MOST_ROWS:
+        table.add_row("…", "the file has the rest")
+    table.add_row(str(last), "LM head", *_cells(plan, plan.vocab))
+    return table
+
+
+def _rows(plan: Plan) -> Iterator[list[str]]:
     for stage in range(len(plan.stages)):
         layers = plan.stage_layers(stage)
         for run, strategy in runs([plan.layers[layer] for layer in layers]):
             start, stop = layers[run[0]], layers[run[-1]]
-            table.add_row(str(stage), str(start) if start == stop else f"{start}-{stop}", *_cells(plan, strategy))
-    table.add_row(str(last), "LM head", *_cells(plan, plan.vocab))
-    return table
+            yield [str(stage), str(start) if start == stop else f"{start}-{stop}", *_cells(plan, strategy)]
 
 
 def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy) -> list[str]:

@@ -20,12 +20,13 @@ def redistribution_groups(source: TokenLayout, target: TokenLayout, tokens: int)
 
 
 def _components(edges: Iterable[tuple[int, int]]) -> list[Ranks]:
-    components: list[set[int]] = []
+    component: dict[int, set[int]] = {}
     for edge in edges:
-        touched = [component for component in components if component & set(edge)]
-        merged = set(edge).union(*touched)
-        components = [component for component in components if component not in touched] + [merged]
-    return sorted(tuple(sorted(component)) for component in components)
+        small, large = sorted((component.setdefault(rank, {rank}) for rank in edge), key=len)
+        if small is not large:
+            large |= small
+            component.update(dict.fromkeys(small, large))
+    return sorted(tuple(sorted(ranks)) for ranks in {id(ranks): ranks for ranks in component.values()}.values())
 
 
 class Redistribution:

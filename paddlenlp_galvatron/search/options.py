@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Number, Positive, Ranks, Samples, Size, Threads
 from ..cost_model import CostOptions
 from ..plan import Assumptions, DataParallel, Precision, Schedule
-from ..plan.options import Count, Options
+from ..plan.options import Options
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "pp", "ckpt", "vtp")
 
@@ -30,11 +31,7 @@ PROFILE_OPTIONS = (  # that `cost_model.load` takes by the same name
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 
 # Limits: what is beyond them is a slip of the pen, and would take hours or all memory.
-MOST_DEVICES, MOST_SAMPLES, MOST_BATCHES = 1_000_000, 1_000_000, 10_000
-MOST_THREADS, MOST_PLANS = 1024, 1000
-MOST_GB = 1_000_000
-
-Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
+MOST_BATCHES, MOST_PLANS = 10_000, 1000
 
 
 def _settled(number: int) -> int:
@@ -50,22 +47,14 @@ class SearchOptions(Options):
     """What is searched, within what, under what assumptions."""
 
     # The cluster and what fits.
-    num_nodes: Count = Field(1, description="nodes, alike")
-    num_gpus_per_node: Count = Field(GPUS_PER_NODE, description="devices of a node")
-    world_size: Count = Field(
+    num_nodes: Ranks = Field(1, description="nodes, alike")
+    num_gpus_per_node: Ranks = Field(GPUS_PER_NODE, description="devices of a node")
+    world_size: Ranks = Field(
         GPUS_PER_NODE,
         description="devices; says num_nodes x num_gpus_per_node where one of them is not given",
     )
-    memory_constraint: float = Field(
-        24.0, gt=0, le=MOST_GB, allow_inf_nan=False, description="memory of a device, GB (1024 MiB)"
-    )
-    context_mib: float = Field(
-        0.0,
-        ge=0,
-        le=MOST_GB * 1024,
-        allow_inf_nan=False,
-        description="reserve on every device, MiB; taken off memory_constraint",
-    )
+    memory_constraint: Positive = Field(24.0, description="memory of a device, GB (1024 MiB)")
+    context_mib: Number = Field(0.0, description="reserve on every device, MiB; taken off memory_constraint")
 
     # Batches.
     min_bsz: Samples = Field(8, description="first global batch tried, samples")
@@ -78,8 +67,8 @@ class SearchOptions(Options):
     search_space: str = Field("full", description="full, 3d, or dimensions joined by +: " + ", ".join(DIMENSIONS))
     fine_grained_mode: bool = Field(True, description="0: one strategy for all layers")
     sp_space: Literal["tp", "tp+sp", "sp"] = Field("tp", description="tensor parallel, Ulysses, or both")
-    max_tp_deg: Count = Field(8, description="largest tensor-parallel or Ulysses degree")
-    max_pp_deg: Count = Field(8, description="most pipeline stages")
+    max_tp_deg: Ranks = Field(8, description="largest tensor-parallel or Ulysses degree")
+    max_pp_deg: Ranks = Field(8, description="most pipeline stages")
     disable_dp: bool = Field(False, description="no data parallelism")
     disable_sdp: bool = Field(False, description="no zero3 beside default_dp_type")
     disable_tp: bool = Field(False, description="no tensor parallelism")
@@ -95,7 +84,7 @@ class SearchOptions(Options):
     default_dp_type: DataParallel = Field(DataParallel.DDP, description="data parallelism of layers without zero3")
 
     # What plans are priced under.
-    seq_length: Count | None = Field(None, description="tokens of a sample")
+    seq_length: Size | None = Field(None, description="tokens of a sample")
     sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
     mixed_precision: Precision = Field(Precision.BF16, description="type of weights and activations")
     no_async_grad_reduce: bool = Field(False, description="gradients are reduced after every micro-batch")
@@ -121,11 +110,8 @@ class SearchOptions(Options):
 
     # How it is searched.
     parallel_search: bool = Field(False, description="search with several threads")
-    worker: int = Field(
-        default_factory=lambda: min(2 * (os.cpu_count() or 1), MOST_THREADS),
-        ge=1,
-        le=MOST_THREADS,
-        description="threads; twice the cores",
+    worker: Threads = Field(
+        default_factory=lambda: min(2 * (os.cpu_count() or 1), MOST_THREADS), description="threads; twice the cores"
     )
     top_k: int = Field(
         1,
@@ -149,8 +135,6 @@ class SearchOptions(Options):
     def _consistent(self) -> Self:
         if self.settle_bsz == -1 and self.max_bsz < self.min_bsz:
             raise ValueError(f"max_bsz: {self.max_bsz} is below min_bsz {self.min_bsz}")
-        if self.world_size > MOST_DEVICES:
-            raise ValueError(f"world_size: {self.world_size} devices are more than {MOST_DEVICES}")
         if (number := (self.max_bsz - self.min_bsz) // self.bsz_scale) >= MOST_BATCHES:
             raise ValueError(f"bsz_scale: {number + 1} batches up to max_bsz are too many; take a wider step")
         if not self.tp_consec and self.sp_space != "tp":

@@ -10,12 +10,13 @@ from typing import Any
 
 from pydantic import Field
 
+from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
 from ..plan import Assumptions, ModelShape, UserError, write_plan
 from ..plan.model_options import ModelOptions, config_of
 from ..plan.newest import newest_plan
-from ..plan.options import Count, Options
+from ..plan.options import Options
 from ..plan.published import as_current
 from ..plan.uniform import UniformOptions
 from .recipe import Recipe
@@ -33,13 +34,13 @@ class PlanOptions(Options):
 class LaunchOptions(Options):
     """Which processes; of several nodes each starts the same command."""
 
-    nproc: Count | None = Field(None, description="processes of a node; unset: as the plan says, or a GPU each")
-    num_gpus_per_node: Count | None = Field(None, description="the same as nproc")
-    num_nodes: Count | None = Field(None, description="nodes")
-    node_rank: int | None = Field(None, ge=0, description="which node this is, from 0")
+    nproc: Ranks | None = Field(None, description="processes of a node; unset: as the plan says, or a GPU each")
+    num_gpus_per_node: Ranks | None = Field(None, description="the same as nproc")
+    num_nodes: Ranks | None = Field(None, description="nodes")
+    node_rank: Rank | None = Field(None, description="which node this is, from 0")
     master_addr: str | None = Field(None, description="address of node 0")
-    master_port: Count | None = Field(None, description="free port of node 0")
-    timeout: float | None = Field(None, gt=0, description="seconds after which the processes are ended; unset: never")
+    master_port: Port | None = Field(None, description="free port of node 0")
+    timeout: Positive | None = Field(None, description="seconds after which the processes are ended; unset: never")
 
 
 GROUPS: tuple[type[Options], ...] = (ModelOptions, UniformOptions, PlanOptions, Recipe, RunOptions, LaunchOptions)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from ..base.limits import Count, CountOrNone, Positive, Rate, RateOrNone
 from ..plan.options import Options
 
 
@@ -15,19 +16,19 @@ class Recipe(Options):
     """Optimizer and schedule by PaddleNLP's names and with its defaults."""
 
     optim: Literal["adamw", "sgd"] = Field("adamw", description="adamw or sgd")
-    learning_rate: float = Field(5e-5, gt=0, description="highest learning rate")
+    learning_rate: Rate = Field(5e-5, description="highest learning rate")
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = Field(
         "linear", description="linear, cosine, constant, constant_with_warmup or polynomial"
     )
-    min_learning_rate: float = Field(1e-5, ge=0, description="lowest learning rate of linear and cosine")
-    warmup_steps: int = Field(0, ge=0, description="steps of linear rise from 0")
+    min_learning_rate: RateOrNone = Field(1e-5, description="lowest learning rate of linear and cosine")
+    warmup_steps: CountOrNone = Field(0, description="steps of linear rise from 0")
     warmup_ratio: float = Field(0.0, ge=0, le=1, description="warmup_steps as a share of all steps")
-    decay_steps: int | None = Field(None, ge=1, description="step at which the lowest rate is reached; unset: the last")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's; never on norms and biases")
+    decay_steps: Count | None = Field(None, description="step at which the lowest rate is reached; unset: the last")
+    weight_decay: RateOrNone = Field(0.0, description="AdamW's; never on norms and biases")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's")
-    adam_epsilon: float = Field(1e-8, gt=0, description="AdamW's")
-    max_grad_norm: float = Field(1.0, gt=0, description="global norm to which gradients are clipped")
+    adam_epsilon: Rate = Field(1e-8, description="AdamW's")
+    max_grad_norm: Positive = Field(1.0, description="global norm to which gradients are clipped")
 
     def over(self, steps: int) -> Recipe:
         """The recipe of a run of so many steps, with nothing left open."""

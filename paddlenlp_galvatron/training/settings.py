@@ -10,12 +10,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Seed, Size
 from ..base.locking import locked
 from ..base.reading import read_json
 from ..base.writing import make_folder, write_text
 from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions
 from ..plan.check import require_model, require_valid
-from ..plan.options import Count, Options
+from ..plan.options import Options
 from .checkpoint import whole_checkpoints
 from .recipe import Recipe
 
@@ -36,8 +37,8 @@ class RunOptions(Options):
         None, description='Megatron data without .bin/.idx, a folder, or "0.7 a 0.3 b"; unset: random tokens'
     )
     split: str = Field("949,50,1", description="shares of the documents for training, validation and test")
-    max_steps: int = Field(-1, ge=-1, description="optimizer steps; -1: as num_train_epochs says")
-    num_train_epochs: float = Field(1.0, gt=0, description="passes over the training split")
+    max_steps: CountOrAll = Field(-1, description="optimizer steps; -1: as num_train_epochs says")
+    num_train_epochs: Positive = Field(1.0, description="passes over the training split")
     sequence_parallel: bool | None = Field(None, description="Megatron-SP; unset: as the plan says")
     no_async_grad_reduce: bool | None = Field(
         None, description="1: gradients are reduced after every micro-batch; unset: as the plan says"
@@ -59,16 +60,16 @@ class RunOptions(Options):
     load_distributed: bool = Field(False, description="1: load is a training checkpoint to go on from")
     resume_from_checkpoint: str = Field("auto", description="auto: the newest whole one, if any; none; or a folder")
     save_strategy: Interval = Field("steps", description="when a checkpoint is written: no, steps or epoch")
-    save_steps: int = Field(500, ge=0, description="steps from one checkpoint to the next; 0: none but on SIGTERM")
+    save_steps: CountOrNone = Field(500, description="steps from one checkpoint to the next; 0: none but on SIGTERM")
     save_total_limit: Count = Field(2, description="how many checkpoints are kept, the newest")
     do_eval: bool = Field(False, description="1: evaluation_strategy steps")
     evaluation_strategy: Interval = Field("no", description="when the validation split is evaluated")
     eval_steps: Count | None = Field(None, description="steps from one evaluation to the next; unset: logging_steps")
-    max_evaluate_steps: int = Field(-1, ge=-1, description="global batches of an evaluation; -1: the whole split")
+    max_evaluate_steps: CountOrAll = Field(-1, description="global batches of an evaluation; -1: the whole split")
     logging_steps: Count = Field(10, description="steps from one entry of PaddleNLP's log to the next")
     logging_first_step: bool = Field(False, description="1: an entry after the first step, too")
-    peak_tflops: float | None = Field(
-        None, gt=0, description="peak TFLOP/s of a device, for MFU; unset: by the data sheet of its name"
+    peak_tflops: Positive | None = Field(
+        None, description="peak TFLOP/s of a device, for MFU; unset: by the data sheet of its name"
     )
     logging_dir: Path | None = Field(None, description="VisualDL's folder; unset: in output_dir")
     report_to: Names | None = Field(
@@ -80,7 +81,7 @@ class RunOptions(Options):
     max_skipped: int = Field(
         20, ge=0, le=10**6, description="steps that may be left out of the latest 2 x max_skipped before the run ends"
     )
-    seed: int = Field(42, ge=0, description="of weights, dropout and the data's order")
+    seed: Seed = Field(42, description="of weights, dropout and the data's order")
 
     @model_validator(mode="after")
     def _one_precision(self) -> Self:
@@ -118,8 +119,8 @@ class TrainSettings(RunOptions):
 
     plan: Path = Field(description="strategy file")
     model: str = Field(description="config.json, its folder, or the name of a preset")
-    world_size: int = Field(ge=1, description="ranks that are started")
-    seq_length: int | None = Field(None, ge=1, description="tokens of a sample; absent: the plan's")
+    world_size: Ranks = Field(description="ranks that are started")
+    seq_length: Size | None = Field(None, description="tokens of a sample; absent: the plan's")
     recipe: Recipe = Recipe()
 
     @property

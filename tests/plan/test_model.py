@@ -82,7 +82,7 @@ def test_the_fingerprint_of_several_layer_types_tells_them_all():
     ("changed", "named"),
     [
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"hidden_size": "64"}, "hidden_size is '64'; give a positive integer"),
+        ({"hidden_size": "64"}, "hidden_size is '64'; give a whole number from 1 to"),
         ({"hidden_size": 60}, "hidden_size 60 does not split into 8 heads"),
         ({"num_key_value_heads": 3}, "8 is no multiple of 3 kv heads"),
         ({"vocab_size": 0}, "vocab_size is 0"),

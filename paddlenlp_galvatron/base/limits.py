@@ -1,0 +1,32 @@
+"""How large a number may be that a user or a file gives: each limit once, as a type for options and fields.
+
+All are far beyond what anybody trains, and low enough for a wrong one to be told at once instead of filling the memory.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+MOST_RANKS = 65_536  # the largest published runs had about 25,000
+MOST_LAYERS = 10_000
+MOST_SAMPLES = 1_000_000
+MOST_THREADS = 1024
+MOST_SIZE = 2**24  # of hidden size, heads, words of a vocabulary, tokens of a sample
+
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # of steps and the like
+CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]  # 0: none
+CountOrAll = Annotated[int, Field(ge=-1, le=1_000_000_000)]  # -1: all of them
+Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]  # or nodes, devices, degrees, stages
+Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]  # or a node, counted from 0
+Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]  # of a step; or micro-batches
+Size = Annotated[int, Field(ge=1, le=MOST_SIZE)]
+Threads = Annotated[int, Field(ge=1, le=MOST_THREADS)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as numpy and Paddle take it
+Port = Annotated[int, Field(ge=1, le=65_535)]
+Number = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]  # of any unit: s, MiB, GB/s, epochs
+Rate = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]  # of learning
+RateOrNone = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]

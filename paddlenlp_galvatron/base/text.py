@@ -1,0 +1,19 @@
+"""Text of others on a terminal: names and values may hold what moves the cursor, changes titles or reverses words."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """The text as it may be shown: line ends stay, whatever else cannot be seen stands there as an escape (\\x1b)."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text)
+
+
+def shortened(text: str, limit: int = 60) -> str:
+    """The beginning of a text that may be long."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode()

@@ -1,0 +1,137 @@
+"""Command lines: every option of every command that starts nothing, with values that it cannot have."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from random import Random
+from typing import Any
+
+from plans import plan_fields
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from paddlenlp_galvatron.cli.main import COMMANDS
+from paddlenlp_galvatron.plan.aliases import ABSENT, ALIASES
+
+from .case import Case
+from .configs import MODEL
+from .grammar import ESCAPES, dump
+from .profiles import SEARCH, sound
+
+VALUES = [
+    *(
+        "inf",
+        "-inf",
+        "nan",
+        "-1",
+        "0",
+        "1",
+        "2",
+        "1e30",
+        "1" + "0" * 400,
+        "1" + "0" * 5000,
+        "",
+        " ",
+        "None",
+        "0x10",
+        "1.5",
+    ),
+    *(
+        "1_000",
+        "٣",
+        "true",
+        "True",
+        "x",
+        "1,2",
+        ",",
+        "[]",
+        ESCAPES,
+        "a\nb",
+        "\u202eabc",
+        "\udcff",
+        "x" * 300,
+        "/dev/null",
+    ),
+    *("/", ".", "..", "65537", "4294967296", "9" * 18, "-0", "+1", "1e-400", "[/b]", "é", "--", "-", "=", "plan.json"),
+]
+PLAN = dump(plan_fields(galvatron={"assumed": {"seq_length": 16}})).encode()
+# A command that says all it needs and starts nothing: what of its options is changed decides how it ends.
+BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ("plan", "show"): (("plan.json",), ()),
+    ("plan", "check"): (("plan.json",), ()),
+    ("plan", "to-paddlenlp"): (("plan.json",), ()),
+    ("plan", "uniform"): (
+        ("--output=out.json", "--model_size=model.json", "--world_size=4", "--global_train_batch_size=8"),
+        ("out.json",),
+    ),
+    ("plan", "schema"): ((), ()),
+    ("search",): (tuple(f"--{name}={value}" for name, value in SEARCH.items()), ("plan.json", "logs/")),
+    ("train",): (("plan.json", "--model=model.json", "--max_steps=1", "--dry_run"), ()),
+    ("profile", "hardware"): (("--analytic=h100", "--output=out"), ("out/",)),
+    ("profile", "computation"): (("--analytic=h100", "--output=out", "--model_size=model.json"), ("out/",)),
+    ("profile", "memory"): (("--analytic=h100", "--output=out", "--model_size=model.json"), ("out/",)),
+    ("profile", "model"): (("--analytic=h100", "--output=out", "--model_size=model.json"), ("out/",)),
+    ("profile", "all"): (("--analytic=h100", "--output=out", "--model_size=model.json"), ("out/",)),
+    ("profile", "import-nccl-tests"): (("missing.log", "--output=out"), ("out/",)),
+    ("parity",): (("plan.json", "--nproc=3"), ()),
+    ("convert", "h2g"): (("missing", "out"), ()),
+    ("convert", "g2h"): (("missing", "out"), ()),
+    ("data", "prepare"): (("missing", "--output=out"), ()),
+    ("quickstart",): (("--nproc=1",), ()),
+}
+# These say where something is written, or what is started: they may do so where the user says.
+FREE = {"output", "output_config_path", "log_dir", "output_dir", "dry_run", "analytic", "nproc"}
+
+
+@cache
+def options_of(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a command's options."""
+    found: Any = get_command(import_module(f"paddlenlp_galvatron.cli.{command[0]}").app)
+    if isinstance(found, TyperGroup) and len(command) > 1:
+        found = found.commands[command[1]]
+    return tuple(opt.opts[0].lstrip("-") for opt in found.params if opt.opts[0].startswith("--"))
+
+
+def files() -> dict[str, bytes]:
+    profiles = {f"configs/{name}": dump(content).encode() for name, content in sound().items()}
+    example = dict(MODEL, hidden_size=64)
+    return {"plan.json": PLAN, "model.json": dump(MODEL).encode(), "example.json": dump(example).encode(), **profiles}
+
+
+def with_option(command: tuple[str, ...], name: str, value: str) -> Case:
+    """A command that would do, but for one option."""
+    base, writes = BASES[command]
+    kept = [word for word in base if not word.startswith(f"--{name}=")]
+    return Case((*command, *kept, f"--{name}={value}"), files(), writes)
+
+
+def one_option(random: Random) -> Case:
+    command = random.choice(list(BASES))
+    names = [name for name in options_of(command) if name not in FREE]
+    return with_option(command, random.choice(names), random.choice(VALUES)) if names else Case(command, files())
+
+
+def words(random: Random) -> Case:
+    """Words that make no sense, or not together."""
+    command = random.choice([*BASES, *((name,) for name in COMMANDS), (random.choice(VALUES),), ()])
+    known = options_of(command) if command in BASES else ()
+    names = [
+        *(name for name in known if name not in FREE),
+        *ABSENT,
+        *(alias for alias, to in ALIASES.items() if to not in FREE),
+    ]
+    loose = ("--help", "--version", "--debug=1", "--", "-", "-x", "---", "--=", "plan.json", "missing", "help")
+    chosen = []
+    for _ in range(random.randrange(5)):
+        name, value = random.choice(names), random.choice(VALUES)
+        ways = (
+            (f"--{name}={value}",),
+            (f"--{name}", value),
+            (f"--{name}",),
+            (f"--{name[:-1]}", value),
+            (random.choice(loose),),
+        )
+        chosen += random.choice(ways)
+    base, writes = BASES.get(command, ((), ()))
+    return Case((*command, *base, *chosen), files(), writes)

@@ -1,0 +1,106 @@
+"""Foreign files through the one reader, and foreign text on a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+
+import pytest
+from rich.table import Table
+
+from paddlenlp_galvatron.base import UserError
+from paddlenlp_galvatron.base.printing import Console
+from paddlenlp_galvatron.base.reading import DEEPEST, parse_json, read_bytes, read_json, read_yaml
+from paddlenlp_galvatron.base.text import printable
+
+SECONDS = 20  # what must not be quadratic takes less than a second on a machine at rest, minutes if it is
+
+WRONG_JSON = {
+    "cut off": ('{"a": ', "line 1, column 7"),
+    "duplicate key": ('{"a": 1, "a": 2}', '"a" stands twice'),
+    "late duplicate key": ("{" + "".join(f'"k{i}": 1, ' for i in range(50_000)) + '"k7": 1}', '"k7" stands twice'),
+    "NaN": ('{"a": NaN}', "NaN is no number"),
+    "infinity": ("[-Infinity]", "-Infinity is no number"),
+    "beyond a float": ("[1e999]", "1e999 is beyond"),
+    "digits": ("9" * 5000, "has 5000 digits"),
+    "half a character": ('["\\ud800"]', "\\ud800 is one half"),
+    "half a character in a name": ('{"\\udfff": 1}', "\\udfff is one half"),
+    "deep": ("[" * (DEEPEST + 2) + "]" * (DEEPEST + 2), "within one another"),
+    "as deep as the parser goes": ("[" * 100_000, "within one another"),
+}
+WRONG_YAML = {
+    "alias": ("a: &a [1]\nb: *a", "*a repeats"),
+    "bomb": ("a: &a [x,x]\n" + "".join(f"b{i}: &b{i} [*a,*a]\n" for i in range(30)), "*a repeats"),
+    "duplicate name": ("a: 1\na: 2", '"a" stands twice'),
+    "late duplicate name": ("".join(f"k{i}: 1\n" for i in range(40_000)) + "k7: 1", '"k7" stands twice'),
+    "tag": ("a: !!python/object:os.system {}", "is a tag"),
+    "deep": ("a: " + "[" * 100_000, "within one another"),
+    "digits": ("a: " + "1:" * 100_000 + "1", "digits"),
+    "infinity": ("a: .inf", "beyond the numbers"),
+    "date": ("a: 2020-01-01", "put it in quotes"),
+    "name that is none": ("1: 2", "1 is a name, but no text"),
+    "long": ("a: [" + "1," * 400_000 + "]", "names and values"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_JSON)
+def test_json_that_is_refused(case):
+    text, message = WRONG_JSON[case]
+    begin = time.process_time()
+    with pytest.raises(UserError) as caught:
+        parse_json(text, "file.json")
+    assert message in str(caught.value) and str(caught.value).startswith("file.json: not valid JSON")
+    assert time.process_time() - begin < SECONDS
+
+
+@pytest.mark.parametrize("case", WRONG_YAML)
+def test_yaml_that_is_refused(tmp_path, case):
+    text, message = WRONG_YAML[case]
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    begin = time.process_time()
+    with pytest.raises(UserError) as caught:
+        read_yaml(path)
+    assert message in str(caught.value) and str(caught.value).startswith(f"{path}: not valid YAML")
+    assert time.process_time() - begin < SECONDS
+
+
+def test_yaml_of_many_names_is_read(tmp_path):
+    path = tmp_path / "file.yaml"
+    path.write_text("".join(f"k{number}: {number}\n" for number in range(40_000)))
+    assert read_yaml(path)["k39999"] == 39_999
+
+
+def test_what_is_no_file_of_the_right_size(tmp_path):
+    (tmp_path / "large").write_bytes(b"x" * 11)
+    os.mkfifo(tmp_path / "pipe")
+    for name, message in {
+        "large": "more than 10 bytes",
+        "pipe": "not a regular file",
+        "": "Is a directory",
+        "none": "no such file",
+        "x" * 300: "File name too long",
+        "a\0b": "cannot be read",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            read_bytes(tmp_path / name, 10)
+    for content in (b"\xff", b'{"a": 1}\0'):
+        (tmp_path / "bytes").write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read"):
+            read_json(tmp_path / "bytes")
+
+
+def test_foreign_text_is_shown_and_does_nothing():
+    assert printable("plain é 中文\n") == "plain é 中文\n"
+    assert printable("\x1b[2J\r\u202e\udcff\x9b") == "\\x1b[2J\\r\\u202e\\udcff\\x9b"
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True)
+    table = Table("na\x1bme")
+    table.add_row("[bold]x\x1b]0;t\x07[/bold]")
+    table.add_row(":smile:")
+    console.print(table)
+    console.print("[red]\x1b[31m")
+    shown = out.getvalue()
+    assert "[bold]x\\x1b]0;t" in shown and ":smile:" in shown and "[red]\\x1b[31m" in shown and "na\\x1bme" in shown
+    assert "\x1b]" not in shown and "\x1b[31m" not in shown and "\x07" not in shown
