@@ -151,4 +151,7 @@ def reading(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {work.__name__: work for work in (runs, saving, network, reading)}[sys.argv[1]](Path(os.environ["DISK_ROOT"]))
+    for name in sys.argv[1:]:
+        folder = Path(os.environ["DISK_ROOT"], name)
+        folder.mkdir()
+        {work.__name__: work for work in (runs, saving, network, reading)}[name](folder)
