@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import paddlenlp.trainer
 
+from .runtime.groups import prepare_world
 from .training.arguments import GalvatronTrainingArguments
 from .training.trainer import GalvatronTrainer
 
+prepare_world()  # PaddleNLP's arguments start it
 paddlenlp.trainer.GalvatronTrainer = GalvatronTrainer
 paddlenlp.trainer.GalvatronTrainingArguments = GalvatronTrainingArguments

@@ -34,6 +34,8 @@ WORKER = "paddlenlp_galvatron.training.train_worker"
 
 def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) -> None:
     """Train a model by a plan, one process a rank, and write train_log.jsonl and checkpoints."""
+    from paddlenlp_galvatron.runtime.launch import devices_of
+
     launch = LaunchOptions.among(values)
     nodes = Nodes.from_environment(**launch.model_dump(include=set(FIELDS)))
     prepared = prepare(values, world_size_of(launch, nodes, values))
@@ -41,6 +43,8 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
     console = Console(soft_wrap=True)
     for note in prepared.notes:
         console.print(note, markup=False)
+    if not dry_run:
+        devices_of(settings.world_size // nodes.num_nodes)
     plan, shape = check_run(settings)
     if plan.note:
         console.print(f"note: {settings.plan}: {plan.note}", markup=False)

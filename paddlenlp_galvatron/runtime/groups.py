@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import paddle.distributed as dist
@@ -31,14 +32,20 @@ def world_from_environment() -> tuple[int, int]:
     return int(os.environ.get("PADDLE_TRAINER_ID", "0")), int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
 
+def prepare_world() -> None:
+    """Let the ranks of this launch, if there is one, meet at our store, whoever starts Paddle's world then."""
+    rank, world_size = world_from_environment()
+    if world_size > 1:
+        cpu_backend.install()
+        core.create_or_get_global_tcp_store = lru_cache(maxsize=1)(lambda: connect(rank))
+
+
 def start_world() -> tuple[int, int]:
     """Join the other processes of this launch; returns (rank, world size). One process alone is a world of 1."""
     rank, world_size = world_from_environment()
     if world_size > 1 and not dist.is_initialized():
-        cpu_backend.install()
+        prepare_world()
         with status.waiting("the start of all ranks"):
-            store = connect(rank)
-            core.create_or_get_global_tcp_store = lambda: store  # where `init_parallel_env` and `new_group` look for it
             dist.init_parallel_env()
     return rank, world_size
 

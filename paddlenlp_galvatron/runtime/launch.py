@@ -92,7 +92,7 @@ class Launch:
 
     def __enter__(self) -> Launch:
         """Raises UserError."""
-        nodes, devices = self._nodes, _devices(self._nproc)
+        nodes, devices = self._nodes, devices_of(self._nproc)
         _make_folder(self._folder)
         with ExitStack() as stack:
             token = os.environ.get(TOKEN) or ("" if nodes.num_nodes > 1 else secrets.token_hex(16))
@@ -175,8 +175,9 @@ def _make_folder(path: Path) -> None:
         raise UserError(f"{path}: cannot be made: {error.strerror}") from None
 
 
-def _devices(nproc: int) -> list[dict[str, str]]:
-    """What makes each local rank compute on its own GPU, or all on CPU where Paddle finds none. Raises UserError."""
+def devices_of(nproc: int) -> list[dict[str, str]]:
+    """What makes each local rank compute on its own GPU, or all on CPU where Paddle finds none. Raises UserError for
+    more processes than the node has GPUs, or cores and memory, for."""
     from .device import gpu_count
 
     if threading.current_thread() is threading.main_thread():

@@ -134,11 +134,12 @@ def batch_of(case: Case, step: int) -> NDArray[np.int64]:
 
 def check_parity(cases: Sequence[Case], timeout_s: float = 300) -> list[Parity]:
     """Run all cases, whose plans are for one world size, in a single launch and compare each with one process."""
-    from ..runtime.launch import launch
+    from ..runtime.launch import devices_of, launch
 
     worlds = {case.plan.world_size for case in cases}
     if len(worlds) != 1:
         raise ValueError(f"cases of one launch need one world size, not {sorted(worlds)}")
+    devices_of(min(worlds))  # before the cases of many ranks are written
     with scratch_folder("galvatron-parity-") as folder:
         write_cases(folder, cases)
         launch(WORKER, [str(folder)], worlds.pop(), folder / "log", timeout_s)
