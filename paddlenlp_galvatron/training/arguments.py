@@ -14,7 +14,7 @@ from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 
 from ..base.writing import write_text
 from ..plan import UserError, read_plan
-from ..plan.aliases import ABSENT
+from ..plan.aliases import ABSENT, IDLE
 from ..plan.model_options import ModelOptions
 from ..plan.options import Options, canonical_options, is_boolean
 from ..plan.uniform import UniformOptions
@@ -27,6 +27,13 @@ from .settings import RunOptions, TrainSettings
 OF_DATA = ("input_dir", "split")
 OF_MODEL = (*ModelOptions.model_fields, "load", "load_distributed", "use_flash_attention")
 OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}
+
+
+STOCK = {own.name for own in fields(TrainingArguments)}
+# Of PaddleNLP's arguments without an option, what its Trainer and callbacks heed where they are handed on.
+HANDED_ON = frozenset(
+    {"run_name", "logging_strategy", "log_on_each_node", "metrics_output_path", "wandb_api_key", "wandb_http_proxy"}
+)
 
 
 class WorldStarter(TrainingArguments):  # type: ignore[misc]
@@ -88,7 +95,7 @@ def settings_of(*arguments: Any) -> TrainSettings:
 
     What has its default counts as not given. Raises UserError.
     """
-    return _settings({name: value for one in arguments for name, value in _given(one)})
+    return _settings({name: value for one in arguments for name, value in _given(one)}, frozenset())
 
 
 def settings_for(model: Any, arguments: Any, sample_length: int | None) -> TrainSettings:
@@ -111,7 +118,7 @@ def settings_for(model: Any, arguments: Any, sample_length: int | None) -> Train
     values["model_size"] = str(model)
     if sample_length is not None and "seq_length" not in values and _leaves_length_open(values):
         values["seq_length"] = sample_length
-    return _settings(values)
+    return _settings(values, HANDED_ON)
 
 
 def _leaves_length_open(values: dict[str, Any]) -> bool:
@@ -121,7 +128,10 @@ def _leaves_length_open(values: dict[str, Any]) -> bool:
     return any(name in values for name in UniformOptions.model_fields)
 
 
-def _settings(values: dict[str, Any]) -> TrainSettings:
+def _settings(values: dict[str, Any], handed_on: frozenset[str]) -> TrainSettings:
+    unheeded = sorted(values.keys() & STOCK - OPTIONS.keys() - ABSENT.keys() - IDLE - handed_on)
+    if unheeded:
+        raise UserError(f"{name}: {values[name]} would change nothing here; leave it out" for name in unheeded)
     known = {name: value for name, value in values.items() if name in OPTIONS}
     canonical_options({name: value for name, value in values.items() if name in ABSENT and value}, OPTIONS)
     return prepare(_plain(known), dist.get_world_size()).settings

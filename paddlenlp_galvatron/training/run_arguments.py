@@ -12,6 +12,7 @@ from ..plan import Plan, Precision, UserError
 from ..plan.one_degree import sharding_stage
 from ..runtime import device
 from ..runtime.topology import PlanGroup
+from .arguments import HANDED_ON
 from .recipe import Recipe
 from .settings import TrainSettings
 
@@ -96,7 +97,7 @@ def run_arguments(
         }
     )
     if given is not None:
-        for name in vars(given).keys() - vars(arguments).keys():
+        for name in (vars(given).keys() - vars(arguments).keys()) | HANDED_ON:
             setattr(arguments, name, getattr(given, name))
     return arguments
 

@@ -167,9 +167,13 @@ def test_what_a_plans_engine_does_by_itself_is_refused_by_name(tmp_path):
         GalvatronTrainer(LlamaForCausalLM(config), args, train_dataset=PAIRS)
     with pytest.raises(UserError, match="args: give GalvatronTrainingArguments"):
         GalvatronTrainer(model, train_dataset=PAIRS)
+    with pytest.raises(UserError, match=r"num_cycles: 2\.0 would change nothing here"):
+        GalvatronTrainer(model, arguments(tmp_path, num_cycles=2.0), train_dataset=PAIRS)
     with pytest.raises(UserError, match="args: settings of a whole run"):
         GalvatronTrainer(settings(tmp_path), args)
+    args = arguments(tmp_path, logging_strategy="epoch", metrics_output_path=str(tmp_path / "metrics"))
     trainer = GalvatronTrainer(LlamaConfig(**config.to_dict()), args, train_dataset=PAIRS)
+    assert trainer.args.logging_strategy.value == "epoch" and (tmp_path / "metrics").is_dir()
     for name in ("predict", "training_step", "compute_loss", "create_optimizer_and_scheduler", "evaluation_loop"):
         with pytest.raises(UserError, match=f"{name}: is not there under a plan"):
             getattr(trainer, name)()
