@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterable
@@ -15,6 +16,9 @@ from .errors import UserError
 
 LARGEST_BYTES = 64 * 2**20  # of a file that is read whole; the largest known, a tokenizer of 250,000 words, has 17 MB
 DEEPEST = 64  # objects and lists within one another; no file of ours or Galvatron's has more than 6
+_STRING = r'("(?:[^"\\\n]|\\.)*+"?)'  # an open one ends with its line: each character is looked at once
+_STRING_OR_COMMENT = re.compile(_STRING + r"|//[^\n]*")
+_STRING_OR_LAST_COMMA = re.compile(_STRING + r"|,(?=\s*[}\]])")
 TOO_DEEP = f"not valid JSON: more than {DEEPEST} objects and lists within one another"
 
 
@@ -46,9 +50,19 @@ def read_text(path: str | Path, limit: int = LARGEST_BYTES) -> str:
     return text
 
 
-def read_json(path: str | Path, limit: int = LARGEST_BYTES) -> Any:
-    """Parse a JSON file. Raises UserError that names the file and the place of the fault."""
-    return parse_json(read_text(path, limit), str(path))
+def read_json(path: str | Path, limit: int = LARGEST_BYTES, comments: bool = False) -> Any:
+    """Parse a JSON file. Raises UserError that names the file and the place of the fault.
+
+    `comments`: as documents print JSON, with `// …` up to the end of a line and a comma behind the last entry.
+    """
+    text = read_text(path, limit)
+    return parse_json(without_comments(text) if comments else text, str(path))
+
+
+def without_comments(text: str) -> str:
+    """The text with spaces for what only `comments` allows, so that lines and columns stay what they were."""
+    plain = _STRING_OR_COMMENT.sub(lambda found: found[1] or " " * len(found[0]), text)
+    return _STRING_OR_LAST_COMMA.sub(lambda found: found[1] or " ", plain)
 
 
 def parse_json(text: str, source: str) -> Any:
