@@ -62,12 +62,16 @@ def search(values: dict[str, Any], json: bool) -> None:
         note=heard.append,
     )
     notes = list(dict.fromkeys(heard))
-    title = [*_title(model, options), *(f"note: {note}" for note in notes)]
+    title = _title(model, options)
     log = [f"Search {line}" for line in title]
     result = find_plan(model.shapes, cost, options, log.append)
     log += [f"{family}: {result.fate(family)}" for family in result.outcomes]
 
-    shown: list[Any] = [*title, *explain(result, model.shapes[0] if len(model.shapes) == 1 else None)]
+    shown: list[Any] = [
+        *title,
+        *(f"note: {note}" for note in notes),
+        *explain(result, model.shapes[0] if len(model.shapes) == 1 else None),
+    ]
     path = None
     if result.best:
         path = _output_path(run.output_config_path, model, options)

@@ -54,8 +54,8 @@ def load(
     """Cost model from profile files: those named by a path (or its folder), the rest by their documented names from
     `folder`.
 
-    `note` hears, in lines for people, what was assumed, derived from raw runs or left out. Raises UserError with all that
-    is wrong: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
+    `note` hears, in lines for people, what was assumed, derived from raw runs or left out. Raises UserError with all
+    that is wrong: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
     """
     shapes = (model,) if isinstance(model, ModelShape) else tuple(model)
     shape, precision = shapes[0], assumed.mixed_precision
@@ -105,8 +105,8 @@ def load(
                 note(line)
         if assumed.sequence_parallel and (without := use.without_megatron_sp()):
             note(
-                f"{memory_path}: {', '.join(without)} measured without Megatron-SP; under sequence_parallel a layer of degree "
-                "t keeps 1/t of what it keeps at degree 1, and the vocabulary layers what was measured"
+                f"{memory_path}: {', '.join(without)} measured without Megatron-SP; under sequence_parallel a layer of "
+                "degree t keeps 1/t of what it keeps at degree 1, and the vocabulary layers what was measured"
             )
     faults.require_none()
     if not allow_foreign_profiles:
@@ -131,8 +131,8 @@ def _mode(kind: type[Mode], value: str, name: str) -> Mode:
 
 
 def _place(path: str | Path | None, folder: str | Path | None, name: str, model: ModelShape, option: str) -> Path:
-    """The file named, or the documented one in the folder, or the folder's only one of its kind and dtype whose name does
-    not say that it is another model's."""
+    """The file named, or the documented one in the folder, or the folder's only one of its kind and dtype whose name
+    does not say that it is another model's."""
     if path is not None and not Path(path).is_dir():
         return Path(path)
     folder = path or folder

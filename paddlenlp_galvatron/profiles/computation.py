@@ -24,12 +24,13 @@ from .files import (
     objects,
     positive,
     read_profile,
+    section,
     skipped,
     unknown_key,
     whole_number,
     write_profile,
 )
-from .raw_runs import SEQ, TIME_RUN, derived_times
+from .raw_runs import SEQ, TIME_RUN, derived_times, kind_of
 
 EMBEDDING, HEAD = "embedding", "head"
 
@@ -64,7 +65,6 @@ class PassTimes:
     recompute_ms: float | None = None  # the forward inside backward; None: as long as forward
 
 
-SECTION = "computation_profiling"  # of a file that holds a model's times and memory together
 _TIME = re.compile(rf"layertype_(?:(\d+)|(other)(?:_\d+)?)(?:_bsz(\d+))?(?:_seq({SEQ}|\d+))?")
 _PART_TIME = re.compile(rf"{_TIME.pattern}_(attention|mlp)")
 _RAW = re.compile(rf"{TIME_RUN.pattern}(?:_.*)?")
@@ -117,18 +117,16 @@ class ComputationProfile:
     ) -> ComputationProfile:
         """Read a file, whatever its name, of any version of Galvatron or its PaddleNLP port.
 
-        `seqs`: tokens of a sample that each layer type is to see, for keys that tell none. `note` hears what was assumed,
-        derived from raw runs or left out. Raises UserError with all that is wrong.
+        `seqs`: tokens of a sample that each layer type is to see, for keys that tell none. `note` hears what was
+        assumed, derived from raw runs or left out. Raises UserError with all that is wrong.
         """
-        content, meta = read_profile(path)
-        if isinstance(content.get(SECTION), dict):
-            content = content[SECTION]
+        whole, meta = read_profile(path)
+        content, beside = section(whole, "computation_profiling")
+        skipped(path, beside, note)
         raw = {key: value for key, value in content.items() if _RAW.fullmatch(key)}
         derived, useless = derived_times(content)
         if derived:
-            note(
-                f"{path}: derived from raw runs: {', '.join(dict.fromkeys(key.partition('_bsz')[0] for key in derived))}"
-            )
+            note(f"{path}: derived from raw runs: {', '.join(dict.fromkeys(map(kind_of, derived)))}")
         if useless and (derived or not any(map(_TIME.fullmatch, content))):
             note(f"{path}: left out, as more layers did not take longer or were not run: {', '.join(useless)}")
         layers, other = _read_times(path, {**content, **derived}, raw, Lengths(path, seqs, note), note)
@@ -155,10 +153,10 @@ class ComputationProfile:
             return self
         share = model.vocab_size * model.hidden_size / model.layer_parameters
         times = self.layer_ms[max(self.layer_ms)]
-        note(
-            f"{self.files[0].path if self.files else 'computation profile'}: no layertype_other; the LM head is taken to "
-            f"cost {share:.3g} of a layer, by its weights"
-        )
+        for file in self.files:
+            note(
+                f"{file.path}: no layertype_other; the LM head is taken to cost {share:.3g} of a layer, by its weights"
+            )
         return replace(self, other_ms={shape: share * ms for shape, ms in times.items()})
 
 
@@ -220,7 +218,7 @@ def _add_time(
     if match[2]:
         ms = not_negative(path, key, value, "ms per sample")
         for seq in seqs:
-            # Galvatron 2.0 writes one for each type, which has the layers of the other types in it: the least has least.
+            # Galvatron 2.0 writes one for each type, with the other types' layers in it: the least has least of them.
             other[Shape(batch, seq)] = min(ms, other.get(Shape(batch, seq), ms))
         return
     layer_type = _layer_type(path, key, match[1])

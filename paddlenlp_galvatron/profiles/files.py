@@ -238,6 +238,16 @@ def unknown_key(path: str | Path, key: str, expected: str) -> UserError:
     return UserError(f"{path}: {shorten(key)}: unknown key; expected {expected}; correct or remove it")
 
 
+SECTIONS = ("computation_profiling", "memory_profiling")  # of a file that holds a model's times and memory together
+
+
+def section(content: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
+    """One of SECTIONS where the content has it, else all of it; and the keys beside the sections."""
+    if not isinstance(content.get(name), dict):
+        return content, []
+    return content[name], [key for key in content if key not in SECTIONS]
+
+
 def skipped(path: str | Path, keys: Sequence[str], note: Note) -> None:
     """Tell of a file's keys that are no measurements, such as the model's own numbers."""
     if keys:

@@ -154,15 +154,15 @@ class HardwareProfile:
                 )
             if not overlap_file:
                 note(
-                    f"{OVERLAP_NAME}: not there; overlap_coe is taken as 1: compute and communication side by side do not "
-                    "slow each other down"
+                    f"{OVERLAP_NAME}: not there; overlap_coe is taken as 1: compute and communication side by side "
+                    "do not slow each other down"
                 )
         if allreduce_file and (named := _SHAPE.search(allreduce_file.name)):
             shape = (int(named[1]), int(named[2]))
-        allreduce, p2p, messages, overlap_coe, meta, faults = {}, {}, {}, 1.0, Meta(), Faults()
+        faults = Faults()
         with faults.gathered():
-            if allreduce_file:
-                allreduce, meta = read_allreduce(allreduce_file, shape[0] * shape[1], note)
+            world_size = shape[0] * shape[1]
+            allreduce, meta = read_allreduce(allreduce_file, world_size, note) if allreduce_file else ({}, Meta())
         with faults.gathered():
             p2p = read_p2p(p2p_file, note) if p2p_file else {}
         with faults.gathered():

@@ -92,8 +92,8 @@ def require_same_device(files: Iterable[ProfileFile]) -> None:
 
 
 def fits_layer(parameter_mib: float, model: ModelShape) -> bool:
-    """Whether a layer's weights (MiB at 4 bytes each) are the model's: within 3 % and the 5 MiB that allocators round by,
-    but never more than a quarter off. Older Galvatrons ran all models with as many kv heads as heads."""
+    """Whether a layer's weights (MiB at 4 bytes each) are the model's: within 3 % and the 5 MiB that allocators round
+    by, but never more than a quarter off. Older Galvatrons ran all models with as many kv heads as heads."""
     return any(_near(parameter_mib, _layer_mib(kind)) for kind in (model, replace(model, kv_heads=model.heads)))
 
 
@@ -137,8 +137,9 @@ def require_vocab_states(path: str | Path, states_mib: Mapping[str, float], mode
         least, most = expected[role]
         if not 0.8 * least <= measured <= 1.25 * most + 640:
             faults.append(
-                f"{path}: model_states: {measured:.0f} MiB for the vocabulary layers ({role} stage), but {models[0].name} "
-                f"with {models[0].vocab_size} words has {least:.0f}; profile this model or pass --allow_foreign_profiles"
+                f"{path}: model_states: {measured:.0f} MiB for the vocabulary layers ({role} stage), but "
+                f"{models[0].name} with {models[0].vocab_size} words has {least:.0f}; "
+                "profile this model or pass --allow_foreign_profiles"
             )
     if faults:
         raise UserError(faults)
@@ -150,6 +151,6 @@ def require_possible_times(path: str | Path, sample_ms: Mapping[int, float], mod
         flops = 2 * models[min(layer_type, len(models) - 1)].layer_parameters
         if flops > ms * FLOPS_A_MS:
             raise UserError(
-                f"{path}: layertype_{layer_type}: {ms:.3g} ms a token is {flops / ms / 1e12:,.0f} PFLOP/s, more than any "
-                "device does; are these seconds? write ms, or pass --allow_foreign_profiles"
+                f"{path}: layertype_{layer_type}: {ms:.3g} ms a token is {flops / ms / 1e12:,.0f} PFLOP/s, more than "
+                "any device does; are these seconds? write ms, or pass --allow_foreign_profiles"
             )

@@ -26,6 +26,7 @@ from .files import (
     objects,
     positive,
     read_profile,
+    section,
     skipped,
     unknown_key,
     whole_number,
@@ -79,7 +80,6 @@ class VocabMemory:
     kept_mib: Mapping[int, float] = field(default_factory=dict)  # tp degree -> kept for backward alone, per sample
 
 
-SECTION = "memory_profiling"  # of a file that holds a model's times and memory together
 _OTHER_RUN = re.compile(r"pp\d+_ckpt[01]_layernum\[.*")  # raw runs of Galvatron's graphical interface
 UNMEASURED_MIB = 1e6  # that Galvatron writes for degree 1 (and halves of it for others) where there was no run
 _LAYER = re.compile(r"layertype_(\d+)(_sp)?")
@@ -146,14 +146,14 @@ class MemoryProfile:
     ) -> MemoryProfile:
         """Read a file, whatever its name, of any version of Galvatron or its PaddleNLP port.
 
-        `dialect` settles whose units it is in where the file doesn't tell, else `model`, whose layer (of type 0) fits one
-        of them. `seqs`: tokens of a sample that each layer type is to see, for keys that tell none. `note` hears what was
-        assumed, derived from raw runs or left out. Raises UserError with all that is wrong, also when nothing tells the
-        dialect or what tells contradicts.
+        `dialect` settles whose units it is in where the file doesn't tell, else `model`, whose layer (of type 0) fits
+        one of them. `seqs`: tokens of a sample that each layer type is to see, for keys that tell none. `note` hears
+        what was assumed, derived from raw runs or left out. Raises UserError with all that is wrong, also when nothing
+        tells the dialect or what tells contradicts.
         """
-        content, meta = read_profile(path)
-        if isinstance(content.get(SECTION), dict):
-            content = content[SECTION]
+        whole, meta = read_profile(path)
+        content, beside = section(whole, "memory_profiling")
+        skipped(path, beside, note)
         known = _dialect(path, content, meta, dialect, model, note)
         derived = derived_memory(content, known)
         if derived:
@@ -195,12 +195,10 @@ def _read_entries(
                 raise unknown_key(path, key, "layertype_{type}[_sp] or other_memory_pp_{off|on_first|on_last}[_sp]")
             elif key not in raw:
                 strange.append(key)
-    for wanted, found in (("layertype_…", layers), ("other_memory_pp_…", vocab)):
-        with faults.gathered():
-            if not found:
-                wanted += " entry" + (" and no raw runs that tell one" if raw else "")
-                raise holds_no(path, wanted, content, "galvatron profile memory")
     faults.require_none()
+    if missing := [key for key, found in (("layertype_…", layers), ("other_memory_pp_…", vocab)) if not found]:
+        wanted = f"{' and no '.join(missing)} entry" + (" and no raw runs that tell one" if raw else "")
+        raise holds_no(path, wanted, content, "galvatron profile memory")
     skipped(path, strange, note)
     return layers, vocab
 
@@ -262,19 +260,19 @@ def _dialect(
         raise UserError(f"{path}: profile_dialect says {given} but the file is {' and '.join(sorted(told))}'s")
     if len(told) > 1:
         raise UserError(f"{path}: mixes keys of both dialects; keep one profile a file")
-    if told or given is not None:
-        return told.pop() if told else given or "galvatron"
     size = next(_sizes(content.get("layertype_0")), None)
+    if told or given is not None or size is None:
+        return told.pop() if told else given or "galvatron"
     for dialect, parameter_bytes in PARAMETER_BYTES.items():
-        if model and size and fits_layer(size * PARAMETER_BYTES["galvatron"] / parameter_bytes, model):
+        if model and fits_layer(size * PARAMETER_BYTES["galvatron"] / parameter_bytes, model):
             note(
-                f"{path}: units are not told; taken as {dialect}'s, as parameter_size is {parameter_bytes} bytes a weight "
-                f"of {model.name}"
+                f"{path}: units are not told; taken as {dialect}'s, as parameter_size is {parameter_bytes} bytes "
+                f"for each weight of {model.name}"
             )
             return dialect
     raise UserError(
         f"{path}: nothing tells whether parameter_size is Galvatron's (fp32 MiB) or PaddleNLP's (bf16 MiB)"
-        + (f", and {size:g} is neither of {model.name}" if model and size else "")
+        + (f", and {size:g} is neither of {model.name}" if model else "")
         + "; pass --profile_dialect galvatron or --profile_dialect paddlenlp"
     )
 

@@ -143,8 +143,8 @@ def _unsplit(lengths: Mapping[int, LayerMemory]) -> dict[int, LayerMemory]:
     }
     if not alone:
         raise UserError(
-            "tp_activation_per_bsz_dict: without degree 1, what was measured with Megatron-SP does not tell what a layer "
-            "keeps without, nor the reverse; measure degree 1 with `galvatron profile memory`"
+            "tp_activation_per_bsz_dict: without degree 1, what was measured with Megatron-SP does not tell what a "
+            "layer keeps without, nor the reverse; measure degree 1 with `galvatron profile memory`"
         )
     return alone
 

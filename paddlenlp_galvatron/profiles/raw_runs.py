@@ -57,8 +57,8 @@ def derived_times(content: Mapping[str, Any]) -> tuple[dict[str, float], list[st
             entries[f"layertype_{i}" + _suffix(Point(point.batch, lengths[i] if i < len(lengths) else point.seq))] = ms
         spent = sum(n * ms for n, ms in zip(base, layer_ms, strict=True))
         entries["layertype_other" + where] = max(times[base] / point.batch - spent, 0.0)
-    known = {_kind(key) for key in content}
-    return {key: ms for key, ms in entries.items() if _kind(key) not in known}, useless
+    known = {kind_of(key) for key in content}
+    return {key: ms for key, ms in entries.items() if kind_of(key) not in known}, useless
 
 
 def derived_memory(content: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _vocabulary(
     kept: Mapping[int, list[float]],
     halved: bool,
 ) -> dict[str, Any]:
-    """What a stage's first and last rank hold beside their layers: the least that any run says, in the port the most."""
+    """What a stage's first and last rank hold beside their layers: the least any run says, in the port the most."""
     chosen = max if dialect == "paddlenlp" else min
     found: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:
@@ -234,7 +234,7 @@ def _suffix(point: Point) -> str:
     return f"_bsz{point.batch}" + (f"_seq{point.seq}" if point.seq else "")
 
 
-def _kind(key: str) -> str:
+def kind_of(key: str) -> str:
     """What a key is about, whatever its batch and length: layertype_0, layertype_other."""
     return "_".join(key.split("_")[:2])
 
