@@ -109,6 +109,10 @@ def load(
                 "degree t keeps 1/t of what it keeps at degree 1, and the vocabulary layers what was measured"
             )
     faults.require_none()
+    measured = {*computation.layer_ms, *(variant.layer_type for variant in memory.layers)}
+    if more := sorted(measured - set(range(len(shapes)))):
+        keys = ", ".join(f"layertype_{layer_type}" for layer_type in more)
+        note(f"{keys} left out: the model has layers of {len(shapes)} type{'s' * (len(shapes) > 1)} (num_layertype)")
     if not allow_foreign_profiles:
         require_same_device([*hardware.files, *computation.files, *memory.files])
     return CostModel(

@@ -17,9 +17,9 @@ _DTYPE = re.compile(r"_profiling_(fp32|bf16|fp16)(?=[_.])")
 _SIZES = re.compile(r"_hidden_?(\d+)_head_?(\d+)")
 _PART = re.compile(r"_(attention|mlp)(?=[_.])")
 _MODEL = re.compile(r"([a-z]+)-?(\d[\d.]*)?-(\d+(?:\.\d+)?)b(?![a-z])")  # llama2-7b: family, version, billions
-_FAMILY = re.compile(r"_profiling_(?:fp32|bf16|fp16)_([a-z]+)")
 # Families as they stand in names of Galvatron's models -> ours; None: one that is not planned here.
-FAMILIES = {"llama": "llama", "qwen": "qwen2"} | dict.fromkeys(("gpt", "t", "bert", "vit", "swin", "mixtral", "moe"))
+FAMILIES = {"llama": "llama", "qwen": "qwen2"} | dict.fromkeys(("gpt", "t5", "bert", "vit", "swin", "mixtral", "moe"))
+_FAMILY = re.compile(rf"_profiling_(?:fp32|bf16|fp16)_({'|'.join(FAMILIES)})(?![a-z])")
 MIB = 2**20
 FLOPS_A_MS = 1e13  # of one device: four times the fastest matrix units of 2025
 
@@ -66,7 +66,7 @@ def _another_model(name: str, model: ModelShape) -> str | None:
         if re.search(rf"_{re.escape(preset)}(?![\da-z])", name):
             return None if _layer(_preset(preset)) == _layer(model) else preset
     family = _FAMILY.search(name)
-    if family and FAMILIES.get(family[1], model.family) != model.family:
+    if family and FAMILIES[family[1]] != model.family:
         return family[1]
     told, own = _MODEL.search(name), _MODEL.search(model.name.lower())
     if told and own and told[1] in FAMILIES and told[3] != own[3]:

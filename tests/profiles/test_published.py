@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fixtures.profile_shapes import LLAMA, hardware, memory, named, runs_mib, runs_ms, times
 from fixtures.published_profiles import PUBLISHED, Published
 
+from paddlenlp_galvatron.base.reading import read_json
 from paddlenlp_galvatron.cost_model import CostModel, load
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.profiles.raw_runs import derived_memory, derived_times
@@ -62,6 +64,24 @@ def test_a_set_that_cannot_be_used_is_refused_with_all_reasons(tmp_path, publish
     with pytest.raises(UserError) as error:
         loaded(tmp_path, published)
     require_each(published.faults, list(error.value.faults))
+
+
+def test_times_of_a_type_that_the_model_does_not_have_are_named(tmp_path):
+    (two,) = (p for p in PUBLISHED if p.name == "two types of layers")
+    cost, options, notes = loaded(tmp_path, replace(two, model=LLAMA))
+    require_each(("layertype_1 left out: the model has layers of 1 type",), notes)
+    assert search(LLAMA, cost, options).best
+
+
+def test_comments_are_read_over_and_strings_and_places_stay(tmp_path):
+    path = tmp_path / "commented.json"
+    path.write_text('{"a//b": 1, // "c": 2,\n "d": [",]", "\\\\",],\n}\n')
+    assert read_json(path, comments=True) == {"a//b": 1, "d": [",]", "\\"]}
+    with pytest.raises(UserError, match="not valid JSON"):
+        read_json(path)
+    path.write_text('{"a": 1, // one\n "b" 2}')
+    with pytest.raises(UserError, match="line 2, column 6"):
+        read_json(path, comments=True)
 
 
 def test_enough_sets_are_described():
