@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,9 @@ DEEPEST = 64  # objects and lists within one another; no file of ours or Galvatr
 MOST_DIGITS = 40  # of a whole number, whose decimal form takes time that grows with the square of its length
 MOST_PARTS = 100_000  # names and values of a YAML file: a second of PyYAML's time
 TOO_DEEP = f"more than {DEEPEST} objects and lists within one another"
+_STRING = r'("(?:[^"\\\n]|\\.)*+"?)'  # an open one ends with its line: each character is looked at once
+_STRING_OR_COMMENT = re.compile(_STRING + r"|//[^\n]*")
+_STRING_OR_LAST_COMMA = re.compile(_STRING + r"|,(?=\s*[}\]])")
 
 
 def open_file(path: str | Path) -> BinaryIO:
@@ -63,9 +67,19 @@ def read_text(path: str | Path, limit: int = LARGEST_BYTES) -> str:
     return text
 
 
-def read_json(path: str | Path, limit: int = LARGEST_BYTES) -> Any:
-    """Parse a JSON file. Raises UserError that names the file and the place of the fault."""
-    return parse_json(read_text(path, limit), str(path))
+def read_json(path: str | Path, limit: int = LARGEST_BYTES, comments: bool = False) -> Any:
+    """Parse a JSON file. Raises UserError that names the file and the place of the fault.
+
+    `comments`: as documents print JSON, with `// …` up to the end of a line and a comma behind the last entry.
+    """
+    text = read_text(path, limit)
+    return parse_json(without_comments(text) if comments else text, str(path))
+
+
+def without_comments(text: str) -> str:
+    """The text with spaces for what only `comments` allows, so that lines and columns stay what they were."""
+    plain = _STRING_OR_COMMENT.sub(lambda found: found[1] or " " * len(found[0]), text)
+    return _STRING_OR_LAST_COMMA.sub(lambda found: found[1] or " ", plain)
 
 
 def parse_json(text: str, source: str) -> Any:

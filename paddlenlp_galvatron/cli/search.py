@@ -59,15 +59,27 @@ def search(values: dict[str, Any], json: bool) -> None:
     options = SearchOptions.among({**values, "seq_length": model.seq_length})
     run = RunOptions.among(values)
 
-    log = ["Search " + title for title in _title(model, options)]
+    heard: list[str] = []
     cost = load(
-        model.shapes, options.num_nodes, options.num_gpus_per_node, options.assumptions, **options.profile_arguments
+        model.shapes,
+        options.num_nodes,
+        options.num_gpus_per_node,
+        options.assumptions,
+        **options.profile_arguments,
+        note=heard.append,
     )
+    notes = list(dict.fromkeys(heard))
+    title = _title(model, options)
+    log = [f"Search {line}" for line in title]
     with _note_after(LONG_S):
         result = find_plan(model.shapes, cost, options, log.append)
     log += [f"{family}: {result.fate(family)}" for family in result.outcomes]
 
-    shown: list[Any] = [*_title(model, options), *explain(result, model.shapes[0] if len(model.shapes) == 1 else None)]
+    shown: list[Any] = [
+        *title,
+        *(f"note: {note}" for note in notes),
+        *explain(result, model.shapes[0] if len(model.shapes) == 1 else None),
+    ]
     path = None
     if result.best:
         path = _output_path(run.output_config_path, model, options)
@@ -80,7 +92,7 @@ def search(values: dict[str, Any], json: bool) -> None:
     say(END, err=json)
     if json:
         line = summary(result, options.budget_mib, options.context_mib)
-        places = {"model": model.name, "plan": str(path) if path else None, "log": str(log_file)}
+        places = {"model": model.name, "plan": str(path) if path else None, "log": str(log_file), "notes": notes}
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
         say(dumps(line | peak | places))
     result.require()

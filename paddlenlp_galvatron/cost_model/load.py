@@ -11,9 +11,17 @@ from ..plan.model import ModelShape
 from ..plan.strategy import Assumptions
 from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode
-from ..profiles.files import Dialect, computation_name, memory_name
+from ..profiles.files import Dialect, Faults, Note, computation_name, memory_name, no_note
 from ..profiles.hardware import HardwareProfile
-from ..profiles.identity import require_parameter_size, require_same_device, require_same_model
+from ..profiles.identity import (
+    kv_heads_note,
+    name_faults,
+    require_parameter_size,
+    require_possible_times,
+    require_same_device,
+    require_same_model,
+    require_vocab_states,
+)
 from ..profiles.memory import MemoryProfile
 from ..profiles.memory_use import MemoryMode, MemoryUse
 from ..profiles.network import Network
@@ -41,39 +49,76 @@ def load(
     profile_dialect: Dialect | None = None,
     allow_foreign_profiles: bool = False,
     options: CostOptions = CostOptions(),
+    note: Note = no_note,
 ) -> CostModel:
     """Cost model from profile files: those named by a path (or its folder), the rest by their documented names from
     `folder`.
 
-    Raises UserError: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
+    `note` hears, in lines for people, what was assumed, derived from raw runs or left out. Raises UserError with all
+    that is wrong: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
     """
     shapes = (model,) if isinstance(model, ModelShape) else tuple(model)
     shape, precision = shapes[0], assumed.mixed_precision
     documented = (precision.value, shape.hidden_size, shape.heads)
-    time_path = _place(time_profiling_path, folder, computation_name(*documented), "time_profiling_path")
-    memory_path = _place(memory_profiling_path, folder, memory_name(*documented), "memory_profiling_path")
-    hardware = HardwareProfile.load(
-        num_nodes,
-        gpus_per_node,
-        folder=folder,
-        allreduce_path=allreduce_bandwidth_config_path,
-        p2p_path=p2p_bandwidth_config_path,
-        overlap_path=overlap_coe_path,
-        sp_time_path=sp_time_path,
-    )
-    computation = ComputationProfile.load(time_path, *documented)
-    memory = MemoryProfile.load(memory_path, *documented, dialect=profile_dialect)
-    use = MemoryUse(memory, _mode(MemoryMode, memory_profile_mode, "memory_profile_mode"))
+    time_mode = _mode(TimeMode, time_profile_mode, "time_profile_mode")
+    memory_mode = _mode(MemoryMode, memory_profile_mode, "memory_profile_mode")
+    seqs = tuple(length for kind in shapes if (length := kind.seq_length or assumed.seq_length))
+    faults = Faults()
+    with faults.gathered():
+        hardware = HardwareProfile.load(
+            num_nodes,
+            gpus_per_node,
+            folder=folder,
+            allreduce_path=allreduce_bandwidth_config_path,
+            p2p_path=p2p_bandwidth_config_path,
+            overlap_path=overlap_coe_path,
+            sp_time_path=sp_time_path,
+            note=note,
+        )
+    with faults.gathered():
+        time_path = _place(time_profiling_path, folder, computation_name(*documented), shape, "time_profiling_path")
+        computation = ComputationProfile.load(time_path, *documented, seqs=seqs, note=note)
+        computation = computation.with_assumed_head(shapes[-1], note)
+        if not allow_foreign_profiles:
+            with faults.gathered():
+                require_same_model(time_path, computation.meta, shapes, precision)
+            fastest = {
+                layer_type: min(ms / at.seq for at, ms in times.items())
+                for layer_type, times in computation.layer_ms.items()
+            }
+            require_possible_times(time_path, fastest, shapes)
+    with faults.gathered():
+        memory_path = _place(memory_profiling_path, folder, memory_name(*documented), shape, "memory_profiling_path")
+        memory = MemoryProfile.load(
+            memory_path, *documented, dialect=profile_dialect, model=shape, seqs=seqs, note=note
+        )
+        use = MemoryUse(memory, memory_mode)
+        if not allow_foreign_profiles:
+            with faults.gathered():
+                require_same_model(memory_path, memory.meta, shapes, precision)
+            for layer_type, kind in enumerate(shapes):
+                with faults.gathered():
+                    require_parameter_size(memory_path, use.parameter_mib(layer_type), kind)
+            require_vocab_states(memory_path, use.vocab_states_measured(), shapes)
+        for layer_type, kind in enumerate(shapes):
+            for line in kv_heads_note(memory_path, use.parameter_mib(layer_type), kind):
+                note(line)
+        if assumed.sequence_parallel and (without := use.without_megatron_sp()):
+            note(
+                f"{memory_path}: {', '.join(without)} measured without Megatron-SP; under sequence_parallel a layer of "
+                "degree t keeps 1/t of what it keeps at degree 1, and the vocabulary layers what was measured"
+            )
+    faults.require_none()
+    measured = {*computation.layer_ms, *(variant.layer_type for variant in memory.layers)}
+    if more := sorted(measured - set(range(len(shapes)))):
+        keys = ", ".join(f"layertype_{layer_type}" for layer_type in more)
+        note(f"{keys} left out: the model has layers of {len(shapes)} type{'s' * (len(shapes) > 1)} (num_layertype)")
     if not allow_foreign_profiles:
         require_same_device([*hardware.files, *computation.files, *memory.files])
-        require_same_model(time_path, computation.meta, shapes, precision)
-        require_same_model(memory_path, memory.meta, shapes, precision)
-        for layer_type, kind in enumerate(shapes):
-            require_parameter_size(memory_path, use.parameter_mib(layer_type), kind)
     return CostModel(
         model,
         network=Network(hardware),
-        times=ComputeTimes(computation, _mode(TimeMode, time_profile_mode, "time_profile_mode")),
+        times=ComputeTimes(computation, time_mode),
         memory=use,
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
@@ -89,8 +134,9 @@ def _mode(kind: type[Mode], value: str, name: str) -> Mode:
         raise UserError(f"{name}: {value!r} is unknown; choose one of {', '.join(kind)}") from None
 
 
-def _place(path: str | Path | None, folder: str | Path | None, name: str, option: str) -> Path:
-    """The file named, or the documented one in the folder, or the folder's only one of its kind and dtype."""
+def _place(path: str | Path | None, folder: str | Path | None, name: str, model: ModelShape, option: str) -> Path:
+    """The file named, or the documented one in the folder, or the folder's only one of its kind and dtype whose name
+    does not say that it is another model's."""
     if path is not None and not Path(path).is_dir():
         return Path(path)
     folder = path or folder
@@ -100,7 +146,8 @@ def _place(path: str | Path | None, folder: str | Path | None, name: str, option
     if found.exists():
         return found
     prefix = name.partition("_hidden_")[0]
-    others = sorted(p for p in Path(folder).glob(f"{prefix}_*.json") if "_hidden_" not in p.name)
+    found_all = sorted(p for p in Path(folder).glob(f"{prefix}_*.json") if "_hidden_" not in p.name)
+    others = [path for path in found_all if not name_faults(path, model)] or found_all
     if len(others) == 1:
         return others[0]
     if others:

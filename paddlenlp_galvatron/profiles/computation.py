@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import UserError
+from ..plan.model import ModelShape
 from .files import (
+    Faults,
+    Lengths,
     Meta,
+    Note,
     ProfileFile,
     computation_name,
     field_of,
+    holds_no,
+    no_note,
     not_negative,
     objects,
     positive,
     read_profile,
+    section,
+    skipped,
     unknown_key,
     whole_number,
     write_profile,
 )
+from .raw_runs import SEQ, TIME_RUN, derived_times, kind_of
 
 EMBEDDING, HEAD = "embedding", "head"
 
@@ -56,8 +65,9 @@ class PassTimes:
     recompute_ms: float | None = None  # the forward inside backward; None: as long as forward
 
 
-_TIME = re.compile(r"layertype_(\d+|other)_bsz(\d+)_seq(\d+)")
-_RAW = re.compile(r"layernum\[\d+(?:,\s*\d+)*\]_bsz\d+_seq\d+(?:_.*)?")
+_TIME = re.compile(rf"layertype_(?:(\d+)|(other)(?:_\d+)?)(?:_bsz(\d+))?(?:_seq({SEQ}|\d+))?")
+_PART_TIME = re.compile(rf"{_TIME.pattern}_(attention|mlp)")
+_RAW = re.compile(rf"{TIME_RUN.pattern}(?:_.*)?")
 _PASS = re.compile(r"(layertype_\d+|embedding|head)_bsz(\d+)_seq(\d+)_tp(\d+)")
 UNITS = {"layertype": "ms per layer per sample, forward, tp 1", "passes_ms": "ms per layer, all samples of the key"}
 
@@ -95,31 +105,31 @@ class ComputationProfile:
         return write_profile(Path(folder) / computation_name(self.dtype, self.hidden_size, self.heads), content, meta)
 
     @classmethod
-    def load(cls, path: str | Path, dtype: str, hidden_size: int, heads: int) -> ComputationProfile:
-        """Read a file, whatever its name. Raises UserError."""
-        content, meta = read_profile(path)
-        layers: dict[int, dict[Shape, float]] = {}
-        other: dict[Shape, float] = {}
-        raw: dict[str, Any] = {}
-        for key, value in content.items():
-            match = _TIME.fullmatch(key)
-            if match:
-                shape = Shape(whole_number(path, key, match[2]), whole_number(path, key, match[3]))
-                if match[1] == "other":
-                    other[shape] = not_negative(path, key, value, "ms per sample")
-                else:
-                    times = layers.setdefault(_layer_type(path, key, match[1]), {})
-                    times[shape] = positive(path, key, value, "ms per layer per sample")
-            elif _RAW.fullmatch(key):
-                raw[key] = value
-            else:
-                raise unknown_key(path, key, "layertype_{type|other}_bsz{samples}_seq{tokens}")
-        if not layers:
-            raise UserError(
-                f"{path}: holds {'raw runs, but ' if raw else ''}no layertype_…_bsz…_seq… time; Galvatron's "
-                "profile_computation.sh derives these when all its runs are done, or measure with "
-                "`galvatron profile computation`"
-            )
+    def load(
+        cls,
+        path: str | Path,
+        dtype: str,
+        hidden_size: int,
+        heads: int,
+        *,
+        seqs: Sequence[int] = (),
+        note: Note = no_note,
+    ) -> ComputationProfile:
+        """Read a file, whatever its name, of any version of Galvatron or its PaddleNLP port.
+
+        `seqs`: tokens of a sample that each layer type is to see, for keys that tell none. `note` hears what was
+        assumed, derived from raw runs or left out. Raises UserError with all that is wrong.
+        """
+        whole, meta = read_profile(path)
+        content, beside = section(whole, "computation_profiling")
+        skipped(path, beside, note)
+        raw = {key: value for key, value in content.items() if _RAW.fullmatch(key)}
+        derived, useless = derived_times(content)
+        if derived:
+            note(f"{path}: derived from raw runs: {', '.join(dict.fromkeys(map(kind_of, derived)))}")
+        if useless and (derived or not any(map(_TIME.fullmatch, content))):
+            note(f"{path}: left out, as more layers did not take longer or were not run: {', '.join(useless)}")
+        layers, other = _read_times(path, {**content, **derived}, raw, Lengths(path, seqs, note), note)
         extra = meta.extra if meta else {}
         return cls(
             dtype,
@@ -135,6 +145,85 @@ class ComputationProfile:
             meta or Meta(),
             (ProfileFile.of(path),),
         )
+
+    def with_assumed_head(self, model: ModelShape, note: Note = no_note) -> ComputationProfile:
+        """Where nothing but layers was measured: the LM head takes what a layer (of the last type) takes for as many
+        weights, since nearly all of both is matrix products."""
+        if self.other_ms or any(key.part == HEAD for key in self.passes):
+            return self
+        share = model.vocab_size * model.hidden_size / model.layer_parameters
+        times = self.layer_ms[max(self.layer_ms)]
+        for file in self.files:
+            note(
+                f"{file.path}: no layertype_other; the LM head is taken to cost {share:.3g} of a layer, by its weights"
+            )
+        return replace(self, other_ms={shape: share * ms for shape, ms in times.items()})
+
+
+def _read_times(
+    path: str | Path, content: Mapping[str, Any], raw: Mapping[str, Any], lengths: Lengths, note: Note
+) -> tuple[dict[int, dict[Shape, float]], dict[Shape, float]]:
+    """Times of layers and of all else. Raises UserError with every fault."""
+    layers: dict[int, dict[Shape, float]] = {}
+    other: dict[Shape, float] = {}
+    faults, strange, parts, whole = Faults(), [], set(), set()
+    for key, value in content.items():
+        match = _TIME.fullmatch(key)
+        if match and not match[3]:
+            whole.add(key)  # of no batch: below
+        elif match:
+            with faults.gathered():
+                _add_time(path, key, match, value, lengths, layers, other)
+        elif part := _PART_TIME.fullmatch(key):
+            parts.add(part[part.lastindex or 0])
+        elif key.startswith("layertype"):
+            with faults.gathered():
+                raise unknown_key(path, key, "layertype_{type|other}_bsz{samples}_seq{tokens}")
+        elif key not in raw:
+            strange.append(key)
+    for key in sorted(whole):
+        match = _TIME.fullmatch(key)
+        known = match and (other if match[2] else layers.get(int(match[1])))
+        if known:
+            note(f"{path}: {key} left out: the file has times by batch")
+        elif match:
+            note(f"{path}: {key} tells no batch; a sample takes the same time in every batch")
+            with faults.gathered():
+                _add_time(path, key, match, content[key], lengths, layers, other)
+    faults.require_none()
+    if not layers and parts:
+        raise UserError(
+            f"{path}: holds times of {' and '.join(sorted(parts))} alone, not of whole layers; measure these with "
+            "`galvatron profile computation`"
+        )
+    if not layers:
+        wanted = "layertype_…_bsz…_seq… time" + (" and no raw runs that tell one" if raw else "")
+        raise holds_no(path, wanted, content, "galvatron profile computation")
+    skipped(path, [*strange, *sorted(f"…_{part}" for part in parts)], note)
+    return layers, other
+
+
+def _add_time(
+    path: str | Path,
+    key: str,
+    match: re.Match[str],
+    value: object,
+    lengths: Lengths,
+    layers: dict[int, dict[Shape, float]],
+    other: dict[Shape, float],
+) -> None:
+    """Put one time where it belongs. All but the layers, in a file of several lengths, is told for each of them."""
+    batch = whole_number(path, key, match[3]) if match[3] else 1
+    seqs = lengths.of(key, match[4])
+    if match[2]:
+        ms = not_negative(path, key, value, "ms per sample")
+        for seq in seqs:
+            # Galvatron 2.0 writes one for each type, with the other types' layers in it: the least has least of them.
+            other[Shape(batch, seq)] = min(ms, other.get(Shape(batch, seq), ms))
+        return
+    layer_type = _layer_type(path, key, match[1])
+    seq = seqs[min(layer_type, len(seqs) - 1)]
+    layers.setdefault(layer_type, {})[Shape(batch, seq)] = positive(path, key, value, "ms per layer per sample")
 
 
 def _layer_type(path: str | Path, key: str, text: str) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +21,8 @@ Dialect = Literal["galvatron", "paddlenlp"]
 META_KEY = "galvatron"
 LARGEST_BYTES = 16 * 2**20  # of a profile file; the largest known has 100 kB
 MOST_FILES = 32  # of which a plan tells that it was searched from them
+Note = Callable[[str], None]  # takes a line on what was assumed or left out
+MOST_FAULTS = 20  # of files that are refused together
 SMALLEST, LARGEST = 1e-9, 1e12  # no ms, MiB or MiB/ms that was measured lies beyond
 
 
@@ -106,6 +110,34 @@ def _digest_if_there(path: str) -> str | None:
         return ""
 
 
+class Faults:
+    """What is wrong with files, gathered so that they are refused once, with all reasons."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """What is raised inside as UserError waits for `require_none`."""
+        try:
+            yield
+        except UserError as error:
+            self._found += error.faults
+
+    def require_none(self) -> None:
+        """Raise UserError if anything was gathered."""
+        found = list(dict.fromkeys(self._found))
+        if len(found) > MOST_FAULTS:
+            source = found[MOST_FAULTS].partition(": ")[0]
+            found[MOST_FAULTS:] = [f"{source}: and {len(found) - MOST_FAULTS} more faults of these kinds"]
+        if found:
+            raise UserError(found)
+
+
+def no_note(_: str) -> None:
+    """The reader who wants no notes."""
+
+
 def place(path: str | Path | None, folder: str | Path | None, name: str) -> Path | None:
     """Where a file is to be found: at its path, which may be its folder, or under its documented name in `folder`."""
     if path is not None and not Path(path).is_dir():
@@ -139,7 +171,7 @@ def memory_name(dtype: str, hidden_size: int, heads: int) -> str:
 
 def read_profile(path: str | Path) -> tuple[dict[str, Any], Meta | None]:
     """Content of a profile file without its object "galvatron", and that object. Raises UserError."""
-    content = read_json(path, LARGEST_BYTES)
+    content = read_json(path, LARGEST_BYTES, comments=True)
     if not isinstance(content, dict):
         raise UserError(f"{path}: a profile file holds one JSON object; this one does not")
     meta = content.pop(META_KEY, None)
@@ -208,6 +240,52 @@ def field_of(path: str | Path, key: str, value: object, name: str) -> Any:
 def unknown_key(path: str | Path, key: str, expected: str) -> UserError:
     """The error for a key that no rule knows."""
     return UserError(f"{path}: {shorten(key)}: unknown key; expected {expected}; correct or remove it")
+
+
+SECTIONS = ("computation_profiling", "memory_profiling")  # of a file that holds a model's times and memory together
+
+
+def section(content: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
+    """One of SECTIONS where the content has it, else all of it; and the keys beside the sections."""
+    if not isinstance(content.get(name), dict):
+        return content, []
+    return content[name], [key for key in content if key not in SECTIONS]
+
+
+def skipped(path: str | Path, keys: Sequence[str], note: Note) -> None:
+    """Tell of a file's keys that are no measurements, such as the model's own numbers."""
+    if keys:
+        note(f"{path}: skipped, as no measurements that are known here: {', '.join(map(shorten, keys))}")
+
+
+def holds_no(path: str | Path, wanted: str, keys: Iterable[str], command: str) -> UserError:
+    """The error for a file without what it should hold, which may be another file than was meant."""
+    first = [shorten(key, 40) for key in keys][:3]
+    has = f"; its keys are {', '.join(first)}, …" if first else ""
+    return UserError(f"{path}: holds no {wanted}{has}; name the right file, or measure it with `{command}`")
+
+
+_LENGTH_IN_NAME = re.compile(r"_seqlen_?(\d{1,9})")
+
+
+class Lengths:
+    """Which sequence lengths, one a layer type, a key means: a number, a list, or nothing (Galvatron 1)."""
+
+    def __init__(self, path: str | Path, seqs: Sequence[int], note: Note):
+        self._path, self._note = path, note
+        named = _LENGTH_IN_NAME.search(Path(path).name)
+        self._untold = (int(named[1]),) if named else tuple(seqs)
+        self._why = "the file's name" if named else "this search's"
+
+    def of(self, key: str, text: str | None) -> tuple[int, ...]:
+        """Raises UserError for a text that tells none, or where nothing does."""
+        if text:
+            return tuple(whole_number(self._path, key, number) for number in re.findall(r"[^,\s\[\]]+", text))
+        if not self._untold:
+            raise UserError(f"{self._path}: {key}: tells no sequence length; write it as _seq… into the key")
+        tokens = ", ".join(map(str, dict.fromkeys(self._untold)))
+        self._note(f"{self._path}: keys without a sequence length are taken as of {tokens} tokens ({self._why})")
+        return self._untold
 
 
 def shorten(value: object, limit: int = 60) -> str:

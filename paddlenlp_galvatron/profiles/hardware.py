@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..base.errors import UserError
 from .files import (
     OVERLAP_NAME,
+    Faults,
     Meta,
+    Note,
     ProfileFile,
     allreduce_name,
     field_of,
+    holds_no,
+    no_note,
     objects,
     p2p_name,
     place,
     positive,
     read_profile,
+    skipped,
     sp_time_name,
     unknown_key,
     whole_number,
@@ -114,12 +119,14 @@ class HardwareProfile:
         p2p_path: str | Path | None = None,
         overlap_path: str | Path | None = None,
         sp_time_path: str | Path | None = None,
+        note: Note = no_note,
     ) -> HardwareProfile:
         """Read the files: those named by a path, the rest by their documented names from `folder`.
 
         The all-reduce file must be there unless there is one device; without the p2p file a cluster has no pipeline,
         without sp_time messages are priced by bandwidth alone, without the overlap file nothing slows down. A file
-        named by path may be of a cluster with other nodes: its name says of which. Raises UserError.
+        named by path may be of a cluster with other nodes: its name says of which. `note` hears what was assumed for
+        a file that is not there, and what was left out. Raises UserError with all that is wrong.
         """
         shape = (num_nodes, gpus_per_node)
 
@@ -139,18 +146,32 @@ class HardwareProfile:
         p2p_file = find(p2p_path, p2p_name(*shape))
         sp_time_file = find(sp_time_path, sp_time_name(*shape))
         overlap_file = find(overlap_path, OVERLAP_NAME)
+        if shape != (1, 1):
+            if not sp_time_file:
+                note(
+                    f"{sp_time_name(*shape)}: not there; every message, all-to-all too, is priced by the all-reduce "
+                    "bandwidth, without a latency; Galvatron asks for the file with sp_space tp+sp"
+                )
+            if not overlap_file:
+                note(
+                    f"{OVERLAP_NAME}: not there; overlap_coe is taken as 1: compute and communication side by side "
+                    "do not slow each other down"
+                )
         if allreduce_file and (named := _SHAPE.search(allreduce_file.name)):
             shape = (int(named[1]), int(named[2]))
-        allreduce, meta = read_allreduce(allreduce_file, shape[0] * shape[1]) if allreduce_file else ({}, Meta())
-        return cls(
-            *shape,
-            allreduce,
-            read_p2p(p2p_file) if p2p_file else {},
-            read_messages(sp_time_file) if sp_time_file else {},
-            read_overlap(overlap_file) if overlap_file else 1.0,
-            meta,
-            tuple(ProfileFile.of(f) for f in (allreduce_file, p2p_file, overlap_file, sp_time_file) if f),
-        )
+        faults = Faults()
+        with faults.gathered():
+            world_size = shape[0] * shape[1]
+            allreduce, meta = read_allreduce(allreduce_file, world_size, note) if allreduce_file else ({}, Meta())
+        with faults.gathered():
+            p2p = read_p2p(p2p_file, note) if p2p_file else {}
+        with faults.gathered():
+            messages = read_messages(sp_time_file, note) if sp_time_file else {}
+        with faults.gathered():
+            overlap_coe = read_overlap(overlap_file, note) if overlap_file else 1.0
+        faults.require_none()
+        files = tuple(ProfileFile.of(f) for f in (allreduce_file, p2p_file, overlap_file, sp_time_file) if f)
+        return cls(*shape, allreduce, p2p, messages, overlap_coe, meta, files)
 
 
 def message_key(group: MessageGroup, mib: float) -> str:
@@ -164,66 +185,96 @@ def _down(values: Mapping[GroupKey, float]) -> list[tuple[GroupKey, float]]:
     return sorted(values.items(), key=lambda item: (-item[0][0], -item[0][1]))
 
 
-def read_allreduce(path: str | Path, world_size: int | None = None) -> tuple[dict[GroupKey, float], Meta]:
+def read_allreduce(
+    path: str | Path, world_size: int | None = None, note: Note = no_note
+) -> tuple[dict[GroupKey, float], Meta]:
     """Bus bandwidth in MiB/ms by (ranks, consecutive). A key without `_consec_` is a consecutive group's."""
     content, meta = read_profile(path)
     result: dict[GroupKey, float] = {}
-    for key, value in content.items():
-        match = _ALLREDUCE.fullmatch(key)
-        if not match:
-            raise unknown_key(path, key, "allreduce_size_{ranks}_consec_{0|1}")
-        size = whole_number(path, key, match[1])
-        group = (size, match[2] != "0")
-        if group in result:
-            raise UserError(f"{path}: {key}: the same group stands there twice, with and without _consec_; keep one")
-        if world_size is not None and size > world_size:
-            raise UserError(
-                f"{path}: {key}: a group of {size} ranks in a cluster of {world_size}: "
-                "the file is another cluster's; name the right file or set num_nodes and num_gpus_per_node"
-            )
-        result[group] = positive(path, key, value, f"{MIB_PER_MS}, bus bandwidth")
+    faults = Faults()
+    for key, value, match in _measurements(
+        path, content, _ALLREDUCE, "allreduce", "allreduce_size_{ranks}_consec_{0|1}", faults, note
+    ):
+        with faults.gathered():
+            size = whole_number(path, key, match[1])
+            group = (size, match[2] != "0")
+            if group in result:
+                raise UserError(
+                    f"{path}: {key}: the same group stands there twice, with and without _consec_; keep one"
+                )
+            if world_size is not None and size > world_size:
+                raise UserError(
+                    f"{path}: {key}: a group of {size} ranks in a cluster of {world_size}: "
+                    "the file is another cluster's; name the right file or set num_nodes and num_gpus_per_node"
+                )
+            result[group] = positive(path, key, value, f"{MIB_PER_MS}, bus bandwidth")
+    faults.require_none()
     if not result and world_size != 1:
-        raise UserError(f"{path}: holds no allreduce_size_… key; measure it with `galvatron profile hardware`")
+        raise holds_no(path, "allreduce_size_… key", content, "galvatron profile hardware")
     return result, meta or Meta()
 
 
-def read_p2p(path: str | Path) -> dict[int, float]:
+def read_p2p(path: str | Path, note: Note = no_note) -> dict[int, float]:
     """Bandwidth in MiB/ms by number of pipeline stages."""
     content, _ = read_profile(path)
     result: dict[int, float] = {}
-    for key, value in content.items():
-        match = _P2P.fullmatch(key)
-        if not match:
-            raise unknown_key(path, key, "pp_size_{stages}")
-        result[whole_number(path, key, match[1])] = positive(path, key, value, MIB_PER_MS)
+    faults = Faults()
+    for key, value, match in _measurements(path, content, _P2P, "pp_size", "pp_size_{stages}", faults, note):
+        with faults.gathered():
+            result[whole_number(path, key, match[1])] = positive(path, key, value, MIB_PER_MS)
+    faults.require_none()
+    if not result and content:
+        raise holds_no(path, "pp_size_… key", content, "galvatron profile hardware")
     return result
 
 
-def read_overlap(path: str | Path) -> float:
+def read_overlap(path: str | Path, note: Note = no_note) -> float:
     """The overlap coefficient, at least 1."""
     content, _ = read_profile(path)
-    for key in content:
-        if key != "overlap_coe":
-            raise unknown_key(path, key, "overlap_coe")
     value = positive(path, "overlap_coe", field_of(path, OVERLAP_NAME, content, "overlap_coe"), "ratio, 1 or more")
     if value < 1:
         raise UserError(
             f"{path}: overlap_coe: {value} is below 1, as if work ran faster side by side; measure it again"
         )
+    skipped(path, [key for key in content if key != "overlap_coe"], note)
     return value
 
 
-def read_messages(path: str | Path) -> dict[MessageGroup, dict[float, float]]:
+def read_messages(path: str | Path, note: Note = no_note) -> dict[MessageGroup, dict[float, float]]:
     """Time in ms by group and message size in MiB."""
     content, meta = read_profile(path)
     result: dict[MessageGroup, dict[float, float]] = {}
     ours = meta.extra.get("messages_ms") if meta else None
     extra = dict(objects(path, "galvatron.messages_ms", ours)) if ours is not None else {}
-    for key, value in [*content.items(), *extra.items()]:
-        match = _MESSAGE.fullmatch(key)
-        if not match:
-            raise unknown_key(path, key, "{allreduce|all2all}_size_{ranks}_{MiB}MB_time")
-        group = MessageGroup(Collective(match[1]), whole_number(path, key, match[2]), match[3] != "0")
-        mib = positive(path, key, float(match[4]), "MiB")
-        result.setdefault(group, {})[mib] = positive(path, key, value, MS)
+    faults, expected = Faults(), "{allreduce|all2all}_size_{ranks}_{MiB}MB_time"
+    for key, value, match in _measurements(path, {**content, **extra}, _MESSAGE, "all", expected, faults, note):
+        with faults.gathered():
+            group = MessageGroup(Collective(match[1]), whole_number(path, key, match[2]), match[3] != "0")
+            mib = positive(path, key, float(match[4]), "MiB")
+            result.setdefault(group, {})[mib] = positive(path, key, value, MS)
+    faults.require_none()
+    if not result and content:
+        raise holds_no(path, expected, content, "galvatron profile hardware")
     return result
+
+
+def _measurements(
+    path: str | Path,
+    content: Mapping[str, Any],
+    pattern: re.Pattern[str],
+    begins: str,
+    expected: str,
+    faults: Faults,
+    note: Note,
+) -> Iterator[tuple[str, Any, re.Match[str]]]:
+    """Measurements of a file. Other keys that begin like one are faults, the rest is skipped with a note."""
+    strange = []
+    for key, value in content.items():
+        if match := pattern.fullmatch(key):
+            yield key, value, match
+        elif key.startswith(begins):
+            with faults.gathered():
+                raise unknown_key(path, key, expected)
+        else:
+            strange.append(key)
+    skipped(path, strange, note)

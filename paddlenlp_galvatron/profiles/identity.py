@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from ..base.errors import UserError
-from ..plan.model import ModelShape, measured_fingerprint
+from ..plan.model import ModelShape, load_model, measured_fingerprint, preset_names
 from ..plan.strategy import Precision
 from .files import Meta, ProfileFile
 
-_NAME = re.compile(r"_profiling_(fp32|bf16|fp16)_(?:hidden_(\d+)_head_(\d+))?")
+_DTYPE = re.compile(r"_profiling_(fp32|bf16|fp16)(?=[_.])")
+_SIZES = re.compile(r"_hidden_?(\d+)_head_?(\d+)")
+_PART = re.compile(r"_(attention|mlp)(?=[_.])")
+_MODEL = re.compile(r"([a-z]+)-?(\d[\d.]*)?-(\d+(?:\.\d+)?)b(?![a-z])")  # llama2-7b: family, version, billions
+# Families as they stand in names of Galvatron's models -> ours; None: one that is not planned here.
+FAMILIES = {"llama": "llama", "qwen": "qwen2"} | dict.fromkeys(("gpt", "t5", "bert", "vit", "swin", "mixtral", "moe"))
+_FAMILY = re.compile(rf"_profiling_(?:fp32|bf16|fp16)_({'|'.join(FAMILIES)})(?![a-z])")
+MIB = 2**20
+FLOPS_A_MS = 1e13  # of one device: four times the fastest matrix units of 2025
 
 
 def require_same_model(path: str | Path, meta: Meta, models: Sequence[ModelShape], precision: Precision) -> None:
@@ -24,17 +34,53 @@ def require_same_model(path: str | Path, meta: Meta, models: Sequence[ModelShape
         faults.append(f"the profile is of model {told.model}, not of {model.name} ({expected})")
     if told.dtype not in (None, precision.value):
         faults.append(f"the profile was measured in {told.dtype}, not in {precision}")
-    if match := _NAME.search(Path(path).name):
-        dtype, hidden, heads = match.groups()
-        if dtype != precision.value and told.dtype is None:
-            faults.append(f"the file's name says {dtype}, but mixed_precision is {precision}")
-        if hidden and (int(hidden), int(heads)) != (model.hidden_size, model.heads):
-            faults.append(
-                f"the file's name says hidden size {hidden} and {heads} heads, but {model.name} has "
-                f"{model.hidden_size} and {model.heads}"
-            )
+    if (match := _DTYPE.search(Path(path).name)) and match[1] != precision.value and told.dtype is None:
+        faults.append(f"the file's name says {match[1]}, but mixed_precision is {precision}")
+    if told.model is None:
+        faults += name_faults(path, model)
     if faults:
         raise UserError(f"{path}: {fault}; profile this model or pass --allow_foreign_profiles" for fault in faults)
+
+
+def name_faults(path: str | Path, model: ModelShape) -> list[str]:
+    """What a file's name says against its being of this model's layers."""
+    name = Path(path).name.lower()
+    if part := _PART.search(name):
+        return [f"the file's name says that it is of {part[1]} alone"]
+    if match := _SIZES.search(name):
+        hidden, heads = int(match[1]), int(match[2])
+        if (hidden, heads) != (model.hidden_size, model.heads):
+            return [
+                f"the file's name says hidden size {hidden} and {heads} heads, but {model.name} has "
+                f"{model.hidden_size} and {model.heads}"
+            ]
+        return []
+    if other := _another_model(name, model):
+        return [f"the file's name says {other}, but the model is {model.name}"]
+    return []
+
+
+def _another_model(name: str, model: ModelShape) -> str | None:
+    """The model that a name tells, where it is not this one: of another family, other layers, or another size."""
+    for preset in preset_names():
+        if re.search(rf"_{re.escape(preset)}(?![\da-z])", name):
+            return None if _layer(_preset(preset)) == _layer(model) else preset
+    family = _FAMILY.search(name)
+    if family and FAMILIES[family[1]] != model.family:
+        return family[1]
+    told, own = _MODEL.search(name), _MODEL.search(model.name.lower())
+    if told and own and told[1] in FAMILIES and told[3] != own[3]:
+        return told[0]
+    return None
+
+
+def _layer(model: ModelShape) -> tuple[int, ...]:
+    return (model.hidden_size, model.intermediate_size, model.heads, model.kv_heads)
+
+
+@cache
+def _preset(name: str) -> ModelShape:
+    return load_model(name)
 
 
 def require_same_device(files: Iterable[ProfileFile]) -> None:
@@ -45,15 +91,66 @@ def require_same_device(files: Iterable[ProfileFile]) -> None:
         raise UserError(f"profiles of different devices: {told}; profile on one, or pass --allow_foreign_profiles")
 
 
-def require_parameter_size(path: str | Path, parameter_mib: float, model: ModelShape) -> None:
-    """Raise UserError unless a layer's weights (MiB at 4 bytes each) are the model's within a quarter.
+def fits_layer(parameter_mib: float, model: ModelShape) -> bool:
+    """Whether a layer's weights (MiB at 4 bytes each) are the model's: within 3 % and the 5 MiB that allocators round
+    by, but never more than a quarter off. Older Galvatrons ran all models with as many kv heads as heads."""
+    return any(_near(parameter_mib, _layer_mib(kind)) for kind in (model, replace(model, kv_heads=model.heads)))
 
-    A quarter: allocators round up, and Megatron-SP measurements include small buffers; another model or the wrong
-    dialect is off by more.
-    """
-    expected = model.layer_parameters * 4 / 2**20
-    if not 0.75 <= parameter_mib / expected <= 1.25:
+
+def _layer_mib(model: ModelShape) -> float:
+    return model.layer_parameters * 4 / MIB
+
+
+def _near(measured: float, expected: float) -> bool:
+    return abs(measured - expected) <= min(0.03 * expected + 5, 0.25 * expected)
+
+
+def require_parameter_size(path: str | Path, parameter_mib: float, model: ModelShape) -> None:
+    """Raise UserError unless a layer's weights (MiB at 4 bytes each) are the model's."""
+    if not fits_layer(parameter_mib, model):
         raise UserError(
             f"{path}: parameter_size: {parameter_mib:.1f} MiB of fp32 weights a layer, but a layer of {model.name} has "
-            f"{expected:.1f}; profile this model, correct --profile_dialect, or pass --allow_foreign_profiles"
+            f"{_layer_mib(model):.1f}; profile this model, correct --profile_dialect, or pass --allow_foreign_profiles"
         )
+
+
+def kv_heads_note(path: str | Path, parameter_mib: float, model: ModelShape) -> Iterator[str]:
+    """What is to be said of a layer that was measured with as many kv heads as heads."""
+    if not _near(parameter_mib, _layer_mib(model)):
+        yield (
+            f"{path}: a layer has {parameter_mib:.1f} MiB of fp32 weights, as {model.name} would with {model.heads} kv "
+            f"heads instead of {model.kv_heads}: measured so, and priced so"
+        )
+
+
+def require_vocab_states(path: str | Path, states_mib: Mapping[str, float], models: Sequence[ModelShape]) -> None:
+    """Raise UserError unless the vocabulary layers' weights at degree 1 (MiB at 16 bytes each) are the model's.
+
+    `states_mib`: by role of the stage. From four fifths to five quarters and 640 MiB: published ones are up to 512 MiB
+    above their weights, whatever the model. A model that ties its tables may have been measured with two.
+    """
+    first, last = (model.vocab_size * model.hidden_size * 16 / MIB for model in (models[0], models[-1]))
+    tied = models[0].tied_embeddings
+    expected = {"only": (last if tied else first + last, first + last), "first": (first, first), "last": (last, last)}
+    faults = []
+    for role, measured in states_mib.items():
+        least, most = expected[role]
+        if not 0.8 * least <= measured <= 1.25 * most + 640:
+            faults.append(
+                f"{path}: model_states: {measured:.0f} MiB for the vocabulary layers ({role} stage), but "
+                f"{models[0].name} with {models[0].vocab_size} words has {least:.0f}; "
+                "profile this model or pass --allow_foreign_profiles"
+            )
+    if faults:
+        raise UserError(faults)
+
+
+def require_possible_times(path: str | Path, sample_ms: Mapping[int, float], models: Sequence[ModelShape]) -> None:
+    """Raise UserError if a layer is faster than any device. `sample_ms`: layer type -> the least ms a token."""
+    for layer_type, ms in sample_ms.items():
+        flops = 2 * models[min(layer_type, len(models) - 1)].layer_parameters
+        if flops > ms * FLOPS_A_MS:
+            raise UserError(
+                f"{path}: layertype_{layer_type}: {ms:.3g} ms a token is {flops / ms / 1e12:,.0f} PFLOP/s, more than "
+                "any device does; are these seconds? write ms, or pass --allow_foreign_profiles"
+            )

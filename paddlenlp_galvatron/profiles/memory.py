@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..base.errors import UserError
+from ..plan.model import ModelShape
 from .files import (
+    LARGEST,
     Dialect,
+    Faults,
+    Lengths,
     Meta,
+    Note,
     ProfileFile,
     field_of,
+    holds_no,
     memory_name,
+    no_note,
     not_negative,
     objects,
     positive,
     read_profile,
+    section,
+    skipped,
     unknown_key,
     whole_number,
     write_profile,
 )
+from .identity import fits_layer
+from .raw_runs import MEMORY_RUN, derived_memory
 
 Role = Literal["only", "first", "last"]  # of the stage: the only one, the first of several, the last of several
 ROLE_KEYS: dict[Role, str] = {
@@ -69,10 +80,8 @@ class VocabMemory:
     kept_mib: Mapping[int, float] = field(default_factory=dict)  # tp degree -> kept for backward alone, per sample
 
 
-_RAW: dict[Dialect, re.Pattern[str]] = {
-    "galvatron": re.compile(r"\d+_\d+_\d+(_vtp)?(_c)?(_sp)?"),
-    "paddlenlp": re.compile(r"\d+_\d+_\d+_(True|False)"),
-}
+_OTHER_RUN = re.compile(r"pp\d+_ckpt[01]_layernum\[.*")  # raw runs of Galvatron's graphical interface
+UNMEASURED_MIB = 1e6  # that Galvatron writes for degree 1 (and halves of it for others) where there was no run
 _LAYER = re.compile(r"layertype_(\d+)(_sp)?")
 _VOCAB = re.compile(r"(other_memory_pp_(?:off|on_first|on_last))(_sp)?")
 UNITS = {
@@ -124,39 +133,33 @@ class MemoryProfile:
 
     @classmethod
     def load(
-        cls, path: str | Path, dtype: str, hidden_size: int, heads: int, dialect: Dialect | None = None
+        cls,
+        path: str | Path,
+        dtype: str,
+        hidden_size: int,
+        heads: int,
+        dialect: Dialect | None = None,
+        *,
+        model: ModelShape | None = None,
+        seqs: Sequence[int] = (),
+        note: Note = no_note,
     ) -> MemoryProfile:
-        """Read a file, whatever its name. `dialect` settles whose units it is in where the file doesn't tell.
+        """Read a file, whatever its name, of any version of Galvatron or its PaddleNLP port.
 
-        Raises UserError, also when nothing tells the dialect or what tells contradicts.
+        `dialect` settles whose units it is in where the file doesn't tell, else `model`, whose layer (of type 0) fits
+        one of them. `seqs`: tokens of a sample that each layer type is to see, for keys that tell none. `note` hears
+        what was assumed, derived from raw runs or left out. Raises UserError with all that is wrong, also when nothing
+        tells the dialect or what tells contradicts.
         """
-        content, meta = read_profile(path)
-        known = _dialect(path, content, meta, dialect)
-        layers: dict[Variant, dict[int, LayerMemory]] = {}
-        vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
-        raw: dict[str, Any] = {}
-        roles = {key: role for role, key in ROLE_KEYS.items()}
-        for key, value in content.items():
-            if match := _LAYER.fullmatch(key):
-                layers[_variant(path, key, match)] = {
-                    whole_number(path, key, seq): _read_layer(path, f"{key}.{seq}", entry, known)
-                    for seq, entry in objects(path, key, value)
-                }
-            elif match := _VOCAB.fullmatch(key):
-                vocab[VocabVariant(roles[match[1]], bool(match[2]))] = {
-                    whole_number(path, key, seq): _read_vocab(path, f"{key}.{seq}", entry, known)
-                    for seq, entry in objects(path, key, value)
-                }
-            elif any(pattern.fullmatch(key) for pattern in _RAW.values()):
-                raw[key] = value
-            else:
-                raise unknown_key(path, key, "layertype_{type}[_sp] or other_memory_pp_{off|on_first|on_last}[_sp]")
-        for wanted, found in (("layertype_…", layers), ("other_memory_pp_…", vocab)):
-            if not found:
-                raise UserError(
-                    f"{path}: holds {'raw runs, but ' if raw else ''}no {wanted} entry; Galvatron's profile_memory.sh "
-                    "derives it when all its runs are done, or measure with `galvatron profile memory`"
-                )
+        whole, meta = read_profile(path)
+        content, beside = section(whole, "memory_profiling")
+        skipped(path, beside, note)
+        known = _dialect(path, content, meta, dialect, model, note)
+        derived = derived_memory(content, known)
+        if derived:
+            note(f"{path}: derived from raw runs: {', '.join(derived)}")
+        raw = {key: value for key, value in content.items() if _tells_dialect(key) or _OTHER_RUN.fullmatch(key)}
+        layers, vocab = _read_entries(path, {**content, **derived}, raw, known, Lengths(path, seqs, note), note)
         extra = meta.extra if meta else {}
         layer_keys = {layer_key(*variant): lengths for variant, lengths in layers.items()}
         _add_extra(path, "working_mib", layer_keys, extra)
@@ -164,6 +167,51 @@ class MemoryProfile:
         masks = _by_number(path, "galvatron.mask_mib", extra["mask_mib"]) if "mask_mib" in extra else {}
         files = (ProfileFile.of(path),)
         return cls(dtype, hidden_size, heads, layers, vocab, masks, raw, meta or Meta(dialect=known), files)
+
+
+def _read_entries(
+    path: str | Path, content: Mapping[str, Any], raw: Mapping[str, Any], dialect: Dialect, lengths: Lengths, note: Note
+) -> tuple[dict[Variant, dict[int, LayerMemory]], dict[VocabVariant, dict[int, VocabMemory]]]:
+    """Entries of layers and vocabulary layers by sequence length. Raises UserError with every fault."""
+    layers: dict[Variant, dict[int, LayerMemory]] = {}
+    vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
+    roles = {key: role for role, key in ROLE_KEYS.items()}
+    faults, strange = Faults(), []
+    for key, value in content.items():
+        with faults.gathered():
+            if match := _LAYER.fullmatch(key):
+                variant = _variant(path, key, match)
+                for where, seqs, entry in _by_length(path, key, value, "parameter_size", lengths):
+                    with faults.gathered():
+                        tokens = seqs[min(variant.layer_type, len(seqs) - 1)]
+                        layers.setdefault(variant, {})[tokens] = _read_layer(path, where, entry, dialect)
+            elif match := _VOCAB.fullmatch(key):
+                role = VocabVariant(roles[match[1]], bool(match[2]))
+                for where, seqs, entry in _by_length(path, key, value, "model_states", lengths):
+                    with faults.gathered():
+                        if read := _read_vocab(path, where, entry, dialect, note):
+                            vocab.setdefault(role, {}).update(dict.fromkeys(seqs, read))
+            elif key.startswith(("layertype", "other_memory")):
+                raise unknown_key(path, key, "layertype_{type}[_sp] or other_memory_pp_{off|on_first|on_last}[_sp]")
+            elif key not in raw:
+                strange.append(key)
+    faults.require_none()
+    if missing := [key for key, found in (("layertype_…", layers), ("other_memory_pp_…", vocab)) if not found]:
+        wanted = f"{' and no '.join(missing)} entry" + (" and no raw runs that tell one" if raw else "")
+        raise holds_no(path, wanted, content, "galvatron profile memory")
+    skipped(path, strange, note)
+    return layers, vocab
+
+
+def _by_length(
+    path: str | Path, key: str, value: object, name: str, lengths: Lengths
+) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    """Entries under a key with their place and lengths; Galvatron 1 writes one, without a length."""
+    if isinstance(value, dict) and name in value:
+        yield key, lengths.of(key, None), value
+        return
+    for seq, entry in objects(path, key, value):
+        yield f"{key}.{seq}", lengths.of(key, seq), entry
 
 
 def layer_key(layer_type: int, sequence_parallel: bool) -> str:
@@ -191,9 +239,20 @@ def _layer_content(layer: LayerMemory) -> dict[str, Any]:
     return {"parameter_size": layer.parameter_mib, "tp_activation_per_bsz_dict": activation}
 
 
-def _dialect(path: str | Path, content: Mapping[str, Any], meta: Meta | None, given: Dialect | None) -> Dialect:
-    told: set[Dialect] = {name for name, pattern in _RAW.items() for key in content if pattern.fullmatch(key)}
-    if any(key.endswith("_sp") for key in content):
+def _tells_dialect(key: str) -> Dialect | None:
+    return next((name for name, pattern in MEMORY_RUN.items() if pattern.fullmatch(key)), None)
+
+
+def _dialect(
+    path: str | Path,
+    content: Mapping[str, Any],
+    meta: Meta | None,
+    given: Dialect | None,
+    model: ModelShape | None,
+    note: Note,
+) -> Dialect:
+    told = {name for key in content if (name := _tells_dialect(key))}
+    if any(key.endswith("_sp") or _OTHER_RUN.fullmatch(key) for key in content):
         told.add("galvatron")
     if meta is not None:
         told = {meta.dialect}
@@ -201,14 +260,30 @@ def _dialect(path: str | Path, content: Mapping[str, Any], meta: Meta | None, gi
         raise UserError(f"{path}: profile_dialect says {given} but the file is {' and '.join(sorted(told))}'s")
     if len(told) > 1:
         raise UserError(f"{path}: mixes keys of both dialects; keep one profile a file")
-    if told:
-        return told.pop()
-    if given is None:
-        raise UserError(
-            f"{path}: nothing tells whether parameter_size is Galvatron's (fp32 MiB) or PaddleNLP's (bf16 MiB); "
-            "pass --profile_dialect galvatron or --profile_dialect paddlenlp"
-        )
-    return given
+    size = next(_sizes(content.get("layertype_0")), None)
+    if told or given is not None or size is None:
+        return told.pop() if told else given or "galvatron"
+    for dialect, parameter_bytes in PARAMETER_BYTES.items():
+        if model and fits_layer(size * PARAMETER_BYTES["galvatron"] / parameter_bytes, model):
+            note(
+                f"{path}: units are not told; taken as {dialect}'s, as parameter_size is {parameter_bytes} bytes "
+                f"for each weight of {model.name}"
+            )
+            return dialect
+    raise UserError(
+        f"{path}: nothing tells whether parameter_size is Galvatron's (fp32 MiB) or PaddleNLP's (bf16 MiB)"
+        + (f", and {size:g} is neither of {model.name}" if model else "")
+        + "; pass --profile_dialect galvatron or --profile_dialect paddlenlp"
+    )
+
+
+def _sizes(entry: object) -> Iterator[float]:
+    """Every parameter_size within an entry."""
+    for name, value in entry.items() if isinstance(entry, dict) else ():
+        if name == "parameter_size" and isinstance(value, (int, float)) and 0 < value <= LARGEST:
+            yield float(value)
+        else:
+            yield from _sizes(value)
 
 
 def _read_layer(path: str | Path, key: str, entry: object, dialect: Dialect) -> LayerMemory:
@@ -223,16 +298,21 @@ def _read_layer(path: str | Path, key: str, entry: object, dialect: Dialect) -> 
     )
 
 
-def _read_vocab(path: str | Path, key: str, entry: object, dialect: Dialect) -> VocabMemory:
+def _read_vocab(path: str | Path, key: str, entry: object, dialect: Dialect, note: Note) -> VocabMemory | None:
+    """None for what was not measured."""
     states = _by_number(path, f"{key}.model_states", field_of(path, key, entry, "model_states"))
+    activation = _by_number(path, f"{key}.activation", field_of(path, key, entry, "activation"))
+    if UNMEASURED_MIB in (states.get(1), activation.get(1)):
+        note(f"{path}: {key} left out: {UNMEASURED_MIB:,.0f} MiB stand for what was not measured")
+        return None
     scale = STATE_BYTES / MODEL_STATE_BYTES[dialect]
-    return VocabMemory(
-        {tp: mib * scale for tp, mib in states.items()},
-        _by_number(path, f"{key}.activation", field_of(path, key, entry, "activation")),
-    )
+    return VocabMemory({tp: mib * scale for tp, mib in states.items()}, activation)
 
 
 def _by_number(path: str | Path, key: str, value: object) -> dict[int, float]:
+    """Numbers by degree. Galvatron 1 writes that of degree 1 without an object."""
+    if isinstance(value, (int, float)):
+        value = {"1": value}
     return {
         whole_number(path, key, number): not_negative(path, f"{key}.{number}", mib, "MiB")
         for number, mib in objects(path, key, value)

@@ -38,6 +38,19 @@ class MemoryUse:
                 return lengths[min(lengths)].parameter_mib
         raise _missing_layer(layer_type)
 
+    def vocab_states_measured(self) -> dict[str, float]:
+        """Role of the stage -> the vocabulary layers' weights at 16 bytes each, where degree 1 was measured."""
+        return {
+            role: lengths[max(lengths)].states_mib[1]
+            for (role, _), lengths in self.profile.vocab.items()
+            if 1 in lengths[max(lengths)].states_mib
+        }
+
+    def without_megatron_sp(self) -> list[str]:
+        """Keys of the layer types that were measured without Megatron-SP alone."""
+        measured = self.profile.layers
+        return [f"layertype_{t}" for t, sp in sorted(measured) if not sp and Variant(t, True) not in measured]
+
     def activation_mib(self, layer_type: int, tp: int, seq: int, sequence_parallel: bool) -> float:
         """Kept for backward by one layer, per sample of the tp group."""
         lengths, split = self._layer(layer_type, sequence_parallel)
@@ -123,11 +136,17 @@ T = TypeVar("T")
 
 def _unsplit(lengths: Mapping[int, LayerMemory]) -> dict[int, LayerMemory]:
     """The entries at degree 1, where Megatron-SP makes no difference."""
-    return {
+    alone = {
         seq: LayerMemory(m.parameter_mib, {1: m.activation_mib[1]}, m.checkpoint_mib)
         for seq, m in lengths.items()
         if 1 in m.activation_mib
     }
+    if not alone:
+        raise UserError(
+            "tp_activation_per_bsz_dict: without degree 1, what was measured with Megatron-SP does not tell what a "
+            "layer keeps without, nor the reverse; measure degree 1 with `galvatron profile memory`"
+        )
+    return alone
 
 
 def _at_degree(name: str, by_degree: Mapping[int, float], degree: int, split: bool) -> float:

@@ -255,8 +255,10 @@ def test_what_galvatrons_own_script_passes_is_taken(folder, galvatron):
         ({"num_nodes": 3}, "allreduce_bandwidth_3nodes_4gpus_per_node.json: no such file"),
         ({"seq_length": 1024}, "sequence length 1024 was not measured"),
         ({"seq_length": 1024, "profile_mode": "sequence"}, "needs 3 sequence lengths but the profile has 512"),
-        ({"num_layers": 2, "hidden_size": 2048}, "no such file"),
-        ({"memory_profiling_path": "configs/overlap_coefficient.json"}, '"overlap_coe": unknown key'),
+        (
+            {"memory_profiling_path": "configs/overlap_coefficient.json"},
+            "holds no layertype_… and no other_memory_pp_…",
+        ),
         ({"profile_dialect": "paddlenlp"}, "profile_dialect says paddlenlp but the file is galvatron's"),
         ({"costmodel_coe": "1.1"}, "--costmodel_coe: 1.1 is not supported"),
     ],
@@ -265,6 +267,21 @@ def test_a_mistake_is_one_line_and_exit_code_2(folder, galvatron, changed, messa
     ran = galvatron(*words(**OPTIONS | changed))
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err and ran.err.count("\n") == 1
+
+
+def test_all_files_that_are_missing_are_named_at_once(folder, galvatron):
+    ran = galvatron(*words(**OPTIONS, num_layers=2, hidden_size=2048))
+    assert ran.code == 2 and ran.err.count("no such file") == ran.err.count("\n") == 2
+
+
+def test_what_was_assumed_is_shown_and_logged_once_and_stands_in_the_json(folder, galvatron):
+    """The example has no sp_time file."""
+    shown = galvatron(*words(**OPTIONS, log_dir="mine")).out
+    (log,) = ((file.read_text()) for file in (folder / "mine").iterdir())
+    for text in (shown, log):
+        assert text.count("note: sp_time_2nodes_4gpus_per_node.json: not there") == 1
+    answer = json.loads(galvatron(*words(**OPTIONS), "--json").out.splitlines()[-1])
+    assert len(answer["notes"]) == 1 and answer["notes"][0].startswith("sp_time_2nodes")
 
 
 def test_layers_of_several_types_are_searched(folder, galvatron):

@@ -146,28 +146,45 @@ def test_without_sp_time_messages_are_priced_by_bandwidth(tmp_path):
     assert best_plan(cost_of(tmp_path, files), sp_space="tp+sp")[1] > 0
 
 
-def test_an_unmarked_memory_file_needs_its_dialect_told(tmp_path):
+def test_an_unmarked_memory_file_is_told_by_its_layers_weights(tmp_path):
     files = paddlenlp_files()
     bare = {key: value for key, value in files["memory"].items() if key.startswith(("layertype", "other"))}
+    notes: list[str] = []
+    found = best_plan(cost_of(tmp_path, files | {"memory": bare}, note=notes.append))
+    assert found == best_plan(cost_of(tmp_path, files))
+    assert sum("units are not told; taken as paddlenlp's" in note for note in notes) == 1
+    entry = next(iter(bare["layertype_0"].values()))
+    size, entry["parameter_size"] = entry["parameter_size"], 3 * entry["parameter_size"]
     with pytest.raises(UserError, match="pass --profile_dialect galvatron or --profile_dialect paddlenlp"):
         cost_of(tmp_path, files | {"memory": bare})
-    told = best_plan(cost_of(tmp_path, files | {"memory": bare}, profile_dialect="paddlenlp"))
-    assert told == best_plan(cost_of(tmp_path, files))
+    entry["parameter_size"] = size
     with pytest.raises(UserError, match=r"parameter_size: .* correct --profile_dialect"):
         cost_of(tmp_path, files | {"memory": bare}, profile_dialect="galvatron")
+
+
+@pytest.mark.parametrize("files", [galvatron_files, paddlenlp_files])
+def test_raw_runs_of_time_alone_are_the_same(tmp_path, files):
+    content = files()
+    raw = {key: value for key, value in content["time"].items() if key.startswith("layernum")}
+    found, wanted = (best_plan(cost_of(tmp_path, content | {"time": time})) for time in (raw, content["time"]))
+    assert found[0] == wanted[0] and found[1] == pytest.approx(wanted[1])
 
 
 @pytest.mark.parametrize("files", [galvatron_files, paddlenlp_files])
 @pytest.mark.parametrize(
     ("name", "kept", "message"),
     [
-        ("time", "layernum", "holds raw runs, but no layertype_.* time; .*`galvatron profile computation`"),
-        ("memory", "1_", "holds raw runs, but no layertype_.* entry; .*`galvatron profile memory`"),
+        (
+            "time",
+            "layernum[2]",
+            "holds no layertype_.* time and no raw runs that tell .*`galvatron profile computation`",
+        ),
+        ("memory", "1_", "holds no layertype_.* entry and no raw runs that tell one; .*`galvatron profile memory`"),
         ("time", "nothing", "holds no layertype_"),
         ("allreduce", "nothing", "holds no allreduce_size_"),
     ],
 )
-def test_raw_runs_alone_and_empty_files_name_the_command(tmp_path, files, name, kept, message):
+def test_raw_runs_that_tell_nothing_and_empty_files_name_the_command(tmp_path, files, name, kept, message):
     content = files()
     content[name] = {key: value for key, value in content[name].items() if key.startswith(kept)}
     with pytest.raises(UserError, match=message):

@@ -198,13 +198,13 @@ def test_a_fault_is_named_with_file_and_key(tmp_path, reader, content, message):
     assert all(str(path) in fault for fault in error.value.faults)
 
 
-def test_raw_runs_alone_say_which_command_derives_the_rest(tmp_path):
+def test_raw_runs_alone_tell_the_rest_or_say_which_command_does(tmp_path):
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({"layernum[2]_bsz1_seq2048": 15.0, "layernum[4]_bsz1_seq2048": 23.0}))
-    with pytest.raises(UserError, match=r"raw runs, but no layertype_.*`galvatron profile computation`"):
-        ComputationProfile.load(path, *DOCUMENTED)
+    read = ComputationProfile.load(path, *DOCUMENTED)
+    assert (read.layer_ms, read.other_ms) == ({0: {Shape(1, 2048): 4.0}}, {Shape(1, 2048): 7.0})
     path.write_text(json.dumps({"1_1_8_sp": {"layernum[1]_bsz8_seq2048_rank0_ms": 904.3}}))
-    with pytest.raises(UserError, match=r"raw runs, but no layertype_.*`galvatron profile memory`"):
+    with pytest.raises(UserError, match=r"no raw runs that tell one; .*`galvatron profile memory`"):
         MemoryProfile.load(path, *DOCUMENTED)
 
 
