@@ -33,7 +33,7 @@ def newest_plan(folder: str | Path, shape: ModelShape, world_size: int) -> Path:
 
 def _fits(path: Path, shape: ModelShape, world_size: int) -> bool:
     """Whether a file is a plan at all. Raises UserError for one that does not fit."""
-    fields = read_json(path, LARGEST_BYTES)
+    fields = read_json(path, LARGEST_BYTES, comments=True)
     if not isinstance(fields, dict) or not is_strategy(fields):
         return False
     plan = plan_from_dict(fields, world_size, source=str(path))

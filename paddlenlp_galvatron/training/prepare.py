@@ -121,7 +121,7 @@ def _assumed(run: RunOptions, seq_length: int) -> Assumptions:
 
 def _world_size(path: Path) -> int:
     try:
-        world_size = as_current(read_json(path))[0].get("world_size")
+        world_size = as_current(read_json(path, comments=True))[0].get("world_size")
     except UserError as error:
         raise UserError(f"{path}: {fault.removeprefix(f'{path}: ')}" for fault in error.faults) from None
     if not isinstance(world_size, int):

@@ -201,14 +201,16 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                 self.control.should_training_stop |= stops or state.global_step == state.max_steps
                 self._require_whole_epochs()
                 self._log_and_evaluate(record)
+                ends = self.control.should_training_stop or state.global_step % self._epoch_steps == 0
+                due = self.control.should_save or stops
+                if ends and (not due or settings.evaluates == "epoch"):  # the record has what is evaluated then
+                    due |= self._end_epoch(record)
+                    ends = False
                 yield record
-                if (self.control.should_save or stops) and self._skips.advanced:
+                if due and self._skips.advanced:
                     saved = self._save(writer)
-                if self.control.should_training_stop or state.global_step % self._epoch_steps == 0:
-                    self.control = handler.on_epoch_end(self.args, state, self.control)
-                    self._log_and_evaluate(record)
-                    if self.control.should_save and self._skips.advanced:
-                        saved = self._save(writer)
+                if ends and self._end_epoch(record) and self._skips.advanced:
+                    saved = self._save(writer)
             self._skips.require_progress()
             if settings.saves and saved != state.global_step:
                 self._save(writer)
@@ -264,6 +266,12 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         target = Path(self.args.output_dir if output_dir is None else output_dir)
         config = _companions(self.settings)
         save_model(self.engine, target, config[0].parent if config else None, self.tokenizer)
+
+    def _end_epoch(self, record: StepRecord) -> bool:
+        """Let callbacks hear of it; returns whether they want a checkpoint."""
+        self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+        self._log_and_evaluate(record)
+        return bool(self.control.should_save)
 
     def _log_and_evaluate(self, record: StepRecord) -> None:
         if self.control.should_log and self._unlogged:

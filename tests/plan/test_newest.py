@@ -85,7 +85,9 @@ def test_files_older_than_the_plan_are_not_read(tmp_path, put, monkeypatch):
         newest_plan(tmp_path, MODEL, RANKS)
     assert len(caught.value.faults) == 12
     wanted = put("fits.json", plan_fields())
-    monkeypatch.setattr(newest, "read_json", lambda path: json.loads(wanted.read_text()) if path == wanted else 1 / 0)
+    monkeypatch.setattr(
+        newest, "read_json", lambda path, *_, **__: json.loads(wanted.read_text()) if path == wanted else 1 / 0
+    )
     assert newest_plan(tmp_path, MODEL, RANKS) == wanted
 
 

@@ -249,7 +249,7 @@ def test_the_port_says_what_a_plan_says(plan: Plan):
         "tp_size_list": ",".join(str(layer.degree) for layer in plan.layers),
         "usp_flag_list": ",".join(str(int(layer.ulysses)) for layer in plan.layers),
         "recompute_list": ",".join(str(int(layer.recompute)) for layer in plan.layers),
-        "pp_stage_idx_list": ",".join(str(plan.stage_of(layer)) for layer in range(len(plan.layers))),
+        "pp_stage_idx_list": ",".join(str(stage) for stage, layers in enumerate(plan.stages) for _ in range(layers)),
     }
     read = plan_from_dict(json.loads(json.dumps(file)))
     assert (read.world_size, read.stages, read.global_batch) == (plan.world_size, plan.stages, plan.global_batch)
