@@ -1,8 +1,12 @@
 """Whatever files and command lines hold: exit codes 0, 2 and 3, a line a fault, nothing left behind, in bounded time
 and memory. `python -m hostile.run` tries as many as one likes; these are a few of each generator."""
 
+import sys
+from pathlib import Path
+
 import pytest
-from hostile import options
+from hostile import options, run
+from hostile.case import Case
 from hostile.run import case_of, troubles_of, warm_up
 
 CASES = 300
@@ -16,26 +20,53 @@ def warm():
     warm_up()
 
 
+def _loops(words):
+    while True:
+        pass
+
+
+def _fills_the_memory(words):
+    return len(bytearray(2 * run.MEMORY_MIB * run.MIB))
+
+
+def _prints(words):
+    sys.stdout.write("\x1b[2J")
+    return 0
+
+
+def _leaves_a_file(words):
+    Path("left").touch()
+    return 0
+
+
+BAD = {
+    "takes more than": _loops,
+    "kills its process": _fills_the_memory,
+    "prints": _prints,
+    "leaves": _leaves_a_file,
+    "ends with 1": lambda words: 1,
+    "0 lines of error": lambda words: 2,
+}
+
+
+def test_a_command_that_behaves_badly_is_found(monkeypatch):
+    for message, command in BAD.items():
+        monkeypatch.setattr(run, "galvatron", command)
+        found = troubles_of([Case((), {})] * (1 if command is _loops else 2))
+        assert message in str(found[0]), message
+
+
 def test_hostile_files_and_command_lines():
-    found = {
-        number: (case_of(SEED, number).words, troubles)
-        for number in range(CASES)
-        if (troubles := troubles_of(case_of(SEED, number)))
-    }
-    assert not found
+    cases = [case_of(SEED, number) for number in range(CASES)]
+    assert not {cases[number].words: troubles for number, troubles in troubles_of(cases).items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", options.BASES, ids=" ".join)
 def test_every_option_of_every_command_bears_every_wrong_value(command):
-    found = {
-        (name, value): troubles
-        for name in options.options_of(command)
-        if name not in options.FREE
-        for value in WRONG
-        if (troubles := troubles_of(options.with_option(command, name, value)))
-    }
-    assert not found
+    names = [name for name in options.options_of(command) if name not in options.FREE]
+    cases = [options.with_option(command, name, value) for name in names for value in WRONG]
+    assert not {cases[number].words: troubles for number, troubles in troubles_of(cases).items()}
 
 
 def test_every_command_is_tried():

@@ -14,6 +14,7 @@ from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
 from ..plan import Assumptions, ModelShape, UserError, write_plan
+from ..plan.file import LARGEST_BYTES
 from ..plan.model_options import ModelOptions, config_of
 from ..plan.newest import newest_plan
 from ..plan.options import Options
@@ -121,7 +122,7 @@ def _assumed(run: RunOptions, seq_length: int) -> Assumptions:
 
 def _world_size(path: Path) -> int:
     try:
-        world_size = as_current(read_json(path, comments=True))[0].get("world_size")
+        world_size = as_current(read_json(path, LARGEST_BYTES, comments=True))[0].get("world_size")
     except UserError as error:
         raise UserError(f"{path}: {fault.removeprefix(f'{path}: ')}" for fault in error.faults) from None
     if not isinstance(world_size, int):

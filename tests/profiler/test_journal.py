@@ -48,6 +48,19 @@ def test_a_line_that_was_cut_off_is_measured_again(tmp_path, cut):
     assert [json.loads(line) for line in lines[1:]] == [["a", 1], ["b", 3]]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [b"\0" * 4096, b"\0" * 512 + b'\n["b", 3]\n', b'\n["b", 3]\n', b'{"step": 1}\n', b"[[], 3]\n", b"\xff\xfe\n"],
+)
+def test_what_follows_damage_is_measured_again(tmp_path, damage):
+    opened(tmp_path).get("a", lambda: 1)
+    [file] = (tmp_path / FOLDER).iterdir()
+    file.write_bytes(file.read_bytes() + damage)
+    again = opened(tmp_path)
+    assert again.items() == [("a", 1)]
+    assert again.get("b", lambda: 2) == 2
+
+
 def test_two_profiles_do_not_write_one_journal(tmp_path):
     running = opened(tmp_path)
     with pytest.raises(GalvatronError, match="another profile"):
