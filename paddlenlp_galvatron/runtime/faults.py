@@ -82,14 +82,14 @@ class Crew:
         found = [self._fault(rank, one, speak) for rank, one in zip(self.ranks, told, strict=True)]
         return [fault for fault in found if fault]
 
-    def suspects(self) -> list[Fault]:
+    def suspects(self, how: str = "did not come to the others, who wait for it") -> list[Fault]:
         """Ranks that hold up others: those that a signal stopped, and those that compute while others wait."""
         now = time.monotonic()
         found = [self._stopped(rank) for rank in self.ranks if rank.stopped_since is not None]
         told = [(rank, rank.board.read()) for rank in self.ranks if rank.alive and rank.stopped_since is None]
         for rank, one in told:
             if one.began and not one.waits_for and not one.outcome and now - one.since >= IDLE_S:
-                message = f"rank {rank.number} did not come to the others, who wait for it: it has computed for "
+                message = f"rank {rank.number} {how}: it has computed for "
                 message += f"{now - one.since:.0f} s; its log: {rank.log}"
                 found.append(Fault(Kind.STALL, rank.number, message, now - one.since))
         return found
@@ -112,7 +112,8 @@ class Crew:
         numbers = ", ".join(str(rank.number) for rank in late)
         logs = late[0].log.parent if late else ""
         waits = self.longest_wait() > 0
-        found = [fault for fault in self.suspects() if waits or fault.kind is Kind.CAUSE]
+        how = f"did not end within {limit_s:.0f} s, and others wait for it"
+        found = [fault for fault in self.suspects(how) if waits or fault.kind is Kind.CAUSE]
         everybody = f"rank {numbers} did not end within {limit_s:.0f} s; logs: {logs}"
         return found or [Fault(Kind.CONSEQUENCE, late[0].number if late else None, everybody)]
 
