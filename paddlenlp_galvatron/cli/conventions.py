@@ -6,7 +6,7 @@ Dashes and underscores are the same. An option answers to its aliases. A boolean
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import typer
@@ -16,7 +16,8 @@ from typer.main import get_command
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.text import shortened
-from paddlenlp_galvatron.plan.aliases import canonical_name, canonical_value, did_you_mean, is_absent
+from paddlenlp_galvatron.plan.aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
+from paddlenlp_galvatron.plan.foreign import SEVERAL, SWITCHES, Fate, fate_of, idle_note
 
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 UNSET = "None"
@@ -31,12 +32,15 @@ class App(typer.Typer):
     def __init__(self, **settings: Any) -> None:
         super().__init__(add_completion=False, rich_markup_mode=None, cls=Group, **settings)
 
-    def command(self, name: str | None = None, **settings: Any) -> Callable[[F], F]:
-        return super().command(name, cls=Command, **settings)
+    def command(self, name: str | None = None, beside: Mapping[str, str] = {}, **settings: Any) -> Callable[[F], F]:
+        made = type("Command", (Command,), {"beside": beside})
+        return super().command(name, cls=made, **settings)
 
 
 class Command(TyperCommand):
     """A command whose words are put into canonical form before typer sees them."""
+
+    beside: Mapping[str, str] = {}  # options of other commands -> why they mean nothing to this one
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -52,7 +56,7 @@ class Command(TyperCommand):
                     option.metavar = "[0|1]"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = ["--help"] if "--help" in args else canonical_words(args, self.is_boolean)
+        words = ["--help"] if "--help" in args else canonical_words(args, self.is_boolean, say_note, self.beside)
         return super().parse_args(ctx, words)
 
 
@@ -68,6 +72,11 @@ class Group(TyperGroup):
         if args[0] not in self.commands:
             raise UserError(f"{ctx.command_path} {args[0]}: unknown command; {did_you_mean(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
+
+
+def say_note(note: str) -> None:
+    """On stderr, as stdout is the command's answer."""
+    typer.echo(f"note: {note}", err=True)
 
 
 def run_app(app: App, words: Sequence[str], prog_name: str) -> int:
@@ -96,38 +105,73 @@ def within(limits: Any) -> Callable[[Any], Any]:
     return parse
 
 
-def canonical_words(words: Sequence[str], is_boolean: dict[str, bool]) -> list[str]:
+def canonical_words(
+    words: Sequence[str],
+    is_boolean: Mapping[str, bool],
+    say: Callable[[str], None] = lambda note: None,
+    beside: Mapping[str, str] = {},
+) -> list[str]:
     """The words of a command line as `--name=value` and positional ones; options set to `None` are left out.
 
-    `is_boolean` holds every known option by its canonical name. Raises UserError.
+    `is_boolean` holds every known option by its canonical name, `beside` those of another command that scripts give to
+    all, with the reason why they mean nothing to this one. `say` is told which have no effect. Raises UserError with a
+    line a fault.
     """
     result: list[str] = []
+    faults: list[str] = []
+    idle: dict[str, str] = {}
     rest = list(words)
+    held = {plain_name(word.partition("=")[0]) for word in rest if word.startswith("--")}
     while rest:
         word = rest.pop(0)
         if word == "--":
-            return [*result, word, *rest]
+            result += [word, *rest]
+            break
         if not word.startswith("--"):
             result.append(word)
             continue
-        given, equals, value = word.partition("=")
+        given, equals, behind = word.partition("=")
         name = canonical_name(given)
-        if name not in is_boolean and is_absent(given, value if equals else rest[0] if rest else ""):
-            rest = rest if equals else rest[1:]
+        taken = behind if equals else _take(rest, given, name, is_boolean.get(name))
+        if taken is None:
+            faults.append(f"{given}: a value is missing; give {given} VALUE")
             continue
+        value = canonical_value(given, taken)
         if name not in is_boolean:
-            raise UserError(f"{given}: unknown option; {did_you_mean(given, is_boolean, prefix='--')}")
-        if not equals:
-            following = canonical_value(given, rest[0]) if rest else "--"
-            if is_boolean[name] and following.lower() not in BOOLEAN_WORDS and following != UNSET:
-                value = "true"
-            elif following.startswith("--"):
-                raise UserError(f"{given}: a value is missing; give {given} VALUE")
-            else:
-                value = rest.pop(0)
-        value = canonical_value(given, value)
-        if is_boolean[name] and value.lower() not in BOOLEAN_WORDS and value != UNSET:
-            raise UserError(f"{given}: {value!r} is no boolean; give 0, 1, true or false, or nothing for true")
-        if value != UNSET:
+            fate = Fate(idle=beside[name]) if name in beside else fate_of(name, value)
+            if fate is None:
+                faults.append(f"{given}: unknown option; {did_you_mean(given, is_boolean, prefix='--')}")
+            elif fate.fault:
+                faults.append(f"{given}: {fate.fault}")
+            elif fate.idle:
+                idle[given] = fate.idle
+        elif BEATEN.get(plain_name(given)) in held:
+            idle[given] = f"--{name} holds"
+        elif is_boolean[name] and value.lower() not in BOOLEAN_WORDS and value != UNSET:
+            faults.append(f"{given}: {value!r} is no boolean; give 0, 1, true or false, or nothing for true")
+        elif value != UNSET:
             result.append(f"--{name}={value}")
+    if faults:
+        raise UserError(faults)
+    if idle:
+        say(idle_note(idle))
     return result
+
+
+def _take(rest: list[str], given: str, name: str, boolean: bool | None) -> str | None:
+    """What belongs to an option is taken off the words behind it. `boolean`: None for an option that is not known."""
+    if name in SEVERAL:
+        several = []
+        while rest and not rest[0].startswith("--"):
+            several.append(rest.pop(0))
+        return " ".join(several)
+    following = canonical_value(given, rest[0]) if rest else "--"
+    if (boolean or (boolean is None and name in SWITCHES)) and not _is_boolean_word(following):
+        return "true"
+    if following.startswith("--"):
+        return None if boolean is False else ""
+    return rest.pop(0)
+
+
+def _is_boolean_word(word: str) -> bool:
+    return word.lower() in BOOLEAN_WORDS or word == UNSET

@@ -45,6 +45,9 @@ def g2h(
     input: Input,
     output: Output,
     family: Only = None,
+    load_iteration: Annotated[
+        int | None, typer.Option(min=0, help="step of the checkpoint where INPUT is a run's folder; absent: the newest")
+    ] = None,
     dtype: Annotated[
         Precision | None, typer.Option(help="type of the tensors; absent: the one that the model came or trained in")
     ] = None,
@@ -58,10 +61,11 @@ def g2h(
 ) -> None:
     """Convert a checkpoint, a converted or a run's, to a Hugging Face model."""
     from paddlenlp_galvatron.training.checkpoint import open_checkpoint, verify
+    from paddlenlp_galvatron.training.choice import checkpoint_of
     from paddlenlp_galvatron.training.convert import precision_of, to_huggingface
 
     begin = time.monotonic()
-    checkpoint = open_checkpoint(input)
+    checkpoint = open_checkpoint(checkpoint_of(input, load_iteration))
     shape, precision = checkpoint.shape, dtype or precision_of(checkpoint)
     _require_family(shape, family, input)
     with progress_bar(*COLUMNS) as progress:

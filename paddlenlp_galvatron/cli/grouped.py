@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic.fields import FieldInfo
 
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.plan.options import Options, canonical_options, is_boolean
 
 from .config_file import read_options
-from .conventions import App
+from .conventions import App, say_note
 
 CONFIG = "file of options, YAML or JSON; what is given beside it wins"
 
@@ -25,12 +26,14 @@ def add_command(
     *groups: type[Options],
     switches: Mapping[str, str] = {},
     positional: tuple[str, str] | None = None,
+    beside: Mapping[str, str] = {},
 ) -> None:
     """Add a command that calls `work` with the options that were given, by canonical name; its docstring is the help.
 
     Options are unset by default: the fields of the groups have the defaults. `switches` (name -> description) are
     booleans of the command line alone; `work` gets them by keyword. `positional`: a field that may be given without its
-    name, and what the help calls it.
+    name, and what the help calls it. `beside`: options of another command that scripts give to all, and why they mean
+    nothing to this one.
     """
     fields = {field: info for group in reversed(groups) for field, info in group.model_fields.items()}
 
@@ -41,14 +44,13 @@ def add_command(
     parameters = [parameter("config", str, CONFIG)]
     parameters += [parameter(switch, bool, description) for switch, description in switches.items()]
     if positional:
-        argument = typer.Argument(help=fields[positional[0]].description, metavar=f"[{positional[1]}]")
+        argument = typer.Argument(help=fields[positional[0]].description, metavar=positional[1])
         annotation = Annotated[str | None, argument]
         parameters.append(
             inspect.Parameter("word", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         )
     for field, info in fields.items():
-        default = info.get_default(call_default_factory=True)
-        shown = "" if default is None else f" [default: {','.join(default) if isinstance(default, tuple) else default}]"
+        shown = "; must be given" if info.is_required() else _default(info)
         kind = bool if is_boolean(info) else str
         parameters.append(parameter(field, kind, f"{info.description}{shown}"))
 
@@ -60,10 +62,17 @@ def add_command(
                 raise UserError(f"{positional[1]}: given twice, also as --{positional[0]}")
             flags[positional[0]] = word
         turned = {switch: flags.pop(switch, False) for switch in switches}
-        values = canonical_options(read_options(Path(config)), fields) if config else {}
+        values = canonical_options(read_options(Path(config)), fields, say_note) if config else {}
         work(values | canonical_options(flags, fields), **turned)
 
     command.__doc__ = work.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    app.command(name)(command)
+    app.command(name, beside=beside)(command)
+
+
+def _default(info: FieldInfo) -> str:
+    default = info.get_default(call_default_factory=True)
+    if default is None or default == ():
+        return ""
+    return f" [default: {','.join(default) if isinstance(default, tuple) else default}]"

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paddlenlp_galvatron.plan.options import is_boolean
 
 from .config_file import read_options
-from .conventions import canonical_words
+from .conventions import canonical_words, say_note
 from .main import exit_code_of
-from .train import train
+from .train import BESIDE, train
 
 if TYPE_CHECKING:
     from paddlenlp.trainer import TrainerCallback
+
+
+DRY_RUN = "dry_run"
 
 
 def pretrain(script: str, words: Sequence[str], callbacks: Sequence[TrainerCallback] = ()) -> int:
@@ -31,8 +34,13 @@ def pretrain(script: str, words: Sequence[str], callbacks: Sequence[TrainerCallb
 
 
 def _launch(script: str, words: Sequence[str]) -> int:
-    train(read_words(words), dry_run=False, program=[str(Path(script).absolute()), *words])
+    values = read_words(words, say_note)
+    train(values, dry_run=_dry_run(values), program=[str(Path(script).absolute()), *words])
     return 0
+
+
+def _dry_run(values: dict[str, Any]) -> bool:
+    return str(values.pop(DRY_RUN, "0")).lower() in ("1", "true")
 
 
 def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback]) -> None:
@@ -40,19 +48,22 @@ def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback]) -
     from paddlenlp_galvatron.training.prepare import prepare
     from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
-    _, world_size = start_world()  # before PaddleNLP's arguments would, its way
-    GalvatronTrainer(prepare(read_words(words), world_size).settings, callbacks=callbacks).train()
+    rank, world_size = start_world()  # before PaddleNLP's arguments would, its way
+    values = read_words(words)
+    if not _dry_run(values):
+        GalvatronTrainer(prepare(values, world_size).settings, callbacks=callbacks).train()
+    elif rank == 0:
+        train(values | {"nproc": world_size, "num_nodes": 1}, dry_run=True)
 
 
-def read_words(words: Sequence[str]) -> dict[str, Any]:
-    """Options by canonical name. Raises UserError."""
+def read_words(words: Sequence[str], say: Callable[[str], None] = lambda note: None) -> dict[str, Any]:
+    """Options by canonical name, and DRY_RUN. `say` is told which have no effect. Raises UserError."""
     from paddlenlp_galvatron.training.arguments import OPTIONS, parse_options
 
     file, flags = (Path(words[0]), words[1:]) if words and words[0].endswith(".json") else (None, words)
     from_file = [f"--{name}={_word(value)}" for name, value in read_options(file).items()] if file else []
-    return parse_options(
-        canonical_words([*from_file, *flags], {name: is_boolean(info) for name, info in OPTIONS.items()})
-    )
+    booleans = {name: is_boolean(info) for name, info in OPTIONS.items()} | {DRY_RUN: True}
+    return parse_options(canonical_words([*from_file, *flags], booleans, say, BESIDE))
 
 
 def _word(value: Any) -> str:

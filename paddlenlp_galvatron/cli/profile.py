@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +13,12 @@ from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.plan.model_options import ModelOptions
 from paddlenlp_galvatron.profiler.hosts import nodes_of
+from paddlenlp_galvatron.profiler.launch_line import options_of_launch
 from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, RunOptions
 from paddlenlp_galvatron.profiler.points import measured_model, runnable_degrees
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+from paddlenlp_galvatron.training.prepare import GROUPS
 
 from .conventions import App, within
 from .grouped import add_command
@@ -34,13 +37,21 @@ def profile_hardware(options: HardwareOptions) -> None:
     from paddlenlp_galvatron.profiler.launcher import run_ranks
 
     _require_gpus(options)
+    os.environ.update({name: value for name, _, value in (pair.partition("=") for pair in options.envs)})
     run_ranks("hardware", options.model_dump_json(), options, "hardware")
     say(f"hardware profile of {options.num_nodes} x {options.ranks_per_node} ranks: {options.output}")
 
 
 def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> None:
     """Write the files of a model."""
+    what = {"computation": computation, "memory": memory}
+    if options.profile_type and not what[options.profile_type]:
+        raise UserError(
+            f"profile_type: {options.profile_type} is a command of its own: galvatron profile {options.profile_type}"
+        )
     shapes, points = measured_model(options, model)
+    if model.ignored:
+        typer.echo(f"note: left out of account, as set_*_manually is 0: {', '.join(model.ignored)}", err=True)
     lengths = sorted({point.seq for point in points})
     if options.analytic:
         sheet = load_data_sheet(options.analytic)
@@ -78,7 +89,7 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
 
 
 def _require_gpus(options: HardwareOptions) -> None:
-    if options.backend is None:
+    if options.backend != "nccl":
         return
     import paddle
 
@@ -92,8 +103,10 @@ def _say(how: str, paths: list[Path]) -> None:
 
 
 def _placed(values: dict[str, Any]) -> dict[str, Any]:
-    """The options with those that a hostfile says."""
-    return nodes_of(Path(values["hostfile"]), values) if values.get("hostfile") else values
+    """The options with those that a hostfile or a launcher's line says."""
+    if values.get("hostfile"):
+        values = nodes_of(Path(values["hostfile"]), values)
+    return options_of_launch(values["launch"], values) if values.get("launch") else values
 
 
 def _hardware(values: dict[str, Any]) -> None:
@@ -125,10 +138,12 @@ def _all(values: dict[str, Any]) -> None:
     profile_model(points, model)
 
 
+OF_MODEL = (PointOptions, ModelOptions)
+TRAINING = {name: "it is of training" for group in GROUPS for name in group.model_fields}  # a script gives it to all
+for _name, _work in {"computation": _computation, "memory": _memory, "model": _model}.items():
+    own = {name for group in OF_MODEL for name in group.model_fields}
+    add_command(app, _name, _work, *OF_MODEL, beside={name: why for name, why in TRAINING.items() if name not in own})
 add_command(app, "hardware", _hardware, HardwareOptions)
-add_command(app, "computation", _computation, PointOptions, ModelOptions)
-add_command(app, "memory", _memory, PointOptions, ModelOptions)
-add_command(app, "model", _model, PointOptions, ModelOptions)
 add_command(app, "all", _all, PointOptions, HardwareOptions, ModelOptions)
 
 

@@ -80,7 +80,7 @@ def quickstart(
     if not SCRIPT.exists():
         raise UserError(f"{SCRIPT}: no such file; the quick start runs in a checkout of the project")
     begin = time.monotonic()
-    console = Console()
+    console = Console(soft_wrap=True)  # paths stay whole
     output = output.absolute()
     shape = _write_model(output / "model")
     _title(console, 1, "text: Python's standard library, tokenised")

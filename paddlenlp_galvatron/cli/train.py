@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from paddlenlp_galvatron.base.printing import Console
-from paddlenlp_galvatron.cost_model.states import StateBytes
+from paddlenlp_galvatron.cost_model.held import held_mib
 from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.report.prediction import Predicted
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 app = App(help="Train a model by a plan.")
 
-MIB = 2**20
 COUNTED = 200_000  # ranks x strategies whose groups are counted, in a second
+BESIDE = dict.fromkeys(("profile_type", "profile_mode"), "it is of profiles")  # Galvatron's scripts give it to both
 WORKER = "paddlenlp_galvatron.training.train_worker"
 
 
@@ -95,6 +95,12 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     plan, shape = settings.load_plan()
     if settings.use_flash_attention and not device.gpu_count():
         raise UserError("use_flash_attention: Paddle has it on GPUs only, and finds none here; leave it out")
+    found = "gpu" if device.gpu_count() else "cpu"
+    if settings.device not in (None, found):
+        lacks = (
+            "Paddle finds no GPU here" if found == "cpu" else "ranks take the GPUs; hide them: CUDA_VISIBLE_DEVICES="
+        )
+        raise UserError(f"device: {settings.device} is not what ranks would run on: {lacks}")
     Numbers.of(plan.assumed.mixed_precision, settings.amp_master_grad, settings.compute_precision)
     open_data(settings, plan, shape)
     if settings.evaluates != "no":
@@ -111,18 +117,17 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, fp32_gradients: bo
     for column in ("stage", "ranks", "layers", "tokens at the edge", "weights MiB", "states MiB", "predicted MiB"):
         table.add_column(column, justify="right")
     predicted = Predicted.of(plan)
-    states = StateBytes.of(plan.assumed.mixed_precision, fp32_gradients)
     for stage in range(min(len(plan.stages), MOST_ROWS)):
         first = stage * plan.stage_size
         layers = plan.stage_layers(stage)
-        weights = _weights_per_rank(plan, shape, stage) * states.weight / MIB
+        weights, states = held_mib(plan, shape, stage, fp32_gradients)
         table.add_row(
             str(stage),
             f"{first}-{first + plan.stage_size - 1}",
             f"{layers[0]}-{layers[-1]}",
             f"{plan.micro_batch * seq_length // plan.stage_size} x {shape.hidden_size}",
             f"{weights:.1f}",
-            f"{weights * (states.weight + states.gradient + states.optimizer) / states.weight:.1f}",
+            f"{states:.1f}",
             f"{predicted.memory_mib[stage] + predicted.reserve_mib:.1f}" if predicted.memory_mib else "not in the plan",
         )
     console.print(table)
@@ -146,14 +151,6 @@ def _groups(plan: Plan, shape: ModelShape, seq_length: int) -> str:
     )
 
 
-def _weights_per_rank(plan: Plan, shape: ModelShape, stage: int) -> float:
-    norms = 2 * shape.hidden_size
-    layers = sum(norms + (shape.layer_parameters - norms) / plan.layers[index].tp for index in plan.stage_layers(stage))
-    table = shape.padded_vocab_size(plan.vocab.tp) * shape.hidden_size / plan.vocab.tp
-    ends = (stage == 0) * table + (stage == len(plan.stages) - 1) * (table + shape.hidden_size)
-    return layers + ends
-
-
 add_command(
     app,
     None,
@@ -161,4 +158,5 @@ add_command(
     *GROUPS,
     switches={"dry_run": "show shapes, groups and memory; train nothing"},
     positional=("galvatron_config_path", "PLAN"),
+    beside=BESIDE,
 )

@@ -64,6 +64,9 @@ class ModelOptions(Options):
     vocab_size: Size | None = Field(None, description="words of the vocabulary")
     max_position_embeddings: Size | None = Field(None, description="longest sample that the model has positions for")
     tie_word_embeddings: bool | None = Field(None, description="1: embedding and LM head share their weights")
+    make_vocab_size_divisible_by: Size | None = Field(
+        None, description="refused where vocab_size is no multiple of it: the vocabulary is padded to its degree alone"
+    )
     seq_length: Size | None = Field(None, description="tokens of a sample")
     num_layertype: Layers | None = Field(None, description="types of layers; unset: as many as the lists below have")
     hidden_size_list: Sizes | None = Field(
@@ -82,17 +85,27 @@ class ModelOptions(Options):
             if len(entries) != types:
                 raise UserError(f"{name}: has {len(entries)} entries for {types} types of layers; give one a type")
         shapes = self._several(shape, types) if types > 1 else (self._one(shape),)
+        if (multiple := self.make_vocab_size_divisible_by) and shape.vocab_size % multiple:
+            raise UserError(
+                f"make_vocab_size_divisible_by: {multiple} does not divide the vocabulary of {shape.vocab_size}, "
+                "which is padded to a multiple of its degree alone; leave it out, or give --vocab_size"
+            )
         if (layers := sum(kind.layers for kind in shapes)) > MOST_LAYERS:
             raise UserError(f"num_layers: {layers} are more than {MOST_LAYERS}; is it a slip of the pen?")
         seq_length = self._seq_length(shapes[0], default_seq_length)
         if self.set_seqlen_manually:
-            shapes = tuple(_long_enough(kind, seq_length) for kind in shapes)
+            shapes = tuple(_long_enough(kind, max(seq_length, *(self.seqlen_list or (0,)))) for kind in shapes)
         lengths = (None if length == seq_length else length for length in self.seqlen_list or [seq_length] * types)
         return Model(
             tuple(replace(kind, seq_length=length) for kind, length in zip(shapes, lengths, strict=True)),
             seq_length,
-            tuple(name for name in (*SHAPE_FIELDS, "seq_length") if getattr(self, name) != self._held(name)),
+            self.ignored,
         )
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Options that are given beside a set_*_manually 0 that leaves them out of account."""
+        return tuple(name for name in (*SHAPE_FIELDS, "seq_length") if getattr(self, name) != self._held(name))
 
     def _held(self, name: str) -> Any:
         """What is given under a name and holds; None: nothing. To set the model by hand is to set all of it so."""
@@ -112,7 +125,7 @@ class ModelOptions(Options):
                 known = ", ".join(preset_names())
                 raise UserError(f"model_size: missing; name a config.json or one of {known}, or give {NUMBERS}")
             layers = sum(self.layernum_list or ()) or None
-            positions = max(2048, self.seq_length or 0)
+            positions = max(2048, self.seq_length or 0, *(self.seqlen_list or ()))
             config = {
                 "model_type": "llama",
                 "num_hidden_layers": layers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -11,7 +11,8 @@ from pydantic.fields import FieldInfo
 from ..base.errors import UserError
 from ..base.limits import Size
 from ..base.text import shortened
-from .aliases import canonical_name, canonical_value, did_you_mean, is_absent
+from .aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
+from .foreign import fate_of, idle_note
 
 UNSET = "None"  # what a script gives for an option that it leaves alone
 
@@ -49,24 +50,43 @@ class Options(BaseModel):
             raise UserError(_fault(item) for item in error.errors()) from None
 
 
-def canonical_options(values: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Values by canonical name, without those that are unset. Raises UserError: unknown, or given by two names."""
+def canonical_options(
+    values: Mapping[str, Any], known: Iterable[str], say: Callable[[str], None] = lambda note: None
+) -> dict[str, Any]:
+    """Values by canonical name, without those that are unset. `say` is told which have no effect.
+
+    Raises UserError: unknown, or given by two names.
+    """
     names = set(known)
     result: dict[str, Any] = {}
     faults: list[str] = []
     seen: set[str] = set()
+    idle: dict[str, str] = {}
+    held = {plain_name(given) for given in values}
     for given, value in values.items():
         name = canonical_name(given)
+        if BEATEN.get(plain_name(given)) in held:
+            idle[given] = f"{name} holds"
+            continue
         if name in seen:
             faults.append(f"{given}: given twice, also as {name}")
         elif name not in names:
-            if not is_absent(given, value):
+            fate = fate_of(name, value)
+            if fate is None:
                 faults.append(f"{given}: unknown option; {did_you_mean(given, names)}")
-        elif value is not None and value != UNSET:
-            result[name] = canonical_value(given, value) if isinstance(value, str) else value
+            elif fate.fault:
+                faults.append(f"{given}: {fate.fault}")
+            elif fate.idle:
+                idle[given] = fate.idle
+        else:
+            value = canonical_value(given, value) if isinstance(value, str) else value
+            if value is not None and value != UNSET:
+                result[name] = value
         seen.add(name)
     if faults:
         raise UserError(faults)
+    if idle:
+        say(idle_note(idle))
     return result
 
 

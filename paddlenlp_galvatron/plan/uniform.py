@@ -29,6 +29,7 @@ class UniformOptions(Options):
     global_checkpoint: bool | None = Field(None, description="1: recompute activations of all layers")
     pipeline_type: str | None = Field(None, description="pipedream_flush (1F1B) or gpipe")
     vocab_tp: Ranks | None = Field(None, description="tensor-parallel degree of embedding and LM head")
+    embed_sdp: bool | None = Field(None, description="1: vocabulary layers under zero3; 0: not; unset: as sdp says")
     use_ulysses: bool | None = Field(None, description="1: the degrees split the sequence instead of the weights")
 
     def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:
@@ -57,6 +58,7 @@ def uniform_plan(
     global_checkpoint: bool = False,
     pipeline_type: str = "pipedream_flush",
     vocab_tp: int = 1,
+    embed_sdp: bool | None = None,
     default_dp_type: str = "ddp",
     use_ulysses: bool = False,
     assumed: Assumptions = Assumptions(),
@@ -77,13 +79,14 @@ def uniform_plan(
         raise UserError(f"pp_deg: {pp_deg} stages are more than the {layers} layers; choose at most {layers}")
     default = _member(DataParallel, default_dp_type, "default_dp_type")
     dp_type = DataParallel.ZERO3 if sdp else default
+    vocab_type = dp_type if embed_sdp is None else default
     plan = Plan(
         world_size=world_size,
         global_batch=global_train_batch_size,
         micro_batches=chunks,
         stages=even_stages(layers, pp_deg),
         layers=(LayerStrategy(global_tp_deg, use_ulysses, global_tp_consec, dp_type, global_checkpoint),) * layers,
-        vocab=VocabStrategy(vocab_tp, use_ulysses, dp_type),
+        vocab=VocabStrategy(vocab_tp, use_ulysses, DataParallel.ZERO3 if embed_sdp else vocab_type),
         schedule=_member(Schedule, pipeline_type, "pipeline_type"),
         default_dp_type=default,
         assumed=assumed,

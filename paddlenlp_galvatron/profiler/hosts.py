@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,16 @@ def nodes_of(hostfile: Path, given: dict[str, Any]) -> dict[str, Any]:
         raise UserError(f"hostfile: {hostfile} names {len(hosts)} nodes, but num_nodes is {wanted}")
     found = {"num_nodes": len(hosts), "master_addr": hosts[0]} | given
     if "node_rank" not in given and found["num_nodes"] != 1:
-        own = [number for number, host in enumerate(hosts) if _is_own(host)]
-        if len(own) != 1:
-            raise UserError(
-                f"hostfile: {len(own)} addresses in {hostfile} are this node's; say which one: --node_rank N"
-            )
-        found["node_rank"] = own[0]
+        found["node_rank"] = own_rank(hosts, f"hostfile: {hostfile}")
     return found
+
+
+def own_rank(hosts: Sequence[str], where: str) -> int:
+    """Which of the nodes this is. Raises UserError: none, or several."""
+    own = [number for number, host in enumerate(hosts) if _is_own(host)]
+    if len(own) != 1:
+        raise UserError(f"{where}: {len(own)} of its addresses are this node's; say which one: --node_rank N")
+    return own[0]
 
 
 def _is_own(host: str) -> bool:

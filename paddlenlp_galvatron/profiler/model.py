@@ -38,7 +38,15 @@ def main() -> None:
     if run.computation:
         stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
         computation = ComputationProfiler(
-            shapes, family, stopwatch, journal, precision, options.sequence_parallel, layers, options.adaptive, flash
+            shapes,
+            family,
+            stopwatch,
+            journal,
+            precision,
+            options.sequence_parallel,
+            layers,
+            not options.every_size,
+            flash,
         )
         with pinned(rank % per_node, per_node):
             computation.measure(points, run.degrees, lambda done: report_progress(done, timed + measured))

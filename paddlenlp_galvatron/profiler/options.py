@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ..base.limits import Layers, Number, Port, Positive, Rank, Ranks, Samples, Size
 from ..plan import Precision, UserError
@@ -15,6 +16,15 @@ from ..profiles import Collective
 
 MOST_POINTS = 1000  # batch sizes or lengths of a profile, each measured by itself
 LATENCY_MIB = (1 / 64, 1 / 16, 1 / 4)  # for what a message costs that is next to nothing
+
+
+def _words(value: Any) -> Any:
+    return value.split() if isinstance(value, str) else value
+
+
+def _from_environment(value: Any) -> Any:
+    """Galvatron's scripts hand over names of variables ($MASTER_ADDR), for each node to look up."""
+    return os.environ.get(value[1:].strip("{}")) if isinstance(value, str) and value.startswith("$") else value
 
 
 class RunOptions(Options):
@@ -26,11 +36,20 @@ class RunOptions(Options):
         None, description="ranks of a node (processes on CPU), measured at once; unset: 1, or the data sheet's"
     )
     nproc: Ranks | None = Field(None, description="the same as num_gpus_per_node")
-    node_rank: Rank = Field(0, description="which node this is")
-    master_addr: str | None = Field(None, description="address of node 0")
-    master_port: Port | None = Field(None, description="free port of node 0")
+    node_rank: Annotated[Rank, BeforeValidator(lambda value: _from_environment(value) or 0)] = Field(
+        0, description="which node this is"
+    )
+    master_addr: Annotated[str | None, BeforeValidator(_from_environment)] = Field(
+        None, description="address of node 0"
+    )
+    master_port: Annotated[Port | None, BeforeValidator(_from_environment)] = Field(
+        None, description="free port of node 0"
+    )
     hostfile: Path | None = Field(
         None, description="file with one node's address a line, node 0 first; says num_nodes, node_rank, master_addr"
+    )
+    launch: str | None = Field(
+        None, description="line that starts Paddle's launcher, as PaddleNLP's scripts have it: says nodes and devices"
     )
     time_budget_s: Positive | None = Field(
         None, description="seconds after which nothing is measured that can be left out, and the rest is brief"
@@ -84,18 +103,24 @@ class HardwareOptions(RunOptions):
     )
     overlap_time_multiply: Samples = Field(1, description="work beside messages lasts so many times as long as they")
     link_gb_per_s: Positive | None = Field(None, description="GB/s that no bandwidth can exceed: more is flagged")
-    backend: Literal["nccl"] | None = Field(None, description="nccl: refuse to measure without GPUs")
+    backend: Literal["nccl", "torch", "paddle"] | None = Field(
+        None, description="nccl: refuse to measure without GPUs; torch, paddle: the framework's collectives, Paddle's"
+    )
+    envs: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
+        (), description="variables that ranks get beside the environment of the command, as NCCL_DEBUG=WARN A=B"
+    )
 
     @field_validator("parts", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return value.replace(" ", "").split(",") if isinstance(value, str) else value
 
-    @field_validator("backend", mode="before")
+    @field_validator("envs")
     @classmethod
-    def _paddle(cls, value: Any) -> Any:
-        if value == "torch":
-            raise ValueError("messages go through Paddle's own collectives, PyTorch is not used; leave it out")
+    def _pairs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pair in value:
+            if not pair.partition("=")[0] or "=" not in pair:
+                raise ValueError(f"{pair!r} is no variable; give NAME=VALUE")
         return value
 
     @model_validator(mode="after")
@@ -135,6 +160,12 @@ class PointOptions(RunOptions):
     profile_min_seq_length: Size = Field(512, description="smallest sequence length in mode sequence")
     profile_max_seq_length: Size = Field(2048, description="largest sequence length in mode sequence")
     profile_seq_length_step: Size = Field(512, description="step between sequence lengths in mode sequence")
+    profile_type: Literal["computation", "memory"] | None = Field(
+        None, description="what the command measures anyway, or refused"
+    )
+    profile_for: Literal["galvatron"] | None = Field(
+        None, description="galvatron: every size is measured, as Galvatron's own search reads them; as adaptive 0"
+    )
     max_tp_deg: Ranks = Field(8, description="largest tensor-parallel degree")
     layernum_min: Layers = Field(1, description="layers of the smaller model; the difference to the larger counts")
     layernum_max: Layers = Field(3, description="layers of the larger model")
@@ -144,6 +175,8 @@ class PointOptions(RunOptions):
     mixed_precision: Precision | None = Field(
         None, description="type of weights and activations; unset: fp32 where it is measured, bf16 where derived"
     )
+    bf16: bool = Field(False, description="1: mixed_precision bf16")
+    fp16: bool = Field(False, description="1: mixed_precision fp16")
     use_flash_attention: bool | None = Field(
         None, description="Paddle's flash attention, on GPUs; unset: derived files are with it, measured ones without"
     )
@@ -154,9 +187,27 @@ class PointOptions(RunOptions):
             raise ValueError(f"layernum_max: {self.layernum_max} must be above layernum_min {self.layernum_min}")
         return self
 
+    @model_validator(mode="after")
+    def _agreed(self) -> Self:
+        if len(self._precisions) > 1:
+            raise ValueError("bf16, fp16, mixed_precision: contradict each other; give one")
+        if self.profile_for and self.time_budget_s is not None:
+            raise ValueError("time_budget_s: leaves sizes out, and profile_for galvatron wants every one")
+        return self
+
+    @property
+    def _precisions(self) -> set[Precision]:
+        given = {"bf16": self.bf16, "fp16": self.fp16, str(self.mixed_precision): bool(self.mixed_precision)}
+        return {Precision(name) for name, holds in given.items() if holds}
+
+    @property
+    def every_size(self) -> bool:
+        """Whether points between others are measured, too, though a line tells them."""
+        return self.profile_for is not None or not self.adaptive
+
     @property
     def precision(self) -> Precision:
-        return self.mixed_precision or (Precision.BF16 if self.analytic else Precision.FP32)
+        return next(iter(self._precisions), None) or (Precision.BF16 if self.analytic else Precision.FP32)
 
     @property
     def batch_sizes(self) -> list[int]:

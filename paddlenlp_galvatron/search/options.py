@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Number, Positive, Ranks, Samples, Size, Threads
 from ..cost_model import CostOptions
@@ -43,6 +43,10 @@ def _settled(number: int) -> int:
 Settled = Annotated[int, AfterValidator(_settled)]
 
 
+def _workers() -> int:
+    return min(2 * (os.cpu_count() or 1), MOST_THREADS)
+
+
 class SearchOptions(Options):
     """What is searched, within what, under what assumptions."""
 
@@ -52,6 +56,9 @@ class SearchOptions(Options):
     world_size: Ranks = Field(
         GPUS_PER_NODE,
         description="devices; says num_nodes x num_gpus_per_node where one of them is not given",
+    )
+    profile_gpu_num: Ranks | None = Field(
+        None, description="devices that were profiled: as many as are searched for, or refused"
     )
     memory_constraint: Positive = Field(24.0, description="memory of a device, GB (1024 MiB)")
     context_mib: Number = Field(0.0, description="reserve on every device, MiB; taken off memory_constraint")
@@ -68,6 +75,7 @@ class SearchOptions(Options):
     fine_grained_mode: bool = Field(True, description="0: one strategy for all layers")
     sp_space: Literal["tp", "tp+sp", "sp"] = Field("tp", description="tensor parallel, Ulysses, or both")
     max_tp_deg: Ranks = Field(8, description="largest tensor-parallel or Ulysses degree")
+    max_sp_deg: Ranks | None = Field(None, description="the same limit for Ulysses: as max_tp_deg, or refused")
     max_pp_deg: Ranks = Field(8, description="most pipeline stages")
     disable_dp: bool = Field(False, description="no data parallelism")
     disable_sdp: bool = Field(False, description="no zero3 beside default_dp_type")
@@ -110,9 +118,7 @@ class SearchOptions(Options):
 
     # How it is searched.
     parallel_search: bool = Field(False, description="search with several threads")
-    worker: Threads = Field(
-        default_factory=lambda: min(2 * (os.cpu_count() or 1), MOST_THREADS), description="threads; twice the cores"
-    )
+    worker: Threads = Field(default_factory=_workers, description="threads; 0: twice the cores")
     top_k: int = Field(
         1,
         ge=1,
@@ -122,6 +128,12 @@ class SearchOptions(Options):
     effort: Count = Field(
         100_000_000, description="passes simulated for one family; what is not proven then is left with a gap"
     )
+
+    @field_validator("worker", mode="before")
+    @classmethod
+    def _as_many(cls, value: Any) -> Any:
+        """0 is Galvatron's word for its default."""
+        return _workers() if str(value).strip() == "0" else value
 
     @model_validator(mode="before")
     @classmethod
@@ -135,6 +147,15 @@ class SearchOptions(Options):
     def _consistent(self) -> Self:
         if self.settle_bsz == -1 and self.max_bsz < self.min_bsz:
             raise ValueError(f"max_bsz: {self.max_bsz} is below min_bsz {self.min_bsz}")
+        if self.profile_gpu_num not in (None, self.world_size):
+            raise ValueError(
+                f"profile_gpu_num: {self.profile_gpu_num}, but {self.world_size} are searched for; make them agree"
+            )
+        if self.max_sp_deg not in (None, self.max_tp_deg):
+            raise ValueError(
+                f"max_sp_deg: {self.max_sp_deg}, but one limit holds for both, and max_tp_deg is {self.max_tp_deg}; "
+                "make them agree"
+            )
         if (number := (self.max_bsz - self.min_bsz) // self.bsz_scale) >= MOST_BATCHES:
             raise ValueError(f"bsz_scale: {number + 1} batches up to max_bsz are too many; take a wider step")
         if not self.tp_consec and self.sp_space != "tp":

@@ -14,7 +14,8 @@ from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 
 from ..base.writing import write_text
 from ..plan import UserError, read_plan
-from ..plan.aliases import ABSENT, IDLE
+from ..plan.degrees import DegreeOptions
+from ..plan.foreign import HOLDS, IDLE
 from ..plan.model_options import ModelOptions
 from ..plan.options import Options, canonical_options, is_boolean
 from ..plan.uniform import UniformOptions
@@ -26,9 +27,9 @@ from .settings import RunOptions, TrainSettings
 
 OF_DATA = ("input_dir", "split")
 OF_MODEL = (*ModelOptions.model_fields, "load", "load_distributed", "use_flash_attention")
+# On which PaddleNLP's arguments act as soon as they are read, or which they do not know.
+OURS = {*DegreeOptions.model_fields, "device", "dry_run"}
 OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}
-
-
 STOCK = {own.name for own in fields(TrainingArguments)}
 # Of PaddleNLP's arguments without an option, what its Trainer and callbacks heed where they are handed on.
 HANDED_ON = frozenset(
@@ -79,6 +80,9 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
 
     Raises UserError for what it refuses.
     """
+    pairs = [(name, value, word) for word in words for name, _, value in [word.removeprefix("--").partition("=")]]
+    ours = {name: value for name, value, _ in pairs if name in OURS}
+    words = [word for name, _, word in pairs if name not in OURS]
     parser = PdArgumentParser([ModelArguments, DataArguments, GalvatronTrainingArguments])
     parser.error = _refuse
     default = f"--output_dir={OPTIONS['output_dir'].default}"
@@ -87,7 +91,7 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
     except (ValueError, AssertionError) as error:
         raise UserError(str(error)) from None
     given = {word.removeprefix("--").partition("=")[0] for word in words}
-    return _plain({name: getattr(one, name) for one in objects for name in given if hasattr(one, name)})
+    return ours | _plain({name: getattr(one, name) for one in objects for name in given if hasattr(one, name)})
 
 
 def settings_of(*arguments: Any) -> TrainSettings:
@@ -129,11 +133,11 @@ def _leaves_length_open(values: dict[str, Any]) -> bool:
 
 
 def _settings(values: dict[str, Any], handed_on: frozenset[str]) -> TrainSettings:
-    unheeded = sorted(values.keys() & STOCK - OPTIONS.keys() - ABSENT.keys() - IDLE - handed_on)
+    unheeded = sorted(values.keys() & STOCK - OPTIONS.keys() - HOLDS.keys() - IDLE.keys() - handed_on)
     if unheeded:
         raise UserError(f"{name}: {values[name]} would change nothing here; leave it out" for name in unheeded)
     known = {name: value for name, value in values.items() if name in OPTIONS}
-    canonical_options({name: value for name, value in values.items() if name in ABSENT and value}, OPTIONS)
+    canonical_options({name: value for name, value in values.items() if name in HOLDS and value}, OPTIONS)
     return prepare(_plain(known), dist.get_world_size()).settings
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,15 @@ from pydantic import Field
 from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
-from ..plan import Assumptions, ModelShape, UserError, write_plan
+from ..plan import Assumptions, ModelShape, UserError, load_model, write_plan
+from ..plan.degrees import DegreeOptions
 from ..plan.file import LARGEST_BYTES
 from ..plan.model_options import ModelOptions, config_of
 from ..plan.newest import newest_plan
 from ..plan.options import Options
 from ..plan.published import as_current
 from ..plan.uniform import UniformOptions
+from .choice import checkpoint_of
 from .recipe import Recipe
 from .settings import RunOptions, TrainSettings
 
@@ -44,7 +46,10 @@ class LaunchOptions(Options):
     timeout: Positive | None = Field(None, description="seconds after which the processes are ended; unset: never")
 
 
-GROUPS: tuple[type[Options], ...] = (ModelOptions, UniformOptions, PlanOptions, Recipe, RunOptions, LaunchOptions)
+GROUPS: tuple[type[Options], ...] = (
+    *(ModelOptions, UniformOptions, DegreeOptions, PlanOptions),
+    *(Recipe, RunOptions, LaunchOptions),
+)
 
 
 @dataclass(frozen=True)
@@ -61,9 +66,14 @@ def prepare(values: Mapping[str, Any], world_size: int | None) -> Prepared:
     `world_size`: ranks that will be started; None: as many as the plan has. Raises UserError.
     """
     run, uniform, choice = RunOptions.among(values), UniformOptions.among(values), PlanOptions.among(values)
-    given = list(uniform.model_dump(exclude_none=True))
+    degrees = DegreeOptions.among(values)
+    given = [*uniform.model_dump(exclude_none=True), *degrees.given]
     notes = []
+    if run.load is not None:
+        run = run.model_copy(update={"load": checkpoint_of(run.load, run.load_iteration)})
     model, shape, seq_length = _model(values, run)
+    if ignored := ModelOptions.among(values).ignored:
+        notes.append(f"left out of account, as set_*_manually is 0: {', '.join(ignored)}")
     if run.continue_training and run.load is None:
         run = run.model_copy(update={"load": Path(model)})
     if choice.galvatron_config_path:
@@ -73,10 +83,13 @@ def prepare(values: Mapping[str, Any], world_size: int | None) -> Prepared:
         world_size = world_size or _world_size(plan)
     elif world_size is None:
         raise UserError("nproc: missing; without a plan's file it says for how many processes a plan is wanted")
-    elif given:
+    elif given and (uniform.model_fields_set or degrees.says_degrees):
+        uniform = degrees.onto(uniform, world_size)
         plan = run.output_dir / "galvatron_config.json"
         write_plan(uniform.plan(shape.layers, world_size, _assumed(run, seq_length)), plan)
         notes.append(f"one strategy for all layers, by {', '.join(given)}: {plan}")
+    elif given:
+        raise UserError(f"{name}: the plan says the global batch; leave it out, or give degrees" for name in given)
     else:
         plan = newest_plan(CONFIGS, shape, world_size)
         notes.append(f"plan: {plan}, the newest in {CONFIGS} for {shape.name} on {world_size} ranks")
@@ -103,8 +116,9 @@ def _model(values: Mapping[str, Any], run: RunOptions) -> tuple[str, ModelShape,
     if len(model.shapes) > 1:
         raise UserError(f"num_layertype: training takes one type of layers, but {len(model.shapes)} are given")
     shape = model.shapes[0]
-    own = options.model_dump(exclude={"model_size", "seq_length"}, exclude_none=True)
-    if options.model_size is not None and not own:
+    if run.initializer_range is not None:
+        shape = replace(shape, initializer_range=run.initializer_range)
+    if options.model_size is not None and shape == load_model(options.model_size):
         return options.model_size, shape, model.seq_length
     path = run.output_dir.absolute() / "config.json"
     write_text(path, dumps(config_of(shape), indent=2) + "\n")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Seed, Size
+from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate, Seed, Size
 from ..base.locking import locked
 from ..base.reading import read_json
 from ..base.writing import make_folder, write_text
@@ -58,6 +58,14 @@ class RunOptions(Options):
     )
     continue_training: bool = Field(False, description="1: load is the model's own folder")
     load_distributed: bool = Field(False, description="1: load is a training checkpoint to go on from")
+    load_iteration: CountOrNone | None = Field(
+        None, description="step of the checkpoint that is taken where load is a run's folder; unset: the newest"
+    )
+    initializer_range: Rate | None = Field(
+        None, description="standard deviation of weights that are drawn; unset: the model's"
+    )
+    overwrite_output_dir: bool = Field(False, description="1: begins anew, as resume_from_checkpoint none")
+    device: Literal["cpu", "gpu"] | None = Field(None, description="what ranks run on anyway, or refused")
     resume_from_checkpoint: str = Field("auto", description="auto: the newest whole one, if any; none; or a folder")
     save_strategy: Interval = Field("steps", description="when a checkpoint is written: no, steps or epoch")
     save_steps: CountOrNone = Field(500, description="steps from one checkpoint to the next; 0: none but on SIGTERM")
@@ -91,6 +99,10 @@ class RunOptions(Options):
             raise ValueError(f"{names}: contradict each other; give one")
         if self.load_distributed and self.load is None:
             raise ValueError("load_distributed: says how to take load, which is missing; give --load")
+        if self.load_iteration is not None and self.load is None:
+            raise ValueError("load_iteration: says which checkpoint of load, which is missing; give --load")
+        if self.overwrite_output_dir and self.resume_from_checkpoint not in ("auto", "none"):
+            raise ValueError("overwrite_output_dir: begins anew, but resume_from_checkpoint names where to go on")
         return self
 
     @property
@@ -136,9 +148,11 @@ class TrainSettings(RunOptions):
     @property
     def continue_from(self) -> str:
         """auto, none, or the checkpoint to go on from: `load` is one, too, until the run has checkpoints of its own."""
-        if self.load_distributed and self.resume_from_checkpoint == "auto" and not whole_checkpoints(self.checkpoints):
+        if self.resume_from_checkpoint != "auto":
+            return self.resume_from_checkpoint
+        if self.load_distributed and (self.overwrite_output_dir or not whole_checkpoints(self.checkpoints)):
             return str(self.load)
-        return self.resume_from_checkpoint
+        return "none" if self.overwrite_output_dir else "auto"
 
     @property
     def traffic(self) -> Path:

@@ -13,7 +13,8 @@ from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.cli import main as cli
 from paddlenlp_galvatron.cli.conventions import App, canonical_words, run_app
 from paddlenlp_galvatron.plan import GalvatronError, Infeasible, UserError
-from paddlenlp_galvatron.plan.aliases import ABSENT, ALIASES, WORDS
+from paddlenlp_galvatron.plan.aliases import ALIASES, WORDS
+from paddlenlp_galvatron.plan.foreign import HOLDS, IDLE
 
 app = App()
 
@@ -111,9 +112,10 @@ def test_canonical_words_are_stable(words):
 
 def test_aliases_lead_to_names_and_not_to_aliases():
     assert not set(ALIASES) & set(ALIASES.values())
-    assert not set(ABSENT) & {*ALIASES, *ALIASES.values()}
-    assert set(WORDS) <= set(ALIASES)
-    assert all(name.isidentifier() for name in [*ALIASES, *ALIASES.values(), *ABSENT])
+    assert not (set(HOLDS) | set(IDLE)) & {*ALIASES, *ALIASES.values()}
+    assert not set(HOLDS) & set(IDLE)
+    assert set(WORDS) <= {*ALIASES, "model_type"}
+    assert all(name.isidentifier() for name in [*ALIASES, *ALIASES.values(), *HOLDS, *IDLE])
 
 
 def test_a_word_of_another_dialect_is_a_value_of_ours():

@@ -12,7 +12,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from paddlenlp_galvatron.cli.main import COMMANDS
-from paddlenlp_galvatron.plan.aliases import ABSENT, ALIASES
+from paddlenlp_galvatron.plan.aliases import ALIASES
+from paddlenlp_galvatron.plan.foreign import HOLDS, IDLE
 
 from .case import Case
 from .configs import MODEL
@@ -118,7 +119,8 @@ def words(random: Random) -> Case:
     known = options_of(command) if command in BASES else ()
     names = [
         *(name for name in known if name not in FREE),
-        *ABSENT,
+        *HOLDS,
+        *IDLE,
         *(alias for alias, to in ALIASES.items() if to not in FREE),
     ]
     loose = ("--help", "--version", "--debug=1", "--", "-", "-x", "---", "--=", "plan.json", "missing", "help")

@@ -14,6 +14,10 @@ from paddlenlp_galvatron.plan.model import joint_fingerprint, preset_names, shap
 
 # Weights as the model cards on Hugging Face count them (the "Safetensors" figure of each model's page), in billions.
 KNOWN_SIZES = {
+    "llama-0.3b": 0.374,  # Galvatron's own: counted by hand from its numbers
+    "llama-7b": 6.738,
+    "llama-13b": 13.016,
+    "llama-30b": 32.529,
     "llama2-7b": 6.738,
     "llama2-13b": 13.016,
     "llama2-70b": 68.977,
@@ -22,6 +26,7 @@ KNOWN_SIZES = {
     "llama3-405b": 405.853,
     "qwen2.5-0.5b": 0.494,
     "qwen2.5-1.5b": 1.544,
+    "qwen2.5-3b": 3.086,
     "qwen2.5-7b": 7.616,
     "qwen2.5-14b": 14.770,
     "qwen2.5-32b": 32.764,

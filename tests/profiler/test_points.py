@@ -38,7 +38,9 @@ def test_samples_are_as_long_as_the_model_is_said_to_take_or_2048():
         ({"profile_mode": "sequence", "profile_min_seq_length": 4096}, "profile_max_seq_length: 2048 is below"),
         ({"profile_mode": "all"}, "profile_mode"),
         ({"layernum_min": 3}, "layernum_max"),
-        ({"profile_dp_type": "zero3"}, "profile_dp_type: zero3 is not supported"),
+        ({"profile_unit": "mlp"}, "profile_unit: mlp is not supported"),
+        ({"bf16": 1, "mixed_precision": "fp16"}, "contradict each other"),
+        ({"profile_for": "galvatron", "time_budget_s": 5}, "time_budget_s: leaves sizes out"),
     ],
 )
 def test_mistakes_are_named(given, message):
@@ -55,8 +57,8 @@ def test_message_sizes_rise_from_what_costs_next_to_nothing():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"backend": "torch"}, "PyTorch is not used"),
-        ({"mpi_path": "/usr/local/mpi"}, "import-nccl-tests"),
+        ({"backend": "mpi"}, "backend"),
+        ({"envs": "NCCL_DEBUG"}, "envs: .*no variable; give NAME=VALUE"),
         ({"end_mb": 0.5}, "end_mb"),
         ({"parts": "allreduce,p2q"}, "parts"),
         ({"scale": 1}, "scale"),

@@ -52,7 +52,7 @@ def test_other_names_mean_the_same() -> None:
         ({"pipeline_type": "1f1b"}, "pipeline_type: input should be"),
         ({"search_space": "dp+tpp"}, "search_space: 'tpp' is unknown"),
         ({"sp_space": "tp+sp", "tp_consec": 0}, "tp_consec: 0 does not go together with sp_space"),
-        ({"worker": 0}, "worker: input should be greater"),
+        ({"worker": -1}, "worker: input should be greater"),
     ],
 )
 def test_bad_options_are_told(values: dict[str, Any], message: str) -> None:

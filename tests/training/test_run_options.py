@@ -8,7 +8,8 @@ import os
 import pytest
 
 from paddlenlp_galvatron.plan import UserError, read_plan, uniform_plan, write_plan
-from paddlenlp_galvatron.plan.aliases import ABSENT, ALIASES, IDLE
+from paddlenlp_galvatron.plan.aliases import ALIASES
+from paddlenlp_galvatron.plan.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.plan.options import canonical_options
 from paddlenlp_galvatron.training.prepare import GROUPS, prepare
 
@@ -95,7 +96,7 @@ def test_every_alias_of_the_table_leads_to_an_option_of_some_command():
     )
     assert not {ours for ours in ALIASES.values() if ours not in options}
     assert not set(ALIASES) & options
-    assert not (set(ABSENT) | IDLE) & KNOWN
+    assert not (set(HOLDS) | set(IDLE)) & options
 
 
 def test_without_a_plan_the_newest_that_fits_is_taken_and_said(folder):
@@ -128,10 +129,20 @@ def test_a_model_of_ones_own_is_written_beside_the_log(folder):
 @pytest.mark.parametrize(
     ("values", "world_size", "message"),
     [
-        ({"tensor_parallel_degree": "2"}, 4, "tensor_parallel_degree: 2 is not supported: the plan says each layer's"),
-        ({"sharding": "stage2"}, 4, "sharding: stage2 is not supported"),
-        ({"recompute": True}, 4, "recompute: True is not supported: the plan says which layers"),
-        ({"per_device_train_batch_size": 1}, 4, "per_device_train_batch_size: 1 is not supported"),
+        ({"tensor_parallel_degree": "3"}, 4, "4 ranks do not split by degrees of 3"),
+        (
+            {"tensor_parallel_degree": "2", "global_tp_deg": "4"},
+            4,
+            "global_tp_deg: is 4, but PaddleNLP's options say 2",
+        ),
+        ({"tensor_parallel_degree": "2", "sep_parallel_degree": "2"}, 4, "a layer has one of both"),
+        ({"sharding": "stage2", "sharding_parallel_degree": "2"}, 4, "sharding_parallel_degree: 2 of 4 ranks"),
+        ({"pipeline_parallel_degree": "2", "data_parallel_degree": "4"}, 4, "data_parallel_degree: 4, but the other"),
+        ({"sharding": "stage4"}, 4, "sharding: "),
+        ({"per_device_train_batch_size": 2}, 4, "per_device_train_batch_size: the plan says the global batch"),
+        ({"load": "x", "load_iteration": 3}, 4, "load_iteration: x has no checkpoint of 3 steps"),
+        ({"load_iteration": 3}, 4, "load_iteration: says which checkpoint of load, which is missing"),
+        ({"overwrite_output_dir": "1", "resume_from_checkpoint": "x"}, 4, "overwrite_output_dir: begins anew, but"),
         ({"bf16": "1", "mixed_precision": "fp16"}, 4, "bf16, mixed_precision: contradict each other"),
         ({"load_distributed": "1"}, 4, "load_distributed: says how to take load, which is missing"),
         ({"pp_deg": "2"}, None, "nproc: missing"),

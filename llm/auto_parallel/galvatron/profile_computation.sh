@@ -1,3 +1,3 @@
 #!/bin/sh
-# The profile of a model's times, from this folder: see scripts/profile_computation.sh for its variables.
-exec sh "$(dirname "$0")/../../../scripts/profile_computation.sh" "$@"
+# profile_computation.sh in scripts/, which has the variables, from this folder.
+exec sh "$(dirname "$0")/scripts/profile_computation.sh" "$@"

@@ -1,3 +1,3 @@
 #!/bin/sh
-# The profile of a model's memory, from this folder: see scripts/profile_memory.sh for its variables.
-exec sh "$(dirname "$0")/../../../scripts/profile_memory.sh" "$@"
+# profile_memory.sh in scripts/, which has the variables, from this folder.
+exec sh "$(dirname "$0")/scripts/profile_memory.sh" "$@"

@@ -1,3 +1,3 @@
 #!/bin/sh
-# The search, from this folder: see scripts/search_dist.sh for its variables.
-exec sh "$(dirname "$0")/../../../scripts/search_dist.sh" "$@"
+# search_dist.sh in scripts/, which has the variables, from this folder.
+exec sh "$(dirname "$0")/scripts/search_dist.sh" "$@"

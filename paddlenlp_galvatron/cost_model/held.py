@@ -1,0 +1,37 @@
+"""What a rank of a stage holds all the time: weights, and with gradients and optimizer the model's states."""
+
+from __future__ import annotations
+
+from ..plan import LayerStrategy, ModelShape, Plan, VocabStrategy
+from ..plan.strategy import DataParallel
+from .module_memory import MIB
+from .states import StateBytes
+from .weights import Weights, head_weights, layer_weights, table_weights
+
+
+def held_mib(plan: Plan, shape: ModelShape, stage: int, fp32_gradients: bool = False) -> tuple[float, float]:
+    """(weights, states) of each rank of a stage in MiB, sharded as the plan says; a tied table counts once a stage.
+
+    Gradients are whole where they are summed over micro-batches before they are reduced.
+    """
+    last = len(plan.stages) - 1
+    held: list[tuple[LayerStrategy | VocabStrategy, Weights]] = [
+        (layer, layer_weights(shape, layer.tp)) for layer in (plan.layers[index] for index in plan.stage_layers(stage))
+    ]
+    tp = plan.vocab.tp
+    if stage == 0:
+        held.append((plan.vocab, table_weights(shape, tp)))
+    if stage == last:
+        head = head_weights(shape, tp)
+        has_table = shape.tied_embeddings and stage == 0
+        held.append((plan.vocab, Weights(whole_vectors=head.whole_vectors) if has_table else head))
+    per_weight = StateBytes.of(plan.assumed.mixed_precision, fp32_gradients)
+    whole = plan.assumed.async_grad_reduce and plan.micro_batches > 1
+    weights = states = 0.0
+    for strategy, module in held:
+        sharding = plan.stage_size // strategy.tp
+        shares = sharding if strategy.dp_type is DataParallel.ZERO3 else 1
+        weights += per_weight.weight * (module.matrices / shares + module.vectors)
+        states += module.matrices * per_weight.held(strategy.dp_type, sharding, whole)
+        states += module.vectors * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
+    return weights / MIB, states / MIB

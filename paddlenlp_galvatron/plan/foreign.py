@@ -1,0 +1,164 @@
+"""Options of Galvatron, Megatron-LM and PaddleNLP that have nothing to do here: what each may say, and why no more.
+
+Scripts of others run as they are: an option that says what holds anyway is taken, one that asks for another way to the
+same numbers is taken and named in a note, and one that asks for what is not there is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+NO_EXPERTS = "models with experts are not supported"
+NO_CONTEXT = "context parallelism is not supported"
+# Says what holds anyway: the values at which it does, one of several apart by |, and why there is no other.
+HOLDS = {
+    "recommend_min_bsz": ("0", "the search needs no head start; give min_bsz"),
+    "use_pipeline_costmodel": ("1", "every pipeline is simulated"),
+    "costmodel_coe": ("1", "predicted times are not scaled; profile again if they are off"),
+    "computation_mode": ("linear", "how times grow with the batch is what time_profile_mode says"),
+    "profile_granularity": ("together", "layers are measured whole"),
+    "profile_unit": ("all", "layers are measured whole"),
+    "profile_flow_control": ("all", "what was measured before is not measured again; --fresh forgets it"),
+    "disable_embedding_lmhead_sp": ("0", "vocabulary layers split the sequence where their neighbours do; disable_sp"),
+    "disable_cp": ("1", NO_CONTEXT),
+    "global_cp_deg": ("1|-1", NO_CONTEXT),
+    "vocab_cp": ("1|-1", NO_CONTEXT),
+    "context_parallel_degree": ("1|-1", NO_CONTEXT),
+    "is_moe_model": ("0", NO_EXPERTS),
+    "use_fsep": ("0", NO_EXPERTS),
+    "set_experts_manually": ("0", NO_EXPERTS),
+    "num_experts": ("0", NO_EXPERTS),
+    "global_ep_deg": ("1|-1", NO_EXPERTS),
+    "global_tp_of_ep_deg": ("1|-1", NO_EXPERTS),
+    "expert_parallel_degree": ("1|-1", NO_EXPERTS),
+    "virtual_pp_degree": ("1|-1", "stages are not interleaved"),
+    "recompute_granularity": ("full", "a layer recomputes whole or not at all"),
+    "per_device_eval_batch_size": ("-1", "evaluation takes the training's global batches; leave it out"),
+    "fp16_opt_level": ("O2", "16-bit training keeps fp32 masters of 16-bit weights, which is O2"),
+    "extra_args_str": ("", "there is no other launcher that it could go to; leave it out"),
+    "do_train": ("1", "training is what this does; to evaluate alone, say --max_steps of the checkpoint and --do_eval"),
+    "do_predict": ("0", "there is no prediction; evaluate with do_eval"),
+    "do_export": ("0", "export with galvatron convert g2h"),
+    "load_best_model_at_end": ("0", "checkpoints are kept by age"),
+    "load_params": ("0", "name the weights to begin with: --load"),
+    "no_shared_storage": ("0", "checkpoints need a folder that all nodes share"),
+    "check_loss": ("0", "use galvatron parity"),
+    "profile_forward": ("0", "use galvatron profile computation"),
+    "save_profiled_memory": ("0", "use galvatron profile memory"),
+    "autotuner_benchmark": ("0", "use galvatron search"),
+}
+NO_MPI = "ranks are started without MPI; outputs of nccl-tests: galvatron profile import-nccl-tests"
+TOKENS = "data are tokenised before: galvatron data prepare"
+FUSED = "the same numbers by Paddle's plain kernels"
+OVERLAP = "the runtime overlaps by itself"
+LOGGED = "every step's time and memory are in train_log.jsonl"
+LOADER = "data are mapped files, read by each rank"
+# Another way to the same numbers: why it has no effect here, whatever its value.
+IDLE = {
+    "dropout_prob": "Llama and Qwen2 have no hidden dropout; theirs is attention_dropout in config.json",
+    "initialize_on_meta": "weights are always made in the slices that a rank holds",
+    "shape_order": "the layers are PaddleNLP's own, in their order",
+    "max_predictions_per_seq": "it is of models like BERT",
+    "entropy_in_fp32": "the loss is always computed in fp32",
+    "allow_tf32": "Paddle's own setting holds",
+    "granularity_type": "the plan says whether layers differ",
+    "zero_with_slight_noise": "the cost model has no such term",
+    "estimate_tp_time_type": "collectives are priced by what was measured",
+    "max_cp_deg": NO_CONTEXT,
+    "profile_dp_type": "parts are measured without data parallelism",
+    "max_per_device_train_batch_size": "the batch is profile_batch_size",
+    "mpi_path": NO_MPI,
+    "nccl_test_dir": NO_MPI,
+    "ascend_dir": NO_MPI,
+    "tokenizer_type": TOKENS,
+    "tokenizer_model": TOKENS,
+    "tokenizer_name_or_path": TOKENS,
+    "vocab_file": TOKENS,
+    "merge_file": TOKENS,
+    "num_workers": LOADER,
+    "dataloader_num_workers": LOADER,
+    "distributed_dataloader": LOADER,
+    "data_impl": LOADER,
+    "data_cache": LOADER,
+    "skip_warmup": LOADER,
+    "share_folder": LOADER,
+    "profile": LOGGED,
+    "exit_after_profiling": LOGGED,
+    "profile_time_flag": LOGGED,
+    "profile_memory_flag": LOGGED,
+    "profile_forward_only": LOGGED,
+    "save_time_flag": LOGGED,
+    "save_memory_flag": LOGGED,
+    "skip_profile_timer": LOGGED,
+    "skip_memory_metrics": LOGGED,
+    "disable_tqdm": "the bar shows on terminals only",
+    "unified_checkpoint": "checkpoints load under every plan",
+    "recompute_use_reentrant": "recompute is the runtime's own",
+    "pp_recompute_interval": "the plan says which layers recompute",
+    "enable_auto_parallel": "the plan says what is parallel",
+    "to_static": "layers run as PaddleNLP's dynamic graph",
+    "local_rank": "each rank is told its own",
+    "gpu_id": "each rank takes a GPU of its own",
+    "distributed_backend": "NCCL on GPUs, gloo on CPUs",
+    "amp_custom_black_list": "what layers compute in is compute_precision",
+    "amp_custom_white_list": "what layers compute in is compute_precision",
+    "fuse_attention_qkv": FUSED,
+    "fuse_attention_ffn": FUSED,
+    "use_fused_rms_norm": FUSED,
+    "use_fused_rmsnorm": FUSED,
+    "use_fused_rope": FUSED,
+    "use_fused_rotary_pos_emb": FUSED,
+    "use_fused_swiglu": FUSED,
+    "use_fast_layer_norm": FUSED,
+    "fused_linear_param_grad_add": FUSED,
+    "enable_linear_fused_grad_add": FUSED,
+    "fuse_sequence_parallel_allreduce": FUSED,
+    "tensor_parallel_config": OVERLAP,
+    "pipeline_parallel_config": OVERLAP,
+    "sharding_parallel_config": OVERLAP,
+    "data_parallel_config": OVERLAP,
+}
+# Of those, the ones that may stand bare, and the ones that take several words.
+SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")} - {"costmodel_coe", "num_experts"} | {
+    *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
+    *(name for name, why in IDLE.items() if why in (FUSED, LOGGED)),
+}
+SEVERAL = {name for name in IDLE if name.endswith("_config") or name.startswith("amp_custom")} | {"envs"}
+
+
+class Fate(NamedTuple):
+    """What becomes of an option that has nothing to do. Neither is said of one that says what holds."""
+
+    fault: str = ""  # why it is refused
+    idle: str = ""  # why it has no effect
+
+
+def fate_of(name: str, value: object) -> Fate | None:
+    """By canonical name; None: it is no such option."""
+    if name in IDLE:
+        return Fate(idle=IDLE[name])
+    if name not in HOLDS:
+        return None
+    values, reason = HOLDS[name]
+    if value in (None, "None") or any(_same(str(value), one) for one in values.split("|")):
+        return Fate()
+    return Fate(fault=f"{value} is not supported: {reason}")
+
+
+def idle_note(idle: Mapping[str, str]) -> str:
+    """One line that names options without an effect, by reason; `idle`: option -> reason."""
+    by_reason: dict[str, list[str]] = {}
+    for given, reason in idle.items():
+        by_reason.setdefault(reason, []).append(given)
+    return "no effect here: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
+
+
+def _same(value: str, other: str) -> bool:
+    """Whether both say the same: numbers by value, booleans by any word for them, words in any case."""
+    words = {"false": "0", "true": "1", "": "0"} if other in ("0", "1") else {}
+    value = words.get(value.lower(), value.lower())
+    try:
+        return float(value) == float(other)
+    except ValueError:
+        return value == other.lower()
