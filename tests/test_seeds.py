@@ -492,7 +492,7 @@ def _(desk: Desk) -> None:
     for keep in (lambda name: name.endswith("_sp"), lambda name: not name.endswith("_sp")):
         path = desk.folder / "memory_profiling_bf16_hidden_1024_head_16.json"
         path.write_text(json.dumps({name: value for name, value in written.items() if keep(name)}))
-        profile = MemoryProfile.load(path, "bf16", 1024, 16)
+        profile = MemoryProfile.load(path, "bf16", 1024, 16, model=MODEL)  # which tells the units without _sp
         (layer,) = {variant.layer_type for variant in profile.layers}
         assert layer == 0 and {variant.role for variant in profile.vocab} == {"only", "first", "last"}
 

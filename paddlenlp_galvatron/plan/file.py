@@ -116,7 +116,7 @@ def read_plan(
     `world_size` is the number of ranks at hand; it must agree with the file's, where the file has one. A file
     that has none is read for `default` ranks or, with `smallest_world`, for the fewest that it fits. Raises UserError.
     """
-    data = read_json(path, LARGEST_BYTES)
+    data = read_json(path, LARGEST_BYTES, comments=True)
     if world_size is None and isinstance(data, dict) and data.get("world_size") is None:
         world_size = default
     return plan_from_dict(data, world_size, smallest_world=smallest_world, source=str(path))
