@@ -18,8 +18,10 @@ from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import DataParallel, Plan, Schedule, plan_from_dict, read_plan
+from paddlenlp_galvatron.plan.options import canonical_options
 from paddlenlp_galvatron.profiler.options import PointOptions
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Shape
+from paddlenlp_galvatron.training.prepare import GROUPS, prepare
 
 ROOT = Path(__file__).parents[1]
 PORT = "llm/auto_parallel/galvatron-llama-submit"
@@ -72,8 +74,11 @@ class Desk:
 
     def globally(self, *flags: str, **options: object) -> Plan:
         """The plan of GLOBAL mode."""
-        self.train(*flags, **{"global_train_batch_size": 16, "max_steps": 1} | options)
-        return read_plan(self.folder / "output" / "galvatron_config.json")
+        values = {"model_size": "example.json", "seq_length": SEQ, "global_train_batch_size": 16, "max_steps": 1}
+        given = values | {flag.strip("-"): "1" for flag in flags} | options
+        known = {name for group in GROUPS for name in group.model_fields}
+        plan, _ = prepare(canonical_options(given, known), 8).settings.load_plan()
+        return plan
 
     def script(self, name: str, *words: str, shell: str = "bash", **environment: str) -> str:
         """The command that a script would run: its words, a line each script that it starts."""
@@ -369,8 +374,8 @@ def _same(found: object, documented: object) -> None:
 @line("001 every size of range(min, max + 1, step)")
 def _(_: Desk) -> None:
     options = {"profile_mode": "batch", "profile_min_batch_size": 2, "profile_max_batch_size": 9}
-    given = PointOptions.from_mapping(options | {"profile_batch_size_step": 3})
-    assert [point.batch for point in given.points] == [2, 5, 8]
+    given = PointOptions.from_mapping(options | {"profile_batch_size_step": 3, "profile_for": "galvatron"})
+    assert given.batch_sizes == [2, 5, 8] and given.every_size
 
 
 @line("001 set_model_config_manually and set_layernum_manually of the search")
@@ -442,7 +447,6 @@ def _(desk: Desk) -> None:
     flags = ("--initialize_on_meta", f"--load={weights}", "--save=mine", "--save-interval=7")
     run = {"model_size": weights, "seq_length": 16, "global_train_batch_size": 16, "train_iters": 1}
     assert "no step was run" in desk.train(*flags, **run)
-    assert read_plan(desk.folder / "mine" / "galvatron_config.json").global_batch == 16
 
 
 @line("001 set_layernum_manually and set_seqlen_manually of training", "002 --set_seqlen_manually")
