@@ -53,7 +53,7 @@ def test_a_launch_listens_on_the_loopback_alone(tmp_path):
         for _ in running.wait():
             for pid in [os.getpid(), *(rank.process.pid for rank in running._crew.ranks)]:
                 seen |= listening(pid)
-    assert len(seen) >= 3  # the store and, of each rank, gloo
+    assert len(seen) >= 2  # the store, and gloo of one rank of the pair
     assert {address.rpartition(":")[0] for address in seen} == {"127.0.0.1"}
 
 
