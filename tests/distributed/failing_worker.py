@@ -15,7 +15,7 @@ from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world
 
 STEPS = 3
-LONG_S = 600
+PAUSE_S, LONG_S = 2, 600
 
 
 def fail(how: str) -> None:
@@ -27,6 +27,8 @@ def fail(how: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif how == "sleeps":
         time.sleep(LONG_S)
+    elif how == "pauses":
+        time.sleep(PAUSE_S)
     elif how == "raises":
         raise ValueError("the reason\nand more of it")
     elif how == "refuses":

@@ -11,7 +11,7 @@ import socket
 import struct
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -49,21 +49,21 @@ def path(monkeypatch):
 
 def test_a_launch_listens_on_the_loopback_alone(tmp_path):
     seen: set[str] = set()
-    with Launch(WORKER, ["no", "step", "0"], 2, tmp_path, TIMEOUT_S) as running:
+    with Launch(WORKER, ["pauses", "step", "0"], 2, tmp_path, TIMEOUT_S) as running:
         for _ in running.wait():
             for pid in [os.getpid(), *(rank.process.pid for rank in running._crew.ranks)]:
                 seen |= listening(pid)
-    assert len(seen) >= 3  # the store and, of each rank, gloo
+    assert len(seen) >= 2  # the store, and gloo of one rank of the pair
     assert {address.rpartition(":")[0] for address in seen} == {"127.0.0.1"}
 
 
 def listening(pid: int) -> set[str]:
     """Addresses on which a process listens."""
-    try:
-        own = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()}
-    except OSError:  # it has ended
-        return set()
-    found = set()
+    own, found = set(), set()
+    with suppress(OSError):  # it has ended
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed by now
+                own.add(str(file.readlink()))
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, _, state, *_, inode = line.split()[:10]
         if state == LISTENS and f"socket:[{inode}]" in own:
