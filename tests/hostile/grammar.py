@@ -93,7 +93,7 @@ def hostile_value(random: Random) -> Any:
     kind = random.random()
     if kind < 0.04:
         return random.choice(BULKY)()
-    return random.choice(NUMBERS if kind < 0.45 else TEXTS if kind < 0.8 else OTHERS)
+    return deepcopy(random.choice(NUMBERS if kind < 0.45 else TEXTS if kind < 0.8 else OTHERS))  # it may be mutated
 
 
 def mutated(value: Any, random: Random) -> Any:
