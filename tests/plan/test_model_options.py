@@ -59,6 +59,10 @@ def test_a_length_set_by_hand_may_go_beyond_the_models_positions() -> None:
     assert model.shapes[0].max_position_embeddings == model.seq_length == 8192
     assert model.name == "llama2-7b_seq8192"
     assert resolve(model_size="llama2-7b", seq_length=8192).shapes == (load_model("llama2-7b"),)
+    for length in ({"seq_length": 8192}, {"seqlen_list": "8192"}):
+        assert resolve(model_size="llama2-7b", set_seqlen_manually=1, **length).shapes == model.shapes
+        numbers = {name: value for name, value in MINE.items() if name != "seq_length"}
+        assert resolve(**numbers, **length).shapes[0].max_position_embeddings == 8192
 
 
 def test_the_lists_of_the_other_dialect_say_one_type_of_layer() -> None:
