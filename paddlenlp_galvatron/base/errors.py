@@ -18,7 +18,8 @@ class UserError(GalvatronError):
 
     def __init__(self, faults: str | Iterable[str]):
         faults = (faults,) if isinstance(faults, str) else faults
-        self.faults = tuple(" ".join(fault.splitlines()) for fault in faults)  # the user's own words may have line ends
+        lines = (" ".join(fault.splitlines()) for fault in faults)  # the user's own words may have line ends
+        self.faults = tuple(dict.fromkeys(lines))  # each once
         super().__init__("\n".join(self.faults))
 
 

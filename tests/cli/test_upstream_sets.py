@@ -5,13 +5,13 @@ What a machine without GPUs cannot hold (flash attention, `device gpu`) is refus
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.plan import Assumptions, Precision, read_plan, uniform_plan, write_plan
+from paddlenlp_galvatron.cli.pretrain import read_words
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Plan, Precision, uniform_plan, write_plan
+from paddlenlp_galvatron.training.prepare import prepare
 
 GALVATRON_MODEL = """--model_size llama-7b --set_model_config_manually 0 --set_layernum_manually 0
     --set_seqlen_manually 1
@@ -88,15 +88,20 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+def run_of(*words: str) -> tuple[Plan, ModelShape]:
+    """The plan and the model that options of training ask for on 8 ranks."""
+    return prepare(read_words(words), 8).settings.load_plan()
+
+
 def test_galvatrons_training(place, galvatron):
     sets = split(GALVATRON_MODEL, GALVATRON_TRAIN, GALVATRON_PARALLEL, GALVATRON_DATA)
     ran = galvatron("train", "--dry_run", "--nproc", "8", *sets)
     assert ran.code == 0, ran.err
     assert "left out of account, as set_*_manually is 0: hidden_size" in ran.out
     assert "--adam_weight_decay (--weight_decay holds)" in ran.err and "--dropout_prob (Llama" in ran.err
-    plan = read_plan(place / "output" / "galvatron_config.json")
+    plan, shape = run_of(*sets)
     assert (len(plan.stages), plan.layers[0].tp, plan.vocab.dp_type.value) == (2, 2, "zero2")
-    assert json.loads((place / "output" / "config.json").read_text())["initializer_range"] == 0.01
+    assert shape.initializer_range == 0.01
     ran = galvatron("train", "--dry_run", "--nproc", "8", *sets, "--use-flash-attn")
     assert ran.code == 2 and ran.err.count("error: ") == 1 and "use_flash_attention: Paddle has it on GPUs" in ran.err
 
@@ -111,7 +116,7 @@ def test_the_ports_training(place, galvatron, tied_to_a_plan):
     if tied_to_a_plan:
         assert "as the plan own.json says what holds" in ran.out
         return
-    plan = read_plan(place / "output" / "galvatron_config.json")
+    plan, _ = run_of(*split(*PORT, PORT_GRANULARITY))
     assert (plan.layers[0].tp, plan.vocab.tp, plan.layers[0].dp_type.value) == (4, 4, "zero2")
     assert (plan.micro_batches, plan.global_batch) == (32, 2 * 32 * 2)
 

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from paddlenlp_galvatron.cli.main import main as galvatron
 
-from . import configs, hostfiles, options, plans, profiles, safetensors
+from . import configs, data, hostfiles, options, plans, profiles, safetensors
 from .case import Case, Generator
 
 # How often each is drawn.
@@ -40,6 +40,8 @@ GENERATORS: dict[Generator, int] = {
     safetensors.huggingface: 1,
     options.one_option: 4,
     options.words: 4,
+    data.text: 1,
+    data.dataset: 1,
 }
 ENDS = (0, 2, 3)
 CPU_S = 3  # of a case beyond the start of Python: the promise is 2, and the machine may be slow
@@ -184,8 +186,10 @@ def _left_behind(case: Case, place: Path, code: int) -> Iterator[str]:
 
 def warm_up() -> None:
     """Import what cases need once, before the processes are made."""
+
     import paddlenlp_galvatron.cost_model.model
     import paddlenlp_galvatron.training.convert
+    import paddlenlp_galvatron.training.data
     import paddlenlp_galvatron.training.parity
     import paddlenlp_galvatron.training.pretrained  # noqa: F401
 
