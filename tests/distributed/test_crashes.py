@@ -21,6 +21,7 @@ pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.runtime.nodes import ONE_NODE
+from paddlenlp_galvatron.runtime.store import STORE, TOKEN_VARIABLE, StoreServer
 from paddlenlp_galvatron.training.checkpoint import open_checkpoint, verify, whole_checkpoints
 from paddlenlp_galvatron.training.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.tokenizer import train_tokenizer
@@ -64,6 +65,7 @@ class Forks:
 
     folder: Path
     process: subprocess.Popen[str]
+    store: StoreServer | None = None  # at which the ranks of the present world meet
 
     def start(self, output: str, of: str = "2 ranks", **options: Any) -> Life:
         """`of`: the plan's name."""
@@ -71,7 +73,13 @@ class Forks:
         common = {"model": "model.json", "input_dir": "0.7 a 0.3 b", "split": "1,0,0", "seed": SEED}
         common |= {"plan": f"{of}.json", "world_size": ranks, "output_dir": output, "recipe": CONSTANT}
         settings.write_text(json.dumps({**common, **options}))
-        job = {"settings": str(settings), "log": str(self.folder), "ranks": ONE_NODE.environment(ranks)}
+        if self.store:
+            self.store.close()
+        self.store = ONE_NODE.store("forks")
+        assert self.store
+        meeting = {STORE: f"{self.store.address}:{self.store.port}", TOKEN_VARIABLE: self.store.token}
+        environments = [environment | meeting for environment in ONE_NODE.environment(ranks)]
+        job = {"settings": str(settings), "log": str(self.folder), "ranks": environments}
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
