@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from paddlenlp_galvatron.base.writing import make_folder
 from paddlenlp_galvatron.plan import Assumptions, GalvatronError, UserError, uniform_plan, write_plan
 from paddlenlp_galvatron.training.checkpoint import open_checkpoint, verify, whole_checkpoints
 from paddlenlp_galvatron.training.saving import Writer
@@ -153,5 +154,5 @@ def reading(folder: Path) -> None:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         folder = Path(os.environ["DISK_ROOT"], name)
-        folder.mkdir()
+        make_folder(folder)
         {work.__name__: work for work in (runs, saving, network, reading)}[name](folder)
