@@ -202,7 +202,7 @@ def positive(path: str | Path, key: str, value: object, unit: str) -> float:
 
 
 def not_negative(path: str | Path, key: str, value: object, unit: str) -> float:
-    """As `positive`, but zero may stand."""
+    """As `positive`, but zero may stand, and what is too small to have been measured is zero."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UserError(f"{path}: {key}: must be a number ({unit}), not {shorten(value)}")
     try:
@@ -211,7 +211,7 @@ def not_negative(path: str | Path, key: str, value: object, unit: str) -> float:
         number = math.inf
     if not 0 <= number <= LARGEST:
         raise UserError(f"{path}: {key}: {shorten(value)} is no possible value ({unit}): measure it again")
-    return number
+    return number if number >= SMALLEST else 0.0
 
 
 def whole_number(path: str | Path, key: str, text: object) -> int:

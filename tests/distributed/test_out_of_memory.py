@@ -19,7 +19,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
-from paddlenlp_galvatron.runtime import launch as launching
+from paddlenlp_galvatron.runtime import faults
 from paddlenlp_galvatron.runtime.launch import LaunchError, OutOfMemory, launch
 from paddlenlp_galvatron.runtime.out_of_memory import (
     EXIT_CODE,
@@ -137,7 +137,7 @@ def test_an_end_is_told_from_others_by_code_log_and_kernel():
 def test_a_rank_that_the_kernel_ends_is_told_from_one_that_a_user_ends(tmp_path, monkeypatch, kills, kind):
     (tmp_path / "killed_rank.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(launching, "kernel_kills", lambda: kills.pop(0))
+    monkeypatch.setattr(faults, "kernel_kills", lambda: kills.pop(0))
     with pytest.raises(LaunchError) as caught:
         launch("killed_rank", [], 1, tmp_path / "log", TIMEOUT_S)
     assert type(caught.value) is kind
