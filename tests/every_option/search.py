@@ -28,7 +28,7 @@ NOISE = ("search_time_s", "peak_rss_mib", "log")
 
 
 def prepare(folder: Path) -> None:
-    """Profiles in configs/; in other/ those of a quicker network and more memory, in single/ times of one batch size."""
+    """Profiles in configs/; in other/ a quicker network and more memory, in single/ times of one batch size."""
     write_model(folder)
     (folder / "example.json").write_text(json.dumps(config_of(MODEL)))
     (folder / "options.json").write_text(json.dumps({"settle_chunk": 4}))
@@ -77,9 +77,9 @@ class SearchSeen(Seen):
             calls["threads"] = count
             return ThreadPoolExecutor(count)
 
-        with patch.object(search, "load", loading), patch.object(engine, "ThreadPoolExecutor", threads):
-            with patch.object(engine, "Space", Noting):
-                yield calls
+        noted = patch.multiple(engine, ThreadPoolExecutor=threads, Space=Noting)
+        with patch.object(search, "load", loading), noted:
+            yield calls
 
     @cached_property
     def answer(self) -> dict[str, Any] | None:
