@@ -1,4 +1,8 @@
 // The Python module galvatron_dp_core: arrays in, arrays out. The one unit that includes all the rest of the core.
+#if __cplusplus < 201703L
+#error "galvatron_dp_core needs C++17: compile it with -std=c++17"
+#endif
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -6,6 +6,7 @@ Dashes and underscores are the same. An option answers to its aliases. A boolean
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -120,10 +121,10 @@ def canonical_words(
     result: list[str] = []
     faults: list[str] = []
     idle: dict[str, str] = {}
-    rest = list(words)
+    rest = deque(words)
     held = {plain_name(word.partition("=")[0]) for word in rest if word.startswith("--")}
     while rest:
-        word = rest.pop(0)
+        word = rest.popleft()
         if word == "--":
             result += [word, *rest]
             break
@@ -158,19 +159,19 @@ def canonical_words(
     return result
 
 
-def _take(rest: list[str], given: str, name: str, boolean: bool | None) -> str | None:
+def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str | None:
     """What belongs to an option is taken off the words behind it. `boolean`: None for an option that is not known."""
     if name in SEVERAL:
         several = []
         while rest and not rest[0].startswith("--"):
-            several.append(rest.pop(0))
+            several.append(rest.popleft())
         return " ".join(several)
     following = canonical_value(given, rest[0]) if rest else "--"
     if (boolean or (boolean is None and name in SWITCHES)) and not _is_boolean_word(following):
         return "true"
     if following.startswith("--"):
         return None if boolean is False else ""
-    return rest.pop(0)
+    return rest.popleft()
 
 
 def _is_boolean_word(word: str) -> bool:

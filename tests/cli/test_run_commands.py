@@ -83,6 +83,12 @@ def changed(values: dict, **changes) -> str:
         (changed(PLAN), changed(MODEL), ["--sequence_parallel", "0"], "sequence_parallel: the plan was searched for"),
         (changed(PLAN), changed(MODEL), ["--data", "nowhere"], "nowhere.bin: no such file"),
         (
+            changed(PLAN),
+            changed(MODEL),
+            ["--device", "gpu"],
+            "device: gpu is not what ranks would run on: Paddle finds no GPU here",
+        ),
+        (
             changed(PLAN, galvatron={"assumed": {"seq_length": 16, "mixed_precision": "bf16"}}),
             changed(MODEL),
             ["--compute_precision", "bf16"],

@@ -55,6 +55,32 @@ def test_one_line_builds_it(tmp_path: Path) -> None:
     assert ran.stdout == "(2.0, [0], 1.0, 2.0)\n"
 
 
+def documented_line(language: str) -> str:
+    """The line that compiles the core by hand, with this environment's programs."""
+    page = (ENGINE.parent / "docs" / language / "installation.md").read_text()
+    (line,) = (line.strip() for line in page.splitlines() if line.strip().startswith("c++ "))
+    suffix = f"-o galvatron_dp_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+    assert line.endswith("-o galvatron_dp_core$(python3-config --extension-suffix)")
+    return line.partition(" -o ")[0].replace("python3 ", f"{sys.executable} ") + f" {suffix}"
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_the_documents_line_builds_it(tmp_path: Path) -> None:
+    assert documented_line("en") == documented_line("zh")
+    folder = shutil.copytree(ENGINE, tmp_path / "engine")
+    subprocess.run(documented_line("en"), shell=True, cwd=folder, check=True, timeout=600)
+    assert list(folder.glob("galvatron_dp_core*.so"))
+
+
+@needs_compiler
+def test_an_older_standard_is_told(tmp_path: Path) -> None:
+    line = documented_line("en").replace("-std=c++17", "-std=c++11 -fsyntax-only")
+    ran = subprocess.run(line, shell=True, cwd=ENGINE, capture_output=True, text=True, timeout=120)
+    errors = [text for text in ran.stderr.splitlines() if "error" in text]
+    assert ran.returncode and "galvatron_dp_core needs C++17: compile it with -std=c++17" in errors[0]
+
+
 def _site_packages() -> str:
     """Where the libraries are; `-S` and this path keep an installed core out of the way."""
     return str(Path(np.__file__).parents[1])

@@ -1,0 +1,190 @@
+"""`galvatron profile`, up to where its ranks would start: by what they are told, and what they make of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock, patch
+
+from paddlenlp_galvatron.profiler import hardware, launcher, model
+from paddlenlp_galvatron.profiler.hardware import OF_RANKS, HardwareProfiler, curves
+from paddlenlp_galvatron.profiler.journal import Journal
+from paddlenlp_galvatron.profiler.model_run import ModelRun
+from paddlenlp_galvatron.profiler.options import HardwareOptions
+from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
+
+from .model import rows, write_model
+from .row import Row, Seen, Values
+
+DEVICE = Fingerprint(device="a device", device_count=1, driver="one", paddle="3")
+
+
+def prepare(folder: Path) -> None:
+    write_model(folder)
+    (folder / "options.json").write_text(json.dumps({"budget_ms": 7}))
+    (folder / "hosts").write_text("127.0.0.1\n192.0.2.1\n")
+
+
+def _as_rank(module: Any, argument: str, parts: tuple[str, ...]) -> dict[str, Any]:
+    """What a rank's `main` builds from its argument, by name: the arguments of everything that measures or writes."""
+    built = {name: MagicMock(name=name) for name in parts}
+    idle = {"start_world": lambda: (0, 1), "fingerprint": lambda *_, **__: DEVICE, "pinned": lambda *_: nullcontext()}
+    idle |= {name: MagicMock(return_value=[]) for name in ("impossible_note", "report_note", "report_progress")}
+    idle |= {"load_family": lambda name: name} if module is model else {}
+    with patch.multiple(module, **built, **idle), patch.object(sys, "argv", ["", argument]):
+        module.main()
+    return {name: [_plain(call) for call in each.mock_calls if call[0] in ("", "open")] for name, each in built.items()}
+
+
+def _plain(call: Any) -> list[str]:
+    """The arguments of a call, but for those that are stood in for."""
+    return [str(value) for value in (*call.args, *call.kwargs.values()) if "Mock" not in str(type(value))]
+
+
+class ProfileSeen(Seen):
+    @classmethod
+    @contextmanager
+    def watched(cls) -> Iterator[dict[str, Any]]:
+        calls: dict[str, Any] = {}
+
+        def run_ranks(module: str, arguments: str, options: Any, what: str) -> None:
+            calls[module], calls["nodes"], calls["ranks"] = arguments, launcher._nodes(options), options.ranks_per_node
+
+        with patch.object(launcher, "run_ranks", run_ranks):
+            yield calls
+
+    @property
+    def options(self) -> HardwareOptions | None:
+        return HardwareOptions.model_validate_json(self.calls["hardware"]) if "hardware" in self.calls else None
+
+    @property
+    def hardware(self) -> dict[str, Any] | None:
+        """What the ranks of a hardware profile build."""
+        parts = ("Stopwatch", "Journal", "hardware_profile", "HardwareProfiler", "Placement", "Groups", "awake")
+        return _as_rank(hardware, self.calls["hardware"], parts) if self.options else None
+
+    @property
+    def messages(self) -> dict[str, Any] | None:
+        """Kinds and sizes of groups, and the sizes of an all-gather's messages that are measured at first."""
+        if self.options is None:
+            return None
+        profiler = HardwareProfiler(self.options, 0, 8, MagicMock(), MagicMock(), Journal(), MagicMock())
+        profiler.stopwatch.is_late = lambda: True  # type: ignore[method-assign]
+        sizes = []
+        with patch.object(profiler, "_measure_message", lambda point: sizes.append(point.mib) or 0.0):
+            profiler._measure_curve(MessageGroup(Collective.ALL_GATHER, 2, True), 0)
+        return {"groups": curves(self.options, 8), "sizes": sizes}
+
+    @property
+    def of_ranks(self) -> Any:
+        """What counts of three ranks' times."""
+        import numpy as np
+
+        assert self.options is not None
+        return OF_RANKS[self.options.avg_or_min_or_first](np.array([[1.0, 2.0, 9.0]])).tolist()
+
+    @property
+    def run(self) -> ModelRun | None:
+        return ModelRun.model_validate_json(self.calls["model"]) if "model" in self.calls else None
+
+    @property
+    def shapes(self) -> dict[str, Any] | None:
+        return {str(number): shape for number, shape in enumerate(self.run.shapes)} if self.run else None
+
+    @property
+    def model(self) -> dict[str, Any] | None:
+        """What the ranks of a model's profile build."""
+        parts = ("Stopwatch", "Journal", "ComputationProfiler", "MemoryProfiler", "computation_profile")
+        return _as_rank(model, self.calls["model"], parts) if self.run else None
+
+
+NODES: Values = {"num_nodes": 2, "node_rank": 1, "master_addr": "127.0.0.2", "master_port": 2900}
+LAUNCH = "python -m paddle.distributed.launch --nnodes 2 --nproc_per_node 3 --rank 1 --master 192.0.2.1:2900"
+
+
+def run_rows(rank: str) -> dict[str, Row]:
+    """The options of every profile; `rank`: which module's ranks show it."""
+    return {
+        "config": Row("options.json", f"{rank}.Journal"),
+        "output": Row("mine", f"{rank}.Journal"),
+        "num_nodes": Row(2, "calls.nodes", NODES),
+        "num_gpus_per_node": Row(2, "calls.ranks"),
+        "nproc": Row(2, "calls.ranks"),
+        "node_rank": Row(1, "calls.nodes", NODES),
+        "master_addr": Row("127.0.0.2", "calls.nodes", NODES),
+        "master_port": Row(2900, "calls.nodes", NODES),
+        "hostfile": Row("hosts", "calls.nodes", {"master_port": 2900, "node_rank": 1}),
+        "launch": Row(LAUNCH, "calls.nodes"),
+        "time_budget_s": Row(9, f"{rank}.Stopwatch"),
+        "fresh": Row(1, f"{rank}.Journal"),
+        "budget_ms": Row(7, f"{rank}.Journal"),
+        "analytic": Row("a100", "files"),
+    }
+
+
+HARDWARE = run_rows("hardware") | {
+    "adaptive": Row(0, "messages.sizes"),
+    "parts": Row("p2p", "messages.groups"),
+    "start_mb": Row(4, "messages.sizes"),
+    "end_mb": Row(4, "messages.sizes"),
+    "scale": Row(4, "messages.sizes"),
+    "max_tp_deg": Row(2, "messages.groups"),
+    "max_pp_deg": Row(2, "messages.groups"),
+    "avg_or_min_or_first": Row("avg", "of_ranks"),
+    "overlap_time_multiply": Row(3, "hardware.Journal"),
+    "link_gb_per_s": Row(9, "hardware.hardware_profile"),
+    "backend": Row("nccl", "refusal"),
+    "envs": Row("NCCL_DEBUG=WARN", "environment"),
+}
+LENGTHS = {"profile_mode": "sequence", "profile_min_seq_length": 4, "profile_max_seq_length": 8}
+LENGTHS |= {"profile_seq_length_step": 4, "seq_length": None}
+BATCHES = {"profile_mode": "batch"}
+POINTS = {
+    **rows("shapes", "run.points"),
+    "profile_mode": Row("batch", "run.points"),
+    "profile_batch_size": Row(3, "run.points"),
+    "profile_min_batch_size": Row(3, "run.points", BATCHES),
+    "profile_max_batch_size": Row(3, "run.points", BATCHES),
+    "profile_batch_size_step": Row(3, "run.points", BATCHES),
+    "profile_seq_length_list": Row("4,8", "run.points"),
+    "profile_min_seq_length": Row(4, "run.points", LENGTHS),
+    "profile_max_seq_length": Row(8, "run.points", LENGTHS),
+    "profile_seq_length_step": Row(4, "run.points", LENGTHS),
+    "max_tp_deg": Row(2, "run.degrees"),
+    "mixed_precision": Row("bf16", "run.options.precision"),
+    "bf16": Row(1, "run.options.precision"),
+    "fp16": Row(1, "run.options.precision"),
+    "use_flash_attention": Row(1, "refusal"),
+    "layernum_min": Row(2, "model.Journal"),
+    "layernum_max": Row(5, "model.Journal"),
+}
+TIMED = {
+    "adaptive": Row(0, "model.ComputationProfiler"),
+    "profile_for": Row("galvatron", "model.ComputationProfiler"),
+    "sequence_parallel": Row(1, "model.ComputationProfiler"),
+    "layernum_min": Row(2, "model.ComputationProfiler"),
+    "layernum_max": Row(5, "model.ComputationProfiler"),
+}
+WHOLE = "memory is measured at every length, by one rank"
+KEPT = {
+    "time_budget_s": Row(9, "model", idle=WHOLE),
+    "adaptive": Row(0, "model", idle=WHOLE),
+    "profile_for": Row("galvatron", "model", idle=WHOLE),
+    "sequence_parallel": Row(1, "model.MemoryProfiler", idle="memory is measured with and without"),
+}
+OF_MODEL = run_rows("model") | POINTS
+HARDWARE_AND_MODEL = {**OF_MODEL, **TIMED, **HARDWARE}
+TABLES = {
+    "profile computation": {**OF_MODEL, **TIMED, "profile_type": Row("memory", "refusal")},
+    "profile memory": {**OF_MODEL, **KEPT, "profile_type": Row("computation", "refusal")},
+    "profile model": {**OF_MODEL, **TIMED, "profile_type": Row("memory", "calls")},
+    "profile hardware": HARDWARE,
+    "profile all": {**HARDWARE_AND_MODEL, "profile_type": Row("memory", "calls")},
+}
+OF_A_MODEL = {"model_size": "model.json", "seq_length": 8}
+BASES: dict[str, Values] = dict.fromkeys(TABLES, OF_A_MODEL) | {"profile hardware": {}}
+SEEN = ProfileSeen

@@ -1,0 +1,201 @@
+"""The commands with few options: convert, data, parity, quickstart, plan and the import of nccl-tests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from huggingface_models import FOLDER
+
+from paddlenlp_galvatron.cli import convert, quickstart
+from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.plan import GalvatronError, uniform_plan, write_plan
+from paddlenlp_galvatron.plan.strategy import Assumptions
+from paddlenlp_galvatron.training import parity
+
+from .model import write_model
+from .row import Row, Seen, Values
+
+NCCL_LINE = "{0} {1} float sum -1 {2} 100.00 175.00 0 {2} 100.00 175.00 0\n"  # of nccl-tests: bytes, numbers, us
+LARGE = 9 * 2**17  # bytes of text, more than 1 MiB
+
+
+def prepare(folder: Path) -> None:
+    write_model(folder)
+    plan = uniform_plan(layers=2, world_size=2, global_train_batch_size=4, global_tp_deg=2, vocab_tp=2)
+    write_plan(plan, folder / "plan.json")
+    bare = json.loads((folder / "plan.json").read_text())
+    for name in ("world_size", "galvatron"):
+        bare.pop(name, None)
+    (folder / "bare.json").write_text(json.dumps(bare))
+    (folder / "uniform.json").write_text(json.dumps({"chunks": 2}))
+    shutil.copytree(FOLDER / "llama", folder / "llama")
+    shutil.copytree(FOLDER / "llama", folder / "like")
+    (folder / "like" / "tokenizer.json").write_text("{}")
+    main(["convert", "h2g", str(folder / "llama"), str(folder / "converted")])
+    (folder / "texts").mkdir()
+    for number in range(12):
+        line = {"text": f"{number} cats sat on {number * number} mats " * 6, "body": "dogs run by the sea " * 9}
+        (folder / "texts" / f"{number}.jsonl").write_text(json.dumps(line) + "\n")
+    words = [
+        "data",
+        "prepare",
+        str(folder / "texts"),
+        "--vocab_size",
+        "300",
+        "--output",
+        str(folder / "known" / "text"),
+    ]
+    assert main(words) == 0
+    (folder / "large").mkdir()
+    (folder / "large" / "a.txt").write_text("cats sat " * (LARGE // 9))
+    (folder / "large" / "b.txt").write_text("on mats")
+    ranks = "".join(f"#  Rank {rank} Group 0 Pid 1 on node-a device {rank} [0x07] NVIDIA A100\n" for rank in range(8))
+    times = "".join(NCCL_LINE.format(2**power, 2**power // 4, 2**power / 1e5) for power in range(20, 31, 2))
+    (folder / "nccl.log").write_text(f"# Collective test starting: all_reduce_perf\n{ranks}{times}")
+
+
+class Ended(GalvatronError):
+    """Where a quick start would begin to train."""
+
+
+class SmallSeen(Seen):
+    @classmethod
+    @contextmanager
+    def watched(cls) -> Iterator[dict[str, Any]]:
+        calls: dict[str, Any] = {}
+        plan = uniform_plan(layers=8, world_size=4, global_train_batch_size=16, assumed=Assumptions(seq_length=128))
+
+        def compared(cases: Any, timeout_s: float) -> list[parity.Parity]:
+            (case,) = cases
+            calls["case"] = asdict(case) | {"batch": parity.batch_of(case, 0).tolist(), "timeout_s": timeout_s}
+            return [parity.Parity(0, 0, "", [], [], [1], 0.0)]
+
+        def profiled(output: Path, nproc: int) -> None:
+            calls["profiled"] = output.name, nproc
+
+        def trained(output: Path, nproc: int, steps: int) -> None:
+            calls["trained"] = nproc, steps
+            raise Ended("enough")
+
+        with (
+            patch.object(parity, "check_parity", compared),
+            patch.object(convert, "MIB", 2**10),
+            patch.object(quickstart, "_prepare_data", lambda output: None),
+            patch.object(quickstart, "_profile", profiled),
+            patch.object(quickstart, "_search", lambda *_: plan),
+            patch.object(quickstart, "_train", trained),
+        ):
+            yield calls
+
+    @property
+    def plan(self) -> Any:
+        return self.json.get("out.json")
+
+    @property
+    def dtype(self) -> str:
+        return json.loads((self.folder / "back" / "config.json").read_text())["torch_dtype"]
+
+    @property
+    def lines(self) -> int:
+        return len(self.out.splitlines())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of every file that was written, in bytes."""
+        return {name: (self.folder / name).stat().st_size for name in self.files}
+
+
+KNOWN = {"tokenizer": "known"}
+FAMILY = Row("qwen2", "refusal")
+OF_FILE = {
+    "world_size": Row(4, "out", {"FILE": "bare.json"}),
+    "model_size": Row("llama2-7b", "refusal"),
+}
+GROUPS = {"world_size": 4, "global_tp_deg": 2}
+UNIFORM = {
+    "config": Row("uniform.json", "plan.chunks"),
+    "output": Row("out.json", "files"),
+    "model_size": Row("model.json", "files"),
+    "world_size": Row(2, "files"),
+    "sequence_parallel": Row(1, "plan.galvatron"),
+    "mixed_precision": Row("bf16", "plan.galvatron"),
+    "seq_length": Row(8, "plan.galvatron"),
+    "pp_deg": Row(2, "plan.pp_deg"),
+    "global_tp_deg": Row(2, "plan.tp_sizes_enc"),
+    "global_tp_consec": Row(0, "plan.tp_consecutive_flags", GROUPS),
+    "sdp": Row(1, "plan.dp_types_enc"),
+    "default_dp_type": Row("zero2", "plan.default_dp_type"),
+    "global_train_batch_size": Row(8, "plan.global_bsz"),
+    "chunks": Row(2, "plan.chunks"),
+    "global_checkpoint": Row(1, "plan.checkpoint"),
+    "pipeline_type": Row("gpipe", "plan.pipeline_type"),
+    "vocab_tp": Row(2, "plan.vtp"),
+    "embed_sdp": Row(1, "plan.embed_sdp"),
+    "use_ulysses": Row(1, "plan.use_sp", {"global_tp_deg": 2}),
+}
+TABLES = {
+    "plan show": OF_FILE,
+    "plan check": OF_FILE,
+    "plan uniform": UNIFORM,
+    "plan to-paddlenlp": OF_FILE | {"json": Row(1, "out")},
+    "plan to-paddleformers": OF_FILE,
+    "convert h2g": {"family": FAMILY},
+    "convert g2h": {
+        "family": FAMILY,
+        "load_iteration": Row(3, "refusal"),
+        "dtype": Row("fp16", "dtype"),
+        "max_shard_mib": Row(1, "files"),
+        "like": Row("like", "files"),
+    },
+    "data prepare": {
+        "output": Row("made/text", "files"),
+        "input": Row("texts", "out", {"PATH": None}),
+        "standard_library": Row(1, "files", {"PATH": None, **KNOWN, "limit_mib": 1}),
+        "tokenizer": Row("known", "files"),
+        "vocab_size": Row(280, "sizes"),
+        "end_token": Row("<none>", "refusal"),
+        "text_key": Row("body", "sizes"),
+        "limit_mib": Row(1, "sizes", {"PATH": "large", **KNOWN}),
+    },
+    "parity": {
+        "model_size": Row("qwen2", "calls.case.shape"),
+        "nproc": Row(2, "calls.case.plan", {"PLAN": "bare.json"}),
+        "optim": Row("adamw", "calls.case.optimizer"),
+        "steps": Row(2, "calls.case.steps"),
+        "sequence_parallel": Row(1, "calls.case.plan", {"PLAN": "bare.json"}),
+        "mixed_precision": Row("bf16", "calls.case.plan", {"PLAN": "bare.json"}),
+        "seed": Row(7, "calls.case.batch"),
+        "timeout": Row(9, "calls.case.timeout_s"),
+        "json": Row(1, "lines"),
+    },
+    "quickstart": {
+        "output": Row("mine", "calls.profiled"),
+        "nproc": Row(2, "calls.trained"),
+        "steps": Row(20, "calls.trained"),
+        "dry_run": Row(1, "calls"),
+    },
+    "profile import-nccl-tests": {
+        "num_nodes": Row(2, "files"),
+        "num_gpus_per_node": Row(4, "files"),
+        "output": Row("mine", "files"),
+    },
+}
+PREPARED: Values = {"PATH": "texts", "output": "data/text", "vocab_size": 300}
+FILE: Values = {"FILE": "plan.json"}
+BASES: dict[str, Values] = {command: FILE for command in TABLES if command.startswith("plan ")} | {
+    "plan uniform": {"output": "out.json", "model_size": "model.json", "world_size": 2, "global_train_batch_size": 4},
+    "convert h2g": {"INPUT": "llama", "OUTPUT": "back"},
+    "convert g2h": {"INPUT": "converted", "OUTPUT": "back"},
+    "data prepare": PREPARED,
+    "parity": {"PLAN": "plan.json"},
+    "quickstart": {},
+    "profile import-nccl-tests": {"LOG": "nccl.log"},
+}
+SEEN = SmallSeen
