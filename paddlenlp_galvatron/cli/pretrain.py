@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from paddlenlp_galvatron.plan.options import is_boolean
@@ -12,7 +13,7 @@ from paddlenlp_galvatron.plan.options import is_boolean
 from .config_file import read_options
 from .conventions import canonical_words, say_note
 from .main import exit_code_of
-from .train import BESIDE, train
+from .train import BESIDE, check_run, train
 
 if TYPE_CHECKING:
     from paddlenlp.trainer import TrainerCallback
@@ -51,7 +52,11 @@ def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback]) -
     rank, world_size = start_world()  # before PaddleNLP's arguments would, its way
     values = read_words(words)
     if not _dry_run(values):
-        GalvatronTrainer(prepare(values, world_size).settings, callbacks=callbacks).train()
+        with TemporaryDirectory(prefix="galvatron-") as folder:  # until all is checked, as in `train`
+            settings = prepare(values, world_size, Path(folder)).settings
+            check_run(settings)
+            settings = settings.keep_files_of(Path(folder))
+        GalvatronTrainer(settings, callbacks=callbacks).train()
     elif rank == 0:
         train(values | {"nproc": world_size, "num_nodes": 1}, dry_run=True)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -41,37 +42,29 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
     nodes = Nodes.from_environment(**launch.model_dump(include=set(FIELDS)))
     world_size = world_size_of(launch, nodes, values)
     console = Console(soft_wrap=True)
-    if dry_run:
-        with TemporaryDirectory(prefix="galvatron-") as folder:  # for a plan and a model by options, which have no file
-            settings, plan, shape = _checked(console, {**values, "output_dir": folder}, world_size)
-            show_run(console, plan, shape, settings.amp_master_grad)
-        return
-    settings, plan, shape = _checked(console, values, world_size, lambda ranks: devices_of(ranks // nodes.num_nodes))
-    path = settings.output_dir / f"settings.{nodes.node_rank}.json"
-    with settings.folder_locked() if nodes.node_rank == 0 else nullcontext():
+    with ExitStack() as stack:
+        with TemporaryDirectory(prefix="galvatron-") as folder:  # of options, until all is checked
+            prepared = prepare(values, world_size, Path(folder))
+            settings = prepared.settings
+            for note in prepared.notes:
+                console.print(note, markup=False)
+            if not dry_run:
+                devices_of(nodes.ranks_each(settings.world_size))
+            plan, shape = check_run(settings)
+            if plan.note:
+                console.print(f"note: {settings.plan}: {plan.note}", markup=False)
+            if dry_run:
+                show_run(console, plan, shape, settings.amp_master_grad)
+                return
+            if nodes.node_rank == 0:
+                stack.enter_context(settings.folder_locked())
+            settings = settings.keep_files_of(Path(folder))
+        path = settings.output_dir / f"settings.{nodes.node_rank}.json"
         settings.save(path)
         run = TrainingRun(console, settings, plan, shape)
         run.start(program or [WORKER, str(path)], launch.timeout or math.inf, nodes)
         if nodes.node_rank == 0:  # which has the log
             run.show_end()
-
-
-def _checked(
-    console: Console,
-    values: dict[str, Any],
-    world_size: int | None,
-    check_ranks: Callable[[int], object] = lambda ranks: None,
-) -> tuple[TrainSettings, Plan, ModelShape]:
-    """The run, checked, with what the user should know of it told."""
-    prepared = prepare(values, world_size)
-    settings = prepared.settings
-    for note in prepared.notes:
-        console.print(note, markup=False)
-    check_ranks(settings.world_size)
-    plan, shape = check_run(settings)
-    if plan.note:
-        console.print(f"note: {settings.plan}: {plan.note}", markup=False)
-    return settings, plan, shape
 
 
 def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -> int | None:

@@ -14,7 +14,7 @@ from rich.progress import Progress, TaskID
 
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.reading import read_json
-from paddlenlp_galvatron.plan import ModelShape, Plan, Precision, UserError
+from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
 from paddlenlp_galvatron.report import Health, out_of_memory_report
 from paddlenlp_galvatron.report.traffic import traffic_table
@@ -71,9 +71,7 @@ class TrainingRun:
         from paddlenlp_galvatron.runtime.launch import Launch, OutOfMemory
 
         settings = self._settings
-        nproc, rest = divmod(settings.world_size, nodes.num_nodes)
-        if rest:
-            raise UserError(f"world_size: {settings.world_size} ranks do not split evenly over {nodes.num_nodes} nodes")
+        nproc = nodes.ranks_each(settings.world_size)
         logs = settings.output_dir / "log"
         launch = Launch(program[0], program[1:], nproc, logs, timeout_s, nodes, forward_term=True)
         try:

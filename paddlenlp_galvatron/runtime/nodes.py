@@ -44,6 +44,13 @@ class Nodes:
         address = str(values["master_addr"] or LOOPBACK)
         return cls(numbers["num_nodes"], numbers["node_rank"], address, numbers["master_port"] or None)
 
+    def ranks_each(self, world_size: int) -> int:
+        """Ranks of one node. Raises UserError."""
+        ranks, rest = divmod(world_size, self.num_nodes)
+        if rest:
+            raise UserError(f"world_size: {world_size} ranks do not split evenly over {self.num_nodes} nodes")
+        return ranks
+
     def environment(self, ranks_per_node: int) -> list[dict[str, str]]:
         """What Paddle wants to know in each process of this node, by local rank."""
         world_size, first = self.num_nodes * ranks_per_node, self.node_rank * ranks_per_node

@@ -26,6 +26,7 @@ from .recipe import Recipe
 from .settings import RunOptions, TrainSettings
 
 CONFIGS = Path("configs")  # where the search writes plans
+PLAN = "galvatron_config.json"  # that GLOBAL mode's options give
 
 
 class PlanOptions(Options):
@@ -60,18 +61,20 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(values: Mapping[str, Any], world_size: int | None) -> Prepared:
-    """The run that options by canonical name ask for; a plan or model of their own is written to output_dir.
+def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | None = None) -> Prepared:
+    """The run that options by canonical name ask for; a plan or model of their own is written to `folder`, from where
+    `settings.keep_files_of` takes it, or else to output_dir.
 
     `world_size`: ranks that will be started; None: as many as the plan has. Raises UserError.
     """
     run, uniform, choice = RunOptions.among(values), UniformOptions.among(values), PlanOptions.among(values)
     degrees = DegreeOptions.among(values)
     given = [*uniform.model_dump(exclude_none=True), *degrees.given]
+    folder = folder or run.output_dir
     notes = []
     if run.load is not None:
         run = run.model_copy(update={"load": checkpoint_of(run.load, run.load_iteration)})
-    model, shape, seq_length = _model(values, run)
+    model, shape, seq_length = _model(values, run, folder)
     if ignored := ModelOptions.among(values).ignored:
         notes.append(f"left out of account, as set_*_manually is 0: {', '.join(ignored)}")
     if run.continue_training and run.load is None:
@@ -85,9 +88,9 @@ def prepare(values: Mapping[str, Any], world_size: int | None) -> Prepared:
         raise UserError("nproc: missing; without a plan's file it says for how many processes a plan is wanted")
     elif given and (uniform.model_fields_set or degrees.says_degrees):
         uniform = degrees.onto(uniform, world_size)
-        plan = run.output_dir / "galvatron_config.json"
+        plan = folder / PLAN
         write_plan(uniform.plan(shape.layers, world_size, _assumed(run, seq_length)), plan)
-        notes.append(f"one strategy for all layers, by {', '.join(given)}: {plan}")
+        notes.append(f"one strategy for all layers, by {', '.join(given)}: {run.output_dir / PLAN}")
     elif given:
         raise UserError(f"{name}: the plan says the global batch; leave it out, or give degrees" for name in given)
     else:
@@ -107,7 +110,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None) -> Prepared:
     return Prepared(settings, tuple(notes))
 
 
-def _model(values: Mapping[str, Any], run: RunOptions) -> tuple[str, ModelShape, int]:
+def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[str, ModelShape, int]:
     """The model as the settings name it, its shape, and the tokens of a sample, 0 where the plan says them."""
     options = ModelOptions.among(values)
     if options.model_size is None and run.load is not None and (run.load / "config.json").exists():
@@ -120,7 +123,7 @@ def _model(values: Mapping[str, Any], run: RunOptions) -> tuple[str, ModelShape,
         shape = replace(shape, initializer_range=run.initializer_range)
     if options.model_size is not None and shape == load_model(options.model_size):
         return options.model_size, shape, model.seq_length
-    path = run.output_dir.absolute() / "config.json"
+    path = folder.absolute() / "config.json"
     write_text(path, dumps(config_of(shape), indent=2) + "\n")
     return str(path), shape, model.seq_length
 

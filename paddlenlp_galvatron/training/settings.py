@@ -174,6 +174,17 @@ class TrainSettings(RunOptions):
         with locked(self.output_dir, wait_s=wait_s):
             yield
 
+    def keep_files_of(self, folder: Path) -> Self:
+        """The same run, with its plan and its model in output_dir if they lie in `folder`. Raises UserError."""
+        kept = {}
+        for name in ("plan", "model"):
+            path = Path(getattr(self, name))
+            if path.parent == folder:
+                target = self.output_dir / path.name
+                write_text(target, path.read_text(encoding="utf-8"))
+                kept[name] = target
+        return type(self).model_validate(self.model_dump() | {name: str(path) for name, path in kept.items()})
+
     def load_plan(self) -> tuple[Plan, ModelShape]:
         """The plan and the model, checked against each other and the world. Raises UserError."""
         plan = read_plan(self.plan, self.world_size)

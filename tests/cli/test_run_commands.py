@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.cli.pretrain import pretrain
 
 PLAN = {
     "pp_deg": 1,
@@ -140,3 +144,56 @@ def test_train_writes_a_line_a_step(folder, capsys):
     expected = {"step", "loss", "lr", "grad_norm", "step_time_s", "tokens_per_s", "peak_memory_mib"}
     assert all(set(record) == expected for record in records)
     assert all(len(record["peak_memory_mib"]) == 2 for record in records)
+
+
+OWN = ["--hidden_size", "32", "--global_train_batch_size", "8", "--seq_length", "16", "--max_steps", "1"]
+
+
+@pytest.mark.parametrize("command", ["galvatron", "script"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nproc", "2", "--global_tp_deg", "1", "--input_dir", "nowhere"], "nowhere"),
+        (["--nproc", "2", "--global_tp_deg", "1", "--use_flash_attention", "1"], "Paddle has it on GPUs only"),
+        (["--nproc", "2", "--global_tp_deg", "1", "--load", "nowhere"], "nowhere"),
+        (["--nproc", "4096", "--sdp", "1", "--global_train_batch_size", "4096"], "nproc: 4096 processes on a node"),
+    ],
+)
+def test_a_run_that_its_checks_refuse_leaves_the_folder_as_it_was(folder, capsys, command, words, message):
+    """Neither the plan and the model of its options stay, nor do they replace those of the run before."""
+    words = ["--model", "model.json", *OWN, *words]
+
+    def refused() -> None:
+        code = main(["train", *words]) if command == "galvatron" else pretrain("run_pretrain_galvatron.py", words)
+        faults = capsys.readouterr().err
+        assert code == 2 and message in faults and "galvatron-" not in faults, faults
+
+    before = sorted(folder.iterdir())
+    refused()
+    assert sorted(folder.iterdir()) == before
+    files = [folder / "output" / name for name in ("config.json", "galvatron_config.json")]
+    files[0].parent.mkdir()
+    for file in files:
+        file.write_text("of the run before")
+    refused()
+    assert sorted(files[0].parent.iterdir()) == files
+    assert {file.read_text() for file in files} == {"of the run before"}
+
+
+def test_a_rank_that_its_checks_refuse_leaves_nothing(folder):
+    """As another launcher starts it, which has checked nothing."""
+    program = "import sys; from paddlenlp_galvatron.cli.pretrain import pretrain; sys.exit(pretrain('', sys.argv[1:]))"
+    endpoint = "127.0.0.1:1"  # of a world of one rank, where nobody listens
+    rank = {"PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "1", "PADDLE_TRAINER_ENDPOINTS": endpoint}
+    words = ["--model", "model.json", *OWN, "--sdp", "1", "--input_dir", "nowhere"]
+    before = sorted(folder.iterdir())
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env=os.environ | rank | {"PADDLE_CURRENT_ENDPOINT": endpoint},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 2 and "nowhere.bin: no such file" in ran.stderr, ran.stderr
+    assert sorted(folder.iterdir()) == before

@@ -18,9 +18,12 @@ pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.base.scratch import scratch_folder
-from paddlenlp_galvatron.runtime import faults
+from paddlenlp_galvatron.runtime import faults, watch
 from paddlenlp_galvatron.runtime.faults import Fault, Judge, Kind
 from paddlenlp_galvatron.runtime.launch import LaunchError, launch
+from paddlenlp_galvatron.runtime.nodes import Nodes
+from paddlenlp_galvatron.runtime.store import StoreServer
+from paddlenlp_galvatron.runtime.watch import Head
 
 SCRIPT = """
 import os, signal, sys, time
@@ -47,7 +50,7 @@ if rank == 1:
         status.failed(Outcome.FAILED, "ValueError: the reason")
         time.sleep(0.3)  # ends after those that fail for want of it
         sys.exit(1)
-    if how == "stalled":
+    if how in ("stalled", "hangs"):
         time.sleep(60)
 try:
     with status.waiting("all_reduce"):
@@ -55,7 +58,7 @@ try:
             time.sleep(0.6)
         if how == "stalled":
             time.sleep(2.5)
-        elif how == "stopped":
+        elif how in ("stopped", "hangs"):
             time.sleep(60)
         raise OSError
 except OSError:
@@ -108,6 +111,29 @@ def test_of_late_ranks_only_the_stopped_one_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "STOPPED_S", 100.0)
     with pytest.raises(LaunchError, match=r"^rank 1 was stopped by a signal"):
         launch("failing_rank", ["stopped"], 3, tmp_path / "log", timeout_s=3)
+
+
+def test_who_is_waited_for_is_named_where_no_collective_ends_by_itself(tmp_path, monkeypatch):
+    """As on GPUs, there after half an hour."""
+    monkeypatch.setattr("paddlenlp_galvatron.runtime.launch.WAIT_S", 1.5)
+    with pytest.raises(LaunchError, match=r"^rank 1 did not come to the others, .*failing_rank.py"):
+        launch("failing_rank", ["hangs"], 3, tmp_path / "log", timeout_s=30)
+    assert not running(tmp_path)
+
+
+def test_a_node_that_does_not_join_is_named(monkeypatch):
+    monkeypatch.setattr(watch, "MEETING_S", 0.2)
+    monkeypatch.setattr(watch, "LATE_S", 0.1)
+    server = StoreServer("127.0.0.1", 0, "")
+    try:
+        head = Head(Nodes(2, 0, "node-0", server.port), server)
+        deadline = time.monotonic() + 30
+        while not (fault := head.verdict([], [])):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        server.close()
+    assert fault.message == "node 1 did not join within 0 s"
 
 
 def test_of_several_causes_the_first_is_named():

@@ -49,6 +49,7 @@ def test_other_names_mean_the_same() -> None:
         ({"min_bsz": 16, "max_bsz": 8}, "max_bsz: 8 is below min_bsz 16"),
         ({"max_bsz": 10**6, "bsz_scale": 1}, "bsz_scale: 999993 batches up to max_bsz are too many"),
         ({"num_nodes": 10**6}, "num_nodes: input should be less than or equal to 65536"),
+        ({"num_nodes": 65_536, "num_gpus_per_node": 2}, "world_size: input should be less than or equal to 65536"),
         ({"pipeline_type": "1f1b"}, "pipeline_type: input should be"),
         ({"search_space": "dp+tpp"}, "search_space: 'tpp' is unknown"),
         ({"sp_space": "tp+sp", "tp_consec": 0}, "tp_consec: 0 does not go together with sp_space"),

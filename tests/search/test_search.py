@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paddlenlp_galvatron.plan import Infeasible, ModelShape, UserError, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.search import Outcome, SearchOptions, search
+from paddlenlp_galvatron.search import Outcome, SearchOptions, engine, search
 
 from .random_cost import RandomCost, best_by_enumeration, model_of
 
@@ -190,6 +190,20 @@ def test_a_batch_that_nothing_divides_is_infeasible() -> None:
     )
     with pytest.raises(Infeasible, match="splits batch, heads and ranks"):
         search(model, cost, options).require()
+
+
+@pytest.mark.parametrize(
+    ("limit", "lower"),
+    [
+        ("MOST_FAMILIES", "or give settle_chunk"),
+        ("MOST_PRICES", "or give settle_chunk"),
+        ("MOST_STRATEGIES", "max_tp_deg"),
+    ],
+)
+def test_a_space_beyond_the_limits_is_refused_with_what_to_lower(monkeypatch, limit: str, lower: str) -> None:
+    monkeypatch.setattr(engine, limit, 0)
+    with pytest.raises(UserError, match=lower):
+        search(*problem(3))
 
 
 def test_a_sequence_beyond_the_models_positions_is_told() -> None:

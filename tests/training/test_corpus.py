@@ -110,13 +110,17 @@ def test_bad_json_lines_are_named(tmp_path, monkeypatch, line, message):
         list(Corpus((file,)))
 
 
-def test_inputs_without_text_are_named(tmp_path, tokenizer):
+def test_inputs_without_text_are_named(tmp_path, tokenizer, monkeypatch):
     with pytest.raises(UserError, match="no such file or folder"):
         find_files([tmp_path / "nowhere"])
     with pytest.raises(UserError, match="holds no file"):
         find_files([tmp_path])
     with pytest.raises(UserError, match="holds no text"):
         write_dataset([], tmp_path / "x", tokenizer, 0)
+    (tmp_path / "long.txt").write_text("x" * 101)
+    monkeypatch.setattr(corpus, "LARGEST_TEXT_BYTES", 100)
+    with pytest.raises(UserError, match=r"long\.txt: has more than 100 bytes"):
+        list(Corpus((tmp_path / "long.txt",)))
 
 
 def test_failure_leaves_the_old_data_and_no_new_file(prefix, tokenizer):
