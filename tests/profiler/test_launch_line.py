@@ -8,6 +8,7 @@ from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.profiler.launch_line import options_of_launch
 
 PADDLE = "python -u -m paddle.distributed.launch"
+MASTER = {"master_addr": "192.0.2.1", "master_port": "29"}
 
 
 @pytest.mark.parametrize(
@@ -16,12 +17,12 @@ PADDLE = "python -u -m paddle.distributed.launch"
         (f"{PADDLE} --nnodes=2 --nproc_per_node 4", {"num_nodes": "2", "num_gpus_per_node": "4"}),
         (f"{PADDLE} --gpus 0,2,5", {"num_gpus_per_node": "3"}),
         (f"{PADDLE} --devices=1 --log_dir logs", {"num_gpus_per_node": "1"}),
-        (f"{PADDLE} --master etcd://192.0.2.1:29 --rank 1", {"master_addr": "192.0.2.1", "master_port": "29", "node_rank": "1"}),
+        (f"{PADDLE} --master etcd://192.0.2.1:29 --rank 1", MASTER | {"node_rank": "1"}),
         (f"{PADDLE} --ips 127.0.0.1,198.51.100.1", {"num_nodes": "2", "master_addr": "127.0.0.1", "node_rank": "0"}),
         ("torchrun --nnodes 2 --node-rank 1", {"num_nodes": "2", "node_rank": "1"}),
         (PADDLE, {}),
     ],
-)  # fmt: skip
+)
 def test_nodes_and_devices_of_a_line(monkeypatch, line, options):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert options_of_launch(line, {}) == options
