@@ -46,11 +46,10 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
     debug = debug or os.environ.get("GALVATRON_DEBUG", "0") not in ("", "0")
     if not debug:
         warnings.simplefilter("ignore")  # those of Paddle and PaddleNLP, which the user cannot mend
-    _unwind_when_told_to_end()
     _show_what_cannot_be_encoded()
     interrupts: list[int] = []
     try:
-        with _noted(interrupts):
+        with _noted(interrupts), _unwound_when_told_to_end():
             return work()
     except GalvatronError as error:
         _tell(str(error).split("\n"))
@@ -69,12 +68,19 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
         return UserError.exit_code if _is_about_a_file(error) else GalvatronError.exit_code
 
 
-def _unwind_when_told_to_end() -> None:
-    """Let SIGTERM and a closed terminal end the command as an error does: what it made for itself goes with it."""
+@contextmanager
+def _unwound_when_told_to_end() -> Iterator[None]:
+    """SIGTERM and a closed terminal end the command as an error does: what it made for itself goes with it."""
+    taken = []
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, lambda number, _: sys.exit(128 + number))  # as shells have it
+        taken = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # as shells have it
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _run(words: list[str]) -> int:
