@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -188,11 +187,11 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         self._logged_at = time.time()
         state.epoch = first / self._epoch_steps
         self.control = handler.on_train_begin(self.args, state, self.control)
-        with told_to_stop() as stop:
+        with told_to_stop() as told:
             while state.global_step < state.max_steps and not self.control.should_training_stop:
                 if state.global_step == first or state.global_step % self._epoch_steps == 0:
                     self.control = handler.on_epoch_begin(self.args, state, self.control)
-                record, stops = self._step(state.global_step, stop, first=state.global_step == first)
+                record, stops = self._step(state.global_step, told, first=state.global_step == first)
                 state.global_step += 1
                 state.epoch = state.global_step / self._epoch_steps
                 state.consumed_samples = self.data.first_sample(state.global_step)
@@ -203,7 +202,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                 self._log_and_evaluate(record)
                 ends = self.control.should_training_stop or state.global_step % self._epoch_steps == 0
                 due = self.control.should_save or stops
-                if ends and (not due or settings.evaluates == "epoch"):  # the record has what is evaluated then
+                if ends and not due:  # the record has what is evaluated then; else the checkpoint goes first
                     due |= self._end_epoch(record)
                     ends = False
                 yield record
@@ -287,7 +286,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                 "should_epoch_stop: samples go on through all passes; set should_training_stop to end the run"
             )
 
-    def _step(self, step: int, stop: threading.Event, first: bool) -> tuple[StepRecord, bool]:
+    def _step(self, step: int, told: list[int], first: bool) -> tuple[StepRecord, bool]:
         """One step of all ranks: its record, and whether any of them was told to stop."""
         engine, handler = self.engine, self.callback_handler
         batch, count = self.data.batch(step), self.engine.plan.micro_batches
@@ -313,7 +312,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             if engine.rank == 0:
                 write_text(self.settings.traffic, json.dumps(traffic, indent=2) + "\n")
         # One rank may hear of SIGTERM a step before another.
-        times, peaks, stops = engine.gather(seconds, device.peak_mib(), stop.is_set())
+        times, peaks, stops = engine.gather(seconds, device.peak_mib(), bool(told))
         record = StepRecord(
             step=step,
             loss=loss,
@@ -347,18 +346,20 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
 
 
 @contextmanager
-def told_to_stop() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set meanwhile, however often, instead of ending the process.
+def told_to_stop() -> Iterator[list[int]]:
+    """The signals, SIGTERM and Ctrl-C, that came meanwhile, however often, instead of ending the process.
 
     Schedulers repeat SIGTERM: once it has come, it also does nothing afterwards, while the process ends by itself.
     """
-    event = threading.Event()
-    before = {number: signal.signal(number, lambda *_: event.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    told: list[int] = []  # no event: its lock, held by a signal that another one interrupts, would never come free
+    before = {
+        each: signal.signal(each, lambda number, _: told.append(number)) for each in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
-        yield event
+        yield told
     finally:
         signal.signal(signal.SIGINT, before[signal.SIGINT])
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if event.is_set() else before[signal.SIGTERM])
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if told else before[signal.SIGTERM])
 
 
 def _companions(settings: TrainSettings) -> list[Path]:
