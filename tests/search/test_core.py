@@ -188,12 +188,14 @@ def wide(micro_batches: int = 240) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_space_that_is_too_wide_leaves_a_gap() -> None:
     time_ms, proven_ms, _, _, choice = galvatron_dp_core.Pipeline(**wide()).solve(math.inf, 10**6)
     assert len(choice) == 32
     assert 0 < proven_ms <= time_ms < 1.2 * proven_ms
 
 
+@pytest.mark.slow
 def test_what_was_cancelled_leaves_no_wrong_answer_behind() -> None:
     """Part of the work is remembered; none of it half done."""
     pipeline, cancel = galvatron_dp_core.Pipeline(**wide()), galvatron_dp_core.Cancel()
