@@ -112,7 +112,7 @@ class SizesFile(BaseModel):
 
     def current(self) -> Fields:
         layers = len(self.tp_size_enc)
-        both = [f"layer {layer}" for layer, (tp, sp) in enumerate(self._degrees(self.sp_size_enc)) if min(tp, sp) > 1]
+        both = [f"layer {layer}" for layer, (tp, sp) in enumerate(self._degrees()) if min(tp, sp) > 1]
         if min(self.embedding_lmhead_tp_size, self.embedding_lmhead_sp_size) > 1:
             both.append("embedding and LM head")
         if both:
@@ -123,12 +123,12 @@ class SizesFile(BaseModel):
                 f"embedding_lmhead_dp_type: is {vocab} beside default_dp_type {self.default_dp_type}; "
                 "give it the default or zero3"
             )
-        degrees = [max(sizes) for sizes in self._degrees(self.sp_size_enc)]
+        degrees = [max(sizes) for sizes in self._degrees()]
         return {
             "pp_deg": self.pp_size,
             "tp_sizes_enc": _listed(degrees),
             "tp_consecutive_flags": _listed([1] * layers),
-            "use_sp": _listed(int(sp > 1) for _, sp in self._degrees(self.sp_size_enc)),
+            "use_sp": _listed(int(sp > 1) for _, sp in self._degrees()),
             "dp_types_enc": _listed(self.dp_type_enc),
             "default_dp_type": self.default_dp_type,
             "checkpoint": _listed(self.checkpoint_enc),
@@ -140,8 +140,8 @@ class SizesFile(BaseModel):
             "world_size": _world_size(self.pp_size, self.dp_size_enc, degrees),
         }
 
-    def _degrees(self, other: list[int]) -> list[tuple[int, int]]:
-        return list(zip(self.tp_size_enc, other, strict=False))
+    def _degrees(self) -> list[tuple[int, int]]:
+        return list(zip(self.tp_size_enc, self.sp_size_enc, strict=False))
 
 
 def as_current(data: object) -> tuple[Fields, str]:
