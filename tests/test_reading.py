@@ -78,7 +78,7 @@ def test_what_is_no_file_of_the_right_size(tmp_path):
     for name, message in {
         "large": "more than 10 bytes",
         "pipe": "not a regular file",
-        "": "Is a directory",
+        "": "not a regular file",
         "none": "no such file",
         "x" * 300: "File name too long",
         "a\0b": "cannot be read",
