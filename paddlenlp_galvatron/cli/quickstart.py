@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from paddlenlp_galvatron.cost_model import CostModel
     from paddlenlp_galvatron.search import SearchResult
     from paddlenlp_galvatron.training.settings import TrainSettings
+    from paddlenlp_galvatron.training.step_log import StepRecord
 
 app = App(help="Profile this machine, search a plan and train with it, on CPU processes.")
 
@@ -74,8 +75,9 @@ def quickstart(
     dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
 ) -> None:
     """From nothing to a trained model: text, profiles, a searched plan, training, predicted beside measured."""
+    from paddlenlp_galvatron.training.step_log import read_log
+
     from .train import show_run
-    from .training_run import read_log
 
     if not SCRIPT.exists():
         raise UserError(f"{SCRIPT}: no such file; the quick start runs in a checkout of the project")
@@ -206,7 +208,7 @@ def _train(output: Path, nproc: int, steps: int) -> TrainSettings:
     return read_settings(output / "settings.0.json")
 
 
-def _difference_to_one_process(settings: TrainSettings, records: list[dict[str, Any]]) -> float:
+def _difference_to_one_process(settings: TrainSettings, records: list[StepRecord]) -> float:
     from paddlenlp_galvatron.runtime.weights import SeededWeights
     from paddlenlp_galvatron.training.data import open_data
     from paddlenlp_galvatron.training.one_process import train_one_process
@@ -217,4 +219,4 @@ def _difference_to_one_process(settings: TrainSettings, records: list[dict[str, 
     source = SeededWeights(settings.seed, shape.initializer_range)
     recipe = settings.recipe.over(settings.max_steps)
     alone = train_one_process(shape, SEQ_LENGTH, source, recipe, batches)
-    return max(abs(loss - float(record["loss"])) for (loss, _), record in zip(alone, records, strict=False))
+    return max(abs(loss - record["loss"]) for (loss, _), record in zip(alone, records, strict=False))

@@ -37,10 +37,12 @@ WORKER = "paddlenlp_galvatron.training.train_worker"
 def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) -> None:
     """Train a model by a plan, one process a rank, and write train_log.jsonl and checkpoints."""
     from paddlenlp_galvatron.runtime.launch import devices_of
+    from paddlenlp_galvatron.runtime.watch import await_first
 
     launch = LaunchOptions.among(values)
     nodes = Nodes.from_environment(**launch.model_dump(include=set(FIELDS)))
     world_size = world_size_of(launch, nodes, values)
+    timeout_s = launch.timeout or math.inf
     console = Console(soft_wrap=True)
     with ExitStack() as stack:
         with TemporaryDirectory(prefix="galvatron-") as folder:  # of options, until all is checked
@@ -58,11 +60,13 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
                 return
             if nodes.node_rank == 0:
                 stack.enter_context(settings.folder_locked())
+            else:  # before, nothing is written that another run may need
+                await_first(nodes, timeout_s)
             settings = settings.keep_files_of(Path(folder))
         path = settings.output_dir / f"settings.{nodes.node_rank}.json"
         settings.save(path)
         run = TrainingRun(console, settings, plan, shape)
-        run.start(program or [WORKER, str(path)], launch.timeout or math.inf, nodes)
+        run.start(program or [WORKER, str(path)], timeout_s, nodes)
         if nodes.node_rank == 0:  # which has the log
             run.show_end()
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.progress import Progress, TaskID
 
@@ -19,6 +18,7 @@ from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
 from paddlenlp_galvatron.report import Health, out_of_memory_report
 from paddlenlp_galvatron.report.traffic import traffic_table
 from paddlenlp_galvatron.runtime.nodes import ONE_NODE, Nodes
+from paddlenlp_galvatron.training.step_log import StepRecord, record_of
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.settings import TrainSettings
@@ -35,19 +35,19 @@ class LogTail:
         self._path, self._position = path, 0
         self._before = path.stat().st_ino if path.exists() else None
         self.count = 0
-        self.first: dict[str, Any] = {}
-        self.latest: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.first: StepRecord | None = None
+        self.latest: deque[StepRecord] = deque(maxlen=KEPT)
         self.start = 0  # the first step of this run, or one close to it
 
     def read(self) -> bool:
-        """Take in new lines, and say whether there are any; a line that is being written waits."""
+        """Take in new records, and say whether there are any; a line that is being written waits."""
         if not self._path.exists() or self._path.stat().st_ino == self._before:
             return False
         with self._path.open("rb") as file:
             file.seek(self._position)
             lines = [line for line in file.readlines() if line.endswith(b"\n")]
         self._position += sum(map(len, lines))
-        records = [json.loads(line) for line in lines]
+        records = [record for line in lines if (record := record_of(line))]
         if records and not self.count:
             self.first, self.start = records[0], records[-1]["step"]
         self.count += len(records)
@@ -123,7 +123,7 @@ class TrainingRun:
 
     def show_end(self) -> None:
         """What came of it: loss and speed, and its traffic beside the prediction."""
-        if not self.log.count:
+        if self.log.first is None:
             self._console.print(f"nothing to do: the checkpoints in {self._settings.checkpoints} have all the steps")
             return
         first, last = self.log.first, self.log.latest[-1]
@@ -145,8 +145,3 @@ def _device_tflops(plan: Plan) -> float | None:
         return None
     fp32 = plan.assumed.mixed_precision is Precision.FP32
     return (sheet.matmul_fp32 if fp32 else sheet.matmul_16bit).value
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """All records of a log."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -33,13 +33,13 @@ def options_of_launch(line: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if start is None:
         raise UserError(f"launch: {line!r} starts none of {', '.join(HEAD)}; leave it out")
     found: dict[str, Any] = {}
-    rest = words[start + 1 :]
-    while rest:
-        name, equals, value = rest.pop(0).lstrip("-").partition("=")
+    rest = iter(words[start + 1 :])
+    for word in rest:
+        name, equals, behind = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
-        if not equals and not rest:
+        value = behind if equals else next(rest, None)
+        if value is None:
             raise UserError(f"launch: --{name}: a value is missing")
-        value = value if equals else rest.pop(0)
         if name == "ips":
             hosts = value.split(",")
             found |= {"num_nodes": str(len(hosts)), "master_addr": hosts[0]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..plan import Plan
 from .prediction import WARM_UP_STEPS, Predicted, stage_peaks_mib
 
 
-def predicted_beside_measured(plan: Plan, records: Sequence[dict[str, Any]]) -> Table:
+def predicted_beside_measured(plan: Plan, records: Sequence[Mapping[str, Any]]) -> Table:
     """Step time, and peak memory of each stage, as the plan's file predicts them and as train_log.jsonl has them."""
     predicted = Predicted.of(plan)
     table = Table(box=None, pad_edge=False)

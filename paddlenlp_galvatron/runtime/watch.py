@@ -7,15 +7,17 @@ reports and gives the verdict. A node that is silent for SILENT_S has died, is f
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..plan import GalvatronError
 from .faults import Fault, Judge, Kind
 from .nodes import Nodes
-from .store import MEETING_S, StoreClient, StoreServer
+from .store import MEETING_S, TOKEN_VARIABLE, StoreClient, StoreServer
 
 BEAT_S = 1.0
 SILENT_S = 20.0  # of a node that is given up
@@ -23,6 +25,7 @@ LATE_S = 3.0  # of a node of which it is not known whether it is there
 PATIENCE_S = 5.0  # for an answer of the store
 VERDICT_S = 40.0  # for which node 0's verdict is waited for: it may have to find out that a node is silent
 VERDICT = "galvatron/verdict"
+NOT_THERE = "did not appear within"
 
 
 class Alone:
@@ -151,7 +154,7 @@ class Member(Alone):
                     client.close()
                 client = None
                 if time.monotonic() - heard > limit:
-                    how = "did not appear within" if limit == MEETING_S else "has not been heard of for"
+                    how = NOT_THERE if limit == MEETING_S else "has not been heard of for"
                     self._told = Fault(Kind.CAUSE, None, f"node 0 ({address}:{port}) {how} {limit:.0f} s")
                     return
         if client:
@@ -163,6 +166,24 @@ def watch(nodes: Nodes, server: StoreServer | None, token: str) -> Alone:
     if nodes.num_nodes == 1:
         return Alone()
     return Head(nodes, server) if server else Member(nodes, token)
+
+
+def await_first(nodes: Nodes, timeout_s: float = MEETING_S) -> None:
+    """On another node, wait until node 0 is there: its command was not refused. Raises GalvatronError."""
+    address, port, timeout_s = nodes.master_addr, nodes.master_port or 0, min(timeout_s, MEETING_S)
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            client = StoreClient(address, port, os.environ.get(TOKEN_VARIABLE, ""), PATIENCE_S)
+            told = client.get(VERDICT)  # a store for others hangs up
+            client.close()
+        except OSError:
+            time.sleep(BEAT_S / 4)
+            continue
+        if told:
+            raise GalvatronError(_fault(json.loads(told)).message)
+        return
+    raise GalvatronError(f"node 0 ({address}:{port}) {NOT_THERE} {timeout_s:.0f} s; was its command refused?")
 
 
 def _key(node: int) -> str:

@@ -27,6 +27,7 @@ from .settings import RunOptions, TrainSettings
 
 CONFIGS = Path("configs")  # where the search writes plans
 PLAN = "galvatron_config.json"  # that GLOBAL mode's options give
+CONFIG = "config.json"  # of a model's folder
 
 
 class PlanOptions(Options):
@@ -78,7 +79,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     if ignored := ModelOptions.among(values).ignored:
         notes.append(f"left out of account, as set_*_manually is 0: {', '.join(ignored)}")
     if run.continue_training and run.load is None:
-        run = run.model_copy(update={"load": Path(model)})
+        run = run.model_copy(update={"load": _own_folder(ModelOptions.among(values))})
     if choice.galvatron_config_path:
         plan = choice.galvatron_config_path
         if given:
@@ -113,7 +114,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
 def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[str, ModelShape, int]:
     """The model as the settings name it, its shape, and the tokens of a sample, 0 where the plan says them."""
     options = ModelOptions.among(values)
-    if options.model_size is None and run.load is not None and (run.load / "config.json").exists():
+    if options.model_size is None and run.load is not None and (run.load / CONFIG).exists():
         options = options.model_copy(update={"model_size": str(run.load)})
     model = options.resolve(default_seq_length=0)
     if len(model.shapes) > 1:
@@ -123,9 +124,21 @@ def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[st
         shape = replace(shape, initializer_range=run.initializer_range)
     if options.model_size is not None and shape == load_model(options.model_size):
         return options.model_size, shape, model.seq_length
-    path = folder.absolute() / "config.json"
+    path = folder.absolute() / CONFIG
     write_text(path, dumps(config_of(shape), indent=2) + "\n")
     return str(path), shape, model.seq_length
+
+
+def _own_folder(options: ModelOptions) -> Path:
+    """Where the model's own weights are, whatever numbers are given beside it. Raises UserError."""
+    folder = Path(options.model_size or "")
+    folder = folder.parent if folder.name == CONFIG else folder
+    if options.model_size is None or not folder.is_dir():
+        raise UserError(
+            f"continue_training: {options.model_size or 'the model'} is no folder with weights to go on from; "
+            "name one in model_size, or give --load"
+        )
+    return folder
 
 
 def _assumed(run: RunOptions, seq_length: int) -> Assumptions:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NotRequired, TypedDict
 
+from ..base.reading import parse_json
 from ..base.writing import whole_file
-from ..plan import GalvatronError
+from ..plan import GalvatronError, UserError
 
 LONGEST_LINE_BYTES = 4 * 2**20  # 100,000 ranks' peaks of memory are 2 MB
 
@@ -36,18 +38,24 @@ class StepLog:
     def __init__(self, path: Path):
         self._path = path
         self._file: BinaryIO | None = None
+        self._last = (-1, 0)  # step of the last line, and where in the file it begins
 
     def write(self, record: StepRecord) -> None:
         """Lines of this step and later ones are from a run that this one goes back behind: the first write drops them,
-        and what is no line of a log. Raises GalvatronError: the log cannot be written."""
+        and what is no line of a log. A step that is written again, with more in it, takes its line's place. Raises
+        GalvatronError: the log cannot be written."""
         try:
             line = json.dumps(record).encode() + b"\n"
             if self._file is None:
                 self._begin(record["step"], line)
-                self._file = self._path.open("ab")
+                self._file = self._path.open("r+b")
+                place = self._file.seek(-len(line), os.SEEK_END)
             else:
+                step, place = self._last
+                place = self._file.seek(*((place,) if step == record["step"] else (0, os.SEEK_END)))
                 self._file.write(line)
                 self._file.flush()
+            self._last = (record["step"], place)
         except OSError as error:
             raise GalvatronError(f"{self._path}: cannot be written: {error.strerror or error}") from None
 
@@ -59,7 +67,7 @@ class StepLog:
         damaged = []
         with whole_file(self._path) as kept:
             for number, line in enumerate(_lines(self._path), 1):
-                record = _record(line)
+                record = record_of(line)
                 if record is None:
                     damaged.append(number)
                 elif record["step"] < step:
@@ -71,6 +79,11 @@ class StepLog:
             )
 
 
+def read_log(path: Path) -> list[StepRecord]:
+    """All records of a log."""
+    return [record for line in _lines(path) if (record := record_of(line))]
+
+
 def _lines(path: Path) -> Iterator[bytes]:
     """Lines that were written to their end; the last one may be cut off, by a kill."""
     if path.exists():
@@ -80,11 +93,11 @@ def _lines(path: Path) -> Iterator[bytes]:
                     yield line
 
 
-def _record(line: bytes) -> StepRecord | None:
+def record_of(line: bytes) -> StepRecord | None:
     """A line as a log has them; None for what a loss of power or another program has left."""
     try:
-        record: Any = json.loads(line)
-    except (ValueError, RecursionError):
+        record: Any = parse_json(line.decode(), "a line", finite=False)
+    except (UserError, UnicodeDecodeError):
         return None
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         return None

@@ -157,24 +157,25 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             from_words = {True: "auto", False: "none"}
             wanted = from_words.get(resume_from_checkpoint, str(resume_from_checkpoint))  # type: ignore[arg-type]
             self.settings = self.settings.model_copy(update={"resume_from_checkpoint": wanted})
-        start, losses = time.time(), []
+        start, losses = time.time(), dict[int, float]()
         self.is_in_train = True
         alone = self.settings.folder_locked(wait_s=RESTART_S) if self.engine.rank == 0 else nullcontext()
         with alone, closing(StepLog(self.settings.log)) as log:
             for record in self.steps():
-                losses.append(record["loss"])
+                losses[record["step"]] = record["loss"]
                 if self.engine.rank == 0:
                     log.write(record)
         self.is_in_train = False
         samples = len(losses) * self.engine.plan.global_batch
         metrics = speed_metrics("train", start, samples, len(losses), self.engine.seq_length)
-        metrics["train_loss"] = sum(losses) / max(1, len(losses))
+        metrics["train_loss"] = sum(losses.values()) / max(1, len(losses))
         self.log(metrics)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def steps(self) -> Iterator[StepRecord]:
-        """Train, giving the record of every step, before a checkpoint is written of it. Raises GalvatronError.
+        """Train, giving the record of every step, before a checkpoint is written of it, and again where an epoch's end
+        behind that adds to it. Raises GalvatronError.
 
         The events that callbacks hear come in PaddleNLP's order. As in its pipeline, the micro-batches of a step run
         together, when the last one is loaded.
@@ -208,8 +209,13 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                 yield record
                 if due and self._skips.advanced:
                     saved = self._save(writer)
-                if ends and self._end_epoch(record) and self._skips.advanced:
-                    saved = self._save(writer)
+                if ends:
+                    told_before = len(record)
+                    due = self._end_epoch(record)
+                    if len(record) > told_before:
+                        yield record
+                    if due and self._skips.advanced:
+                        saved = self._save(writer)
             self._skips.require_progress()
             if settings.saves and saved != state.global_step:
                 self._save(writer)

@@ -116,6 +116,14 @@ def test_train_refuses_what_cannot_run(folder, capsys, plan, model, words, messa
     assert not (folder / "output").exists()
 
 
+def test_another_node_writes_nothing_before_the_first_one_is_there(folder, capsys):
+    words = "--num_nodes 2 --node_rank 1 --nproc 2 --master_addr 127.0.0.2 --master_port 2900 --max_steps 1 --timeout 1"
+    code, _, err = run(capsys, "train", "plan.json", "--model", "model.json", *words.split())
+    assert code == 1
+    assert "node 0 (127.0.0.2:2900) did not appear within 1 s; was its command refused?" in err
+    assert not (folder / "output").exists()
+
+
 def test_parity_refuses_a_plan_for_other_ranks(folder, capsys):
     (folder / "plan.json").write_text(changed(PLAN, world_size=8))
     code, _, err = run(capsys, "parity", "plan.json", "--nproc", "4")

@@ -18,6 +18,7 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp_galvatron.cli.training_run import TrainingRun
 from paddlenlp_galvatron.plan import GalvatronError, ModelShape, Plan, UserError, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
+from paddlenlp_galvatron.runtime import watch
 from paddlenlp_galvatron.training.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data import open_data
 from paddlenlp_galvatron.training.evaluation import Evaluation
@@ -75,7 +76,8 @@ class TrainSeen(Seen):
             calls["settings"], calls["timeout_s"], calls["nodes"] = run._settings, timeout_s, nodes
             calls["peak"] = run._health._peak_flops_per_s
 
-        with patch.object(TrainingRun, "start", start), patch.object(TrainingRun, "show_end", lambda run: None):
+        unstarted = patch.multiple(TrainingRun, start=start, show_end=lambda run: None)
+        with unstarted, patch.object(watch, "await_first", lambda *_: None):
             yield calls
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -126,9 +127,21 @@ def test_a_model_of_ones_own_is_written_beside_the_log(folder):
     assert read_plan(folder / "output" / "galvatron_config.json") == plan
 
 
+@pytest.mark.parametrize("named", ["my-model", "my-model/config.json"])
+def test_training_goes_on_with_the_models_own_weights_whatever_numbers_change(folder, named):
+    (folder / "my-model").mkdir()
+    (folder / "my-model" / "config.json").write_text(json.dumps(MODEL))
+    given = {"model": named, "continue_training": 1, "max_position_embeddings": 32, "seq_length": 16}
+    settings = prepared({**given, "pp_deg": "1", "global_train_batch_size": "4"}, 2).settings
+    assert settings.model == str(folder / "output" / "config.json")
+    assert settings.initial_weights == Path("my-model")
+
+
 @pytest.mark.parametrize(
     ("values", "world_size", "message"),
     [
+        ({"continue_training": 1}, 4, "continue_training: model.json is no folder with weights"),
+        ({"model": "llama2-7b", "continue_training": 1}, 4, "continue_training: llama2-7b is no folder with weights"),
         ({"tensor_parallel_degree": "3"}, 4, "4 ranks do not split by degrees of 3"),
         (
             {"tensor_parallel_degree": "2", "global_tp_deg": "4"},

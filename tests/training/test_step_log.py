@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from paddlenlp_galvatron.cli.training_run import LogTail
 from paddlenlp_galvatron.plan import GalvatronError
-from paddlenlp_galvatron.training.step_log import StepLog, StepRecord
+from paddlenlp_galvatron.training.step_log import StepLog, StepRecord, read_log
 
 
 def record(step: int, loss: float = 1.0) -> StepRecord:
@@ -29,6 +30,26 @@ def test_a_run_that_goes_back_replaces_the_lines_behind_it(tmp_path):
     assert write(path, 0, 1, 2, 3) == [0, 1, 2, 3]
     path.write_text(path.read_text() + '{"step": 4, "lo')  # by a kill
     assert write(path, 2, 3) == [0, 1, 2, 3]
+
+
+def test_a_step_that_is_written_again_takes_its_lines_place(tmp_path):
+    path = tmp_path / "log"
+    log, tail = StepLog(path), LogTail(path)
+    seen = []
+    for line in (record(0), record(0) | {"eval_loss": 2.0}, record(1), record(1) | {"eval_loss": 3.0}, record(2)):
+        log.write(line)
+        tail.read()
+        seen.append((tail.count, tail.latest[-1]["step"]))
+    log.close()
+    assert [(each["step"], each.get("eval_loss")) for each in read_log(path)] == [(0, 2.0), (1, 3.0), (2, None)]
+    assert seen == [(1, 0), (1, 0), (2, 1), (2, 1), (3, 2)]
+
+
+def test_a_log_is_followed_past_what_is_no_line_of_one(tmp_path):
+    path = tmp_path / "log"
+    tail = LogTail(path)
+    path.write_text('{"step": 0}\nnull\nsaved\n' + json.dumps(record(0, float("nan"))) + "\n")
+    assert tail.read() and tail.count == 1 and tail.latest[-1]["step"] == 0
 
 
 def test_steps_without_a_finite_loss_stay(tmp_path):

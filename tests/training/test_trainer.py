@@ -106,25 +106,28 @@ def test_a_callback_stops_a_run_and_another_one_goes_on(tmp_path):
     assert [record["loss"] for record in records(run)] == [record["loss"] for record in records(straight)]
 
 
-def test_epochs_are_passes_over_the_training_split(tmp_path, prefix):
+@pytest.mark.parametrize("saving", [{"save_strategy": "epoch"}, {"save_steps": 1}], ids=str)
+def test_epochs_are_passes_over_the_training_split(tmp_path, prefix, saving):
     run = settings(
         tmp_path,
         input_dir=str(prefix),
         split="8,2,0",
         max_steps=-1,
         num_train_epochs=2.0,
-        save_strategy="epoch",
         evaluation_strategy="epoch",
+        **saving,
     )
     (tmp_path / "model.json").write_text(json.dumps({**MODEL, "vocab_size": 512}))
     heard = Heard()
     trainer = GalvatronTrainer(run, callbacks=[heard])
     steps = trainer.data.samples // BATCH
     trainer.train()
-    assert heard.events.count("save") == heard.events.count("evaluate") == 2
+    assert heard.events.count("save") == (2 if "save_strategy" in saving else 2 * steps)
+    assert heard.events.count("evaluate") == 2
     assert [event for event in heard.events if event.startswith("epoch")] == ["epoch 0", f"epoch {steps}"]
     assert trainer.state.epoch == 2.0
     assert len(records(run)) == 2 * steps
+    assert [record["step"] for record in records(run) if "eval_loss" in record] == [steps - 1, 2 * steps - 1]
 
 
 def test_the_rate_is_that_of_paddlenlps_schedule(tmp_path):
