@@ -96,7 +96,8 @@ def test_a_cluster_not_bought_yet_is_planned_from_its_data_sheet(tmp_path, scrip
 
 
 @pytest.mark.slow
-def test_the_search_takes_what_all_scripts_measured(tmp_path, scripts, galvatron_program):
+def test_the_default_chain_from_measuring_to_training(tmp_path, scripts, galvatron_program):
+    """Every script in its turn, none told of a number type: files, plan and training have the same one."""
     config = {
         "model_type": "llama",
         "num_hidden_layers": 4,
@@ -116,9 +117,16 @@ def test_the_search_takes_what_all_scripts_measured(tmp_path, scripts, galvatron
     model = {"MODEL_SIZE": str(tmp_path / "small.json"), "PROFILE_MAX_BATCH_SIZE": "4"}
     for what in ("computation", "memory"):
         run(scripts / f"profile_{what}.sh", tmp_path, "--budget_ms", "0", **common, **model)
-    variables = {"MEMORY": "1", "SETTLE_BSZ": "16", "MIXED_PRECISION": "fp32", "TIME_PROFILE_MODE": "batch"}
+    variables = {"MEMORY": "1", "TIME_PROFILE_MODE": "batch"}
     said = run(scripts / "search_dist.sh", tmp_path, "--json", **common, **model, **variables)
-    assert json.loads(said.splitlines()[-1])["feasible"]
+    found = json.loads(said.splitlines()[-1])
+    said = run(scripts / "train_dist.sh", tmp_path, "--timeout", "240", **common, **model, TRAIN_ITERS="2")
+    assert f"plan: {found['plan']}, the newest in configs" in said and "2 steps: loss" in said
+    plan = json.loads((tmp_path / found["plan"]).read_text())
+    assert plan["galvatron"]["assumed"]["mixed_precision"] == "bf16" and plan["global_bsz"] == 16
+    for kind in ("computation", "memory"):
+        (file,) = (tmp_path / "configs").glob(f"{kind}_profiling_*.json")
+        assert "_bf16_" in file.name
 
 
 def test_a_hostfile_says_the_nodes(tmp_path):
