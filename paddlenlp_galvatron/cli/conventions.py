@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import typer
@@ -83,12 +84,17 @@ def say_note(note: str) -> None:
 def run_app(app: App, words: Sequence[str], prog_name: str) -> int:
     """Run an app's command and return its exit code. A mistake in the words is a UserError."""
     try:
-        result = get_command(app).main(list(words), prog_name, standalone_mode=False)
+        result = _built(app).main(list(words), prog_name, standalone_mode=False)
     except typer.TyperException as error:
         raise UserError(" ".join(error.format_message().split())) from None
     if result == INTERRUPTED:
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0
+
+
+@cache  # of hundreds of options it takes 0.1 s, and scripts and tests run many commands in one process
+def _built(app: App) -> Any:
+    return get_command(app)
 
 
 def within(limits: Any) -> Callable[[Any], Any]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 app = App(help="Turn text into what training reads.")
 TRAIN = "train"
+MIB = 2**20
 TRAINING_BYTES = 64 << 20  # text a tokenizer is trained on: more changes few of its merges
 
 
@@ -56,7 +57,7 @@ def prepare(
         raise UserError("input: name files or folders, or else --standard_library")
     dataset_files(output)  # a name that cannot be is told at once
     files = corpus.standard_library() if standard_library else corpus.find_files(paths)
-    text = corpus.Corpus(files, text_key, limit_mib << 20 if limit_mib else None)
+    text = corpus.Corpus(files, text_key, limit_mib * MIB if limit_mib else None)
     columns = (TextColumn("{task.description:<22}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with progress_bar(*columns) as progress:
         if tokenizer == TRAIN:

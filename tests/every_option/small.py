@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from huggingface_models import FOLDER
 
-from paddlenlp_galvatron.cli import convert, quickstart
+from paddlenlp_galvatron.cli import convert, data, quickstart
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import GalvatronError, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
@@ -23,7 +23,8 @@ from .model import write_model
 from .row import Row, Seen, Values
 
 NCCL_LINE = "{0} {1} float sum -1 {2} 100.00 175.00 0 {2} 100.00 175.00 0\n"  # of nccl-tests: bytes, numbers, us
-LARGE = 9 * 2**17  # bytes of text, more than 1 MiB
+A_MIB = 2**10  # bytes that commands take for a MiB here
+LARGE = 9 * 2**7  # bytes of text, more than that
 
 
 def prepare(folder: Path) -> None:
@@ -86,7 +87,8 @@ class SmallSeen(Seen):
 
         with (
             patch.object(parity, "check_parity", compared),
-            patch.object(convert, "MIB", 2**10),
+            patch.object(convert, "MIB", A_MIB),
+            patch.object(data, "MIB", A_MIB),
             patch.object(quickstart, "_prepare_data", lambda output: None),
             patch.object(quickstart, "_profile", profiled),
             patch.object(quickstart, "_search", lambda *_: plan),
