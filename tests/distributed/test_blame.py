@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("paddle")
+pytestmark = pytest.mark.usefixtures("begun_ranks")
 
 from two_nodes import ADDRESSES, LINK, two_nodes_or_skip
 

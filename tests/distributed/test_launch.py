@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("paddle")
+pytestmark = pytest.mark.usefixtures("begun_ranks")
 
 from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.base.scratch import scratch_folder
