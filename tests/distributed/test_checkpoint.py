@@ -49,7 +49,7 @@ def case_of(of: Plan) -> Case:
 def run(folder: Path, plans: list[Plan], jobs: list[tuple[str, str, int, int]]) -> dict[str, list[float]]:
     write_cases(folder, [case_of(of) for of in plans])
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    launch(f"{__package__}.checkpoint_worker", [str(folder)], plans[0].world_size, folder / "log", timeout_s=300)
+    launch(f"{__package__}.checkpoint_worker", [str(folder)], plans[0].world_size, folder / "log", timeout_s=600)
     return {name: json.loads((folder / f"{name}.json").read_text()) for name, *_ in jobs}
 
 
