@@ -1,7 +1,7 @@
 """Ranks forked from one process that has imported Paddle and PaddleNLP, which else takes 5 s of CPU a rank.
 
 Nothing else is shared: each rank of each launch is a process of its own, with the environment, words and log that the
-launcher gives it, and imports this project itself.
+launcher gives it, and imports this project itself: this file, which it begins in, must not.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
-
-from paddlenlp_galvatron.runtime.launch import COMMON_ENVIRONMENT, KEEP_MEMORY, STATUS
 
 IMPORTED = [  # others' alone
     *("numpy", "pydantic", "paddle", "paddle.distributed.fleet", "paddlenlp.trainer"),
@@ -77,8 +75,10 @@ def fork(words: Sequence[str], environment: Mapping[str, str], log: Path, descri
     """Begin `python WORDS`, words being a script, or `-m` and a module, and what is passed on. The environment names
     the descriptor of its status, which it gets."""
     log.write_bytes(b"")
-    status = None if descriptor is None else f"/proc/{os.getpid()}/fd/{descriptor}"
-    arguments = (list(words), dict(environment), log.resolve(), Path.cwd(), status)
+    from paddlenlp_galvatron.runtime.launch import STATUS
+
+    opened = {} if descriptor is None else {STATUS: f"/proc/{os.getpid()}/fd/{descriptor}"}
+    arguments = (list(words), dict(environment), log.resolve(), Path.cwd(), opened)
     process = _server()[0].Process(target=_become, args=arguments, daemon=True)
     with mock.patch.dict(sys.modules, {"__main__": NO_MAIN}):
         process.start()
@@ -93,6 +93,8 @@ def read_once(environment: Mapping[str, str]) -> dict[str, str]:
 @cache
 def _server() -> tuple[ForkServerContext, dict[str, str]]:
     """What forks, and the variables that it began with."""
+    from paddlenlp_galvatron.runtime.launch import COMMON_ENVIRONMENT, KEEP_MEMORY
+
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     environment = {**KEEP_MEMORY, "OMP_NUM_THREADS": "1", **os.environ, **COMMON_ENVIRONMENT}
@@ -101,17 +103,15 @@ def _server() -> tuple[ForkServerContext, dict[str, str]]:
     return context, read_once(environment)
 
 
-def _become(words: list[str], environment: dict[str, str], log: Path, folder: Path, status: str | None) -> None:
-    """Never returns."""
+def _become(words: list[str], environment: dict[str, str], log: Path, folder: Path, opened: dict[str, str]) -> None:
+    """Never returns. `opened`: files, by the variables that tell their descriptors."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(folder)
     os.environ.clear()
-    os.environ.update(environment)
-    if status:
-        os.environ[STATUS] = str(os.open(status, os.O_RDWR))
+    os.environ.update(environment | {name: str(os.open(path, os.O_RDWR)) for name, path in opened.items()})
     sys.modules["numpy"].random.seed()  # not as the other ranks
     sys.modules["paddle"].seed(int.from_bytes(os.urandom(4)))
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
