@@ -17,7 +17,7 @@ paddlenlp = pytest.importorskip("paddlenlp")
 
 ROOT = Path(__file__).parents[1]
 OURS = ("paddlenlp", "galvatron_dp_core", "_editable", "__editable__")  # how what is installed anew begins
-TIMEOUT_S = 300
+TIMEOUT_S = 600.0
 SETUP = """
 from setuptools import find_packages, setup
 

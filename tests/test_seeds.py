@@ -93,7 +93,7 @@ class Desk:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
         assert ran.returncode == 0, ran.stderr
         return told.read_text()

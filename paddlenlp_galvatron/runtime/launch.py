@@ -147,16 +147,8 @@ class Launch:
 
     def _start(self, number: int, environment: dict[str, str]) -> Rank:
         board, path = Board(), self._folder / f"workerlog.{number}"
-        with path.open("wb") as log:
-            process = subprocess.Popen(
-                self._command,
-                env={**KEEP_MEMORY, **os.environ, **COMMON_ENVIRONMENT, **environment, STATUS: str(board.descriptor)},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[board.descriptor],
-                preexec_fn=_die_with_parent,
-            )
+        own = {**COMMON_ENVIRONMENT, **environment, STATUS: str(board.descriptor)}
+        process = begin_process(self._command, {**KEEP_MEMORY, **os.environ, **own}, path, board.descriptor)
         return Rank(number, process, board, path)
 
     def _error(self, fault: Fault) -> LaunchError:
@@ -166,6 +158,22 @@ class Launch:
         error = LaunchError(fault.message)
         error.exit_code = fault.exit_code
         return error
+
+
+def begin_process(
+    command: Sequence[str], environment: dict[str, str], log: Path, descriptor: int
+) -> subprocess.Popen[bytes]:
+    """Begin a process that writes to the log, inherits the descriptor, and does not outlive this one."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[descriptor],
+            preexec_fn=_die_with_parent,
+        )
 
 
 def _make_folder(path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_rank_that_its_checks_refuse_leaves_nothing(folder):
         env=os.environ | rank | {"PADDLE_CURRENT_ENDPOINT": endpoint},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert ran.returncode == 2 and "nowhere.bin: no such file" in ran.stderr, ran.stderr

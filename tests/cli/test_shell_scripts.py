@@ -44,7 +44,7 @@ def start(shell: str, script: Path, folder: Path, *words: str, **variables: str)
     stand_in = str(folder / "stand in")
     environment = {"PATH": os.environ["PATH"], "GALVATRON": stand_in, "PYTHON": stand_in, **variables}
     ran = subprocess.run(
-        [shell, script, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+        [shell, script, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
     assert ran.returncode == 0, ran.stderr
     assert not list(folder.rglob("X"))

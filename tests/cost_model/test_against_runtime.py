@@ -32,7 +32,7 @@ def measured(tmp_path_factory) -> list[list[dict]]:
     folder, here = tmp_path_factory.mktemp("steps"), Path(__file__).parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{here}:{here.parent}:{here.parents[1]}")
-        launch("step_worker", [str(folder)], RANKS, folder, timeout_s=500)
+        launch("step_worker", [str(folder)], RANKS, folder, timeout_s=600)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 

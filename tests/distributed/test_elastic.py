@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "llm/auto_parallel/galvatron/run_pretrain_galvatron.py"
 SAVE_STEPS = 10
 NO_END = 1_000_000  # steps
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
 MODEL = {
     "model_type": "qwen2",
     "num_hidden_layers": 2,

@@ -32,7 +32,7 @@ def work(folder: Path, shim: Path, *what: str, **environment: str) -> None:
         env=os.environ | preload | environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert ran.returncode == 0, ran.stderr
 

@@ -29,7 +29,7 @@ from paddlenlp_galvatron.runtime.out_of_memory import (
     told_peak_mib,
 )
 
-TIMEOUT_S = 120
+TIMEOUT_S = 600.0
 HELD_MIB = 130  # weights of either stage: half of 70 million, fp32
 MIB = 2**20
 LIMIT_MIB = 900  # a process of Paddle begins with some 500 MiB

@@ -51,7 +51,7 @@ def trained(tmp_path_factory) -> Path:
     tests = Path(__file__).parents[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
-        launch(f"{__package__}.pretrained_worker", [str(folder)], 4, folder / "log", timeout_s=200)
+        launch(f"{__package__}.pretrained_worker", [str(folder)], 4, folder / "log", timeout_s=600)
     return folder
 
 

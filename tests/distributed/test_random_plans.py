@@ -18,7 +18,7 @@ A_LAUNCH = 10  # cases
 def disagreements(cases: list[Case]) -> Iterator[str]:
     for first in range(0, len(cases), A_LAUNCH):
         some = cases[first : first + A_LAUNCH]
-        for number, (case, result) in enumerate(zip(some, check_parity(some, timeout_s=500), strict=True), first):
+        for number, (case, result) in enumerate(zip(some, check_parity(some, timeout_s=600), strict=True), first):
             if not result.agrees:
                 yield (
                     f"case {number}: loss {result.max_loss_diff:.1e}, gradient {result.max_grad_rel_diff:.1e} "

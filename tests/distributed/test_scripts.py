@@ -30,7 +30,7 @@ MODEL = {
     "max_position_embeddings": SEQ_LENGTH,
 }
 FAMILIES = {"llama": {}, "qwen2": {"num_key_value_heads": 4}}
-BUDGETS = [f"{0.004 * 0.96**step:.6f}" for step in range(60)]  # GB, of which some make the layers differ
+BUDGETS = [f"{0.004 * 0.96**step:.6f}" for step in range(11, 60)]  # GB, of which some make the layers differ
 
 
 def script(folder: Path, path: str, *words: str, **variables: str) -> str:
@@ -41,7 +41,7 @@ def script(folder: Path, path: str, *words: str, **variables: str) -> str:
         galvatron.chmod(0o755)
     environment = {**os.environ, "GALVATRON": str(galvatron), "PYTHON": sys.executable, **variables}
     done = subprocess.run(
-        ["sh", str(REPO / path), *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+        ["sh", str(REPO / path), *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -53,7 +53,7 @@ def text(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     words = ["data", "prepare", "--output", "text", "--standard_library", "--vocab_size", str(MODEL["vocab_size"])]
     command = [sys.executable, "-m", "paddlenlp_galvatron.cli.main", *words, "--limit_mib", "1"]
-    subprocess.run(command, cwd=folder, check=True, timeout=240)
+    subprocess.run(command, cwd=folder, check=True, timeout=600)
     return folder / "text"
 
 
@@ -101,7 +101,7 @@ def test_a_searched_plan_trains_as_one_process_does(family, world_size, text, tm
     words = ["profile", "all", "--analytic", "a100", "--nproc", str(world_size), "--model", "model.json"]
     words += ["--seq_length", str(SEQ_LENGTH), "--mixed_precision", "fp32", "--use_flash_attn", "0"]
     command = [sys.executable, "-m", "paddlenlp_galvatron.cli.main", *words]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=600)
     search_layer_wise(tmp_path, world_size)
     out = script(
         tmp_path,

@@ -49,7 +49,7 @@ def run(folder: Path, cases: list[Case]) -> list[list[dict]]:
     """Reports by case and rank."""
     write_cases(folder, cases)
     world_size = cases[0].plan.world_size
-    launch(f"{__package__}.states_worker", [str(folder)], world_size, folder / "log", timeout_s=300)
+    launch(f"{__package__}.states_worker", [str(folder)], world_size, folder / "log", timeout_s=600)
     return [
         [json.loads((folder / f"{index}.{rank}.json").read_text()) for rank in range(world_size)]
         for index in range(len(cases))

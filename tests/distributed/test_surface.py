@@ -54,7 +54,7 @@ def found(tmp_path_factory) -> dict[tuple[int, str], list[dict]]:
             write_plan(replace(of, assumed=replace(of.assumed, seq_length=16)), folder / f"{name}.json")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{Path(__file__).parents[2]}")
-            launch(f"{__package__}.surface_worker", [str(folder), *plans], world, folder / "log", timeout_s=280)
+            launch(f"{__package__}.surface_worker", [str(folder), *plans], world, folder / "log", timeout_s=600)
         for name in plans:
             ranks = [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(world)]
             reports[world, name] = [report | {"folder": folder} for report in ranks]

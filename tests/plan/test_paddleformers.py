@@ -119,7 +119,7 @@ def test_any_plan_is_said_in_published_words_or_refused_by_fields_of_its_file(of
 @pytest.mark.slow
 def test_the_arguments_are_those_of_the_published_package(tmp_path: Path):
     words = ["-m", "pip", "download", "--quiet", "--no-deps", f"paddleformers=={VERSION}", "--dest", str(tmp_path)]
-    if subprocess.run([sys.executable, *words], capture_output=True, timeout=120).returncode:
+    if subprocess.run([sys.executable, *words], capture_output=True, timeout=600).returncode:
         pytest.skip("the package cannot be had here")
     found = {}
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as package:

@@ -28,7 +28,7 @@ def run(script: Path, folder: Path, *words: str, **environment: str) -> str:
     """Run under sh from a folder; returns what it printed."""
     plain = {name: value for name, value in os.environ.items() if name not in ("NUM_NODES", "NODE_RANK", "MPI_PATH")}
     ran = subprocess.run(
-        ["sh", script, *words], cwd=folder, env=plain | environment, capture_output=True, text=True, timeout=300
+        ["sh", script, *words], cwd=folder, env=plain | environment, capture_output=True, text=True, timeout=600
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout

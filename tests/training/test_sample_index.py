@@ -80,7 +80,7 @@ def test_eight_processes_at_once_build_the_index_once_and_read_the_same(prefix):
     ranks = [fork.Process(target=_open_as_rank, args=(prefix, rank, ready, results)) for rank in range(8)]
     for process in ranks:
         process.start()
-    got = [results.get(timeout=60) for _ in ranks]
+    got = [results.get(timeout=600) for _ in ranks]
     for process in ranks:
         process.join()
     assert sum(len(built) for built, _ in got) == 1

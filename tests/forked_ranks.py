@@ -1,0 +1,137 @@
+"""Ranks forked from one process that has imported Paddle and PaddleNLP, which else takes 5 s of CPU a rank.
+
+Nothing else is shared: each rank of each launch is a process of its own, with the environment, words and log that the
+launcher gives it, and imports this project itself: this file, which it begins in, must not.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+IMPORTED = [  # others' alone
+    *("numpy", "pydantic", "paddle", "paddle.distributed.fleet", "paddlenlp.trainer"),
+    *("paddlenlp.transformers.llama.modeling", "paddlenlp.transformers.qwen2.modeling"),
+]
+READ_ONCE = ("LD_", "MALLOC_", "GLIBC_", "FLAGS_", "OMP_", "PYTHON")  # variables: when a process begins, or by Paddle
+PATH = "PYTHONPATH"
+NO_MAIN = ModuleType("__main__")  # multiprocessing would let each process import the program of the tests
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+class Forked:
+    """A rank, as far as a launcher knows `subprocess.Popen`."""
+
+    def __init__(self, process: ForkServerProcess):
+        self._process, self.pid = process, process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired("rank", timeout or 0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def forking(begin: Callable[..., Any]) -> Callable[..., Any]:
+    """What forks a rank, where that makes no difference, in place of the launcher's `begin_process`."""
+
+    def begin_or_fork(command: Sequence[str], environment: Mapping[str, str], log: Path, descriptor: int) -> Any:
+        if command[0] != sys.executable or read_once(environment) != _server()[1]:
+            return begin(command, environment, log, descriptor)
+        return fork(command[1:], environment, log, descriptor)
+
+    return begin_or_fork
+
+
+def fork(words: Sequence[str], environment: Mapping[str, str], log: Path, descriptor: int | None = None) -> Forked:
+    """Begin `python WORDS`, words being a script, or `-m` and a module, and what is passed on. The environment names
+    the descriptor of its status, which it gets."""
+    log.write_bytes(b"")
+    from paddlenlp_galvatron.runtime.launch import STATUS
+
+    opened = {} if descriptor is None else {STATUS: f"/proc/{os.getpid()}/fd/{descriptor}"}
+    arguments = (list(words), dict(environment), log.resolve(), Path.cwd(), opened)
+    process = _server()[0].Process(target=_become, args=arguments, daemon=True)
+    with mock.patch.dict(sys.modules, {"__main__": NO_MAIN}):
+        process.start()
+    return Forked(process)
+
+
+def read_once(environment: Mapping[str, str]) -> dict[str, str]:
+    """What cannot be changed in a process that has begun."""
+    return {name: value for name, value in environment.items() if name.startswith(READ_ONCE) and name != PATH}
+
+
+@cache
+def _server() -> tuple[ForkServerContext, dict[str, str]]:
+    """What forks, and the variables that it began with."""
+    from paddlenlp_galvatron.runtime.launch import COMMON_ENVIRONMENT, KEEP_MEMORY
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    environment = {**KEEP_MEMORY, "OMP_NUM_THREADS": "1", **os.environ, **COMMON_ENVIRONMENT}
+    with mock.patch.dict(os.environ, environment):
+        forkserver.ensure_running()
+    return context, read_once(environment)
+
+
+def _become(words: list[str], environment: dict[str, str], log: Path, folder: Path, opened: dict[str, str]) -> None:
+    """Never returns. `opened`: files, by the variables that tell their descriptors."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment | {name: str(os.open(path, os.O_RDWR)) for name, path in opened.items()})
+    sys.modules["numpy"].random.seed()  # not as the other ranks
+    sys.modules["paddle"].seed(int.from_bytes(os.urandom(4)))
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    gc.freeze()  # whatever is imported stays: collections take 0.2 s else
+    is_module = words[0] == "-m"
+    sys.argv = words[is_module:]
+    beside = str(folder if is_module else Path(words[0]).parent)
+    sys.path[:0] = [beside, *filter(None, environment.get(PATH, "").split(os.pathsep))]
+    code: Any = 0
+    try:
+        if is_module:
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code
+        if code is not None and not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
