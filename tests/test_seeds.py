@@ -1,13 +1,14 @@
 """What Galvatron's guides and those of its PaddleNLP port document, line by line: each is as documented.
 
 The numbers are those of five guides: 000 the port, 001 using a model, 002 quick start, 003 the search engine alone,
-004 using a model, in English. `EXCEPTIONS` has what does not hold, and why.
+004 using a model, in English. `seeds_elsewhere` has lines that other tests show, and what does not hold, and why.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
+from seeds_elsewhere import EXCEPTIONS, SHOWN_BY
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import DataParallel, Plan, Schedule, plan_from_dict, read_plan
@@ -378,6 +380,21 @@ def _(_: Desk) -> None:
     assert given.batch_sizes == [2, 5, 8] and given.every_size
 
 
+@line("001 profile_min_batch_size, profile_max_batch_size, profile_batch_size_step and the same of seq_length")
+@line("001 profile_batch_size", "001 profile_seq_length_list")
+def _(_: Desk) -> None:
+    ranges = {"profile_min_seq_length": 4, "profile_max_seq_length": 12, "profile_seq_length_step": 4}
+    assert PointOptions.from_mapping({"profile_mode": "sequence", **ranges}).lengths(0) == [4, 8, 12]
+    static = PointOptions.from_mapping({"profile_batch_size": 3, "profile_seq_length_list": "8"})
+    assert (static.batch_sizes, static.lengths(0)) == ([3], [8])
+
+
+@line("001 train: set_model_config_manually 0")
+def _(desk: Desk) -> None:
+    said = desk.train(set_model_config_manually=0, hidden_size=64, global_train_batch_size=16, max_steps=1)
+    assert "left out of account, as set_*_manually is 0: hidden_size" in said
+
+
 @line("001 set_model_config_manually and set_layernum_manually of the search")
 def _(desk: Desk) -> None:
     own = {"hidden_size": 1024, "num_layers": 5, "num_attention_heads": 16, "vocab_size": 32000}
@@ -537,30 +554,34 @@ def _(desk: Desk) -> None:
     assert len(read.messages_ms) == 2
 
 
+@line("001 folders of models", "003 profile_hardware/hardware_configs", "003 models/{model_name}/configs")
+def _(desk: Desk) -> None:
+    model, hardware = (desk.folder / name for name in ("models/a/configs", "profile_hardware/hardware_configs"))
+    shutil.copytree(desk.folder / "configs", model)
+    hardware.parent.mkdir()
+    (desk.folder / "configs").rename(hardware)
+    assert desk.plan(
+        **dict.fromkeys(("time_profiling_path", "memory_profiling_path"), model),
+        **dict.fromkeys(("allreduce_bandwidth_config_path", "p2p_bandwidth_config_path"), hardware),
+        overlap_coe_path=hardware,
+    )
+
+
 @line("003 --output_config_path")
 def _(desk: Desk) -> None:
     assert desk.plan(output_config_path="plan.json")
 
 
-# What differs, and why. Each is refused by name or said, never ignored.
-EXCEPTIONS = {
-    "001 training GPT and T5": "the models here are Llama and Qwen2; profiles of T5's two kinds of layers are searched",
-    "001 GPT and T5: llama_hf, gpt_hf": "the same: PaddleNLP's own layers of Llama and Qwen2 are trained",
-    "001 profiles of a model zoo": "no machine's measurements are shipped as if they were the user's; "
-    "`galvatron profile` measures them, `--analytic` derives them from a data sheet",
-    "001 use-flash-attn on CPU": "Paddle has flash attention on GPUs alone; it is refused by name on CPU processes",
-    "002 --backend torch": "there is no PyTorch here: it stands for the framework's collectives, Paddle's",
-    "002 --backend nccl on CPU": "it wants GPUs; refused by name",
-    "002 nccl-tests and PyTorch's profiler": "messages go through Paddle, which the training uses, too; "
-    "`galvatron profile import-nccl-tests` reads what nccl-tests printed",
-    "002 MPI_PATH": "ranks are started without MPI; accepted with a note",
-    "002 a search in the background": "it takes seconds; add & in the shell",
-}
-
-
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_documented_line_holds(desk, name):
     CHECKS[name](desk)
+
+
+def test_lines_with_a_test_of_their_own_have_it():
+    for name, where in SHOWN_BY.items():
+        file, test = where.split("::")
+        assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(), name
+    assert not (CHECKS.keys() | SHOWN_BY.keys()) & EXCEPTIONS.keys()
 
 
 def test_exceptions_are_told(desk):
