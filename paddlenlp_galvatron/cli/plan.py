@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,9 +39,14 @@ from .grouped import add_command
 
 app = App(help="Look at a plan file.")
 
+CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # in the names that Galvatron's search gives
+
 File = Annotated[Path, typer.Argument(help="the plan file", metavar="FILE")]
 WorldSize = Annotated[
-    int | None, typer.Option(help="ranks at hand; needed only where the file names none", parser=within(Ranks))
+    int | None,
+    typer.Option(
+        help="ranks at hand; unset: as the file or its name says, or the fewest that it fits", parser=within(Ranks)
+    ),
 ]
 Model = Annotated[str | None, typer.Option(help="a config.json, its folder, or the name of a preset such as llama2-7b")]
 
@@ -133,7 +139,9 @@ def schema() -> None:
 
 
 def _read(file: Path, world_size: int | None, model: str | None) -> tuple[Plan, ModelShape | None]:
-    plan = read_plan(file, world_size, smallest_world=True)
+    named = CLUSTER.search(file.name)
+    ranks = int(named[1]) * int(named[2]) if named else None
+    plan = read_plan(file, world_size, default=ranks, smallest_world=True)
     shape = load_model(model) if model else None
     require_valid(plan, shape)
     return plan, shape

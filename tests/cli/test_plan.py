@@ -87,6 +87,9 @@ def test_check_reads_a_file_without_a_world_size(galvatron, plan_file):
     path = plan_file(world_size=...)
     assert "valid on 8 ranks" in galvatron("plan", "check", path).out
     assert "valid on 16 ranks" in galvatron("plan", "check", path, "--world_size", 16).out
+    named = path.rename(path.with_name("galvatron_config_llama2-7b_2nodes_8gpus_per_node_36GB_bf16.json"))
+    assert "valid on 16 ranks" in galvatron("plan", "check", named).out
+    assert "valid on 8 ranks" in galvatron("plan", "check", named, "--world_size", 8).out
 
 
 def test_a_padded_vocabulary_is_a_note(galvatron, plan_file, tmp_path):
