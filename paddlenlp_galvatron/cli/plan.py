@@ -44,9 +44,7 @@ CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # in the names
 File = Annotated[Path, typer.Argument(help="the plan file", metavar="FILE")]
 WorldSize = Annotated[
     int | None,
-    typer.Option(
-        help="ranks at hand; unset: as the file or its name says, or the fewest that it fits", parser=within(Ranks)
-    ),
+    typer.Option(help="ranks at hand; unset: as the file or its name says, else the fewest", parser=within(Ranks)),
 ]
 Model = Annotated[str | None, typer.Option(help="a config.json, its folder, or the name of a preset such as llama2-7b")]
 
