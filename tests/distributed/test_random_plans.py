@@ -28,17 +28,18 @@ def disagreements(cases: list[Case]) -> Iterator[str]:
 
 @pytest.mark.parametrize("world_size", [4, 6, 8])
 def test_a_sample_trains_as_one_process_does(world_size):
-    assert not list(disagreements(random_cases(8, world_size, seed=1)))
+    assert not list(disagreements(random_cases(4, world_size, seed=1)))
 
 
-def test_a_sample_in_bf16_trains_within_its_rounding():
-    assert not list(disagreements(random_cases(6, 4, seed=2, precision=Precision.BF16)))
+@pytest.mark.parametrize("count", [3, pytest.param(6, marks=pytest.mark.slow)])
+def test_a_sample_in_bf16_trains_within_its_rounding(count):
+    assert not list(disagreements(random_cases(count, 4, seed=2, precision=Precision.BF16)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [4, 6, 8])
 def test_the_sweep_trains_as_one_process_does(world_size):
-    assert not list(disagreements(random_cases(40, world_size, seed=0)))
+    assert not list(disagreements(random_cases(8, world_size, seed=1) + random_cases(40, world_size, seed=0)))
 
 
 def test_random_plans_reach_the_whole_space():

@@ -118,7 +118,7 @@ def stop(folder: Path, output: str, shim: Path, first: Callable[[int], None], ag
         wait_for_step(process, folder, output, 2)
         with chdir(folder), redirect_stderr(StringIO()) as told:
             assert main(words_of(output)) == 2
-        assert f"error: {output}: is in use by process {process.pid} on " in told.getvalue()
+        assert f"{output}: is in use by process {process.pid} on " in told.getvalue()
         first(process.pid)
         deadline = time.monotonic() + TIMEOUT_S
         while not list((folder / output / "checkpoints").glob("step-*.part")):

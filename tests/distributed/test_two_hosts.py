@@ -14,15 +14,20 @@ pytest.importorskip("paddle")
 
 from two_nodes import ADDRESSES, two_nodes_or_skip
 
-from paddlenlp_galvatron.plan import write_plan
+from paddlenlp_galvatron.plan import load_model, write_plan
+from paddlenlp_galvatron.runtime.weights import SeededWeights
 from paddlenlp_galvatron.training import parity
+from paddlenlp_galvatron.training.data import RandomData
+from paddlenlp_galvatron.training.one_process import train_one_process
 from paddlenlp_galvatron.training.parity import compare, small_case, write_cases
+from paddlenlp_galvatron.training.recipe import Recipe
 
 from . import plans
 
 TIMEOUT_S = 600.0
 MBIT_PER_S = 10_000
 PORT = 29_555
+STEPS, SEED = 3, 42
 MODEL = {
     "model_type": "llama",
     "num_hidden_layers": 2,
@@ -60,6 +65,7 @@ def run_on_both(nodes, words):
             process.kill()
 
 
+@pytest.mark.slow
 def test_plans_over_two_hosts_train_as_one_process_does(nodes, tmp_path):
     cases = [
         small_case(plans.plan(4, "2 4r 1z", vocab="4"), "qwen2"),
@@ -71,14 +77,19 @@ def test_plans_over_two_hosts_train_as_one_process_does(nodes, tmp_path):
     assert all(result.agrees for result in compare(tmp_path, cases))
 
 
-def test_the_training_script_runs_over_two_hosts(nodes, tmp_path):
+def test_the_training_script_trains_over_two_hosts_as_one_process_does(nodes, tmp_path):
     plan = plans.plan(4, "2 1z", vocab="2")
     write_plan(replace(plan, assumed=replace(plan.assumed, seq_length=16)), tmp_path / "configs" / "plan.json")
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
     variables = f"NUM_NODES=2 NUM_GPUS_PER_NODE=2 MASTER_ADDR={ADDRESSES[0]} MASTER_PORT={PORT + 1} "
-    variables += f"PYTHON={sys.executable} MODEL=model.json MAX_STEPS=3"
+    variables += f"PYTHON={sys.executable} MODEL=model.json MAX_STEPS={STEPS} LEARNING_RATE=1e-3"
     start = f"cd {tmp_path} && export {variables} && NODE_RANK=$1 exec sh {SCRIPT}"
     assert run_on_both(nodes, ["sh", "-c", start, "sh"]) == [0, 0]
     traffic = json.loads((tmp_path / "output" / "traffic.json").read_text())
     assert traffic["calls"]["all_gather"] > 0 and len(traffic["groups"]) == 4
-    assert len((tmp_path / "output" / "train_log.jsonl").read_text().splitlines()) == 3
+    records = [json.loads(line) for line in (tmp_path / "output" / "train_log.jsonl").read_text().splitlines()]
+    shape = load_model(tmp_path / "model.json")
+    recipe = Recipe(learning_rate=1e-3, weight_decay=0.01, lr_scheduler_type="cosine", warmup_ratio=0.01).over(STEPS)
+    data, weights = RandomData(64, 16, plan.global_batch, SEED), SeededWeights(SEED, shape.initializer_range)
+    alone = train_one_process(shape, 16, weights, recipe, (data.batch(step) for step in range(STEPS)))
+    assert [record["loss"] for record in records] == pytest.approx([loss for loss, _ in alone], abs=1e-4)
