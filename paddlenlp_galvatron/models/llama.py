@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from paddlenlp.transformers.llama.configuration import LlamaConfig
-from paddlenlp.transformers.llama.modeling import LlamaDecoderLayer, LlamaForCausalLM, LlamaRMSNorm
+from paddlenlp.transformers.llama.modeling import (
+    LlamaDecoderLayer,
+    LlamaForCausalLM,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+)
 
 from .decoder import DecoderFamily
 
 
 class Llama(DecoderFamily):
-    name = prefix = "llama"
     config_class = LlamaConfig
     layer_class = LlamaDecoderLayer
     norm_class = LlamaRMSNorm
     model_class = LlamaForCausalLM
+    rotary_class = LlamaRotaryEmbedding

@@ -83,7 +83,7 @@ def test_logits_and_training_are_those_of_transformers(name, weights):
 def paddlenlp_model(name: str, weights: WeightSource) -> Any:
     shape = load_model(FOLDER / name)
     family = load_family(shape.family)
-    model = family.whole_model(family.config(shape, oracle_of(name).seq_length))
+    model = family.whole_model(shape, family.config(shape, oracle_of(name).seq_length))
     for key, weight in model.named_parameters():
         weight.set_value(weights(key, tuple(weight.shape)))
     return model
@@ -243,7 +243,7 @@ WRONG = {
     "scaled positions": (with_config(rope_scaling={"type": "linear", "factor": 2}), "config.json: rope_scaling is"),
     "scaled positions in a word": (with_config(rope_scaling="linear"), "config.json: rope_scaling is linear"),
     "another activation": (with_config(hidden_act="gelu"), "config.json: hidden_act is gelu; silu alone is supported"),
-    "other heads": (with_config(head_dim=16), "config.json: head_dim is 16; hidden_size"),
+    "other heads": (with_config(head_dim=16), "config.json: own_head_dim is 16, but None in the model model"),
     "quantised": (with_config(quantization_config={}), "config.json: the weights are quantised"),
 }
 
