@@ -6,7 +6,7 @@ from typing import Any
 
 from paddle import nn
 
-from ..model import ModelShape
+from ..model import ModelShape, config_of
 
 
 class DecoderFamily:
@@ -19,23 +19,8 @@ class DecoderFamily:
     rotary_class: type[Any]
 
     def config(self, shape: ModelShape, seq_length: int, flash_attention: bool = False) -> Any:
-        return self.config_class(
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            vocab_size=shape.vocab_size,
-            max_position_embeddings=shape.max_position_embeddings,
-            seq_length=seq_length,
-            rms_norm_eps=shape.rms_norm_eps,
-            rope_theta=shape.rope_theta,
-            tie_word_embeddings=shape.tied_embeddings,
-            initializer_range=shape.initializer_range,
-            attention_dropout=shape.attention_dropout,
-            use_cache=False,
-            use_flash_attention=flash_attention,
-        )
+        told = {field: value for field, value in config_of(shape).items() if field != "model_type"}
+        return self.config_class(**told, seq_length=seq_length, use_cache=False, use_flash_attention=flash_attention)
 
     def decoder_layer(self, shape: ModelShape, config: Any) -> Any:
         layer = self.layer_class(config)
