@@ -1,4 +1,4 @@
-"""Families with own head sizes, biases and scaled positions, under every kind of plan."""
+"""Families with own head sizes, norms of q and k, biases and scaled positions, under every kind of plan."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .plans import Named
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 # What the smallest model of a family has here besides.
 FURTHER = {
+    "qwen3": {"attention_bias": True},
     "llama": {
         "own_head_dim": 16,
         "attention_bias": True,
@@ -25,6 +26,7 @@ FURTHER = {
 }
 PLANS = [*plans.FOUR, *plans.ZERO]
 QUICK = {
+    "qwen3": ("tp 1-2-4 without Megatron-SP", "tied across stages", "fewer kv heads than tp", "zero3 over Ulysses"),
     "llama": ("tp 1-2-4 with Megatron-SP", "Ulysses, tp and dp mixed", "zero3 beside ddp"),
 }
 

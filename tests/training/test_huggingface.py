@@ -90,6 +90,8 @@ def paddlenlp_model(name: str, weights: WeightSource) -> Any:
 
 
 def test_what_paddlenlp_saves_is_read_too(name, weights, tmp_path):
+    if not load_model(FOLDER / name).traits.stock:
+        pytest.skip("PaddleNLP has no such model")
     paddlenlp_model(name, weights).save_pretrained(tmp_path / name, safe_serialization=True, max_shard_size="40KB")
     saved = weights_from(tmp_path / name, load_model(FOLDER / name))
     for weight in (weight for module in modules(load_model(FOLDER / name)) for weight in module):
