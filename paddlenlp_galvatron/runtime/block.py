@@ -20,8 +20,8 @@ from paddle.distributed.fleet.utils import recompute
 from ..model import ModelShape, Split, Weight
 from ..plan import LayerStrategy, Plan
 from ..plan.layout import Grid, grid_of
+from .adapter import Adapter
 from .collectives import Gather, HeadsToTokens, Reduce, Replicate, Scatter, TokensToHeads
-from .family import Family
 from .groups import Groups
 from .precision import Numbers, cast, compute_weights
 from .weights import ShardedParameter, Slice, WeightSource, make_parameter, shard_layer
@@ -97,7 +97,7 @@ class Block:
 
     def __init__(
         self,
-        family: Family,
+        family: Adapter,
         shape: ModelShape,
         config: Any,
         index: int,

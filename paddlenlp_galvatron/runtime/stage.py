@@ -16,8 +16,8 @@ import paddle
 
 from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.layout import TokenLayout, boundary_layout, grid_of, token_layout
+from .adapter import Adapter
 from .block import Block, Placement
-from .family import Family
 from .groups import Groups, Ranks
 from .precision import Numbers
 from .redistribute import Redistribution, redistribution_groups
@@ -84,7 +84,7 @@ class Stage:
         self,
         plan: Plan,
         shape: ModelShape,
-        family: Family,
+        family: Adapter,
         seq_length: int,
         rank: int,
         groups: Groups,

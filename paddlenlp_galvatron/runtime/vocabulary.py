@@ -17,9 +17,9 @@ import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
 from ..model import ModelShape
+from .adapter import Adapter
 from .block import Placement
 from .collectives import all_reduce
-from .family import Family
 from .precision import cast, compute_weight, compute_weights
 from .weights import ShardedParameter, WeightSource, shard_layer
 
@@ -71,7 +71,7 @@ class Head:
 
     def __init__(
         self,
-        family: Family,
+        family: Adapter,
         shape: ModelShape,
         config: Any,
         place: Placement,

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from ..models import load_family
+from ..adapters import load_family
 from ..plan import ModelShape
 from ..runtime.stage import Batch, inputs_and_labels
 from ..runtime.vocabulary import IGNORED_LABEL

@@ -44,7 +44,7 @@ def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq):
 def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
     """fp32 and plain attention: what runs on CPU, where Paddle's statistics are exact."""
     pytest.importorskip("paddle")
-    from paddlenlp_galvatron.models import load_family
+    from paddlenlp_galvatron.adapters import load_family
     from paddlenlp_galvatron.profiler.journal import Journal
     from paddlenlp_galvatron.profiler.memory import MemoryProfiler
 

@@ -23,7 +23,7 @@ from huggingface_models import FOLDER, NAMES, TOLERANCE, oracle_of
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import GalvatronError, Precision, UserError, load_model
 from paddlenlp_galvatron.runtime.weights import SeededWeights, Slice, WeightSource
 from paddlenlp_galvatron.training import checkpoint as checkpoints

@@ -14,10 +14,10 @@ from paddlenlp.transformers.llama.modeling import (
 )
 
 from ..model import ModelShape
-from .decoder import DecoderFamily
+from .decoder import DecoderAdapter
 
 
-class Llama(DecoderFamily):
+class Llama(DecoderAdapter):
     config_class = LlamaConfig
     layer_class = LlamaDecoderLayer
     norm_class = LlamaRMSNorm

@@ -1,4 +1,4 @@
-"""What the runtime needs of PaddleNLP for a model family. Adapters in models/ provide it; nothing else names any."""
+"""What the runtime needs of PaddleNLP for a model family. The room adapters provides it; nothing else names any."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from ..model import ModelShape
 
 
-class Family(Protocol):
-    """A family of decoder-only transformers in PaddleNLP. What its layers are made of is in the model's description."""
+class Adapter(Protocol):
+    """How PaddleNLP runs a family of decoder-only transformers. What their layers are made of says the shape."""
 
     def config(self, shape: ModelShape, seq_length: int, flash_attention: bool = False) -> Any:
         """PaddleNLP's config of the whole model, unsplit."""

@@ -9,7 +9,7 @@ from paddle import nn
 from ..model import ModelShape, config_of
 
 
-class DecoderFamily:
+class DecoderAdapter:
     """Adapter of a family whose decoder layer has Llama's parts. Sub-classes name PaddleNLP's classes."""
 
     config_class: type[Any]

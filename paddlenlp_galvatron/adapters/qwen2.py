@@ -10,10 +10,10 @@ from paddlenlp.transformers.qwen2.modeling import (
     Qwen2RotaryEmbedding,
 )
 
-from .decoder import DecoderFamily
+from .decoder import DecoderAdapter
 
 
-class Qwen2(DecoderFamily):
+class Qwen2(DecoderAdapter):
     config_class = Qwen2Config
     layer_class = Qwen2DecoderLayer
     norm_class = Qwen2RMSNorm
