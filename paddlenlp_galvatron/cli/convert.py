@@ -23,7 +23,7 @@ COLUMNS = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), Time
 
 Input = Annotated[Path, typer.Argument(metavar="INPUT", help="folder that is read")]
 Output = Annotated[Path, typer.Argument(metavar="OUTPUT", help="folder that is written, whole or not at all")]
-ANOTHER = f"refuse models of another family than this: {', '.join(FAMILIES)}"
+ANOTHER = f"refuse models of another family than this: {', '.join(FAMILIES)}, or qwen for any of its"
 Only = Annotated[str | None, typer.Option("--family", help=ANOTHER)]
 
 
@@ -81,7 +81,7 @@ def g2h(
 
 
 def _require_family(shape: ModelShape, family: str | None, folder: Path) -> None:
-    if family not in (None, shape.family):
+    if family not in (None, shape.family, shape.traits.line):
         raise UserError(f"{folder}: is a {shape.family}, and {family} was asked for")
 
 

@@ -29,3 +29,8 @@ class Family:
     # A small model of it, as checks make: attention heads for each kv head, and further fields of the shape.
     heads_per_kv_head: int = 1
     example: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        """The name without a version: qwen of qwen2."""
+        return self.name.rstrip("0123456789")

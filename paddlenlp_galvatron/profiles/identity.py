@@ -66,7 +66,7 @@ def _another_model(name: str, model: ModelShape) -> str | None:
         if re.search(rf"_{re.escape(preset)}(?![\da-z])", name):
             return None if _layer(_preset(preset)) == _layer(model) else preset
     family = _FAMILY.search(name)
-    if family and family[1] != model.family.rstrip("0123456789"):
+    if family and family[1] != model.traits.line:
         return family[1]
     told, own = _MODEL.search(name), _MODEL.search(model.name.lower())
     if told and own and told[1] in FAMILIES and told[3] != own[3]:
