@@ -9,7 +9,7 @@ import paddle
 import paddle.distributed as dist
 from numpy.typing import NDArray
 
-from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.runtime.weights import WeightSource
 from paddlenlp_galvatron.training.recipe import Recipe, next_rate
@@ -29,13 +29,13 @@ class HandWritten:
         family, seq_length = load_family(shape.family), plan.assumed.seq_length or 0
         config = family.config(shape, seq_length)
         self._embedding = paddle.nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self._blocks = paddle.nn.LayerList([family.decoder_layer(config) for _ in range(shape.layers)])
+        self._blocks = paddle.nn.LayerList([family.decoder_layer(shape, config) for _ in range(shape.layers)])
         self._norm = family.final_norm(config)
         self._head = paddle.nn.Linear(shape.hidden_size, shape.vocab_size, bias_attr=False)
         modules = {
-            f"{family.prefix}.embed_tokens": self._embedding,
-            **{f"{family.prefix}.layers.{index}": block for index, block in enumerate(self._blocks)},
-            f"{family.prefix}.norm": self._norm,
+            f"{shape.traits.prefix}.embed_tokens": self._embedding,
+            **{f"{shape.traits.prefix}.layers.{index}": block for index, block in enumerate(self._blocks)},
+            f"{shape.traits.prefix}.norm": self._norm,
             "lm_head": self._head,
         }
         self._modules = [list(module.parameters()) for module in modules.values()]

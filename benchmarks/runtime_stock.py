@@ -26,7 +26,7 @@ from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.transformers import LlamaForCausalLM, LlamaForCausalLMPipe
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig, llmmetaclass
 
-from paddlenlp_galvatron.models.llama import Llama
+from paddlenlp_galvatron.adapters.llama import Llama
 from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.plan.paddlenlp import stock_arguments
 from paddlenlp_galvatron.runtime import cpu_backend
@@ -122,10 +122,6 @@ def _open_lanes() -> None:
 
 # ---- PaddleNLP's own training ----------------------------------------------------------------------------------------
 
-# The axis along which tensor parallelism splits a weight.
-SPLIT_AXES = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"), 1)
-SPLIT_AXES |= dict.fromkeys(("o_proj", "down_proj", "embed_tokens"), 0)
-
 
 @dataclass
 @llmmetaclass
@@ -164,8 +160,10 @@ def build_model(shape: ModelShape, arguments: StockArguments, source: WeightSour
     degree, rank = max(arguments.tensor_parallel_degree, 1), max(arguments.tensor_parallel_rank, 0)
     config.tensor_parallel_degree, config.tensor_parallel_rank = degree, rank
     model = (LlamaForCausalLMPipe if arguments.pipeline_parallel_degree > 1 else LlamaForCausalLM)(config)
+    kinds = (shape.embedding, shape.block, shape.head)
+    axes = {weight.name.split(".")[-2]: weight.axis for kind in kinds for weight in kind.weights}
     for name, weight in model.state_dict().items():
-        axis = SPLIT_AXES.get(name.split(".")[-2]) if degree > 1 else None
+        axis = axes.get(name.split(".")[-2]) if degree > 1 else None
         whole = tuple(size * (degree if dim == axis else 1) for dim, size in enumerate(weight.shape))
         weight.set_value(Slice(axis, rank, degree).of(source(name, whole)))
     return model

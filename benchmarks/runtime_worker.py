@@ -18,9 +18,10 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from runtime_hand_written import HandWritten
 
-from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import ModelShape, Plan, plan_from_dict
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world, world_from_environment
@@ -140,7 +141,7 @@ class Job:
 
     @staticmethod
     def of(content: dict[str, Any]) -> Job:
-        plan, shape = plan_from_dict(content["plan"]), ModelShape(**content["shape"])
+        plan, shape = plan_from_dict(content["plan"]), TypeAdapter(ModelShape).validate_python(content["shape"])
         random = np.random.default_rng(SEED)
         size = (plan.global_batch, (plan.assumed.seq_length or 0) + 1)
         batches = [random.integers(0, shape.vocab_size, size) for _ in range(content["steps"])]

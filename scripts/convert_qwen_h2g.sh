@@ -6,4 +6,4 @@ set -eu
 INPUT_PATH=${INPUT_PATH:-qwen2.5-7b-hf}           # folder of the Hugging Face model
 OUTPUT_PATH=${OUTPUT_PATH:-qwen2.5-7b-galvatron}  # folder of the checkpoint, which is made
 
-exec "${GALVATRON:-galvatron}" convert h2g "$INPUT_PATH" "$OUTPUT_PATH" --family qwen2 "$@"
+exec "${GALVATRON:-galvatron}" convert h2g "$INPUT_PATH" "$OUTPUT_PATH" --family qwen "$@"

@@ -22,8 +22,9 @@ class RealCase:
 
 
 def real_cases() -> list[RealCase]:
-    """The parity tests' plans on four ranks; those of the ZeRO types in bf16 as well."""
-    cases = [(named, Precision.FP32) for named in FOUR + ZERO] + [(named, Precision.BF16) for named in ZERO]
+    """The parity tests' plans on four ranks; those of ZeRO in bf16 as well, some with norms of q and k."""
+    normed = [replace(named, name=f"{named.name}, qwen3", family="qwen3") for named in FOUR[:2] + FOUR[-1:] + ZERO[-3:]]
+    cases = [(named, Precision.FP32) for named in FOUR + ZERO + normed] + [(named, Precision.BF16) for named in ZERO]
     return [
         RealCase(
             f"{named.name}, {precision}",
@@ -43,6 +44,7 @@ def real_cases() -> list[RealCase]:
                 vocab_size=2000,
                 max_position_embeddings=SEQ,
                 tied_embeddings=named.tied,
+                own_head_dim=64 if named.family == "qwen3" else None,
             ),
         )
         for named, precision in cases

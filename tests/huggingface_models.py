@@ -1,4 +1,4 @@
-"""The tiny models that tests/fixtures/make_huggingface.py recorded, and what transformers computes with them."""
+"""The tiny models of tests/fixtures, and what transformers or plain operations compute with them (make_*.py there)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 FOLDER = Path(__file__).parent / "fixtures" / "huggingface"
-NAMES = ("llama", "qwen2", "qwen2-tied")
+NAMES = ("llama", "qwen2", "qwen2-tied", "llama3.2", "qwen3")
 TOLERANCE = 1e-4  # of logits and losses against transformers'; seen were 4e-6 and 1e-6
 
 

@@ -34,7 +34,10 @@ def test_arrows_between_rooms(monkeypatch):
     assert import_linter.lint_imports(no_cache=True) == 0
 
 
-@pytest.mark.parametrize("room", ["base", "plan", "profiles", "cost_model", "search", "report", "cli.main", "cli.plan"])
+PLANNING = ("base", "model", "plan", "profiles", "cost_model", "search", "report", "cli.main", "cli.plan")
+
+
+@pytest.mark.parametrize("room", PLANNING)
 def test_planning_runs_without_paddle(room):
     """In a process in which importing Paddle fails, as on a machine that has none."""
     program = (

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 
 from paddlenlp_galvatron.base.limits import Count
 from paddlenlp_galvatron.base.printing import progress_bar, say
+from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.plan import ModelShape, Precision, UserError
 
 from .conventions import App, within
@@ -22,7 +23,8 @@ COLUMNS = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), Time
 
 Input = Annotated[Path, typer.Argument(metavar="INPUT", help="folder that is read")]
 Output = Annotated[Path, typer.Argument(metavar="OUTPUT", help="folder that is written, whole or not at all")]
-Only = Annotated[str | None, typer.Option("--family", help="refuse models of another family than this: llama, qwen2")]
+ANOTHER = f"refuse models of another family than this: {', '.join(FAMILIES)}, or qwen for any of its"
+Only = Annotated[str | None, typer.Option("--family", help=ANOTHER)]
 
 
 @app.command()
@@ -79,7 +81,7 @@ def g2h(
 
 
 def _require_family(shape: ModelShape, family: str | None, folder: Path) -> None:
-    if family not in (None, shape.family):
+    if family not in (None, shape.family, shape.traits.line):
         raise UserError(f"{folder}: is a {shape.family}, and {family} was asked for")
 
 

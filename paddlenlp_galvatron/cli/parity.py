@@ -13,6 +13,7 @@ import typer
 
 from paddlenlp_galvatron.base.limits import Positive, Ranks, Samples, Seed
 from paddlenlp_galvatron.base.printing import say
+from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.plan import GalvatronError, Precision, read_plan, with_assumptions
 
 from .conventions import App, within
@@ -20,9 +21,7 @@ from .conventions import App, within
 app = App(help="Prove a plan against one process.")
 
 
-class Family(StrEnum):
-    LLAMA = "llama"
-    QWEN2 = "qwen2"
+Family = StrEnum("Family", [(name.upper(), name) for name in FAMILIES])  # type: ignore[misc]
 
 
 class Optimizer(StrEnum):
@@ -33,7 +32,7 @@ class Optimizer(StrEnum):
 @app.command()
 def parity(
     plan: Annotated[Path, typer.Argument(help="the plan file", metavar="PLAN")],
-    model: Annotated[Family, typer.Option(help="family of the small random model")] = Family.LLAMA,
+    model: Annotated[Family, typer.Option(help="family of the small random model")] = Family("llama"),
     nproc: Annotated[
         int | None, typer.Option(parser=within(Ranks), help="processes; by default the plan's world_size, else 4")
     ] = None,

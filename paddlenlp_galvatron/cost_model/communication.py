@@ -8,11 +8,12 @@ over the sharding group; those of vectors together at the end of the step, over 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..plan.model import ModelShape
+from ..model import ModelShape
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, VocabStrategy
 from ..profiles.hardware import Collective
 from ..profiles.memory import Role
@@ -83,10 +84,10 @@ def _layer_seams(model: ModelShape, strategy: LayerStrategy, setting: Setting) -
     if strategy.degree == 1:
         return ()
     if strategy.ulysses:
-        hidden, kv = model.hidden_size, kv_width(model, strategy.degree)
+        q, kv = model.q_width, kv_width(model, strategy.degree)
         return tuple(
             Call(Collective.ALL_TO_ALL, Group.TENSOR, setting.token_bytes(width, setting.stage_size), times)
-            for width, times in (((hidden, 4),) if kv == hidden else ((hidden, 2), (kv, 2)))
+            for width, times in (((q, 4),) if kv == q else ((q, 2), (kv, 2)))
         )
     reduced, gathered, scattered = _seams(model, strategy, setting, times=2)
     return (gathered, scattered) if setting.assumed.sequence_parallel else (reduced,)
@@ -164,9 +165,10 @@ def _weight_calls(weights: Weights, strategy: LayerStrategy | VocabStrategy, set
     """Gathers of weights, reductions of gradients, gathers of updated weights."""
     vectors = tuple(_vector_calls(weights, strategy, setting))
     gradient, weight = setting.states.gradient, setting.states.weight
-    reduce: tuple[Call, ...] = ()
-    if weights.copied_matrices:  # k and v one after the other
-        reduce = (Call(Collective.ALL_REDUCE, Group.COPIES, weights.copied_matrices // 2 * gradient, times=2),)
+    reduce = tuple(  # k and v one after the other
+        Call(Collective.ALL_REDUCE, Group.COPIES, numbers * gradient, times)
+        for numbers, times in Counter(weights.copied_matrices).items()
+    )
     sharding = setting.stage_size // strategy.tp
     if sharding == 1:
         return Calls(reduce=reduce, vectors=vectors)
@@ -191,6 +193,7 @@ def _vector_calls(weights: Weights, strategy: LayerStrategy | VocabStrategy, set
     for count, group in (
         (weights.split_vectors, Group.SHARDING),
         (weights.whole_vectors, Group.SHARDING if alike else Group.STAGE),
+        (weights.head_vectors, Group.STAGE),
     ):
         ranks = setting.stage_size if group is Group.STAGE else setting.stage_size // strategy.tp
         if count and ranks > 1:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..base.errors import UserError
-from ..plan.model import ModelShape
+from ..model import ModelShape
 from ..plan.strategy import Assumptions
 from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode

@@ -10,8 +10,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from ..base.errors import UserError
+from ..model import ModelShape
 from ..plan.layout import Grid, TokenLayout, boundary_layout
-from ..plan.model import ModelShape
 from ..plan.schedule import in_flight
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
 from ..profiles.computation import PassTimes

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ..base.errors import UserError
+from ..model import ModelShape
 from ..plan.layout import TokenLayout, boundary_layout, token_layout
-from ..plan.model import ModelShape
 from ..plan.strategy import Plan
 from ..profiles.hardware import Collective
 from ..profiles.memory import Role

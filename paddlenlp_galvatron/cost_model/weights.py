@@ -1,11 +1,11 @@
-"""How many weights a rank holds, by tensor-parallel degree. Shapes: PaddleNLP's Llama and Qwen2 decoder layers."""
+"""How many weights a rank holds, by tensor-parallel degree."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from functools import lru_cache
 
-from ..plan.model import ModelShape
+from ..model import LayerKind, ModelShape, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,43 +15,54 @@ class Weights:
     matrices: int = 0
     split_vectors: int = 0  # biases in front of split columns
     whole_vectors: int = 0  # norms
-    copied_matrices: int = 0  # those of the matrices that `copies` ranks of the tp group hold alike: shared kv heads
+    head_vectors: int = 0  # whole ones that a rank uses on heads of its own: norms of q and k
+    copied_matrices: tuple[int, ...] = ()  # of the matrices, those that `copies` ranks of the tp group hold: kv heads
     copied_vectors: tuple[int, ...] = ()  # those of the split vectors
     copies: int = 1
 
     @property
     def vectors(self) -> int:
-        return self.split_vectors + self.whole_vectors
+        return self.split_vectors + self.whole_vectors + self.head_vectors
 
     @property
     def all(self) -> int:
         return self.matrices + self.vectors
 
 
-def layer_weights(model: ModelShape, tp: int) -> Weights:
-    """Weights of one decoder layer on one of `tp` ranks. Ranks beyond the kv heads share these."""
-    hidden, q = model.hidden_size, model.hidden_size // tp
-    copies = max(tp // model.kv_heads, 1)
-    kv = model.kv_heads * copies // tp * model.head_dim
-    biased = model.family == "qwen2"
+@lru_cache(maxsize=1024)
+def weights_of(kind: LayerKind, tp: int) -> Weights:
+    """Weights of a layer on one of `tp` ranks. Ranks beyond the kv heads share these; vocabularies are padded."""
+    matrices = [weight for weight in kind.weights if weight.is_matrix]
+    vectors = [weight for weight in kind.weights if not weight.is_matrix]
+    shared = {weight for weight in kind.weights if weight.axis is not None and weight.parts(tp) < tp}
+
+    def vectors_of(*splits: Split) -> int:
+        return sum(vector.numbers_on(tp) for vector in vectors if vector.split in splits)
+
     return Weights(
-        matrices=hidden * (2 * q + 2 * kv + 3 * (model.intermediate_size // tp)),
-        split_vectors=q + 2 * kv if biased else 0,
-        whole_vectors=2 * hidden,
-        copied_matrices=2 * hidden * kv if copies > 1 else 0,
-        copied_vectors=(kv, kv) if biased and copies > 1 else (),
-        copies=copies,
+        matrices=sum(matrix.numbers_on(tp) for matrix in matrices),
+        split_vectors=vectors_of(Split.COLUMN, Split.ROW),
+        whole_vectors=vectors_of(Split.WHOLE),
+        head_vectors=vectors_of(Split.HEADS),
+        copied_matrices=tuple(matrix.numbers_on(tp) for matrix in matrices if matrix in shared),
+        copied_vectors=tuple(vector.numbers_on(tp) for vector in vectors if vector in shared),
+        copies=max((tp // weight.parts(tp) for weight in shared), default=1),
     )
 
 
+def layer_weights(model: ModelShape, tp: int) -> Weights:
+    """Weights of one decoder layer on one of `tp` ranks."""
+    return weights_of(model.block, tp)
+
+
 def table_weights(model: ModelShape, tp: int) -> Weights:
-    """Weights of the embedding on one of `tp` ranks, its vocabulary padded to a multiple of the degree."""
-    return Weights(matrices=ceil(model.vocab_size / tp) * model.hidden_size)
+    """Weights of the embedding on one of `tp` ranks."""
+    return weights_of(model.embedding, tp)
 
 
 def head_weights(model: ModelShape, tp: int) -> Weights:
     """Weights of last norm and LM head on one of `tp` ranks."""
-    return Weights(matrices=table_weights(model, tp).matrices, whole_vectors=model.hidden_size)
+    return weights_of(model.head, tp)
 
 
 def kv_width(model: ModelShape, degree: int) -> int:

@@ -1,9 +1,9 @@
-"""What a strategy is: dataclasses, the JSON file, validation, rank layout, schedule order. Imports nothing of ours."""
+"""What a strategy is: dataclasses, the JSON file, validation, rank layout, schedule order."""
 
 from ..base.errors import GalvatronError, Infeasible, UserError
+from ..model import ModelShape, load_model
 from .assume import with_assumptions
 from .file import json_schema, plan_from_dict, plan_to_dict, read_plan, write_plan
-from .model import ModelShape, load_model
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, VocabStrategy
 from .uniform import uniform_plan
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from ..base.errors import UserError
-from .model import ModelShape
+from ..model import ModelShape
 from .strategy import DataParallel, LayerStrategy, Plan, runs
 
 T = TypeVar("T")
@@ -126,13 +126,9 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
             f"positions of {model.name}; shorten it, or give the model more positions"
         )
     for layers, (degree, ulysses) in _named_runs([(layer.degree, layer.ulysses) for layer in plan.layers]):
-        for what, count in (
-            ("attention heads", model.heads),
-            ("kv heads", model.kv_heads),
-            *([] if ulysses else [("columns of the MLP", model.intermediate_size)]),
-        ):
-            replicated = what == "kv heads" and degree % count == 0
-            if count % degree and not replicated:
+        split = [part for part in model.block.sublayers if part.attends or not ulysses]
+        for what, count, shared in (number for part in split for number in part.divided):
+            if count % degree and not (shared and degree % count == 0):
                 yield (
                     f"tp_sizes_enc: degree {degree} of {layers} does not divide the {count} {what} of "
                     f"{model.name}; choose a divisor of {count}"

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, Layers, Size
-from .model import ModelShape, load_model, preset_names, shape_from_config
+from ..model import FAMILIES, ModelShape, config_of, load_model, preset_names, shape_from_config
 from .options import Options, Sizes
 
 # Our option -> field of config.json.
@@ -55,7 +55,7 @@ class ModelOptions(Options):
         None,
         description="1: seq_length holds, and the model gets positions for it; 0: samples are as long as its positions",
     )
-    model_type: str | None = Field(None, description="llama or qwen2")
+    model_type: str | None = Field(None, description=" or ".join(FAMILIES))
     hidden_size: Size | None = Field(None, description="hidden size")
     num_layers: Layers | None = Field(None, description="number of layers")
     num_attention_heads: Size | None = Field(None, description="attention heads")
@@ -204,22 +204,3 @@ def _long_enough(shape: ModelShape, seq_length: int) -> ModelShape:
 def _named(shape: ModelShape) -> ModelShape:
     """A shape of one's own, named by its numbers."""
     return replace(shape, name=f"hidden{shape.hidden_size}_head{shape.heads}_layer{shape.layers}")
-
-
-def config_of(shape: ModelShape) -> dict[str, Any]:
-    """The fields of config.json that make this shape."""
-    return {
-        "model_type": shape.family,
-        "num_hidden_layers": shape.layers,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "vocab_size": shape.vocab_size,
-        "max_position_embeddings": shape.max_position_embeddings,
-        "tie_word_embeddings": shape.tied_embeddings,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "rope_theta": shape.rope_theta,
-        "initializer_range": shape.initializer_range,
-        "attention_dropout": shape.attention_dropout,
-    }

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ..base.errors import UserError
 from ..base.reading import read_json
+from ..model import ModelShape
 from .check import require_model, require_valid
 from .file import LARGEST_BYTES, plan_from_dict
-from .model import ModelShape
 from .published import is_strategy
 
 LISTED = 10  # files that an error names, the newest

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..base.errors import UserError
-from .model import ModelShape
+from ..model import ModelShape
 from .one_degree import Argument, sharding_stage, strided, uneven
 from .strategy import Plan, Precision, Schedule
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..base.errors import UserError
-from .model import ModelShape
+from ..model import ModelShape
 from .one_degree import Argument, sharding_stage, sharing, strided, uneven
 from .strategy import Plan, Precision, Schedule
 
@@ -98,15 +98,18 @@ def _unlike_stock(plan: Plan) -> Iterator[str]:
 
 def _unlike_model(plan: Plan, model: ModelShape) -> Iterator[str]:
     """What PaddleNLP's own model of this family lacks."""
-    layer, qwen2 = plan.layers[0], model.family == "qwen2"
+    layer, traits = plan.layers[0], model.traits
+    who = f"stock PaddleNLP's {traits.title}"
+    if not traits.stock:
+        yield f"model: stock PaddleNLP has no {traits.title}"
     if model.vocab_size % layer.tp:
         yield f"vtp: stock PaddleNLP does not split a vocabulary of {model.vocab_size} over {layer.tp} ranks nor pad it"
-    if layer.tp > 1 and qwen2 and model.kv_heads % layer.tp:
-        yield f"tp_sizes_enc: stock PaddleNLP's Qwen2 does not share {model.kv_heads} kv heads among {layer.tp} ranks"
+    if layer.tp > 1 and not traits.stock_shares_kv_heads and model.kv_heads % layer.tp:
+        yield f"tp_sizes_enc: {who} does not share {model.kv_heads} kv heads among {layer.tp} ranks"
     if layer.ulysses and layer.degree > 1:
-        if qwen2:
-            yield "use_sp: stock PaddleNLP's Qwen2 has no sep_parallel_degree"
+        if not traits.stock_ulysses:
+            yield f"use_sp: {who} has no sep_parallel_degree"
         elif model.kv_heads % layer.degree:
             yield f"use_sp: stock PaddleNLP does not share {model.kv_heads} kv heads among {layer.degree} ranks"
-    if qwen2 and len(plan.stages) > 1 and len({each.recompute for each in plan.layers}) > 1:
-        yield "checkpoint: stock PaddleNLP's Qwen2 in a pipeline recomputes all layers or none"
+    if not traits.stock_recomputes_some and len(plan.stages) > 1 and len({each.recompute for each in plan.layers}) > 1:
+        yield f"checkpoint: {who} in a pipeline recomputes all layers or none"

@@ -11,7 +11,7 @@ import paddle
 
 from ..plan import ModelShape, Precision
 from ..profiles import EMBEDDING, HEAD, PassKey, Shape, layer_part
-from ..runtime.family import Family
+from ..runtime.adapter import Adapter
 from ..runtime.gradients import global_norm, update_in_turns
 from .computation_summary import OPTIMIZER, PassPoint, PassTurn, doubtful, measured
 from .journal import Journal
@@ -31,7 +31,7 @@ class ComputationProfiler:
     """Measures one model, all ranks at once, into a journal. Every rank builds one and calls `measure`."""
 
     shapes: Sequence[ModelShape]  # one a layer type
-    family: Family
+    family: Adapter
     stopwatch: Stopwatch
     journal: Journal
     precision: Precision = Precision.FP32

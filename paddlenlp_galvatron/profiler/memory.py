@@ -11,7 +11,7 @@ from ..plan import ModelShape, Precision
 from ..profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
 from ..profiles.memory import STATE_BYTES, Role
 from ..runtime import device
-from ..runtime.family import Family
+from ..runtime.adapter import Adapter
 from .journal import Journal
 from .part import Part
 
@@ -40,7 +40,7 @@ class MemoryProfiler:
     """Measures one model into a journal. One rank is enough."""
 
     shapes: Sequence[ModelShape]  # one a layer type
-    family: Family
+    family: Adapter
     journal: Journal
     samples: int  # of the micro-batch that is measured
     precision: Precision = Precision.FP32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from ..models import load_family
-from ..plan.model import measured_fingerprint
+from ..adapters import load_family
+from ..model import measured_fingerprint
 from ..profiles import Meta
 from ..runtime.groups import run_as_rank, start_world
 from .computation import ComputationProfiler

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
-from ..runtime.family import Family
+from ..runtime.adapter import Adapter
 from ..runtime.stage import Stage
 from ..runtime.units import Trainable
 from .silent import PatternWeights, SilentGroups
@@ -24,7 +24,7 @@ class Part:
     def __init__(
         self,
         shape: ModelShape,
-        family: Family,
+        family: Adapter,
         *,
         layers: int = 0,
         embedding: bool = False,

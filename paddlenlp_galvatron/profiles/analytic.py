@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..plan.model import ModelShape, measured_fingerprint
+from ..model import ModelShape, measured_fingerprint
 from ..plan.strategy import Precision
 from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, Shape, layer_part
 from .data_sheet import DataSheet
@@ -75,7 +75,7 @@ def analytic_computation(
     measured: dict[PassKey, PassTimes] = {}
     for seq in lengths:
         pairs = seq / 2 if flash_attention else seq  # a causal kernel computes half of all pairs of tokens
-        layer_flops = 2 * model.layer_parameters + 4 * pairs * model.hidden_size
+        layer_flops = 2 * model.layer_parameters + pairs * model.block.pair_flops
         layer_numbers = sum(layer_numbers_per_token(model, seq, 1, True, flash_attention))
         for batch in BATCHES:
             tokens, shape = batch * seq, Shape(batch, seq)
@@ -107,6 +107,7 @@ def analytic_memory(
     layers: dict[Variant, dict[int, LayerMemory]] = {}
     vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
     hidden, number = model.hidden_size, precision.bytes
+    working = max(3 * model.intermediate_size + 2 * hidden, 2 * hidden + 5 * model.q_width)
     for sequence_parallel in (True, False):
         for seq in lengths:
 
@@ -119,11 +120,11 @@ def analytic_memory(
                 activation_mib={tp: mib(numbers) + mib(scalars, FP32_BYTES) for tp, (numbers, scalars) in kept.items()},
                 checkpoint_mib=mib(hidden),
                 # Backward's largest moments: inside the MLP, and inside attention.
-                working_mib={tp: mib(max(3 * model.intermediate_size + 2 * hidden, 7 * hidden) / tp) for tp in DEGREES},
+                working_mib={tp: mib(working / tp) for tp in DEGREES},
             )
             tables: tuple[tuple[Role, int, bool], ...] = (("only", 2, True), ("first", 1, False), ("last", 1, True))
             for role, count, head in tables:
-                table = (count - (role == "only" and model.tied_embeddings)) * model.vocab_size * hidden
+                table = (count - (role == "only" and model.tied_embeddings)) * model.embedding.parameters
                 states = {tp: STATE_BYTES * (table / tp + head * hidden) / MIB for tp in DEGREES}
                 activation, kept_mib = {}, {}
                 for tp in DEGREES:
@@ -146,18 +147,16 @@ def layer_numbers_per_token(
 ) -> tuple[float, float]:
     """What one layer keeps for backward, in (numbers, fp32 scalars) a token of the tp group.
 
-    At tp 1: around the two norms, q, the attention's and projections' outputs 12 H; k and v 2 K; gate, up and their
-    product 3 I; the norms' scales 2; and the attention's probabilities (heads x S), or with flash attention one sum
-    a head. Without Megatron-SP half of the 12 H and the scales stay whole on every rank of the tp group. With it all
-    is split but the two gathered inputs of the split projections.
+    What its sublayers keep, and attention's probabilities (heads x S), or with flash attention one sum a head. Without
+    Megatron-SP tokens between split projections stay whole on every rank of the tp group. With it all is split but
+    the gathered inputs of the split projections.
     """
-    hidden, kv = model.hidden_size, model.kv_heads * model.head_dim
-    inner = 2 * kv + 3 * model.intermediate_size
-    probabilities, sums = (0, model.heads) if flash_attention else (model.heads * seq, 0)
+    kept, heads = model.block.kept, model.block.heads
+    probabilities, sums = (0, heads) if flash_attention else (heads * seq, 0)
+    split = (kept.split + probabilities) / tp
     if sequence_parallel and tp > 1:
-        numbers = (10 * hidden + inner + probabilities) / tp + 2 * hidden
-        return numbers, (2 + sums) / tp
-    return 6 * hidden + (6 * hidden + inner + probabilities) / tp, 2 + sums / tp
+        return split + kept.tokens / tp + kept.gathered, (kept.scalars + sums) / tp
+    return split + kept.tokens + kept.gathered, kept.scalars + sums / tp
 
 
 def _meta(model: ModelShape, device: str | None, precision: Precision) -> Meta:

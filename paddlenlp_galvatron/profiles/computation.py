@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import UserError
-from ..plan.model import ModelShape
+from ..model import ModelShape
 from .files import (
     Faults,
     Lengths,
@@ -151,7 +151,7 @@ class ComputationProfile:
         weights, since nearly all of both is matrix products."""
         if self.other_ms or any(key.part == HEAD for key in self.passes):
             return self
-        share = model.vocab_size * model.hidden_size / model.layer_parameters
+        share = model.embedding.parameters / model.layer_parameters
         times = self.layer_ms[max(self.layer_ms)]
         for file in self.files:
             note(

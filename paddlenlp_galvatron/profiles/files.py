@@ -35,7 +35,7 @@ class Fingerprint(BaseModel):
     device_count: int | None = Field(None, description="devices that took part")
     driver: str | None = Field(None, description="driver and communication library versions")
     paddle: str | None = Field(None, description="version of PaddlePaddle")
-    model: str | None = Field(None, description="plan.model.measured_fingerprint")
+    model: str | None = Field(None, description="model.measured_fingerprint")
     dtype: str | None = Field(None, description="fp32, bf16 or fp16")
 
 

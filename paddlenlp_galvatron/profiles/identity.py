@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from ..base.errors import UserError
-from ..plan.model import ModelShape, load_model, measured_fingerprint, preset_names
+from ..model import ModelShape, load_model, measured_fingerprint, preset_names
 from ..plan.strategy import Precision
 from .files import Meta, ProfileFile
 
@@ -17,8 +17,8 @@ _DTYPE = re.compile(r"_profiling_(fp32|bf16|fp16)(?=[_.])")
 _SIZES = re.compile(r"_hidden_?(\d+)_head_?(\d+)")
 _PART = re.compile(r"_(attention|mlp)(?=[_.])")
 _MODEL = re.compile(r"([a-z]+)-?(\d[\d.]*)?-(\d+(?:\.\d+)?)b(?![a-z])")  # llama2-7b: family, version, billions
-# Families as they stand in names of Galvatron's models -> ours; None: one that is not planned here.
-FAMILIES = {"llama": "llama", "qwen": "qwen2"} | dict.fromkeys(("gpt", "t5", "bert", "vit", "swin", "mixtral", "moe"))
+# Families as they stand in names of Galvatron's models, those that are not planned here among them.
+FAMILIES = ("llama", "qwen", "gpt", "t5", "bert", "vit", "swin", "mixtral", "moe")
 _FAMILY = re.compile(rf"_profiling_(?:fp32|bf16|fp16)_({'|'.join(FAMILIES)})(?![a-z])")
 MIB = 2**20
 FLOPS_A_MS = 1e13  # of one device: four times the fastest matrix units of 2025
@@ -66,7 +66,7 @@ def _another_model(name: str, model: ModelShape) -> str | None:
         if re.search(rf"_{re.escape(preset)}(?![\da-z])", name):
             return None if _layer(_preset(preset)) == _layer(model) else preset
     family = _FAMILY.search(name)
-    if family and FAMILIES[family[1]] != model.family:
+    if family and family[1] != model.traits.line:
         return family[1]
     told, own = _MODEL.search(name), _MODEL.search(model.name.lower())
     if told and own and told[1] in FAMILIES and told[3] != own[3]:
@@ -75,7 +75,7 @@ def _another_model(name: str, model: ModelShape) -> str | None:
 
 
 def _layer(model: ModelShape) -> tuple[int, ...]:
-    return (model.hidden_size, model.intermediate_size, model.heads, model.kv_heads)
+    return (model.hidden_size, model.intermediate_size, model.heads, model.kv_heads, model.head_dim)
 
 
 @cache
@@ -129,7 +129,7 @@ def require_vocab_states(path: str | Path, states_mib: Mapping[str, float], mode
     `states_mib`: by role of the stage. From four fifths to five quarters and 640 MiB: published ones are up to 512 MiB
     above their weights, whatever the model. A model that ties its tables may have been measured with two.
     """
-    first, last = (model.vocab_size * model.hidden_size * 16 / MIB for model in (models[0], models[-1]))
+    first, last = (model.embedding.parameters * 16 / MIB for model in (models[0], models[-1]))
     tied = models[0].tied_embeddings
     expected = {"only": (last if tied else first + last, first + last), "first": (first, first), "last": (last, last)}
     faults = []

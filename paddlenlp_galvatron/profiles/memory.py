@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..base.errors import UserError
-from ..plan.model import ModelShape
+from ..model import ModelShape
 from .files import (
     LARGEST,
     Dialect,

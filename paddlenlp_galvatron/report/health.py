@@ -24,7 +24,7 @@ def flops_per_token(shape: ModelShape, seq_length: int) -> float:
     (PaLM, arXiv:2204.02311, appendix B). The embedding is looked up, not multiplied, unless it is the LM head as well.
     """
     looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
-    return 6 * (shape.parameters - looked_up) + 12 * shape.layers * shape.hidden_size * seq_length
+    return 6 * (shape.parameters - looked_up) + 12 * shape.layers * shape.q_width * seq_length
 
 
 class Health:

@@ -17,13 +17,14 @@ from typing import Any
 import paddle
 from paddle.distributed.fleet.utils import recompute
 
+from ..model import ModelShape, Split, Weight
 from ..plan import LayerStrategy, Plan
 from ..plan.layout import Grid, grid_of
+from .adapter import Adapter
 from .collectives import Gather, HeadsToTokens, Reduce, Replicate, Scatter, TokensToHeads
-from .family import Family
 from .groups import Groups
 from .precision import Numbers, cast, compute_weights
-from .weights import ShardedParameter, Slice, WeightSource, shard_layer
+from .weights import ShardedParameter, Slice, WeightSource, make_parameter, shard_layer
 
 
 class Placement:
@@ -50,11 +51,22 @@ class Placement:
     def index(self) -> int:
         return self.grid.index(self.local)
 
-    def parameter(self, name: str, shape: tuple[int, ...], part: Slice, tensor: Any) -> ShardedParameter:
-        """The record of a weight of this layer: who sums its gradient, and how many ranks hold it."""
-        # Plain tp computes the gradients of unsplit weights on every rank of the tp group alike; in all other cases
-        # the ranks of a group see different tokens, so that theirs are summed too.
-        alike = self.split and not self.sharded_tokens
+    def slice_of(self, weight: Weight) -> Slice:
+        """Which part of a weight of this layer the rank holds."""
+        if weight.axis is None or not self.split:
+            return Slice()
+        parts = weight.parts(self.degree)  # fewer than ranks, where neighbours share a kv head
+        padded = weight.padded_length(self.degree) if weight.padded else None
+        return Slice(weight.axis, self.index * parts // self.degree, parts, padded)
+
+    def parameter(self, weight: Weight, prefix: str, source: WeightSource) -> ShardedParameter:
+        """This rank's part of a weight of this layer: who sums its gradient, and how many ranks hold it."""
+        name, shape, part = prefix + weight.name, weight.shape, self.slice_of(weight)
+        tensor = make_parameter(source, name, shape, part, self.numbers.stored)
+        # Plain tp computes the gradients of unsplit weights on every rank of the tp group alike, but for weights that
+        # each uses on its own heads; in all other cases the ranks of a group see different tokens, so that theirs are
+        # summed too.
+        alike = self.split and not self.sharded_tokens and weight.split is not Split.HEADS
         sum_group = self.dp_group if part.axis is not None or alike else self.stage_group
         copies = None
         if part.axis is not None and part.parts < self.degree:  # kv heads that several ranks share
@@ -85,7 +97,8 @@ class Block:
 
     def __init__(
         self,
-        family: Family,
+        family: Adapter,
+        shape: ModelShape,
         config: Any,
         index: int,
         strategy: LayerStrategy,
@@ -93,16 +106,15 @@ class Block:
         source: WeightSource,
     ):
         self._placement = placement
-        self._family = family
         self._recompute = strategy.recompute
-        self._kv_heads: int = config.num_key_value_heads
+        self._shape = shape
         self._seq_length: int = config.seq_length
         with paddle.LazyGuard():  # whole weights are never made
-            self._layer = family.decoder_layer(config)
-        prefix, stored = f"{family.prefix}.layers.{index}.", placement.numbers.stored
-        self._slots = shard_layer(self._layer, prefix, self._part_of, placement.parameter, source, stored)
+            self._layer = family.decoder_layer(shape, config)
+        kind, prefix = shape.block, f"{shape.traits.prefix}.layers.{index}."
+        self._slots = shard_layer(self._layer, lambda name: placement.parameter(kind[name], prefix, source))
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
-        self._cut_seams(config)
+        self._cut_seams()
 
     def __call__(self, x: Any, mask: Any, samples: int) -> Any:
         """`x` [T, H] of B `samples`; `mask` [1, 1, S, S] to add to attention scores, or None where attention is causal
@@ -125,54 +137,48 @@ class Block:
         with compute_weights(self._slots, numbers):
             return cast(self._layer(cast(x, numbers.computed), attention_mask=mask), numbers.stored)
 
-    def _part_of(self, parameter: str) -> Slice:
-        if not self._placement.split:
-            return Slice()
-        owner, _, attribute = parameter.rpartition(".")
-        index, degree = self._placement.index, self._placement.degree
-        if owner in self._family.attention_kv and self._kv_heads < degree:  # neighbours share a kv head
-            degree, index = self._kv_heads, index * self._kv_heads // degree
-        if owner in (*self._family.attention_columns, *self._family.mlp_columns):  # weights [in, out], biases [out]
-            return Slice(1 if attribute == "weight" else 0, index, degree)
-        if owner in (self._family.attention_row, self._family.mlp_row):
-            return Slice(0, index, degree)
-        return Slice()
-
-    def _cut_seams(self, config: Any) -> None:
-        place, family = self._placement, self._family
-        attention = self._sub_layer(family.attention)
-        attention.num_heads = config.num_attention_heads // place.degree
-        attention.num_key_value_heads = max(config.num_key_value_heads // place.degree, 1)
+    def _cut_seams(self) -> None:
+        place, shape = self._placement, self._shape
+        attention = self._layer.self_attn
+        attention.num_heads = shape.heads // place.degree
+        attention.num_key_value_heads = max(shape.kv_heads // place.degree, 1)
         attention.num_key_value_groups = attention.num_heads // attention.num_key_value_heads
-        after, before = self._after, self._before
-        after(family.attention_norm, lambda x: self._sequences(place.enter(x)) if not place.ulysses else x)
-        after(family.mlp_norm, place.enter)
-        after(family.mlp_row, place.leave)
+        mlp, after = self._layer.mlp, self._after
+        after(self._layer.input_layernorm, lambda x: self._sequences(place.enter(x)) if not place.ulysses else x)
+        after(self._layer.post_attention_layernorm, place.enter)
+        self._leave_behind(mlp.down_proj)
         if place.ulysses and place.degree > 1:
-            for projection in family.attention_columns:
-                copies = place.degree // self._kv_heads if projection in family.attention_kv else 1
-                after(projection, lambda x, copies=copies: self._to_heads(x, copies))
-            before(family.attention_row, lambda x: place.exchange(HeadsToTokens, _flat(x)))
+            for projection, heads in (
+                (attention.q_proj, shape.heads),
+                (attention.k_proj, shape.kv_heads),
+                (attention.v_proj, shape.kv_heads),
+            ):
+                after(projection, lambda x, heads=heads: self._to_heads(x, heads))
+            self._before(attention.o_proj, lambda x: place.exchange(HeadsToTokens, _flat(x)))
         else:
-            after(family.attention_row, lambda x: place.leave(_flat(x)))
+            self._leave_behind(attention.o_proj)
 
-    def _to_heads(self, x: Any, copies: int) -> Any:
+    def _leave_behind(self, projection: Any) -> None:
+        """Sum what a row-split projection puts out, and only then add its bias, if it has one."""
+        place = self._placement
+        if projection.bias is None:
+            self._after(projection, lambda x: place.leave(_flat(x)))
+        else:
+            projection.forward = lambda x: paddle.matmul(x, projection.weight)
+            self._after(projection, lambda x: place.leave(_flat(x)) + projection.bias)
+
+    def _to_heads(self, x: Any, heads: int) -> Any:
+        copies = self._placement.degree // heads
         if copies > 1:  # fewer kv heads than ranks: each goes to several
-            heads = x.reshape([x.shape[0], self._kv_heads, -1])
-            x = paddle.repeat_interleave(heads, copies, axis=1).reshape([x.shape[0], -1])
+            each = x.reshape([x.shape[0], heads, -1])
+            x = paddle.repeat_interleave(each, copies, axis=1).reshape([x.shape[0], -1])
         return self._sequences(self._placement.exchange(TokensToHeads, x))
 
-    def _sub_layer(self, path: str) -> Any:
-        layer = self._layer
-        for step in path.split("."):
-            layer = getattr(layer, step)
-        return layer
+    def _after(self, layer: Any, seam: Any) -> None:
+        layer.register_forward_post_hook(lambda _layer, _inputs, output: seam(output))
 
-    def _after(self, path: str, seam: Any) -> None:
-        self._sub_layer(path).register_forward_post_hook(lambda _layer, _inputs, output: seam(output))
-
-    def _before(self, path: str, seam: Any) -> None:
-        self._sub_layer(path).register_forward_pre_hook(lambda _layer, inputs: (seam(inputs[0]),))
+    def _before(self, layer: Any, seam: Any) -> None:
+        layer.register_forward_pre_hook(lambda _layer, inputs: (seam(inputs[0]),))
 
     def _sequences(self, x: Any) -> Any:
         return x.reshape([-1, self._seq_length, x.shape[-1]])

@@ -10,8 +10,8 @@ import paddle.distributed as dist
 
 from ..plan import ModelShape, Plan, Precision
 from ..plan.check import require_valid
+from .adapter import Adapter
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
-from .family import Family
 from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, require_world, start_world
 from .pipeline import Pipeline
@@ -36,7 +36,7 @@ class Engine:
         self,
         plan: Plan,
         shape: ModelShape,
-        family: Family,
+        family: Adapter,
         seq_length: int,
         source: WeightSource | None = None,
         seed: int = 0,

@@ -16,8 +16,8 @@ import paddle
 
 from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.layout import TokenLayout, boundary_layout, grid_of, token_layout
+from .adapter import Adapter
 from .block import Block, Placement
-from .family import Family
 from .groups import Groups, Ranks
 from .precision import Numbers
 from .redistribute import Redistribution, redistribution_groups
@@ -84,7 +84,7 @@ class Stage:
         self,
         plan: Plan,
         shape: ModelShape,
-        family: Family,
+        family: Adapter,
         seq_length: int,
         rank: int,
         groups: Groups,
@@ -114,17 +114,18 @@ class Stage:
         table: ShardedParameter | None = None
         if self.is_first or (tied and self.is_last):
             twins = groups.get(_twins(plan, rank), "tied") if tied and len(plan.stages) > 1 else None
-            table = embedding_table(family, config, place(vocab), source, twins)
+            table = embedding_table(shape, place(vocab), source, twins)
         units = UnitMaker(every_micro_batch=not plan.assumed.async_grad_reduce)
         self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
         if self._embedding:
             units.adopt(self._embedding.parameters, plan.vocab.dp_type)
         self._blocks = []
         for index in plan.stage_layers(self.index):
-            block = Block(family, config, index, plan.layers[index], place(plan.layers[index]), source)
+            block = Block(family, shape, config, index, plan.layers[index], place(plan.layers[index]), source)
             units.adopt(block.parameters, plan.layers[index].dp_type)
             self._blocks.append(block)
-        self._head = Head(family, config, place(vocab), source, table if tied else None) if self.is_last else None
+        shared = table if tied else None
+        self._head = Head(family, shape, config, place(vocab), source, shared) if self.is_last else None
         if self._head:
             units.adopt(self._head.parameters, plan.vocab.dp_type)
         self.chain, self.vectors = Chain(units.chain, starts_with_embedding=self.is_first), units.vectors

@@ -16,11 +16,12 @@ import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
+from ..model import ModelShape
+from .adapter import Adapter
 from .block import Placement
 from .collectives import all_reduce
-from .family import Family
 from .precision import cast, compute_weight, compute_weights
-from .weights import ShardedParameter, Slice, WeightSource, make_parameter, shard_layer
+from .weights import ShardedParameter, WeightSource, shard_layer
 
 IGNORED_LABEL = -100  # PaddleNLP's mark of a position that has no loss
 
@@ -36,19 +37,11 @@ class VocabularyShard:
         self.real = min(max(vocab_size - self.start, 0), self.columns)  # columns that are no padding
         self._place = place
 
-    def slice(self, axis: int) -> Slice:
-        if not self._place.split:
-            return Slice()
-        return Slice(axis, self._place.index, self._place.degree, self.padded)
 
-
-def embedding_table(family: Family, config: Any, place: Placement, source: WeightSource, twin: Any) -> ShardedParameter:
+def embedding_table(shape: ModelShape, place: Placement, source: WeightSource, twin: Any) -> ShardedParameter:
     """This rank's rows [v, H] of the embedding. `twin`: the group of two ranks that hold them when a model ties the
     embedding to the LM head of another stage."""
-    name, shape = f"{family.prefix}.embed_tokens.weight", (config.vocab_size, config.hidden_size)
-    part = VocabularyShard(config.vocab_size, place).slice(0)
-    tensor = make_parameter(source, name, shape, part, place.numbers.stored)
-    table = place.parameter(name, shape, part, tensor)
+    table = place.parameter(shape.embedding.weights[0], f"{shape.traits.prefix}.", source)
     if twin is None:
         return table
     return replace(table, presum_group=twin, presum_across_stages=True, replicas=2 * table.replicas)
@@ -77,20 +70,24 @@ class Head:
     """Hidden states [T, H] and labels [U] -> the sum of this dp share's losses."""
 
     def __init__(
-        self, family: Family, config: Any, place: Placement, source: WeightSource, table: ShardedParameter | None
+        self,
+        family: Adapter,
+        shape: ModelShape,
+        config: Any,
+        place: Placement,
+        source: WeightSource,
+        table: ShardedParameter | None,
     ):
         """`table`: the embedding's, where the model ties the two."""
         self._place = place
-        self._shard = VocabularyShard(config.vocab_size, place)
+        self._shard = VocabularyShard(shape.vocab_size, place)
         with paddle.LazyGuard():
             self._norm = family.final_norm(config)
-        stored, prefix = place.numbers.stored, f"{family.prefix}.norm."
-        self._slots = shard_layer(self._norm, prefix, lambda _: Slice(), place.parameter, source, stored)
+        norm, lm_head = shape.head.weights
+        self._slots = shard_layer(self._norm, lambda _: place.parameter(norm, f"{shape.traits.prefix}.", source))
         self._tied = table is not None
         if table is None:
-            name, shape = "lm_head.weight", (config.hidden_size, config.vocab_size)
-            part = self._shard.slice(1)
-            table = place.parameter(name, shape, part, make_parameter(source, name, shape, part, stored))
+            table = place.parameter(lm_head, "", source)
         self._table = table
         self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), table]
 

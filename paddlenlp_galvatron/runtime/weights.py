@@ -145,27 +145,19 @@ def zero_parameter(shape: list[int], dtype: Any) -> Any:
     return paddle.create_parameter(shape, dtype, default_initializer=paddle.nn.initializer.Constant(0.0))
 
 
-def shard_layer(
-    layer: Any,
-    prefix: str,
-    part_of: Callable[[str], Slice],
-    parameter: Callable[[str, tuple[int, ...], Slice, Any], ShardedParameter],
-    source: WeightSource,
-    dtype: str,
-) -> list[tuple[Any, str, ShardedParameter]]:
-    """Replace every parameter of a Paddle layer that was built without data by its part.
+def shard_layer(layer: Any, make: Callable[[str], ShardedParameter]) -> list[tuple[Any, str, ShardedParameter]]:
+    """Replace every parameter of a Paddle layer that was built without data by this rank's part.
 
-    `prefix` and the name in the layer make the weight's name; `parameter` makes the record of name, whole shape, part
-    and tensor. Returns where the parts are: sub-layer, attribute, record.
+    `make` gives the part of a parameter by its name in the layer. Returns where the parts are: sub-layer, attribute,
+    record.
     """
     slots = []
-    for local_name, whole in list(layer.named_parameters()):
+    for local_name, _ in list(layer.named_parameters()):
         owner_name, _, attribute = local_name.rpartition(".")
         owner = layer
         for step in filter(None, owner_name.split(".")):
             owner = getattr(owner, step)
-        name, shape, part = prefix + local_name, tuple(whole.shape), part_of(local_name)
-        tensor = make_parameter(source, name, shape, part, dtype)
-        setattr(owner, attribute, tensor)
-        slots.append((owner, attribute, parameter(name, shape, part, tensor)))
+        record = make(local_name)
+        setattr(owner, attribute, record.tensor)
+        slots.append((owner, attribute, record))
     return slots

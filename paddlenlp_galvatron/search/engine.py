@@ -16,8 +16,8 @@ from typing import Any
 import galvatron_dp_core
 
 from ..cost_model import CostModel, Prediction
+from ..model import joint_fingerprint
 from ..plan import LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
-from ..plan.model import joint_fingerprint
 from .options import SearchOptions
 from .result import Candidate, Need, Outcome, SearchResult
 from .space import Family, Space, families

@@ -26,9 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ..base.reading import read_json
 from ..base.writing import write_text
+from ..model import config_of, shape_from_config
 from ..plan import ModelShape, Precision, UserError
-from ..plan.model import shape_from_config
-from ..plan.model_options import config_of
 
 FORMAT = 2
 INDEX = "index.json"

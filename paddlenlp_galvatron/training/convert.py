@@ -17,9 +17,8 @@ from typing import Any
 
 from ..base.reading import read_json
 from ..base.writing import whole_folder, write_text
-from ..models import FAMILIES
+from ..model import config_of
 from ..plan import ModelShape, Precision, plan_from_dict
-from ..plan.model_options import config_of
 from ..runtime.weights import WHOLE, Array
 from .checkpoint import FORMAT, INDEX, WEIGHT, Checkpoint, write_index
 from .huggingface import (
@@ -27,7 +26,7 @@ from .huggingface import (
     SHARDS,
     SINGLE,
     HuggingFaceWeights,
-    Weight,
+    StoredWeight,
     modules,
     read_shape,
     require_same_model,
@@ -97,7 +96,7 @@ def to_huggingface(
     like = like or (checkpoint.folder if (checkpoint.folder / CONFIG).exists() else None)
     config = _config(shape, like) | {"torch_dtype": dtype.name}
 
-    def read(weight: Weight) -> Array:
+    def read(weight: StoredWeight) -> Array:
         array = weights(weight.name, weight.shape)
         return array.T if weight.transposed else array
 
@@ -133,15 +132,16 @@ def _config(shape: ModelShape, like: Path | None) -> dict[str, Any]:
         config: dict[str, Any] = read_json(like / CONFIG)
         return {field: value for field, value in config.items() if field != "dtype"}  # transformers 5's torch_dtype
     return {
-        "architectures": [f"{FAMILIES[shape.family]}ForCausalLM"],
+        "architectures": [f"{shape.traits.title}ForCausalLM"],
         **config_of(shape),
+        "head_dim": shape.head_dim,
         "hidden_act": "silu",
     }
 
 
-def _shards(weights: Sequence[Weight], itemsize: int, max_bytes: int) -> list[list[Weight]]:
+def _shards(weights: Sequence[StoredWeight], itemsize: int, max_bytes: int) -> list[list[StoredWeight]]:
     """The weights in files of at most so many bytes; a larger weight has a file of its own."""
-    shards: list[list[Weight]] = []
+    shards: list[list[StoredWeight]] = []
     size = max_bytes
     for weight in weights:
         own = math.prod(weight.shape) * itemsize

@@ -13,16 +13,14 @@ as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import paddle
 
 from ..base.reading import read_json
-from ..models import load_family
+from ..model import Weight
 from ..plan import ModelShape, Precision, UserError, load_model
 from ..runtime.weights import WHOLE, Array, Slice
 from .tensor_file import CODES, opened
@@ -44,8 +42,8 @@ FREE = ("name", "initializer_range", "attention_dropout", "max_position_embeddin
 
 
 @dataclass(frozen=True)
-class Weight:
-    """A weight under both names."""
+class StoredWeight:
+    """A weight of a whole model under both names."""
 
     name: str  # PaddleNLP's
     shape: tuple[int, ...]  # PaddleNLP's
@@ -57,28 +55,24 @@ class Weight:
         return self.shape[::-1] if self.transposed else self.shape
 
 
-Module = tuple[Weight, ...]
+Module = tuple[StoredWeight, ...]
 
 
 def modules(shape: ModelShape) -> Iterator[Module]:
-    """The weights of embedding, each decoder layer, and head, as PaddleNLP's own layers name and shape them."""
-    family = load_family(shape.family)
-    config = family.config(shape, shape.max_position_embeddings)
-    with paddle.LazyGuard():
-        layer, norm = family.decoder_layer(config), family.final_norm(config)
+    """The weights of embedding, each decoder layer, and head."""
 
-    def weight(name: str, size: tuple[int, ...]) -> Weight:
-        tensor = name.replace(f"{family.prefix}.", "model.", 1) if name.startswith(f"{family.prefix}.") else name
-        return Weight(name, size, tensor, transposed=len(size) > 1 and "embed_tokens" not in name)
+    def module(weights: Sequence[Weight], place: str = "") -> Module:
+        ours, theirs = f"{shape.traits.prefix}.{place}", f"model.{place}"
+        return tuple(stored(weight, ours, theirs) for weight in weights)
 
-    def module(prefix: str, built: Any) -> Module:
-        return tuple(weight(prefix + name, tuple(whole.shape)) for name, whole in built.named_parameters())
+    def stored(weight: Weight, ours: str = "", theirs: str = "") -> StoredWeight:
+        return StoredWeight(ours + weight.name, weight.shape, theirs + weight.name, transposed=weight.linear)
 
-    yield (weight(f"{family.prefix}.embed_tokens.weight", (shape.vocab_size, shape.hidden_size)),)
+    yield module(shape.embedding.weights)
     for index in range(shape.layers):
-        yield module(f"{family.prefix}.layers.{index}.", layer)
-    head = () if shape.tied_embeddings else (weight("lm_head.weight", (shape.hidden_size, shape.vocab_size)),)
-    yield (*module(f"{family.prefix}.norm.", norm), *head)
+        yield module(shape.block.weights, f"layers.{index}.")
+    norm, lm_head = shape.head.weights
+    yield (*module([norm]), *(() if shape.tied_embeddings else (stored(lm_head),)))
 
 
 class HuggingFaceWeights:
@@ -124,17 +118,11 @@ def read_shape(folder: Path) -> ModelShape:
     """The model in a directory. Raises UserError: it computes something that is not supported here."""
     path = folder.absolute() / CONFIG
     shape, config = load_model(path), read_json(path)
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
     faults = [
         f"{path}: {field} is {config[field]}; {plain} alone is supported"
         for field, plain in PLAIN.items()
-        if config.get(field, plain) != plain
+        if field not in shape.traits.biases and config.get(field, plain) != plain
     ]
-    if kind != "default":
-        faults.append(f"{path}: rope_scaling is {rope}; plain rotary embeddings alone are supported")
-    if (config.get("head_dim") or shape.head_dim) != shape.head_dim:
-        faults.append(f"{path}: head_dim is {config['head_dim']}; hidden_size / num_attention_heads alone is supported")
     if "quantization_config" in config:
         faults.append(f"{path}: the weights are quantised; take the model that they were made from")
     if faults:
@@ -175,7 +163,7 @@ def _files(folder: Path) -> dict[str, Path]:
         return dict.fromkeys(file.keys(), folder / SINGLE)
 
 
-def _precision(files: dict[str, Path], known: dict[str, Weight]) -> Precision:
+def _precision(files: dict[str, Path], known: dict[str, StoredWeight]) -> Precision:
     """The tensors' type, fp32 if there are several. Raises UserError for a wrong shape or type."""
     by_code = {code: precision for precision, code in CODES.items()}
     found = set()

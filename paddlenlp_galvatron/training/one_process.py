@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from ..models import load_family
+from ..adapters import load_family
 from ..plan import ModelShape
 from ..runtime.stage import Batch, inputs_and_labels
 from ..runtime.vocabulary import IGNORED_LABEL
@@ -28,7 +28,7 @@ def train_one_process(
 ) -> Iterator[tuple[float, Gradients]]:
     """Loss and unclipped gradients of each global batch, updating the weights in between."""
     family = load_family(shape.family)
-    model = family.whole_model(family.config(shape, seq_length))
+    model = family.whole_model(shape, family.config(shape, seq_length))
     weights = dict(model.named_parameters())
     for name, weight in weights.items():
         weight.set_value(source(name, tuple(weight.shape)))

@@ -15,8 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from ..base.scratch import scratch_folder
+from ..model import FAMILIES
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, UserError, plan_from_dict, plan_to_dict
 from ..plan.check import require_valid
 from .recipe import Recipe
@@ -102,7 +104,8 @@ def small_case(
     """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
     degrees = lcm(*(layer.degree for layer in plan.layers), plan.vocab.degree)
     heads = 2 * max(degrees, 2)
-    kv_heads = kv_heads or (heads // 2 if family == "qwen2" else heads)
+    traits = FAMILIES[family]
+    kv_heads = kv_heads or heads // traits.heads_per_kv_head
     if heads % kv_heads:
         raise UserError(f"kv_heads: {heads} heads do not share {kv_heads} kv heads evenly")
     seq_length = -(-16 // degrees) * degrees
@@ -118,6 +121,7 @@ def small_case(
         max_position_embeddings=seq_length,
         tied_embeddings=tied,
         initializer_range=0.1,
+        **traits.example,
     )
     plan = replace(plan, assumed=replace(plan.assumed, seq_length=seq_length))
     require_valid(plan, shape)
@@ -162,7 +166,7 @@ def read_cases(folder: Path) -> list[Case]:
 
 
 def _from_dict(item: dict[str, Any]) -> Case:
-    return Case(plan_from_dict(item["plan"]), ModelShape(**item["shape"]), **item["run"])
+    return Case(plan_from_dict(item["plan"]), TypeAdapter(ModelShape).validate_python(item["shape"]), **item["run"])
 
 
 def _to_dict(case: Case) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..models import load_family
+from ..adapters import load_family
 from ..runtime.engine import Engine
 from ..runtime.groups import run_as_rank
 from ..runtime.units import Trainable

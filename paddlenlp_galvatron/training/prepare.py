@@ -13,10 +13,11 @@ from pydantic import Field
 from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
+from ..model import config_of
 from ..plan import Assumptions, ModelShape, UserError, load_model, write_plan
 from ..plan.degrees import DegreeOptions
 from ..plan.file import LARGEST_BYTES
-from ..plan.model_options import ModelOptions, config_of
+from ..plan.model_options import ModelOptions
 from ..plan.newest import newest_plan
 from ..plan.options import Options
 from ..plan.published import as_current

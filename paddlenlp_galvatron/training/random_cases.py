@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Literal, TypeVar
 
-from ..models import FAMILIES
+from ..model import FAMILIES
 from ..plan import (
     Assumptions,
     DataParallel,

@@ -15,8 +15,8 @@ from paddle.io import DataLoader
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 
+from ..adapters import load_family
 from ..base.writing import write_text
-from ..models import load_family
 from ..plan import UserError
 from ..runtime import device
 from ..runtime.collectives import forget_traffic

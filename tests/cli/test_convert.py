@@ -19,7 +19,7 @@ TIED, LLAMA = FOLDER / "qwen2-tied", FOLDER / "llama"
 
 
 def test_there_and_back(galvatron, tmp_path):
-    ran = galvatron("convert", "h2g", TIED, tmp_path / "converted")
+    ran = galvatron("convert", "h2g", TIED, tmp_path / "converted", "--family", "qwen")
     assert ran.code == 0 and "converted: qwen2, 3 layers, 27648 weights in fp32" in ran.out
     ran = galvatron("convert", "g2h", tmp_path / "converted", tmp_path / "back")
     assert ran.code == 0 and "back: qwen2, 3 layers, 27648 weights in fp32" in ran.out
@@ -42,7 +42,8 @@ def test_mistakes_are_one_line_and_leave_nothing(galvatron, tmp_path):
     galvatron("convert", "h2g", TIED, tmp_path / "converted")
     (tmp_path / "empty").mkdir()
     for words, message in [
-        (("h2g", LLAMA, tmp_path / "a", "--family", "qwen2"), f"{LLAMA}: is a llama, and qwen2 was asked for"),
+        (("h2g", LLAMA, tmp_path / "a", "--family", "qwen"), f"{LLAMA}: is a llama, and qwen was asked for"),
+        (("h2g", TIED, tmp_path / "a", "--family", "qwen3"), f"{TIED}: is a qwen2, and qwen3 was asked for"),
         (("g2h", tmp_path / "converted", tmp_path / "a", "--family", "llama"), "is a qwen2, and llama was asked for"),
         (("h2g", LLAMA, tmp_path / "converted"), "converted: exists already; remove it or name another folder"),
         (("h2g", tmp_path / "none", tmp_path / "a"), "none/config.json: no such file"),
@@ -70,8 +71,7 @@ def test_scripts_pass_on_their_variables(tmp_path, shell, family):
             text=True,
             check=True,
         )
-        kind = {"llama": "llama", "qwen": "qwen2"}[family]
-        assert said.stdout == f"convert {command} in put out/put --family {kind} --more\n"
+        assert said.stdout == f"convert {command} in put out/put --family {family} --more\n"
 
 
 def test_scripts_convert_there_and_back(tmp_path):

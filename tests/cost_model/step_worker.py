@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from cost_cases import SEQ, real_cases
 
-from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.runtime import collectives, device
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.training.recipe import Recipe

@@ -10,8 +10,8 @@ pytest.importorskip("paddle")
 
 from cost_cases import RANKS, SEQ, RealCase, real_cases
 
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.cost_model import CostModel, step_traffic_bytes
-from paddlenlp_galvatron.models import load_family
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.memory import MemoryProfiler

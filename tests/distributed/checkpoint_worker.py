@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank
 from paddlenlp_galvatron.training.checkpoint import open_checkpoint, verify

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from huggingface_models import FOLDER, oracle_of
 
-from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import load_model, plan_from_dict
 from paddlenlp_galvatron.runtime import vocabulary
 from paddlenlp_galvatron.runtime.engine import Engine

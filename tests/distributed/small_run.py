@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.training.data import BatchSource, RandomData
 from paddlenlp_galvatron.training.parity import small_case

@@ -7,7 +7,7 @@ import resource
 import sys
 from pathlib import Path
 
-from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, uniform_plan
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank

@@ -13,7 +13,7 @@ pytest.importorskip("paddle")
 
 import paddle
 
-from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import GalvatronError, Precision, write_plan
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.launch import LaunchError, launch

@@ -11,7 +11,7 @@ pytest.importorskip("paddle")
 
 import paddle
 
-from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import Precision, UserError
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.training.parity import batch_of, small_case

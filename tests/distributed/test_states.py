@@ -65,24 +65,18 @@ def worker(monkeypatch):
 def arithmetic(case: Case, stage: int) -> dict[str, float]:
     """Bytes on a rank of a stage: matrices by dp type, norms and biases whole. Master copies count as weights."""
     of, shape = case.plan, case.shape
-    hidden, kv = shape.hidden_size, shape.kv_heads * shape.head_dim
     states = StateBytes.of(of.assumed.mixed_precision)
     master = 0 if of.assumed.mixed_precision is Precision.FP32 else 4
-    modules = [  # strategy, numbers in matrices, in vectors
-        (
-            layer,
-            hidden * (2 * hidden + 2 * kv + 3 * shape.intermediate_size),
-            (hidden + 2 * kv) // layer.tp + 2 * hidden,
-        )
-        for layer in (of.layers[index] for index in of.stage_layers(stage))
-    ]
+    modules = [(of.layers[index], shape.block.weights) for index in of.stage_layers(stage)]
     if stage == 0:
-        modules.append((of.vocab, shape.vocab_size * hidden, 0))
+        modules.append((of.vocab, shape.embedding.weights))
     if stage == len(of.stages) - 1:
-        modules.append((of.vocab, shape.vocab_size * hidden, hidden))
+        modules.append((of.vocab, shape.head.weights))
     total = dict.fromkeys(("weights", "gradients", "moments"), 0.0)
-    for strategy, whole, vectors in modules:
-        matrices = whole / strategy.tp
+    for strategy, weights in modules:
+        split = {weight: weight.numbers / (1 if weight.axis is None else strategy.tp) for weight in weights}
+        matrices = sum(numbers for weight, numbers in split.items() if weight.is_matrix)
+        vectors = sum(split.values()) - matrices
         sharding = 1 if strategy.dp_type is DataParallel.DDP else of.stage_size // strategy.tp
         own = matrices / sharding
         held = own if strategy.dp_type is DataParallel.ZERO3 else matrices

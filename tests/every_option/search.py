@@ -15,7 +15,7 @@ from unittest.mock import patch
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
 from paddlenlp_galvatron.cli import search
-from paddlenlp_galvatron.plan.model_options import config_of
+from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.profiles import Collective, MessageGroup, Shape
 from paddlenlp_galvatron.search import engine
 from paddlenlp_galvatron.search.space import Family, Space

@@ -11,7 +11,7 @@ from typing import Any
 
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL
 
-from paddlenlp_galvatron.plan.model_options import config_of
+from paddlenlp_galvatron.model import config_of
 
 from .case import Case
 from .grammar import damaged, dump, json_file

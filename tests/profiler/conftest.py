@@ -1,6 +1,6 @@
 import pytest
 
-from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import ModelShape
 
 

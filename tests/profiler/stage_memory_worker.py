@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import paddle.distributed as dist
 
-from paddlenlp_galvatron.models import load_family
+from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
 from paddlenlp_galvatron.profiler.part import Part
 from paddlenlp_galvatron.runtime import device

@@ -40,16 +40,18 @@ def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq):
 
 
 @pytest.mark.parametrize("size", [(128, 384, 8, 8), (256, 640, 8, 4), (320, 512, 4, 4)])
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
     """fp32 and plain attention: what runs on CPU, where Paddle's statistics are exact."""
     pytest.importorskip("paddle")
-    from paddlenlp_galvatron.models import load_family
+    from paddlenlp_galvatron.adapters import load_family
     from paddlenlp_galvatron.profiler.journal import Journal
     from paddlenlp_galvatron.profiler.memory import MemoryProfiler
 
     hidden, inner, heads, kv_heads = size
     shape = ModelShape("probe", family, 4, hidden, inner, heads, kv_heads, 1000, 512)
+    if family == "qwen3":
+        shape = replace(shape, own_head_dim=2 * shape.head_dim)
     seq, degrees = 64, (1, 2, 4)
     profiler = MemoryProfiler([shape], load_family(family), Journal(), samples=2)
     measured = profiler.measure([seq], degrees, Meta(), lambda _: None)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plans import json_values
 
 from paddlenlp_galvatron.cost_model import load
+from paddlenlp_galvatron.model import measured_fingerprint
 from paddlenlp_galvatron.plan import (
     Assumptions,
     DataParallel,
@@ -21,7 +22,6 @@ from paddlenlp_galvatron.plan import (
     UserError,
     VocabStrategy,
 )
-from paddlenlp_galvatron.plan.model import measured_fingerprint
 from paddlenlp_galvatron.profiles import (
     OVERLAP_NAME,
     Collective,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import MODEL, json_values
 
+from paddlenlp_galvatron.model import joint_fingerprint, preset_names, shape_from_config
 from paddlenlp_galvatron.plan import UserError, load_model
-from paddlenlp_galvatron.plan.model import joint_fingerprint, preset_names, shape_from_config
 
 # Weights as the model cards on Hugging Face count them (the "Safetensors" figure of each model's page), in billions.
 KNOWN_SIZES = {
@@ -24,6 +24,12 @@ KNOWN_SIZES = {
     "llama3-8b": 8.030,
     "llama3-70b": 70.554,
     "llama3-405b": 405.853,
+    "llama3.1-8b": 8.030,
+    "llama3.1-70b": 70.554,
+    "llama3.1-405b": 405.853,
+    "llama3.2-1b": 1.236,
+    "llama3.2-3b": 3.213,
+    "llama3.3-70b": 70.554,
     "qwen2.5-0.5b": 0.494,
     "qwen2.5-1.5b": 1.544,
     "qwen2.5-3b": 3.086,
@@ -31,6 +37,12 @@ KNOWN_SIZES = {
     "qwen2.5-14b": 14.770,
     "qwen2.5-32b": 32.764,
     "qwen2.5-72b": 72.706,
+    "qwen3-0.6b": 0.596,  # of the tied ones the figure counts the table twice: 0.752, 2.032, and 4.411
+    "qwen3-1.7b": 1.721,
+    "qwen3-4b": 4.022,
+    "qwen3-8b": 8.191,
+    "qwen3-14b": 14.768,
+    "qwen3-32b": 32.762,
 }
 CONFIG = {
     "model_type": "qwen2",
@@ -95,7 +107,7 @@ def test_the_fingerprint_of_several_layer_types_tells_them_all():
         ({"num_hidden_layers": float("inf")}, "num_hidden_layers is inf"),
         ({"rope_theta": 10**400}, "rope_theta is 1000"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; give true or false"),
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported: llama, qwen2"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported: llama, qwen2, qwen3"),
     ],
 )
 def test_a_bad_config_is_refused_by_field(changed, named):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from paddlenlp.transformers.qwen2.configuration import Qwen2Config
-from paddlenlp.transformers.qwen2.modeling import Qwen2DecoderLayer, Qwen2ForCausalLM, Qwen2RMSNorm
+from paddlenlp.transformers.qwen2.modeling import (
+    Qwen2DecoderLayer,
+    Qwen2ForCausalLM,
+    Qwen2RMSNorm,
+    Qwen2RotaryEmbedding,
+)
 
-from .decoder import DecoderFamily
+from .decoder import DecoderAdapter
 
 
-class Qwen2(DecoderFamily):
-    name = prefix = "qwen2"
+class Qwen2(DecoderAdapter):
     config_class = Qwen2Config
     layer_class = Qwen2DecoderLayer
     norm_class = Qwen2RMSNorm
     model_class = Qwen2ForCausalLM
+    rotary_class = Qwen2RotaryEmbedding

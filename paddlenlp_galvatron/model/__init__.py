@@ -1,0 +1,20 @@
+"""What a model is: its shape, and the layers that it is a sequence of, each described once. Imports no Paddle."""
+
+from .config import config_of, load_model, preset_names, shape_from_config
+from .families import FAMILIES
+from .layer import LayerKind, Split, Weight
+from .shape import ModelShape, joint_fingerprint, measured_fingerprint
+
+__all__ = [
+    "FAMILIES",
+    "LayerKind",
+    "ModelShape",
+    "Split",
+    "Weight",
+    "config_of",
+    "joint_fingerprint",
+    "load_model",
+    "measured_fingerprint",
+    "preset_names",
+    "shape_from_config",
+]

@@ -1,0 +1,36 @@
+"""What tells a family's models from other decoder-only transformers. One file a family says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A family of models: a value of `model_type` in config.json."""
+
+    name: str
+    title: str  # as the classes of transformers are called: Llama of LlamaForCausalLM
+    prefix: str  # first word of its weights' names in PaddleNLP, and in checkpoints
+    qkv_bias: bool = False  # q, k and v always have biases
+    qk_norm: bool = False  # each head of q and k goes through a norm, whose scales all heads share
+    # Fields of config.json that may be true and add biases: attention_bias (q, k, v and output), mlp_bias.
+    biases: tuple[str, ...] = ()
+    # Ways to scale rotary positions: rope_type -> the numbers that it needs.
+    rope_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # Stock PaddleNLP's own model of it. kv heads are shared among the ranks of tensor parallelism; it has Ulysses; a
+    # pipeline recomputes some of its layers.
+    stock: bool = True
+    stock_shares_kv_heads: bool = False
+    stock_ulysses: bool = False
+    stock_recomputes_some: bool = False
+    # A small model of it, as checks make: attention heads for each kv head, and further fields of the shape.
+    heads_per_kv_head: int = 1
+    example: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        """The name without a version: qwen of qwen2."""
+        return self.name.rstrip("0123456789")

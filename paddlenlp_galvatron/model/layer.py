@@ -1,0 +1,144 @@
+"""The words in which a layer is described: weights and how they split, and what its parts keep and compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from math import prod
+
+
+class Split(Enum):
+    """What a rank of a tensor-parallel group holds of a weight."""
+
+    COLUMN = "its share of the outputs: the last axis"
+    ROW = "its share of the inputs, or of a table's rows: the first axis"
+    HEADS = "all of it, used on heads of its own: the ranks' gradients are parts of one sum"
+    WHOLE = "all of it, used as on any other rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight by the name that it has inside its layer, in PaddleNLP and at Hugging Face alike."""
+
+    name: str
+    shape: tuple[int, ...]  # a linear layer's is [in, out], as PaddleNLP keeps it
+    split: Split = Split.WHOLE
+    most_parts: int | None = None  # parts that it splits into at most, which more ranks share: kv heads
+    padded: bool = False  # to a multiple of the degree, along the axis that splits
+    linear: bool = False  # a linear layer's matrix, which Hugging Face keeps transposed
+
+    @property
+    def numbers(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Sharded by ZeRO and decayed; vectors are neither."""
+        return len(self.shape) > 1
+
+    @property
+    def axis(self) -> int | None:
+        """The axis that splits."""
+        return {Split.COLUMN: len(self.shape) - 1, Split.ROW: 0}.get(self.split)
+
+    def parts(self, tp: int) -> int:
+        """Different parts that the ranks of a tensor-parallel group hold."""
+        return 1 if self.axis is None else min(tp, self.most_parts or tp)
+
+    def padded_length(self, tp: int) -> int:
+        """Length of the axis that splits, with padding."""
+        assert self.axis is not None
+        length = self.shape[self.axis]
+        return -(-length // tp) * tp if self.padded else length
+
+    def numbers_on(self, tp: int) -> int:
+        """Numbers of it on one rank of a tensor-parallel group."""
+        if self.axis is None:
+            return self.numbers
+        length, parts = self.padded_length(tp), self.parts(tp)
+        unit = length // self.most_parts if self.most_parts else 1  # a kv head stays whole
+        return self.numbers // self.shape[self.axis] * (length // unit // parts * unit)
+
+
+def linear(
+    name: str, inputs: int, outputs: int, split: Split, *, bias: bool = False, most_parts: int | None = None
+) -> Iterator[Weight]:
+    """The weights of a linear layer. The bias of one that is split by rows is added once, to the ranks' sum."""
+    yield Weight(f"{name}.weight", (inputs, outputs), split, most_parts, linear=True)
+    if bias:
+        split = Split.COLUMN if split is Split.COLUMN else Split.WHOLE
+        yield Weight(f"{name}.bias", (outputs,), split, most_parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Numbers a token that are kept for backward, by how they lie in a tensor-parallel group."""
+
+    tokens: int = 0  # as tokens lie between layers: split with Megatron-SP, else whole on every rank
+    gathered: int = 0  # whole on every rank: what goes into split projections
+    split: int = 0  # split, whatever else
+    scalars: int = 0  # fp32, as tokens lie between layers
+
+    def __add__(self, other: Kept) -> Kept:
+        return Kept(
+            self.tokens + other.tokens,
+            self.gathered + other.gathered,
+            self.split + other.split,
+            self.scalars + other.scalars,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sublayer:
+    """Attention, the MLP, or the norms of a layer."""
+
+    name: str
+    weights: tuple[Weight, ...]
+    kept: Kept = Kept()
+    heads: int = 0  # of attention; a probability for every pair of tokens is kept for each, or a sum for every token
+    head_dim: int = 0
+    # What a degree must divide, by name: (number, whether ranks beyond it may share).
+    divided: tuple[tuple[str, int, bool], ...] = ()
+
+    @property
+    def attends(self) -> bool:
+        """It looks at other tokens, so that Ulysses splits it by heads; the rest it splits by tokens."""
+        return self.heads > 0
+
+    @property
+    def pair_flops(self) -> int:
+        """Operations of forward for each pair of tokens: scores, and the sum of values."""
+        return 4 * self.heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """All layers of one kind: embedding, decoder layers, or LM head."""
+
+    sublayers: tuple[Sublayer, ...]
+
+    @cached_property
+    def weights(self) -> tuple[Weight, ...]:
+        return tuple(weight for sublayer in self.sublayers for weight in sublayer.weights)
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(weight.numbers for weight in self.weights)
+
+    @cached_property
+    def kept(self) -> Kept:
+        return sum((sublayer.kept for sublayer in self.sublayers), Kept())
+
+    @cached_property
+    def heads(self) -> int:
+        """Heads of attention, over all sublayers."""
+        return sum(sublayer.heads for sublayer in self.sublayers)
+
+    @cached_property
+    def pair_flops(self) -> int:
+        return sum(sublayer.pair_flops for sublayer in self.sublayers)
+
+    def __getitem__(self, name: str) -> Weight:
+        return next(weight for weight in self.weights if weight.name == name)
