@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..plan.model import ModelShape
+from ..model import ModelShape
 from ..profiles.computation import PassTimes
 from .communication import Calls
 from .costs import LayerCost
@@ -24,8 +24,9 @@ def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
     A projection split by columns splits the second factor, one split by rows the first; the other factor is whole on
     every rank and counts as vectors do: unsharded, its gradient summed over the stage.
     """
-    hidden, kv, inner = model.hidden_size, model.kv_heads * model.head_dim, model.intermediate_size
-    split = hidden + 2 * kv + hidden + 2 * inner + inner  # outputs of q, k, v, gate, up; inputs of output and down
+    hidden, inner = model.hidden_size, model.intermediate_size
+    # Outputs of q, k, v, gate, up; inputs of output and down.
+    split = model.q_width + 2 * model.kv_width + model.q_width + 2 * inner + inner
     whole = 5 * hidden + 2 * hidden  # inputs of q, k, v, gate, up; outputs of output and down
     return Weights(matrices=rank * split // tp, whole_vectors=rank * whole)
 
@@ -48,7 +49,7 @@ def frozen_times(times: PassTimes, products: float) -> PassTimes:
 def product_share(model: ModelShape, seq: int) -> float:
     """Share of a layer's operations that are products with weights; the others are attention's."""
     weights = 2 * model.layer_parameters
-    return weights / (weights + 2 * seq * model.hidden_size)  # causal: half of all pairs of tokens, two products
+    return weights / (weights + seq / 2 * model.block.pair_flops)  # causal: half of all pairs of tokens
 
 
 def together(one: LayerCost, other: LayerCost) -> LayerCost:
