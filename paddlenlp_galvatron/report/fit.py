@@ -73,7 +73,7 @@ def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: 
     )
     told = rows(found, shape, sheet, options)
     yield _table(
-        ("cards", "tokens/s", "MFU", "days", "s a step", "estimate", "bound", "next cards", f"{MORE_GIB:g} GiB more"),
+        ("cards", "tokens/s", "MFU", "days", "s a step", "estimate", "bound", "next", f"+{MORE_GIB:g} GiB"),
         map(_cells, told),
         justify="right",
     )
