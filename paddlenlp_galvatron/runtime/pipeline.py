@@ -13,7 +13,7 @@ import paddle
 import paddle.distributed as dist
 
 from ..plan import Plan
-from ..plan.schedule import order
+from ..plan.schedules import order
 from .collectives import count
 from .groups import Groups
 from .stage import Stage, Tokens
