@@ -20,10 +20,9 @@ class AlikeDivisions : public Divisions {
       : tables_(tables), cuts_(cuts), stages_(stages) {
     for (const Weighting below : kBelow)
       for (const Ending ending : kEndings) {
-        double price = cache.cheapest(0, cuts.weights(0, below));
-        if (below != kRounds)  // these paths lean on the first stage: none is above
-          price = std::min(price, cache.cheapest(0, cuts.weights(0, Cuts::above(1, ending))));
-        set_elsewhere(below, ending, price, [&](int s, Weighting w) { return stages_.fixed(s, w); });
+        const double above = cache.cheapest(0, cuts.weights(0, Cuts::above(1, ending)));
+        set_elsewhere(below, ending, above, cache.cheapest(0, cuts.weights(0, below)),
+                      [&](int s, Weighting w) { return stages_.fixed(s, w); });
       }
   }
 
@@ -88,7 +87,7 @@ class AlikeDivisions : public Divisions {
 
   double rest(Weighting below, int stage, int first) const override {
     const Elsewhere& other = elsewhere_[below][kFirst];
-    return stage == tables_.stages ? 0 : other.tail[stage] + (tables_.layers - first) * other.price;
+    return stage == tables_.stages ? 0 : other.tail[stage] + (tables_.layers - first) * other.price_below;
   }
 
   bool may_take(int stage, int layers, double limit, Poll& poll) override {
@@ -99,8 +98,8 @@ class AlikeDivisions : public Divisions {
   static constexpr int kPriceSteps = 40, kStrengthenRounds = 3;
 
   struct Elsewhere {
-    double price = 0;                // of a layer in any other stage
-    std::vector<double> head, tail;  // least of the stages above one; from one on, with the link above it
+    double price_above = 0, price_below = 0;  // of a layer in any stage above, below
+    std::vector<double> head, tail;           // least of the stages above one; from one on, with the link above it
   };
 
   int dealt() const { return std::accumulate(dealt_.begin(), dealt_.end(), 0); }
@@ -123,11 +122,11 @@ class AlikeDivisions : public Divisions {
 
   // What the other stages add to the paths that lean on one: each its least, and each layer a price.
   template <class Least>
-  void set_elsewhere(Weighting below, Ending ending, double price, Least least) {
+  void set_elsewhere(Weighting below, Ending ending, double price_above, double price_below, Least least) {
     const int stages = tables_.stages;
     const double send = tables_.least_send();
     Elsewhere& other = elsewhere_[below][ending];
-    other.price = price;
+    other.price_above = price_above, other.price_below = price_below;
     other.head.assign(stages + 1, 0);
     other.tail.assign(stages + 1, 0);
     for (int s = 0; s + 1 < stages; ++s)
@@ -141,10 +140,14 @@ class AlikeDivisions : public Divisions {
   double paths(int stage, int layers, Own own) const {
     double longest = 0;
     const double sync = cuts_.most_sync(stage, layers);
+    const bool is_first = stage == 0, is_last = stage == tables_.stages - 1;
     for (const Cut& cut : cuts_.of(stage)) {
       auto others = [&](Ending ending) {
         const Elsewhere& other = elsewhere_[cut.below][ending];
-        return other.head[stage] + other.tail[stage + 1] + (tables_.layers - layers) * other.price;
+        const double price = is_first  ? other.price_below
+                             : is_last ? other.price_above
+                                       : std::min(other.price_above, other.price_below);
+        return other.head[stage] + other.tail[stage + 1] + (tables_.layers - layers) * price;
       };
       if (cut.ending != kFirst && others(kFirst) - others(kHere) >= sync) continue;  // the path that returns is longer
       longest = std::max(longest, others(cut.ending) + own(cut.own));
@@ -172,7 +175,7 @@ class AlikeDivisions : public Divisions {
         (layers < tables_.layers ? low : high) = price;
       }
       const double price = (low + high) / 2;
-      set_elsewhere(below, kFirst, price, [&](int s, Weighting weighting) {
+      set_elsewhere(below, kFirst, price, price, [&](int s, Weighting weighting) {
         const double least = cheapest(weighting == below ? times[s] : bounds_in_range(s, weighting, poll), price).second;
         return least - price * fewest_[s];
       });

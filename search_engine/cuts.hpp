@@ -3,13 +3,16 @@
 // Each path goes down the pipeline to a stage and stays there. In between it may go down to the last stage and back
 // once or twice: while the stage waits for its first gradient, or for its last one. Then it ends with the stage's own
 // sync, or it comes back up and ends with the first stage's. One more path leans on the first stage, which may have few
-// micro-batches in flight: it goes down and back again and again. Every path's length is a weighted sum of the stages'
-// times, so a bound of it is a sum of bounds of the stages; so is the mean of two paths.
+// micro-batches in flight: it goes down and back again and again. How many passes of the stage are on each path, the
+// lists of passes tell (passes.hpp), whatever the schedule. Every path's length is a weighted sum of the stages' times,
+// so a bound of it is a sum of bounds of the stages; so is the mean of two paths.
 #pragma once
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "common.hpp"
@@ -30,22 +33,25 @@ struct Weights {
   }
 };
 
-// The weights that are asked of a stage: of the stage that a path leans on (Busy: it never waits; the others wait at
-// the start, at the end, at both), by how the path ends; of the stages around it; and of one time alone.
+// The weights that are asked of a stage: of the stage that a path leans on (Busy: it never waits; the others make the
+// trip down and back with the first micro-batch, with the last, with both, with one after the other), by how the path
+// ends; of the stages around it; and of one time alone.
 enum Weighting : int {
   kBusy,
   kStart,
   kEnd,
   kBothEnds,
+  kInTurn,
   kBusyHalf,
   kStartHalf,
   kEndHalf,
   kBothEndsHalf,
+  kInTurnHalf,
   kBusyLast,
   kStartLast,
   kEndLast,
   kBothEndsLast,
-  kRoundsLast,
+  kInTurnLast,
   kNowhere,
   kOnce,
   kOnceHalf,
@@ -77,22 +83,12 @@ class Cuts {
     for (const Part& part : tables.strategies) layer_sync_ = std::max(layer_sync_, part.time.sync);
     for (const Vocab& vocab : tables.vocabs)
       vocab_sync_ = std::max({vocab_sync_, vocab.first.time.sync, vocab.last.time.sync});
-    const double m = tables.micro_batches;
-    const int first_in_flight = tables.in_flight[0];
-    rounds_ = (tables.micro_batches + first_in_flight - 1) / first_in_flight;
-    // Backwards of the first stage after the last micro-batch that goes round.
-    const double more = m - 1 - (rounds_ - 1) * first_in_flight;
+    const PassLists& passes = tables.passes;
+    const int last = tables.micro_batches - 1;
+    const std::vector<int> in_turn = passes.in_turn(0);
+    rounds_ = static_cast<double>(in_turn.size());
     for (int stage = 0; stage < tables.stages; ++stage) {
-      const double after = m - tables.in_flight[stage];  // forwards after the first backward
       std::array<Weights, kWeightings>& weights = weights_[stage];
-      for (const Ending ending : kEndings) {
-        const double sync = ending == kFirst ? 0 : ending == kHere ? 1 : 0.5;
-        weights[own(kBusy, ending)] = {m, m, sync};
-        weights[own(kStart, ending)] = {1 + after, m, sync};
-        weights[own(kEnd, ending)] = {m, 1 + after, sync};
-        weights[own(kBothEnds, ending)] = {1 + after, 1 + after, sync};
-      }
-      weights[kRoundsLast] = {rounds_, rounds_ + more, 1};
       weights[kNowhere] = {0, 0, 0};
       weights[kOnce] = {1, 1, 0};
       weights[kOnceHalf] = {1, 0.5, 0.5};
@@ -103,16 +99,20 @@ class Cuts {
       weights[kForwardHalf] = {1, 0.5, 0};
       weights[kBackward] = {0, 1, 0};
       weights[kSync] = {0, 0, 1};
-      if (tables.stages == 1) {
-        add(stage, kBusy, kNowhere);
-      } else if (tables.gpipe) {
-        add(stage, kBusy, kOnce);
-      } else {
-        add(stage, kBusy, kNowhere);
-        add(stage, kStart, kOnce);
-        add(stage, kEnd, kOnce);
-        if (after > 0) add(stage, kBothEnds, kTwice);
-        if (stage == 0) of_[stage].push_back({kRoundsLast, kRounds, kFirst});
+      const bool is_last = stage + 1 == tables.stages;
+      // Below the last stage is nothing, but as kOnce its paths share the better bounds of what is above.
+      std::vector<Path> paths{{kBusy, is_last && stage > 0 ? kOnce : kNowhere, 0, passes.on_path(stage, {})}};
+      if (!is_last) {
+        paths.push_back({kStart, kOnce, 1, passes.on_path(stage, {0})});
+        paths.push_back({kEnd, kOnce, 1, passes.on_path(stage, {last})});
+        paths.push_back({kBothEnds, kTwice, 2, passes.on_path(stage, {0, last})});
+        if (stage == 0) paths.push_back({kInTurn, kRounds, rounds_, passes.on_path(stage, in_turn)});
+      }
+      for (const Path& path : paths) {
+        if (!path.own) continue;
+        weigh(stage, path);
+        if (std::none_of(paths.begin(), paths.end(), [&](const Path& other) { return other.covers(path); }))
+          add(stage, path.own == paths.front().own ? kBusy : path.weighting, path.below);
       }
     }
   }
@@ -141,7 +141,7 @@ class Cuts {
   // Whether a cheap bound of a stage will do: its exact optimum under this weighting seldom decides.
   static bool is_minor(int stage, Weighting weighting) {
     return weighting == kForward || weighting == kForwardHalf || weighting == kOnceHalf || weighting == kRounds ||
-           weighting == kRoundsLast || (stage > 0 && kBusyHalf <= weighting && weighting <= kBothEndsLast);
+           weighting == kInTurnLast || (stage > 0 && kBusyHalf <= weighting && weighting <= kInTurnLast);
   }
 
   // The longest path, where `time(stage, weighting)` is each stage's share, `link(stage)` a message's to the next, and
@@ -173,6 +173,30 @@ class Cuts {
  private:
   static Weighting own(Weighting weighting, Ending ending) {
     return static_cast<Weighting>(weighting + (kBusyHalf - kBusy) * ending);
+  }
+
+  // A path that leans on a stage: forwards and backwards there, and trips to the last stage and back in between.
+  struct Path {
+    Weighting weighting, below;
+    double trips;
+    std::optional<std::pair<int, int>> own;  // nothing: there is no such path
+
+    // Whether this one is longer whatever the times; of equal ones the first is.
+    bool covers(const Path& other) const {
+      if (!own || !other.own || &other == this) return false;
+      const bool equal = trips == other.trips && *own == *other.own;
+      return equal ? this < &other
+                   : trips >= other.trips && own->first >= other.own->first && own->second >= other.own->second;
+    }
+  };
+
+  // The weights of a path's own stage, by how it ends.
+  void weigh(int stage, const Path& path) {
+    const double forwards = path.own->first, backwards = path.own->second;
+    for (const Ending ending : kEndings) {
+      const double sync = ending == kFirst ? 0 : ending == kHere ? 1 : 0.5;
+      weights_[stage][own(path.weighting, ending)] = {forwards, backwards, sync};
+    }
   }
 
   void add(int stage, Weighting weighting, Weighting below) {

@@ -30,7 +30,7 @@ struct PipelineSolution {
 class DivisionSearch {
  public:
   DivisionSearch(const PipelineTables& tables, const Cuts& cuts, Stages& stages, const ChoiceCache& cache)
-      : tables_(tables), cuts_(cuts), stages_(stages), timer_(tables.gpipe, tables.micro_batches) {
+      : tables_(tables), cuts_(cuts), stages_(stages), timer_(tables.passes) {
     if (tables.type_count() == 1)
       divisions_ = std::make_unique<AlikeDivisions>(tables, cuts, stages, cache);
     else

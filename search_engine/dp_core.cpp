@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <stdexcept>
 #include <string>
 
@@ -26,7 +27,7 @@ using Array = py::array_t<double, py::array::c_style | py::array::forcecast>;
 // Within these, sums, products and quotients of entries, and of their differences, neither overflow nor vanish.
 constexpr double kSmallest = 1e-60, kLargest = 1e60;
 constexpr py::ssize_t kMostLayers = 100'000, kMostStrategies = 2'000, kMostCells = 5'000'000;
-constexpr std::int64_t kMostMicroBatches = 1'000'000;
+constexpr std::int64_t kMostMicroBatches = 1'000'000, kMostChunks = 1'000;
 
 // Set by one thread to end a search in another.
 class Cancel {
@@ -147,9 +148,67 @@ std::vector<int> starts_of(const Integers& layers) {
   return starts;
 }
 
-std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t micro_batches, bool gpipe, const Array& strategies,
-                                        const Integers& groups, const Integers& types, const Array& change,
-                                        const Array& enter, const Array& leave, const Array& vocabs,
+// The lists of passes of all stages; see paddlenlp_galvatron.plan.schedules.arrays. Checks them.
+PassLists lists_of(const Integers& passes, const Integers& runs, py::ssize_t stages, std::int64_t micro_batches) {
+  if (micro_batches < 1 || micro_batches > kMostMicroBatches)
+    throw py::value_error("micro_batches: give 1 to 1000000");
+  if (passes.ndim() != 2 || passes.shape(1) != 3) throw py::value_error("passes: give kind, chunk and micro-batch of each");
+  if (runs.ndim() != 2 || runs.shape(1) != 4) throw py::value_error("runs: give stage, passes, times and step of each");
+  std::int64_t chunks = 1;
+  for (py::ssize_t i = 0; i < passes.shape(0); ++i) {
+    const std::int64_t kind = passes.at(i, 0), chunk = passes.at(i, 1);
+    if (kind < 0 || kind > 1 || chunk < 0 || chunk >= kMostChunks)
+      throw py::value_error("passes: kind or chunk is out of range");
+    chunks = std::max(chunks, chunk + 1);
+  }
+  std::vector<std::vector<Run>> of(stages);
+  std::vector<std::int64_t> done(stages * chunks * 2, 0);  // micro-batches of each stage, chunk and kind
+  py::ssize_t at = 0;
+  for (py::ssize_t i = 0; i < runs.shape(0); ++i) {
+    const std::int64_t stage = runs.at(i, 0), count = runs.at(i, 1), times = runs.at(i, 2), step = runs.at(i, 3);
+    if (stage < 0 || stage >= stages || (i > 0 && stage < runs.at(i - 1, 0)))
+      throw py::value_error("runs: stages are out of range or do not rise");
+    if (count < 1 || count > passes.shape(0) - at || times < 1 || times > micro_batches)
+      throw py::value_error("runs: passes or times are out of range");
+    Run run{{}, static_cast<int>(times)};
+    std::map<std::int64_t*, std::int64_t> in_run;
+    for (const py::ssize_t end = at + count; at < end; ++at) {
+      const std::int64_t kind = passes.at(at, 0), chunk = passes.at(at, 1);
+      std::int64_t& place = done[(stage * chunks + chunk) * 2 + kind];
+      if (passes.at(at, 2) != place + in_run[&place]++)
+        throw py::value_error("passes: micro-batches of a stage, chunk and kind are not 0, 1, 2, …");
+      run.passes.push_back({kind == 1, static_cast<int>(chunk)});
+    }
+    for (const auto& [place, each] : in_run) {
+      if (times > 1 && each != step) throw py::value_error("runs: step is not the number of micro-batches in a run");
+      *place += each * times;
+    }
+    of[stage].push_back(std::move(run));
+  }
+  for (const std::int64_t count : done)
+    if (count != micro_batches) throw py::value_error("passes: not every micro-batch goes forward and backward everywhere");
+  return {static_cast<int>(micro_batches), std::move(of), static_cast<int>(chunks)};
+}
+
+double step_ms(const Integers& passes, const Integers& runs, std::int64_t micro_batches, const Array& forward,
+               const Array& backward, const Array& sync, const Array& send) {
+  const py::ssize_t stages = forward.size();
+  if (stages < 1) throw py::value_error("forward: no stages");
+  check_shape("forward", forward, {stages});
+  check_shape("backward", backward, {stages});
+  check_shape("sync", sync, {stages});
+  if (send.ndim() != 1 || send.size() < stages - 1) throw py::value_error("send: one less than there are stages");
+  const PassLists lists = lists_of(passes, runs, stages, micro_batches);
+  std::vector<StageTime> times;
+  for (py::ssize_t s = 0; s < stages; ++s) times.push_back({forward.at(s), backward.at(s), sync.at(s)});
+  Poll poll = poll_for(nullptr);
+  return StepTimer(lists)(times, {send.data(), send.data() + send.size()}, poll);
+}
+
+std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t micro_batches, const Integers& passes,
+                                        const Integers& runs, const Array& strategies, const Integers& groups,
+                                        const Integers& types, const Array& change, const Array& enter,
+                                        const Array& leave, const Array& vocabs,
                                         const Array& vocab_enter, const Array& vocab_leave, const Array& middle,
                                         const Integers& in_flight, const Array& send, double budget) {
   const py::ssize_t stages = in_flight.size(), count = strategies.ndim() ? strategies.shape(0) : 0;
@@ -158,8 +217,8 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t mic
   tables.starts = starts_of(layers);
   tables.layers = tables.starts.back();
   if (stages < 1 || tables.layers < stages) throw py::value_error("in_flight: fewer layers than stages");
-  if (micro_batches < 1 || micro_batches > kMostMicroBatches)
-    throw py::value_error("micro_batches: give 1 to 1000000");
+  tables.passes = lists_of(passes, runs, stages, micro_batches);
+  if (tables.passes.chunks() > 1) throw py::value_error("passes: the search knows one chunk a stage");
   if (count < 1 || count > kMostStrategies) throw py::value_error("strategies: none, or more than 2000");
   if (types.ndim() != 1 || kinds < 1 || kinds > kMostGroups)
     throw py::value_error("types: no groups, or more than 64");
@@ -176,7 +235,6 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t mic
   if (groups.ndim() != 1 || groups.size() != count) throw py::value_error("groups: one a strategy");
   tables.stages = static_cast<int>(stages);
   tables.micro_batches = static_cast<int>(micro_batches);
-  tables.gpipe = gpipe;
   tables.budget = budget;
   tables.types.assign(types.data(), types.data() + kinds);
   if (!std::is_sorted(tables.types.begin(), tables.types.end()) || tables.types.front() != 0 ||
@@ -257,12 +315,16 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
              py::arg("budget_mib"), py::arg("gap") = 0.0, py::arg("cancel") = nullptr,
              "See paddlenlp_galvatron.search.solver.solve. Returns (time_s, choice, memory_mib, lower_bound_s).");
 
+  module.def("step_ms", &step_ms, py::arg("passes"), py::arg("runs"), py::arg("micro_batches"), py::arg("forward_ms"),
+             py::arg("backward_ms"), py::arg("sync_ms"), py::arg("send_ms"),
+             "Time of one step; see paddlenlp_galvatron.cost_model.simulate.");
+
   py::class_<Pipeline>(module, "Pipeline",
                        "Pipelines of layers; see paddlenlp_galvatron.search.tables for the arrays. A strategy's "
                        "and a vocabulary part's six numbers: forward, backward, sync (ms), states, activation, working "
                        "(MiB); a change's two: forward, backward (ms).")
-      .def(py::init(&make_pipeline), py::kw_only(), py::arg("layers"), py::arg("micro_batches"), py::arg("gpipe"),
-           py::arg("strategies"), py::arg("groups"), py::arg("types"), py::arg("change"), py::arg("enter"),
+      .def(py::init(&make_pipeline), py::kw_only(), py::arg("layers"), py::arg("micro_batches"), py::arg("passes"),
+           py::arg("runs"), py::arg("strategies"), py::arg("groups"), py::arg("types"), py::arg("change"), py::arg("enter"),
            py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("middle"),
            py::arg("in_flight"), py::arg("send"), py::arg("budget_mib"))
       .def("bound", &pipeline_bound, py::arg("cancel") = nullptr,

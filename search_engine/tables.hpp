@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "frontier.hpp"
+#include "passes.hpp"
 #include "schedule.hpp"
 
 namespace galvatron {
@@ -43,7 +44,7 @@ struct BySeam {
 
 struct PipelineTables {
   int layers, stages, micro_batches;
-  bool gpipe;
+  PassLists passes;         // of each stage
   std::vector<int> starts;  // first layer of each type, in order, and the number of layers
   std::vector<Part> strategies;
   std::vector<int> types;                     // of each group; strategies of a group are of its type

@@ -13,7 +13,7 @@ from functools import cached_property
 from ..base.errors import UserError
 from ..model import ModelShape
 from ..plan.layout import Grid, TokenLayout, boundary_layout
-from ..plan.schedule import in_flight
+from ..plan.schedules import in_flight
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes

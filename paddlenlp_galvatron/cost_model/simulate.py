@@ -1,9 +1,9 @@
-"""Time of one step of a pipeline: the event simulation of `plan.schedule.order`, in O(stages * micro-batches) or less.
+"""Time of one step of a pipeline: the event simulation of a schedule's lists of passes (`plan.schedules`).
 
 A pass starts when its stage has finished the pass before it and its input has arrived; a message to a neighbour delays
-its arrival and keeps neither stage busy. After its last backward each stage is busy for `sync` more, for which no other
-stage waits; the step ends with the last of them. All results are sums and maxima of the inputs, so the step time is
-monotone in each of them.
+its arrival and keeps neither stage busy. A stage's chunks share its time evenly. After its last backward each stage is
+busy for `sync` more, for which no other stage waits; the step ends with the last of them. All results are sums and
+maxima of the inputs, so the step time is monotone in each of them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from ..plan.schedule import Pass, order
-from ..plan.strategy import Schedule
+import galvatron_dp_core
+import numpy as np
+
+from ..plan.schedules import Pass, Schedule, arrays, in_flight, order
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,9 @@ class StageTimes:
     forward: Sequence[float]  # one micro-batch
     backward: Sequence[float]  # one micro-batch
     sync: Sequence[float]  # after the last backward
-    send: Sequence[float]  # from stage s to s + 1, and the same back; one entry fewer
+    send: Sequence[
+        float
+    ]  # from stage s to s + 1, and the same back; one entry fewer, or with chunks the last to the first
 
 
 class Span(NamedTuple):
@@ -37,60 +41,13 @@ class Span(NamedTuple):
 
 
 def step_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
-    """Time of one step in ms."""
-    if len(times.forward) == 1:
-        return micro_batches * (times.forward[0] + times.backward[0]) + times.sync[0]
-    simulate = _gpipe if schedule is Schedule.GPIPE else _one_f_one_b
-    return simulate(times, micro_batches)
-
-
-def _gpipe(times: StageTimes, micro_batches: int) -> float:
-    """Closed form: equal jobs through stages in a row are limited by one stage. Exact.
-
-    The longest path of m equal jobs through some stages takes each stage once and the slowest m - 1 times more.
-    """
-    forward = sum(times.forward) + sum(times.send) + (micro_batches - 1) * max(times.forward)
-    latest = path = slowest = 0.0  # latest end; sum of the backwards passed; slowest of them
-    for stage in reversed(range(len(times.forward))):
-        path += times.backward[stage] + (times.send[stage] if stage < len(times.send) else 0.0)
-        slowest = max(slowest, times.backward[stage])
-        latest = max(latest, path + (micro_batches - 1) * slowest + times.sync[stage])
-    return forward + latest
-
-
-def _one_f_one_b(times: StageTimes, micro_batches: int) -> float:
-    """Round k holds forward k and backward k - (stages - stage - 1) of every stage.
-
-    Once a full round moves every stage by the same time, all further full rounds do, and are skipped.
-    """
-    forward, backward = times.forward, times.backward
-    send = [*times.send, 0.0]
-    stages = len(forward)
-    free = [0.0] * stages  # when each stage has finished its latest pass
-    done = [0.0] * (stages + 1)  # when each stage has finished its latest backward
-    k = 0
-    while k < micro_batches + stages - 1:
-        before = free.copy()
-        arrival = 0.0
-        for stage in range(stages):
-            now = free[stage]
-            if k < micro_batches:
-                now = max(now, arrival) + forward[stage]
-                arrival = now + send[stage]
-            index = k - (stages - stage - 1)
-            if 0 <= index < micro_batches:
-                now = max(now, done[stage + 1] + send[stage]) + backward[stage]
-                done[stage] = now
-            free[stage] = now
-        if stages <= k < micro_batches - 2:
-            shift = free[0] - before[0]
-            if all(abs(now - then - shift) <= 1e-13 * now for now, then in zip(free, before, strict=True)):
-                rounds = micro_batches - 2 - k
-                free = [now + rounds * shift for now in free]
-                done = [*free, 0.0]
-                k += rounds
-        k += 1
-    return max(end + sync for end, sync in zip(free, times.sync, strict=True))
+    """Time of one step in ms, by the core: O(stages^2), as rounds of passes are skipped once they are steady."""
+    passes, runs = arrays(schedule, len(times.forward), micro_batches)
+    return float(
+        galvatron_dp_core.step_ms(
+            passes, runs, micro_batches, times.forward, times.backward, times.sync, np.array(times.send, dtype=float)
+        )
+    )
 
 
 def lower_bound_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
@@ -108,7 +65,7 @@ def lower_bound_ms(schedule: Schedule, times: StageTimes, micro_batches: int) ->
     best = head = end = 0.0  # end: from the stage's last backward to the end of the step
     for stage, (f, b, y, p) in enumerate(columns):
         end = max(y, end)
-        early = m if schedule is Schedule.GPIPE else min(stages - stage, m)
+        early = in_flight(schedule, stage, stages, m)
         round_trip = below[stage + 1] + 2 * p
         inside = max(
             m * (f + b),
@@ -125,6 +82,7 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
     """Every pass of every stage with its start and stop; `step_ms` is the latest stop."""
     stages = len(times.forward)
     queues = [order(schedule, stage, stages, micro_batches) for stage in range(stages)]
+    chunks = 1 + max(work.chunk for work in queues[0])
     place, free = [0] * stages, [0.0] * stages
     stop: dict[tuple[int, Pass], float] = {}
     spans: list[Span] = []
@@ -134,12 +92,15 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
         for stage, queue in enumerate(queues):
             while place[stage] < len(queue):
                 work = queue[place[stage]]
-                ready = _arrival(stage, stages, work, stop, times.send)
+                before = _input(stage, stages, work, chunks)
+                ready = 0.0 if before is None else stop.get(before)
                 if ready is None:
                     waiting = True
                     break
+                if before and before[0] != stage:
+                    ready += times.send[before[0] if work.kind == "forward" else stage]
                 start = max(free[stage], ready)
-                long = times.forward[stage] if work.kind == "forward" else times.backward[stage]
+                long = (times.forward if work.kind == "forward" else times.backward)[stage] / chunks
                 free[stage] = stop[stage, work] = start + long
                 spans.append(Span(stage, work, start, start + long))
                 place[stage] += 1
@@ -149,16 +110,11 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
     return sorted(spans, key=lambda span: (span.start_ms, span.stage))
 
 
-def _arrival(
-    stage: int, stages: int, work: Pass, stop: dict[tuple[int, Pass], float], send: Sequence[float]
-) -> float | None:
-    """When the input of a pass is there; None: not yet known."""
-    if work.kind == "forward":
-        if stage == 0:
-            return 0.0
-        end = stop.get((stage - 1, work))
-        return None if end is None else end + send[stage - 1]
-    if stage == stages - 1:
-        return stop.get((stage, Pass("forward", work.micro_batch)))
-    end = stop.get((stage + 1, work))
-    return None if end is None else end + send[stage]
+def _input(stage: int, stages: int, work: Pass, chunks: int) -> tuple[int, Pass] | None:
+    """The pass, and its stage, from which a pass takes its input; None: the first of all."""
+    kind, chunk, micro_batch = work
+    at = chunk * stages + stage  # among all chunks of all stages
+    if kind == "backward" and at == chunks * stages - 1:
+        return stage, Pass("forward", chunk, micro_batch)
+    at += -1 if kind == "forward" else 1
+    return (at % stages, Pass(kind, at // stages, micro_batch)) if at >= 0 else None

@@ -1,10 +1,11 @@
-"""What a strategy is: dataclasses, the JSON file, validation, rank layout, schedule order."""
+"""What a strategy is: dataclasses, the JSON file, validation, rank layout, schedules."""
 
 from ..base.errors import GalvatronError, Infeasible, UserError
 from ..model import ModelShape, load_model
 from .assume import with_assumptions
 from .file import json_schema, plan_from_dict, plan_to_dict, read_plan, write_plan
-from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, VocabStrategy
+from .schedules import Schedule
+from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 from .uniform import uniform_plan
 
 __all__ = [

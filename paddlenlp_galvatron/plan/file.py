@@ -6,9 +6,9 @@ import json
 from dataclasses import asdict, replace
 from math import lcm
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, Strict
 
 from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, MOST_RANKS, Number, Ranks, Samples, Size
@@ -17,7 +17,8 @@ from ..base.writing import write_text
 from .check import require_valid
 from .fields import Degrees, Division, Flag, Flags, One, Ones, parse
 from .published import as_current
-from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, VocabStrategy
+from .schedules import Schedule
+from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 
 FORMAT_VERSION = 1
 LARGEST_BYTES = 4 * 2**20  # of a strategy file; one of 1,000 layers in 100 stages has 60 kB
@@ -90,7 +91,9 @@ class StrategyFile(BaseModel):
     global_bsz: Samples = Field(description="samples per optimizer step, over all ranks")
     chunks: Samples = Field(description="micro-batches per step")
     pp_division: Division = Field(description="layers of each stage")
-    pipeline_type: Literal["gpipe", "pipedream_flush"] = Field(description="schedule; pipedream_flush is 1F1B")
+    pipeline_type: Annotated[Schedule, Strict(False), PlainSerializer(str)] = Field(
+        description="schedule; pipedream_flush is 1F1B"
+    )
     default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="what 0 in dp_types_enc stands for")
     vtp: Ranks = Field(description="tensor-parallel (or Ulysses) degree of embedding and LM head")
     vsp: Flag = Field(description="1 = vtp is Ulysses")
@@ -149,7 +152,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         global_bsz=plan.global_batch,
         chunks=plan.micro_batches,
         pp_division=list(plan.stages),
-        pipeline_type=plan.schedule.value,
+        pipeline_type=plan.schedule,
         default_dp_type=plan.default_dp_type.value,
         vtp=plan.vocab.degree,
         vsp=int(plan.vocab.ulysses),
@@ -254,7 +257,7 @@ def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
             for degree, ulysses, consecutive, zero3, recompute in columns
         ),
         vocab=VocabStrategy(fields.vtp, bool(fields.vsp), dp_type(fields.embed_sdp)),
-        schedule=Schedule(fields.pipeline_type),
+        schedule=fields.pipeline_type,
         default_dp_type=default,
         assumed=Assumptions(
             assumed.sequence_parallel,

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from ..base.errors import UserError
 from ..model import ModelShape
 from .one_degree import Argument, sharding_stage, strided, uneven
-from .strategy import Plan, Precision, Schedule
+from .schedules import Schedule
+from .strategy import Plan, Precision
 
 NAME = "PaddleFormers"
 
@@ -69,8 +70,8 @@ def _unlike(plan: Plan) -> Iterator[str]:
         yield f"use_sp: {NAME}'s Llama and Qwen2 have no Ulysses"
     if len({each.recompute for each in plan.layers}) > 1:
         yield f"checkpoint: {NAME} recomputes all layers or none"
-    if len(plan.stages) > 1 and plan.schedule is Schedule.GPIPE:
-        yield f"pipeline_type: {NAME}'s pipeline is 1F1B, the plan's gpipe"
+    if len(plan.stages) > 1 and plan.schedule is not Schedule.ONE_F_ONE_B:
+        yield f"pipeline_type: {NAME}'s pipeline is 1F1B, the plan's {plan.schedule}"
     if len(plan.stages) > 1 and stage > 1:
         yield f"dp_types_enc: {NAME}'s pipeline goes with sharding stage1 alone, the plan has {layer.dp_type}"
     if layer.tp > 1 and stage == 3:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from ..base.errors import UserError
 from ..model import ModelShape
 from .one_degree import Argument, sharding_stage, sharing, strided, uneven
-from .strategy import Plan, Precision, Schedule
+from .schedules import Schedule
+from .strategy import Plan, Precision
 
 STOCK = "stock PaddleNLP"
 
@@ -83,8 +84,8 @@ def _unlike_stock(plan: Plan) -> Iterator[str]:
     layer, stage, pipeline = plan.layers[0], sharding_stage(plan), len(plan.stages) > 1
     if strided(plan):
         yield "tp_consecutive_flags: in stock PaddleNLP neighbouring ranks form a tensor-parallel group"
-    if pipeline and plan.schedule is Schedule.GPIPE:
-        yield "pipeline_type: stock PaddleNLP's pipeline is 1F1B, the plan's gpipe"
+    if pipeline and plan.schedule is not Schedule.ONE_F_ONE_B:
+        yield f"pipeline_type: stock PaddleNLP's pipeline is 1F1B, the plan's {plan.schedule}"
     if pipeline and stage > 1:
         yield f"dp_types_enc: stock PaddleNLP's pipeline goes with sharding stage1 alone, the plan has {layer.dp_type}"
     if layer.tp > 1 and stage == 3:

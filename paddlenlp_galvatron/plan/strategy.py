@@ -12,6 +12,8 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any, TypeVar
 
+from .schedules import Schedule
+
 T = TypeVar("T")
 
 
@@ -21,13 +23,6 @@ class DataParallel(StrEnum):
     DDP = "ddp"  # every rank holds everything
     ZERO2 = "zero2"  # gradients and optimizer states sharded
     ZERO3 = "zero3"  # weights sharded too
-
-
-class Schedule(StrEnum):
-    """Order of forward and backward passes in a pipeline, by Galvatron's names."""
-
-    GPIPE = "gpipe"  # all forwards, then all backwards
-    ONE_F_ONE_B = "pipedream_flush"  # 1F1B: one forward, one backward, in turn
 
 
 class Precision(StrEnum):

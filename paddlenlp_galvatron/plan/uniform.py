@@ -11,7 +11,8 @@ from ..base.errors import UserError
 from ..base.limits import Ranks, Samples
 from .check import require_valid
 from .options import Options
-from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Schedule, VocabStrategy
+from .schedules import Schedule
+from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
 
 E = TypeVar("E", bound=StrEnum)
 

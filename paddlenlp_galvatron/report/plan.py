@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.text import shortened
-from ..plan import LayerStrategy, ModelShape, Plan, Schedule, VocabStrategy
+from ..plan import LayerStrategy, ModelShape, Plan, VocabStrategy
 from ..plan.strategy import runs
 
 MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a second to print
@@ -25,15 +25,13 @@ def describe(plan: Plan, shape: ModelShape | None = None) -> tuple[Table, Table]
     return facts, _table(plan)
 
 
-def schedule_name(schedule: Schedule) -> str:
-    return "1F1B" if schedule is Schedule.ONE_F_ONE_B else "GPipe"
-
-
 def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
-    schedule = schedule_name(plan.schedule)
     micro_batches = _count(plan.micro_batches, "micro-batch", "micro-batches")
     facts = [
-        ("ranks", f"{plan.world_size} in {_count(len(plan.stages), 'stage')} of {plan.stage_size}, {schedule}"),
+        (
+            "ranks",
+            f"{plan.world_size} in {_count(len(plan.stages), 'stage')} of {plan.stage_size}, {plan.schedule.label}",
+        ),
         ("batch", f"{_count(plan.global_batch, 'sample')} a step, {micro_batches} of {plan.micro_batch}"),
         ("assumed", _assumed(plan)),
     ]

@@ -13,7 +13,7 @@ import paddle
 import paddle.distributed as dist
 
 from ..plan import Plan
-from ..plan.schedule import order
+from ..plan.schedules import order
 from .collectives import count
 from .groups import Groups
 from .stage import Stage, Tokens
@@ -76,11 +76,12 @@ class Pipeline:
         `ids` and `labels` [micro-batches, M·S]. Returns the sum of this dp share's losses on the last stage, else 0.
         """
         held: deque[tuple[Any, Any]] = deque()  # input and output of the micro-batches in flight
+        own_ids, own_labels = self._take(ids, labels)
         total = paddle.zeros([], "float32")
         for position, step in enumerate(self._order):
             if step.kind == "forward":
                 x = self._input(position)
-                out = self._stage.forward(x, ids[step.micro_batch], labels[step.micro_batch])
+                out = self._stage.forward(x, own_ids[step.micro_batch], own_labels[step.micro_batch])
                 if self._stage.is_last:
                     total += out.detach()
                 if self._to_after:
@@ -102,7 +103,7 @@ class Pipeline:
         """As `run`, without gradients: forward passes alone."""
         total = paddle.zeros([], "float32")
         with paddle.no_grad():
-            for micro_ids, micro_labels in zip(ids, labels, strict=True):
+            for micro_ids, micro_labels in zip(*self._take(ids, labels), strict=True):
                 x = self._from_before.receive() if self._from_before else None
                 out = self._stage.forward(x, micro_ids, micro_labels)
                 if self._to_after:
@@ -112,6 +113,14 @@ class Pipeline:
         if self._to_after:
             self._to_after.flush()
         return total
+
+    def _take(self, ids: Tokens, labels: Tokens) -> tuple[list[Any], list[Any]]:
+        """What the stage needs of a step's tokens, by micro-batch."""
+        nothing = [None] * self._micro_batches
+        return (
+            self._stage.take(ids) if self._stage.is_first else nothing,
+            self._stage.take(labels) if self._stage.is_last else nothing,
+        )
 
     def _input(self, position: int) -> Any:
         if self._from_before is None:

@@ -145,15 +145,15 @@ class Stage:
         """Each unit once."""
         return list(dict.fromkeys(self.chain.units))
 
-    def forward(self, x: Any, ids: Tokens, labels: Tokens) -> Any:
+    def forward(self, x: Any, ids: Any, labels: Any) -> Any:
         """One micro-batch through the stage.
 
-        `x` [T, H] from the stage before (None on the first), `ids` and `labels` [M·S] of the whole micro-batch.
-        Returns [T, H] for the next stage, or on the last the sum of this dp share's losses.
+        `x` [T, H] from the stage before (None on the first), `ids` and `labels` [U] its row of `take`'s. Returns
+        [T, H] for the next stage, or on the last the sum of this dp share's losses.
         """
         run, position = self.chain.run, 0
         if self._embedding is not None:
-            x = run(position, self._embedding, self._own(ids))
+            x = run(position, self._embedding, ids)
             position += 1
         for redistribution, block in zip(self._redistributions, self._blocks, strict=False):
             x = redistribution(x) if redistribution else x
@@ -161,7 +161,7 @@ class Stage:
             position += 1
         if self._redistributions[-1]:
             x = self._redistributions[-1](x)
-        return x if self._head is None else run(position, self._head.loss, x, self._own(labels))
+        return x if self._head is None else run(position, self._head.loss, x, labels)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -182,9 +182,13 @@ class Stage:
         for vector in self.vectors:
             vector.settle()
 
-    def _own(self, tokens: Tokens) -> Any:
+    def take(self, tokens: Tokens) -> list[Any]:
+        """This rank's tokens [U] of each micro-batch, of a step's [micro-batches, M·S], on the device.
+
+        Once a step, before the first message: on a GPU a copy waits for every receive that is posted, also for one
+        whose message comes only after the pass that the copy is for."""
         start, stop = self._vocab_input.interval(self._local, self._tokens)
-        return paddle.to_tensor(tokens[start:stop])
+        return list(paddle.to_tensor(tokens[:, start:stop]).unbind())
 
     def _length(self, layout: TokenLayout) -> int:
         start, stop = layout.interval(self._local, self._tokens)

@@ -198,7 +198,7 @@ class SearchOptions(Options):
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
-        return (self.pipeline_type,) if self.pipeline_type else (Schedule.ONE_F_ONE_B, Schedule.GPIPE)
+        return (self.pipeline_type,) if self.pipeline_type else tuple(Schedule)
 
     @property
     def assumptions(self) -> Assumptions:

@@ -9,7 +9,7 @@ from math import ceil, inf
 
 from ..cost_model import CostModel, Prediction
 from ..plan import Infeasible, Plan, UserError
-from ..plan.schedule import in_flight
+from ..plan.schedules import in_flight
 from .space import Family
 
 

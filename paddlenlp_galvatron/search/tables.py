@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost_model import CostModel, LayerCost
-from ..plan import LayerStrategy, Plan, Schedule, UserError, VocabStrategy
+from ..plan import LayerStrategy, Plan, UserError, VocabStrategy
 from ..plan.layout import Grid, TokenLayout
-from ..plan.schedule import in_flight
+from ..plan.schedules import arrays, in_flight
 from ..profiles.memory import Role
 from .space import Family
 
@@ -205,10 +205,12 @@ def _where(family: Family) -> dict[str, int]:
 def _shape(family: Family, cost: CostModel) -> dict[str, Any]:
     """Size and schedule of the family's pipelines, as arguments of the core."""
     held = (in_flight(family.schedule, s, family.stages, family.micro_batches) for s in range(family.stages))
+    passes, runs = arrays(family.schedule, family.stages, family.micro_batches)
     return {
         "layers": np.bincount(cost.layer_types).astype(np.int32),
         "micro_batches": family.micro_batches,
-        "gpipe": family.schedule is Schedule.GPIPE,
+        "passes": passes,
+        "runs": runs,
         "in_flight": np.fromiter(held, dtype=np.int32),
     }
 

@@ -6,17 +6,18 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from interleaved import CHUNKS, INTERLEAVED
 
 from paddlenlp_galvatron.cost_model import StageTimes, lower_bound_ms, step_ms, timeline
 from paddlenlp_galvatron.plan import Schedule
-from paddlenlp_galvatron.plan.schedule import order
+from paddlenlp_galvatron.plan.schedules import order
 
 
 def longest_path_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
     """Step time by definition: the longest chain of passes, each after its stage's previous one and its input's, and at
     its end the stage's sync."""
     stages = len(times.forward)
-    orders = [[tuple(work) for work in order(schedule, s, stages, micro_batches)] for s in range(stages)]
+    orders = [[(kind, k) for kind, _, k in order(schedule, s, stages, micro_batches)] for s in range(stages)]
 
     @cache
     def stop(stage: int, work: tuple[str, int]) -> float:
@@ -71,6 +72,36 @@ def test_skipping_steady_rounds_changes_nothing():
         assert step_ms(Schedule.ONE_F_ONE_B, times, micro_batches) == pytest.approx(
             max(span.stop_ms for span in spans), rel=1e-9
         )
+
+
+def test_gpipe_is_its_closed_form():
+    """The longest path of m equal jobs through some stages takes each stage once and the slowest m - 1 times more."""
+    rng = random.Random(22)
+    for micro_batches in (*range(1, 20), 1000, 10**6):
+        times = random_times(rng)
+        stages, more = len(times.forward), micro_batches - 1
+        down = sum(times.forward) + sum(times.send) + more * max(times.forward)
+        up = max(
+            sum(times.backward[s:]) + sum(times.send[s:]) + more * max(times.backward[s:]) + times.sync[s]
+            for s in range(stages)
+        )
+        assert step_ms(Schedule.GPIPE, times, micro_batches) == pytest.approx(down + up, rel=1e-11)
+
+
+def test_chunks_of_a_stage_take_turns():
+    """The textbook of interleaving: the bubble shrinks by the number of chunks. And core and time line agree."""
+    rng = random.Random(23)
+    for _ in range(200):
+        times = random_times(rng)
+        stages = len(times.forward)
+        times = StageTimes(times.forward, times.backward, times.sync, [*times.send, rng.random()])
+        micro_batches = stages * rng.randint(1, 5)
+        spans = timeline(INTERLEAVED, times, micro_batches)
+        expected = pytest.approx(max(span.stop_ms for span in spans), rel=1e-12)
+        assert step_ms(INTERLEAVED, times, micro_batches) == expected, (times, micro_batches)
+        even = StageTimes([1.0] * stages, [2.0] * stages, [0.0] * stages, [0.0] * stages)
+        textbook = 3 * (micro_batches + (stages - 1) / CHUNKS)
+        assert step_ms(INTERLEAVED, even, micro_batches) == pytest.approx(textbook)
 
 
 positive = st.floats(0.01, 10)

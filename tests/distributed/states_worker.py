@@ -25,6 +25,7 @@ class Watch:
 
     def __init__(self, engine: Engine):
         self.passes: list[tuple[str, int]] = []
+        self.copies: list[str] = []
         self.in_flight = self.most_in_flight = self.most_gathered = 0
         self._sharded = [u for u in engine.stage.units if isinstance(u, ShardedUnit) and not u._keep_whole]
         stage, pipeline = engine.stage, engine._pipeline
@@ -40,6 +41,8 @@ class Watch:
             return result
 
         stage.forward, pipeline._backward = watched_forward, watched_backward  # type: ignore[method-assign]
+        for owner, name in ((paddle, "to_tensor"), (paddle.Tensor, "numpy"), (paddle.Tensor, "item")):
+            self._count_copies(owner, name)
         for unit in self._sharded:
             self._listen(unit)
 
@@ -47,6 +50,17 @@ class Watch:
         self.passes.append((kind, sum(name == kind for name, _ in self.passes)))
         self.in_flight += change
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
+
+    def _count_copies(self, owner: Any, name: str) -> None:
+        """From the first pass to the last."""
+        copy = getattr(owner, name)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            if self.in_flight:
+                self.copies.append(name)
+            return copy(*args, **options)
+
+        setattr(owner, name, watched)
 
     def _listen(self, unit: ShardedUnit) -> None:
         gather, prefetch = unit.gather, unit.prefetch
@@ -87,6 +101,7 @@ def run_case(case: Case, folder: Path, index: int) -> None:
         "gradients": gradients,
         "moments": moments,
         "passes": watch.passes,
+        "copies": watch.copies,
         "most_in_flight": watch.most_in_flight,
         "most_gathered": watch.most_gathered,
     }

@@ -20,7 +20,9 @@ import numpy as np
 import pybind11
 import pytest
 
-from .test_pipeline import tables
+from paddlenlp_galvatron.plan import Schedule
+
+from .test_pipeline import lists, tables
 
 ENGINE = Path(__file__).parents[2] / "search_engine"
 COMPILER = shutil.which("c++")
@@ -170,8 +172,7 @@ def wide(micro_batches: int = 240) -> dict[str, Any]:
     zero = np.zeros(layouts * 8)
     return {
         "layers": np.array([32]),
-        "micro_batches": micro_batches,
-        "gpipe": False,
+        **lists(Schedule.ONE_F_ONE_B, stages, micro_batches),
         "strategies": np.stack([forward, 2 * forward, zero, states, zero, zero], axis=1),
         "groups": np.arange(layouts * 8) % layouts,
         "types": np.zeros(layouts, dtype=int),
@@ -182,7 +183,6 @@ def wide(micro_batches: int = 240) -> dict[str, Any]:
         "vocab_enter": free[:1],
         "vocab_leave": free[:1],
         "middle": np.zeros(6),
-        "in_flight": np.minimum(np.arange(stages, 0, -1), micro_batches),
         "send": np.zeros((2, 1)),
         "budget_mib": 400.0,
     }
@@ -215,6 +215,14 @@ def test_what_is_too_hard_ends_before_memory_does() -> None:
     assert time_s <= bound / (1 - 1e-3)
 
 
+def test_lists_in_which_stages_wait_for_each_other_are_refused() -> None:
+    """The first stage wants its gradient before it hands on what the second one makes it of."""
+    forward, backward = (0, 0, 0), (1, 0, 0)
+    passes, runs = np.array([backward, forward, forward, backward]), np.array([(0, 2, 1, 1), (1, 2, 1, 1)])
+    with pytest.raises(ValueError, match="passes: stages wait for each other in a circle"):
+        galvatron_dp_core.step_ms(passes, runs, 1, *np.ones((3, 2)), np.ones(1))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -223,6 +231,18 @@ def test_what_is_too_hard_ends_before_memory_does() -> None:
         ({"layers": np.ones(9, dtype=int)}, "8 types at most"),
         ({"in_flight": np.ones(1000, dtype=int)}, "fewer layers than stages"),
         ({"micro_batches": 0}, "micro_batches"),
+        ({"micro_batches": 10**6}, "passes: not every micro-batch"),
+        ({"passes": np.zeros((0, 3)), "runs": np.zeros((0, 4))}, "passes: not every micro-batch"),
+        ({"passes": np.zeros((2, 2))}, "passes: give kind, chunk"),
+        ({"passes": np.full((2, 3), 2)}, "passes: kind or chunk"),
+        ({"passes": np.array([[0, -1, 0]])}, "passes: kind or chunk"),
+        ({"passes": np.array([[0, 2**62, 0]])}, "passes: kind or chunk"),
+        ({"passes": np.array([[0, 0, 1], [1, 0, 0]])}, "passes: micro-batches of a stage"),
+        ({"runs": np.array([0, 2, 1, 1])}, "runs: give stage"),
+        ({"runs": np.array([[1, 2, 1, 1]])}, "runs: stages"),
+        ({"runs": np.array([[0, 2**40, 1, 1]])}, "runs: passes or times"),
+        ({"runs": np.array([[0, 2, -1, 1]])}, "runs: passes or times"),
+        ({"runs": np.array([[0, 2, 2, 0]]), "micro_batches": 2}, "runs: step is not"),
         ({"micro_batches": 2**31 - 1}, "micro_batches: give 1 to 1000000"),
         ({"layers": np.array([2**32 + 1])}, "layers: at least 1"),
         ({"strategies": np.zeros((0, 6))}, "strategies: none"),

@@ -1,4 +1,7 @@
-"""The core's pipelines equal brute force on random tables: more stages and micro-batches than whole searches."""
+"""The core's pipelines equal brute force on random tables: more stages and micro-batches than whole searches.
+
+Steps are timed by the core's simulation, which tests/cost_model/test_simulate.py holds to the definition.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,8 @@ import galvatron_dp_core
 import numpy as np
 import pytest
 
-from paddlenlp_galvatron.cost_model import StageTimes, step_ms
 from paddlenlp_galvatron.plan import Schedule
-from paddlenlp_galvatron.plan.schedule import in_flight
+from paddlenlp_galvatron.plan.schedules import arrays, in_flight
 from paddlenlp_galvatron.search.solver import solve
 
 from .random_cost import divisions
@@ -34,7 +36,7 @@ def tables(seed: int) -> dict[str, Any]:
         draw.randint(1, 2),
         [kind for kind in range(types) for _ in range(draw.randint(1, 3 if types == 1 else 2))],
     )
-    gpipe = draw.random() < 0.4
+    schedule = Schedule.GPIPE if draw.random() < 0.4 else Schedule.ONE_F_ONE_B
     ties = draw.random() < 0.3
     place = [draw.uniform(0, 1) for _ in range(len(groups) + 2 + 2 * vocabs)]
     width = [draw.choice((0.3, 1, 2)) for _ in range(types)]  # of what is handed on between layers of a type
@@ -66,8 +68,7 @@ def tables(seed: int) -> dict[str, Any]:
     send = draw.uniform(0, 1)
     return {
         "layers": layers,
-        "micro_batches": micro_batches,
-        "gpipe": gpipe,
+        **lists(schedule, stages, micro_batches),
         "strategies": np.array([part_with_memory() for _ in of_group]),
         "groups": np.array(of_group),
         "types": np.array(groups),
@@ -77,18 +78,19 @@ def tables(seed: int) -> dict[str, Any]:
         "vocabs": np.array([[part_with_memory(), part_with_memory()] for _ in range(vocabs)]),
         "vocab_enter": np.array([[distance(first_vocab + v, g, width[0]) for g in all_groups] for v in range(vocabs)]),
         "vocab_leave": np.array([[distance(g, first_vocab + v, width[-1]) for g in all_groups] for v in range(vocabs)]),
-        "in_flight": np.array(
-            [
-                in_flight(Schedule.GPIPE if gpipe else Schedule.ONE_F_ONE_B, s, stages, micro_batches)
-                for s in range(stages)
-            ]
-        ),
         "middle": np.array(
             [0, 0, 0, draw.uniform(0, 20), draw.uniform(0, 20), draw.choice((0.0, draw.uniform(0, 60)))]
         ),
         "send": send * np.array([width, begins]),
         "budget_mib": draw.uniform(50, 500),
     }
+
+
+def lists(schedule: Schedule, stages: int, micro_batches: int) -> dict[str, Any]:
+    """What a schedule gives to the core."""
+    passes, runs = arrays(schedule, stages, micro_batches)
+    held = np.array([in_flight(schedule, stage, stages, micro_batches) for stage in range(stages)])
+    return {"micro_batches": micro_batches, "passes": passes, "runs": runs, "in_flight": held}
 
 
 def kinds_of(t: dict[str, Any]) -> list[int]:
@@ -118,11 +120,12 @@ def stage(t: dict[str, Any], vocab: int, s: int, first: int, choice: Sequence[in
 
 def step(t: dict[str, Any], division: Sequence[int], times: Sequence[Numbers]) -> float:
     forward, backward, sync = zip(*times, strict=True)
-    schedule = Schedule.GPIPE if t["gpipe"] else Schedule.ONE_F_ONE_B
     kinds = kinds_of(t)
     seams = np.cumsum(division)[:-1]
     send = [t["send"][int(kinds[at - 1] != kinds[at])][kinds[at]] for at in seams]
-    return step_ms(schedule, StageTimes(forward, backward, sync, send), t["micro_batches"])
+    return galvatron_dp_core.step_ms(
+        t["passes"], t["runs"], t["micro_batches"], forward, backward, sync, np.array(send, dtype=float)
+    )
 
 
 def brute_force(t: dict[str, Any]) -> float:
@@ -185,8 +188,7 @@ def test_deep_pipelines_equal_the_sum_of_their_stages(types: int) -> None:
         budget, free = random.uniform(50, 300), np.zeros((2, types, 2))
         core = galvatron_dp_core.Pipeline(
             layers=layers,
-            micro_batches=1,
-            gpipe=False,
+            **lists(Schedule.ONE_F_ONE_B, stages, 1),
             strategies=strategies,
             groups=np.repeat(np.arange(types), count),
             types=np.arange(types),
@@ -197,7 +199,6 @@ def test_deep_pipelines_equal_the_sum_of_their_stages(types: int) -> None:
             vocab_enter=free[:1],
             vocab_leave=free[:1],
             middle=np.zeros(6),
-            in_flight=np.ones(stages, dtype=int),
             send=np.full((2, types), 0.3),
             budget_mib=budget,
         )

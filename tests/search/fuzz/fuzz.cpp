@@ -108,6 +108,18 @@ void check_layers(unsigned long seed) {
 
 // --- a pipeline -----------------------------------------------------------------------------------------------------
 
+// GPipe's lists, or 1F1B's.
+PassLists lists(bool gpipe, int stages, int micro_batches) {
+  const Pass forward{false}, backward{true};
+  std::vector<std::vector<Run>> of(stages);
+  for (int s = 0; s < stages; ++s) {
+    const int early = gpipe ? micro_batches : std::min(stages - s - 1, micro_batches);
+    for (Run run : {Run{{forward}, early}, Run{{forward, backward}, micro_batches - early}, Run{{backward}, early}})
+      if (run.times > 0) of[s].push_back(run);
+  }
+  return {micro_batches, of};
+}
+
 PipelineTables random_pipeline(Draw& draw) {
   const int kind = draw.from(0, 2) % 2, types = draw.chance(30) ? 2 : 1;
   PipelineTables tables;
@@ -116,7 +128,8 @@ PipelineTables random_pipeline(Draw& draw) {
   tables.starts = types == 1 ? std::vector<int>{0, tables.layers}
                              : std::vector<int>{0, draw.from(1, tables.layers - 1), tables.layers};
   tables.micro_batches = draw.chance(5) ? 10'000 : draw.from(1, 9);
-  tables.gpipe = draw.chance(40);
+  const bool gpipe = draw.chance(40);
+  tables.passes = lists(gpipe, tables.stages, tables.micro_batches);
   auto part = [&](int group) {
     const double working = draw.chance(50) ? 0 : draw.number(kind);
     return Part{{draw.number(kind), draw.number(kind), draw.number(kind)}, draw.number(kind), draw.number(kind), working,
@@ -141,16 +154,16 @@ PipelineTables random_pipeline(Draw& draw) {
   tables.middle = part(0);
   tables.middle.time = {};
   for (int s = 0; s < tables.stages; ++s)
-    tables.in_flight.push_back(tables.gpipe ? tables.micro_batches : std::min(tables.stages - s, tables.micro_batches));
+    tables.in_flight.push_back(gpipe ? tables.micro_batches : std::min(tables.stages - s, tables.micro_batches));
   tables.send = {std::vector<double>(types, 0.5), std::vector<double>(types, 0.25)};
-  tables.budget = 10 * draw.unit() * (tables.layers + 2) * (tables.gpipe && tables.micro_batches < 10 ? 3 : 2);
+  tables.budget = 10 * draw.unit() * (tables.layers + 2) * (gpipe && tables.micro_batches < 10 ? 3 : 2);
   return tables;
 }
 
 // Least step time over everything, and of what surely fits.
 std::pair<double, double> enumerate(const PipelineTables& t) {
   double best = kInfinity, best_within = kInfinity;
-  StepTimer timer(t.gpipe, t.micro_batches);
+  StepTimer timer(t.passes);
   Poll poll([] {});
   const int count = static_cast<int>(t.strategies.size());
   each_sequence(t.layers, count, [&](const std::vector<int>& choice) {

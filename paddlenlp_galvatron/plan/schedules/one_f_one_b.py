@@ -1,0 +1,14 @@
+"""1F1B (PipeDream-Flush): as many forwards as stages follow, then a forward and a backward in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .passes import Run, backward, forward
+
+
+def runs(stage: int, stages: int, micro_batches: int) -> Iterator[Run]:
+    early = min(stages - stage - 1, micro_batches)
+    yield Run((forward(0),), early)
+    yield Run((forward(early), backward(0)), micro_batches - early)
+    yield Run((backward(micro_batches - early),), early)
