@@ -50,7 +50,8 @@ class Part:
         rank = 0 if embedding else tp
         weights = PatternWeights(shape.initializer_range)
         self._stage = Stage(plan, shape, family, seq_length, rank, SilentGroups(), weights, None, flash_attention)
-        self._tokens = np.random.default_rng(0).integers(shape.vocab_size, size=samples * seq_length)
+        tokens = np.random.default_rng(0).integers(shape.vocab_size, size=(1, samples * seq_length))
+        (self._tokens,) = self._stage.take(tokens)
         self._received = None if embedding else self._boundary()
         self._returned = None if head else self._boundary()
         self._x: Any = None

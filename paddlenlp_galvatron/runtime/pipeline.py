@@ -10,12 +10,11 @@ from collections import deque
 from typing import Any
 
 import paddle
-import paddle.distributed as dist
 
 from ..plan import Plan
 from ..plan.schedule import order
-from .collectives import count
-from .groups import Groups
+from .collectives import Pending, receive_start, send_start
+from .groups import DOWN, UP, Groups
 from .stage import Stage, Tokens
 
 
@@ -24,33 +23,30 @@ class Link:
 
     def __init__(self, group: Any, peer: int, shape: list[int], dtype: str):
         self._group, self._peer, self._shape, self._dtype = group, peer, shape, dtype
-        self._sent: deque[tuple[Any, Any]] = deque()
-        self._posted: deque[tuple[Any, Any]] = deque()
+        self._sent: deque[Pending] = deque()
+        self._posted: deque[Pending] = deque()
 
     def send(self, tensor: Any) -> None:
         """Start sending; the tensor is kept until it has left."""
-        while self._sent and self._sent[0][0].is_completed():
+        while self._sent and self._sent[0].ended:
             self._sent.popleft()
-        count("p2p", tensor)
-        self._sent.append((dist.isend(tensor, self._peer, self._group), tensor))
+        self._sent.append(send_start(tensor, self._peer, self._group))
 
     def post(self) -> None:
         """Start receiving the next message."""
         buffer = paddle.empty(self._shape, self._dtype)
-        self._posted.append((dist.irecv(buffer, self._peer, self._group), buffer))
+        self._posted.append(receive_start(buffer, self._peer, self._group))
 
     def receive(self) -> Any:
         """The next message; posts it where that has not been done."""
         if not self._posted:
             self.post()
-        task, buffer = self._posted.popleft()
-        task.wait()
-        return buffer
+        return self._posted.popleft().wait()
 
     def flush(self) -> None:
         """Wait until all that was sent has left."""
         while self._sent:
-            self._sent.popleft()[0].wait()
+            self._sent.popleft().wait()
 
 
 class Pipeline:
@@ -65,10 +61,10 @@ class Pipeline:
         def link(first: int, second: int, use: str, peer: int) -> Link:
             return Link(groups.get((first, second), use), peer, stage.boundary_shape, stage.numbers.stored)
 
-        self._from_before = None if stage.is_first else link(before, rank, "down", before)
-        self._to_before = None if stage.is_first else link(before, rank, "up", before)
-        self._to_after = None if stage.is_last else link(rank, after, "down", after)
-        self._from_after = None if stage.is_last else link(rank, after, "up", after)
+        self._from_before = None if stage.is_first else link(before, rank, DOWN, before)
+        self._to_before = None if stage.is_first else link(before, rank, UP, before)
+        self._to_after = None if stage.is_last else link(rank, after, DOWN, after)
+        self._from_after = None if stage.is_last else link(rank, after, UP, after)
 
     def run(self, ids: Tokens, labels: Tokens, scale: float) -> Any:
         """One step over all micro-batches; gradients of `scale` times the summed loss are added to the parameters.
@@ -76,11 +72,12 @@ class Pipeline:
         `ids` and `labels` [micro-batches, M·S]. Returns the sum of this dp share's losses on the last stage, else 0.
         """
         held: deque[tuple[Any, Any]] = deque()  # input and output of the micro-batches in flight
+        own_ids, own_labels = self._take(ids, labels)
         total = paddle.zeros([], "float32")
         for position, step in enumerate(self._order):
             if step.kind == "forward":
                 x = self._input(position)
-                out = self._stage.forward(x, ids[step.micro_batch], labels[step.micro_batch])
+                out = self._stage.forward(x, own_ids[step.micro_batch], own_labels[step.micro_batch])
                 if self._stage.is_last:
                     total += out.detach()
                 if self._to_after:
@@ -102,7 +99,7 @@ class Pipeline:
         """As `run`, without gradients: forward passes alone."""
         total = paddle.zeros([], "float32")
         with paddle.no_grad():
-            for micro_ids, micro_labels in zip(ids, labels, strict=True):
+            for micro_ids, micro_labels in zip(*self._take(ids, labels), strict=True):
                 x = self._from_before.receive() if self._from_before else None
                 out = self._stage.forward(x, micro_ids, micro_labels)
                 if self._to_after:
@@ -112,6 +109,14 @@ class Pipeline:
         if self._to_after:
             self._to_after.flush()
         return total
+
+    def _take(self, ids: Tokens, labels: Tokens) -> tuple[list[Any], list[Any]]:
+        """What the stage needs of a step's tokens, by micro-batch."""
+        nothing = [None] * self._micro_batches
+        return (
+            self._stage.take(ids) if self._stage.is_first else nothing,
+            self._stage.take(labels) if self._stage.is_last else nothing,
+        )
 
     def _input(self, position: int) -> Any:
         if self._from_before is None:

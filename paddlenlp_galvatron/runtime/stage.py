@@ -18,7 +18,7 @@ from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.layout import TokenLayout, boundary_layout, grid_of, token_layout
 from .adapter import Adapter
 from .block import Block, Placement
-from .groups import Groups, Ranks
+from .groups import DIRECTIONS, REDISTRIBUTE, Groups, Ranks
 from .precision import Numbers
 from .redistribute import Redistribution, redistribution_groups
 from .units import Chain, Trainable, Unit, UnitMaker, whole
@@ -58,17 +58,30 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[tuple[Ra
     for stage in range(len(plan.stages)):
         edges = stage_edges(plan, stage)
         exchanges = {
-            (ranks, "redistribute")
+            (ranks, REDISTRIBUTE)
             for before, after in set(pairwise(edges))
             for ranks in redistribution_groups(before, after, tokens)
         }
         wanted |= {(tuple(stage * size + r for r in ranks), use) for ranks, use in local | exchanges}
         if stage:
             pairs = [(rank - size, rank) for rank in range(stage * size, (stage + 1) * size)]
-            wanted |= {(pair, use) for pair in pairs for use in ("down", "up")}
+            wanted |= {(pair, use) for pair in pairs for use in DIRECTIONS}
     if shape.tied_embeddings and len(plan.stages) > 1:
         wanted |= {(_twins(plan, rank), "tied") for rank in range(size)}
     return {(ranks, use) for ranks, use in wanted if len(ranks) > 1}
+
+
+def exchanging(plan: Plan) -> set[Ranks]:
+    """Groups of the plan, beside those that redistribute, whose ranks exchange tokens for heads (Ulysses)."""
+    size = plan.stage_size
+    local = {
+        ranks
+        for strategy in {plan.vocab.as_layer(), *plan.layers}
+        if strategy.ulysses
+        for ranks in grid_of(plan, strategy).tp_groups()
+    }
+    firsts = range(0, plan.world_size, size)
+    return {tuple(first + rank for rank in ranks) for ranks in local for first in firsts if len(ranks) > 1}
 
 
 def _twins(plan: Plan, rank: int) -> Ranks:
@@ -145,15 +158,15 @@ class Stage:
         """Each unit once."""
         return list(dict.fromkeys(self.chain.units))
 
-    def forward(self, x: Any, ids: Tokens, labels: Tokens) -> Any:
+    def forward(self, x: Any, ids: Any, labels: Any) -> Any:
         """One micro-batch through the stage.
 
-        `x` [T, H] from the stage before (None on the first), `ids` and `labels` [M·S] of the whole micro-batch.
-        Returns [T, H] for the next stage, or on the last the sum of this dp share's losses.
+        `x` [T, H] from the stage before (None on the first), `ids` and `labels` [U] its row of `take`'s. Returns
+        [T, H] for the next stage, or on the last the sum of this dp share's losses.
         """
         run, position = self.chain.run, 0
         if self._embedding is not None:
-            x = run(position, self._embedding, self._own(ids))
+            x = run(position, self._embedding, ids)
             position += 1
         for redistribution, block in zip(self._redistributions, self._blocks, strict=False):
             x = redistribution(x) if redistribution else x
@@ -161,7 +174,7 @@ class Stage:
             position += 1
         if self._redistributions[-1]:
             x = self._redistributions[-1](x)
-        return x if self._head is None else run(position, self._head.loss, x, self._own(labels))
+        return x if self._head is None else run(position, self._head.loss, x, labels)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -182,9 +195,13 @@ class Stage:
         for vector in self.vectors:
             vector.settle()
 
-    def _own(self, tokens: Tokens) -> Any:
+    def take(self, tokens: Tokens) -> list[Any]:
+        """This rank's tokens [U] of each micro-batch, of a step's [micro-batches, M·S], on the device.
+
+        Once a step, before the first message: on a GPU a copy waits for every receive that is posted, also for one
+        whose message comes only after the pass that the copy is for."""
         start, stop = self._vocab_input.interval(self._local, self._tokens)
-        return paddle.to_tensor(tokens[start:stop])
+        return list(paddle.to_tensor(tokens[:, start:stop]).unbind())
 
     def _length(self, layout: TokenLayout) -> int:
         start, stop = layout.interval(self._local, self._tokens)
