@@ -107,7 +107,7 @@ if __name__ == "__main__":
     if "PADDLE_TRAINER_ID" in os.environ:
         from paddlenlp_galvatron.runtime.groups import run_as_rank
 
-        sys.exit(run_as_rank(rank))
+        run_as_rank(rank)
     if sys.argv[1:2] == ["--hold"]:
         hold(int(sys.argv[2]), int(sys.argv[3]))
     main()

@@ -110,7 +110,9 @@ def valid_plans(draw: st.DrawFn) -> Plan:
     layer = st.builds(LayerStrategy, degrees, flags, flags, dp_types, flags)
     micro_batches = draw(st.integers(1, 6))
     tokens = st.integers(1, 5).map(lambda k: k * stage_size)
-    assumed = st.builds(Assumptions, flags, st.sampled_from(Precision), flags, st.none() | tokens)
+    assumed = st.builds(
+        Assumptions, flags, st.sampled_from(Precision), flags, st.none() | tokens, st.none() | flags, st.none() | flags
+    )
     return Plan(
         world_size=stage_size * len(stages),
         global_batch=micro_batches * stage_size * draw(st.integers(1, 3)),

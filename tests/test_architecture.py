@@ -65,6 +65,8 @@ def test_the_pinned_set_is_exact_and_has_what_pyproject_asks_for():
     project = asked["project"]
     extras = [line for extra in project["optional-dependencies"].values() for line in extra]
     for wanted in map(Requirement, [*asked["build-system"]["requires"], *project["dependencies"], *extras]):
+        if wanted.name == project["name"]:  # an extra that has another one
+            continue
         assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), str(wanted)
 
 
@@ -84,3 +86,12 @@ def test_no_file_names(what):
             if re.search(FORBIDDEN[what], line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}")
     assert not found
+
+
+def test_what_is_installed_beside_paddles_gpu_build_is_no_paddle():
+    """paddlepaddle-gpu and paddlepaddle are two distributions of one folder: the second would be written over it."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = {canonicalize_name(Requirement(line).name) for line in extras["gpu"]}
+    assert names and not any(name.startswith("paddlepaddle") for name in names)
+    assert {Requirement(line).name for line in extras["paddle"]} == {"paddlenlp-galvatron", "paddlepaddle"}
+    assert any(Requirement(line).extras == {"gpu"} for line in extras["paddle"])

@@ -29,6 +29,11 @@ class Optimizer(StrEnum):
     ADAMW = "adamw"
 
 
+class Device(StrEnum):
+    CPU = "cpu"
+    GPU = "gpu"
+
+
 @app.command()
 def parity(
     plan: Annotated[Path, typer.Argument(help="the plan file", metavar="PLAN")],
@@ -42,6 +47,7 @@ def parity(
     mixed_precision: Annotated[
         Precision | None, typer.Option(help="type of weights and messages, where the plan leaves it open")
     ] = None,
+    device: Annotated[Device, typer.Option(help="what the processes compute on; on GPUs without TF32")] = Device.CPU,
     seed: Annotated[int, typer.Option(parser=within(Seed), help="of weights and data")] = 0,
     timeout: Annotated[
         float, typer.Option(parser=within(Positive), help="seconds after which the processes are ended")
@@ -60,7 +66,7 @@ def parity(
     case = small_case(read, model.value, optimizer.value, steps, seed)
     if not as_json:
         say(f"{plan}: {steps} {optimizer.value} steps of {case.shape.name} on {read.world_size} processes")
-    result = check_parity([case], timeout)[0]
+    result = check_parity([case], timeout, device.value)[0]
     line = asdict(result) | {"groups": max(result.groups), "seconds": round(time.monotonic() - start, 2)}
     say(json.dumps(line))
     if not result.agrees:

@@ -59,10 +59,7 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
             raise UserError("analytic: one type of layers only so far; derive each type's files by itself")
         flash = options.use_flash_attention is not False
         if options.use_flash_attention is None:
-            say(
-                "note: with flash attention; train with --use_flash_attention, or derive with --use_flash_attention 0",
-                err=True,
-            )
+            say("note: with flash attention, as plans from these files will say; or: --use_flash_attention 0", err=True)
         files = [analytic_computation(shapes[0], sheet, options.precision, lengths, flash)] if computation else []
         files += [analytic_memory(shapes[0], options.precision, lengths, flash)] if memory else []  # type: ignore[list-item]
         _say(f"derived from {sheet.name}", [file.save(options.output) for file in files])

@@ -36,6 +36,7 @@ WORKER = "paddlenlp_galvatron.training.train_worker"
 
 def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) -> None:
     """Train a model by a plan, one process a rank, and write train_log.jsonl and checkpoints."""
+    from paddlenlp_galvatron.runtime import device
     from paddlenlp_galvatron.runtime.launch import devices_of
     from paddlenlp_galvatron.runtime.watch import await_first
 
@@ -55,8 +56,10 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
             plan, shape = check_run(settings)
             if plan.note:
                 console.print(f"note: {settings.plan}: {plan.note}", markup=False)
+            if plan.assumed.flash_attention and not device.gpu_count():
+                console.print("note: flash_attention: the plan has it, Paddle on GPUs only; attention is plain here")
             if dry_run:
-                show_run(console, plan, shape, settings.amp_master_grad)
+                show_run(console, plan, shape)
                 return
             if nodes.node_rank == 0:
                 stack.enter_context(settings.folder_locked())
@@ -98,7 +101,7 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
             "Paddle finds no GPU here" if found == "cpu" else "ranks take the GPUs; hide them: CUDA_VISIBLE_DEVICES="
         )
         raise UserError(f"device: {settings.device} is not what ranks would run on: {lacks}")
-    Numbers.of(plan.assumed.mixed_precision, settings.amp_master_grad, settings.compute_precision)
+    Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), settings.compute_precision)
     open_data(settings, plan, shape)
     if settings.evaluates != "no":
         open_data(settings, plan, shape, "valid")
@@ -107,7 +110,7 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     return plan, shape
 
 
-def show_run(console: Console, plan: Plan, shape: ModelShape, fp32_gradients: bool = False) -> None:
+def show_run(console: Console, plan: Plan, shape: ModelShape) -> None:
     """Shapes, groups and predicted memory of a run that is not started."""
     seq_length = plan.assumed.seq_length or 0
     table = Table(box=None, pad_edge=False, title="per rank of each stage", title_justify="left")
@@ -117,7 +120,7 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, fp32_gradients: bo
     for stage in range(min(len(plan.stages), MOST_ROWS)):
         first = stage * plan.stage_size
         layers = plan.stage_layers(stage)
-        weights, states = held_mib(plan, shape, stage, fp32_gradients)
+        weights, states = held_mib(plan, shape, stage)
         table.add_row(
             str(stage),
             f"{first}-{first + plan.stage_size - 1}",

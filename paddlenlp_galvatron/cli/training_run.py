@@ -133,7 +133,7 @@ class TrainingRun:
         )
         if self._plan.world_size > 1:
             traffic = read_json(self._settings.traffic)
-            self._console.print(traffic_table(self._plan, self._shape, traffic, self._settings.amp_master_grad))
+            self._console.print(traffic_table(self._plan, self._shape, traffic))
 
 
 def _device_tflops(plan: Plan) -> float | None:

@@ -33,7 +33,6 @@ class CostOptions:
 
     context_mib: float = 0.0  # reserve of every device: CUDA context, fragmentation, whatever else runs there
     global_memory_buffer: bool = True  # Megatron-SP: room for the gathered activations of one layer
-    fp32_gradients: bool = False  # 16-bit training: gradients are kept and reduced in fp32
     task: Task = Task()
 
 

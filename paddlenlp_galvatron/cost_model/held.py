@@ -9,7 +9,7 @@ from .states import StateBytes
 from .weights import Weights, head_weights, layer_weights, table_weights
 
 
-def held_mib(plan: Plan, shape: ModelShape, stage: int, fp32_gradients: bool = False) -> tuple[float, float]:
+def held_mib(plan: Plan, shape: ModelShape, stage: int) -> tuple[float, float]:
     """(weights, states) of each rank of a stage in MiB, sharded as the plan says; a tied table counts once a stage.
 
     Gradients are whole where they are summed over micro-batches before they are reduced.
@@ -25,7 +25,7 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, fp32_gradients: bool = F
         head = head_weights(shape, tp)
         has_table = shape.tied_embeddings and stage == 0
         held.append((plan.vocab, Weights(whole_vectors=head.whole_vectors) if has_table else head))
-    per_weight = StateBytes.of(plan.assumed.mixed_precision, fp32_gradients)
+    per_weight = StateBytes.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients))
     whole = plan.assumed.async_grad_reduce and plan.micro_batches > 1
     weights = states = 0.0
     for strategy, module in held:

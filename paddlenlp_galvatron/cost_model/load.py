@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -103,6 +104,7 @@ def load(
         for layer_type, kind in enumerate(shapes):
             for line in kv_heads_note(memory_path, use.parameter_mib(layer_type), kind):
                 note(line)
+        assumed = _with_attention_of(memory, memory_path, assumed)
         if assumed.sequence_parallel and (without := use.without_megatron_sp()):
             note(
                 f"{memory_path}: {', '.join(without)} measured without Megatron-SP; under sequence_parallel a layer of "
@@ -125,6 +127,17 @@ def load(
         assumed=assumed,
         options=options,
     )
+
+
+def _with_attention_of(memory: MemoryProfile, path: Path, assumed: Assumptions) -> Assumptions:
+    """With the attention that was measured, where the file tells. Raises UserError where another one is asked for."""
+    measured = memory.flash_attention
+    if measured is None or assumed.flash_attention == measured:
+        return assumed
+    if assumed.flash_attention is not None:
+        how = "with" if measured else "without"
+        raise UserError(f"use_flash_attention: {path} was measured {how} it; leave it out, or profile the other way")
+    return replace(assumed, flash_attention=measured)
 
 
 def _mode(kind: type[Mode], value: str, name: str) -> Mode:

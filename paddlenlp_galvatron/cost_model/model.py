@@ -77,7 +77,7 @@ class CostModel:
         if assumed.seq_length is None:
             raise UserError("seq_length: missing; say how many tokens a sample has")
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)  # of each layer type
-        self.state_bytes = StateBytes.of(assumed.mixed_precision, options.fp32_gradients)
+        self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))
         self.layer_types = tuple(kind for kind, shape in enumerate(self.models) for _ in range(shape.layers))
         self._layers: dict[tuple[LayerStrategy, int, int, bool, int, int], LayerCost] = {}
         self._vocab: dict[tuple[VocabStrategy, int, int, bool, int, Role], LayerCost] = {}

@@ -26,7 +26,7 @@ NAMES = {
 }
 
 
-def step_traffic_bytes(plan: Plan, model: ModelShape, fp32_gradients: bool = False) -> dict[str, int]:
+def step_traffic_bytes(plan: Plan, model: ModelShape) -> dict[str, int]:
     """Bytes by kind, summed over all ranks, of one step; scalars (loss, gradient norm) are left out.
 
     Redistributions between layers count as all-to-all, as they are exchanged. Raises UserError without a seq_length.
@@ -34,7 +34,7 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, fp32_gradients: bool = Fal
     seq = plan.assumed.seq_length
     if seq is None:
         raise UserError("galvatron.assumed.seq_length: missing; say how many tokens a sample has")
-    states = StateBytes.of(plan.assumed.mixed_precision, fp32_gradients)
+    states = StateBytes.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients))
     setting = Setting(plan.micro_batch, seq, plan.stage_size, plan.assumed, states)
     each, once = plan.micro_batches * plan.stage_size, plan.stage_size
     total: Counter[str] = Counter()

@@ -2,7 +2,7 @@
 
 from ..base.errors import GalvatronError, Infeasible, UserError
 from ..model import ModelShape, load_model
-from .assume import with_assumptions
+from .assume import with_assumptions, with_defaults
 from .file import json_schema, plan_from_dict, plan_to_dict, read_plan, write_plan
 from .schedules import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
@@ -27,5 +27,6 @@ __all__ = [
     "read_plan",
     "uniform_plan",
     "with_assumptions",
+    "with_defaults",
     "write_plan",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..base.errors import UserError
 from .check import require_valid
-from .strategy import Plan
+from .strategy import Plan, Precision
 
 
 def with_assumptions(plan: Plan, **given: Any) -> Plan:
@@ -27,3 +27,16 @@ def with_assumptions(plan: Plan, **given: Any) -> Plan:
     changed = replace(plan, assumed=replace(plan.assumed, **flags), stated=plan.stated | set(flags))
     require_valid(changed)
     return changed
+
+
+def with_defaults(plan: Plan, on_gpus: bool) -> Plan:
+    """The plan with what it leaves open as training has it: on GPUs, 16-bit runs sum gradients in fp32, as small parts
+    of many micro-batches would round away, and have flash attention."""
+    default = on_gpus and plan.assumed.mixed_precision is not Precision.FP32
+
+    def chosen(stated: bool | None) -> bool:
+        return default if stated is None else stated
+
+    assumed = plan.assumed
+    summed, attention = chosen(assumed.fp32_gradients), chosen(assumed.flash_attention)
+    return replace(plan, assumed=replace(assumed, fp32_gradients=summed, flash_attention=attention))

@@ -33,6 +33,12 @@ class AssumedFields(BaseModel):
     mixed_precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="type of weights and activations")
     async_grad_reduce: bool = Field(True, description="reduce gradients once, after the last micro-batch")
     seq_length: Size | None = Field(None, description="tokens of one sample")
+    fp32_gradients: bool | None = Field(
+        None, description="16-bit training sums and reduces gradients in fp32; absent: on GPUs it does"
+    )
+    flash_attention: bool | None = Field(
+        None, description="Paddle's flash attention; absent: for 16-bit training on GPUs"
+    )
 
 
 class Told(BaseModel):
@@ -264,7 +270,9 @@ def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
             Precision(assumed.mixed_precision),
             assumed.async_grad_reduce,
             assumed.seq_length,
+            assumed.fp32_gradients,
+            assumed.flash_attention,
         ),
-        stated=frozenset(assumed.model_fields_set),
+        stated=frozenset(assumed.model_dump(exclude_unset=True, exclude_none=True)),
         metadata=extra.model_dump(exclude={"format_version", "assumed"}, exclude_unset=True),
     )

@@ -79,6 +79,9 @@ class Assumptions:
     mixed_precision: Precision = Precision.FP32
     async_grad_reduce: bool = True  # gradients are reduced once, after the last micro-batch
     seq_length: int | None = None  # tokens
+    # None: as training has it by default, on for 16-bit runs on GPUs.
+    fp32_gradients: bool | None = None  # 16-bit training sums and reduces gradients in fp32
+    flash_attention: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ import sys
 
 from ..adapters import load_family
 from ..model import measured_fingerprint
+from ..plan import Precision
 from ..profiles import Meta
+from ..runtime.device import on_gpu
 from ..runtime.groups import run_as_rank, start_world
 from .computation import ComputationProfiler
 from .computation_summary import computation_profile
@@ -32,7 +34,9 @@ def main() -> None:
     journal = Journal.open(options.output, "model", device.model_dump() | changing, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
     family, meta = load_family(shapes[0].family), Meta(fingerprint=device)
-    flash = bool(options.use_flash_attention)
+    flash = options.use_flash_attention
+    if flash is None:  # as training has it
+        flash = on_gpu() and precision is not Precision.FP32
     lengths = sorted({point.seq for point in points})
     timed, measured = run.computation * len(points) * len(run.degrees), run.memory * 2 * len(lengths)
     if run.computation:
@@ -62,4 +66,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_as_rank(main))
+    run_as_rank(main)

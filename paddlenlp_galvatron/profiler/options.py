@@ -178,7 +178,7 @@ class PointOptions(RunOptions):
     bf16: bool = Field(False, description="1: mixed_precision bf16")
     fp16: bool = Field(False, description="1: mixed_precision fp16")
     use_flash_attention: bool | None = Field(
-        None, description="Paddle's flash attention, on GPUs; unset: derived files are with it, measured ones without"
+        None, description="Paddle's flash attention, on GPUs; unset: derived files and those of 16-bit GPUs are with it"
     )
 
     @model_validator(mode="after")

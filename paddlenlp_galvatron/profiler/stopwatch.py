@@ -194,7 +194,7 @@ class Stopwatch:
             for lap in range(series * count, (series + 1) * count):
                 for number, step in enumerate(steps):
                     step()
-                    synchronize()
+                    device.synchronize()
                     now = _clocks()
                     mine[0, lap, number] = 1000 * (now - start)
                     start = now
@@ -204,16 +204,10 @@ class Stopwatch:
     def _start_together(self) -> Array:
         # Gloo's barrier gives all of its messages one tag: of several hundred thousand, one never ended.
         self.any_rank(False)
-        synchronize()
+        device.synchronize()
         return _clocks()
 
 
 def _clocks() -> Array:
     """Seconds, by WALL and PROCESSOR."""
     return np.array([time.perf_counter(), time.process_time()])
-
-
-def synchronize() -> None:
-    """Wait for what was started on this rank's device. On CPU everything has been done when a call returns."""
-    if device.on_gpu():
-        paddle.device.synchronize()

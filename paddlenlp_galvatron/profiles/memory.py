@@ -106,6 +106,11 @@ class MemoryProfile:
     meta: Meta = field(default_factory=Meta)
     files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # that it was read from
 
+    @property
+    def flash_attention(self) -> bool | None:
+        """Whether it was measured with it, which takes no mask; None: the file does not tell."""
+        return not any(self.mask_mib.values()) if self.mask_mib else None
+
     def save(self, folder: str | Path) -> Path:
         """Write the file under its documented name, whole or not at all; returns its path."""
         content: dict[str, Any] = dict(self.raw)

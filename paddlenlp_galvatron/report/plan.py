@@ -58,6 +58,8 @@ def _assumed(plan: Plan) -> str:
         "seq_length": f"{assumed.seq_length} tokens",
         "sequence_parallel": f"Megatron-SP {'on' if assumed.sequence_parallel else 'off'}",
         "async_grad_reduce": f"gradients reduced every {'step' if assumed.async_grad_reduce else 'micro-batch'}",
+        "fp32_gradients": f"gradients summed in {'fp32' if assumed.fp32_gradients else assumed.mixed_precision}",
+        "flash_attention": f"{'flash' if assumed.flash_attention else 'plain'} attention",
     }
     return ", ".join(text for name, text in words.items() if name in plan.stated) or "nothing; training's flags decide"
 

@@ -8,12 +8,16 @@ rank sees it; what a backend sends for it (a ring sends 2(n-1)/n of an all-reduc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
+
+from .status import waiting
+from .under_way import Operation
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
 traffic_bytes: Counter[str] = Counter()  # by collective, since the process started or `forget_traffic`
@@ -33,52 +37,86 @@ def forget_traffic() -> None:
 
 
 class Pending:
-    """A collective under way. Its tensors are kept until `wait`, which gives the result."""
+    """A collective or message under way. Its tensors are kept, and nobody may write to them, until `wait`, which gives
+    the result."""
 
-    def __init__(self, task: Any, out: Any, kept: Any = None):
-        self._task, self._out, self._kept = task, out, kept
+    def __init__(self, operation: Operation, out: Any, kept: Any = None):
+        self._operation, self._out, self._kept = operation, out, kept
+
+    @property
+    def ended(self) -> bool:
+        return self._operation.ended
 
     def wait(self) -> Any:
-        self._task.wait()
+        with waiting(self._operation.what):
+            self._operation.wait()
         self._kept = None
         return self._out
 
 
-def all_reduce_start(tensor: Any, group: Any, op: Any = dist.ReduceOp.SUM) -> Pending:
+How = Mapping[str, bool]
+LATER: How = {"sync_op": False}
+# In the queue of what is computed, where the next that is computed needs the result: no events between two queues.
+AT_ONCE: How = {"sync_op": True, "use_calc_stream": True}
+
+
+def _start(kind: str, group: Any, call: Callable[[], Any], out: Any, kept: Any = None) -> Pending:
+    operation = Operation(kind, tuple(group.ranks))
+    with waiting(operation.what):  # gloo's collectives return when they are done
+        operation.task = call()
+    return Pending(operation, out, kept)
+
+
+def all_reduce_start(tensor: Any, group: Any, op: Any = dist.ReduceOp.SUM, how: How = LATER) -> Pending:
     """Start reducing in place over the group."""
     count("all_reduce", tensor)
-    return Pending(dist.stream.all_reduce(tensor, op=op, group=group, sync_op=False), tensor)
+    call = partial(dist.stream.all_reduce, tensor, op=op, group=group, **how)
+    return _start("all_reduce", group, call, tensor)
 
 
-def all_gather_start(tensor: Any, group: Any) -> Pending:
-    """Start [T, …] -> [T·n, …]: the slices of all ranks, in rank order."""
-    out = paddle.empty([tensor.shape[0] * group.nranks, *tensor.shape[1:]], tensor.dtype)
+def all_gather_start(tensor: Any, group: Any, how: How = LATER, out: Any = None) -> Pending:
+    """Start [T, …] -> [T·n, …]: the slices of all ranks, in rank order, in `out` where that is given."""
+    if out is None:
+        out = paddle.empty([tensor.shape[0] * group.nranks, *tensor.shape[1:]], tensor.dtype)
     count("all_gather", out)
     tensor = tensor.contiguous()
-    return Pending(dist.stream.all_gather(out, tensor, group=group, sync_op=False), out, tensor)
+    call = partial(dist.stream.all_gather, out, tensor, group=group, **how)
+    return _start("all_gather", group, call, out, tensor)
 
 
-def reduce_scatter_start(tensor: Any, group: Any) -> Pending:
+def reduce_scatter_start(tensor: Any, group: Any, how: How = LATER) -> Pending:
     """Start [T·n, …] -> [T, …]: this rank's slice of the sum over the group."""
     out = paddle.empty([tensor.shape[0] // group.nranks, *tensor.shape[1:]], tensor.dtype)
     count("reduce_scatter", tensor)
     tensor = tensor.contiguous()
-    return Pending(dist.stream.reduce_scatter(out, tensor, group=group, sync_op=False), out, tensor)
+    call = partial(dist.stream.reduce_scatter, out, tensor, group=group, **how)
+    return _start("reduce_scatter", group, call, out, tensor)
+
+
+def send_start(tensor: Any, peer: int, group: Any) -> Pending:
+    """Start sending to a global rank of the group."""
+    count("p2p", tensor)
+    return _start("send", group, partial(dist.isend, tensor, peer, group), tensor)
+
+
+def receive_start(buffer: Any, peer: int, group: Any) -> Pending:
+    """Start receiving into the buffer from a global rank of the group."""
+    return _start("receive", group, partial(dist.irecv, buffer, peer, group), buffer)
 
 
 def all_reduce(tensor: Any, group: Any, op: Any = dist.ReduceOp.SUM) -> Any:
     """Reduce in place over the group; returns the tensor. Group None: one rank, nothing to do."""
-    return tensor if group is None else all_reduce_start(tensor, group, op).wait()
+    return tensor if group is None else all_reduce_start(tensor, group, op, AT_ONCE).wait()
 
 
 def all_gather(tensor: Any, group: Any) -> Any:
     """[T, …] -> [T·n, …]. Group None: one rank, nothing to do."""
-    return tensor if group is None else all_gather_start(tensor, group).wait()
+    return tensor if group is None else all_gather_start(tensor, group, AT_ONCE).wait()
 
 
 def reduce_scatter(tensor: Any, group: Any) -> Any:
     """[T·n, …] -> [T, …]. Group None: one rank, nothing to do."""
-    return tensor if group is None else reduce_scatter_start(tensor, group).wait()
+    return tensor if group is None else reduce_scatter_start(tensor, group, AT_ONCE).wait()
 
 
 def all_to_all(tensor: Any, group: Any, receive: Sequence[int] | None = None, send: Sequence[int] | None = None) -> Any:
@@ -89,14 +127,17 @@ def all_to_all(tensor: Any, group: Any, receive: Sequence[int] | None = None, se
     rows = sum(receive) if receive is not None else tensor.shape[0]
     out = paddle.empty([rows, *tensor.shape[1:]], tensor.dtype)
     count("all_to_all", tensor)
-    dist.stream.alltoall_single(
+    tensor = tensor.contiguous()
+    call = partial(
+        dist.stream.alltoall_single,
         out,
-        tensor.contiguous(),
+        tensor,
         out_split_sizes=list(receive) if receive is not None else None,
         in_split_sizes=list(send) if send is not None else None,
         group=group,
+        **AT_ONCE,
     )
-    return out
+    return _start("all_to_all", group, call, out, tensor).wait()
 
 
 class Gather(PyLayer):  # type: ignore[misc]

@@ -32,6 +32,7 @@ from .status import waiting
 from .store import GROUP
 
 # What waits for other ranks while it is called.
+AT_ONCE = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 BLOCKING = ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "scatter", "barrier")
 
 _new_process_group = collective._new_process_group_impl
@@ -39,9 +40,11 @@ _kept: list[Any] = []  # groups live as long as the process: gloo's threads use 
 
 
 def install() -> None:
-    """Complete Paddle's gloo process groups. Call once, before `paddle.distributed.init_parallel_env`."""
+    """Complete Paddle's gloo process groups, if they are what will run: call before
+    `paddle.distributed.init_parallel_env`."""
     gloo = core.ProcessGroupGloo
-    if hasattr(gloo, "galvatron_installed"):
+    runs = parallel._is_cpuonly(os.environ.get("PADDLE_DISTRI_BACKEND", "auto"))  # as init_parallel_env asks
+    if not runs or hasattr(gloo, "galvatron_installed"):
         return
     collective._new_process_group_impl = parallel._new_process_group_impl = _group_with_own_keys
     methods = {
@@ -60,6 +63,8 @@ def install() -> None:
         setattr(gloo, name, method)
     for name in BLOCKING:
         setattr(gloo, name, _waiting(name, getattr(gloo, name)))
+    for name in AT_ONCE:  # a CPU has no stream
+        setattr(gloo, f"{name}_on_calc_stream", getattr(gloo, name))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface(_own_address()))  # gloo would take that of the host's name
 
 

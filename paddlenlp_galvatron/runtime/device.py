@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import paddle
 from paddle.base import core
 
+DEVICES = Path("/dev")
 MIB = 2**20
 
 
@@ -18,9 +24,28 @@ def name() -> str:
     return "gpu" if on_gpu() else "cpu"
 
 
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """Meanwhile this process computes on the CPU."""
+    before = paddle.device.get_device()
+    paddle.device.set_device("cpu")
+    try:
+        yield
+    finally:
+        paddle.device.set_device(before)
+
+
 def gpu_count() -> int:
     """GPUs of this node that Paddle can use."""
     return int(paddle.device.cuda.device_count()) if paddle.is_compiled_with_cuda() else 0
+
+
+def unused_gpus() -> list[str]:
+    """NVIDIA's device files on this node, where Paddle was built for CPUs alone and nobody hides them."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
+    if hidden or paddle.is_compiled_with_cuda():
+        return []
+    return sorted(str(path) for path in DEVICES.glob("nvidia[0-9]*"))
 
 
 def gpu_name() -> str:
@@ -46,6 +71,12 @@ def reserved_peak_mib() -> float:
     """Most MiB that the allocator took from the GPU since `release`, what no tensor held included; on CPU the same as
     `peak_mib`."""
     return float(paddle.device.cuda.max_memory_reserved()) / MIB if on_gpu() else peak_mib()
+
+
+def synchronize() -> None:
+    """Wait for what was started on this rank's device. On CPU everything has been done when a call returns."""
+    if on_gpu():
+        paddle.device.synchronize()
 
 
 def release() -> None:

@@ -10,13 +10,14 @@ import paddle.distributed as dist
 
 from ..plan import ModelShape, Plan, Precision
 from ..plan.check import require_valid
+from . import device, under_way
 from .adapter import Adapter
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, require_world, start_world
 from .pipeline import Pipeline
 from .precision import LossScaler, Numbers
-from .stage import Batch, Stage, Tokens, inputs_and_labels, stage_groups
+from .stage import Batch, Stage, Tokens, exchanging, inputs_and_labels, stage_groups
 from .status import waiting
 from .units import Trainable
 from .vocabulary import IGNORED_LABEL
@@ -40,25 +41,25 @@ class Engine:
         seq_length: int,
         source: WeightSource | None = None,
         seed: int = 0,
-        fp32_gradients: bool = False,
         loss_scale: float = LOSS_SCALE,
         compute_precision: Precision | None = None,
-        flash_attention: bool = False,
+        groups: Groups | None = None,
     ):
-        """Without a `source`, weights are drawn from `seed`. `fp32_gradients`: 16-bit training sums and reduces
-        gradients in fp32. `loss_scale`: fp16's at the start. `compute_precision`: what layers compute in, if not the
-        plan's precision (on CPU: fp32). `flash_attention`: GPUs only. Raises UserError for a plan that cannot run."""
+        """Without a `source`, weights are drawn from `seed`. `loss_scale`: fp16's at the start. `compute_precision`:
+        what layers compute in, if not the plan's precision (on CPU: fp32). `groups`: what other engines of this rank
+        have made, to be used again. Raises UserError for a plan that cannot run."""
         require_valid(plan, shape)
-        numbers = Numbers.of(plan.assumed.mixed_precision, fp32_gradients, compute_precision)
+        numbers = Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), compute_precision)
         self.rank, world_size = start_world()
         require_world(plan.world_size, world_size)
         self.plan, self.shape, self.seq_length = plan, shape, seq_length
         self.steps_done = 0  # a checkpoint that is loaded sets it
         self._seed = seed
-        self.groups = Groups(self.rank)
-        self.groups.create(stage_groups(plan, shape, seq_length))
+        self.groups = groups or Groups(self.rank)
+        self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan))
+        flash = bool(plan.assumed.flash_attention) and device.on_gpu()  # Paddle has it there alone
         source = source or SeededWeights(seed, shape.initializer_range)
-        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers, flash_attention)
+        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers, flash)
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
         self._world = dist.get_group(0) if world_size > 1 else None
         self.scaler = LossScaler(loss_scale) if plan.assumed.mixed_precision is Precision.FP16 else None
@@ -76,6 +77,7 @@ class Engine:
         """
         # Dropout falls on attention weights only, which no two ranks share: each rank draws masks of its own, and a
         # step's depend on nothing before it.
+        under_way.step = self.steps_done
         paddle.seed(hash((self._seed, self.steps_done, self.rank)) % 2**31)
         ids, labels, tokens = self._micro_batches(batch)
         total = self._pipeline.run(ids, labels, self.gradient_scale / tokens)

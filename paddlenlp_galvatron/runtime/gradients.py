@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import paddle
 
 from .collectives import all_reduce
+from .precision import cast
 from .units import Piece, Trainable
 from .weights import ShardedParameter
 
@@ -68,7 +69,7 @@ def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
     """Euclidean norm of the whole model's gradient, each value counted once however many ranks hold it."""
     square = paddle.zeros([1], "float32")
     for trainable in trainables:
-        gradient = trainable.gradient.flatten().astype("float32")
+        gradient = cast(trainable.gradient, "float32").flatten()
         for pieces in _by_replicas(trainable):
             start, stop = pieces[0].offset, pieces[-1].offset + pieces[-1].stop - pieces[-1].start
             # The kernel of Paddle's own clipping: a twentieth of the time of square().sum() on CPU.
@@ -93,9 +94,14 @@ def update_in_turns(optimizer: Any, trainables: Sequence[Trainable], factor: flo
     ready = [trainable for trainable in trainables if trainable.tensor.grad is not None]
     others = [trainable for trainable in trainables if trainable.tensor.grad is None]
     turns = _by_size(others, lambda trainable: int(trainable.tensor.size) * FP32_BYTES, TURN_BYTES)
-    for turn in [ready, *turns] if ready else turns:
+    before: list[Trainable] = []
+    for turn in [*([ready] if ready else []), *turns, []]:
         for trainable in turn:
             trainable.present_gradient(factor)
-        optimizer.step()
+        if turn:
+            optimizer.step()
         for trainable in turn:
             trainable.updated()
+        for trainable in before:  # what they passed on went while this turn was updated
+            trainable.published()
+        before = turn

@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NoReturn
 
+import paddle
 import paddle.distributed as dist
 from paddle.base import core
 
 from ..plan import GalvatronError, UserError
-from . import cpu_backend, device, status
+from . import cpu_backend, device, status, under_way
 from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from .out_of_memory import is_out_of_memory, tell_out_of_memory
 from .status import Outcome
 from .store import connect
 
 Ranks = tuple[int, ...]
+
+# Uses that have communicators of their own; the others' is "".
+DOWN, UP = DIRECTIONS = ("down", "up")  # of messages between two stages
+REDISTRIBUTE = "redistribute"
 
 SUMMARY = "Error Message Summary:"  # Paddle's, above what an error says
 TRACEBACK = "Traceback (most recent call last):"  # in the text of an error in a PyLayer's backward
@@ -47,15 +52,17 @@ def start_world() -> tuple[int, int]:
         prepare_world()
         with status.waiting("the start of all ranks"):
             dist.init_parallel_env()
+        under_way.watch()
     return rank, world_size
 
 
-def run_as_rank(work: Callable[[], None]) -> int:
-    """Do the work of one rank and end the process, or return its exit code where the work failed.
+def run_as_rank(work: Callable[[], None]) -> NoReturn:
+    """Do the work of one rank and end the process.
 
     What went wrong is told to the launcher and written to the log, without a traceback where the user can mend it.
-    A rank that is done waits for the others. Python's shutdown is skipped: there, threads of Paddle's stores and groups
-    still run while what they use goes, and abort the process now and then, or wait for the other ranks.
+    A rank that is done waits for the others. Python's shutdown is skipped, however the work ends: there, threads of
+    Paddle's stores and groups still run while what they use goes, and abort the process now and then, or wait for the
+    other ranks; NCCL's communicators do where something is under way on them.
     """
     status.begin()
     code = 0
@@ -69,7 +76,7 @@ def run_as_rank(work: Callable[[], None]) -> int:
         status.failed(Outcome.REFUSED, str(error), error.exit_code)
         for line in str(error).splitlines():
             sys.stderr.write(f"error: {line}\n")
-        return error.exit_code
+        code = error.exit_code
     except Exception as error:
         code = OUT_OF_MEMORY if is_out_of_memory(error) else 1
         lost = code == 1 and status.lost_a_peer(str(error))
@@ -78,6 +85,8 @@ def run_as_rank(work: Callable[[], None]) -> int:
             traceback.print_exc()
         else:
             tell_out_of_memory(error, device.peak_mib())
+    except SystemExit as error:  # of a callback, or of PaddleNLP
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -93,6 +102,21 @@ def sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:LONGEST] if lines else 'without a message'}"
 
 
+def _use_once(group: Any, rank: int, use: str = "", exchanges: bool = False) -> None:
+    """Let a group's ranks exchange a few numbers in the ways in which they will."""
+    numbers = paddle.zeros([len(group.ranks)])
+    with status.waiting(f"the first use of a group of {len(group.ranks)} ranks"):
+        if use in DIRECTIONS:
+            source, target = group.ranks if use == DOWN else reversed(group.ranks)
+            message = dist.isend(numbers, target, group) if rank == source else dist.irecv(numbers, source, group)
+            message.wait()
+        else:
+            dist.stream.all_reduce(numbers, group=group)
+            if exchanges:
+                dist.stream.alltoall_single(paddle.empty_like(numbers), numbers, group=group)
+        device.synchronize()
+
+
 @dataclass
 class Groups:
     """All communicators of this process, by their global ranks and their use.
@@ -104,15 +128,30 @@ class Groups:
     rank: int
     fallback: Groups | None = None
     _made: dict[tuple[Ranks, str], Any] = field(default_factory=dict)
+    _exchanging: set[tuple[Ranks, str]] = field(default_factory=set)  # that have been used for an all-to-all
 
-    def create(self, wanted: Iterable[tuple[Ranks, str]]) -> None:
-        """Make the groups that do not exist yet. Every rank of the world calls this with the same groups."""
+    def create(self, wanted: Iterable[tuple[Ranks, str]], exchanging: Collection[Ranks] = ()) -> None:
+        """Make the groups that do not exist yet. Every rank of the world calls this with the same groups; those that
+        are `exchanging` will exchange by all-to-all, as those for use "redistribute" will.
+
+        Each is used once, in the same order on all ranks. NCCL makes communicators and connections when they are first
+        used: it allocates then, which waits for all that the device was given to do, and in a step that is to receive
+        what another rank may only send when it has its own new connection.
+        """
         there = set(self.fallback._made) if self.fallback else set()
-        for ranks, use in sorted(set(wanted) - set(self._made) - there):
-            if len(ranks) > 1:
+        for ranks, use in sorted(set(wanted) - there):
+            made = len(ranks) == 1 or (ranks, use) in self._made
+            exchanges = use == REDISTRIBUTE or ranks in exchanging
+            if not made:
                 with status.waiting("the making of groups"):
                     group = dist.new_group(list(ranks))
                 self._made[ranks, use] = group if self.rank in ranks else None
+            group, new_way = self._made.get((ranks, use)), exchanges and (ranks, use) not in self._exchanging
+            if group is not None and (new_way or not made):
+                _use_once(group, self.rank, use, exchanges)
+            self._exchanging |= {(ranks, use)} if exchanges else set()
+        if dist.is_initialized():
+            _use_once(dist.get_group(0), self.rank)
 
     def get(self, ranks: Ranks, use: str = "") -> Any:
         """This process's communicator over global ranks; None for one rank. `use` keeps apart the directions of

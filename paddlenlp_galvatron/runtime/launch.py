@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 from ..plan import GalvatronError, UserError
 from .faults import WAIT_S, Crew, Fault, Rank
@@ -22,6 +23,8 @@ from .status import Board
 from .store import STORE
 from .store import TOKEN_VARIABLE as TOKEN
 from .watch import watch
+
+Device = Literal["cpu", "gpu"]
 
 POLL_S = 0.1
 GRACE_S = 5.0  # between asking a process to end and ending it
@@ -33,6 +36,8 @@ COMMON_ENVIRONMENT = {
 # glibc's allocator: what was freed is kept and used again. Given back, its pages cost more than most messages of CPU
 # processes when they are touched anew. 32 MiB is the highest threshold that every glibc takes.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
+# NCCL makes all connections of a communicator when that is made, and none at the first call of a kind, within a step.
+CONNECTED = {"NCCL_RUNTIME_CONNECT": os.environ.get("NCCL_RUNTIME_CONNECT", "0")}
 RANK_MIB = 150  # least memory of a process on CPU that has Paddle, beyond what all share
 RANKS_PER_CORE = 64  # beyond which gloo's time limits pass before everybody had a turn
 
@@ -56,9 +61,10 @@ def launch(
     log_folder: str | Path,
     timeout_s: float,
     nodes: Nodes = ONE_NODE,
+    device: Device | None = None,
 ) -> None:
     """Run a `Launch` to its end."""
-    with Launch(module, arguments, nproc, log_folder, timeout_s, nodes) as running:
+    with Launch(module, arguments, nproc, log_folder, timeout_s, nodes, device=device) as running:
         for _ in running.wait():
             pass
 
@@ -80,19 +86,21 @@ class Launch:
         timeout_s: float,
         nodes: Nodes = ONE_NODE,
         forward_term: bool = False,
+        device: Device | None = None,
     ):
-        """`forward_term`: on SIGTERM tell the processes and wait for them, instead of ending at once."""
+        """`forward_term`: on SIGTERM tell the processes and wait for them, instead of ending at once. `device`: what
+        they compute on; None: GPUs where Paddle finds some."""
         how = [] if module.endswith(".py") else ["-m"]
         self._command = [sys.executable, *how, module, *arguments]
         self._nproc, self._timeout_s, self._nodes = nproc, timeout_s, nodes
         self._first = nodes.node_rank * nproc  # rank of this node's first process
         self._folder = Path(log_folder)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._forward_term = forward_term
+        self._forward_term, self._device = forward_term, device
 
     def __enter__(self) -> Launch:
         """Raises UserError."""
-        nodes, devices = self._nodes, devices_of(self._nproc)
+        nodes, devices = self._nodes, devices_of(self._nproc, self._device)
         _make_folder(self._folder)
         with ExitStack() as stack:
             token = os.environ.get(TOKEN) or ("" if nodes.num_nodes > 1 else secrets.token_hex(16))
@@ -183,21 +191,32 @@ def _make_folder(path: Path) -> None:
         raise UserError(f"{path}: cannot be made: {error.strerror}") from None
 
 
-def devices_of(nproc: int) -> list[dict[str, str]]:
-    """What makes each local rank compute on its own GPU, or all on CPU where Paddle finds none. Raises UserError for
-    more processes than the node has GPUs, or cores and memory, for."""
-    from .device import gpu_count
+def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]:
+    """What makes each local rank compute on its own GPU, or all on CPU where Paddle finds none.
+
+    Raises UserError for more processes than the node has GPUs, or cores and memory, for, and for GPUs that this build
+    of Paddle cannot use: nobody means to train on the CPUs beside them.
+    """
+    from .device import gpu_count, unused_gpus
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Paddle's import put its own in its place
     gpus = gpu_count()
-    if gpus == 0:
+    if device == "gpu" and gpus == 0:
+        raise UserError("device: gpu, but Paddle finds no GPU here")
+    if gpus == 0 and device is None and (unused := unused_gpus()):
+        raise UserError(
+            f"paddle: this build computes on CPUs alone, but the node has GPUs ({unused[0]}); install paddlepaddle-gpu "
+            "in place of paddlepaddle, or hide the GPUs: CUDA_VISIBLE_DEVICES="
+        )
+    if gpus == 0 or device == "cpu":
         _require_room(nproc)
         threads = os.environ.get("OMP_NUM_THREADS", "1")  # processes share the cores already
-        return [{"PADDLE_DISTRI_BACKEND": "gloo", "OMP_NUM_THREADS": threads}] * nproc
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if gpus else {}
+        return [{"PADDLE_DISTRI_BACKEND": "gloo", "OMP_NUM_THREADS": threads} | hidden] * nproc
     if nproc > gpus:
         raise UserError(f"nproc: {nproc} processes on a node with {gpus} GPUs; start {gpus} or fewer")
-    return [{"FLAGS_selected_gpus": str(gpu)} for gpu in range(nproc)]
+    return [{"FLAGS_selected_gpus": str(gpu)} | CONNECTED for gpu in range(nproc)]
 
 
 def _require_room(nproc: int) -> None:

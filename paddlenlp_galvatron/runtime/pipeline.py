@@ -10,12 +10,11 @@ from collections import deque
 from typing import Any
 
 import paddle
-import paddle.distributed as dist
 
 from ..plan import Plan
 from ..plan.schedules import order
-from .collectives import count
-from .groups import Groups
+from .collectives import Pending, receive_start, send_start
+from .groups import DOWN, UP, Groups
 from .stage import Stage, Tokens
 
 
@@ -24,33 +23,30 @@ class Link:
 
     def __init__(self, group: Any, peer: int, shape: list[int], dtype: str):
         self._group, self._peer, self._shape, self._dtype = group, peer, shape, dtype
-        self._sent: deque[tuple[Any, Any]] = deque()
-        self._posted: deque[tuple[Any, Any]] = deque()
+        self._sent: deque[Pending] = deque()
+        self._posted: deque[Pending] = deque()
 
     def send(self, tensor: Any) -> None:
         """Start sending; the tensor is kept until it has left."""
-        while self._sent and self._sent[0][0].is_completed():
+        while self._sent and self._sent[0].ended:
             self._sent.popleft()
-        count("p2p", tensor)
-        self._sent.append((dist.isend(tensor, self._peer, self._group), tensor))
+        self._sent.append(send_start(tensor, self._peer, self._group))
 
     def post(self) -> None:
         """Start receiving the next message."""
         buffer = paddle.empty(self._shape, self._dtype)
-        self._posted.append((dist.irecv(buffer, self._peer, self._group), buffer))
+        self._posted.append(receive_start(buffer, self._peer, self._group))
 
     def receive(self) -> Any:
         """The next message; posts it where that has not been done."""
         if not self._posted:
             self.post()
-        task, buffer = self._posted.popleft()
-        task.wait()
-        return buffer
+        return self._posted.popleft().wait()
 
     def flush(self) -> None:
         """Wait until all that was sent has left."""
         while self._sent:
-            self._sent.popleft()[0].wait()
+            self._sent.popleft().wait()
 
 
 class Pipeline:
@@ -65,10 +61,10 @@ class Pipeline:
         def link(first: int, second: int, use: str, peer: int) -> Link:
             return Link(groups.get((first, second), use), peer, stage.boundary_shape, stage.numbers.stored)
 
-        self._from_before = None if stage.is_first else link(before, rank, "down", before)
-        self._to_before = None if stage.is_first else link(before, rank, "up", before)
-        self._to_after = None if stage.is_last else link(rank, after, "down", after)
-        self._from_after = None if stage.is_last else link(rank, after, "up", after)
+        self._from_before = None if stage.is_first else link(before, rank, DOWN, before)
+        self._to_before = None if stage.is_first else link(before, rank, UP, before)
+        self._to_after = None if stage.is_last else link(rank, after, DOWN, after)
+        self._from_after = None if stage.is_last else link(rank, after, UP, after)
 
     def run(self, ids: Tokens, labels: Tokens, scale: float) -> Any:
         """One step over all micro-batches; gradients of `scale` times the summed loss are added to the parameters.

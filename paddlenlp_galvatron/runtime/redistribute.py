@@ -10,7 +10,7 @@ from paddle.autograd import PyLayer
 
 from ..plan.layout import Move, TokenLayout, moves
 from .collectives import all_to_all
-from .groups import Groups, Ranks
+from .groups import REDISTRIBUTE, Groups, Ranks
 
 
 def redistribution_groups(source: TokenLayout, target: TokenLayout, tokens: int) -> list[Ranks]:
@@ -35,7 +35,7 @@ class Redistribution:
     def __init__(self, source: TokenLayout, target: TokenLayout, tokens: int, local: int, first: int, groups: Groups):
         """`tokens` are the whole micro-batch's; `local` is this rank in its stage, which starts at rank `first`."""
         ranks = next((r for r in redistribution_groups(source, target, tokens) if local in r), (local,))
-        group = groups.get(tuple(first + r for r in ranks), "redistribute")
+        group = groups.get(tuple(first + r for r in ranks), REDISTRIBUTE)
         self._forward = _Exchange(moves(source, target, tokens), source, target, tokens, local, ranks, group)
         self._backward = _Exchange(moves(target, source, tokens), target, source, tokens, local, ranks, group)
 

@@ -18,7 +18,7 @@ from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.layout import TokenLayout, boundary_layout, grid_of, token_layout
 from .adapter import Adapter
 from .block import Block, Placement
-from .groups import Groups, Ranks
+from .groups import DIRECTIONS, REDISTRIBUTE, Groups, Ranks
 from .precision import Numbers
 from .redistribute import Redistribution, redistribution_groups
 from .units import Chain, Trainable, Unit, UnitMaker, whole
@@ -58,17 +58,30 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[tuple[Ra
     for stage in range(len(plan.stages)):
         edges = stage_edges(plan, stage)
         exchanges = {
-            (ranks, "redistribute")
+            (ranks, REDISTRIBUTE)
             for before, after in set(pairwise(edges))
             for ranks in redistribution_groups(before, after, tokens)
         }
         wanted |= {(tuple(stage * size + r for r in ranks), use) for ranks, use in local | exchanges}
         if stage:
             pairs = [(rank - size, rank) for rank in range(stage * size, (stage + 1) * size)]
-            wanted |= {(pair, use) for pair in pairs for use in ("down", "up")}
+            wanted |= {(pair, use) for pair in pairs for use in DIRECTIONS}
     if shape.tied_embeddings and len(plan.stages) > 1:
         wanted |= {(_twins(plan, rank), "tied") for rank in range(size)}
     return {(ranks, use) for ranks, use in wanted if len(ranks) > 1}
+
+
+def exchanging(plan: Plan) -> set[Ranks]:
+    """Groups of the plan, beside those that redistribute, whose ranks exchange tokens for heads (Ulysses)."""
+    size = plan.stage_size
+    local = {
+        ranks
+        for strategy in {plan.vocab.as_layer(), *plan.layers}
+        if strategy.ulysses
+        for ranks in grid_of(plan, strategy).tp_groups()
+    }
+    firsts = range(0, plan.world_size, size)
+    return {tuple(first + rank for rank in ranks) for ranks in local for first in firsts if len(ranks) > 1}
 
 
 def _twins(plan: Plan, rank: int) -> Ranks:

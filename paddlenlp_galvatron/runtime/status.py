@@ -20,7 +20,7 @@ from enum import IntEnum
 
 VARIABLE = "GALVATRON_STATUS"  # the descriptor of the memory, from a launcher to its rank
 BYTES = 4096
-LAYOUT = struct.Struct("<Bid64s3000sB")  # the outcome last: whoever sees it sees the rest
+LAYOUT = struct.Struct("<Bid160s3000sB")  # the outcome last: whoever sees it sees the rest
 # What stands in messages of gloo and of Paddle's store about a peer that has gone or does not come; and what stands in
 # gloo's about messages that do not fit together.
 PEER_WORDS = ("gloo/transport/tcp", "Timed out waiting", "reset by peer", "TCP send error", "TCP receive error")
@@ -85,7 +85,7 @@ def _find_board() -> Board:
 
 _board = _find_board()
 _began = False
-_waits: list[str] = []
+_waits: list[tuple[str, float]] = []  # outermost first, and since when
 _failed_in = ""
 
 
@@ -111,7 +111,7 @@ def failed(outcome: Outcome, message: str, exit_code: int = 1) -> None:
 def waiting(what: str) -> Iterator[None]:
     """Meanwhile this rank waits for others. May be nested."""
     global _failed_in
-    _waits.append(what)
+    _waits.append((what, time.monotonic()))
     _tell()
     try:
         yield
@@ -123,8 +123,14 @@ def waiting(what: str) -> Iterator[None]:
         _tell()
 
 
+def longest_wait() -> tuple[str, float] | None:
+    """What this rank waits for now, and since when by the monotonic clock."""
+    waits = _waits[:1]  # another thread may ask
+    return waits[0] if waits else None
+
+
 def _tell() -> None:
-    _board.write(Told(_began, since=time.monotonic(), waits_for=_waits[0] if _waits else ""))
+    _board.write(Told(_began, since=time.monotonic(), waits_for=_waits[0][0] if _waits else ""))
 
 
 def lost_a_peer(text: str) -> bool:

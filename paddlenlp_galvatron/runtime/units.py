@@ -50,6 +50,8 @@ class Updatable(Protocol):
 
     def publish(self, updated: Any) -> None: ...
 
+    def published(self) -> None: ...
+
 
 @dataclass(frozen=True, eq=False)
 class Trainable:
@@ -70,14 +72,18 @@ class Trainable:
         """Give the optimizer the gradient times `factor`, in fp32."""
         gradient = self.gradient
         if self.tensor.grad is None:
-            self.tensor.grad = cast(gradient, "float32")
+            self.tensor.grad_ = cast(gradient, "float32")  # shares it, where `grad` would copy and wait for the copy
         if factor != 1.0:
             self.tensor.grad.scale_(factor)
 
     def updated(self) -> None:
-        """The optimizer has run: drop the gradient and pass the values on."""
+        """The optimizer has run: drop the gradient and start passing the values on."""
         self.drop_gradient()
         self.owner.publish(self.tensor)
+
+    def published(self) -> None:
+        """Have the values where they are passed on to."""
+        self.owner.published()
 
     def drop_gradient(self) -> None:
         self.owner.drop_gradient()
@@ -215,6 +221,7 @@ class ShardedUnit(Unit):
         self._part = (sum(self._lengths) + self._padding) // group.nranks
         self._users = 0
         self._flight: Pending | None = None
+        self._publishing: Pending | None = None
         self._sum: Any = None  # of this rank's part of the gradients
         flat = self._joined_weights()
         mine = slice(group.rank * self._part, (group.rank + 1) * self._part)
@@ -281,16 +288,21 @@ class ShardedUnit(Unit):
             self._flat = None
 
     def publish(self, updated: Any) -> None:
-        """The optimizer has updated this rank's part: bring the whole weights up to date."""
+        """The optimizer has updated this rank's part: start bringing the whole weights up to date."""
         if self._keep_whole:
             mine = updated.clone() if updated is self._shard else cast(updated, self._flat.dtype)
-            paddle.assign(all_gather_start(mine, self.group).wait(), output=self._flat)
+            self._publishing = all_gather_start(mine, self.group, out=self._flat)
             return
         if updated is not self._shard:
             paddle.assign(cast(updated, self._shard.dtype), output=self._shard)
         if self._flight is not None:  # fetched before the update
             self._flight.wait()
             self._flight = None
+
+    def published(self) -> None:
+        if self._publishing is not None:
+            self._publishing.wait()
+            self._publishing = None
 
     def _start(self) -> None:
         self.take()

@@ -131,6 +131,9 @@ class ShardedParameter:
         if updated is not self.tensor:
             paddle.assign(cast(updated, self.tensor.dtype), output=self.tensor)
 
+    def published(self) -> None:
+        """Nothing is under way."""
+
 
 def make_parameter(source: WeightSource, name: str, shape: tuple[int, ...], part: Slice, dtype: str) -> Any:
     """A Paddle parameter that holds the part of a weight."""

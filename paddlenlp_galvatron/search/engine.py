@@ -87,7 +87,7 @@ class _Search:
             layers=(),
             default_dp_type=options.default_dp_type,
             assumed=cost.assumed,
-            stated=frozenset(asdict(cost.assumed)),
+            stated=frozenset(name for name, value in asdict(cost.assumed).items() if value is not None),
         )
         self.cancel = galvatron_dp_core.Cancel()
         self.found: dict[Family, Candidate] = {}
@@ -307,8 +307,12 @@ def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: S
     faults = []
     if models != cost.models:
         faults.append("model: it is not the one that the cost model is of; make them agree")
-    if cost.assumed != options.assumptions:
-        faults.append(f"the cost model assumes {cost.assumed}, the options say {options.assumptions}; make them agree")
+    asked, priced = options.assumptions, asdict(cost.assumed)  # in either, None is left open
+    asked = replace(
+        asked, **{name: priced[name] for name, value in asdict(asked).items() if None in (value, priced[name])}
+    )
+    if cost.assumed != asked:
+        faults.append(f"the cost model assumes {cost.assumed}, the options say {asked}; make them agree")
     if (cost.num_nodes, cost.gpus_per_node) != (options.num_nodes, options.num_gpus_per_node):
         faults.append(
             f"num_nodes, num_gpus_per_node: {options.num_nodes} x {options.num_gpus_per_node}, but the cost model is "

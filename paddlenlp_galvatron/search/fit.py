@@ -13,9 +13,9 @@ from pydantic import BeforeValidator, Field, model_validator
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..cost_model import CostModel, CostOptions, Task, load
-from ..plan import ModelShape, Precision
+from ..plan import ModelShape, Precision, Schedule
 from ..plan.options import Options
-from ..plan.strategy import Assumptions, DataParallel, Schedule
+from ..plan.strategy import Assumptions, DataParallel
 from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.data_sheet import DataSheet, load_data_sheet

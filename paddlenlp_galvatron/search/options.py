@@ -98,6 +98,12 @@ class SearchOptions(Options):
     sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
     mixed_precision: Precision = Field(Precision.BF16, description="type of weights and activations")
     no_async_grad_reduce: bool = Field(False, description="gradients are reduced after every micro-batch")
+    amp_master_grad: bool | None = Field(
+        None, description="gradients are summed and reduced in fp32; unset: where training is in 16 bits"
+    )
+    use_flash_attention: bool | None = Field(
+        None, description="Paddle's flash attention; unset: as the memory profile was measured, or left to training"
+    )
     no_global_memory_buffer: bool = Field(False, description="no room for Megatron-SP's gathered activations")
 
     # Where the profiles are, and how they are read.
@@ -202,7 +208,17 @@ class SearchOptions(Options):
 
     @property
     def assumptions(self) -> Assumptions:
-        return Assumptions(self.sequence_parallel, self.mixed_precision, not self.no_async_grad_reduce, self.seq_length)
+        summed = self.amp_master_grad
+        if summed is None and self.mixed_precision is not Precision.FP32:
+            summed = True
+        return Assumptions(
+            self.sequence_parallel,
+            self.mixed_precision,
+            not self.no_async_grad_reduce,
+            self.seq_length,
+            summed,
+            self.use_flash_attention,
+        )
 
     @property
     def profile_arguments(self) -> dict[str, Any]:

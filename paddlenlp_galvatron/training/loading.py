@@ -49,6 +49,7 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
             array = stored.fill(trainable, WEIGHT)
             paddle.assign(paddle.to_tensor(array.reshape(trainable.tensor.shape)), output=trainable.tensor)
             trainable.owner.publish(trainable.tensor)
+            trainable.published()
         if powers:
             for moment in MOMENTS:
                 array = stored.fill(trainable, moment).reshape(trainable.tensor.shape)

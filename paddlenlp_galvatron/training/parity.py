@@ -136,17 +136,20 @@ def batch_of(case: Case, step: int) -> NDArray[np.int64]:
     return random.integers(0, case.shape.vocab_size, (case.plan.global_batch, case.seq_length + 1))
 
 
-def check_parity(cases: Sequence[Case], timeout_s: float = 300) -> list[Parity]:
-    """Run all cases, whose plans are for one world size, in a single launch and compare each with one process."""
+def check_parity(cases: Sequence[Case], timeout_s: float = 300, device: Literal["cpu", "gpu"] = "cpu") -> list[Parity]:
+    """Run all cases, whose plans are for one world size, in a single launch and compare each with one process.
+
+    On GPUs fp32 is fp32, not TF32; the one process computes on the CPU whatever the device.
+    """
     from ..runtime.launch import devices_of, launch
 
     worlds = {case.plan.world_size for case in cases}
     if len(worlds) != 1:
         raise ValueError(f"cases of one launch need one world size, not {sorted(worlds)}")
-    devices_of(min(worlds))  # before the cases of many ranks are written
+    devices_of(min(worlds), device)  # before the cases of many ranks are written
     with scratch_folder("galvatron-parity-") as folder:
         write_cases(folder, cases)
-        launch(WORKER, [str(folder)], worlds.pop(), folder / "log", timeout_s)
+        launch(WORKER, [str(folder)], worlds.pop(), folder / "log", timeout_s, device=device)
         return compare(folder, cases)
 
 
@@ -226,10 +229,12 @@ def _data_only(case: Case) -> Case:
 @lru_cache(maxsize=16)
 def _one_process(case: Case) -> tuple[list[float], list[Gradients]]:
     """Losses of all steps, and gradients of the compared ones."""
+    from ..runtime.device import on_cpu
     from ..runtime.weights import SeededWeights
     from .one_process import train_one_process
 
     batches = (batch_of(case, step) for step in range(case.steps))
     source = SeededWeights(case.seed, case.shape.initializer_range)
-    results = list(train_one_process(case.shape, case.seq_length, source, case.recipe, batches))
+    with on_cpu():
+        results = list(train_one_process(case.shape, case.seq_length, source, case.recipe, batches))
     return [loss for loss, _ in results], [gradients for _, gradients in results[: case.compared_steps]]

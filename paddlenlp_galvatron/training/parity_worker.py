@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -13,7 +14,8 @@ import numpy as np
 
 from ..adapters import load_family
 from ..runtime.engine import Engine
-from ..runtime.groups import run_as_rank
+from ..runtime.groups import Groups, run_as_rank, start_world
+from ..runtime.stage import stage_groups
 from ..runtime.units import Trainable
 from .parity import Case, batch_of, read_cases
 from .recipe import next_rate
@@ -21,12 +23,14 @@ from .recipe import next_rate
 LOSS_SCALE = 2.0**7  # no step of the small models overflows fp16: a step left out would not agree with one process
 
 
-def run_case(case: Case, folder: Path, index: int) -> None:
-    """Train a case and leave `<index>.<rank>.json` and `.npz` in the folder."""
+def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None) -> None:
+    """Train a case and leave `<index>.<rank>.json` and `.npz` in the folder. `groups`: of cases before, used again."""
     start = time.monotonic()
+    family = load_family(case.shape.family)
     engine = Engine(
-        case.plan, case.shape, load_family(case.shape.family), case.seq_length, seed=case.seed, loss_scale=LOSS_SCALE
+        case.plan, case.shape, family, case.seq_length, seed=case.seed, loss_scale=LOSS_SCALE, groups=groups
     )
+    wanted = stage_groups(case.plan, case.shape, case.seq_length)
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
     losses, arrays, evaluated = [], {}, 0.0
     for step in range(case.steps):
@@ -43,7 +47,7 @@ def run_case(case: Case, folder: Path, index: int) -> None:
     report = {
         "losses": losses,
         "evaluated": evaluated,  # the last of the losses again, by a forward pass alone
-        "groups": len(engine.groups.members),
+        "groups": sum(engine.rank in ranks for ranks, _ in wanted),
         "seconds": time.monotonic() - start,
         "pieces": {key: _describe(trainable) for key, trainable in enumerate(engine.trainables)},
     }
@@ -58,10 +62,13 @@ def _describe(trainable: Trainable) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: products of fp32 are of fp32
     folder = Path(sys.argv[1])
+    rank, _ = start_world()
+    groups = Groups(rank)
     for index, case in enumerate(read_cases(folder)):
-        run_case(case, folder, index)
+        run_case(case, folder, index, groups)
 
 
 if __name__ == "__main__":
-    sys.exit(run_as_rank(main))
+    run_as_rank(main)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,9 @@ from .data import BatchSource
 from .loading import gather_objects, load
 from .settings import TrainSettings
 
+VISIBLE_S = 10.0  # in which a file of one node appears on others: network file systems keep what they saw for seconds
+POLL_S = 0.1
+
 
 def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchSource) -> int:
     """Load the checkpoint that the settings ask for, and let the data go on there; returns the steps that are done.
@@ -23,6 +28,7 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
     though there are some, or the one named is not; it is another model's; `auto` finds that it was trained on other
     data. With those, one that is named goes on at their first sample.
     """
+    require_shared(settings.output_dir, engine)
     seen = _seen(settings) if engine.rank == 0 else None
     wanted, folders = gather_objects(engine, seen)[0]  # to another node a shared folder may look older
     if wanted == "none":
@@ -47,6 +53,26 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
         mend = "mend one, or begin anew: --resume_from_checkpoint none" if automatic else "name one that is whole"
         raise UserError([*faults, f"{settings.checkpoints if automatic else wanted}: no checkpoint is whole; {mend}"])
     return 0
+
+
+def require_shared(folder: Path, engine: Engine) -> None:
+    """Raise UserError, on all ranks, where some do not see what rank 0 writes to a folder: on another node, or another
+    disk of the same name. A checkpoint would wait for their parts for ever."""
+    name = f".seen-{secrets.token_hex(8)}"
+    if engine.rank == 0:
+        (folder / name).touch()
+    name = gather_objects(engine, name)[0]
+    deadline = time.monotonic() + VISIBLE_S
+    while not (seen := (folder / name).exists()) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    blind = [str(rank) for rank, sees in enumerate(gather_objects(engine, seen)) if not sees]
+    if engine.rank == 0:
+        (folder / name).unlink()
+    if blind:
+        who = ", ".join(blind[:8]) + (", …" if len(blind) > 8 else "")
+        raise UserError(
+            f"output_dir: {folder}: rank {who} does not see what rank 0 writes; name a folder that all nodes share"
+        )
 
 
 def _seen(settings: TrainSettings) -> tuple[str, list[Path]]:

@@ -14,7 +14,7 @@ from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate,
 from ..base.locking import locked
 from ..base.reading import read_json
 from ..base.writing import make_folder, write_text
-from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions
+from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions, with_defaults
 from ..plan.check import require_model, require_valid
 from ..plan.options import Options
 from .checkpoint import whole_checkpoints
@@ -48,11 +48,15 @@ class RunOptions(Options):
     )
     bf16: bool | None = Field(None, description="1: mixed_precision bf16")
     fp16: bool | None = Field(None, description="1: mixed_precision fp16")
-    amp_master_grad: bool = Field(False, description="16-bit training sums and reduces gradients in fp32")
+    amp_master_grad: bool | None = Field(
+        None, description="16-bit training sums and reduces gradients in fp32; unset: as the plan says, else on GPUs"
+    )
     compute_precision: Precision | None = Field(
         None, description="what layers compute in; unset: mixed_precision on GPUs, fp32 on CPUs"
     )
-    use_flash_attention: bool = Field(False, description="Paddle's flash attention, on GPUs")
+    use_flash_attention: bool | None = Field(
+        None, description="Paddle's flash attention, on GPUs; unset: as the plan says, else in 16 bits"
+    )
     load: Path | None = Field(
         None, description="weights to begin with: a Hugging Face directory, a converted or a training checkpoint"
     )
@@ -186,7 +190,10 @@ class TrainSettings(RunOptions):
         return type(self).model_validate(self.model_dump() | {name: str(path) for name, path in kept.items()})
 
     def load_plan(self) -> tuple[Plan, ModelShape]:
-        """The plan and the model, checked against each other and the world. Raises UserError."""
+        """The plan, with nothing left open, and the model, checked against each other and the world. Raises
+        UserError."""
+        from ..runtime import device
+
         plan = read_plan(self.plan, self.world_size)
         plan = with_assumptions(
             plan,
@@ -194,7 +201,10 @@ class TrainSettings(RunOptions):
             sequence_parallel=self.sequence_parallel,
             mixed_precision=self.precision,
             async_grad_reduce=None if self.no_async_grad_reduce is None else not self.no_async_grad_reduce,
+            fp32_gradients=self.amp_master_grad,
+            flash_attention=self.use_flash_attention,
         )
+        plan = with_defaults(plan, on_gpus=device.gpu_count() > 0)
         shape = load_model(self.model)
         if plan.assumed.seq_length is None:
             raise UserError(f"{self.plan}: names no seq_length; pass --seq_length")

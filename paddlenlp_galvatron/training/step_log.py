@@ -26,7 +26,8 @@ class StepRecord(TypedDict):
     loss: float
     lr: float
     grad_norm: float  # no finite number: the step was left out
-    step_time_s: float
+    step_time_s: float  # from the end of the step before, with what was loaded
+    data_s: float  # of it, in which the batch was loaded
     tokens_per_s: float
     peak_memory_mib: list[float]  # of every rank
     eval_loss: NotRequired[float]  # of the validation split, after this step

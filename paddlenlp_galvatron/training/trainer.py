@@ -109,9 +109,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             plan.assumed.seq_length or 0,
             source=weights_from(settings.initial_weights, shape) if settings.initial_weights else None,
             seed=settings.seed,
-            fp32_gradients=settings.amp_master_grad,
             compute_precision=settings.compute_precision,
-            flash_attention=settings.use_flash_attention,
         )
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
         self._skips = Skips(settings, scaled=self.engine.scaler is not None)
@@ -185,7 +183,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         keep, companions = settings.save_total_limit, _companions(settings)
         writer = Writer(settings.checkpoints, self.engine, keep, self.data, companions, settings.log)
         self._unlogged: list[StepRecord] = []
-        self._logged_at = time.time()
+        self._logged_at, self._step_began = time.time(), time.perf_counter()
         state.epoch = first / self._epoch_steps
         self.control = handler.on_train_begin(self.args, state, self.control)
         with told_to_stop() as told:
@@ -250,6 +248,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         metrics |= speed_metrics(prefix, start, count * engine.plan.global_batch, count)
         self.log(dict(metrics))
         self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self._step_began = time.perf_counter()
         return metrics
 
     def get_train_dataloader(self) -> DataLoader:
@@ -293,9 +292,15 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             )
 
     def _step(self, step: int, told: list[int], first: bool) -> tuple[StepRecord, bool]:
-        """One step of all ranks: its record, and whether any of them was told to stop."""
+        """One step of all ranks: its record, and whether any of them was told to stop.
+
+        Its time is from the end of the step before, or of what came in between, a checkpoint or an evaluation, to its
+        own end: when the device has done all of it.
+        """
         engine, handler = self.engine, self.callback_handler
+        loading = time.perf_counter()
         batch, count = self.data.batch(step), self.engine.plan.micro_batches
+        data_s = time.perf_counter() - loading
         for micro_batch in range(count):
             inputs = inputs_of(batch, micro_batch, engine.plan, self.args)
             handler.on_load_data_end(self.args, self.state, self.control, inputs=inputs)
@@ -305,26 +310,28 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                 self.control = handler.on_substep_end(self.args, self.state, self.control)
         device.reset_peak()
         forget_traffic()
-        start = time.perf_counter()
         loss = engine.forward_backward(batch)
         handler.on_optimizer_begin(self.args, self.state, self.control, scaler=engine.scaler)
         norm = engine.update(self.optimizer, self.recipe.max_grad_norm)
         self._skips.count(step, loss, norm)
         next_rate(self.optimizer)
         handler.on_optimizer_end(self.args, self.state, self.control, scaler=engine.scaler)
-        seconds = time.perf_counter() - start
+        device.synchronize()
+        now = time.perf_counter()
+        seconds, self._step_began = now - self._step_began, now
         if first:
             traffic = engine.traffic()
             if engine.rank == 0:
                 write_text(self.settings.traffic, json.dumps(traffic, indent=2) + "\n")
         # One rank may hear of SIGTERM a step before another.
-        times, peaks, stops = engine.gather(seconds, device.peak_mib(), bool(told))
+        times, loads, peaks, stops = engine.gather(seconds, data_s, device.peak_mib(), bool(told))
         record = StepRecord(
             step=step,
             loss=loss,
             lr=self.recipe.rate_at(step),
             grad_norm=norm,
             step_time_s=max(times),
+            data_s=max(loads),
             tokens_per_s=engine.seq_length * engine.plan.global_batch / max(times),
             peak_memory_mib=list(peaks),
         )
@@ -348,6 +355,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
     def _save(self, writer: Writer) -> int:
         writer.save(self.optimizer)
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        self._step_began = time.perf_counter()
         return int(self.state.global_step)
 
 

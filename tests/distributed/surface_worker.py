@@ -160,4 +160,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_as_rank(main))
+    run_as_rank(main)

@@ -157,6 +157,8 @@ ROWS = {
     "sequence_parallel": Row(0, "plan.galvatron.assumed"),
     "mixed_precision": Row("fp32", "refusal"),
     "no_async_grad_reduce": Row(1, "answer.time_s"),
+    "amp_master_grad": Row(0, "plan.galvatron.assumed"),
+    "use_flash_attention": Row(1, "plan.galvatron.assumed"),
     "no_global_memory_buffer": Row(1, "answer.stages", {"disable_pp": 1, **TIGHT}),
     "profiles": Row("other", "answer.time_s"),
     "profile_mode": Row("batch", "answer.feasible", SINGLE),

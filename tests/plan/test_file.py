@@ -11,13 +11,18 @@ from hypothesis import strategies as st
 from plans import BAD_FIELDS, BAD_PLANS, MODEL, json_values, plan_fields, smallest_world, valid_plans
 
 from paddlenlp_galvatron.plan import (
+    Assumptions,
     DataParallel,
     Plan,
+    Precision,
     UserError,
     json_schema,
     plan_from_dict,
     plan_to_dict,
     read_plan,
+    uniform_plan,
+    with_assumptions,
+    with_defaults,
     write_plan,
 )
 from paddlenlp_galvatron.plan.check import find_faults
@@ -243,3 +248,24 @@ def test_a_plan_that_cannot_run_is_not_written(tmp_path):
         write_plan(replace(plan_from_dict(plan_fields()), global_batch=15), path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["fp32_gradients", "flash_attention"])
+def test_what_a_plan_was_priced_with_holds_and_what_it_leaves_open_is_the_device_s(tmp_path, name):
+    plan = uniform_plan(
+        layers=2,
+        world_size=2,
+        global_train_batch_size=4,
+        assumed=Assumptions(mixed_precision=Precision.BF16, seq_length=8),
+    )
+    write_plan(plan, tmp_path / "plan.json")
+    read = read_plan(tmp_path / "plan.json")
+    assert name not in read.stated
+    assert [getattr(with_defaults(read, on_gpus).assumed, name) for on_gpus in (False, True)] == [False, True]
+    in_fp32 = replace(read, assumed=replace(read.assumed, mixed_precision=Precision.FP32))
+    assert not getattr(with_defaults(in_fp32, on_gpus=True).assumed, name)
+    write_plan(replace(read, assumed=replace(read.assumed, **{name: False})), tmp_path / "stated.json")
+    stated = read_plan(tmp_path / "stated.json")
+    assert not getattr(with_defaults(stated, on_gpus=True).assumed, name)
+    with pytest.raises(UserError, match=f"{name}: the plan was searched for False but True is given"):
+        with_assumptions(stated, **{name: True})

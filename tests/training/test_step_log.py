@@ -13,7 +13,14 @@ from paddlenlp_galvatron.training.step_log import StepLog, StepRecord, read_log
 
 def record(step: int, loss: float = 1.0) -> StepRecord:
     return StepRecord(
-        step=step, loss=loss, lr=1e-3, grad_norm=1.0, step_time_s=0.1, tokens_per_s=9.0, peak_memory_mib=[1.0]
+        step=step,
+        loss=loss,
+        lr=1e-3,
+        grad_norm=1.0,
+        step_time_s=0.1,
+        data_s=0.01,
+        tokens_per_s=9.0,
+        peak_memory_mib=[1.0],
     )
 
 

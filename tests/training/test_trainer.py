@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,16 @@ def test_callbacks_hear_steps_logs_evaluations_and_saves(tmp_path):
         logs["eval_loss"] for logs in heard.logs if "eval_loss" in logs
     ]
     assert sorted(folder.name for folder in run.checkpoints.iterdir()) == ["step-00000003", "step-00000004"]
+
+
+def test_a_step_takes_as_long_as_its_data_and_not_as_long_as_an_evaluation(tmp_path, monkeypatch):
+    trainer = GalvatronTrainer(settings(tmp_path, evaluation_strategy="steps", eval_steps=2, max_evaluate_steps=1))
+    batch, evaluate = trainer.data.batch, trainer.evaluate
+    monkeypatch.setattr(trainer.data, "batch", lambda step: (time.sleep(0.3 * (step % 2)), batch(step))[1])
+    monkeypatch.setattr(trainer, "evaluate", lambda: (time.sleep(2.0), evaluate())[1])
+    first, second, third, _ = list(trainer.steps())
+    assert second["step_time_s"] >= second["data_s"] >= 0.3 > first["data_s"]
+    assert third["step_time_s"] < 2.0
 
 
 def test_a_callback_stops_a_run_and_another_one_goes_on(tmp_path):

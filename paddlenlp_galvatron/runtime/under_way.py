@@ -1,0 +1,82 @@
+"""What this rank has started on its groups and not seen the end of; and a watchdog that names it where it never ends.
+
+On a GPU a call returns at once and a hang shows in whatever reads a value next, which says nothing of its cause.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from functools import lru_cache
+from typing import Any
+
+from . import status
+from .faults import WAIT_S
+from .status import Outcome
+
+CHECK_S = 5.0  # from one look of the watchdog to the next
+NAMED_RANKS = 6  # of a group
+
+step = 0  # that runs now, counted from 0
+
+
+class Operation:
+    """A collective or message that was started."""
+
+    __slots__ = ("_ended", "since", "task", "what")
+
+    def __init__(self, kind: str, ranks: tuple[int, ...]):
+        self.what = f"{kind} of {_named(ranks)} in step {step}"
+        self.since = time.monotonic()
+        self.task: Any = None  # Paddle's, once the call has returned
+        self._ended = False
+        while _started and _started[0].ended:
+            _started.popleft()
+        _started.append(self)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its results are there."""
+        self._ended = self._ended or (self.task is not None and bool(self.task.is_completed()))
+        return self._ended
+
+    def wait(self) -> None:
+        """Let what this rank computes next wait for it: the host on CPU, the device's queue on a GPU."""
+        if not self._ended:
+            self.task.wait()
+
+
+_started: deque[Operation] = deque()
+
+
+@lru_cache(maxsize=1024)
+def _named(ranks: tuple[int, ...]) -> str:
+    more = ", …" if len(ranks) > NAMED_RANKS else ""
+    return f"ranks {', '.join(map(str, ranks[:NAMED_RANKS]))}{more}"
+
+
+def oldest() -> tuple[str, float] | None:
+    """What has been under way for longest, or waited for, and since when by the monotonic clock."""
+    waits = [(one.what, one.since) for one in list(_started) if not one.ended][:1]
+    if wait := status.longest_wait():
+        waits.append(wait)
+    return min(waits, key=lambda wait: wait[1], default=None)
+
+
+def watch(limit_s: float = WAIT_S) -> None:
+    """From now on end this process once something has been under way for too long, and say what."""
+    threading.Thread(target=_watch, args=(limit_s,), daemon=True).start()
+
+
+def _watch(limit_s: float) -> None:
+    while True:
+        time.sleep(min(CHECK_S, limit_s))
+        if (wait := oldest()) and time.monotonic() - wait[1] > limit_s:
+            message = f"{wait[0]} has not ended within {limit_s:.0f} s"
+            status.failed(Outcome.LOST_A_PEER, message)
+            sys.stderr.write(f"error: {message}\n")
+            sys.stderr.flush()
+            os._exit(1)

@@ -1,0 +1,27 @@
+"""A rank that hangs ends by itself, says in what, and the rank that it waits for is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.runtime.launch import LaunchError, launch
+
+WORKER = Path(__file__).with_name("hanging_worker.py")
+WHERE = "receive of ranks 0, 1 in step 3"
+
+
+@pytest.mark.parametrize(
+    ("who", "limit_s", "message"),
+    [
+        ("one", 7, "rank 1 did not come to the others, who wait for it"),
+        ("both", 1, f"rank [01] lost another rank in a collective: {WHERE} has not ended within 1 s"),
+    ],
+)
+def test_a_wait_without_end_is_named(tmp_path, who, limit_s, message):
+    with pytest.raises(LaunchError, match=message):
+        launch(str(WORKER), [who, str(limit_s)], 2, tmp_path, timeout_s=120)
+    assert f"error: {WHERE} has not ended within {limit_s} s" in (tmp_path / "workerlog.0").read_text()

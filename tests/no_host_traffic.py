@@ -1,0 +1,63 @@
+"""Between the first message of a step and the last, nothing may pass between host and device: what would, raises.
+
+On a GPU a copy, or the reading of a value, waits for all that the device was given to do: for receives that were posted
+ahead, too, which may wait for what this rank has yet to send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import paddle
+
+from paddlenlp_galvatron.runtime import collectives
+from paddlenlp_galvatron.runtime.pipeline import Pipeline
+from paddlenlp_galvatron.runtime.stage import Stage
+
+READS = ("numpy", "item", "tolist", "cpu", "cuda", "__float__", "__int__", "__bool__", "__index__", "__array__")
+
+
+class HostTraffic(AssertionError):
+    """Something was copied or read while messages were under way."""
+
+
+def forbid_host_traffic() -> None:
+    """From now on, in this process, from the first message or pass of every `Pipeline.run` and `Pipeline.evaluate`."""
+    within: list[str] = []  # runs that have not ended
+    begun: list[str] = []  # what they began with
+
+    def guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if begun:
+                raise HostTraffic(f"{name} while messages are under way, since {begun[0]}")
+            return method(*arguments, **named)
+
+        return call
+
+    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            within.append("a step")
+            try:
+                return run(*arguments, **named)
+            finally:
+                within.pop()
+                begun.clear()
+
+        return call
+
+    def beginning(what: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if within:
+                begun.append(what)
+            return method(*arguments, **named)
+
+        return call
+
+    for name in READS:
+        if hasattr(paddle.Tensor, name):
+            setattr(paddle.Tensor, name, guarded(name, getattr(paddle.Tensor, name)))
+    paddle.to_tensor = guarded("to_tensor", paddle.to_tensor)
+    collectives._start = beginning("a message", collectives._start)
+    Stage.forward = beginning("a pass", Stage.forward)  # type: ignore[method-assign]
+    Pipeline.run, Pipeline.evaluate = watched(Pipeline.run), watched(Pipeline.evaluate)  # type: ignore[method-assign]

@@ -1,0 +1,163 @@
+"""Replays on paper what GPUs would do with the calls that ranks make: queues of work, and who waits for whom.
+
+A GPU has a queue for what it computes and one for each direction of each communicator. A call returns when its work is
+queued; a message starts when both ranks have come to it, and a device's queues wait where they were told to. A copy
+between host and device, or the reading of a value, is different: it waits for all queues of its device, all of them
+wait for it, and the host waits, too (CUDA's legacy default stream, which Paddle's copies use).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+COMPUTE, HOST = "compute", "host"
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a host asks of its device, in order."""
+
+    kind: str  # compute, send, receive, wait (for a message, before what is computed next), host (traffic with it)
+    name: str = ""  # of a pass, for its time; of the communicator and direction, for a message or its wait
+    number: int = 0  # of the message on it
+
+
+@dataclass(eq=False)
+class Work:
+    """What stands in a queue."""
+
+    after: list[Work]
+    ms: float = 0.0
+    pair: tuple[str, int] | None = None  # of a message: both sides have it
+    queued_ms: float = 0.0
+    followers: list[Work] = field(default_factory=list)
+    end: float | None = None
+
+
+@dataclass
+class Device:
+    """A rank and its device."""
+
+    calls: Sequence[Call]
+    next: int = 0
+    host_ms: float = 0.0
+    blocked: Work | None = None
+    queues: dict[str, Work] = field(default_factory=dict)  # the last work of each
+    barrier: Work | None = None  # of traffic with the host
+    messages: dict[tuple[str, int], Work] = field(default_factory=dict)
+
+
+def replay(programs: Sequence[Sequence[Call]], time_ms: Callable[[str], float]) -> float | None:
+    """When the last of the ranks is done, in ms, each pass taking `time_ms`; None where they wait for ever."""
+    devices = [Device(program) for program in programs]
+    sides: dict[tuple[str, int], list[Work]] = {}
+
+    def queue(device: Device, name: str, work: Work) -> None:
+        work.after += [*device.queues.values()] if name == HOST else [w for w in [device.queues.get(name)] if w]
+        work.after += [device.barrier] if device.barrier and device.barrier is not work else []
+        work.queued_ms = device.host_ms
+        device.queues[name] = work
+        for before in work.after:
+            before.followers.append(work)
+        settle([work])
+
+    def issue(device: Device, call: Call) -> None:
+        computed = [work for work in [device.queues.get(COMPUTE)] if work]
+        key = (call.name, call.number)
+        if call.kind == COMPUTE:
+            queue(device, COMPUTE, Work([], time_ms(call.name)))
+        elif call.kind == "wait":
+            queue(device, COMPUTE, Work([device.messages[key]]))
+        elif call.kind == HOST:
+            device.blocked = device.barrier = Work([])
+            queue(device, HOST, device.blocked)
+        else:
+            device.messages[key] = Work(computed, pair=key)
+            sides.setdefault(key, []).append(device.messages[key])
+            queue(device, f"{call.kind} {call.name}", device.messages[key])
+
+    def settle(works: list[Work]) -> None:
+        """Let what can end, and then what comes after it."""
+        while works:
+            work = works.pop()
+            both = sides[work.pair] if work.pair else [work]
+            before = [one.end for side in both for one in side.after]
+            if work.end is not None or (work.pair and len(both) < 2) or any(end is None for end in before):
+                continue
+            start = max([side.queued_ms for side in both] + [end for end in before if end is not None])
+            for side in both:
+                side.end = start + side.ms
+                works += side.followers
+
+    progress = True
+    while progress:
+        progress = False
+        for device in devices:
+            while device.next < len(device.calls) and not (device.blocked and device.blocked.end is None):
+                if device.blocked and device.blocked.end is not None:
+                    device.host_ms, device.blocked = max(device.host_ms, device.blocked.end), None
+                issue(device, device.calls[device.next])
+                device.next += 1
+                progress = True
+    last = [work.end for device in devices for work in device.queues.values()]
+    if any(end is None for end in last) or any(device.next < len(device.calls) for device in devices):
+        return None
+    return max(end for end in last if end is not None)
+
+
+class Recorder:
+    """Stands for a rank's stage and for `paddle.distributed`, and writes down what the pipeline calls."""
+
+    def __init__(self, index: int, stages: int):
+        import paddle
+
+        self.index, self.is_first, self.is_last = index, index == 0, index == stages - 1
+        self.boundary_shape, self.calls = [1, 1], []
+        self.numbers = type("Numbers", (), {"stored": "float32"})
+        self.chain = type("Chain", (), {"last_backward": False})()
+        self._numbers: dict[str, int] = {}
+        self._weight = paddle.ones([1, 1])
+        self._weight.stop_gradient = False
+
+    # ---- a stage ---------------------------------------------------------------------------------------------------
+
+    def forward(self, x: Any, ids: Any, labels: Any, *_: Any) -> Any:
+        self.calls.append(Call("compute", "forward"))
+        out = self._weight * (1.0 if x is None else x)
+        return out.sum() if self.is_last else out
+
+    def take(self, tokens: Any) -> list[None]:
+        self.traffic()
+        return [None] * len(tokens)
+
+    def settle(self) -> None:
+        self.calls.append(Call("compute", "backward"))
+
+    # ---- communication -----------------------------------------------------------------------------------------------
+
+    def isend(self, tensor: Any, peer: int, group: Any) -> Any:
+        return self._message("send", group)
+
+    def irecv(self, tensor: Any, peer: int, group: Any) -> Any:
+        tensor.fill_(1.0)
+        return self._message("receive", group)
+
+    def traffic(self, *_: Any, **__: Any) -> None:
+        self.calls.append(Call(HOST))
+
+    def _message(self, kind: str, group: Any) -> Any:
+        number = self._numbers[group.name] = self._numbers.get(group.name, -1) + 1
+        self.calls.append(Call(kind, group.name, number))
+        recorder = self
+
+        class Task:
+            def is_completed(self) -> bool:
+                return False
+
+            def wait(self) -> bool:
+                recorder.calls.append(Call("wait", group.name, number))
+                return True
+
+        return Task()

@@ -1,0 +1,66 @@
+"""What a node with GPUs is told and given, as far as none is needed: devices and environment are faked."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("paddle")
+
+import paddle
+from paddle.base import core
+
+from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.runtime import cpu_backend, device
+from paddlenlp_galvatron.runtime.launch import devices_of
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """A folder of device files with a GPU's, none of which is hidden."""
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(device, "DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+def test_a_build_for_cpus_is_refused_beside_gpus(node, monkeypatch):
+    with pytest.raises(UserError, match=r"nvidia0.*install paddlepaddle-gpu"):
+        devices_of(2)
+    assert devices_of(2, "cpu")[0]["PADDLE_DISTRI_BACKEND"] == "gloo"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert len(devices_of(2)) == 2
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    (node / "nvidia0").unlink()
+    assert len(devices_of(2)) == 2
+
+
+def test_a_gpu_that_is_asked_for_must_be_there():
+    with pytest.raises(UserError, match="device: gpu, but Paddle finds no GPU"):
+        devices_of(2, "gpu")
+
+
+def test_ranks_on_gpus_connect_at_once_and_those_on_cpus_see_none(monkeypatch):
+    monkeypatch.setattr(device, "gpu_count", lambda: 8)
+    ranks = devices_of(2)
+    assert [rank["FLAGS_selected_gpus"] for rank in ranks] == ["0", "1"]
+    assert ranks[0]["NCCL_RUNTIME_CONNECT"] == "0" and "PADDLE_DISTRI_BACKEND" not in ranks[0]
+    assert devices_of(9, "cpu")[0]["CUDA_VISIBLE_DEVICES"] == ""  # more ranks than GPUs
+    with pytest.raises(UserError, match="9 processes on a node with 8 GPUs"):
+        devices_of(9)
+
+
+def test_nothing_of_gloo_is_set_up_for_nccl(monkeypatch):
+    """Behind NAT and in pods the address that others use is no interface of this node."""
+    monkeypatch.setenv("PADDLE_CURRENT_ENDPOINT", "203.0.113.7:6000")
+    monkeypatch.delenv("PADDLE_DISTRI_BACKEND", raising=False)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(core, "is_compiled_with_cuda", lambda: True)
+    monkeypatch.delattr(core.ProcessGroupGloo, "galvatron_installed", raising=False)
+    cpu_backend.install()
+    assert not hasattr(core.ProcessGroupGloo, "galvatron_installed")
+
+
+def test_one_process_computes_on_the_cpu_whatever_is_there():
+    with device.on_cpu():
+        assert paddle.device.get_device() == "cpu"

@@ -1,0 +1,72 @@
+"""The update copies no gradient, and starts passing values on before it waits for any."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("paddle")
+
+import paddle
+import paddle.distributed as dist
+
+from paddlenlp_galvatron.runtime import collectives, gradients
+from paddlenlp_galvatron.runtime.units import Trainable
+
+SIZE = 4
+
+
+class Owner:
+    """Of one tensor; writes down what the update asks of it."""
+
+    def __init__(self, name, told):
+        self.name, self.told, self.kept = name, told, paddle.full([SIZE], 2.0)
+
+    @property
+    def gradient(self):
+        return self.kept
+
+    def drop_gradient(self):
+        self.kept = None
+
+    def publish(self, updated):
+        self.told.append(f"start {self.name}")
+
+    def published(self):
+        self.told.append(f"wait {self.name}")
+
+
+def test_values_are_passed_on_while_the_next_are_updated(monkeypatch):
+    told = []
+    monkeypatch.setattr(gradients, "TURN_BYTES", 2 * SIZE * gradients.FP32_BYTES)  # two tensors a turn
+    tensors = [paddle.create_parameter([SIZE], "float32") for _ in range(4)]
+    trainables = [Trainable(tensor, (), True, Owner(name, told)) for name, tensor in zip("abcd", tensors, strict=True)]
+    optimizer = paddle.optimizer.SGD(0.1, parameters=tensors)
+    step = optimizer.step
+    monkeypatch.setattr(optimizer, "step", lambda: (told.append("update"), step()))
+    gradients.update_in_turns(optimizer, trainables, factor=1.0)
+    first, second = ["update", "start a", "start b"], ["update", "start c", "start d"]
+    assert told == [*first, *second, "wait a", "wait b", "wait c", "wait d"]
+
+
+def test_a_gradient_is_shared_and_not_copied():
+    tensor, owner = paddle.create_parameter([SIZE], "float32"), Owner("a", [])
+    place = owner.kept.data_ptr()
+    Trainable(tensor, (), True, owner).present_gradient(0.5)
+    assert tensor.grad.data_ptr() == place
+    assert tensor.grad.tolist() == [1.0] * SIZE
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_what_is_needed_at_once_runs_in_the_queue_of_what_is_computed(monkeypatch, kind):
+    """Else two events a call: that queue waits for the other one, which waits for it."""
+    asked = []
+    done = SimpleNamespace(wait=lambda: True, is_completed=lambda: True)
+    monkeypatch.setattr(dist.stream, kind, lambda *_, **given: (asked.append(given), done)[1])
+    group = SimpleNamespace(ranks=[0, 1], nranks=2, id=0, rank=0)
+    getattr(collectives, kind)(paddle.ones([SIZE]), group)
+    getattr(collectives, f"{kind}_start")(paddle.ones([SIZE]), group).wait()
+    at_once, later = ({name: how[name] for name in ("sync_op", "use_calc_stream") if name in how} for how in asked)
+    assert at_once == {"sync_op": True, "use_calc_stream": True}
+    assert later == {"sync_op": False}

@@ -1,0 +1,103 @@
+"""The pipeline's calls, replayed as GPUs would take them: no rank waits for ever, and none longer than it must."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("paddle")
+
+import paddle.distributed as dist
+from streams import COMPUTE, Call, Recorder, replay
+
+from paddlenlp_galvatron.plan import LayerStrategy, Plan, Schedule
+from paddlenlp_galvatron.runtime.pipeline import Pipeline
+
+MS = {"forward": 1.0, "backward": 2.0}
+
+
+class StubGroups:
+    def get(self, ranks, use=""):
+        return SimpleNamespace(name=f"{ranks}{use}", ranks=ranks, id=0)
+
+
+def programs(stages, micro_batches, schedule, monkeypatch, copies=False):
+    """The calls of each stage's rank in one step. `copies`: each forward of the first and last stage copies its ids."""
+    plan = Plan(stages, micro_batches, micro_batches, (1,) * stages, (LayerStrategy(),) * stages, schedule=schedule)
+    found = []
+    for rank in range(stages):
+        recorder = Recorder(rank, stages)
+        monkeypatch.setattr(dist, "isend", recorder.isend)
+        monkeypatch.setattr(dist, "irecv", recorder.irecv)
+        if copies and (recorder.is_first or recorder.is_last):
+            forward = recorder.forward
+            recorder.forward = lambda *a, forward=forward, recorder=recorder: (recorder.traffic(), forward(*a))[1]
+        Pipeline(plan, recorder, rank, StubGroups()).run([None] * micro_batches, [None] * micro_batches, 1.0)
+        found.append(recorder.calls)
+    return found
+
+
+@pytest.mark.parametrize("schedule", Schedule)
+@pytest.mark.parametrize("stages", range(1, 9))
+def test_a_step_ends_and_no_stage_idles_beyond_the_schedule(stages, schedule, monkeypatch):
+    for micro_batches in range(1, 17):
+        calls = programs(stages, micro_batches, schedule, monkeypatch)
+        ideal = (micro_batches + stages - 1) * sum(MS.values())
+        assert replay(calls, MS.__getitem__) == pytest.approx(ideal), f"{micro_batches} micro-batches"
+        for seed in range(3):
+            draw = random.Random(f"{stages} {micro_batches} {seed}")
+            assert replay(calls, lambda _, draw=draw: draw.uniform(0.1, 3.0)), f"{micro_batches} micro-batches"
+
+
+def test_copies_in_the_step_would_hang_or_delay_it(monkeypatch):
+    """What the runtime did before, so that the replay is known to see it."""
+    one_f_one_b = Schedule.ONE_F_ONE_B
+    assert replay(programs(2, 3, one_f_one_b, monkeypatch, copies=True), MS.__getitem__) is None
+    slow = replay(programs(4, 16, one_f_one_b, monkeypatch, copies=True), MS.__getitem__)
+    assert slow is None or slow > 1.2 * 57
+
+
+def test_ranks_that_send_before_they_receive_and_wait_are_seen():
+    def rank(own, other):
+        return [Call("receive", other), Call("wait", other), Call("compute", "forward"), Call("send", own)]
+
+    assert replay([rank("a", "b"), rank("b", "a")], MS.__getitem__) is None
+    assert replay([[Call(COMPUTE, "forward"), Call("send", "a")], [Call("receive", "a")]], MS.__getitem__) == 1.0
+
+
+GUARDED = """
+import paddle, sys
+sys.path.insert(0, {tests!r})
+from no_host_traffic import HostTraffic, forbid_host_traffic
+from paddlenlp_galvatron.adapters import load_family
+from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.stage import Stage
+from paddlenlp_galvatron.training.parity import batch_of, small_case
+from paddlenlp_galvatron.plan import Assumptions, uniform_plan
+plan = uniform_plan(layers=1, world_size=1, global_train_batch_size=2, assumed=Assumptions(seq_length=8))
+case = small_case(plan, "llama")
+engine = Engine(case.plan, case.shape, load_family("llama"), case.seq_length)
+forbid_host_traffic()
+batch = batch_of(case, 0)
+engine.forward_backward(batch)
+engine.evaluate(batch)
+forward = Stage.forward
+for read in (lambda x: float(x), lambda x: x.numpy(), lambda x: x.item(), lambda x: paddle.to_tensor(x.shape)):
+    Stage.forward = lambda *a: (out := forward(*a), read(out))[0]
+    try:
+        engine.forward_backward(batch)
+    except HostTraffic:
+        continue
+    sys.exit("not seen")
+"""
+
+
+def test_what_is_read_in_a_step_is_seen():
+    words = [sys.executable, "-c", GUARDED.format(tests=str(Path(__file__).parent))]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr[-2000:]
