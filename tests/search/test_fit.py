@@ -73,7 +73,7 @@ def test_frozen_weights_take_their_bytes_alone_and_half_of_backwards_products():
     weights_mib = SHAPE.layer_parameters / 2**20
     assert all_weights.states_mib == pytest.approx(16 * weights_mib, rel=1e-3)
     assert frozen.states_mib == pytest.approx(2 * weights_mib, rel=5e-3)  # adapters of rank 1: 16 bytes of 0.04 %
-    assert frozen.sync_ms < all_weights.sync_ms / 100
+    assert frozen.sync_ms < all_weights.sync_ms / 50
     assert frozen.forward_ms == pytest.approx(all_weights.forward_ms, rel=0.01)
     assert frozen.backward_ms == pytest.approx(all_weights.backward_ms - all_weights.forward_ms, rel=0.08)
     wider = priced(Task(adapter_rank=64)).layer_cost(LAYER, **WHERE)
