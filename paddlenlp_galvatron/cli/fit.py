@@ -7,12 +7,11 @@ from typing import Any
 
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.plan import Infeasible, load_model
-from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.report.fit import explain, rows
-from paddlenlp_galvatron.search.fit import FitOptions
+from paddlenlp_galvatron.search.fit import FitOptions, sheet_of
 from paddlenlp_galvatron.search.fit import fit as find_rows
 
-from .conventions import App
+from .conventions import App, say_note
 from .grouped import add_command
 
 app = App(help="How many cards a model needs for a task, and how fast it is on them.")
@@ -22,9 +21,12 @@ def fit(values: dict[str, Any], json: bool) -> None:
     """Search the fastest plan on each number of cards, from a data sheet or measured profiles. Exit code 3 where none
     fits."""
     given = FitOptions.among(values)
-    shape, sheet = load_model(given.model_size), load_data_sheet(given.device)
+    shape, sheet = load_model(given.model_size), sheet_of(given)
     options = given.of(shape)
-    found = find_rows(shape, sheet, options)
+    heard: list[str] = []
+    found = find_rows(shape, sheet, options, heard.append)
+    for told in dict.fromkeys(heard):
+        say_note(told)
     if json:
         say(dumps({"rows": rows(found, shape, sheet, options)}))
     else:

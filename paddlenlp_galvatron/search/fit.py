@@ -18,16 +18,17 @@ from ..plan.options import Options
 from ..plan.strategy import Assumptions, DataParallel, Schedule
 from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from ..profiles.compute_time import ComputeTimes
-from ..profiles.data_sheet import DataSheet
-from ..profiles.files import allreduce_name, p2p_name, sp_time_name
+from ..profiles.data_sheet import DataSheet, load_data_sheet
+from ..profiles.files import Note, allreduce_name, no_note, p2p_name, read_profile, sp_time_name
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
-from ..profiles.reserve import GIB_MIB, Reserve, reserve_of
+from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet, reserve_of
 from .engine import search
 from .options import SearchOptions
 from .result import Candidate, Need, SearchResult
 
 Kind = Literal["pretrain", "sft", "lora", "dpo"]
+DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 SEQ = 4096  # tokens of a sample, where nothing is said
 RANK = 16  # of LoRA's adapters, where none is given: PEFT's and LLaMA-Factory's examples
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # that are tried
@@ -58,7 +59,10 @@ class FitOptions(Options):
         None, description=f"rank of the adapters; unset: {RANK} with lora; with dpo adapters instead of all weights"
     )
     gpus: Cards | None = Field(None, description="numbers of cards, 8,16,32; unset: from the least that fits upwards")
-    device: str = Field("h100-80gb", description="data sheet of the nodes: one that ships, by name, or a file")
+    device: str | None = Field(
+        None,
+        description=f"data sheet of the nodes: one that ships, by name, or a file; unset: the profiles', else {DEVICE}",
+    )
     memory_constraint: Positive | None = Field(None, description="memory of a card, GB (1024 MiB); unset: the device's")
     profiles: Path | None = Field(None, description="folder of measured profiles; unset: derived from the data sheet")
     seq_length: Size | None = Field(
@@ -119,13 +123,26 @@ class Fit:
         return self.reserve.bound_mib(self.tensors_mib)
 
 
-def fit(shape: ModelShape, sheet: DataSheet, options: FitOptions) -> list[Fit]:
+def sheet_of(options: FitOptions) -> DataSheet:
+    """The data sheet that is named, or that of the device of the profiles. Raises UserError."""
+    measured = None
+    if options.device is None and options.profiles:
+        metas = (read_profile(path)[1] for path in sorted(options.profiles.glob("allreduce_bandwidth_*.json")))
+        measured = next((sheet for meta in metas if meta and (sheet := gpu_sheet(meta.fingerprint.device))), None)
+    return measured or load_data_sheet(options.device or DEVICE)
+
+
+def fit(shape: ModelShape, sheet: DataSheet, options: FitOptions, note: Note = no_note) -> list[Fit]:
     """A row a number of cards: those asked for, or from the least that fits; `options` are settled for the shape.
 
-    Raises UserError for a number that is no whole number of nodes, or that the profiles say nothing of.
+    `note` hears what was assumed of profiles, and of a card that is told larger than it is. Raises UserError for a
+    number that is no whole number of nodes, or that the profiles say nothing of.
     """
-    model_on = _measured(shape, options) if options.profiles else _derived(shape, sheet, options)
-    card_gib = min(options.memory_constraint or sheet.memory.value, sheet.memory.value)
+    model_on = _measured(shape, sheet, options, note) if options.profiles else _derived(shape, sheet, options)
+    size_gib = sheet.memory.value
+    card_gib = min(options.memory_constraint or size_gib, size_gib)
+    if (options.memory_constraint or 0.0) > size_gib:
+        note(f"memory_constraint: {options.memory_constraint:g} GB, but {sheet.device} has {size_gib:g}, which hold")
     row = _Row(shape, model_on, sheet, options, card_gib)
     if options.gpus:
         return [row(gpus) for gpus in sorted(set(options.gpus))]
@@ -223,7 +240,7 @@ def _derived(shape: ModelShape, sheet: DataSheet, options: FitOptions) -> Callab
     return model_on
 
 
-def _measured(shape: ModelShape, options: FitOptions) -> Callable[[int, int], CostModel]:
+def _measured(shape: ModelShape, sheet: DataSheet, options: FitOptions, note: Note) -> Callable[[int, int], CostModel]:
     """Prices from a folder of profiles, whose cluster may be another: what its groups cost tells that of others."""
     folder = options.profiles
     assert folder is not None
@@ -245,7 +262,7 @@ def _measured(shape: ModelShape, options: FitOptions) -> Callable[[int, int], Co
         def named(name: str) -> Path | None:
             return folder / name if (folder / name).exists() else None
 
-        return load(
+        cost = load(
             shape,
             nodes,
             cards,
@@ -255,7 +272,11 @@ def _measured(shape: ModelShape, options: FitOptions) -> Callable[[int, int], Co
             p2p_bandwidth_config_path=named(p2p_name(*cluster)),
             sp_time_path=named(sp_time_name(*cluster)),
             options=CostOptions(task=options.trained),
+            note=note,
         )
+        if (measured := gpu_sheet(cost.device)) and measured != sheet:
+            note(f"profiles: measured on {cost.device}; size and peak of a card are those of --device {sheet.name}")
+        return cost
 
     return model_on
 

@@ -43,6 +43,13 @@ def test_the_table_names_every_part_of_the_bound_with_its_source(galvatron):
     assert max(map(len, ran.out.splitlines())) < 120
 
 
+def test_a_card_that_is_told_larger_than_it_is_is_a_note(galvatron):
+    words = ("fit", "llama2-7b", "--gpus", "8", "--json")
+    told, plain = (galvatron(*words, *more) for more in (("--memory_constraint", "85"), ()))
+    assert "note: memory_constraint: 85 GB" in told.err and "79.1" in told.err and plain.err == ""
+    assert told.out == plain.out
+
+
 def test_nothing_fits_is_exit_code_three_and_says_what_binds(galvatron):
     ran = galvatron("fit", "llama3-405b", "--gpus", "8", "--json")
     assert ran.code == 3 and "model states" in ran.err and json.loads(ran.out)["rows"][0]["fits"] is False
