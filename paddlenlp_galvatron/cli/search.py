@@ -21,6 +21,7 @@ from paddlenlp_galvatron.cost_model import load
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.plan.model_options import Model, ModelOptions
 from paddlenlp_galvatron.plan.options import Options
+from paddlenlp_galvatron.profiles.reserve import GIB_MIB, Reserve
 from paddlenlp_galvatron.report.search import explain, summary
 from paddlenlp_galvatron.search import SearchOptions, SearchResult
 from paddlenlp_galvatron.search import search as find_plan
@@ -69,6 +70,7 @@ def search(values: dict[str, Any], json: bool) -> None:
         **options.profile_arguments,
         note=heard.append,
     )
+    reserve = cost.reserve if options.context_mib is None else Reserve()
     options, cost = on_device(options, cost, heard.append)
     notes = list(dict.fromkeys(heard))
     title = _title(model, options)
@@ -94,7 +96,14 @@ def search(values: dict[str, Any], json: bool) -> None:
     say(END, err=json)
     if json:
         line = summary(result, options.budget_mib, cost.context_mib)
-        places = {"model": model.name, "plan": str(path) if path else None, "log": str(log_file), "notes": notes}
+        parts = [part._asdict() for part in reserve.told(options.memory_constraint * GIB_MIB)]
+        places = {
+            "reserve_parts": parts,
+            "model": model.name,
+            "plan": str(path) if path else None,
+            "log": str(log_file),
+            "notes": notes,
+        }
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
         say(dumps(line | peak | places))
     result.require()
