@@ -28,6 +28,7 @@ COMMANDS = {
     "quickstart": "all of it on this machine: data, profile, search, train, compare",
     "plan": "plan files: show, check, schema; uniform makes one, to-paddlenlp and to-paddleformers say it in theirs",
     "search": "find the best plan from profile files",
+    "fit": "how many cards a model needs for a task, and how fast it is on them",
     "parity": "prove that a plan trains what one process trains",
     "train": "train a model by a plan",
 }

@@ -21,9 +21,11 @@ from paddlenlp_galvatron.cost_model import load
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.plan.model_options import Model, ModelOptions
 from paddlenlp_galvatron.plan.options import Options
+from paddlenlp_galvatron.profiles.reserve import GIB_MIB, Reserve
 from paddlenlp_galvatron.report.search import explain, summary
 from paddlenlp_galvatron.search import SearchOptions, SearchResult
 from paddlenlp_galvatron.search import search as find_plan
+from paddlenlp_galvatron.search.device import on_device
 from paddlenlp_galvatron.search.engine import predicted
 
 from .conventions import App
@@ -68,6 +70,8 @@ def search(values: dict[str, Any], json: bool) -> None:
         **options.profile_arguments,
         note=heard.append,
     )
+    reserve = cost.reserve if options.context_mib is None else Reserve()
+    options, cost = on_device(options, cost, heard.append)
     notes = list(dict.fromkeys(heard))
     title = _title(model, options)
     log = [f"Search {line}" for line in title]
@@ -91,8 +95,15 @@ def search(values: dict[str, Any], json: bool) -> None:
             console.print(item, markup=False) if isinstance(item, str) else console.print(item)
     say(END, err=json)
     if json:
-        line = summary(result, options.budget_mib, options.context_mib)
-        places = {"model": model.name, "plan": str(path) if path else None, "log": str(log_file), "notes": notes}
+        line = summary(result, options.budget_mib, cost.context_mib)
+        parts = [part._asdict() for part in reserve.told(options.memory_constraint * GIB_MIB)]
+        places = {
+            "reserve_parts": parts,
+            "model": model.name,
+            "plan": str(path) if path else None,
+            "log": str(log_file),
+            "notes": notes,
+        }
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
         say(dumps(line | peak | places))
     result.require()
@@ -114,7 +125,8 @@ def _title(model: Model, options: SearchOptions) -> list[str]:
     layers = " + ".join(str(shape.layers) for shape in model.shapes)
     lines = [
         f"{model.name}: {layers} layers, {model.seq_length} tokens, on {options.num_nodes} x "
-        f"{options.num_gpus_per_node} devices of {options.memory_constraint:g} GB (reserve {options.context_mib:g} MiB)"
+        f"{options.num_gpus_per_node} devices of {options.memory_constraint:g} GB "
+        f"(reserve {options.context_mib or 0:,.0f} MiB)"
     ]
     if model.ignored:
         lines.append(f"left out of account, as set_*_manually is 0: {', '.join(model.ignored)}")

@@ -1,6 +1,6 @@
 """What a plan costs: time, memory, schedule simulation, traffic."""
 
-from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction
+from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, Task
 from .load import load
 from .model import CostModel, stage_times
 from .seams import stage_seams
@@ -15,6 +15,7 @@ __all__ = [
     "StageMemory",
     "StagePrediction",
     "StageTimes",
+    "Task",
     "load",
     "lower_bound_ms",
     "stage_seams",

@@ -77,7 +77,7 @@ def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) ->
     forward = _layer_seams(model, strategy, setting)
     # Backward meets each seam once, as forward does; recompute meets forward's once more.
     backward = tuple(call._replace(times=2 * call.times) for call in forward) if strategy.recompute else forward
-    return Calls(forward, backward) + _weight_calls(layer_weights(model, strategy.tp), strategy, setting)
+    return Calls(forward, backward) + weight_calls(layer_weights(model, strategy.tp), strategy, setting)
 
 
 def _layer_seams(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> tuple[Call, ...]:
@@ -143,7 +143,7 @@ def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) 
         reduced, gathered, scattered = _seams(model, vocab, setting)
         forward = (scattered,) if setting.assumed.sequence_parallel else (reduced,)
         backward = (gathered,) if setting.assumed.sequence_parallel else ()
-    weights = _weight_calls(table_weights(model, vocab.tp), vocab, setting)
+    weights = weight_calls(table_weights(model, vocab.tp), vocab, setting)
     # A lookup needs no weights in backward, and its backward is the last pass of all: nothing is left to hide behind.
     return Calls(forward, backward, weights.gather_forward, finish=weights.reduce, publish=weights.publish)
 
@@ -158,10 +158,10 @@ def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Ca
         loss = Call(Collective.ALL_REDUCE, Group.TENSOR, tokens * FP32_BYTES, times=3)
         forward = (gathered, loss) if setting.assumed.sequence_parallel else (loss,)
         backward = (scattered,) if setting.assumed.sequence_parallel else (reduced,)
-    return Calls(forward, backward) + _weight_calls(head_weights(model, vocab.tp), vocab, setting)
+    return Calls(forward, backward) + weight_calls(head_weights(model, vocab.tp), vocab, setting)
 
 
-def _weight_calls(weights: Weights, strategy: LayerStrategy | VocabStrategy, setting: Setting) -> Calls:
+def weight_calls(weights: Weights, strategy: LayerStrategy | VocabStrategy, setting: Setting) -> Calls:
     """Gathers of weights, reductions of gradients, gathers of updated weights."""
     vectors = tuple(_vector_calls(weights, strategy, setting))
     gradient, weight = setting.states.gradient, setting.states.weight

@@ -6,12 +6,35 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Task:
+    """What learns, and what is computed beside it. The default trains all weights."""
+
+    adapter_rank: int | None = None  # LoRA in every projection of the layers, all other weights frozen; None: no LoRA
+    reference: bool = False  # a frozen model passes the same samples forward first (DPO)
+
+    @property
+    def frozen(self) -> bool:
+        return self.adapter_rank is not None
+
+    @property
+    def copies(self) -> bool:
+        """Whether the reference model has weights of its own. Adapters are only left out of its pass."""
+        return self.reference and not self.frozen
+
+    @property
+    def forwards(self) -> int:
+        """Passes forward of a micro-batch, recompute aside."""
+        return 1 + self.reference
+
+
+@dataclass(frozen=True, slots=True)
 class CostOptions:
     """What the user may set beside the plan's assumptions."""
 
     context_mib: float = 0.0  # reserve of every device: CUDA context, fragmentation, whatever else runs there
     global_memory_buffer: bool = True  # Megatron-SP: room for the gathered activations of one layer
     fp32_gradients: bool = False  # 16-bit training: gradients are kept and reduced in fp32
+    task: Task = Task()
 
 
 @dataclass(frozen=True, slots=True)

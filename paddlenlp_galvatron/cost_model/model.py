@@ -6,6 +6,7 @@ Every term with its unit, source and a worked number: docs/en/cost_model.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
@@ -21,14 +22,25 @@ from ..profiles.hardware import Collective
 from ..profiles.memory import STATE_BYTES, Role
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
-from .communication import Call, Calls, Setting, layer_calls, vocab_calls
-from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction
+from ..profiles.reserve import Reserve, reserve_of
+from .communication import Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
+from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, Task
 from .module_memory import Room, module_memory
 from .placement import Group, place_of
 from .redistribution import redistribution
 from .seams import Strategy, stage_seams
 from .simulate import StageTimes, step_ms
 from .states import FP32_BYTES, StateBytes
+from .task import (
+    adapted,
+    adapter_weights,
+    frozen_calls,
+    frozen_states,
+    frozen_times,
+    product_share,
+    together,
+    with_reference,
+)
 from .weights import Weights, layer_weights
 
 MIB = 2**20
@@ -85,6 +97,24 @@ class CostModel:
     def context_mib(self) -> float:
         """The reserve on every device, as the user set it."""
         return self.options.context_mib
+
+    def reserving(self, context_mib: float) -> CostModel:
+        """The same model with this reserve on every device."""
+        other = copy(self)
+        other.options = replace(self.options, context_mib=context_mib)
+        return other
+
+    @property
+    def device(self) -> str | None:
+        """Name of the devices that its prices are of, where a profile tells it."""
+        metas = (self.network.profile.meta, self.times.profile.meta, self.memory.profile.meta)
+        return next((name for meta in metas if (name := meta.fingerprint.device)), None)
+
+    @property
+    def reserve(self) -> Reserve:
+        """What its devices hold beside tensors: nothing where no profile names a GPU."""
+        measured = self.memory.profile.meta.extra.get("reserved")
+        return reserve_of(self.device, self.world_size, measured if isinstance(measured, int | float) else None)
 
     @property
     def profile_files(self) -> tuple[ProfileFile, ...]:
@@ -145,7 +175,7 @@ class CostModel:
         if key not in self._switches:
             source, target = (self._layout(strategy, stage_size) for strategy in (before, after))
             self._switches[key] = (
-                self._move_ms(source, target, micro_batch, layer_type),
+                self.options.task.forwards * self._move_ms(source, target, micro_batch, layer_type),
                 self._move_ms(target, source, micro_batch, layer_type),
             )
         return self._switches[key]
@@ -153,7 +183,8 @@ class CostModel:
     def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int, layer_type: int = 0) -> float:
         """Time in ms of one micro-batch's hand-over to the next stage, and of its gradient's back: each rank sends
         its own slice of a layer type's tokens to its peer."""
-        return self.network.send_ms(pipeline, self._token_bytes(micro_batch, layer_type) / stage_size / MIB)
+        tokens = self.options.task.forwards * self._token_bytes(micro_batch, layer_type)
+        return self.network.send_ms(pipeline, tokens / stage_size / MIB)
 
     def stage_memory(self, costs: Iterable[LayerCost], micro_batches_in_flight: int) -> StageMemory:
         """Peak of a stage that holds these layers."""
@@ -281,6 +312,9 @@ class CostModel:
         if gathered and not working:  # a measured working set has the gathered tokens in it
             working += samples * seq * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
         freed = activation  # by the time that its gradients are complete
+        products = product_share(model, seq)
+        if self.options.task.frozen:
+            times = frozen_times(times, products)
         if strategy.recompute:
             times = PassTimes(times.forward_ms, times.backward_ms + (times.recompute_ms or 0.0))
             working += activation
@@ -290,7 +324,17 @@ class CostModel:
         measured = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         held = replace(weights, matrices=round(weights.matrices * measured))
         room = Room(activation, freed, working)
-        return self._cost(strategy, grid, pipeline, calls, times, held, whole, room)
+        cost = self._trained(strategy, grid, pipeline, calls, times, held, whole, room)
+        if (rank := self.options.task.adapter_rank) is None:
+            return cost
+        setting = self._setting(stage_size, micro_batch, layer_type)
+        adapters = adapter_weights(model, strategy.tp, rank)
+        own_ms = times.forward_ms * products * adapters.all / weights.all
+        kept = (
+            0.0 if strategy.recompute else adapted(model) * rank * samples * seq * setting.states.weight / split / MIB
+        )
+        small = weight_calls(adapters, strategy, setting), PassTimes(own_ms, 2 * own_ms), adapters, whole
+        return together(cost, self._cost(strategy, grid, pipeline, *small, Room(kept, kept, 0.0)))
 
     def _vocabulary(
         self, vocab: VocabStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, role: Role
@@ -312,7 +356,9 @@ class CostModel:
             for mib in self.memory.vocab_activation_mib(role, vocab.tp, seq, self.assumed.sequence_parallel)
         )
         held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES))
-        cost = self._cost(vocab, grid, pipeline, calls, times, held, whole, Room(kept, kept, peak - kept))
+        if self.options.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
+            times = PassTimes(times.forward_ms, 0.0 if role == "first" else parts[-1].forward_ms)
+        cost = self._trained(vocab, grid, pipeline, calls, times, held, whole, Room(kept, kept, peak - kept))
         return replace(cost, states_mib=cost.states_mib + self._mask_mib)
 
     @cached_property
@@ -331,6 +377,26 @@ class CostModel:
             *((first, vocab, role, settings[0]) if role == "first" else (last, vocab, role, settings[1]))
         )
 
+    def _trained(
+        self,
+        strategy: Strategy,
+        grid: Grid,
+        pipeline: int,
+        calls: Calls,
+        times: PassTimes,
+        weights: Weights,
+        whole: bool,
+        room: Room,
+    ) -> LayerCost:
+        """Cost of a module's own weights as the task has it: learning or frozen, with a reference model's or alone."""
+        task = self.options.task
+        if task == Task():
+            return self._cost(strategy, grid, pipeline, calls, times, weights, whole, room)
+        states = frozen_states(self.state_bytes)
+        frozen = self._cost(strategy, grid, pipeline, frozen_calls(calls), times, weights, whole, room, states)
+        cost = frozen if task.frozen else self._cost(strategy, grid, pipeline, calls, times, weights, whole, room)
+        return with_reference(cost, frozen, task.copies) if task.reference else cost
+
     def _cost(
         self,
         strategy: Strategy,
@@ -341,7 +407,11 @@ class CostModel:
         weights: Weights,
         whole_gradients: bool,
         room: Room,
+        states: StateBytes | None = None,
     ) -> LayerCost:
+        """`states`: bytes of a weight, where they are not those of weights that learn."""
+        states = states or self.state_bytes
+
         def price(some: Iterable[Call], joined: bool = False) -> float:
             return sum(self._call_ms(call, grid, strategy.ulysses, pipeline, weights.copies, joined) for call in some)
 
@@ -351,7 +421,7 @@ class CostModel:
         backward_reduced = self._beside(times.backward_ms, gather + reduce)
         sharding = grid.size // strategy.tp
         sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
-        updated = weights.matrices / (sharding if sharded else 1) + weights.vectors
+        updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if states.optimizer else 0.0
         sync = price(calls.finish) + price(calls.vectors, joined=True) + price(calls.publish)
         sync += updated / 1e6 * self.times.profile.optimizer_ms_per_million
         if self.assumed.async_grad_reduce:
@@ -359,7 +429,7 @@ class CostModel:
         else:
             backward = backward_reduced
         states_mib, working_mib = module_memory(
-            weights, self.state_bytes, strategy.dp_type, sharding, whole_gradients, self.assumed.async_grad_reduce, room
+            weights, states, strategy.dp_type, sharding, whole_gradients, self.assumed.async_grad_reduce, room
         )
         return LayerCost(forward, backward + price(calls.backward), sync, states_mib, room.activation_mib, working_mib)
 

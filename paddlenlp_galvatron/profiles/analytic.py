@@ -7,7 +7,7 @@ this project's runtime, counted in numbers a token; measured layer by layer on C
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..model import ModelShape, measured_fingerprint
 from ..plan.strategy import Precision
@@ -16,13 +16,13 @@ from .data_sheet import DataSheet
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .memory import STATE_BYTES, LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
-from .network import traffic_factor
+from .nccl import collective_ms
 
 MIB = 2**20
 GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
 FP32_BYTES = 4
 BATCHES = (1, 8)  # two, so that every time mode has its points
-MESSAGES_MIB = (1.0, 32.0, 1024.0)
+MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)
 DEGREES = (1, 2, 4, 8, 16)
 
 
@@ -32,23 +32,33 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
     world = num_nodes * gpus
     inside = sheet.link.value * sheet.link_efficiency.value * GB_PER_S
     node = sheet.network.value * sheet.network_efficiency.value * GB_PER_S
-    groups = {size: (inside, sheet.link_latency.value) for size in _divisors(gpus) if size > 1}
+    groups = {(size, True): inside for size in _divisors(gpus) if size > 1}
     if num_nodes > 1:
-        groups[world] = (min(node, inside), sheet.network_latency.value)
+        groups[world, True] = min(node, inside)
     messages = {
-        MessageGroup(kind, size): {mib: latency + mib * traffic_factor(kind, size) / bandwidth for mib in MESSAGES_MIB}
-        for size, (bandwidth, latency) in groups.items()
-        for kind in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL)
+        MessageGroup(kind, size, consecutive): {
+            mib: collective_ms(kind, size, nodes, mib, bandwidth) for mib in MESSAGES_MIB
+        }
+        for size, consecutive, nodes in _places(num_nodes, gpus)
+        # All groups that cross a node's link at once share it.
+        for bandwidth in [inside if nodes == 1 else min(node * size / nodes / gpus, inside)]
+        for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
     }
     p2p = {
         stages: inside if num_nodes == 1 else min(inside, node / min(world // stages, gpus))
         for stages in _divisors(world)
         if stages > 1
     }
+    messages |= {
+        MessageGroup(Collective.SEND, stages): {
+            mib: collective_ms(Collective.SEND, 2, min(num_nodes, 2), mib, bandwidth) for mib in MESSAGES_MIB
+        }
+        for stages, bandwidth in p2p.items()
+    }
     return HardwareProfile(
         num_nodes,
         gpus,
-        {(size, True): bandwidth for size, (bandwidth, _) in groups.items()},
+        groups,
         p2p,
         messages,
         sheet.overlap_coe.value,
@@ -57,16 +67,27 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
 
 
 def analytic_computation(
-    model: ModelShape, sheet: DataSheet, precision: Precision, lengths: Sequence[int], flash_attention: bool = True
+    model: ModelShape,
+    sheet: DataSheet,
+    precision: Precision,
+    lengths: Sequence[int],
+    flash_attention: bool = True,
+    kept_bytes: Callable[[int, int], float] | None = None,
 ) -> ComputationProfile:
-    """Compute times of the model on one such device, at these sequence lengths."""
+    """Compute times of the model on one such device, at these sequence lengths.
+
+    `kept_bytes`: what a layer of another kind than ours keeps a token on one rank, by sequence length and tp degree.
+    """
     peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
     flops_per_ms = peak.value * sheet.matmul_efficiency.value * 1e9
     bytes_per_ms = sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6
 
-    def passes(tokens: int, flops: float, numbers: float, size: int) -> PassTimes:
-        """Times for this many matrix-product operations and kept numbers of `size` bytes a token."""
-        traffic = 2 * numbers * size * tokens / bytes_per_ms
+    def kept(seq: int, tp: int) -> float:
+        return precision.bytes * sum(layer_numbers_per_token(model, seq, tp, True, flash_attention))
+
+    def passes(tokens: int, flops: float, kept: float) -> PassTimes:
+        """Times for this many matrix-product operations and kept bytes a token."""
+        traffic = 2 * kept * tokens / bytes_per_ms
         product = flops * tokens / flops_per_ms
         return PassTimes(product + traffic, 2 * (product + traffic), product + traffic)
 
@@ -76,16 +97,18 @@ def analytic_computation(
     for seq in lengths:
         pairs = seq / 2 if flash_attention else seq  # a causal kernel computes half of all pairs of tokens
         layer_flops = 2 * model.layer_parameters + pairs * model.block.pair_flops
-        layer_numbers = sum(layer_numbers_per_token(model, seq, 1, True, flash_attention))
         for batch in BATCHES:
             tokens, shape = batch * seq, Shape(batch, seq)
-            layer = passes(tokens, layer_flops, layer_numbers, precision.bytes)
-            embedding = passes(tokens, 0.0, model.hidden_size, precision.bytes)
-            head = passes(tokens, 2 * model.hidden_size * model.vocab_size, 1.5 * model.vocab_size, FP32_BYTES)
+            layer = passes(tokens, layer_flops, (kept_bytes or kept)(seq, 1))
+            embedding = passes(tokens, 0.0, model.hidden_size * precision.bytes)
+            head = passes(tokens, 2 * model.hidden_size * model.vocab_size, 1.5 * model.vocab_size * FP32_BYTES)
             layer_ms[shape] = layer.forward_ms / batch
             other_ms[shape] = (embedding.forward_ms + head.forward_ms) / batch
             for part, times in ((layer_part(), layer), (EMBEDDING, embedding), (HEAD, head)):
                 measured[PassKey(part, batch, seq)] = times
+            for tp in DEGREES[1:]:  # not all that a layer writes is split
+                split = passes(tokens, layer_flops / tp, (kept_bytes or kept)(seq, tp))
+                measured[PassKey(layer_part(), batch, seq, tp)] = split
     # AdamW reads gradient, master weight and moments and writes the last three and the weight.
     optimizer_bytes = 7 * FP32_BYTES + precision.bytes
     return ComputationProfile(
@@ -162,6 +185,15 @@ def layer_numbers_per_token(
 def _meta(model: ModelShape, device: str | None, precision: Precision) -> Meta:
     told = Fingerprint(device=device, model=measured_fingerprint([model]), dtype=precision.value)
     return Meta(analytic=True, fingerprint=told)
+
+
+def _places(num_nodes: int, gpus: int) -> Iterator[tuple[int, bool, int]]:
+    """(ranks, consecutive, nodes) of groups: ranks 0, 1, ..., and across nodes 0, W/n, 2 W/n, ... of all W, too."""
+    world = num_nodes * gpus
+    for size in _divisors(world)[1:]:
+        yield size, True, -(-size // gpus)
+        if num_nodes > 1 and size < world:
+            yield size, False, len({rank * world // size // gpus for rank in range(size)})
 
 
 def _divisors(number: int) -> list[int]:

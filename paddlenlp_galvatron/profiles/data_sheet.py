@@ -41,8 +41,6 @@ class DataSheet(BaseModel):
     memory_efficiency: Figure = Field(description="share of the memory bandwidth that elementwise work reaches")
     link_efficiency: Figure = Field(description="share of `link` that collectives reach")
     network_efficiency: Figure = Field(description="share of `network` that collectives reach")
-    link_latency: Figure = Field(description="ms of an empty collective inside a node")
-    network_latency: Figure = Field(description="ms of an empty collective across nodes")
     overlap_coe: Figure = Field(description="how much slower compute and communication run side by side")
 
 

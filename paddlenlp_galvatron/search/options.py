@@ -61,7 +61,9 @@ class SearchOptions(Options):
         None, description="devices that were profiled: as many as are searched for, or refused"
     )
     memory_constraint: Positive = Field(24.0, description="memory of a device, GB (1024 MiB)")
-    context_mib: Number = Field(0.0, description="reserve on every device, MiB; taken off memory_constraint")
+    context_mib: Number | None = Field(
+        None, description="reserve on every device, MiB, off memory_constraint; unset: on GPUs the sum of its parts"
+    )
 
     # Batches.
     min_bsz: Samples = Field(8, description="first global batch tried, samples")
@@ -185,7 +187,7 @@ class SearchOptions(Options):
     @property
     def budget_mib(self) -> float:
         """What a plan may use on each device."""
-        return self.memory_constraint * 1024 - self.context_mib
+        return self.memory_constraint * 1024 - (self.context_mib or 0.0)
 
     @property
     def batches(self) -> list[int]:
@@ -210,7 +212,7 @@ class SearchOptions(Options):
 
     @property
     def cost_options(self) -> CostOptions:
-        return CostOptions(self.context_mib, not self.no_global_memory_buffer)
+        return CostOptions(self.context_mib or 0.0, not self.no_global_memory_buffer)
 
 
 def _modes(values: Mapping[str, Any]) -> dict[str, Any]:

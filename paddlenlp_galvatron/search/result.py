@@ -48,7 +48,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The least memory in which some plan fits, and what binds there."""
+    """What a plan needs on its fullest device, and what binds there. Where nothing fits: of the plan of least."""
 
     plan: Plan
     prediction: Prediction
@@ -60,7 +60,6 @@ class Need:
 
     @classmethod
     def of(cls, plan: Plan, cost: CostModel) -> Need:
-        """What a plan needs that takes least."""
         prediction = cost.predict(plan)
         totals = [stage.memory.total_mib for stage in prediction.stages]
         stage = totals.index(max(totals))
@@ -96,6 +95,11 @@ class Need:
     def layers(self) -> range:
         """Of the stage that needs most."""
         return self.plan.stage_layers(self.stage)
+
+    @property
+    def binds(self) -> str:
+        """The term that takes most, and where."""
+        return f"{self.term} on stage {self.stage}" if len(self.plan.stages) > 1 else self.term
 
     def __str__(self) -> str:
         enough_gb = ceil(self.memory_mib / 1024 * 1000) / 1000

@@ -35,6 +35,7 @@ def prepare(folder: Path) -> None:
     for name in ("world_size", "galvatron"):
         bare.pop(name, None)
     (folder / "bare.json").write_text(json.dumps(bare))
+    (folder / "fit.json").write_text(json.dumps({"tokens": 1e7}))
     (folder / "uniform.json").write_text(json.dumps({"chunks": 2}))
     shutil.copytree(FOLDER / "llama", folder / "llama")
     shutil.copytree(FOLDER / "llama", folder / "like")
@@ -183,6 +184,20 @@ TABLES = {
         "steps": Row(20, "calls.trained"),
         "dry_run": Row(1, "calls"),
     },
+    "fit": {
+        "config": Row("fit.json", "out"),
+        "model_size": Row("llama2-7b", "refusal"),
+        "task": Row("dpo", "out"),
+        "lora_rank": Row(4, "out", {"task": "lora"}),
+        "gpus": Row("1,2", "out"),
+        "device": Row("a100", "out"),
+        "memory_constraint": Row(1, "out"),
+        "profiles": Row("missing", "refusal"),
+        "seq_length": Row(8, "out"),
+        "global_train_batch_size": Row(8, "out"),
+        "tokens": Row(1e6, "out"),
+        "json": Row(1, "out"),
+    },
     "profile import-nccl-tests": {
         "num_nodes": Row(2, "files"),
         "num_gpus_per_node": Row(4, "files"),
@@ -198,6 +213,7 @@ BASES: dict[str, Values] = {command: FILE for command in TABLES if command.start
     "data prepare": PREPARED,
     "parity": {"PLAN": "plan.json"},
     "quickstart": {},
+    "fit": {"MODEL": "model.json", "gpus": 1, "seq_length": 16},
     "profile import-nccl-tests": {"LOG": "nccl.log"},
 }
 SEEN = SmallSeen

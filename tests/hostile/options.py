@@ -68,6 +68,7 @@ BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     ("plan", "schema"): ((), ()),
     ("search",): (tuple(f"--{name}={value}" for name, value in SEARCH.items()), ("plan.json", "logs/")),
+    ("fit",): (("model.json", "--gpus=1", "--seq=16"), ()),
     ("train",): (("plan.json", "--model=model.json", "--max_steps=1", "--dry_run"), ()),
     ("profile", "hardware"): (("--analytic=h100", "--output=out"), ("out/",)),
     ("profile", "computation"): (("--analytic=h100", "--output=out", "--model_size=model.json"), ("out/",)),

@@ -85,10 +85,10 @@ def test_a_cluster_shares_its_nodes_links():
     assert network.bandwidth_mib_per_ms(Place(8)) == pytest.approx(inside)
     assert network.bandwidth_mib_per_ms(Place(128, 16)) == pytest.approx(min(node, inside))
     assert network.bandwidth_mib_per_ms(Place(16, 16, False)) == pytest.approx(min(node, inside) / 8)
-    assert network.send_ms(16, 100) == pytest.approx(100 / (node / 8))
+    assert network.send_ms(16, 100) == pytest.approx(0.0084 + 0.014 + 100 / (node / 8))
     small, large = (network.collective_ms(Collective.ALL_REDUCE, Place(8), mib) for mib in (1e-3, 256))
-    assert small == pytest.approx(0.03, rel=0.01)
-    assert large == pytest.approx(0.03 + 2 * 7 / 8 * 256 / inside)
+    assert small == pytest.approx(0.0066 + 2 * 7 * 0.6e-3, rel=0.01)  # NCCL's ring by LL
+    assert large == pytest.approx(0.0084 + 2 * 7 * 3.4e-3 + 2 * 7 / 8 * 256 / inside)  # by Simple
 
 
 def test_derived_files_are_marked_and_price_plans(tmp_path):

@@ -1,0 +1,44 @@
+"""`galvatron fit`: how many cards a model needs for a task, and how fast each number of cards is. Runs nothing."""
+
+from __future__ import annotations
+
+from json import dumps
+from typing import Any
+
+from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.plan import Infeasible, load_model
+from paddlenlp_galvatron.report.fit import explain, rows
+from paddlenlp_galvatron.search.fit import FitOptions, sheet_of
+from paddlenlp_galvatron.search.fit import fit as find_rows
+
+from .conventions import App, say_note
+from .grouped import add_command
+
+app = App(help="How many cards a model needs for a task, and how fast it is on them.")
+
+
+def fit(values: dict[str, Any], json: bool) -> None:
+    """Search the fastest plan on each number of cards, from a data sheet or measured profiles. Exit code 3 where none
+    fits."""
+    given = FitOptions.among(values)
+    shape, sheet = load_model(given.model_size), sheet_of(given)
+    options = given.of(shape)
+    heard: list[str] = []
+    found = find_rows(shape, sheet, options, heard.append)
+    for told in dict.fromkeys(heard):
+        say_note(told)
+    if json:
+        say(dumps({"rows": rows(found, shape, sheet, options)}))
+    else:
+        console = Console(soft_wrap=True)
+        for item in explain(found, shape, sheet, options):
+            console.print(item)
+    if not any(one.best for one in found):
+        most = found[-1]
+        why = most.held or "no strategy splits batch, heads and cards evenly"
+        raise Infeasible(f"no plan fits; on {most.gpus} cards {why}")
+
+
+add_command(
+    app, None, fit, FitOptions, switches={"json": "one line of JSON on stdout"}, positional=("model_size", "MODEL")
+)

@@ -1,0 +1,76 @@
+"""What is trained, where it is not all weights of one model: adapters beside frozen weights, a frozen model beside.
+
+Planned only: the runtime trains all weights. Frozen weights have no gradients and no optimizer states, nothing of
+theirs is reduced or published, and backward computes one product for each of forward's instead of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..model import ModelShape, Split
+from ..profiles.computation import PassTimes
+from .communication import Calls
+from .costs import LayerCost
+from .states import StateBytes
+from .weights import Weights
+
+
+def adapted(model: ModelShape) -> int:
+    """Projections of one decoder layer, each of which has an adapter."""
+    return sum(weight.linear for weight in model.block.weights)
+
+
+def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
+    """The adapters of one decoder layer on one of `tp` ranks: into the rank, out of the rank.
+
+    A projection split by columns splits the second factor, one split by rows the first; the other factor is whole on
+    every rank and counts as vectors do: unsharded, its gradient summed over the stage.
+    """
+    split = whole = 0
+    for weight in model.block.weights:
+        if weight.linear:
+            inputs, outputs = weight.shape
+            by_columns = weight.split is Split.COLUMN
+            split += weight.numbers_on(tp) // (inputs if by_columns else outputs)
+            whole += inputs if by_columns else outputs
+    return Weights(matrices=rank * split, whole_vectors=rank * whole)
+
+
+def frozen_states(states: StateBytes) -> StateBytes:
+    """What a frozen weight takes."""
+    return StateBytes(states.weight, 0, 0)
+
+
+def frozen_calls(calls: Calls) -> Calls:
+    """The collectives of a module whose weights do not learn."""
+    return Calls(calls.forward, calls.backward, calls.gather_forward, calls.gather_backward)
+
+
+def frozen_times(times: PassTimes, products: float) -> PassTimes:
+    """The times without gradients of weights; `products`: share of forward that weights are multiplied in."""
+    return replace(times, backward_ms=max(times.backward_ms - products * times.forward_ms, 0.0))
+
+
+def product_share(model: ModelShape, seq: int) -> float:
+    """Share of a layer's operations that are products with weights; the others are attention's."""
+    weights = 2 * model.layer_parameters
+    return weights / (weights + seq / 2 * model.block.pair_flops)  # causal: half of all pairs of tokens
+
+
+def together(one: LayerCost, other: LayerCost) -> LayerCost:
+    """Two modules that a layer passes one after the other."""
+    return LayerCost(
+        one.forward_ms + other.forward_ms,
+        one.backward_ms + other.backward_ms,
+        one.sync_ms + other.sync_ms,
+        one.states_mib + other.states_mib,
+        one.activation_mib + other.activation_mib,
+        max(one.working_mib, other.working_mib),
+    )
+
+
+def with_reference(cost: LayerCost, frozen: LayerCost, copies: bool) -> LayerCost:
+    """The cost with a frozen model's pass forward before it, which keeps nothing; `copies`: it has own weights."""
+    beside = replace(frozen, backward_ms=0.0, sync_ms=0.0, activation_mib=0.0)
+    return together(cost, beside if copies else replace(beside, states_mib=0.0))

@@ -1,0 +1,93 @@
+"""Time of a collective by NCCL's own model: its fastest algorithm and protocol, each latency + bytes / bandwidth.
+
+Constants and formulas are those by which NCCL chooses (src/graph/tuning.cc of 2.28: base and hardware latencies, and
+the shares of `ncclTopoTuneModel`), so that short messages cost what their steps take, and not bandwidth alone. Left
+out: its correction of trees for medium sizes, ceilings of a channel by chip, and NVLS and CollNet, which need switches
+that reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from math import log2
+
+from .hardware import Collective
+from .network import traffic_factor
+
+
+class Protocol(StrEnum):
+    """How data and flags travel."""
+
+    LL = "LL"  # 4 bytes of data beside 4 of flag: quick, a fraction of the bandwidth
+    LL128 = "LL128"  # 120 bytes of data beside 8 of flag
+    SIMPLE = "Simple"  # large chunks with a fence: all of the bandwidth
+
+
+# Microseconds: to start, and for one step over NVLink or the network.
+RING_START_US = {Protocol.LL: 6.6, Protocol.LL128: 14.0, Protocol.SIMPLE: 8.4}
+TREE_START_US = {Protocol.LL: 6.8, Protocol.LL128: 14.0, Protocol.SIMPLE: 8.4}
+RING_STEP_US = {
+    "nvlink": {Protocol.LL: 0.6, Protocol.LL128: 1.9, Protocol.SIMPLE: 3.4},
+    "network": {Protocol.LL: 2.7, Protocol.LL128: 4.0, Protocol.SIMPLE: 14.0},
+}
+TREE_STEP_US = {
+    "nvlink": {Protocol.LL: 0.6, Protocol.LL128: 1.25, Protocol.SIMPLE: 4.0},
+    "network": {Protocol.LL: 5.0, Protocol.LL128: 8.5, Protocol.SIMPLE: 14.0},
+}
+LL_ACROSS_NODES = 1.8  # a step of LL inside a node takes longer where the group spans several
+PLATEAU = 1.9  # of a long ring across nodes: latency of Simple
+TREE_SHARE = 0.92  # of the bandwidth of rings
+LL128_SHARE = 0.92  # 120 / 128, and a little
+LL_SHARE_RING, LL_SHARE_TREE = 1 / 2, 1 / 3.8
+
+
+def collective_ms(kind: Collective, ranks: int, nodes: int, mib: float, bus_mib_per_ms: float) -> float:
+    """Time in ms of a message over ranks that `nodes` nodes share evenly.
+
+    `mib` is what `Collective` says for the kind; `bus_mib_per_ms` the bandwidth that a large message reaches, as
+    nccl-tests tells it.
+    """
+    if ranks == 1 or mib == 0:
+        return 0.0
+    if kind in (Collective.ALL_TO_ALL, Collective.SEND):  # sends to all others at once, by the Simple protocol
+        start = RING_START_US[Protocol.SIMPLE] + RING_STEP_US[_link(nodes)][Protocol.SIMPLE]
+        factor = 1.0 if kind is Collective.SEND else traffic_factor(kind, ranks)
+        return start / 1e3 + mib * factor / bus_mib_per_ms
+    ways = [*_rings(kind, ranks, nodes, mib)]
+    if kind is Collective.ALL_REDUCE:
+        ways += _trees(ranks, nodes)
+    return min(us / 1e3 + mib * factor / (bus_mib_per_ms * share) for us, factor, share in ways)
+
+
+def _rings(kind: Collective, ranks: int, nodes: int, mib: float) -> Iterator[tuple[float, float, float]]:
+    """(latency in us, bytes sent for each of the message, share of the bandwidth) of each protocol."""
+    rounds = 2 if kind is Collective.ALL_REDUCE else 1
+    across = rounds * (nodes - 1)
+    inside = rounds * (ranks - 1) - across
+    for protocol in Protocol:
+        us = inside * _inside_us(protocol, nodes, RING_STEP_US) + across * RING_STEP_US["network"][protocol]
+        us += RING_START_US[protocol]
+        if protocol is Protocol.SIMPLE and nodes > 1 and rounds == 2 and mib >= ranks / 256:
+            us *= PLATEAU
+        share = {Protocol.LL: LL_SHARE_RING, Protocol.LL128: LL128_SHARE, Protocol.SIMPLE: 1.0}[protocol]
+        yield us, traffic_factor(kind, ranks), share
+
+
+def _trees(ranks: int, nodes: int) -> Iterator[tuple[float, float, float]]:
+    """The same of two trees, each with half of an all-reduce's message, up and down."""
+    depth, chain = log2(nodes), ranks / nodes - 1
+    for protocol in Protocol:
+        us = TREE_START_US[protocol] + 2 * (
+            chain * _inside_us(protocol, nodes, TREE_STEP_US) + depth * TREE_STEP_US["network"][protocol]
+        )
+        quick = {Protocol.LL: LL_SHARE_TREE, Protocol.LL128: LL128_SHARE, Protocol.SIMPLE: 1.0}[protocol]
+        yield us, 2.0, TREE_SHARE * quick
+
+
+def _inside_us(protocol: Protocol, nodes: int, steps: dict[str, dict[Protocol, float]]) -> float:
+    return steps["nvlink"][protocol] * (LL_ACROSS_NODES if protocol is Protocol.LL and nodes > 1 else 1.0)
+
+
+def _link(nodes: int) -> str:
+    return "network" if nodes > 1 else "nvlink"

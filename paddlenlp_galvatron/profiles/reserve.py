@@ -1,0 +1,80 @@
+"""What a GPU holds beside tensors, part by part: between the estimate (tensors) and the upper bound (all of it).
+
+The one definition behind `context_mib`'s default: search, fit and what profiles say of `reserved` go by it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .data_sheet import DataSheet, data_sheet_of
+
+GIB_MIB = 1024.0
+
+
+class Part(NamedTuple):
+    """Something on a device that is no tensor of the model."""
+
+    name: str
+    mib: float
+    source: str
+
+
+CONTEXT = Part("CUDA context", 600.0, "nvidia-smi beside one empty tensor on A100 and H100: 420 to 560 MiB, by driver")
+WORKSPACES = Part("workspaces", 128.0, "cuBLAS documents 32 MiB a handle and stream on Hopper; four of them")
+# NCCL allocates the receive buffers of a channel for LL (512 KiB), LL128 (4.7 MiB) and Simple (4 MiB): init.cc's
+# buffer sizes. A ring inside a node has 16 channels.
+COMMUNICATOR_MIB = 16 * (0.5 + 4.7 + 4.0)
+# A rank's distinct groups: tensor, sharding and whole stage, those of the vocabulary layers, and both neighbours in
+# the pipeline. A layer-wise plan of 1,024 ranks was counted to have 9 at most.
+COMMUNICATORS = 9
+COMMUNICATION = Part(
+    "communicators", COMMUNICATORS * COMMUNICATOR_MIB, f"{COMMUNICATORS} of 16 channels, NCCL's default buffers"
+)
+# Where no profile measured it. Mist's artifact: 19,274 MB in tensors, 20,862 MB reserved.
+ALLOCATOR = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """What a device holds beside tensors."""
+
+    parts: tuple[Part, ...] = ()  # whatever tensors take
+    allocator: float = 0.0  # reserved by the allocator and used by no tensor, as a share of what tensors take
+    allocator_source: str = ""
+
+    @property
+    def fixed_mib(self) -> float:
+        return sum(part.mib for part in self.parts)
+
+    def bound_mib(self, tensors_mib: float) -> float:
+        """The most that a device holds whose tensors take this at their peak."""
+        return tensors_mib * (1 + self.allocator) + self.fixed_mib
+
+    def context_mib(self, device_mib: float) -> float:
+        """What is to be taken off a device so that tensors in the rest are within its size by their bound."""
+        return device_mib - max(device_mib - self.fixed_mib, 0.0) / (1 + self.allocator)
+
+    def told(self, device_mib: float) -> list[Part]:
+        """All parts on a device that is filled."""
+        share = self.context_mib(device_mib) - self.fixed_mib
+        return [*self.parts, *([Part("allocator", share, self.allocator_source)] if self.allocator else ())]
+
+
+def gpu_sheet(device: str | None) -> DataSheet | None:
+    """The data sheet of a GPU by its name in a profile; None for a processor, and where no name is known."""
+    return data_sheet_of(device) if device else None
+
+
+def reserve_of(device: str | None, ranks: int, reserved: float | None = None) -> Reserve:
+    """The reserve of a device by its name in a profile; nothing for a processor, or where no device is named.
+
+    `reserved`: the allocator's peak / the tensors' peak, where a profile has measured it.
+    """
+    if device is None or not (gpu_sheet(device) or "NVIDIA" in device.upper()):
+        return Reserve()
+    parts = (CONTEXT, WORKSPACES, *((COMMUNICATION,) if ranks > 1 else ()))
+    if reserved is not None and reserved >= 1:
+        return Reserve(parts, reserved - 1, "measured: reserved of the memory profile")
+    return Reserve(parts, ALLOCATOR, "not measured: as a published run of Mist, 8 %")

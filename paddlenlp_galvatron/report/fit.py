@@ -1,0 +1,135 @@
+"""What `galvatron fit` answers: a table with a row a number of cards, and the same for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from rich.console import JustifyMethod
+from rich.table import Table
+
+from ..cost_model import Task
+from ..plan import ModelShape, plan_to_dict
+from ..plan.strategy import Plan
+from ..profiles.data_sheet import DataSheet
+from ..profiles.reserve import GIB_MIB
+from ..search.fit import MORE_GIB, Fit, FitOptions
+from .health import flops_per_token
+
+DAY_S = 24 * 3600
+
+
+def trained_flops_per_token(shape: ModelShape, seq_length: int, task: Task) -> float:
+    """Operations of a token that the task asks for, recompute left out.
+
+    Of the three products of a weight a frozen one has two; a reference model has the one of forward, as attention has
+    a third of its operations there.
+    """
+    whole = flops_per_token(shape, seq_length)
+    attention = 12 * shape.layers * shape.hidden_size * seq_length
+    own = attention + (whole - attention) * (2 / 3 if task.frozen else 1)
+    return own + (whole / 3 if task.reference else 0.0)
+
+
+def rows(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: FitOptions) -> list[dict[str, Any]]:
+    """A row a number of cards, for programs."""
+    return [
+        _row(one, following, shape, sheet, options) for one, following in zip(found, [*found[1:], None], strict=True)
+    ]
+
+
+def _row(one: Fit, following: Fit | None, shape: ModelShape, sheet: DataSheet, options: FitOptions) -> dict[str, Any]:
+    speed = one.best.samples_per_s if one.best else None
+    tokens_per_s = speed * options.tokens_of_a_sample if speed else None
+    flops = trained_flops_per_token(shape, options.tokens_of_a_sample, options.trained)
+    peak = sheet.matmul_16bit.value * 1e12 * one.gpus
+    later = following.best.samples_per_s if following and following.best else None
+    return {
+        "gpus": one.gpus,
+        "fits": one.best is not None,
+        "step_s": one.best.time_s if one.best else None,
+        "tokens_per_s": tokens_per_s,
+        "mfu": tokens_per_s * flops / peak if tokens_per_s else None,
+        "days": options.tokens / tokens_per_s / DAY_S if tokens_per_s else None,
+        "memory_estimate_gib": one.tensors_mib / GIB_MIB,
+        "memory_bound_gib": one.bound_mib / GIB_MIB,
+        "memory_gib": one.card_gib,
+        "binds": one.held.binds if one.held else "no strategy splits batch, heads and cards evenly",
+        "plan": plan_to_dict(one.best.plan) if one.best else None,
+        "next_gpus": following.gpus if following else None,
+        "next_times": later / speed if later and speed else None,
+        "more_gib_times": one.with_more / speed if one.with_more and speed else None,
+        "more_gib_fits": one.with_more is not None,
+    }
+
+
+def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: FitOptions) -> Iterator[str | Table]:
+    """Tables and lines, to be printed one below the other."""
+    adapters = f", adapters of rank {options.trained.adapter_rank}" if options.trained.frozen else ""
+    card_gib = found[-1].card_gib
+    yield (
+        f"{shape.name}, {options.task}{adapters}: {options.global_train_batch_size} samples of {options.seq_length} "
+        f"tokens a step; {sheet.device}, {card_gib:g} GiB a card; days for {options.tokens:.4g} tokens"
+    )
+    told = rows(found, shape, sheet, options)
+    yield _table(
+        ("cards", "tokens/s", "MFU", "days", "s a step", "estimate", "bound", "next cards", f"{MORE_GIB:g} GiB more"),
+        map(_cells, told),
+        justify="right",
+    )
+    plans = [in_words(one.best.plan) if one.best else "nothing fits" for one in found]
+    yield _table(
+        ("cards", "plan", "binds"),
+        ((str(row["gpus"]), plan, row["binds"]) for row, plan in zip(told, plans, strict=True)),
+    )
+    least = next((one.gpus for one in found if one.best), None)
+    if least:
+        yield f"least of these that fits: {least} card{'s' * (least > 1)}"
+    if found[0].held and not found[0].best:
+        yield f"{found[0].gpus} cards: {found[0].held}"
+    if parts := found[-1].reserve.told(card_gib * GIB_MIB):
+        yield "estimate: GiB that tensors take on the fullest card; bound: with what a full card holds beside them"
+        yield _table(
+            ("beside tensors", "GiB", "source"),
+            ((part.name, f"{part.mib / GIB_MIB:.2f}", part.source) for part in parts),
+        )
+
+
+def _table(titles: Sequence[str], lines: Iterable[Sequence[str]], justify: JustifyMethod = "left") -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in titles:
+        table.add_column(title, justify=justify)
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    memory = [f"{row['memory_estimate_gib']:.1f}", f"{row['memory_bound_gib']:.1f}"]
+    if not row["fits"]:
+        return [str(row["gpus"]), "-", "-", "-", "-", *memory, "-", "fits" if row["more_gib_fits"] else "-"]
+    return [
+        str(row["gpus"]),
+        f"{row['tokens_per_s']:,.0f}",
+        f"{row['mfu']:.1%}",
+        f"{row['days']:.3g}",
+        f"{row['step_s']:.3g}",
+        *memory,
+        f"x{row['next_times']:.2f}" if row["next_times"] else "-",
+        f"x{row['more_gib_times']:.2f}" if row["more_gib_times"] else "-",
+    ]
+
+
+def in_words(plan: Plan) -> str:
+    """A plan in a few words: what most of its layers do, and how many recompute."""
+    most = max(plan.layers, key=plan.layers.count)
+    again = sum(layer.recompute for layer in plan.layers)
+    words = [
+        f"pp {len(plan.stages)}" if len(plan.stages) > 1 else "",
+        f"{'Ulysses' if most.ulysses else 'tp'} {most.degree}" if most.degree > 1 else "",
+        f"dp {plan.dp(most)} {most.dp_type}" if plan.dp(most) > 1 else "",
+        f"{plan.micro_batches} micro-batches",
+        f"recompute {again} of {len(plan.layers)}" if again else "",
+        "mixed" if len({(layer.degree, layer.dp_type) for layer in plan.layers}) > 1 else "",
+    ]
+    return ", ".join(word for word in words if word)

@@ -1,0 +1,84 @@
+"""`galvatron fit`: its table, its line of JSON, its page in both languages."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from paddlenlp_galvatron.plan import plan_from_dict
+from paddlenlp_galvatron.plan.aliases import ALIASES
+from paddlenlp_galvatron.search.fit import FitOptions
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared" / "data" / "galvatron-llama2-7b"
+pages = pytest.mark.parametrize("page", [ROOT / "docs" / lang / "fit.md" for lang in ("en", "zh")], ids=["en", "zh"])
+PROMISED = (
+    *("gpus", "fits", "tokens_per_s", "mfu", "memory_estimate_gib"),
+    *("memory_bound_gib", "binds", "plan"),
+)
+
+
+def test_the_last_line_of_json_has_a_row_a_number_of_cards(galvatron):
+    ran = galvatron("fit", "llama2-7b", "--gpus", "1,8,16", "--device", "h100-80gb", "--batch", "64", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    rows = json.loads(ran.out.splitlines()[-1])["rows"]
+    assert [row["gpus"] for row in rows] == [1, 8, 16] and [row["fits"] for row in rows] == [False, True, True]
+    assert all(name in row for row in rows for name in PROMISED)
+    none, eight, sixteen = rows
+    assert none["plan"] is None and none["memory_bound_gib"] > 79.1 and none["binds"] == "model states"
+    assert plan_from_dict(eight["plan"]).world_size == 8
+    assert eight["next_times"] == pytest.approx(sixteen["tokens_per_s"] / eight["tokens_per_s"])
+    assert eight["days"] == pytest.approx(1e9 / eight["tokens_per_s"] / 86400)
+    assert 0.3 < eight["mfu"] < 0.75
+
+
+def test_the_table_names_every_part_of_the_bound_with_its_source(galvatron):
+    ran = galvatron("fit", "llama2-7b", "--gpus", "8")
+    assert ran.code == 0 and "79.1 GiB a card" in ran.out
+    for part in ("CUDA context", "workspaces", "communicators", "allocator"):
+        assert part in ran.out
+    assert max(map(len, ran.out.splitlines())) < 120
+
+
+def test_a_card_that_is_told_larger_than_it_is_is_a_note(galvatron):
+    words = ("fit", "llama2-7b", "--gpus", "8", "--json")
+    told, plain = (galvatron(*words, *more) for more in (("--memory_constraint", "85"), ()))
+    assert "note: memory_constraint: 85 GB" in told.err and "79.1" in told.err and plain.err == ""
+    assert told.out == plain.out
+
+
+def test_nothing_fits_is_exit_code_three_and_says_what_binds(galvatron):
+    ran = galvatron("fit", "llama3-405b", "--gpus", "8", "--json")
+    assert ran.code == 3 and "model states" in ran.err and json.loads(ran.out)["rows"][0]["fits"] is False
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
+def test_measured_profiles_take_the_place_of_the_data_sheet(galvatron):
+    words = ("fit", "llama2-7b", "--device", "a100", "--seq", "2048", "--gpus", "8,16", "--json")
+    measured, derived = (galvatron(*words, *more) for more in (("--profiles", DATA), ()))
+    ours, sheets = (json.loads(ran.out)["rows"] for ran in (measured, derived))
+    for one, other in zip(ours, sheets, strict=True):
+        assert one["tokens_per_s"] != other["tokens_per_s"]
+        assert one["tokens_per_s"] == pytest.approx(other["tokens_per_s"], rel=0.2)
+
+
+@pages
+def test_the_table_of_options_is_the_commands(page):
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*?) ?\| (.+) \|$", page.read_text().split("\n## ")[-1], re.MULTILINE)
+    fields = FitOptions.model_fields
+    assert [name for name, *_ in rows] == [*fields, "config", "json"]
+    for name, others, default, _ in rows[:-2]:
+        assert re.findall(r"\w+", others) == [other for other, ours in ALIASES.items() if ours == name]
+        known = fields[name].default
+        shown = "" if known is None or fields[name].is_required() else f"{known:g}" if name == "tokens" else str(known)
+        assert default.strip() == shown.replace("+0", ""), name
+
+
+@pages
+def test_every_key_of_a_row_is_named(page, galvatron):
+    text = page.read_text()
+    row = json.loads(galvatron("fit", "llama2-7b", "--gpus", "8", "--json").out)["rows"][0]
+    assert all(f'"{name}"' in text for name in row)

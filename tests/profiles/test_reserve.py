@@ -1,0 +1,72 @@
+"""What a GPU holds beside tensors, and budgets that keep within it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from cost_examples import MODEL, SEQ
+
+from paddlenlp_galvatron.cost_model import CostModel
+from paddlenlp_galvatron.plan import Assumptions, Precision
+from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
+from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
+from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+from paddlenlp_galvatron.profiles.memory_use import MemoryUse
+from paddlenlp_galvatron.profiles.network import Network
+from paddlenlp_galvatron.profiles.reserve import ALLOCATOR, reserve_of
+from paddlenlp_galvatron.search import SearchOptions, search
+from paddlenlp_galvatron.search.device import on_device
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def priced(reserved: float | None = None) -> CostModel:
+    sheet = load_data_sheet("h100")
+    memory = analytic_memory(MODEL, Precision.BF16, [SEQ])
+    if reserved:
+        memory = replace(memory, meta=memory.meta.with_extra({}, reserved=reserved))
+    return CostModel(
+        MODEL,
+        network=Network(analytic_hardware(sheet, 1)),
+        times=ComputeTimes(analytic_computation(MODEL, sheet, Precision.BF16, [SEQ])),
+        memory=MemoryUse(memory),
+        num_nodes=1,
+        gpus_per_node=8,
+        assumed=Assumptions(True, Precision.BF16, seq_length=SEQ),
+    )
+
+
+@pytest.mark.parametrize("device", [None, "Intel(R) Xeon(R) Platinum 8481C"])
+def test_processors_and_files_that_name_no_device_have_none(device):
+    reserve = reserve_of(device, 8)
+    assert reserve.bound_mib(1000) == 1000 and reserve.context_mib(24576) == 0 and not reserve.told(24576)
+
+
+def test_the_parts_are_the_reserve_and_tensors_in_the_rest_are_within_the_device():
+    for ranks, reserved in ((1, None), (8, None), (8, 1.03)):
+        reserve, size = reserve_of(H100, ranks, reserved), 79.1 * 1024
+        context = reserve.context_mib(size)
+        assert sum(part.mib for part in reserve.told(size)) == pytest.approx(context)
+        assert reserve.bound_mib(size - context) == pytest.approx(size)
+        assert all(part.source for part in reserve.told(size))
+    assert reserve_of(H100, 1).fixed_mib < reserve_of(H100, 2).fixed_mib  # communicators
+    assert reserve_of(H100, 1).context_mib(100) == 100  # nothing is left of a device as small
+
+
+def test_a_budget_is_held_to_the_device_and_its_reserve_and_both_are_said():
+    cost, heard = priced(), []
+    options = SearchOptions(memory_constraint=80, settle_bsz=32, seq_length=SEQ)
+    settled, reserving = on_device(options, cost, heard.append)
+    assert settled.memory_constraint == 79.1 and len(heard) == 2 and "79.1" in heard[0] and "communicators" in heard[1]
+    assert settled.context_mib == pytest.approx(reserve_of(H100, 8).context_mib(79.1 * 1024))
+    best = search(MODEL, reserving, settled).require()
+    assert max(s.memory.total_mib for s in best.prediction.stages) <= 79.1 * 1024
+    assert cost.context_mib == 0
+    given, heard = options.model_copy(update={"memory_constraint": 60.0, "context_mib": 0.0}), []
+    assert on_device(given, cost, heard.append)[0] == given and not heard  # the user's own word holds
+
+
+def test_what_a_profile_measured_of_the_allocator_is_used():
+    assert priced(reserved=1.2).reserve.allocator == pytest.approx(0.2)
+    assert priced().reserve.allocator == ALLOCATOR
