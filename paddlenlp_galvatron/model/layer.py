@@ -113,7 +113,7 @@ class Sublayer:
         return 4 * self.heads * self.head_dim
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one object a shape: compared and hashed as such, which is quick
 class LayerKind:
     """All layers of one kind: embedding, decoder layers, or LM head."""
 
