@@ -26,9 +26,10 @@ COMMANDS = {
     "data": "turn text into what training reads: prepare",
     "profile": "measure this machine and a model: hardware, model",
     "quickstart": "all of it on this machine: data, profile, search, train, compare",
-    "plan": "plan files: show, check, schema; uniform makes one, to-paddlenlp and to-paddleformers say it in theirs",
+    "plan": "plan files: show, check, diff, schema; uniform makes one, to-paddlenlp, to-paddleformers say it in theirs",
     "search": "find the best plan from profile files",
     "fit": "how many cards a model needs for a task, and how fast it is on them",
+    "explain": "why a plan is as it is: time and memory by part, what binds, what would change it",
     "parity": "prove that a plan trains what one process trains",
     "train": "train a model by a plan",
 }

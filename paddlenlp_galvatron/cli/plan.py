@@ -32,7 +32,8 @@ from paddlenlp_galvatron.plan.paddleformers import formers_arguments, formers_no
 from paddlenlp_galvatron.plan.paddlenlp import as_flags, stock_arguments, stock_notes
 from paddlenlp_galvatron.plan.uniform import UniformOptions
 from paddlenlp_galvatron.profiles import ProfileFile
-from paddlenlp_galvatron.report import describe, notes
+from paddlenlp_galvatron.report import describe, difference, notes
+from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 
 from .conventions import App, within
 from .grouped import add_command
@@ -40,6 +41,7 @@ from .grouped import add_command
 app = App(help="Look at a plan file.")
 
 CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # in the names that Galvatron's search gives
+PRICED_GB = 1  # any budget: what a plan takes does not depend on it
 
 File = Annotated[Path, typer.Argument(help="the plan file", metavar="FILE")]
 WorldSize = Annotated[
@@ -91,6 +93,35 @@ def uniform(values: dict[str, Any]) -> None:
 
 
 add_command(app, "uniform", uniform, UniformOptions, FileOptions)
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(help="a plan file", metavar="FIRST")],
+    second: Annotated[Path, typer.Argument(help="another one", metavar="SECOND")],
+    profiles: Annotated[Path | None, typer.Option(help="folder of the profile files; unset: as the plans say")] = None,
+    model: Model = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """Say what differs between two plans: fields, layers and, with profiles, time and memory by term."""
+    one, other = (_read(file, None, None)[0] for file in (first, second))
+    prices = None
+    try:
+        prices = _price(first, profiles, model), _price(second, profiles, model)
+    except UserError as error:
+        if profiles:
+            raise
+        say(f"note: time and memory are left out: {error.faults[0]}", err=True)
+    if as_json:
+        say(json.dumps(difference.summary(one, other, prices)))
+    else:
+        Console(soft_wrap=True).print(*difference.printed(one, other, prices), sep="\n")
+
+
+def _price(file: Path, profiles: Path | None, model: str | None) -> difference.Priced:
+    """Raises UserError where the plan's file does not tell what it was searched from."""
+    values = {"plan": file, "profiles": profiles, "model_size": model, "memory_constraint": PRICED_GB}
+    return difference.Priced.of(*read_origin(OriginOptions(**values)))
 
 
 @app.command("to-paddlenlp")

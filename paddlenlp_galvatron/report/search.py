@@ -30,7 +30,7 @@ def explain(result: SearchResult, shape: ModelShape | None = None) -> Iterator[s
     if rejected := _rejected(result):
         yield rejected
     if result.best:
-        yield from (_runner_up(number, other, result.best) for number, other in enumerate(result.runners_up, 2))
+        yield from (runner_up(number, other, result.best) for number, other in enumerate(result.runners_up, 2))
 
 
 def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _rejected(result: SearchResult) -> Table | None:
     return table if table.row_count else None
 
 
-def _runner_up(number: int, other: Candidate, best: Candidate) -> str:
+def runner_up(number: int, other: Candidate, best: Candidate) -> str:
     plan, stages = other.plan, len(other.plan.stages)
     schedule = "" if stages == 1 else f" ({schedule_name(plan.schedule)})"
     return (

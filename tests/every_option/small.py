@@ -147,6 +147,11 @@ TABLES = {
     "plan show": OF_FILE,
     "plan check": OF_FILE,
     "plan uniform": UNIFORM,
+    "plan diff": {
+        "profiles": Row("texts", "refusal"),
+        "model_size": Row("model.json", "notes"),
+        "json": Row(1, "out"),
+    },
     "plan to-paddlenlp": OF_FILE | {"json": Row(1, "out")},
     "plan to-paddleformers": OF_FILE,
     "convert h2g": {"family": FAMILY},
@@ -207,6 +212,7 @@ TABLES = {
 PREPARED: Values = {"PATH": "texts", "output": "data/text", "vocab_size": 300}
 FILE: Values = {"FILE": "plan.json"}
 BASES: dict[str, Values] = {command: FILE for command in TABLES if command.startswith("plan ")} | {
+    "plan diff": {"FIRST": "plan.json", "SECOND": "bare.json"},
     "plan uniform": {"output": "out.json", "model_size": "model.json", "world_size": 2, "global_train_batch_size": 4},
     "convert h2g": {"INPUT": "llama", "OUTPUT": "back"},
     "convert g2h": {"INPUT": "converted", "OUTPUT": "back"},
