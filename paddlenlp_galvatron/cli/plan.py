@@ -14,6 +14,7 @@ from pydantic import Field
 
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.tracing import write_trace
 from paddlenlp_galvatron.plan import (
     Assumptions,
     ModelShape,
@@ -34,6 +35,8 @@ from paddlenlp_galvatron.plan.uniform import UniformOptions
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, difference, notes
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
+from paddlenlp_galvatron.report.trace import predicted_events, rank_names
+from paddlenlp_galvatron.report.why import Problem
 
 from .conventions import App, within
 from .grouped import add_command
@@ -118,10 +121,28 @@ def diff(
         Console(soft_wrap=True).print(*difference.printed(one, other, prices), sep="\n")
 
 
-def _price(file: Path, profiles: Path | None, model: str | None) -> difference.Priced:
+@app.command()
+def trace(
+    file: File,
+    output: Annotated[Path, typer.Option("--output", "-o", help="the file to write: Chrome-trace JSON")],
+    profiles: Annotated[Path | None, typer.Option(help="folder of the profile files; unset: as the plan says")] = None,
+    model: Model = None,
+) -> None:
+    """Write the predicted time line of a step for Perfetto; `galvatron train --trace` writes a measured one."""
+    plan, problem = _origin(file, profiles, model)
+    prediction = problem.cost.predict(plan)
+    write_trace(output, predicted_events(plan, problem.cost, prediction), rank_names(plan))
+    say(f"{output}: a step of {prediction.time_s:.4g} s; open it in https://ui.perfetto.dev")
+
+
+def _origin(file: Path, profiles: Path | None, model: str | None) -> tuple[Plan, Problem]:
     """Raises UserError where the plan's file does not tell what it was searched from."""
     values = {"plan": file, "profiles": profiles, "model_size": model, "memory_constraint": PRICED_GB}
-    return difference.Priced.of(*read_origin(OriginOptions(**values)))
+    return read_origin(OriginOptions.among(values))
+
+
+def _price(file: Path, profiles: Path | None, model: str | None) -> difference.Priced:
+    return difference.Priced.of(*_origin(file, profiles, model))
 
 
 @app.command("to-paddlenlp")

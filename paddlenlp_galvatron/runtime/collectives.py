@@ -15,6 +15,8 @@ import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
+from .trace import span
+
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
 traffic_bytes: Counter[str] = Counter()  # by collective, since the process started or `forget_traffic`
 traffic_calls: Counter[str] = Counter()
@@ -35,11 +37,12 @@ def forget_traffic() -> None:
 class Pending:
     """A collective under way. Its tensors are kept until `wait`, which gives the result."""
 
-    def __init__(self, task: Any, out: Any, kept: Any = None):
-        self._task, self._out, self._kept = task, out, kept
+    def __init__(self, kind: str, task: Any, out: Any, kept: Any = None):
+        self._kind, self._task, self._out, self._kept = kind, task, out, kept
 
     def wait(self) -> Any:
-        self._task.wait()
+        with span(self._kind, "collective"):
+            self._task.wait()
         self._kept = None
         return self._out
 
@@ -47,7 +50,7 @@ class Pending:
 def all_reduce_start(tensor: Any, group: Any, op: Any = dist.ReduceOp.SUM) -> Pending:
     """Start reducing in place over the group."""
     count("all_reduce", tensor)
-    return Pending(dist.stream.all_reduce(tensor, op=op, group=group, sync_op=False), tensor)
+    return Pending("all_reduce", dist.stream.all_reduce(tensor, op=op, group=group, sync_op=False), tensor)
 
 
 def all_gather_start(tensor: Any, group: Any) -> Pending:
@@ -55,7 +58,7 @@ def all_gather_start(tensor: Any, group: Any) -> Pending:
     out = paddle.empty([tensor.shape[0] * group.nranks, *tensor.shape[1:]], tensor.dtype)
     count("all_gather", out)
     tensor = tensor.contiguous()
-    return Pending(dist.stream.all_gather(out, tensor, group=group, sync_op=False), out, tensor)
+    return Pending("all_gather", dist.stream.all_gather(out, tensor, group=group, sync_op=False), out, tensor)
 
 
 def reduce_scatter_start(tensor: Any, group: Any) -> Pending:
@@ -63,7 +66,7 @@ def reduce_scatter_start(tensor: Any, group: Any) -> Pending:
     out = paddle.empty([tensor.shape[0] // group.nranks, *tensor.shape[1:]], tensor.dtype)
     count("reduce_scatter", tensor)
     tensor = tensor.contiguous()
-    return Pending(dist.stream.reduce_scatter(out, tensor, group=group, sync_op=False), out, tensor)
+    return Pending("reduce_scatter", dist.stream.reduce_scatter(out, tensor, group=group, sync_op=False), out, tensor)
 
 
 def all_reduce(tensor: Any, group: Any, op: Any = dist.ReduceOp.SUM) -> Any:
@@ -89,13 +92,14 @@ def all_to_all(tensor: Any, group: Any, receive: Sequence[int] | None = None, se
     rows = sum(receive) if receive is not None else tensor.shape[0]
     out = paddle.empty([rows, *tensor.shape[1:]], tensor.dtype)
     count("all_to_all", tensor)
-    dist.stream.alltoall_single(
-        out,
-        tensor.contiguous(),
-        out_split_sizes=list(receive) if receive is not None else None,
-        in_split_sizes=list(send) if send is not None else None,
-        group=group,
-    )
+    with span("all_to_all", "collective"):
+        dist.stream.alltoall_single(
+            out,
+            tensor.contiguous(),
+            out_split_sizes=list(receive) if receive is not None else None,
+            in_split_sizes=list(send) if send is not None else None,
+            group=group,
+        )
     return out
 
 

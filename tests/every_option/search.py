@@ -198,5 +198,15 @@ EXPLAIN = {
     "num_gpus_per_node": Row(2, "refusal"),
     "json": Row(1, "answer"),
 }
-TABLES = {"search": ROWS, "explain": EXPLAIN}
-SEEN, BASES = SearchSeen, {"search": BASE, "explain": {"PLAN": "plan.json", "json": 1}}
+TRACE = {
+    "output": Row("mine.json", "files"),
+    "profiles": Row("other", "out"),
+    "model_size": Row("model.json", "refusal"),
+}
+TABLES = {"search": ROWS, "explain": EXPLAIN, "plan trace": TRACE}
+BASES = {
+    "search": BASE,
+    "explain": {"PLAN": "plan.json", "json": 1},
+    "plan trace": {"FILE": "plan.json", "output": "time.json"},
+}
+SEEN = SearchSeen
