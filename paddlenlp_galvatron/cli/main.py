@@ -31,6 +31,7 @@ COMMANDS = {
     "fit": "how many cards a model needs for a task, and how fast it is on them",
     "doctor": "whether this machine is fit to plan and to train, with remedies",
     "explain": "why a plan is as it is: time and memory by part, what binds, what would change it",
+    "report": "a plan as one HTML file: layers, memory, time line, what would change it, measured beside it",
     "parity": "prove that a plan trains what one process trains",
     "train": "train a model by a plan",
 }

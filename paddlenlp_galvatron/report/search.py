@@ -62,7 +62,7 @@ def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict
                 **_family(other),
                 "throughput": other.samples_per_s,
                 "time_s": other.time_s,
-                "memory_mib": _most_mib(other),
+                "memory_mib": most_mib(other),
                 "why": other.why_slower_than(best),
             }
             for other in result.runners_up
@@ -91,7 +91,7 @@ def _binding(need: Need) -> dict[str, Any]:
     }
 
 
-def _most_mib(candidate: Candidate) -> float:
+def most_mib(candidate: Candidate) -> float:
     return max(stage.memory.total_mib for stage in candidate.prediction.stages)
 
 
@@ -124,5 +124,5 @@ def runner_up(number: int, other: Candidate, best: Candidate) -> str:
     schedule = "" if stages == 1 else f" ({schedule_name(plan.schedule)})"
     return (
         f"{number}. batch {plan.global_batch} in {plan.micro_batches} micro-batches, {stages} stages{schedule}: "
-        f"{other.time_s:.4g} s a step, {_most_mib(other) / GB_MIB:.2f} GB; {other.why_slower_than(best)}"
+        f"{other.time_s:.4g} s a step, {most_mib(other) / GB_MIB:.2f} GB; {other.why_slower_than(best)}"
     )

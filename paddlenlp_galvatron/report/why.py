@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 from ..base.errors import GalvatronError
 from ..cost_model import CostModel, Prediction
@@ -33,10 +34,10 @@ class Problem:
         if self.options.settle_bsz == -1:
             raise ValueError("settle_bsz: a problem is of one batch")
 
-    def search(self, hardware: HardwareProfile | None = None, **changes: object) -> SearchResult:
+    def search(self, hardware: HardwareProfile | None = None, **changes: Any) -> SearchResult:
         """Search with these options changed, or on other hardware. Raises UserError where that cannot be priced."""
         if "num_nodes" in changes:
-            changes["world_size"] = int(str(changes["num_nodes"])) * self.options.num_gpus_per_node
+            changes["world_size"] = changes["num_nodes"] * self.options.num_gpus_per_node
         options = self.options.model_copy(update=changes)
         cost = CostModel(
             self.shapes,
@@ -77,7 +78,7 @@ def what_ifs(problem: Problem, plan: Plan) -> Iterator[WhatIf]:
         speed = best.samples_per_s
         return WhatIf(name, change, best.plan, best.time_s, speed, speed * length)
 
-    def changed(name: str, change: str, length: int = seq, **changes: object) -> WhatIf:
+    def changed(name: str, change: str, length: int = seq, **changes: Any) -> WhatIf:
         return answer(name, change, length, lambda: problem.search(**changes))
 
     memory = options.memory_constraint

@@ -34,6 +34,8 @@ def prepare(folder: Path) -> None:
     write_model(folder)
     (folder / "example.json").write_text(json.dumps(config_of(MODEL)))
     (folder / "options.json").write_text(json.dumps({"settle_chunk": 4}))
+    record = {"step": 0, "step_time_s": 0.5, "peak_memory_mib": [100.0] * 8}
+    (folder / "log.jsonl").write_text(json.dumps(record) + "\n")
     (folder / "plan_options.json").write_text(json.dumps({"memory_constraint": 4}))
     for profile in (HARDWARE, COMPUTATION, MEMORY):
         profile.save(folder / "configs")
@@ -101,6 +103,11 @@ class SearchSeen(Seen):
     @cached_property
     def plan(self) -> dict[str, Any] | None:
         return json.loads(Path(self.answer["plan"]).read_text()) if self.answer and self.answer["plan"] else None
+
+    @property
+    def page(self) -> str:
+        """The report that was written."""
+        return (self.folder / "report.html").read_text()
 
     @property
     def families(self) -> list[str]:
@@ -203,10 +210,18 @@ TRACE = {
     "profiles": Row("other", "out"),
     "model_size": Row("model.json", "refusal"),
 }
-TABLES = {"search": ROWS, "explain": EXPLAIN, "plan trace": TRACE}
+REPORT = {
+    "output": Row("mine.html", "files"),
+    "profiles": Row("other", "page"),
+    "model_size": Row("model.json", "refusal"),
+    "memory_constraint": Row(2, "page"),
+    "log": Row("log.jsonl", "page"),
+}
+TABLES = {"search": ROWS, "explain": EXPLAIN, "plan trace": TRACE, "report": REPORT}
 BASES = {
     "search": BASE,
     "explain": {"PLAN": "plan.json", "json": 1},
     "plan trace": {"FILE": "plan.json", "output": "time.json"},
+    "report": {"PLAN": "plan.json", "output": "report.html"},
 }
 SEEN = SearchSeen
