@@ -14,7 +14,7 @@ import pytest
 from cost_examples import MODEL, example, one_node
 
 from paddlenlp_galvatron.cost_model import CostModel
-from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, VocabStrategy
 from paddlenlp_galvatron.report.breakdown import breakdown
 from paddlenlp_galvatron.report.explain import Explanation
 from paddlenlp_galvatron.report.explain import explain as find_out
@@ -115,7 +115,7 @@ def test_a_large_plan_stays_small(explanation):
     model = replace(MODEL, layers=126)
     cost = example(num_nodes=256, model=model)
     layers = tuple(LayerStrategy(8, recompute=layer % 3 == 0, dp_type=DataParallel.ZERO3) for layer in range(126))
-    plan = Plan(1024, 512, 64, (8,) * 14 + (7,) * 2, layers, assumed=cost.assumed)
+    plan = Plan(1024, 512, 64, (8,) * 14 + (7,) * 2, layers, VocabStrategy(8), assumed=cost.assumed)
     prediction = cost.predict(plan)
     asked = problem(cost, 80.0, 512)
     stages = breakdown(plan, cost, prediction, asked.options.memory_constraint * 1024)
