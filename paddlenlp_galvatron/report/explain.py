@@ -17,7 +17,9 @@ from .plan import describe
 from .search import runner_up
 from .why import GB_MIB, RUNNERS_UP, OtherStrategy, Problem, WhatIf, one_layer_changed, what_ifs
 
+COLUMNS = 4  # stages beside each other: 80 characters
 MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
+LARGE = 1000.0  # from which on numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
 
 
@@ -53,7 +55,7 @@ class Explanation:
 def explain(plan: Plan, problem: Problem) -> Explanation:
     """Find out all of it: a dozen searches. Raises UserError where the plan cannot be priced."""
     prediction = problem.cost.predict(plan)
-    searched = problem.search(top_k=max(RUNNERS_UP, problem.options.top_k))
+    searched = problem.search(top_k=RUNNERS_UP)
     uniform, why_not = None, ""
     try:
         uniform = problem.search(fine_grained_mode=False).require()
@@ -83,10 +85,11 @@ def printed(explanation: Explanation, shape: ModelShape | None = None) -> Iterat
     shown = _shown(explanation)
     if len(shown) < len(explanation.stages):
         yield f"{len(explanation.stages)} stages; shown are those that work longest or need most memory"
+    blocks = [shown[first : first + COLUMNS] for first in range(0, len(shown), COLUMNS)]
     yield "\ntime of a step on each stage, ms (in brackets: hidden behind compute)"
-    yield _stage_table(explanation.stages, shown, "time_ms", TIME, "step")
+    yield from (_time_table(explanation.stages, block) for block in blocks)
     yield f"\nmemory of a device on each stage, MiB, of {explanation.budget_mib:.0f}"
-    yield _stage_table(explanation.stages, shown, "memory_mib", MEMORY, "budget")
+    yield from (_memory_table(explanation.stages, block) for block in blocks)
     yield "\nwhat binds"
     yield from binding(explanation)
     yield "\nthe best plans of this batch"
@@ -193,25 +196,33 @@ def table(*columns: str) -> Table:
     return made
 
 
-def _stage_table(
-    stages: Sequence[StageBreakdown], shown: Sequence[int], what: str, names: dict[str, str], total: str
-) -> Table:
+def _time_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Table:
+    some = [stages[stage] for stage in shown]
     made = table("", *(f"stage {stage}" for stage in shown))
-    values = [getattr(stages[stage], what) for stage in shown]
-    hidden = [stages[stage].hidden_ms if what == "time_ms" else {} for stage in shown]
-    for key, name in names.items():
-        if any(each.get(key) or beside.get(key) for each, beside in zip(values, hidden, strict=True)):
-            made.add_row(
-                name, *(_cell(each[key], beside.get(key)) for each, beside in zip(values, hidden, strict=True))
-            )
-    made.add_row(total, *(f"{sum(each.values()):.1f}" for each in values))
-    if what == "time_ms" and any(stages[stage].hand_over_ms for stage in shown):
-        made.add_row("to the next stage", *(f"({stages[stage].hand_over_ms:.1f})" for stage in shown))
+    for key, name in TIME.items():
+        hidden = [stage.hidden_ms.get(key, 0.0) for stage in some]
+        if any(stage.time_ms[key] for stage in some) or any(hidden):
+            made.add_row(name, *(_cell(stage.time_ms[key]) for stage in some))
+        if any(hidden):
+            made.add_row("  beside it", *(f"({_cell(ms)})" for ms in hidden))
+    made.add_row("step", *(_cell(sum(stage.time_ms.values())) for stage in some))
+    if any(stage.hand_over_ms for stage in some):
+        made.add_row("to the next stage", *(f"({_cell(stage.hand_over_ms)})" for stage in some))
     return made
 
 
-def _cell(value: float, hidden: float | None) -> str:
-    return f"{value:.1f}" + (f" ({hidden:.1f})" if hidden and hidden >= 0.05 else "")
+def _memory_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Table:
+    some = [stages[stage] for stage in shown]
+    made = table("", *(f"stage {stage}" for stage in shown))
+    for key, name in MEMORY.items():
+        if any(stage.memory_mib[key] for stage in some):
+            made.add_row(name, *(_cell(stage.memory_mib[key]) for stage in some))
+    made.add_row("budget", *(_cell(sum(stage.memory_mib.values())) for stage in some))
+    return made
+
+
+def _cell(value: float) -> str:
+    return f"{value:.1f}" if abs(value) < LARGE else f"{value:.0f}"
 
 
 def _runners_up(explanation: Explanation) -> Iterator[str]:

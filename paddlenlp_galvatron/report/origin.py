@@ -16,6 +16,7 @@ from ..plan import Plan, read_plan
 from ..plan.check import require_valid
 from ..plan.model_options import ModelOptions
 from ..plan.options import Options, canonical_options
+from ..profiles import ProfileFile
 from ..search import SearchOptions
 from ..search.options import PATH_OPTIONS
 from .why import Problem
@@ -52,16 +53,18 @@ def read_origin(origin: OriginOptions, note: Callable[[str], None] = lambda line
         **options.profile_arguments,
         note=note,
     )
+    for path in ProfileFile.changed(searched.get("profiles")):
+        note(f"{path} has changed since the plan was searched; search again for the best plan")
     return plan, Problem(model.shapes, cost, options)
 
 
 def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelOptions:
     if given:
-        return ModelOptions(model_size=given, seq_length=plan.assumed.seq_length)
+        return ModelOptions.among({"model_size": given, "seq_length": plan.assumed.seq_length})
     if asked := searched.get("model_options"):
         return ModelOptions.from_mapping(_mapping("model_options", asked))
     if name := searched.get("model"):
-        return ModelOptions(model_size=str(name), seq_length=plan.assumed.seq_length)
+        return ModelOptions.among({"model_size": str(name), "seq_length": plan.assumed.seq_length})
     raise UserError("model_size: missing, and the plan's file names no model; give --model_size")
 
 
@@ -75,7 +78,8 @@ def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq
             "world_size": plan.world_size,
             "sp_space": "tp+sp" if any(layer.ulysses for layer in plan.layers) else "tp",
         }
-        if files := searched.get("profiles"):
+        files = searched.get("profiles")
+        if isinstance(files, list) and files:
             asked["profiles"] = str(Path(str(_mapping("profiles", files[0]).get("path"))).parent)
     if origin.profiles:
         asked = {name: value for name, value in asked.items() if name not in PATH_OPTIONS}
@@ -87,6 +91,7 @@ def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq
     if "memory_constraint" not in asked or asked["memory_constraint"] is None:
         raise UserError("memory_constraint: missing, and the plan's file names none; give --memory_constraint")
     assumed = plan.assumed
+    asked.pop("top_k", None)
     asked |= {
         "settle_bsz": plan.global_batch,
         "default_dp_type": plan.default_dp_type,

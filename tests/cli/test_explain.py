@@ -107,7 +107,12 @@ def test_a_plan_of_another_program_needs_what_it_does_not_name(folder, galvatron
     given = ("--model_size", "example.json", "--memory_constraint", 8, "--profiles", "configs", "--json")
     told = json.loads(galvatron("explain", "bare.json", *given, "--num_gpus_per_node", 4).out)
     assert told["time_s"] == pytest.approx(fields["galvatron"]["predicted"]["time_s"])
-    for broken in ({"options": 3}, {"options": {"num_nodes": []}}, {"model_options": {"colour": 1}}):
+    for broken in (
+        {"options": 3},
+        {"profiles": 3, "options": {}, "memory_constraint_gb": None},
+        {"options": {"num_nodes": []}},
+        {"model_options": {"colour": 1}},
+    ):
         searched = fields["galvatron"]["searched_from"] | broken
         (folder / "broken.json").write_text(json.dumps(fields | {"galvatron": {"searched_from": searched}}))
         ran = galvatron("explain", "broken.json")

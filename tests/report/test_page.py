@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from cost_examples import MODEL, example, one_node
 
+from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.cost_model import CostModel
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, VocabStrategy
 from paddlenlp_galvatron.report.breakdown import breakdown
-from paddlenlp_galvatron.report.explain import Explanation
+from paddlenlp_galvatron.report.explain import Explanation, printed
 from paddlenlp_galvatron.report.explain import explain as find_out
 from paddlenlp_galvatron.report.page import frontier, render
 from paddlenlp_galvatron.report.why import Problem
@@ -120,6 +121,11 @@ def test_a_large_plan_stays_small(explanation):
     asked = problem(cost, 80.0, 512)
     stages = breakdown(plan, cost, prediction, asked.options.memory_constraint * 1024)
     told = replace(explanation, plan=plan, problem=asked, prediction=prediction, stages=stages)
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(*printed(told), sep="\n", soft_wrap=True)
+    tables = capture.get().split("time of a step")[1].split("what binds")[0]
+    assert "stage 15" in tables and "…" not in tables
     page = render(told, [])
     tags(page)
     assert len(page.encode()) < LARGEST_BYTES and page.count('<th scope="row">stage') == 16
