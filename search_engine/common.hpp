@@ -22,13 +22,13 @@ constexpr double kRounding = 1e-12;
 inline double within(double budget) { return budget + kRounding * (budget < 0 ? -budget : budget); }
 inline bool is_less(double a, double b) { return a < b - kRounding * (b < kInfinity ? b : 0.0); }
 
-// The optimum would take more memory than there should be.
+// The optimum would take more memory or time than there should be.
 class TooHard : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Called now and then in long loops; leaves them by throwing.
+// Called now and then in long loops; leaves them by throwing: when it is told to, or after the steps that it allows.
 class Poll {
  public:
   explicit Poll(std::function<void()> check) : check_(std::move(check)) {}
@@ -38,18 +38,24 @@ class Poll {
     steps_ += steps;
     if (steps_ < next_check_) return;
     next_check_ = steps_ + kInterval;
-    check_();
+    check();
   }
 
   // Taken so far.
   std::size_t steps() const { return steps_; }
 
-  void check() const { check_(); }
+  // No more than so many from here on.
+  void allow(std::size_t steps) { most_ = steps_ + steps; }
+
+  void check() const {
+    check_();
+    if (steps_ > most_) throw TooHard("the search would take too long");
+  }
 
  private:
   static constexpr std::size_t kInterval = 1u << 14;  // some 0.1 ms of search
   std::function<void()> check_;
-  std::size_t steps_ = 0, next_check_ = kInterval;
+  std::size_t steps_ = 0, next_check_ = kInterval, most_ = std::numeric_limits<std::size_t>::max();
 };
 
 // Allocates what may grow with a search. All searches of a process share one limit.

@@ -44,11 +44,15 @@ class Mixes {
     levels_.erase(std::unique(levels_.begin(), levels_.end()), levels_.end());
   }
 
+  // Lets go of what is remembered.
+  void forget() { frontiers_.clear(); }
+
   // A lower bound of what the layers cost without their walk, cheap.
   double bound(const Layers& layers, Room room, Poll& poll) {
     double least = kInfinity;
+    poll.tick(kStepsOfLevel * levels_.size());
     for (const double level : levels_)
-      least = std::min(least, part(all_, level, poll).frontier.bound(layers, net(room, level)).cost);
+      least = std::min(least, frontier(all_, level, poll).bound(layers, net(room, level)).cost);
     return least;
   }
 
@@ -89,7 +93,8 @@ class Mixes {
   template <class Emit>
   void enumerate(const Layers& layers, Room room, Walks& walks, double limit, Emit emit, long& effort,
                  Poll& poll) {
-    const Candidates found = candidates(layers, room, walks, limit, kMostGroups, poll);
+    const int types = layers.last_type - layers.first_type + 1;
+    const Candidates found = candidates(layers, room, walks, limit, types + kMostChanges, poll);
     if (!found.complete) effort = 0;
     for (const Candidate& candidate : found.sets) {
       if (effort <= 0) return;
@@ -102,15 +107,11 @@ class Mixes {
  private:
   // Steps of one search; where those before took many, of each further one. A change of group more than the first
   // eleven has never paid.
-  static constexpr std::size_t kMostSteps = 500'000, kManySteps = 20'000'000, kFewSteps = 10'000;
+  static constexpr std::size_t kMostSteps = 500'000, kManySteps = 50'000'000, kFewSteps = 10'000;
+  static constexpr std::size_t kStepsOfLevel = 16;
   static constexpr int kMostChanges = 11;
-  static constexpr std::size_t kMostKept = 100'000;  // choices in parts, some 8 MiB
+  static constexpr std::size_t kMostKept = 20'000;  // frontiers, some 10 MiB
 
-  // The choices of some groups up to a level of working memory.
-  struct Part {
-    Vector<Choice> choices;
-    Frontier frontier;
-  };
   struct Candidate {
     double bound;
     GroupSet groups;
@@ -133,16 +134,21 @@ class Mixes {
 
   static std::size_t allowance(const Poll& poll) { return poll.steps() < kManySteps ? kMostSteps : kFewSteps; }
 
-  Part& part(GroupSet groups, double level, Poll& poll) {
-    const auto found = parts_.find({groups, level});
-    if (found != parts_.end()) return found->second;
-    poll.tick(8 * choices_.size());
-    Vector<Choice> chosen;
+  // The choices of some groups up to a level of working memory.
+  std::vector<Choice> chosen(GroupSet groups, double level, Poll& poll) const {
+    poll.tick(choices_.size());
+    std::vector<Choice> chosen;
     for (const Choice& choice : choices_)
       if (choice.working <= level && (bit(choice.group) & groups)) chosen.push_back(choice);
-    kept_ += 1 + chosen.size();
-    Frontier frontier(chosen);
-    return parts_.emplace(std::make_pair(groups, level), Part{std::move(chosen), std::move(frontier)}).first->second;
+    return chosen;
+  }
+
+  const Frontier& frontier(GroupSet groups, double level, Poll& poll) {
+    const auto found = frontiers_.find({groups, level});
+    if (found != frontiers_.end()) return found->second;
+    const std::vector<Choice> choices = chosen(groups, level, poll);
+    poll.tick(7 * choices.size());
+    return frontiers_.emplace(std::make_pair(groups, level), Frontier(choices)).first->second;
   }
 
   // Levels and sets of so many groups at most that may cost less than the limit, the best bound first.
@@ -161,8 +167,8 @@ class Mixes {
       found.complete &= first >= walks.groups();
       return;
     }
-    if (kept_ > kMostKept) parts_.clear(), kept_ = 0;
-    const double unlimited = part(all_, level, poll).frontier.bound(layers, budget).cost;
+    if (frontiers_.size() > kMostKept) frontiers_.clear();
+    const double unlimited = frontier(all_, level, poll).bound(layers, budget).cost;
     for (int group = first; group < walks.groups(); ++group) {
       poll.tick();
       if (!(all_ & walks.all() & bit(group))) continue;
@@ -174,7 +180,7 @@ class Mixes {
         return;
       }
       if (walks.is_whole(larger)) {
-        const double bound = part(larger, level, poll).frontier.bound(layers, budget).cost + walk;
+        const double bound = frontier(larger, level, poll).bound(layers, budget).cost + walk;
         if (is_less(bound, limit)) found.sets.push_back({bound, larger, level});
       }
       grow(larger, group + 1, most - 1, level, layers, budget, walks, limit, found, poll);
@@ -184,18 +190,18 @@ class Mixes {
   // Sets the scratch up for a search over counts: choices by type and falling reduced cost, those that cannot win left
   // out.
   void descend(const Candidate& candidate, const Layers& layers, Room room, Walks& walks, double limit, Poll& poll) {
-    const Part& chosen = part(candidate.groups, candidate.level, poll);
+    const std::vector<Choice> choices = chosen(candidate.groups, candidate.level, poll);
     layers_ = layers;
     budget_ = net(room, candidate.level);
     walk_ = walks.cost(candidate.groups, poll);
-    const Frontier::Bound bound = chosen.frontier.bound(layers, budget_);
+    const Frontier::Bound bound = frontier(candidate.groups, candidate.level, poll).bound(layers, budget_);
     floor_ = bound.cost + walk_;
     std::array<double, kMostTypes> cheapest;
     cheapest.fill(kInfinity);
-    for (const Choice& choice : chosen.choices)
+    for (const Choice& choice : choices)
       cheapest[choice.type] = std::min(cheapest[choice.type], choice.cost + bound.price * choice.memory);
     order_.clear();
-    for (const Choice& choice : chosen.choices) {
+    for (const Choice& choice : choices) {
       const double reduced = choice.cost + bound.price * choice.memory - cheapest[choice.type];
       if (is_less(floor_ + reduced, limit)) order_.push_back({reduced, choice});
     }
@@ -297,8 +303,7 @@ class Mixes {
   std::vector<Choice> choices_;
   std::vector<double> levels_;
   GroupSet all_ = 0;
-  Map<std::pair<GroupSet, double>, Part> parts_;  // known ones
-  std::size_t kept_ = 0;                          // choices in them
+  Map<std::pair<GroupSet, double>, Frontier> frontiers_;  // known ones, by groups and level
 
   // Scratch of one search over counts.
   Layers layers_;

@@ -47,12 +47,38 @@ struct Minimax {
 constexpr std::size_t kStepsOfCost = 16;  // of Poll, some 100 ns
 
 // The division whose dearest stage, by `cost(stage, span)`, is cheapest, to a relative tolerance. A span within another
-// must not cost more: then each stage may take as many layers as it can bear.
+// must not cost more: then each stage may take as many layers as it can bear, where the next one can bear another.
 template <class Cost>
 Minimax least_dearest(const PipelineTables& tables, Cost cost, double tolerance, Poll& poll) {
   Minimax best;
   std::vector<int> division(tables.stages);
-  // Whether some division has all stages below the limit; makes that the best.
+  // Whether some division has all stages below the limit; makes that the best. By all layers with which each stage may
+  // end: a layer that the next stage cannot bear at all may have to go to this one.
+  auto reach = [&](double limit) {
+    std::vector<std::vector<int>> first(tables.stages + 1, std::vector<int>(tables.layers + 1, -1));  // [stages][end]
+    first[0][0] = 0;
+    for (int stage = 0; stage < tables.stages; ++stage) {
+      int end = 0, known = 0;
+      for (int start = stage; start < tables.layers; ++start) {
+        if (first[stage][start] < 0) continue;
+        end = std::max(end, start);
+        for (; end < tables.layers && cost(stage, Span{start, end + 1 - start}) < limit; ++end) poll.tick(kStepsOfCost);
+        for (known = std::max(known, start); known < end; ++known) first[stage + 1][known + 1] = start;
+      }
+    }
+    int end = tables.layers;
+    if (first[tables.stages][end] < 0) return false;
+    best.value = 0;
+    for (int stage = tables.stages; stage-- > 0;) {
+      const int start = first[stage + 1][end];
+      division[stage] = end - start;
+      best.value = std::max(best.value, cost(stage, Span{start, end - start}));
+      end = start;
+    }
+    best.division = division;
+    return true;
+  };
+  // The same, fast where each stage can bear the layer that it comes to.
   auto improve = [&](double limit) {
     double value = 0;
     int first = 0;
@@ -65,7 +91,7 @@ Minimax least_dearest(const PipelineTables& tables, Cost cost, double tolerance,
         else
           step /= 2;
       }
-      if (!n) return false;
+      if (!n) return reach(limit);
       value = std::max(value, cost(stage, Span{first, n}));
       division[stage] = n;
       first += n;

@@ -26,7 +26,7 @@ using Array = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
 // Within these, sums, products and quotients of entries, and of their differences, neither overflow nor vanish.
 constexpr double kSmallest = 1e-60, kLargest = 1e60;
-constexpr py::ssize_t kMostLayers = 100'000, kMostStrategies = 2'000, kMostCells = 5'000'000;
+constexpr py::ssize_t kMostLayers = 100'000, kMostStrategies = 2'000, kMostVocabs = 2'000, kMostCells = 5'000'000;
 constexpr std::int64_t kMostMicroBatches = 1'000'000, kMostChunks = 1'000;
 
 // Set by one thread to end a search in another.
@@ -219,7 +219,10 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t mic
   if (stages < 1 || tables.layers < stages) throw py::value_error("in_flight: fewer layers than stages");
   tables.passes = lists_of(passes, runs, stages, micro_batches);
   if (tables.passes.chunks() > 1) throw py::value_error("passes: the search knows one chunk a stage");
+  if (tables.layers * stages > kMostCells)
+    throw py::value_error("in_flight: layers times stages are more than 5000000");
   if (count < 1 || count > kMostStrategies) throw py::value_error("strategies: none, or more than 2000");
+  if (options > kMostVocabs) throw py::value_error("vocabs: more than 2000");
   if (types.ndim() != 1 || kinds < 1 || kinds > kMostGroups)
     throw py::value_error("types: no groups, or more than 64");
   check_all("strategies", strategies, {count, 6});

@@ -56,7 +56,7 @@ class Frontier {
     double price = 0;         // cost that one more MiB saves
   };
 
-  explicit Frontier(const Vector<Choice>& choices) {
+  explicit Frontier(const std::vector<Choice>& choices) {
     std::array<std::vector<Corner>, kMostTypes> corners;
     for (const Choice& choice : choices) corners[choice.type].push_back({choice.memory, choice.cost});
     for (int type = 0; type < kMostTypes; ++type) add(type, std::move(corners[type]));

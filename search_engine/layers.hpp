@@ -93,7 +93,7 @@ class LayerProblem {
     const int count = static_cast<int>(first.size());
     prices.enter.assign(count, 0.0);
     prices.leave.assign(count, 0.0);
-    prices.change.assign(count, std::vector<double>(count));
+    prices.change.assign(count, Vector<double>(count));
     for (int a = 0; a < count; ++a)
       for (int b = 0; b < count; ++b) prices.change[a][b] = tables_.change_of(layer, first[a], first[b]);
     for (int a = 0; a < count; ++a)

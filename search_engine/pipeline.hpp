@@ -29,8 +29,10 @@ struct LeastMemory {
 class Pipeline {
  public:
   explicit Pipeline(PipelineTables tables) : tables_(std::move(tables)), cuts_(tables_), cache_(tables_) {
-    for (int v = 0; v < static_cast<int>(tables_.vocabs.size()); ++v)
-      if (!beaten(v)) useful_.push_back(v);
+    std::vector<std::vector<double>> numbers;
+    for (const Vocab& vocab : tables_.vocabs) numbers.push_back(numbers_of(vocab));
+    for (int v = 0; v < static_cast<int>(numbers.size()); ++v)
+      if (!beaten(v, numbers)) useful_.push_back(v);
   }
 
   Pipeline(const Pipeline&) = delete;
@@ -39,17 +41,11 @@ class Pipeline {
   // nothing fits.
   double bound(Poll& poll) {
     const Turn turn(busy_, poll);
-    if (useful_.empty()) return kInfinity;
-    if (!ideal_) {
-      Vocab ideal = tables_.vocabs[useful_.front()];
-      for (const int v : useful_) ideal = least_of_each(ideal, tables_.vocabs[v]);
-      ideal_ = std::make_unique<Vocab>(std::move(ideal));
-    }
-    Stages stages(tables_, cuts_, *ideal_, cache_);
-    return DivisionSearch(tables_, cuts_, stages, cache_).bound(poll);
+    return ideal_bound(poll);
   }
 
-  // A better one: under each vocabulary strategy, stages at their exact optima. What is beyond `limit` stays rough.
+  // A better one: under each vocabulary strategy, stages at their exact optima. What is beyond `limit` stays rough, and
+  // what would take too much memory or time.
   double tight_bound(double limit, Poll& poll) {
     const Turn turn(busy_, poll);
     const Candidates candidates = candidates_below(limit, poll);
@@ -57,21 +53,27 @@ class Pipeline {
   }
 
   // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
-  // `effort` passes, or where it would take too much memory.
+  // `effort` passes, or where it would take too much memory or time: then the best one found.
   PipelineSolution solve(double limit, long effort, double& proven, Poll& poll) {
     const Turn turn(busy_, poll);
     PipelineSolution best;
     best.cost = limit;
     double unproven = kInfinity;
-    for (Candidate& candidate : candidates_below(limit, poll)) {
+    Candidates candidates = candidates_below(limit, poll);
+    effort = std::min(std::max(effort, 0L), kMostEffort);
+    poll.allow(kStepsOfPass * static_cast<std::size_t>(effort));
+    for (Candidate& candidate : candidates) {
       if (!is_less(candidate.bound, best.cost)) break;
       PipelineSolution found;
       found.cost = best.cost;
       if (!solved(candidate, found, effort, poll)) unproven = std::min(unproven, candidate.bound);
+      candidate.close();
       if (!is_less(found.cost, best.cost)) continue;
       best = std::move(found);
       best.vocab = candidate.vocab;
     }
+    poll.allow(4 * kMostSteps);
+    if (best.vocab < 0 && unproven < best.cost) take_least_memory(candidates, best, poll);
     proven = std::min(unproven, best.cost);
     if (best.vocab < 0) best.cost = kInfinity;
     return best;
@@ -90,8 +92,7 @@ class Pipeline {
     LeastMemory least;
     const Needs needs(tables_, cache_, poll);
     for (const int v : useful_) {
-      auto need = [&](int stage, Span span) { return needs.of(tables_.vocabs[v], stage, span).mib; };
-      const Minimax division = least_dearest(tables_, need, 0, poll);
+      const Minimax division = least_needy(needs, tables_.vocabs[v], poll);
       if (!(division.value < least.budget)) continue;
       least = {division.value, v, division.division, {}};
       int first = 0;
@@ -106,11 +107,17 @@ class Pipeline {
   }
 
  private:
+  // The time that bounds may take: some seconds.
+  static constexpr std::size_t kMostSteps = 500'000'000, kStepsOfPass = 5;
+  static constexpr long kMostEffort = 1'000'000'000'000;  // hours
+
   struct Candidate {
     double bound;
     int vocab;
     std::unique_ptr<Stages> stages;
     std::unique_ptr<DivisionSearch> search;
+
+    void close() { search.reset(), stages.reset(); }
   };
 
   using Candidates = std::vector<Candidate>;
@@ -119,6 +126,7 @@ class Pipeline {
   class Turn {
    public:
     Turn(std::atomic<bool>& busy, const Poll& poll) : busy_(busy) {
+      poll.check();
       while (busy_.exchange(true)) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
         poll.check();
@@ -131,28 +139,88 @@ class Pipeline {
     std::atomic<bool>& busy_;
   };
 
+  // See `bound`.
+  double ideal_bound(Poll& poll) {
+    if (useful_.empty()) return kInfinity;
+    if (!ideal_) {
+      Vocab ideal = tables_.vocabs[useful_.front()];
+      for (const int v : useful_) ideal = least_of_each(ideal, tables_.vocabs[v]);
+      ideal_ = std::make_unique<Vocab>(std::move(ideal));
+    }
+    Stages stages(tables_, cuts_, *ideal_, cache_);
+    return DivisionSearch(tables_, cuts_, stages, cache_).bound(poll);
+  }
+
   // Vocabulary strategies under which a pipeline may cost less than the limit, the best bound first.
   Candidates candidates_below(double limit, Poll& poll) {
     Candidates candidates;
+    const double rough = ideal_bound(poll);
+    poll.allow(kMostSteps);
     for (const int v : useful_) {
-      auto stages = std::make_unique<Stages>(tables_, cuts_, tables_.vocabs[v], cache_);
-      auto search = std::make_unique<DivisionSearch>(tables_, cuts_, *stages, cache_);
-      double bound = search->bound(poll);
-      if (is_less(bound, limit)) bound = search->tight_bound(poll);
-      if (is_less(bound, limit)) candidates.push_back({bound, v, std::move(stages), std::move(search)});
+      Candidate candidate{rough, v, nullptr, nullptr};
+      try {
+        candidate.bound = open(candidate, poll);
+        if (is_less(candidate.bound, limit)) candidate.bound = candidate.search->tight_bound(poll);
+      } catch (const TooHard&) {
+        candidate.close();
+        for (Candidate& other : candidates) other.close();
+        cache_.forget();
+      }
+      if (is_less(candidate.bound, limit)) candidates.push_back(std::move(candidate));
     }
     std::sort(candidates.begin(), candidates.end(),
               [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
     return candidates;
   }
 
+  // Makes what a candidate is searched with. Returns a cheap bound.
+  double open(Candidate& candidate, Poll& poll) {
+    candidate.stages = std::make_unique<Stages>(tables_, cuts_, tables_.vocabs[candidate.vocab], cache_);
+    candidate.search = std::make_unique<DivisionSearch>(tables_, cuts_, *candidate.stages, cache_);
+    return candidate.search->bound(poll);
+  }
+
   // Whether the candidate was searched to the end. Raises its bound.
-  static bool solved(Candidate& candidate, PipelineSolution& best, long& effort, Poll& poll) {
+  bool solved(Candidate& candidate, PipelineSolution& best, long& effort, Poll& poll) {
     try {
+      if (!candidate.search) candidate.bound = std::max(candidate.bound, open(candidate, poll));
       return candidate.search->solve(best, candidate.bound, effort, poll);
     } catch (const TooHard&) {
+      candidate.close();
+      cache_.forget();
       return false;
     }
+  }
+
+  // Makes the pipeline of least memory the best, if that costs less; under the first strategy of the vocabulary under
+  // which it fits.
+  void take_least_memory(const Candidates& candidates, PipelineSolution& best, Poll& poll) {
+    const Needs needs(tables_, cache_, poll);
+    for (const Candidate& candidate : candidates) {
+      const Vocab& vocab = tables_.vocabs[candidate.vocab];
+      const Minimax least = least_needy(needs, vocab, poll);
+      if (!(least.value <= within(tables_.budget))) continue;
+      const Stages stages(tables_, cuts_, vocab, cache_);
+      PipelineSolution found{0, candidate.vocab, least.division, {}};
+      std::vector<StageTime> times;
+      std::vector<double> links;
+      int first = 0;
+      for (int s = 0; s < tables_.stages; ++s) {
+        const Span span{first, least.division[s]};
+        found.points.push_back(stages.uniform(s, span, needs.of(vocab, s, span).strategy));
+        times.push_back(found.points.back().time);
+        first = span.end();
+        links.push_back(first < tables_.layers ? tables_.send_to(first) : 0);
+      }
+      found.cost = StepTimer(tables_.passes)(times, links, poll);
+      if (is_less(found.cost, best.cost)) best = std::move(found);
+      return;
+    }
+  }
+
+  // The division whose neediest stage needs least memory, MiB.
+  Minimax least_needy(const Needs& needs, const Vocab& vocab, Poll& poll) const {
+    return least_dearest(tables_, [&](int stage, Span span) { return needs.of(vocab, stage, span).mib; }, 0, poll);
   }
 
   static Part least_of_each(const Part& a, const Part& b) {
@@ -177,14 +245,13 @@ class Pipeline {
   }
 
   // Whether another vocabulary strategy is as good in everything (of equal ones, the first stays).
-  bool beaten(int v) const {
-    const std::vector<double> numbers = numbers_of(tables_.vocabs[v]);
-    for (int other = 0; other < static_cast<int>(tables_.vocabs.size()); ++other) {
-      if (other == v) continue;
-      const std::vector<double> rival = numbers_of(tables_.vocabs[other]);
+  static bool beaten(int v, const std::vector<std::vector<double>>& numbers) {
+    const std::vector<double>& own = numbers[v];
+    for (int other = 0; other < static_cast<int>(numbers.size()); ++other) {
+      const std::vector<double>& rival = numbers[other];
       const bool as_good =
-          std::equal(rival.begin(), rival.end(), numbers.begin(), [](double a, double b) { return a <= b; });
-      if (as_good && (rival != numbers || other < v)) return true;
+          other != v && std::equal(rival.begin(), rival.end(), own.begin(), [](double a, double b) { return a <= b; });
+      if (as_good && (rival != own || other < v)) return true;
     }
     return false;
   }

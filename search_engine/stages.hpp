@@ -47,6 +47,12 @@ class ChoiceCache {
 
   SolvedSpans& inner(int in_flight, const Weights& weights) { return inner_[{in_flight, weights}]; }
 
+  // Lets go of what is solved, to be solved anew when it is asked for.
+  void forget() {
+    for (auto& [key, mixes] : weighted_) mixes->forget();
+    inner_.clear();
+  }
+
   // With every choice that some weighting might want.
   Mixes complete(int in_flight, const Weights& weights) const { return Mixes(choices(in_flight, weights)); }
 
@@ -148,8 +154,22 @@ class Stages {
       return found.size() <= most;
     };
     const double own = limit - fixed(stage, weighting);
-    all.enumerate(tables_.layers_of(span), views_[stage].room, walks(stage, span, weighting), own, emit, effort, poll);
+    Walks& walk = walks(stage, span, weighting);
+    all.enumerate(tables_.layers_of(span), views_[stage].room, walk, own, emit, effort, poll);
+    walk.forget();
     return found.size() <= most && effort > 0;
+  }
+
+  // All layers of a type take the strategy given for it.
+  StagePoint uniform(int stage, Span span, const std::array<int, kMostTypes>& strategy) const {
+    const Layers layers = tables_.layers_of(span);
+    std::vector<Count> counts;
+    std::vector<int> order;
+    for (int type = layers.first_type; type <= layers.last_type; ++type) {
+      counts.push_back({strategy[type], layers.of[type]});
+      order.push_back(tables_.strategies[strategy[type]].group);
+    }
+    return point(stage, span, counts, order);
   }
 
  private:
@@ -258,6 +278,7 @@ class Stages {
       solved.point = point(stage, span, mix.counts, walk.order(used, poll));
       solved.cost = cuts_.weights(stage, weighting).of(solved.point.time);
     }
+    walk.forget();
     if (mix.bound < mix.cost) solved.cost = std::min(solved.cost, fixed(stage, weighting) + mix.bound);
     return known.emplace(place, std::move(solved)).first->second;
   }

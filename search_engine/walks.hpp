@@ -22,7 +22,7 @@ inline GroupSet bit(int group) { return GroupSet{1} << group; }
 // visiting twice, nor any that is not asked for.
 struct GroupPrices {
   std::vector<double> enter, leave;
-  std::vector<std::vector<double>> change;
+  Vector<Vector<double>> change;
   std::vector<int> types;  // of each group, rising; empty: all alike
 
   int groups() const { return static_cast<int>(enter.size()); }
@@ -69,6 +69,11 @@ class Walks {
     return best;
   }
 
+  // Lets go of what is remembered, where that is much.
+  void forget() {
+    if (known_.size() > kMostIdle) known_.clear();
+  }
+
   // That order.
   std::vector<int> order(GroupSet set, Poll& poll) {
     std::vector<int> reversed;
@@ -86,7 +91,7 @@ class Walks {
   }
 
  private:
-  static constexpr std::size_t kMostKnown = 100'000;  // some 6 MiB
+  static constexpr std::size_t kMostKnown = 100'000, kMostIdle = 1000;  // some 6 MiB, and 60 KiB
   static constexpr std::size_t kStepsOfSet = 8;       // of Poll
 
   using Key = std::pair<GroupSet, int>;

@@ -14,6 +14,7 @@ MOST_LAYERS = 10_000
 MOST_SAMPLES = 1_000_000
 MOST_THREADS = 1024
 MOST_SIZE = 2**24  # of hidden size, heads, words of a vocabulary, tokens of a sample
+MOST_TRAINED = 1_000_000  # tokens of a tokenizer; memory is set aside for them, and the largest published have 900,000
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # of steps and the like
 CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]  # 0: none
@@ -23,6 +24,7 @@ Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]  # or a node, counted from 0
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]  # of a step; or micro-batches
 Size = Annotated[int, Field(ge=1, le=MOST_SIZE)]
+Trained = Annotated[int, Field(ge=1, le=MOST_TRAINED)]
 Threads = Annotated[int, Field(ge=1, le=MOST_THREADS)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as numpy and Paddle take it
 Port = Annotated[int, Field(ge=1, le=65_535)]

@@ -1,12 +1,14 @@
 """Files and folders that are on disk, whole, when a call returns, or not there at all.
 
 What is written has a hidden name, `.NAME.xxxxxxxx.part`, until its content is on disk; then it is renamed, and the
-folder that holds the name is brought to disk, too. Modes are those that the umask leaves.
+folder that holds the name is brought to disk, too. Modes are those that the umask leaves. What a writer left that was
+killed goes when the same name is written again; a living writer's part is locked.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -14,6 +16,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +24,7 @@ from .errors import GalvatronError, UserError
 from .locking import locked
 
 UNFINISHED = ".part"
+MOST_ENTRIES = 10_000  # of a folder, looked through for what was left
 UNSYNCED = {errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES}  # a folder that cannot be synced, or not read
 
 
@@ -41,13 +45,14 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
         if target.exists() and not stat.S_ISREG(target.stat().st_mode):
             raise UserError(f"{target}: cannot be written: it is not a regular file")
         make_folder(target.parent)
-        part = _unfinished(target)
+        _remove_left_files(target)
+        part, file = _new_file(target)
         try:
-            with part.open("xb") as file:
+            with file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            move(part, target)
+                move(part, target)
         except BaseException:
             with suppress(OSError):
                 part.unlink()
@@ -66,7 +71,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
         make_folder(target.parent)
         with locked(target, file=target.with_name(f".{target.name}.lock")):
             _require_absent(target)
-            _remove_left(target)
+            for left in _unfinished_of(target):  # who has the lock is the only writer alive
+                shutil.rmtree(left, ignore_errors=True)
             part = _unfinished(target)
             try:
                 part.mkdir()
@@ -123,12 +129,35 @@ def _unfinished(target: Path) -> Path:
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}{UNFINISHED}")
 
 
-def _remove_left(target: Path) -> None:
-    """What writers of this folder left that were killed: who has the lock is the only one alive."""
+def _unfinished_of(target: Path) -> list[Path]:
     name = re.compile(re.escape(f".{target.name}.") + "[0-9a-f]{8}" + re.escape(UNFINISHED))
-    for path in target.parent.iterdir():
-        if name.fullmatch(path.name):
-            shutil.rmtree(path, ignore_errors=True)
+    with os.scandir(target.parent) as entries:
+        return [Path(entry.path) for entry in islice(entries, MOST_ENTRIES) if name.fullmatch(entry.name)]
+
+
+def _new_file(target: Path) -> tuple[Path, BinaryIO]:
+    """Open and locked, where its file system has locks: nobody takes it for one that was left. Raises OSError."""
+    while True:
+        part = _unfinished(target)
+        file = part.open("xb")
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):  # it was taken for one before it had the lock
+            part.stat()
+            return part, file
+        file.close()
+
+
+def _remove_left_files(target: Path) -> None:
+    """Parts of this file that nobody has locked. Raises OSError."""
+    for part in _unfinished_of(target):
+        with suppress(OSError):  # locked, gone, no file, or on a file system without locks
+            handle = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()
+            finally:
+                os.close(handle)
 
 
 def _require_absent(target: Path) -> None:

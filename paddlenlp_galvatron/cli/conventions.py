@@ -51,7 +51,7 @@ class Command(TyperCommand):
             if isinstance(option, TyperOption):
                 name = canonical_name(option.opts[0])
                 self.is_boolean[name] = option.is_flag
-                option.opts = [f"--{name}"]
+                option.opts = [f"--{name}", *(short for short in option.opts if not short.startswith("--"))]
                 if option.is_flag:  # its word always has a value by then, so to typer it is like any other option
                     option.is_flag = option.is_bool_flag = False
                     option.secondary_opts = []

@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.base.limits import Count, Size
+from paddlenlp_galvatron.base.limits import Count, Trained
 from paddlenlp_galvatron.base.printing import progress_bar, say
 
 from .conventions import App, within
@@ -38,7 +38,7 @@ def prepare(
     input: Annotated[list[Path] | None, typer.Option(help="the same, as an option")] = None,
     standard_library: Annotated[bool, typer.Option(help="take the sources of Python's standard library")] = False,
     tokenizer: Annotated[str, typer.Option(help='a tokenizer.json, its folder, or "train" to make one')] = TRAIN,
-    vocab_size: Annotated[int, typer.Option(parser=within(Size), help="tokens of a tokenizer to be trained")] = 32000,
+    vocab_size: Annotated[int, typer.Option(parser=within(Trained), help="tokens of a tokenizer to train")] = 32000,
     end_token: Annotated[str | None, typer.Option(help="token that ends a document, if not a well-known one")] = None,
     text_key: Annotated[str, typer.Option(help="field of a JSON line that holds the text")] = "text",
     limit_mib: Annotated[int | None, typer.Option(parser=within(Count), help="stop after so much text (MiB)")] = None,

@@ -26,9 +26,12 @@ COMMANDS = {
     "data": "turn text into what training reads: prepare",
     "profile": "measure this machine and a model: hardware, model",
     "quickstart": "all of it on this machine: data, profile, search, train, compare",
-    "plan": "plan files: show, check, schema; uniform makes one, to-paddlenlp and to-paddleformers say it in theirs",
+    "plan": "plan files: show, check, diff, trace, schema, uniform, to-paddlenlp, to-paddleformers",
     "search": "find the best plan from profile files",
     "fit": "how many cards a model needs for a task, and how fast it is on them",
+    "doctor": "whether this machine is fit to plan and to train, with remedies",
+    "explain": "why a plan is as it is: time and memory by part, what binds, what would change it",
+    "report": "a plan as one HTML file: layers, memory, time line, what would change it, measured beside it",
     "parity": "prove that a plan trains what one process trains",
     "train": "train a model by a plan",
 }

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.tracing import write_trace
 from paddlenlp_galvatron.plan import (
     Assumptions,
     ModelShape,
@@ -32,7 +33,10 @@ from paddlenlp_galvatron.plan.paddleformers import formers_arguments, formers_no
 from paddlenlp_galvatron.plan.paddlenlp import as_flags, stock_arguments, stock_notes
 from paddlenlp_galvatron.plan.uniform import UniformOptions
 from paddlenlp_galvatron.profiles import ProfileFile
-from paddlenlp_galvatron.report import describe, notes
+from paddlenlp_galvatron.report import describe, difference, notes
+from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
+from paddlenlp_galvatron.report.trace import predicted_events, rank_names
+from paddlenlp_galvatron.report.why import Problem
 
 from .conventions import App, within
 from .grouped import add_command
@@ -40,6 +44,7 @@ from .grouped import add_command
 app = App(help="Look at a plan file.")
 
 CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # in the names that Galvatron's search gives
+PRICED_GB = 1  # any budget: what a plan takes does not depend on it
 
 File = Annotated[Path, typer.Argument(help="the plan file", metavar="FILE")]
 WorldSize = Annotated[
@@ -91,6 +96,53 @@ def uniform(values: dict[str, Any]) -> None:
 
 
 add_command(app, "uniform", uniform, UniformOptions, FileOptions)
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(help="a plan file", metavar="FIRST")],
+    second: Annotated[Path, typer.Argument(help="another one", metavar="SECOND")],
+    profiles: Annotated[Path | None, typer.Option(help="folder of the profile files; unset: as the plans say")] = None,
+    model: Model = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """Say what differs between two plans: fields, layers and, with profiles, time and memory by term."""
+    one, other = (_read(file, None, None)[0] for file in (first, second))
+    prices = None
+    try:
+        prices = _price(first, profiles, model), _price(second, profiles, model)
+    except UserError as error:
+        if profiles:
+            raise
+        say(f"note: time and memory are left out: {error.faults[0]}", err=True)
+    if as_json:
+        say(json.dumps(difference.summary(one, other, prices)))
+    else:
+        Console(soft_wrap=True).print(*difference.printed(one, other, prices), sep="\n")
+
+
+@app.command()
+def trace(
+    file: File,
+    output: Annotated[Path, typer.Option("--output", "-o", help="the file to write: Chrome-trace JSON")],
+    profiles: Annotated[Path | None, typer.Option(help="folder of the profile files; unset: as the plan says")] = None,
+    model: Model = None,
+) -> None:
+    """Write the predicted time line of a step for Perfetto; `galvatron train --trace` writes a measured one."""
+    plan, problem = _origin(file, profiles, model)
+    prediction = problem.cost.predict(plan)
+    write_trace(output, predicted_events(plan, problem.cost, prediction), rank_names(plan))
+    say(f"{output}: a step of {prediction.time_s:.4g} s; open it in https://ui.perfetto.dev")
+
+
+def _origin(file: Path, profiles: Path | None, model: str | None) -> tuple[Plan, Problem]:
+    """Raises UserError where the plan's file does not tell what it was searched from."""
+    values = {"plan": file, "profiles": profiles, "model_size": model, "memory_constraint": PRICED_GB}
+    return read_origin(OriginOptions.among(values))
+
+
+def _price(file: Path, profiles: Path | None, model: str | None) -> difference.Priced:
+    return difference.Priced.of(*_origin(file, profiles, model))
 
 
 @app.command("to-paddlenlp")

@@ -86,6 +86,8 @@ def search(values: dict[str, Any], json: bool) -> None:
     ]
     path = None
     if result.best:
+        asked = ModelOptions.among(values).model_dump(mode="json", exclude_unset=True)
+        result.best.plan.metadata["searched_from"]["model_options"] = asked
         path = _output_path(run.output_config_path, model, options)
         shown += [f"written: {written}" for written in _write(result, path, run.save_runners_up)]
     log_file = _write_log(run.log_dir, model, [*log, *_printed(shown)])

@@ -1,6 +1,6 @@
 """What a plan costs: time, memory, schedule simulation, traffic."""
 
-from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, Task
+from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms
 from .load import load
 from .model import CostModel, stage_times
 from .seams import stage_seams
@@ -15,7 +15,9 @@ __all__ = [
     "StageMemory",
     "StagePrediction",
     "StageTimes",
+    "States",
     "Task",
+    "Terms",
     "load",
     "lower_bound_ms",
     "stage_seams",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,51 @@ class CostOptions:
     task: Task = Task()
 
 
+class States(NamedTuple):
+    """What a rank holds of a module between two micro-batches, in MiB."""
+
+    parameters_mib: float = 0.0
+    gradients_mib: float = 0.0
+    moments_mib: float = 0.0  # the optimizer's, and its fp32 copy of 16-bit weights
+    masks_mib: float = 0.0  # attention masks
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a cost is the sum of. Communication counts as far as it is not hidden behind compute."""
+
+    states: States
+    # Each micro-batch, ms.
+    forward_ms: float = 0.0  # compute
+    backward_ms: float = 0.0  # compute, recompute left out
+    recompute_ms: float = 0.0
+    tensor_forward_ms: float = 0.0  # tensor parallelism's and Ulysses' collectives
+    tensor_backward_ms: float = 0.0
+    gather_forward_ms: float = 0.0  # ZeRO-3's weights
+    gather_backward_ms: float = 0.0
+    gather_hidden_ms: float = 0.0  # of both passes, behind compute
+    # Once a step, ms; gradients each micro-batch where they are reduced then.
+    reduce_ms: float = 0.0
+    reduce_hidden_ms: float = 0.0
+    reduced_each: bool = False
+    finish_ms: float = 0.0  # gradients that are summed when all backward passes are done
+    publish_ms: float = 0.0  # ZeRO-2's updated weights
+    optimizer_ms: float = 0.0
+
+    def __add__(self, other: Terms) -> Terms:
+        """Of two modules that reduce gradients at the same time."""
+        sums = {
+            each.name: getattr(self, each.name) + getattr(other, each.name)
+            for each in fields(self)
+            if each.name not in ("states", "reduced_each")
+        }
+        states = States(*(one + more for one, more in zip(self.states, other.states, strict=True)))
+        return Terms(states, reduced_each=self.reduced_each, **sums)
+
+
+NOTHING = Terms(States())
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCost:
     """Cost of one layer (or of the vocabulary layers of one stage) on the rank that has most of it."""
@@ -46,6 +92,22 @@ class LayerCost:
     states_mib: float  # weights, gradients, optimizer states
     activation_mib: float  # held by every micro-batch in flight
     working_mib: float  # largest transient: recompute's whole layer, gathered weights, reduce and gather buffers
+    terms: Terms = field(default=NOTHING, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, terms: Terms, activation_mib: float, working_mib: float) -> LayerCost:
+        """The sums of all terms."""
+        each, once = (terms.reduce_ms, 0.0) if terms.reduced_each else (0.0, terms.reduce_ms)
+        backward = terms.backward_ms + terms.recompute_ms + terms.gather_backward_ms + each
+        return cls(
+            terms.forward_ms + terms.gather_forward_ms + terms.tensor_forward_ms,
+            backward + terms.tensor_backward_ms,
+            terms.finish_ms + terms.publish_ms + terms.optimizer_ms + once,
+            sum(terms.states),
+            activation_mib,
+            working_mib,
+            terms,
+        )
 
 
 @dataclass(frozen=True, slots=True)

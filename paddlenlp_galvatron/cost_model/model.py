@@ -24,7 +24,7 @@ from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import Reserve, reserve_of
 from .communication import Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
-from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, Task
+from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms
 from .module_memory import Room, module_memory
 from .placement import Group, place_of
 from .redistribution import redistribution
@@ -153,7 +153,7 @@ class CostModel:
         """What a stage without embedding and LM head has beside its layers: its input, which the stage before keeps as
         its output, too."""
         widest = max(self._token_bytes(micro_batch, kind) for kind in range(len(self.models)))
-        return LayerCost(0.0, 0.0, 0.0, self._mask_mib, widest / stage_size / MIB, 0.0)
+        return LayerCost.of(Terms(States(masks_mib=self._mask_mib)), widest / stage_size / MIB, 0.0)
 
     def crossing_type(self, layer: int) -> int:
         """Layer type whose tokens are handed on in front of a layer (one past the last: behind it).
@@ -232,14 +232,19 @@ class CostModel:
             parts.insert(0, self.middle_cost(stage_size=plan.stage_size, micro_batch=plan.micro_batch))
         return parts
 
+    def stage_switches(self, plan: Plan, stage: int) -> list[tuple[float, float]]:
+        """(forward, backward) ms of one micro-batch at each seam between a stage's parts."""
+        where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch}
+        return [
+            self.switch_cost(before, after, layer_type=self.crossing_type(layer), **where)
+            for layer, (before, after) in enumerate(stage_seams(plan, stage), plan.stage_layers(stage).start)
+        ]
+
     def _stage(self, plan: Plan, stage: int) -> StagePrediction:
         parts = self.stage_parts(plan, stage)
         stages, where = len(plan.stages), {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch}
         layers = plan.stage_layers(stage)
-        switches = [
-            self.switch_cost(before, after, layer_type=self.crossing_type(layer), **where)
-            for layer, (before, after) in enumerate(stage_seams(plan, stage), layers.start)
-        ]
+        switches = self.stage_switches(plan, stage)
         send = 0.0
         if stage < stages - 1:
             send = self.boundary_cost(pipeline=stages, layer_type=self.crossing_type(layers.stop), **where)
@@ -315,8 +320,9 @@ class CostModel:
         products = product_share(model, seq)
         if self.options.task.frozen:
             times = frozen_times(times, products)
+        again_ms = 0.0
         if strategy.recompute:
-            times = PassTimes(times.forward_ms, times.backward_ms + (times.recompute_ms or 0.0))
+            again_ms = times.recompute_ms or 0.0
             working += activation
             checkpoint = self.memory.checkpoint_mib(layer_type, seq) * samples
             activation = checkpoint / (strategy.degree if token_split else 1)
@@ -324,6 +330,7 @@ class CostModel:
         measured = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         held = replace(weights, matrices=round(weights.matrices * measured))
         room = Room(activation, freed, working)
+        times = PassTimes(times.forward_ms, times.backward_ms, again_ms)
         cost = self._trained(strategy, grid, pipeline, calls, times, held, whole, room)
         if (rank := self.options.task.adapter_rank) is None:
             return cost
@@ -357,7 +364,8 @@ class CostModel:
         if self.options.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
             times = PassTimes(times.forward_ms, 0.0 if role == "first" else parts[-1].forward_ms)
         cost = self._trained(vocab, grid, pipeline, calls, times, held, whole, Room(kept, kept, peak - kept))
-        return replace(cost, states_mib=cost.states_mib + self._mask_mib)
+        states = cost.terms.states._replace(masks_mib=self._mask_mib)
+        return LayerCost.of(replace(cost.terms, states=states), cost.activation_mib, cost.working_mib)
 
     @cached_property
     def _mask_mib(self) -> float:
@@ -407,29 +415,45 @@ class CostModel:
         room: Room,
         states: StateBytes | None = None,
     ) -> LayerCost:
-        """`states`: bytes of a weight, where they are not those of weights that learn."""
-        states = states or self.state_bytes
+        """`times`: with the recompute that the strategy has. `states`: bytes of a weight, where they are not those of
+        weights that learn."""
+        per_weight = states or self.state_bytes
 
         def price(some: Iterable[Call], joined: bool = False) -> float:
             return sum(self._call_ms(call, grid, strategy.ulysses, pipeline, weights.copies, joined) for call in some)
 
+        again_ms = times.recompute_ms or 0.0
+        compute_ms = times.backward_ms + again_ms
         gather, reduce = price(calls.gather_backward), price(calls.reduce)
-        forward = self._beside(times.forward_ms, price(calls.gather_forward)) + price(calls.forward)
-        backward = self._beside(times.backward_ms, gather)
-        backward_reduced = self._beside(times.backward_ms, gather + reduce)
+        gather_forward = price(calls.gather_forward)
+        forward = self._beside(times.forward_ms, gather_forward)
+        backward = self._beside(compute_ms, gather)
+        reduce_ms = self._beside(compute_ms, gather + reduce) - backward
+        shown_ms = forward - times.forward_ms, backward - compute_ms
         sharding = grid.size // strategy.tp
         sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
-        updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if states.optimizer else 0.0
-        sync = price(calls.finish) + price(calls.vectors, joined=True) + price(calls.publish)
-        sync += updated / 1e6 * self.times.profile.optimizer_ms_per_million
-        if self.assumed.async_grad_reduce:
-            sync += backward_reduced - backward
-        else:
-            backward = backward_reduced
-        states_mib, working_mib = module_memory(
-            weights, states, strategy.dp_type, sharding, whole_gradients, self.assumed.async_grad_reduce, room
+        updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if per_weight.optimizer else 0.0
+        async_reduce = self.assumed.async_grad_reduce
+        held, working_mib = module_memory(
+            weights, per_weight, strategy.dp_type, sharding, whole_gradients, async_reduce, room
         )
-        return LayerCost(forward, backward + price(calls.backward), sync, states_mib, room.activation_mib, working_mib)
+        terms = Terms(
+            held,
+            times.forward_ms,
+            times.backward_ms,
+            again_ms,
+            price(calls.forward),
+            price(calls.backward),
+            *shown_ms,
+            gather_forward + gather - sum(shown_ms),
+            reduce_ms,
+            reduce - reduce_ms,
+            not async_reduce,
+            price(calls.finish) + price(calls.vectors, joined=True),
+            price(calls.publish),
+            updated / 1e6 * self.times.profile.optimizer_ms_per_million,
+        )
+        return LayerCost.of(terms, room.activation_mib, working_mib)
 
     def _call_ms(self, call: Call, grid: Grid, ulysses: bool, pipeline: int, copies: int, joined: bool) -> float:
         if call.group is Group.TWINS:  # two ranks send each other the whole at the same time

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..plan.strategy import DataParallel
+from .costs import States
 from .states import StateBytes
 from .weights import Weights
 
@@ -33,20 +34,25 @@ def module_memory(
     whole_gradients: bool,
     async_reduce: bool,
     room: Room,
-) -> tuple[float, float]:
-    """(states, working set) in MiB of a module whose matrices are shared by `sharding` ranks.
+) -> tuple[States, float]:
+    """(states, working set in MiB) of a module whose matrices are shared by `sharding` ranks.
 
     `whole_gradients`: they are summed over several micro-batches before they are reduced. With one micro-batch alone
     gradients come as activations go, so that only what they take beyond these is added to the states.
     """
     matrices_mib = weights.matrices / MIB
     sharded = dp_type is not DataParallel.DDP and sharding > 1
+    vectors_mib = weights.vectors / MIB
+    shards = sharding if sharded else 1
     gradient_mib = matrices_mib * per_weight.gradient
-    kept_mib = gradient_mib / (1 if whole_gradients or not sharded else sharding)
-    others_mib = matrices_mib * per_weight.held(dp_type, sharding, whole_gradients) - kept_mib
-    vectors_mib = weights.vectors / MIB * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
+    kept_mib = gradient_mib / (1 if whole_gradients else shards)
     single = async_reduce and not whole_gradients  # the step has one micro-batch
-    states_mib = others_mib + vectors_mib + (max(kept_mib - room.freed_mib, 0.0) if single else kept_mib)
+    states = States(
+        matrices_mib * per_weight.weight / (shards if dp_type is DataParallel.ZERO3 else 1)
+        + vectors_mib * per_weight.weight,
+        (max(kept_mib - room.freed_mib, 0.0) if single else kept_mib) + vectors_mib * per_weight.gradient,
+        matrices_mib * per_weight.optimizer / shards + vectors_mib * per_weight.optimizer,
+    )
 
     gathered_mib = matrices_mib * per_weight.weight if sharded and dp_type is DataParallel.ZERO3 else 0.0
     # Gradients that the states do not hold whole are made whole first.
@@ -54,4 +60,4 @@ def module_memory(
     joined_mib = gradient_mib if sharding > 1 else 0.0
     in_backward = 2 * gathered_mib + max(room.working_mib, made_mib - room.freed_mib)
     at_its_end = gathered_mib + made_mib + joined_mib - room.freed_mib
-    return states_mib, max(in_backward, at_its_end)
+    return states, max(in_backward, at_its_end)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..model import ModelShape
 from ..profiles.computation import PassTimes
 from .communication import Calls
-from .costs import LayerCost
+from .costs import LayerCost, States, Terms
 from .states import StateBytes
 from .weights import Weights
 
@@ -54,11 +54,8 @@ def product_share(model: ModelShape, seq: int) -> float:
 
 def together(one: LayerCost, other: LayerCost) -> LayerCost:
     """Two modules that a layer passes one after the other."""
-    return LayerCost(
-        one.forward_ms + other.forward_ms,
-        one.backward_ms + other.backward_ms,
-        one.sync_ms + other.sync_ms,
-        one.states_mib + other.states_mib,
+    return LayerCost.of(
+        one.terms + other.terms,
         one.activation_mib + other.activation_mib,
         max(one.working_mib, other.working_mib),
     )
@@ -66,5 +63,11 @@ def together(one: LayerCost, other: LayerCost) -> LayerCost:
 
 def with_reference(cost: LayerCost, frozen: LayerCost, copies: bool) -> LayerCost:
     """The cost with a frozen model's pass forward before it, which keeps nothing; `copies`: it has own weights."""
-    beside = replace(frozen, backward_ms=0.0, sync_ms=0.0, activation_mib=0.0)
-    return together(cost, beside if copies else replace(beside, states_mib=0.0))
+    terms = frozen.terms
+    beside = Terms(
+        terms.states if copies else States(),
+        terms.forward_ms,
+        tensor_forward_ms=terms.tensor_forward_ms,
+        gather_forward_ms=terms.gather_forward_ms,
+    )
+    return together(cost, LayerCost.of(beside, 0.0, frozen.working_mib))

@@ -30,7 +30,7 @@ def explain(result: SearchResult, shape: ModelShape | None = None) -> Iterator[s
     if rejected := _rejected(result):
         yield rejected
     if result.best:
-        yield from (_runner_up(number, other, result.best) for number, other in enumerate(result.runners_up, 2))
+        yield from (runner_up(number, other, result.best) for number, other in enumerate(result.runners_up, 2))
 
 
 def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict
                 **_family(other),
                 "throughput": other.samples_per_s,
                 "time_s": other.time_s,
-                "memory_mib": _most_mib(other),
+                "memory_mib": most_mib(other),
                 "why": other.why_slower_than(best),
             }
             for other in result.runners_up
@@ -91,7 +91,7 @@ def _binding(need: Need) -> dict[str, Any]:
     }
 
 
-def _most_mib(candidate: Candidate) -> float:
+def most_mib(candidate: Candidate) -> float:
     return max(stage.memory.total_mib for stage in candidate.prediction.stages)
 
 
@@ -119,10 +119,10 @@ def _rejected(result: SearchResult) -> Table | None:
     return table if table.row_count else None
 
 
-def _runner_up(number: int, other: Candidate, best: Candidate) -> str:
+def runner_up(number: int, other: Candidate, best: Candidate) -> str:
     plan, stages = other.plan, len(other.plan.stages)
     schedule = "" if stages == 1 else f" ({plan.schedule.label})"
     return (
         f"{number}. batch {plan.global_batch} in {plan.micro_batches} micro-batches, {stages} stages{schedule}: "
-        f"{other.time_s:.4g} s a step, {_most_mib(other) / GB_MIB:.2f} GB; {other.why_slower_than(best)}"
+        f"{other.time_s:.4g} s a step, {most_mib(other) / GB_MIB:.2f} GB; {other.why_slower_than(best)}"
     )

@@ -17,6 +17,7 @@ import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
 from .status import waiting
+from .trace import span
 from .under_way import Operation
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
@@ -48,7 +49,7 @@ class Pending:
         return self._operation.ended
 
     def wait(self) -> Any:
-        with waiting(self._operation.what):
+        with waiting(self._operation.what), span(*self._operation.shown):
             self._operation.wait()
         self._kept = None
         return self._out
@@ -62,7 +63,7 @@ AT_ONCE: How = {"sync_op": True, "use_calc_stream": True}
 
 def _start(kind: str, group: Any, call: Callable[[], Any], out: Any, kept: Any = None) -> Pending:
     operation = Operation(kind, tuple(group.ranks))
-    with waiting(operation.what):  # gloo's collectives return when they are done
+    with waiting(operation.what), span(*operation.shown):  # gloo's collectives return when they are done
         operation.task = call()
     return Pending(operation, out, kept)
 

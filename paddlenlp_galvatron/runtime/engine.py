@@ -19,6 +19,7 @@ from .pipeline import Pipeline
 from .precision import LossScaler, Numbers
 from .stage import Batch, Stage, Tokens, exchanging, inputs_and_labels, stage_groups
 from .status import waiting
+from .trace import span
 from .units import Trainable
 from .vocabulary import IGNORED_LABEL
 from .weights import SeededWeights, WeightSource
@@ -81,9 +82,10 @@ class Engine:
         paddle.seed(hash((self._seed, self.steps_done, self.rank)) % 2**31)
         ids, labels, tokens = self._micro_batches(batch)
         total = self._pipeline.run(ids, labels, self.gradient_scale / tokens)
-        for unit in self.stage.units:
-            unit.finish()
-        reduce_gradients(self.stage.vectors)
+        with span("reduce gradients", "sync"):
+            for unit in self.stage.units:
+                unit.finish()
+            reduce_gradients(self.stage.vectors)
         return self._mean(total, tokens)
 
     def evaluate(self, batch: Batch) -> float:

@@ -16,6 +16,7 @@ from ..plan.schedules import order
 from .collectives import Pending, receive_start, send_start
 from .groups import DOWN, UP, Groups
 from .stage import Stage, Tokens
+from .trace import span
 
 
 class Link:
@@ -77,7 +78,8 @@ class Pipeline:
         for position, step in enumerate(self._order):
             if step.kind == "forward":
                 x = self._input(position)
-                out = self._stage.forward(x, own_ids[step.micro_batch], own_labels[step.micro_batch])
+                with span(f"forward {step.micro_batch}", "forward"):
+                    out = self._stage.forward(x, own_ids[step.micro_batch], own_labels[step.micro_batch])
                 if self._stage.is_last:
                     total += out.detach()
                 if self._to_after:
@@ -127,12 +129,15 @@ class Pipeline:
         return x
 
     def _backward(self, out: Any, scale: float, position: int) -> None:
+        name = f"backward {self._order[position].micro_batch}"
         if self._from_after is None:
-            (out * scale).backward()
+            with span(name, "backward"):
+                (out * scale).backward()
             return
         grad = self._from_after.receive()
         self._post_next(self._from_after, "backward", position)
-        paddle.autograd.backward([out], [grad])
+        with span(name, "backward"):
+            paddle.autograd.backward([out], [grad])
 
     def _post_next(self, link: Link, kind: str, position: int) -> None:
         """Post a receive when this pass is followed, at once or after one other, by another that needs it."""

@@ -19,6 +19,7 @@ from .status import Outcome
 
 CHECK_S = 5.0  # from one look of the watchdog to the next
 NAMED_RANKS = 6  # of a group
+MESSAGES = ("send", "receive")  # between stages; all others are collectives
 
 step = 0  # that runs now, counted from 0
 
@@ -26,10 +27,11 @@ step = 0  # that runs now, counted from 0
 class Operation:
     """A collective or message that was started."""
 
-    __slots__ = ("_ended", "since", "task", "what")
+    __slots__ = ("_ended", "shown", "since", "task", "what")
 
     def __init__(self, kind: str, ranks: tuple[int, ...]):
         self.what = f"{kind} of {_named(ranks)} in step {step}"
+        self.shown = ("wait", "wait") if kind in MESSAGES else (kind, "collective")  # on a time line
         self.since = time.monotonic()
         self.task: Any = None  # Paddle's, once the call has returned
         self._ended = False

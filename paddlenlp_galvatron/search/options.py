@@ -16,17 +16,20 @@ from ..plan.options import Options
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "pp", "ckpt", "vtp")
 
-PROFILE_OPTIONS = (  # that `cost_model.load` takes by the same name
-    "time_profile_mode",
-    "memory_profile_mode",
-    "profile_dialect",
-    "allow_foreign_profiles",
+PATH_OPTIONS = (
     "time_profiling_path",
     "memory_profiling_path",
     "allreduce_bandwidth_config_path",
     "p2p_bandwidth_config_path",
     "overlap_coe_path",
     "sp_time_path",
+)
+PROFILE_OPTIONS = (  # that `cost_model.load` takes by the same name
+    "time_profile_mode",
+    "memory_profile_mode",
+    "profile_dialect",
+    "allow_foreign_profiles",
+    *PATH_OPTIONS,
 )
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 

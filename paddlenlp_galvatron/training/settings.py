@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate, Seed, Size
 from ..base.locking import locked
@@ -27,6 +27,20 @@ Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: _words(value))]
 def _words(value: object) -> object:
     text = " ".join(map(str, value)) if isinstance(value, list | tuple) else value
     return [word for word in text.replace(",", " ").split() if word != "none"] if isinstance(text, str) else value
+
+
+MOST_TRACED = 100  # steps
+
+
+def _steps(value: str) -> range:
+    """`10` or `10-12`."""
+    first, _, last = value.partition("-")
+    if not (first.isdecimal() and (last or first).isdecimal() and len(value) < 20):
+        raise ValueError("must be a step or the first and last one, such as 10 or 10-12")
+    steps = range(int(first), int(last or first) + 1)
+    if not 0 < len(steps) <= MOST_TRACED:
+        raise ValueError(f"must be 1 to {MOST_TRACED} steps, the first one before the last")
+    return steps
 
 
 class RunOptions(Options):
@@ -92,6 +106,9 @@ class RunOptions(Options):
     )
     max_skipped: int = Field(
         20, ge=0, le=10**6, description="steps that may be left out of the latest 2 x max_skipped before the run ends"
+    )
+    trace: Annotated[str, AfterValidator(lambda value: _steps(value) and value)] | None = Field(
+        None, description="steps whose time line is written to trace.json, such as 10 or 10-12, counted from 0"
     )
     seed: Seed = Field(42, description="of weights, dropout and the data's order")
 
@@ -162,6 +179,20 @@ class TrainSettings(RunOptions):
     def traffic(self) -> Path:
         """What the first step sent: groups, and calls and bytes by collective."""
         return self.output_dir / "traffic.json"
+
+    @property
+    def traced_steps(self) -> range:
+        """Steps whose time line is written."""
+        return range(0) if self.trace is None else _steps(self.trace)
+
+    @property
+    def traced(self) -> Path:
+        """Time lines of all ranks."""
+        return self.output_dir / "trace.json"
+
+    def traced_by(self, rank: int) -> Path:
+        """The time line of one rank."""
+        return self.output_dir / "trace" / f"rank-{rank}.json"
 
     def make_output_dir(self) -> None:
         """Raises UserError."""

@@ -14,19 +14,17 @@ END_OF_TEXT = "<|endoftext|>"
 # How well-known tokenizers call the token that ends a document; the first that a vocabulary holds is taken.
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 BYTES = 256  # every byte is a token, so any text can be written
-LARGEST_VOCAB = 1_000_000  # tokens to be trained, for which memory is set aside; the largest published have 900,000
 LARGEST_ID = 2**31 - 1  # that a data set can hold
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train a byte-level BPE tokenizer with `vocab_size` tokens at most, the end of text (id 0) among them.
+    """Train a byte-level BPE tokenizer with `vocab_size` tokens at most (`limits.Trained`), the end of text (0) among
+    them.
 
     The same documents always give the same tokenizer. Raises UserError when the vocabulary cannot hold every byte.
     """
     if vocab_size <= BYTES:
         raise UserError(f"vocab_size: {vocab_size} tokens cannot hold the {BYTES} bytes and the end of text; give more")
-    if vocab_size > LARGEST_VOCAB:
-        raise UserError(f"vocab_size: {vocab_size} tokens are more than anybody trains; give at most {LARGEST_VOCAB:,}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -16,12 +16,14 @@ from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 
 from ..adapters import load_family
+from ..base.tracing import Event, join_traces, write_events
 from ..base.writing import write_text
 from ..plan import UserError
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
 from ..runtime.topology import PlanGroup
+from ..runtime.trace import span, traced
 from .arguments import settings_for
 from .convert import companions
 from .data import BatchSource, open_data
@@ -112,6 +114,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             compute_precision=settings.compute_precision,
         )
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
+        self._events: list[Event] = []  # of traced steps
         self._skips = Skips(settings, scaled=self.engine.scaler is not None)
         group = PlanGroup(plan, self.engine.rank, self.engine.groups)
         group.uninstall()  # PaddleNLP's Trainer asks while it is made, which another run's plan may refuse
@@ -190,7 +193,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             while state.global_step < state.max_steps and not self.control.should_training_stop:
                 if state.global_step == first or state.global_step % self._epoch_steps == 0:
                     self.control = handler.on_epoch_begin(self.args, state, self.control)
-                record, stops = self._step(state.global_step, told, first=state.global_step == first)
+                with self._traced(state.global_step):
+                    record, stops = self._step(state.global_step, told, first=state.global_step == first)
                 state.global_step += 1
                 state.epoch = state.global_step / self._epoch_steps
                 state.consumed_samples = self.data.first_sample(state.global_step)
@@ -298,8 +302,9 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         own end: when the device has done all of it.
         """
         engine, handler = self.engine, self.callback_handler
-        loading = time.perf_counter()
-        batch, count = self.data.batch(step), self.engine.plan.micro_batches
+        loading, count = time.perf_counter(), engine.plan.micro_batches
+        with span("data", "data"):
+            batch = self.data.batch(step)
         data_s = time.perf_counter() - loading
         for micro_batch in range(count):
             inputs = inputs_of(batch, micro_batch, engine.plan, self.args)
@@ -312,7 +317,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         forget_traffic()
         loss = engine.forward_backward(batch)
         handler.on_optimizer_begin(self.args, self.state, self.control, scaler=engine.scaler)
-        norm = engine.update(self.optimizer, self.recipe.max_grad_norm)
+        with span("optimizer", "optimizer"):
+            norm = engine.update(self.optimizer, self.recipe.max_grad_norm)
         self._skips.count(step, loss, norm)
         next_rate(self.optimizer)
         handler.on_optimizer_end(self.args, self.state, self.control, scaler=engine.scaler)
@@ -336,6 +342,20 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             peak_memory_mib=list(peaks),
         )
         return record, any(stops)
+
+    @contextmanager
+    def _traced(self, step: int) -> Iterator[None]:
+        """The time line of a step, if it is among those that are traced; the file has all of them so far."""
+        engine, settings = self.engine, self.settings
+        if step not in settings.traced_steps:
+            yield
+            return
+        with traced(engine.rank, self._events), span(f"step {step}", "step"):
+            yield
+        write_events(settings.traced_by(engine.rank), self._events)
+        engine.gather(0.0)  # all have written
+        if engine.rank == 0:
+            join_traces(settings.traced, [settings.traced_by(rank) for rank in range(engine.plan.world_size)])
 
     def _log_interval(self) -> None:
         """Log the steps since the last time, by PaddleNLP's names."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,30 @@ def test_what_fails_leaves_nothing_and_what_was_there_stays(tmp_path):
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "before"
+
+
+def test_what_a_killed_writer_left_goes_and_nothing_else(tmp_path):
+    left, held = tmp_path / ".file.0123abcd.part", tmp_path / ".file.dcba3210.part"
+    others = [".file.0123abcd.parts", ".file.0123abcX.part", ".other.0123abcd.part", "file.0123abcd.part"]
+    for name in [left.name, held.name, *others]:
+        (tmp_path / name).write_text("half")
+    (tmp_path / ".file.aaaaaaaa.part").mkdir()
+    (tmp_path / ".file.bbbbbbbb.part").symlink_to(tmp_path / "other")
+    os.mkfifo(tmp_path / ".file.cccccccc.part")
+    with held.open("rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        write_text(tmp_path / "file", "text")
+        names = {path.name for path in tmp_path.iterdir()}
+    parts = {held.name, *(f".file.{letter * 8}.part" for letter in "ab")}
+    assert names == {"file", *others, *parts}
+
+
+def test_writers_of_one_file_take_nothing_from_each_other(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(lambda number: write_text(tmp_path / "file", f"{number}" * 1000), range(400)):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert len((tmp_path / "file").read_text()) >= 1000
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "folder", "n\0ul", "x" * 300])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from paddlenlp_galvatron.training.checkpoint import (
 from paddlenlp_galvatron.training.saving import Writer
 from paddlenlp_galvatron.training.settings import TrainSettings
 
-from .small_run import BATCH, Run
+from .small_run import BATCH, CASE, Run
 
 FILE = "rank-00000.safetensors"
 
@@ -141,14 +142,19 @@ def test_load_is_where_to_go_on_until_the_run_has_a_checkpoint_of_its_own(folder
     assert settings.continue_from == "auto"
 
 
-def test_numbers_that_a_checkpoint_lacks_are_named(folder):
-    """Its checksums are right, its content is not: a fault of whoever wrote it."""
-    for newest in whole_checkpoints(folder):
-        index = index_of(newest)
-        part = index["files"][0]["tensors"][0]["parts"].pop()
-        write_index(newest, index)
-    lacks = f"lacks numbers of {part['weight']}|of which [0-9]+ are stored"
-    with pytest.raises(UserError, match=f"{newest.name}.*({lacks})"):
+@pytest.mark.parametrize("whole", [True, False])
+def test_numbers_that_a_checkpoint_lacks_are_named(folder, whole):
+    """A whole weight or one number. Its checksums are right, its content is not: a fault of whoever wrote it."""
+    for oldest in whole_checkpoints(folder):
+        index = index_of(oldest)
+        parts = index["files"][0]["tensors"][0]["parts"]
+        parts[-1]["stop"] -= 1
+        part = parts.pop() if whole else parts[-1]
+        write_index(oldest, index)
+    all_weights = CASE.shape.parameters
+    stored = all_weights - math.prod(part["shape"])
+    few = f"model: has {all_weights} weights, of which {stored} are stored"
+    with pytest.raises(UserError, match=f"{oldest.name}.*: {few if whole else 'lacks numbers of ' + part['weight']}"):
         Run().resume(folder)
 
 

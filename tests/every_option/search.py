@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,13 +16,14 @@ from unittest.mock import patch
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
 from paddlenlp_galvatron.cli import search
+from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.profiles import Collective, MessageGroup, Shape
 from paddlenlp_galvatron.search import engine
 from paddlenlp_galvatron.search.space import Family, Space
 
 from .model import rows, write_model
-from .row import Row, Seen
+from .row import Row, Seen, words_of
 
 LENGTHS = (1, 2, 3)  # of other/, in lengths of the example
 NOISE = ("search_time_s", "peak_rss_mib", "log")
@@ -32,6 +34,9 @@ def prepare(folder: Path) -> None:
     write_model(folder)
     (folder / "example.json").write_text(json.dumps(config_of(MODEL)))
     (folder / "options.json").write_text(json.dumps({"settle_chunk": 4}))
+    record = {"step": 0, "step_time_s": 0.5, "peak_memory_mib": [100.0] * 8}
+    (folder / "log.jsonl").write_text(json.dumps(record) + "\n")
+    (folder / "plan_options.json").write_text(json.dumps({"memory_constraint": 4}))
     for profile in (HARDWARE, COMPUTATION, MEMORY):
         profile.save(folder / "configs")
     faster = {key: 2 * speed for key, speed in HARDWARE.allreduce_mib_per_ms.items()}
@@ -46,6 +51,12 @@ def prepare(folder: Path) -> None:
     layers = {key: _longer(by[SEQ], "activation_mib") for key, by in MEMORY.layers.items()}
     vocab = {key: _longer(by[SEQ], "activation_mib") for key, by in MEMORY.vocab.items()}
     replace(MEMORY, layers=layers, vocab=vocab).save(folder / "other")
+
+    with chdir(folder):
+        for name, gb in (("plan.json", 8), ("tight.json", 0.9)):
+            options = BASE | {"memory_constraint": gb, "output_config_path": name, "log_dir": "searched"}
+            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+                main(["search", *words_of(options)])
 
 
 def _longer(one: Any, name: str) -> dict[int, Any]:
@@ -92,6 +103,11 @@ class SearchSeen(Seen):
     @cached_property
     def plan(self) -> dict[str, Any] | None:
         return json.loads(Path(self.answer["plan"]).read_text()) if self.answer and self.answer["plan"] else None
+
+    @property
+    def page(self) -> str:
+        """The report that was written."""
+        return (self.folder / "report.html").read_text()
 
     @property
     def families(self) -> list[str]:
@@ -182,5 +198,32 @@ ROWS = {
     "log_dir": Row("mine", "folders"),
     "save_runners_up": Row(1, "files", {"top_k": 2, "log_dir": "/dev/null"}),
 }
-TABLES = {"search": ROWS}
-SEEN, BASES = SearchSeen, {"search": BASE}
+EXPLAIN = {
+    "config": Row("plan_options.json", "out", {"memory_constraint": None}),
+    "plan": Row("tight.json", "answer.time_s", {"PLAN": None}),
+    "profiles": Row("other", "answer.time_s"),
+    "model_size": Row("model.json", "refusal"),
+    "memory_constraint": Row(2, "answer.budget_mib"),
+    "num_gpus_per_node": Row(2, "refusal"),
+    "json": Row(1, "answer"),
+}
+TRACE = {
+    "output": Row("mine.json", "files"),
+    "profiles": Row("other", "out"),
+    "model_size": Row("model.json", "refusal"),
+}
+REPORT = {
+    "output": Row("mine.html", "files"),
+    "profiles": Row("other", "page"),
+    "model_size": Row("model.json", "refusal"),
+    "memory_constraint": Row(2, "page"),
+    "log": Row("log.jsonl", "page"),
+}
+TABLES = {"search": ROWS, "explain": EXPLAIN, "plan trace": TRACE, "report": REPORT}
+BASES = {
+    "search": BASE,
+    "explain": {"PLAN": "plan.json", "json": 1},
+    "plan trace": {"FILE": "plan.json", "output": "time.json"},
+    "report": {"PLAN": "plan.json", "output": "report.html"},
+}
+SEEN = SearchSeen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,6 +111,11 @@ class SmallSeen(Seen):
         return len(self.out.splitlines())
 
     @property
+    def words(self) -> str:
+        """What was printed, without numbers, which change."""
+        return re.sub(r"\d+", "", self.out)
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Of every file that was written, in bytes."""
         return {name: (self.folder / name).stat().st_size for name in self.files}
@@ -147,6 +153,11 @@ TABLES = {
     "plan show": OF_FILE,
     "plan check": OF_FILE,
     "plan uniform": UNIFORM,
+    "plan diff": {
+        "profiles": Row("texts", "refusal"),
+        "model_size": Row("model.json", "notes"),
+        "json": Row(1, "out"),
+    },
     "plan to-paddlenlp": OF_FILE | {"json": Row(1, "out")},
     "plan to-paddleformers": OF_FILE,
     "convert h2g": {"family": FAMILY},
@@ -198,6 +209,12 @@ TABLES = {
         "tokens": Row(1e6, "out"),
         "json": Row(1, "out"),
     },
+    "doctor": {
+        "output_dir": Row("mine", "words"),
+        "profiles": Row("texts", "words"),
+        "plan": Row("plan.json", "words"),
+        "json": Row(1, "words"),
+    },
     "profile import-nccl-tests": {
         "num_nodes": Row(2, "files"),
         "num_gpus_per_node": Row(4, "files"),
@@ -207,6 +224,7 @@ TABLES = {
 PREPARED: Values = {"PATH": "texts", "output": "data/text", "vocab_size": 300}
 FILE: Values = {"FILE": "plan.json"}
 BASES: dict[str, Values] = {command: FILE for command in TABLES if command.startswith("plan ")} | {
+    "plan diff": {"FIRST": "plan.json", "SECOND": "bare.json"},
     "plan uniform": {"output": "out.json", "model_size": "model.json", "world_size": 2, "global_train_batch_size": 4},
     "convert h2g": {"INPUT": "llama", "OUTPUT": "back"},
     "convert g2h": {"INPUT": "converted", "OUTPUT": "back"},
@@ -214,6 +232,7 @@ BASES: dict[str, Values] = {command: FILE for command in TABLES if command.start
     "parity": {"PLAN": "plan.json"},
     "quickstart": {},
     "fit": {"MODEL": "model.json", "gpus": 1, "seq_length": 16},
+    "doctor": {},
     "profile import-nccl-tests": {"LOG": "nccl.log"},
 }
 SEEN = SmallSeen

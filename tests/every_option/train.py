@@ -282,6 +282,7 @@ RUN = {
     "report_to": Row("wandb", "reporters"),
     "on_nonfinite": Row("skip", "steps_left_out"),
     "max_skipped": Row(3, "steps_left_out", {"on_nonfinite": "skip"}),
+    "trace": Row("1-2", "settings.traced_steps"),
     "seed": Row(7, "batch"),
 }
 TABLES = {"train": {**COMMAND, **LAUNCH, **STRATEGY, **RECIPE, **RUN}}

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from paddlenlp_galvatron.base.limits import MOST_LAYERS, MOST_SIZE
 from paddlenlp_galvatron.plan import ModelShape, UserError
 from paddlenlp_galvatron.training.checkpoint import (
     INDEX,
@@ -50,12 +51,12 @@ def written(folder: Path, index: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("field", ["layers", "vocab_size"])
-def test_a_model_of_which_little_is_stored_is_named(tmp_path, field):
+@pytest.mark.parametrize("large", [{"layers": MOST_LAYERS}, {"vocab_size": MOST_SIZE}])
+def test_a_model_of_which_little_is_stored_is_named(tmp_path, large):
     """Before memory is taken for it."""
-    shape = replace(SHAPE, **{field: {"layers": 10**4, "vocab_size": 10**7}[field]})
+    shape = replace(SHAPE, **large)
     index = {**WHOLE, "model": asdict(shape), "model_fingerprint": shape.fingerprint}
-    with pytest.raises(BrokenCheckpoint, match=r"model: has \d+ weights, of which 188 are stored"):
+    with pytest.raises(BrokenCheckpoint, match=f"model: has {shape.parameters} weights, of which 188 are stored"):
         open_checkpoint(written(tmp_path / "a", index))
 
 
@@ -97,7 +98,8 @@ WRONG = [
     fewer("step"),
     put("model", None),
     put("model", "layers", -1),
-    put("model", "layers", 10**12),
+    put("model", "layers", MOST_LAYERS + 1),
+    put("model", "vocab_size", MOST_SIZE + 1),
     put("model", "layers", "1"),
     put("model", "name", 7),
     put("model", "heads", 3),

@@ -1,0 +1,44 @@
+"""`galvatron doctor`: whether this machine is fit to plan and to train, with a remedy for what is not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.doctor import Machine, State, examine
+from paddlenlp_galvatron.doctor.checks import Files
+
+from .conventions import App
+
+app = App(help="Whether this machine is fit to plan and to train.")
+
+
+@app.command()
+def doctor(
+    output_dir: Annotated[Path, typer.Option(help="folder that a run would write to")] = Path("output"),
+    profiles: Annotated[Path, typer.Option(help="folder of the profile files")] = Path("configs"),
+    plan: Annotated[Path | None, typer.Option(help="the plan file that is to be trained")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> int:
+    """Look at programs, devices, system, network and files: exit code 0, or 1 where something will not work."""
+    findings = examine(Machine(), Files(output_dir, profiles, plan))
+    faults = sum(finding.state is State.FAULT for finding in findings)
+    if as_json:
+        say(json.dumps({"ok": not faults, "findings": [asdict(finding) for finding in findings]}))
+        return int(bool(faults))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("subject", "", "found", "remedy"):
+        table.add_column(column, overflow="fold")
+    for finding in findings:
+        state = "" if finding.state is State.OK else finding.state
+        table.add_row(finding.subject, state, finding.found, finding.remedy)
+    Console().print(table)
+    warnings = sum(finding.state is State.WARNING for finding in findings)
+    say(f"{faults} faults, {warnings} warnings, {len(findings)} findings")
+    return int(bool(faults))

@@ -1,0 +1,37 @@
+"""`galvatron explain`: where a plan's time and memory go, why it is as it is, and what would change it."""
+
+from __future__ import annotations
+
+from json import dumps
+from typing import Any
+
+from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.report.explain import explain as find_out
+from paddlenlp_galvatron.report.explain import printed, summary
+from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
+
+from .conventions import App, say_note
+from .grouped import add_command
+
+app = App(help="Why a plan is as it is.")
+
+
+def explain(values: dict[str, Any], json: bool) -> None:
+    """Show where a plan's time and memory go, what binds, what comes next best and what would change it."""
+    plan, problem = read_origin(OriginOptions.among(values), say_note)
+    explanation = find_out(plan, problem)
+    if json:
+        say(dumps(summary(explanation)))
+        return
+    console = Console(soft_wrap=True)
+    console.print(*printed(explanation, problem.shapes[0] if len(problem.shapes) == 1 else None), sep="\n")
+
+
+add_command(
+    app,
+    None,
+    explain,
+    OriginOptions,
+    switches={"json": "one JSON object on stdout"},
+    positional=("plan", "PLAN"),
+)

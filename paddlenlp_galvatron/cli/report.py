@@ -1,0 +1,64 @@
+"""`galvatron report`: a plan as one HTML file that needs no network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paddlenlp_galvatron.base.limits import Positive
+from paddlenlp_galvatron.base.printing import say
+from paddlenlp_galvatron.base.reading import read_text
+from paddlenlp_galvatron.base.writing import write_text
+from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.report.explain import explain
+from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
+from paddlenlp_galvatron.report.page import frontier, render
+
+from .conventions import App, say_note, within
+
+app = App(help="A plan as one HTML file.")
+
+LARGEST_LOG_BYTES = 2**30
+
+
+@app.command()
+def report(
+    plan: Annotated[Path, typer.Argument(help="the plan file", metavar="PLAN")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="the file to write")] = Path("report.html"),
+    profiles: Annotated[Path | None, typer.Option(help="folder of the profile files; unset: as the plan says")] = None,
+    model: Annotated[str | None, typer.Option(help="a preset's name, a config.json, or its folder")] = None,
+    memory_constraint: Annotated[
+        float | None,
+        typer.Option(help="memory of a device, GB (1024 MiB); unset: as the plan says", parser=within(Positive)),
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="train_log.jsonl of a run under the plan")] = None,
+) -> None:
+    """Write a plan's layers, memory, time line, what binds and what would change it, beside what a run measured."""
+    records = _records(log) if log else []
+    values = {"plan": plan, "profiles": profiles, "model_size": model, "memory_constraint": memory_constraint}
+    read, problem = read_origin(OriginOptions.among(values), say_note)
+    _require_same_ranks(log, records, read.world_size)
+    write_text(output, render(explain(read, problem), frontier(problem), records))
+    say(f"{output}: {output.stat().st_size / 1e6:.2f} MB")
+
+
+def _records(log: Path) -> list[dict[str, Any]]:
+    """Raises UserError for a file that is no log."""
+    try:
+        records = [json.loads(line) for line in read_text(log, LARGEST_LOG_BYTES).splitlines()]
+        for record in records:
+            int(record["step"]), float(record["step_time_s"]), [float(mib) for mib in record["peak_memory_mib"]]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise UserError(f"{log}: is no train_log.jsonl; name the log of a run under this plan") from None
+    return records
+
+
+def _require_same_ranks(log: Path | None, records: list[dict[str, Any]], world_size: int) -> None:
+    ranks = {len(record["peak_memory_mib"]) for record in records}
+    if ranks - {world_size}:
+        raise UserError(
+            f"{log}: is of {max(ranks)} ranks, the plan of {world_size}; name the log of a run under this plan"
+        )

@@ -1,0 +1,20 @@
+"""What is found out about one subject."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class State(StrEnum):
+    OK = "ok"
+    WARNING = "warning"  # works, but may be slow or fail later
+    FAULT = "fault"  # something will not work
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    subject: str
+    found: str
+    state: State = State.OK
+    remedy: str = ""  # what to do, unless all is well

@@ -1,0 +1,116 @@
+"""The facts of this machine as checks ask for them. Tests put others in their place."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+COMMAND_S = 20.0  # a driver that hangs is told as one that does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class PaddleFacts:
+    """What Paddle says of itself."""
+
+    version: str
+    cuda: str | None  # that it is built for; None: built for CPUs
+    nccl: int  # 22203 is 2.22.3; 0: built without
+    gpus: int  # that it can use
+
+
+class Machine:
+    """This machine."""
+
+    environment: Mapping[str, str] = os.environ
+    python: tuple[int, ...] = sys.version_info[:3]
+
+    def run(self, *words: str, stdin: str = "") -> str | None:
+        """What a program prints; None where it is not there, fails or hangs."""
+        try:
+            ran = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=COMMAND_S)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return None if ran.returncode else ran.stdout
+
+    def has_module(self, name: str) -> bool:
+        return find_spec(name) is not None
+
+    def paddle(self) -> PaddleFacts | None:
+        """None: not installed. Raises what an import raises that fails."""
+        if not self.has_module("paddle"):
+            return None
+        import paddle
+
+        cuda = str(paddle.version.cuda()) if paddle.is_compiled_with_cuda() else None
+        gpus = int(paddle.device.cuda.device_count()) if cuda else 0
+        return PaddleFacts(str(paddle.__version__), cuda, int(paddle.version.nccl() or 0) if cuda else 0, gpus)
+
+    def gpus(self) -> list[dict[str, str]] | None:
+        """The driver's own list, by field of nvidia-smi; None: no driver answers."""
+        fields: Sequence[str] = ("name", "driver_version", "memory.total", "memory.used", "compute_cap")
+        told = self.run("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+        if told is None:
+            return None
+        return [
+            dict(zip(fields, (cell.strip() for cell in line.split(",")), strict=False)) for line in told.splitlines()
+        ]
+
+    def shared_memory_mib(self) -> float | None:
+        """Size of /dev/shm; None: there is none."""
+        try:
+            return shutil.disk_usage("/dev/shm").total / 2**20
+        except OSError:
+            return None
+
+    def free_mib(self, folder: Path) -> float:
+        """Room on the disk of a folder. Raises OSError."""
+        return shutil.disk_usage(folder).free / 2**20
+
+    def limit(self, name: str) -> int:
+        """The soft limit of a resource, such as RLIMIT_NOFILE; -1: none."""
+        return resource.getrlimit(getattr(resource, name))[0]
+
+    def has_infiniband(self) -> bool:
+        return any(Path("/sys/class/infiniband").glob("*"))
+
+    def hostname(self) -> str:
+        return socket.gethostname()
+
+    def address_of(self, host: str) -> str | None:
+        """None: the name is not known."""
+        try:
+            return socket.gethostbyname(host)
+        except OSError:
+            return None
+
+    def listens(self, address: str, port: int) -> str | None:
+        """Why nobody could listen there; None: one can."""
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((address, port))
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
+
+    def filesystem_of(self, folder: Path) -> str:
+        """The kind of file system that holds a folder, such as ext4 or nfs4; unknown where the kernel does not say."""
+        best, kind = "", "unknown"
+        try:
+            lines = Path("/proc/mounts").read_text(errors="replace").splitlines()
+        except OSError:
+            return kind
+        for line in lines:
+            _, place, what, *_ = line.split(" ")
+            inside = place == "/" or f"{folder}/".startswith(f"{place}/")
+            if inside and len(place) >= len(best):
+                best, kind = place, what
+        return kind

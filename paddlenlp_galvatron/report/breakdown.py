@@ -1,0 +1,158 @@
+"""Where a plan's predicted time and memory go: by stage, by part of the model and by term. The terms add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..cost_model import CostModel, Prediction, Terms
+from ..plan import LayerStrategy, Plan
+from ..plan.schedules import in_flight
+from ..plan.strategy import runs
+
+# Terms of a step's time on one stage, in ms, by key and name. They and `waiting` add up to the step.
+TIME = {
+    "forward": "layers, forward",
+    "backward": "layers, backward",
+    "recompute": "layers, recompute",
+    "vocabulary": "embedding, LM head, loss",
+    "tensor": "tensor-parallel collectives",
+    "layouts": "changes of layout",
+    "gathers": "gathers of zero3's weights",
+    "gradients": "sums of gradients",
+    "publish": "gathers of zero2's weights",
+    "optimizer": "optimizer",
+    "waiting": "waiting for other stages",
+}
+COMMUNICATION = ("tensor", "layouts", "gathers", "gradients", "publish")
+# Terms of a device's memory on one stage, in MiB. They and `free` add up to the budget.
+MEMORY = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "moments": "optimizer states",
+    "masks": "attention mask",
+    "activations": "activations in flight",
+    "working": "working set",
+    "reserve": "reserve",
+    "free": "free",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Layers of one strategy that follow each other, or a vocabulary layer: time of a step and memory of a device."""
+
+    name: str
+    time_ms: Mapping[str, float]  # of all of it, by the keys of TIME
+    hidden_ms: Mapping[str, float]  # communication behind compute
+    memory_mib: Mapping[str, float]  # by the keys of MEMORY; `working` of the layer that needs most
+
+
+@dataclass(frozen=True, slots=True)
+class StageBreakdown:
+    """One stage. Time and memory of a rank that has most of it."""
+
+    time_ms: Mapping[str, float]
+    hidden_ms: Mapping[str, float]
+    hand_over_ms: float  # messages to the next stage and back: hidden, or within `waiting` of some stage
+    memory_mib: Mapping[str, float]
+    parts: tuple[Part, ...]
+
+    @property
+    def busy_ms(self) -> float:
+        """Without waiting."""
+        return sum(self.time_ms.values()) - self.time_ms["waiting"]
+
+
+def breakdown(
+    plan: Plan, cost: CostModel, prediction: Prediction, budget_mib: float | None = None
+) -> list[StageBreakdown]:
+    """Every stage of a plan. `budget_mib`: memory of a device, of which `free` is what is left; None: no `free`."""
+    return [_stage(plan, cost, prediction, stage, budget_mib) for stage in range(len(plan.stages))]
+
+
+def _stage(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, budget_mib: float | None) -> StageBreakdown:
+    predicted = prediction.stages[stage]
+    parts = tuple(_parts(plan, cost, stage))
+    time_ms = {key: sum(part.time_ms.get(key, 0.0) for part in parts) for key in TIME}
+    hidden_ms = {key: sum(part.hidden_ms.get(key, 0.0) for part in parts) for key in ("gathers", "gradients")}
+    switches = cost.stage_switches(plan, stage)
+    time_ms["layouts"] = plan.micro_batches * sum(forward + backward for forward, backward in switches)
+    busy = plan.micro_batches * (predicted.forward_ms + predicted.backward_ms) + predicted.sync_ms
+    time_ms["waiting"] = max(0.0, prediction.time_s * 1000 - busy)
+    memory = {key: sum(part.memory_mib.get(key, 0.0) for part in parts) for key in MEMORY if key != "free"}
+    memory |= {"working": predicted.memory.working_mib, "reserve": predicted.memory.context_mib}
+    if budget_mib is not None:
+        memory["free"] = budget_mib - predicted.memory.total_mib
+    hand_over = plan.micro_batches * 2 * predicted.send_ms
+    return StageBreakdown(time_ms, hidden_ms, hand_over, memory, parts)
+
+
+def _parts(plan: Plan, cost: CostModel, stage: int) -> Iterator[Part]:
+    costs = cost.stage_parts(plan, stage)
+    last = len(plan.stages) - 1
+    held = in_flight(plan.schedule, stage, len(plan.stages), plan.micro_batches)
+    layers = plan.stage_layers(stage)
+    before = 0 if stage == last and last else 1
+
+    def part(name: str, first: int, count: int, vocabulary: bool) -> Part:
+        some = costs[first : first + count]
+        times = [_times(one.terms, plan.micro_batches, vocabulary) for one in some]
+        states = [one.terms.states for one in some]
+        return Part(
+            name,
+            {key: sum(one.get(key, 0.0) for one in times) for key in TIME if any(one.get(key) for one in times)},
+            {
+                "gathers": plan.micro_batches * sum(one.terms.gather_hidden_ms for one in some),
+                "gradients": sum(_each(one.terms, plan.micro_batches) * one.terms.reduce_hidden_ms for one in some),
+            },
+            {
+                "parameters": sum(one.parameters_mib for one in states),
+                "gradients": sum(one.gradients_mib for one in states),
+                "moments": sum(one.moments_mib for one in states),
+                "masks": sum(one.masks_mib for one in states),
+                "activations": held * sum(one.activation_mib for one in some),
+                "working": max(one.working_mib for one in some),
+            },
+        )
+
+    if before:
+        name = "embedding" if stage == 0 and last else "the stage's input" if stage else "embedding, LM head"
+        yield part(name, 0, 1, vocabulary=True)
+    for run, _ in runs([plan.layers[layer] for layer in layers]):
+        start, stop = layers[run[0]], layers[run[-1]]
+        name = f"layer {start}" if start == stop else f"layers {start}-{stop}"
+        yield part(name, before + run.start, len(run), vocabulary=False)
+    if not before:
+        yield part("LM head", len(costs) - 1, 1, vocabulary=True)
+
+
+def _times(terms: Terms, micro_batches: int, vocabulary: bool) -> dict[str, float]:
+    """Of one step, in ms."""
+    forward, backward, again = (
+        micro_batches * each for each in (terms.forward_ms, terms.backward_ms, terms.recompute_ms)
+    )
+    compute = (
+        {"vocabulary": forward + backward}
+        if vocabulary
+        else {"forward": forward, "backward": backward, "recompute": again}
+    )
+    return compute | {
+        "tensor": micro_batches * (terms.tensor_forward_ms + terms.tensor_backward_ms),
+        "gathers": micro_batches * (terms.gather_forward_ms + terms.gather_backward_ms),
+        "gradients": _each(terms, micro_batches) * terms.reduce_ms + terms.finish_ms,
+        "publish": terms.publish_ms,
+        "optimizer": terms.optimizer_ms,
+    }
+
+
+def _each(terms: Terms, micro_batches: int) -> int:
+    """How often a step reduces gradients."""
+    return micro_batches if terms.reduced_each else 1
+
+
+def strategy_words(strategy: LayerStrategy) -> str:
+    """`tp 4, zero3, recompute`."""
+    split = [] if strategy.degree == 1 else [f"{'sp' if strategy.ulysses else 'tp'} {strategy.degree}"]
+    strided = [] if strategy.consecutive or strategy.degree == 1 else ["strided"]
+    return ", ".join([*split, *strided, str(strategy.dp_type), *(["recompute"] if strategy.recompute else [])])

@@ -1,0 +1,128 @@
+"""What differs between two plans: fields, layers, and predicted time and memory by term."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from ..plan import Plan
+from ..plan.strategy import runs
+from .breakdown import MEMORY, TIME, StageBreakdown, breakdown, strategy_words
+from .explain import table
+from .why import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A plan's step in ms by term, averaged over stages, and memory in MiB by term of the stage that needs most."""
+
+    time_ms: dict[str, float]
+    memory_mib: dict[str, float]
+
+    @staticmethod
+    def of(plan: Plan, problem: Problem) -> Priced:
+        """Raises UserError where the plan cannot be priced."""
+        stages = breakdown(plan, problem.cost, problem.cost.predict(plan))
+
+        def needs_mib(stage: StageBreakdown) -> float:
+            return sum(stage.memory_mib.values())
+
+        mean = {key: sum(stage.time_ms[key] for stage in stages) / len(stages) for key in TIME}
+        return Priced(mean, dict(max(stages, key=needs_mib).memory_mib))
+
+
+def fields(plan: Plan) -> dict[str, str]:
+    """What a plan says beside its layers, in words."""
+    assumed = plan.assumed
+    return {
+        "ranks": str(plan.world_size),
+        "stages": ", ".join(f"{count}" for count in plan.stages),
+        "schedule": plan.schedule.label,
+        "batch": str(plan.global_batch),
+        "micro-batches": str(plan.micro_batches),
+        "embedding, LM head": strategy_words(plan.vocab.as_layer()),
+        "precision": str(assumed.mixed_precision),
+        "tokens": str(assumed.seq_length),
+        "Megatron-SP": "on" if assumed.sequence_parallel else "off",
+        "gradients reduced": "every step" if assumed.async_grad_reduce else "every micro-batch",
+    }
+
+
+def differing_fields(a: Plan, b: Plan) -> dict[str, tuple[str, str]]:
+    before, after = fields(a), fields(b)
+    return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+
+
+def differing_layers(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
+    """Layers whose strategy or stage differs, like ones as one: their numbers, and what each plan has."""
+    ours, theirs = ([*_placed(plan)] for plan in (a, b))
+    count = max(len(ours), len(theirs))
+    pairs = [
+        (ours[layer] if layer < len(ours) else "none", theirs[layer] if layer < len(theirs) else "none")
+        for layer in range(count)
+    ]
+    return [
+        (str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}", *pair)
+        for run, pair in runs(pairs)
+        if pair[0] != pair[1]
+    ]
+
+
+def _placed(plan: Plan) -> Iterator[str]:
+    for stage in range(len(plan.stages)):
+        for layer in plan.stage_layers(stage):
+            yield f"stage {stage}: {strategy_words(plan.layers[layer])}"
+
+
+def printed(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> Iterator[str | Table]:
+    """Lines and tables, to be printed one below the other."""
+    changed, layers = differing_fields(a, b), differing_layers(a, b)
+    if not changed and not layers:
+        yield "the plans say the same"
+    if changed:
+        shown = _words("field", "first", "second")
+        for name, pair in changed.items():
+            shown.add_row(name, *pair)
+        yield shown
+    if layers:
+        shown = _words("layers", "first", "second")
+        for row in layers:
+            shown.add_row(*row)
+        yield shown
+    if prices:
+        yield "\na step, ms, averaged over stages"
+        yield _terms(prices[0].time_ms, prices[1].time_ms, TIME)
+        yield "\nmemory of a device, MiB, on the stage that needs most"
+        yield _terms(prices[0].memory_mib, prices[1].memory_mib, MEMORY)
+
+
+def summary(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "fields": {name: list(pair) for name, pair in differing_fields(a, b).items()},
+        "layers": [
+            {"layers": name, "first": first, "second": second} for name, first, second in differing_layers(a, b)
+        ],
+        "time_ms": [price.time_ms for price in prices] if prices else None,
+        "memory_mib": [price.memory_mib for price in prices] if prices else None,
+    }
+
+
+def _words(*columns: str) -> Table:
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        made.add_column(column)
+    return made
+
+
+def _terms(first: dict[str, float], second: dict[str, float], names: dict[str, str]) -> Table:
+    made = table("", "first", "second", "")
+    for key, name in names.items():
+        if first.get(key) or second.get(key):
+            made.add_row(name, f"{first[key]:.1f}", f"{second[key]:.1f}", f"{second[key] - first[key]:+.1f}")
+    totals = sum(first.values()), sum(second.values())
+    made.add_row("all", f"{totals[0]:.1f}", f"{totals[1]:.1f}", f"{totals[1] - totals[0]:+.1f}")
+    return made

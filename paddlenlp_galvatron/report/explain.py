@@ -1,0 +1,279 @@
+"""A plan that explains itself: where time and memory go, what binds, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from typing import Any
+
+from rich.table import Table
+
+from ..cost_model import Prediction
+from ..plan import GalvatronError, ModelShape, Plan
+from ..search import Candidate, SearchResult
+from .breakdown import COMMUNICATION, MEMORY, TIME, StageBreakdown, breakdown, strategy_words
+from .plan import describe
+from .search import runner_up
+from .why import GB_MIB, RUNNERS_UP, OtherStrategy, Problem, WhatIf, one_layer_changed, what_ifs
+
+COLUMNS = 4  # stages beside each other: 80 characters
+MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
+LARGE = 1000.0  # from which on numbers have no decimals
+MOST_OTHERS = 12  # other strategies of a layer that are shown
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All that is known of a plan."""
+
+    plan: Plan
+    problem: Problem
+    prediction: Prediction
+    stages: list[StageBreakdown]
+    searched: SearchResult  # the best plans of this batch, the plan's family among them
+    uniform: Candidate | None  # the best plan with one strategy for all layers
+    uniform_why_not: str
+    others: list[OtherStrategy]
+    what_ifs: list[WhatIf]
+
+    @property
+    def budget_mib(self) -> float:
+        return self.problem.options.memory_constraint * GB_MIB
+
+    @property
+    def fullest(self) -> int:
+        """The stage with least memory left."""
+        return min(range(len(self.stages)), key=lambda stage: self.stages[stage].memory_mib["free"])
+
+    @property
+    def busiest(self) -> int:
+        """The stage that works longest."""
+        return max(range(len(self.stages)), key=lambda stage: self.stages[stage].busy_ms)
+
+
+def explain(plan: Plan, problem: Problem) -> Explanation:
+    """Find out all of it: a dozen searches. Raises UserError where the plan cannot be priced."""
+    prediction = problem.cost.predict(plan)
+    searched = problem.search(top_k=RUNNERS_UP)
+    uniform, why_not = None, ""
+    try:
+        uniform = problem.search(fine_grained_mode=False).require()
+    except GalvatronError as error:
+        why_not = str(error)
+    return Explanation(
+        plan,
+        problem,
+        prediction,
+        breakdown(plan, problem.cost, prediction, problem.options.memory_constraint * GB_MIB),
+        searched,
+        uniform,
+        why_not,
+        one_layer_changed(problem, plan),
+        list(what_ifs(problem, plan)),
+    )
+
+
+def printed(explanation: Explanation, shape: ModelShape | None = None) -> Iterator[str | Table]:
+    """Lines and tables, to be printed one below the other."""
+    plan, prediction = explanation.plan, explanation.prediction
+    yield (
+        f"{prediction.time_s:.4g} s a step, {prediction.samples_per_s:.4g} samples/s, "
+        f"{prediction.bubble_share:.1%} of all stages' time waiting"
+    )
+    yield from describe(replace(plan, metadata={}), shape)
+    shown = _shown(explanation)
+    if len(shown) < len(explanation.stages):
+        yield f"{len(explanation.stages)} stages; shown are those that work longest or need most memory"
+    blocks = [shown[first : first + COLUMNS] for first in range(0, len(shown), COLUMNS)]
+    yield "\ntime of a step on each stage, ms (in brackets: hidden behind compute)"
+    yield from (_time_table(explanation.stages, block) for block in blocks)
+    yield f"\nmemory of a device on each stage, MiB, of {explanation.budget_mib:.0f}"
+    yield from (_memory_table(explanation.stages, block) for block in blocks)
+    yield "\nwhat binds"
+    yield from binding(explanation)
+    yield "\nthe best plans of this batch"
+    yield from _runners_up(explanation)
+    yield "\none layer more under another strategy"
+    yield _others(explanation)
+    if len(explanation.others) > MOST_OTHERS:
+        yield f"… and {len(explanation.others) - MOST_OTHERS} more; --json has all"
+    yield "\nwhat if (each found by a search)"
+    yield _what_ifs(explanation)
+    yield from (f"{one.name}, {one.change}: {one.why_not}" for one in explanation.what_ifs if one.why_not)
+
+
+def binding(explanation: Explanation) -> list[str]:
+    """What keeps the plan from being faster, a sentence each."""
+    stages, prediction = explanation.stages, explanation.prediction
+    full, busy = explanation.fullest, explanation.busiest
+    memory = stages[full].memory_mib
+    most = max((key for key in MEMORY if key != "free"), key=lambda key: memory[key])
+    step_ms = prediction.time_s * 1000
+    free = f"{memory['free']:.0f} MiB are free" if memory["free"] >= 0 else f"{-memory['free']:.0f} MiB are missing"
+    lines = [f"memory of stage {full}: {free} of {explanation.budget_mib:.0f}; most of it is {MEMORY[most]}"]
+    if len(stages) > 1:
+        share = stages[busy].busy_ms / step_ms
+        lines.append(f"compute of stage {busy}: it works {share:.1%} of the step, the others wait for it")
+    link = max(COMMUNICATION, key=lambda key: stages[busy].time_ms[key])
+    if stages[busy].time_ms[link]:
+        share = stages[busy].time_ms[link] / step_ms
+        lines.append(f"communication of stage {busy}: {TIME[link]} take most, {share:.1%} of the step")
+    speeds = [one for one in explanation.what_ifs if one.name.startswith("links") and isfinite(one.time_s)]
+    if speeds:
+        best = min(speeds, key=lambda one: one.time_s)
+        gain = 1 - best.time_s / prediction.time_s
+        lines.append(f"{best.name}: twice as fast, a step takes {gain:.1%} less")
+    return lines
+
+
+def summary(explanation: Explanation) -> dict[str, Any]:
+    """The same for programs: times of stages in ms, of steps in s, memory in MiB."""
+    plan, prediction = explanation.plan, explanation.prediction
+    best = explanation.searched.best
+    return {
+        "time_s": prediction.time_s,
+        "samples_per_s": prediction.samples_per_s,
+        "bubble_share": prediction.bubble_share,
+        "budget_mib": explanation.budget_mib,
+        "stages": [asdict(stage) | {"busy_ms": stage.busy_ms} for stage in explanation.stages],
+        "binds": binding(explanation),
+        "best": _of(best) if best else None,
+        "runners_up": [
+            _of(other) | {"why": other.why_slower_than(best)} for other in explanation.searched.runners_up if best
+        ],
+        "uniform": _of(explanation.uniform) if explanation.uniform else None,
+        "one_layer_more": [
+            {
+                "layer": other.layer,
+                "strategy": strategy_words(other.strategy),
+                "time_s": other.prediction.time_s,
+                "memory_mib": other.memory_mib,
+                "fits": other.fits,
+            }
+            for other in explanation.others
+        ],
+        "what_if": [
+            {
+                "name": one.name,
+                "change": one.change,
+                "time_s": one.time_s if isfinite(one.time_s) else None,
+                "samples_per_s": one.samples_per_s,
+                "tokens_per_s": one.tokens_per_s,
+                "why_not": one.why_not or None,
+            }
+            for one in explanation.what_ifs
+        ],
+        "batch": plan.global_batch,
+    }
+
+
+def _of(candidate: Candidate) -> dict[str, Any]:
+    plan = candidate.plan
+    return {
+        "time_s": candidate.time_s,
+        "samples_per_s": candidate.samples_per_s,
+        "chunks": plan.micro_batches,
+        "pp_deg": len(plan.stages),
+        "pipeline_type": plan.schedule.value,
+    }
+
+
+def _shown(explanation: Explanation) -> list[int]:
+    stages = explanation.stages
+    if len(stages) <= MOST_COLUMNS:
+        return list(range(len(stages)))
+    by_time = sorted(range(len(stages)), key=lambda stage: -stages[stage].busy_ms)
+    by_memory = sorted(range(len(stages)), key=lambda stage: stages[stage].memory_mib["free"])
+    return sorted({0, len(stages) - 1, *by_time[:3], *by_memory[:3]})
+
+
+def table(*columns: str) -> Table:
+    """The one style: no lines, the first column to the left, numbers to the right."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, column in enumerate(columns):
+        made.add_column(column, justify="right" if number else "left", no_wrap=True)
+    return made
+
+
+def _time_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Table:
+    some = [stages[stage] for stage in shown]
+    made = table("", *(f"stage {stage}" for stage in shown))
+    for key, name in TIME.items():
+        hidden = [stage.hidden_ms.get(key, 0.0) for stage in some]
+        if any(stage.time_ms[key] for stage in some) or any(hidden):
+            made.add_row(name, *(_cell(stage.time_ms[key]) for stage in some))
+        if any(hidden):
+            made.add_row("  beside it", *(f"({_cell(ms)})" for ms in hidden))
+    made.add_row("step", *(_cell(sum(stage.time_ms.values())) for stage in some))
+    if any(stage.hand_over_ms for stage in some):
+        made.add_row("to the next stage", *(f"({_cell(stage.hand_over_ms)})" for stage in some))
+    return made
+
+
+def _memory_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Table:
+    some = [stages[stage] for stage in shown]
+    made = table("", *(f"stage {stage}" for stage in shown))
+    for key, name in MEMORY.items():
+        if any(stage.memory_mib[key] for stage in some):
+            made.add_row(name, *(_cell(stage.memory_mib[key]) for stage in some))
+    made.add_row("budget", *(_cell(sum(stage.memory_mib.values())) for stage in some))
+    return made
+
+
+def _cell(value: float) -> str:
+    return f"{value:.1f}" if abs(value) < LARGE else f"{value:.0f}"
+
+
+def _runners_up(explanation: Explanation) -> Iterator[str]:
+    result, prediction = explanation.searched, explanation.prediction
+    if result.best is None:
+        yield f"none fits: {result.need}"
+        return
+    slower = prediction.time_s / result.best.time_s - 1
+    if slower > 1e-6:
+        yield f"this plan is {slower:.1%} slower than the best one of its batch; galvatron search finds that"
+    else:
+        yield f"this plan is the best one: none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
+    for number, other in enumerate(result.runners_up, 2):
+        yield runner_up(number, other, result.best)
+    if explanation.uniform:
+        loss = explanation.uniform.time_s / prediction.time_s - 1
+        yield f"best with one strategy for all layers: {explanation.uniform.time_s:.4g} s a step, {loss:+.1%}"
+    else:
+        yield f"with one strategy for all layers: {explanation.uniform_why_not}"
+
+
+def _others(explanation: Explanation) -> Table:
+    made = table("strategy", "layer", "step, ms", "", "memory, MiB", "")
+    step_ms = explanation.prediction.time_s * 1000
+    now_mib = max(stage.memory.total_mib for stage in explanation.prediction.stages)
+    for other in explanation.others[:MOST_OTHERS]:
+        ms = other.prediction.time_s * 1000
+        made.add_row(
+            strategy_words(other.strategy),
+            str(other.layer),
+            f"{ms:.1f}",
+            f"{ms - step_ms:+.1f}",
+            f"{other.memory_mib:.0f}",
+            f"{other.memory_mib - now_mib:+.0f}" if other.fits else "does not fit",
+        )
+    return made
+
+
+def _what_ifs(explanation: Explanation) -> Table:
+    made = table("", "change", "step, s", "samples/s", "tokens/s", "")
+    seq = explanation.problem.options.seq_length or 0
+    now = explanation.prediction.samples_per_s * seq
+    made.add_row(
+        "as it is", "", f"{explanation.prediction.time_s:.4g}", *_speeds(explanation.prediction.samples_per_s, now)
+    )
+    for one in explanation.what_ifs:
+        if not one.why_not:
+            gain = f"{one.tokens_per_s / now - 1:+.1%}"
+            made.add_row(one.name, one.change, f"{one.time_s:.4g}", *_speeds(one.samples_per_s, one.tokens_per_s), gain)
+    return made
+
+
+def _speeds(samples_per_s: float, tokens_per_s: float) -> tuple[str, str]:
+    return f"{samples_per_s:.4g}", f"{tokens_per_s:,.0f}"

@@ -1,0 +1,109 @@
+"""What a plan was searched from: its model, cluster, profiles and options, as its file names them or the user does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ..base.errors import UserError
+from ..base.limits import Positive, Ranks
+from ..cost_model import load
+from ..plan import Plan, read_plan
+from ..plan.check import require_valid
+from ..plan.model_options import ModelOptions
+from ..plan.options import Options, canonical_options
+from ..profiles import ProfileFile
+from ..search import SearchOptions
+from ..search.options import PATH_OPTIONS
+from .why import Problem
+
+
+class OriginOptions(Options):
+    """Which plan, and where its prices come from."""
+
+    plan: Path = Field(description="the plan file")
+    profiles: Path | None = Field(None, description="folder of the profile files; unset: as the plan names them")
+    model_size: str | None = Field(
+        None, description="a preset's name, a config.json, or its folder; unset: as the plan names it"
+    )
+    memory_constraint: Positive | None = Field(
+        None, description="memory of a device, GB (1024 MiB); unset: what the plan was searched with"
+    )
+    num_gpus_per_node: Ranks | None = Field(None, description="devices of a node; unset: as the plan names them, or 8")
+
+
+def read_origin(origin: OriginOptions, note: Callable[[str], None] = lambda line: None) -> tuple[Plan, Problem]:
+    """A plan, and what it was searched from, at the plan's batch. Raises UserError."""
+    plan = read_plan(origin.plan, smallest_world=True)
+    searched = plan.metadata.get("searched_from") or {}
+    model = _model(searched, origin.model_size, plan).resolve(plan.assumed.seq_length)
+    options = _options(searched, origin, plan, model.seq_length)
+    plan = replace(plan, assumed=options.assumptions)
+    if len(model.shapes) == 1:
+        require_valid(plan, model.shapes[0])
+    cost = load(
+        model.shapes,
+        options.num_nodes,
+        options.num_gpus_per_node,
+        options.assumptions,
+        **options.profile_arguments,
+        note=note,
+    )
+    for path in ProfileFile.changed(searched.get("profiles")):
+        note(f"{path} has changed since the plan was searched; search again for the best plan")
+    return plan, Problem(model.shapes, cost, options)
+
+
+def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelOptions:
+    if given:
+        return ModelOptions.among({"model_size": given, "seq_length": plan.assumed.seq_length})
+    if asked := searched.get("model_options"):
+        return ModelOptions.from_mapping(_mapping("model_options", asked))
+    if name := searched.get("model"):
+        return ModelOptions.among({"model_size": str(name), "seq_length": plan.assumed.seq_length})
+    raise UserError("model_size: missing, and the plan's file names no model; give --model_size")
+
+
+def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq_length: int) -> SearchOptions:
+    asked = canonical_options(_mapping("options", searched.get("options") or {}), SearchOptions.model_fields)
+    if not asked:  # written by hand, or by another program
+        asked = {
+            "num_nodes": searched.get("num_nodes"),
+            "num_gpus_per_node": searched.get("num_gpus_per_node"),
+            "memory_constraint": searched.get("memory_constraint_gb"),
+            "world_size": plan.world_size,
+            "sp_space": "tp+sp" if any(layer.ulysses for layer in plan.layers) else "tp",
+        }
+        files = searched.get("profiles")
+        if isinstance(files, list) and files:
+            asked["profiles"] = str(Path(str(_mapping("profiles", files[0]).get("path"))).parent)
+    if origin.profiles:
+        asked = {name: value for name, value in asked.items() if name not in PATH_OPTIONS}
+        asked["profiles"] = origin.profiles
+    if origin.num_gpus_per_node:
+        asked |= {"num_nodes": None, "num_gpus_per_node": origin.num_gpus_per_node, "world_size": plan.world_size}
+    if origin.memory_constraint:
+        asked["memory_constraint"] = origin.memory_constraint
+    if "memory_constraint" not in asked or asked["memory_constraint"] is None:
+        raise UserError("memory_constraint: missing, and the plan's file names none; give --memory_constraint")
+    assumed = plan.assumed
+    asked.pop("top_k", None)
+    asked |= {
+        "settle_bsz": plan.global_batch,
+        "default_dp_type": plan.default_dp_type,
+        "seq_length": seq_length,
+        "sequence_parallel": assumed.sequence_parallel,
+        "mixed_precision": assumed.mixed_precision,
+        "no_async_grad_reduce": not assumed.async_grad_reduce,
+    }
+    return SearchOptions.among({name: value for name, value in asked.items() if value is not None})
+
+
+def _mapping(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError(f"galvatron.searched_from.{name}: is no object; leave it out")
+    return value

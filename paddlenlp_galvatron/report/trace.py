@@ -1,0 +1,106 @@
+"""The predicted time line of a step as Chrome-trace events, in the shape of the measured one: a process a stage, by its
+first rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..base.tracing import Event
+from ..cost_model import CostModel, LayerCost, Prediction, stage_times, timeline
+from ..plan import Plan
+
+MOST_EVENTS = 200_000  # with the layers of every pass; a trace of more shows passes alone
+US_PER_MS = 1000.0
+SHORTEST_MS = 1e-6  # that is shown
+
+Piece = tuple[str, str, float]  # name, category, ms
+
+
+def predicted_events(plan: Plan, cost: CostModel, prediction: Prediction) -> list[Event]:
+    """Of one step that begins at 0."""
+    spans = timeline(plan.schedule, stage_times(prediction.stages), plan.micro_batches)
+    passes = 2 * plan.micro_batches
+    detailed = passes * 3 * (len(plan.layers) + 2 * len(plan.stages)) <= MOST_EVENTS
+    inside = [_inside(plan, cost, stage) for stage in range(len(plan.stages))] if detailed else []
+    events: list[Event] = []
+    free = [0.0] * len(plan.stages)
+    step_ms = prediction.time_s * 1000
+    for span in spans:
+        rank = span.stage * plan.stage_size
+        events += _event("wait", "wait", free[span.stage], span.start_ms, rank)
+        if span.work is None:
+            name, category = "end of step", "sync"
+            pieces: Iterable[Piece] = _sync(cost.stage_parts(plan, span.stage))
+        else:
+            name, category = f"{span.work.kind} {span.work.micro_batch}", span.work.kind
+            pieces = inside[span.stage][span.work.kind] if detailed else []
+        events += _event(name, category, span.start_ms, span.stop_ms, rank)
+        start = span.start_ms
+        for piece, kind, ms in pieces:
+            events += _event(piece, kind, start, start + ms, rank)
+            start += ms
+        free[span.stage] = span.stop_ms
+    for stage, end in enumerate(free):
+        events += _event("wait", "wait", end, step_ms, stage * plan.stage_size)
+    return events
+
+
+def rank_names(plan: Plan) -> dict[int, str]:
+    """What a process of the trace stands for."""
+    size = plan.stage_size
+    return {
+        stage * size: f"rank {stage * size}, predicted for all {size} of stage {stage}"
+        for stage in range(len(plan.stages))
+    }
+
+
+def _event(name: str, category: str, start_ms: float, stop_ms: float, rank: int) -> list[Event]:
+    if stop_ms - start_ms < SHORTEST_MS:
+        return []
+    length_us = (stop_ms - start_ms) * US_PER_MS
+    return [
+        {"name": name, "cat": category, "ph": "X", "ts": start_ms * US_PER_MS, "dur": length_us, "pid": rank, "tid": 0}
+    ]
+
+
+def _inside(plan: Plan, cost: CostModel, stage: int) -> dict[str, list[Piece]]:
+    """What a forward and a backward pass of a stage consist of, in order."""
+    parts, switches = cost.stage_parts(plan, stage), cost.stage_switches(plan, stage)
+    layers, last = plan.stage_layers(stage), len(plan.stages) - 1
+    names = [f"layer {layer}" for layer in layers]
+    if stage == 0:
+        names.insert(0, "embedding" if last else "embedding, LM head")
+    elif stage == last:
+        names.append("LM head")
+    else:
+        names.insert(0, "input")
+    forward: list[Piece] = []
+    backward: list[Piece] = []
+    for name, part in zip(names, parts, strict=True):
+        terms = part.terms
+        forward += [
+            (name, "compute", terms.forward_ms),
+            ("gather weights", "collective", terms.gather_forward_ms),
+            ("tensor parallel", "collective", terms.tensor_forward_ms),
+        ]
+        again: list[Piece] = [(f"{name} recompute", "compute", terms.recompute_ms)]
+        backward = [
+            *again,
+            (name, "compute", terms.backward_ms),
+            ("gather weights", "collective", terms.gather_backward_ms),
+            ("tensor parallel", "collective", terms.tensor_backward_ms),
+            ("reduce gradients", "collective", terms.reduce_ms if terms.reduced_each else 0.0),
+            *backward,
+        ]
+    forward.append(("change of layout", "collective", sum(ms for ms, _ in switches)))
+    backward.append(("change of layout", "collective", sum(ms for _, ms in switches)))
+    return {"forward": forward, "backward": backward}
+
+
+def _sync(parts: list[LayerCost]) -> Iterator[Piece]:
+    """What follows the last backward of a stage."""
+    terms = [part.terms for part in parts]
+    reduce_ms = sum(one.finish_ms + (0.0 if one.reduced_each else one.reduce_ms) for one in terms)
+    yield "reduce gradients", "collective", reduce_ms
+    yield "optimizer", "optimizer", sum(one.optimizer_ms for one in terms)
+    yield "gather updated weights", "collective", sum(one.publish_ms for one in terms)

@@ -1,0 +1,189 @@
+"""Why this plan: what a search answers when one thing changes, and what a plan costs when one layer changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+from ..base.errors import GalvatronError
+from ..cost_model import CostModel, Prediction
+from ..plan import LayerStrategy, ModelShape, Plan
+from ..plan.strategy import runs
+from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
+from ..profiles.network import Network
+from ..search import SearchOptions, SearchResult, search
+from ..search.space import Family, Space
+
+RUNNERS_UP = 4  # plans of other families that are told beside the best one
+GB_MIB = 1024
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a plan was searched from, so that the same can be searched again with a change. One batch alone: the
+    plan's."""
+
+    shapes: tuple[ModelShape, ...]
+    cost: CostModel
+    options: SearchOptions
+
+    def __post_init__(self) -> None:
+        # Every change asks for this batch, whatever range the plan itself was chosen from.
+        if self.options.settle_bsz == -1:
+            raise ValueError("settle_bsz: a problem is of one batch")
+
+    def search(self, hardware: HardwareProfile | None = None, **changes: Any) -> SearchResult:
+        """Search with these options changed, or on other hardware. Raises UserError where that cannot be priced."""
+        if "num_nodes" in changes:
+            changes["world_size"] = changes["num_nodes"] * self.options.num_gpus_per_node
+        options = self.options.model_copy(update=changes)
+        cost = CostModel(
+            self.shapes,
+            network=Network(hardware) if hardware else self.cost.network,
+            times=self.cost.times,
+            memory=self.cost.memory,
+            num_nodes=options.num_nodes,
+            gpus_per_node=options.num_gpus_per_node,
+            assumed=options.assumptions,
+            options=self.cost.options,
+        )
+        return search(self.shapes, cost, options)
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A change, and the best plan under it."""
+
+    name: str  # such as memory
+    change: str  # in words
+    plan: Plan | None
+    time_s: float  # of a step; infinite where no plan fits
+    samples_per_s: float
+    tokens_per_s: float
+    why_not: str = ""  # where there is no answer
+
+
+def what_ifs(problem: Problem, plan: Plan) -> Iterator[WhatIf]:
+    """What the best plan would be under each change, found by a search of its own."""
+    options, hardware = problem.options, problem.cost.network.profile
+    seq = options.seq_length or 0
+
+    def answer(name: str, change: str, length: int, work: Callable[[], SearchResult]) -> WhatIf:
+        try:
+            best = work().require()
+        except GalvatronError as error:
+            return WhatIf(name, change, None, inf, 0.0, 0.0, str(error).split("\n")[0])
+        speed = best.samples_per_s
+        return WhatIf(name, change, best.plan, best.time_s, speed, speed * length)
+
+    def changed(name: str, change: str, length: int = seq, **changes: Any) -> WhatIf:
+        return answer(name, change, length, lambda: problem.search(**changes))
+
+    memory = options.memory_constraint
+    yield changed("memory", f"{memory:g} -> {memory + 1:g} GB", memory_constraint=memory + 1)
+    nodes = options.num_nodes
+    yield changed("nodes", f"{nodes} -> {nodes + 1} nodes", num_nodes=nodes + 1)
+    for link, faster in faster_links(hardware).items():
+        yield answer(link, "twice as fast", seq, lambda faster=faster: problem.search(hardware=faster))  # type: ignore[misc]
+    yield changed("sequence", f"{seq} -> {2 * seq} tokens", 2 * seq, seq_length=2 * seq)
+    batch = plan.global_batch
+    yield changed("batch", f"{batch} -> {2 * batch} samples", settle_bsz=2 * batch)
+    for count in (plan.micro_batches // 2, 2 * plan.micro_batches):
+        if count and batch % count == 0 and options.settle_chunk == -1:
+            yield changed("micro-batches", f"{plan.micro_batches} -> {count}", settle_chunk=count)
+
+
+def faster_links(profile: HardwareProfile) -> dict[str, HardwareProfile]:
+    """The same cluster with one kind of link twice as fast: half the time for every message on it, latency too."""
+    network = Network(profile)
+
+    def crosses(size: int, consecutive: bool) -> bool:
+        return network.measured_place(size, consecutive).nodes > 1
+
+    def groups(across: bool) -> HardwareProfile:
+        def halved(group: MessageGroup) -> bool:
+            return group.kind is not Collective.SEND and crosses(group.size, group.consecutive) == across
+
+        return replace(
+            profile,
+            allreduce_mib_per_ms={
+                key: speed * (2 if crosses(*key) == across else 1)
+                for key, speed in profile.allreduce_mib_per_ms.items()
+            },
+            messages_ms=_halved(profile, halved),
+        )
+
+    links = {}
+    if profile.world_size > 1:
+        links["links in a node"] = groups(across=False)
+    if profile.num_nodes > 1:
+        links["links between nodes"] = groups(across=True)
+    if profile.p2p_mib_per_ms or any(group.kind is Collective.SEND for group in profile.messages_ms):
+        links["links between stages"] = replace(
+            profile,
+            p2p_mib_per_ms={stages: 2 * speed for stages, speed in profile.p2p_mib_per_ms.items()},
+            messages_ms=_halved(profile, lambda group: group.kind is Collective.SEND),
+        )
+    return links
+
+
+def _halved(profile: HardwareProfile, which: Callable[[MessageGroup], bool]) -> dict[MessageGroup, dict[float, float]]:
+    return {
+        group: {mib: ms / 2 if which(group) else ms for mib, ms in times.items()}
+        for group, times in profile.messages_ms.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class OtherStrategy:
+    """What a plan would take if one layer more had another strategy: the layer of it that makes the step shortest."""
+
+    layer: int
+    strategy: LayerStrategy
+    prediction: Prediction
+    fits: bool
+
+    @property
+    def memory_mib(self) -> float:
+        """Of the stage that needs most."""
+        return max(stage.memory.total_mib for stage in self.prediction.stages)
+
+
+def one_layer_changed(problem: Problem, plan: Plan) -> list[OtherStrategy]:
+    """Every other strategy that a layer of this plan may have: the best of the plans in which one layer has it."""
+    cost, options = problem.cost, problem.options
+    family = Family(plan.global_batch, plan.micro_batches, len(plan.stages), plan.schedule, plan.world_size)
+    budget_mib = options.memory_constraint * GB_MIB
+    spaces = [
+        Space(shape, replace(cost.assumed, seq_length=seq), options).layers(family)
+        for shape, seq in zip(problem.shapes, cost.seqs, strict=True)
+    ]
+    found: dict[LayerStrategy, OtherStrategy] = {}
+    for layer in _edges(plan, cost):
+        for strategy in spaces[cost.layer_types[layer]]:
+            if strategy == plan.layers[layer]:
+                continue
+            layers = (*plan.layers[:layer], strategy, *plan.layers[layer + 1 :])
+            prediction = cost.predict(replace(plan, layers=layers))
+            fits = max(stage.memory.total_mib for stage in prediction.stages) <= budget_mib
+            other = OtherStrategy(layer, strategy, prediction, fits)
+            known = found.get(strategy)
+            if known is None or _order(other) < _order(known):
+                found[strategy] = other
+    return sorted(found.values(), key=_order)
+
+
+def _order(other: OtherStrategy) -> tuple[bool, float, float]:
+    return not other.fits, other.prediction.time_s, other.memory_mib
+
+
+def _edges(plan: Plan, cost: CostModel) -> Sequence[int]:
+    """First and last layer of every run of like layers in a stage: those within it change a plan no otherwise."""
+    found: set[int] = set()
+    for stage in range(len(plan.stages)):
+        layers = plan.stage_layers(stage)
+        for run, _ in runs([(plan.layers[layer], cost.layer_types[layer]) for layer in layers]):
+            found |= {layers[run[0]], layers[run[-1]]}
+    return sorted(found)

@@ -1,0 +1,137 @@
+"""`galvatron explain`: what it tells adds up, and each "what if" is what a search under that change answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cost_examples import HARDWARE
+
+from paddlenlp_galvatron.plan import DataParallel, read_plan, write_plan
+from paddlenlp_galvatron.report.why import faster_links
+
+from .test_search import OPTIONS, folder, words  # noqa: F401 - a fixture
+
+BUDGET_GB = 0.9  # in which strategies differ from layer to layer
+
+
+@pytest.fixture
+def explained(folder, galvatron):  # noqa: F811
+    options = OPTIONS | {"memory_constraint": BUDGET_GB, "output_config_path": "plan.json"}
+    assert galvatron(*words(**options)).code == 0
+    ran = galvatron("explain", "plan.json", "--json")
+    assert ran.code == 0 and all(line.startswith("note: ") for line in ran.err.splitlines())
+    return json.loads(ran.out)
+
+
+def test_stages_add_up_to_step_and_budget(explained):
+    predicted = read_plan("plan.json").metadata["predicted"]
+    assert explained["time_s"] == pytest.approx(predicted["time_s"])
+    for stage in explained["stages"]:
+        assert sum(stage["time_ms"].values()) == pytest.approx(predicted["time_s"] * 1000)
+        assert sum(stage["memory_mib"].values()) == pytest.approx(BUDGET_GB * 1024)
+
+
+def test_each_what_if_is_a_search_under_that_change(explained, galvatron):
+    def searched(**changed) -> float | None:
+        ran = galvatron(*words(**OPTIONS | {"memory_constraint": BUDGET_GB, "json": 1} | changed))
+        return json.loads(ran.out.splitlines()[-1])["time_s"] if ran.code == 0 else None
+
+    known = read_plan("plan.json")
+    cluster = {"allreduce_bandwidth_config_path": "configs/allreduce_bandwidth_2nodes_4gpus_per_node.json"}
+    cluster["p2p_bandwidth_config_path"] = "configs/p2p_bandwidth_2nodes_4gpus_per_node.json"
+    changes = {"memory": {"memory_constraint": BUDGET_GB + 1}, "nodes": {"num_nodes": 3, "settle_bsz": 32, **cluster}}
+    changes |= {"sequence": {"seq_length": 1024}, "batch": {"settle_bsz": 64}}
+    for link, hardware in faster_links(HARDWARE).items():
+        hardware.save(f"faster {link}")
+        both = ("allreduce_bandwidth_config_path", "p2p_bandwidth_config_path", "overlap_coe_path")
+        changes[link] = dict.fromkeys(both, f"faster {link}")
+    answers = [answer for answer in explained["what_if"] if answer["name"] != "micro-batches"]
+    assert {answer["name"] for answer in answers} == set(changes)
+    for answer in answers:
+        assert answer["time_s"] == pytest.approx(searched(**changes[answer["name"]])), answer
+        assert (answer["time_s"] is None) == bool(answer["why_not"])
+    assert sum(answer["time_s"] is not None for answer in answers) >= 5
+    for answer in explained["what_if"]:
+        if answer["name"] == "micro-batches":
+            chunks = int(answer["change"].split()[-1])
+            assert answer["time_s"] == pytest.approx(searched(settle_chunk=chunks)) and chunks != known.micro_batches
+
+
+def test_the_best_uniform_plan_and_the_runners_up_are_those_of_a_search(explained, galvatron):
+    options = OPTIONS | {"memory_constraint": BUDGET_GB, "json": 1}
+    uniform = json.loads(galvatron(*words(**options, fine_grained_mode=0)).out.splitlines()[-1])
+    assert explained["uniform"]["time_s"] == pytest.approx(uniform["time_s"])
+    assert uniform["time_s"] > explained["time_s"]
+    others = json.loads(galvatron(*words(**options, top_k=4)).out.splitlines()[-1])["runners_up"]
+    assert [other["why"] for other in explained["runners_up"]] == [other["why"] for other in others]
+
+
+def test_one_layer_more_is_what_the_changed_plan_costs(explained, galvatron):
+    plan = read_plan("plan.json")
+    now = {(layer.degree, layer.dp_type, layer.recompute) for layer in plan.layers}
+    others = explained["one_layer_more"]
+    assert others and all(other["time_s"] >= explained["time_s"] * (1 - 1e-9) for other in others if other["fits"])
+    assert all((other["memory_mib"] <= BUDGET_GB * 1024) == other["fits"] for other in others)
+    other = next(other for other in others if other["strategy"] == "ddp, recompute")
+    assert (1, DataParallel.DDP, True) not in now or other["layer"] is not None
+    strategy = replace(plan.layers[0], degree=1, ulysses=False, dp_type=DataParallel.DDP, recompute=True)
+    layers = list(plan.layers)
+    layers[other["layer"]] = strategy
+    write_plan(replace(plan, layers=tuple(layers)), "changed.json")
+    changed = json.loads(galvatron("explain", "changed.json", "--json").out)
+    assert changed["time_s"] == pytest.approx(other["time_s"])
+
+
+def test_it_reads_well_at_80_columns(explained, galvatron, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = galvatron("explain", "plan.json").out
+    for title in ("time of a step", "memory of a device", "what binds", "the best plans", "one layer more", "what if"):
+        assert title in shown
+    assert "this plan is the best one" in shown and "best with one strategy for all layers" in shown
+    tables = shown.split("time of a step")[1].split("the best plans")[0]
+    assert "…" not in tables and "reserve" not in tables
+
+
+def test_a_plan_of_another_program_needs_what_it_does_not_name(folder, galvatron):  # noqa: F811
+    options = OPTIONS | {"output_config_path": "plan.json"}
+    assert galvatron(*words(**options)).code == 0
+    fields = json.loads((folder / "plan.json").read_text())
+    assumed = fields["galvatron"]["assumed"]
+    (folder / "bare.json").write_text(json.dumps(fields | {"galvatron": {"assumed": assumed}}))
+    assert "--model_size" in galvatron("explain", "bare.json").err
+    ran = galvatron("explain", "bare.json", "--model_size", "example.json")
+    assert ran.code == 2 and "--memory_constraint" in ran.err
+    given = ("--model_size", "example.json", "--memory_constraint", 8, "--profiles", "configs", "--json")
+    told = json.loads(galvatron("explain", "bare.json", *given, "--num_gpus_per_node", 4).out)
+    assert told["time_s"] == pytest.approx(fields["galvatron"]["predicted"]["time_s"])
+    for broken in (
+        {"options": 3},
+        {"profiles": 3, "options": {}, "memory_constraint_gb": None},
+        {"options": {"num_nodes": []}},
+        {"model_options": {"colour": 1}},
+    ):
+        searched = fields["galvatron"]["searched_from"] | broken
+        (folder / "broken.json").write_text(json.dumps(fields | {"galvatron": {"searched_from": searched}}))
+        ran = galvatron("explain", "broken.json")
+        assert ran.code == 2 and ran.err.startswith("error: ")
+
+
+def test_two_plans_differ_by_fields_layers_and_terms(explained, galvatron):
+    plan = read_plan("plan.json")
+    other = replace(plan, layers=(replace(plan.layers[0], recompute=not plan.layers[0].recompute), *plan.layers[1:]))
+    write_plan(other, "other.json")
+    told = json.loads(galvatron("plan", "diff", "plan.json", "other.json", "--json").out)
+    assert told["fields"] == {} and [row["layers"] for row in told["layers"]] == ["0"]
+    ours = json.loads(galvatron("explain", "other.json", "--json").out)
+    assert sum(told["time_ms"][0].values()) == pytest.approx(explained["time_s"] * 1000)
+    assert sum(told["time_ms"][1].values()) == pytest.approx(ours["time_s"] * 1000)
+    assert "the plans say the same" in galvatron("plan", "diff", "plan.json", "plan.json").out
+    fields = json.loads(Path("plan.json").read_text())
+    del fields["galvatron"]["searched_from"]
+    Path("bare.json").write_text(json.dumps(fields | {"global_bsz": 64}))
+    ran = galvatron("plan", "diff", "plan.json", "bare.json")
+    assert ran.code == 0 and "note: time and memory are left out" in ran.err
+    assert ["batch", "32", "64"] in [line.split() for line in ran.out.splitlines()]

@@ -1,0 +1,193 @@
+"""`galvatron doctor`: what can be wrong with a machine is told with its remedy, on machines that stand in."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from cost_examples import COMPUTATION
+
+from paddlenlp_galvatron.cli import doctor
+from paddlenlp_galvatron.doctor import Machine, State, examine
+from paddlenlp_galvatron.doctor.checks import Files
+from paddlenlp_galvatron.doctor.machine import PaddleFacts
+from paddlenlp_galvatron.plan import uniform_plan, write_plan
+from paddlenlp_galvatron.profiles.files import Fingerprint, Meta
+
+H100 = "NVIDIA H100 80GB HBM3"
+GPU = {"name": H100, "driver_version": "550.54.15", "memory.total": "81559", "memory.used": "4", "compute_cap": "9.0"}
+NVLINK = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-31\nGPU1\tNV18\t X \t0-31\n\nLegend:\n  X = Self\n"
+GOOD: dict[str, Any] = {
+    "environment": {},
+    "python": (3, 11, 7),
+    "paddle": PaddleFacts("3.3.1", "12.6", 22203, 2),
+    "gpus": [GPU, GPU],
+    "topology": NVLINK,
+    "modules": {"galvatron_dp_core", "paddlenlp"},
+    "compiler": "g++ 12.2.0",
+    "shm": 8192.0,
+    "free": 1e6,
+    "limits": {"RLIMIT_NOFILE": 65536, "RLIMIT_MEMLOCK": -1},
+    "infiniband": True,
+    "addresses": {"here": "10.0.0.1", "first": "10.0.0.1"},
+    "listens": None,
+    "filesystem": "nfs4",
+}
+SEVERAL = {"NUM_NODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "first", "MASTER_PORT": "2900"}
+
+
+class StandIn(Machine):
+    def __init__(self, **changed: Any):
+        self.facts = GOOD | changed
+        self.environment, self.python = self.facts["environment"], self.facts["python"]
+
+    def run(self, *words: str, stdin: str = "") -> str | None:
+        return self.facts["topology"] if words[0] == "nvidia-smi" else self.facts["compiler"]
+
+    def has_module(self, name: str) -> bool:
+        return name in self.facts["modules"]
+
+    def paddle(self) -> PaddleFacts | None:
+        if isinstance(self.facts["paddle"], Exception):
+            raise self.facts["paddle"]
+        return self.facts["paddle"]
+
+    def gpus(self) -> Any:
+        return self.facts["gpus"]
+
+    def shared_memory_mib(self) -> float | None:
+        return self.facts["shm"]
+
+    def free_mib(self, folder: Any) -> float:
+        return self.facts["free"]
+
+    def limit(self, name: str) -> int:
+        return self.facts["limits"][name]
+
+    def has_infiniband(self) -> bool:
+        return self.facts["infiniband"]
+
+    def hostname(self) -> str:
+        return "here"
+
+    def address_of(self, host: str) -> str | None:
+        return self.facts["addresses"].get(host)
+
+    def listens(self, address: str, port: int) -> str | None:
+        return self.facts["listens"]
+
+    def filesystem_of(self, folder: Any) -> str:
+        return self.facts["filesystem"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    meta = Meta(fingerprint=Fingerprint(device=H100))
+    replace(COMPUTATION, meta=meta).save(tmp_path / "configs")
+    write_plan(uniform_plan(layers=2, world_size=4, global_train_batch_size=4), tmp_path / "plan.json")
+    return Files(tmp_path / "output", tmp_path / "configs", tmp_path / "plan.json")
+
+
+def test_a_good_machine_has_nothing_to_mend(files):
+    for environment in ({}, SEVERAL):
+        findings = examine(StandIn(environment=environment), files)
+        assert [finding for finding in findings if finding.state is not State.OK or finding.remedy] == []
+        assert {"Python", "compiler", "search core", "Paddle", "GPU 1", "driver", "NCCL", "links"} <= {
+            finding.subject for finding in findings
+        }
+
+
+FAULT, WARNING = State.FAULT, State.WARNING
+CPU_BUILD = PaddleFacts("3.3.1", None, 0, 0)
+BAD: dict[str, tuple[dict[str, Any], str, State, str]] = {
+    "old Python": ({"python": (3, 9, 1)}, "Python", FAULT, "3.11"),
+    "no compiler": ({"compiler": None}, "compiler", WARNING, "g++"),
+    "no core": ({"modules": {"paddlenlp"}}, "search core", FAULT, "make setup"),
+    "no Paddle": ({"paddle": None}, "Paddle", WARNING, "installation.md"),
+    "Paddle that breaks": ({"paddle": ImportError("libcudart.so.12: not found")}, "Paddle", FAULT, ""),
+    "old Paddle": ({"paddle": PaddleFacts("2.6.2", "12.6", 22203, 2)}, "Paddle", WARNING, "3.1.1"),
+    "no PaddleNLP": ({"modules": {"galvatron_dp_core"}}, "PaddleNLP", FAULT, "paddlenlp==3.0.0b4"),
+    "build for CPUs": ({"paddle": CPU_BUILD}, "GPUs", FAULT, "GPU build"),
+    "no GPU for a GPU build": ({"gpus": None}, "GPUs", WARNING, "--gpus all"),
+    "GPUs that Paddle lacks": ({"paddle": PaddleFacts("3.3.1", "12.6", 22203, 0)}, "GPUs", FAULT, "CUDA_VISIBLE"),
+    "a GPU in use": ({"gpus": [GPU, GPU | {"memory.used": "20000"}]}, "GPU 1", WARNING, "context_mib 20000"),
+    "old driver": ({"gpus": [GPU | {"driver_version": "470.82.01"}] * 2}, "driver", FAULT, "525.60"),
+    "no NCCL": ({"paddle": PaddleFacts("3.3.1", "12.6", 0, 2)}, "NCCL", FAULT, "NCCL"),
+    "slow links": ({"topology": NVLINK.replace("NV18", "SYS")}, "links", WARNING, "galvatron profile hardware"),
+    "no topology": ({"topology": None}, "links", WARNING, "topo"),
+    "small shared memory": ({"shm": 64.0}, "shared memory", FAULT, "--shm-size"),
+    "no shared memory": ({"shm": None}, "shared memory", FAULT, "--shm-size"),
+    "few files": ({"limits": {"RLIMIT_NOFILE": 256, "RLIMIT_MEMLOCK": -1}}, "open files", WARNING, "ulimit -n"),
+    "locked memory": (
+        {"limits": {"RLIMIT_NOFILE": 65536, "RLIMIT_MEMLOCK": 65536}}, "locked memory", FAULT, "memlock",
+    ),
+    "unknown host": ({"addresses": {}}, "host name", WARNING, "/etc/hosts"),
+    "no port": ({"listens": "Address already in use"}, "nodes", FAULT, "ports"),
+    "port in use": (
+        {"environment": SEVERAL, "listens": "Address already in use"}, "nodes", FAULT, "MASTER_PORT",
+    ),
+    "unknown first node": (
+        {"environment": SEVERAL, "addresses": {"here": "10.0.0.1"}}, "nodes", FAULT, "/etc/hosts",
+    ),
+    "first node on loopback": (
+        {"environment": SEVERAL, "addresses": {"here": "10.0.0.1", "first": "127.0.1.1"}}, "nodes", FAULT, "loopback",
+    ),
+    "a rank too many": ({"environment": SEVERAL | {"NODE_RANK": "2"}}, "nodes", FAULT, "NODE_RANK"),
+    "no number": ({"environment": SEVERAL | {"NUM_NODES": "two"}}, "nodes", FAULT, ""),
+    "a folder of one node": ({"environment": SEVERAL, "filesystem": "ext4"}, "output folder", WARNING, "one folder"),
+    "a full disk": ({"free": 5.0}, "output folder", WARNING, "make room"),
+    "another device": ({"gpus": [GPU | {"name": "NVIDIA A100"}] * 2}, "profiles", WARNING, "measure again"),
+    "a plan that does not split": (
+        {"gpus": [GPU] * 3, "paddle": PaddleFacts("3.3.1", "12.6", 22203, 3)}, "plan", WARNING, "--nproc",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "subject", "state", "remedy"), BAD.values(), ids=BAD)
+def test_what_is_wrong_is_told_with_its_remedy(files, changed, subject, state, remedy):
+    findings = [finding for finding in examine(StandIn(**changed), files) if finding.subject == subject]
+    told = [finding for finding in findings if finding.state is not State.OK]
+    assert [finding.state for finding in told[:1]] == [state] and remedy in told[0].remedy, findings
+    assert all(finding.remedy for finding in told)
+
+
+def test_files_that_are_wrong(files, tmp_path):
+    def told(changed: Files, subject: str) -> list[Any]:
+        return [finding for finding in examine(StandIn(), changed) if finding.subject == subject]
+
+    old = time.time() - 200 * 86400
+    for path in files.profiles.iterdir():
+        os.utime(path, (old, old))
+    assert told(files, "profiles")[0].state is WARNING
+    next(files.profiles.iterdir()).write_text("{")
+    assert told(files, "profiles")[0].state is FAULT
+    (tmp_path / "broken.json").write_text('{"pp_deg": 0}')
+    assert told(replace(files, plan=tmp_path / "broken.json"), "plan")[0].state is FAULT
+    (tmp_path / "file").write_text("")
+    assert told(replace(files, output=tmp_path / "file" / "below"), "output folder")[0].state is not FAULT
+    assert told(replace(files, profiles=tmp_path / "nowhere"), "profiles")[0].state is State.OK
+
+
+@pytest.mark.parametrize(("changed", "code"), [({}, 0), ({"compiler": None}, 0), ({"shm": None}, 1)])
+def test_the_exit_code_tells_faults_alone(galvatron, files, tmp_path, monkeypatch, changed, code):
+    monkeypatch.chdir(tmp_path)
+    with patch.object(doctor, "Machine", lambda: StandIn(**changed)):
+        plain, ran = galvatron("doctor"), galvatron("doctor", "--json", "--plan", "plan.json")
+    told = json.loads(ran.out)
+    assert plain.code == ran.code == code and told["ok"] == (code == 0)
+    assert all(set(finding) == {"subject", "found", "state", "remedy"} for finding in told["findings"])
+    assert "findings" in plain.out.splitlines()[-1]
+
+
+def test_this_machine_answers_every_check(tmp_path):
+    machine = Machine()
+    assert machine.filesystem_of(tmp_path) != "unknown"
+    assert machine.listens("127.0.0.1", 0) is None and machine.listens("203.0.113.1", 1)
+    assert machine.run("false") is None and machine.run("no-such-program") is None
+    assert machine.run("cat", stdin="yes") == "yes"
+    assert machine.address_of("localhost") == "127.0.0.1" and machine.limit("RLIMIT_NOFILE") != 0
