@@ -217,10 +217,10 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t mic
   tables.starts = starts_of(layers);
   tables.layers = tables.starts.back();
   if (stages < 1 || tables.layers < stages) throw py::value_error("in_flight: fewer layers than stages");
-  tables.passes = lists_of(passes, runs, stages, micro_batches);
-  if (tables.passes.chunks() > 1) throw py::value_error("passes: the search knows one chunk a stage");
   if (tables.layers * stages > kMostCells)
     throw py::value_error("in_flight: layers times stages are more than 5000000");
+  tables.passes = lists_of(passes, runs, stages, micro_batches);
+  if (tables.passes.chunks() > 1) throw py::value_error("passes: the search knows one chunk a stage");
   if (count < 1 || count > kMostStrategies) throw py::value_error("strategies: none, or more than 2000");
   if (options > kMostVocabs) throw py::value_error("vocabs: more than 2000");
   if (types.ndim() != 1 || kinds < 1 || kinds > kMostGroups)

@@ -267,7 +267,7 @@ class CostModel:
                 f"pp_division: the plan has {len(plan.layers)} layers but {self.models[0].name} has "
                 f"{len(self.layer_types)}; search a plan for this model"
             )
-        if plan.assumed != self.assumed:
+        if plan.assumed.completed(self.assumed) != self.assumed:
             raise UserError(f"galvatron.assumed: the plan was made under {plan.assumed}, not under {self.assumed}")
 
     def _whole_gradients(self, micro_batches: int) -> bool:

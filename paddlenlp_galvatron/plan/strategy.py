@@ -7,7 +7,7 @@ stage of a pipeline owns `world_size / stages` consecutive ranks; *samples* are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import groupby
 from typing import Any, TypeVar
@@ -82,6 +82,11 @@ class Assumptions:
     # None: as training has it by default, on for 16-bit runs on GPUs.
     fp32_gradients: bool | None = None  # 16-bit training sums and reduces gradients in fp32
     flash_attention: bool | None = None
+
+    def completed(self, other: Assumptions) -> Assumptions:
+        """These, with the other's where these leave something open."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(other, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,16 @@ class _SilentProcessGroup:
         return _DONE
 
     all_gather_into_tensor = reduce_scatter_tensor = all_to_all_single = fill
+    all_reduce_on_calc_stream = all_reduce
+    all_gather_into_tensor_on_calc_stream = reduce_scatter_tensor_on_calc_stream = fill
+    all_to_all_single_on_calc_stream = fill
 
 
 class _SilentGroup:
     """As `paddle.distributed`'s Group, seen from its first rank."""
 
-    def __init__(self, ranks: int):
-        self.nranks, self.rank, self.id = ranks, 0, -1
+    def __init__(self, ranks: tuple[int, ...]):
+        self.nranks, self.rank, self.id, self.ranks = len(ranks), 0, -1, list(ranks)
         self.process_group = _SilentProcessGroup()
 
     def is_member(self) -> bool:
@@ -45,7 +48,7 @@ class SilentGroups(Groups):
         super().__init__(rank=0)
 
     def get(self, ranks: tuple[int, ...], use: str = "") -> Any:
-        return _SilentGroup(len(ranks)) if len(ranks) > 1 else None
+        return _SilentGroup(ranks) if len(ranks) > 1 else None
 
 
 class PatternWeights:

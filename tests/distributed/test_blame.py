@@ -49,7 +49,7 @@ def path(monkeypatch):
 
 def test_a_launch_listens_on_the_loopback_alone(tmp_path):
     seen: set[str] = set()
-    with Launch(WORKER, ["pauses", "step", "0"], 2, tmp_path, TIMEOUT_S) as running:
+    with Launch(WORKER, ["pauses", "start", "0"], 2, tmp_path, TIMEOUT_S) as running:
         for _ in running.wait():
             for pid in [os.getpid(), *(rank.process.pid for rank in running._crew.ranks)]:
                 seen |= listening(pid)

@@ -112,8 +112,9 @@ class SearchSeen(Seen):
     @property
     def families(self) -> list[str]:
         """Batches, micro-batches, stages and schedules that were tried, of the log."""
-        (file,) = self.folder.rglob("Search_*.log")
-        return sorted({line.split(":")[0] for line in file.read_text().splitlines() if line.startswith("batch ")})
+        (name,) = (name for name in self.files if Path(name).match("Search_*.log"))
+        lines = (self.folder / name).read_text().splitlines()
+        return sorted({line.split(":")[0] for line in lines if line.startswith("batch ")})
 
     @property
     def folders(self) -> list[str]:
@@ -166,7 +167,7 @@ ROWS = {
     "disable_pp": Row(1, "plan.pp_deg"),
     "disable_ckpt": Row(1, "calls.strategies"),
     "disable_vtp": Row(1, "plan.vtp", TIGHT),
-    "embed_sdp": Row(1, "plan.embed_sdp", {"disable_pp": 1}),
+    "embed_sdp": Row(0, "plan.embed_sdp", {"disable_pp": 1, "disable_vtp": 1}),
     "tp_consec": Row(0, "calls.strategies"),
     "pipeline_type": Row("pipedream_flush", "plan.pipeline_type"),
     "default_dp_type": Row("zero2", "plan.default_dp_type"),

@@ -75,8 +75,9 @@ class SmallSeen(Seen):
         calls: dict[str, Any] = {}
         plan = uniform_plan(layers=8, world_size=4, global_train_batch_size=16, assumed=Assumptions(seq_length=128))
 
-        def compared(cases: Any, timeout_s: float) -> list[parity.Parity]:
+        def compared(cases: Any, timeout_s: float, device: str) -> list[parity.Parity]:
             (case,) = cases
+            calls["device"] = device
             calls["case"] = asdict(case) | {"batch": parity.batch_of(case, 0).tolist(), "timeout_s": timeout_s}
             return [parity.Parity(0, 0, "", [], [], [1], 0.0)]
 
@@ -187,6 +188,7 @@ TABLES = {
         "mixed_precision": Row("bf16", "calls.case.plan", {"PLAN": "bare.json"}),
         "seed": Row(7, "calls.case.batch"),
         "timeout": Row(9, "calls.case.timeout_s"),
+        "device": Row("gpu", "calls.device"),
         "json": Row(1, "lines"),
     },
     "quickstart": {

@@ -50,7 +50,7 @@ def test_stages_are_as_even_as_can_be(layers, stages):
         ({"pp_deg": 5}, "pp_deg: 5 stages are more than the 4 layers"),
         ({"chunks": 0}, "chunks: must be at least 1"),
         ({"chunks": 3}, "chunks: 3 micro-batches do not divide global_bsz 16"),
-        ({"pipeline_type": "1f1b"}, "pipeline_type: '1f1b' is unknown; choose one of gpipe, pipedream_flush"),
+        ({"pipeline_type": "1f1b"}, "pipeline_type: '1f1b' is unknown; choose one of pipedream_flush, gpipe"),
         ({"default_dp_type": "zero1"}, "default_dp_type: 'zero1' is unknown"),
     ],
 )

@@ -61,6 +61,8 @@ def problem(cost: CostModel, memory_gb: float, batch: int = 32) -> Problem:
         memory_constraint=memory_gb,
         settle_bsz=batch,
         seq_length=cost.assumed.seq_length,
+        mixed_precision=cost.assumed.mixed_precision,
+        amp_master_grad=bool(cost.assumed.fp32_gradients),
     )
     return Problem(cost.models, cost, options)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from math import inf
 
-from paddlenlp_galvatron.cost_model import CostModel, CostOptions, LayerCost
+from paddlenlp_galvatron.cost_model import CostModel, LayerCost
 from paddlenlp_galvatron.cost_model.redistribution import redistribution
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
 from paddlenlp_galvatron.search import SearchOptions
@@ -28,7 +28,7 @@ class RandomCost(CostModel):
     def __init__(self, models: Sequence[ModelShape], options: SearchOptions, seed: int):
         self.models = tuple(models)
         self.num_nodes, self.gpus_per_node = options.num_nodes, options.num_gpus_per_node
-        self.assumed, self.options = options.assumptions, CostOptions(options.context_mib)
+        self.assumed, self.options = options.assumptions, options.cost_options
         self.layer_types = tuple(kind for kind, model in enumerate(models) for _ in range(model.layers))
         self.seqs = tuple(model.seq_length or options.seq_length for model in models)
         self.seed = seed
