@@ -42,13 +42,16 @@ class Operation:
     @property
     def ended(self) -> bool:
         """Whether its results are there."""
-        self._ended = self._ended or (self.task is not None and bool(self.task.is_completed()))
+        task = self.task
+        if task is not None and task.is_completed():
+            self._ended, self.task = True, None  # gloo's tasks hold what they read
         return self._ended
 
     def wait(self) -> None:
         """Let what this rank computes next wait for it: the host on CPU, the device's queue on a GPU."""
-        if not self._ended:
-            self.task.wait()
+        if (task := self.task) is not None:  # else the watchdog has seen its end
+            task.wait()
+        _ = self.ended
 
 
 _started: deque[Operation] = deque()
