@@ -42,7 +42,7 @@ class StoreServer:
         self._socket = socket.create_server((address, port), backlog=1024)
         self.address, self.port, self.token = address, int(self._socket.getsockname()[1]), token
         self._groups: defaultdict[str, _Keys] = defaultdict(_Keys)
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._done = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
         self._thread.start()
 
@@ -60,7 +60,6 @@ class StoreServer:
         self._loop.close()
 
     async def _serve(self) -> None:
-        self._done = asyncio.Event()
         server = await asyncio.start_server(self._answer, sock=self._socket)
         await self._done.wait()
         server.close()

@@ -57,6 +57,7 @@ VALUES = [
     *("/", ".", "..", "65537", "4294967296", "9" * 18, "-0", "+1", "1e-400", "[/b]", "é", "--", "-", "=", "plan.json"),
 ]
 PLAN = dump(plan_fields(galvatron={"assumed": {"seq_length": 16}})).encode()
+PRICED = tuple(f"--{name}={SEARCH[name]}" for name in ("profiles", "model_size") if name in SEARCH)
 # A command that says all it needs and starts nothing: what of its options is changed decides how it ends.
 BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("plan", "show"): (("plan.json",), ()),
@@ -67,8 +68,12 @@ BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("out.json",),
     ),
     ("plan", "schema"): ((), ()),
+    ("plan", "diff"): (("plan.json", "plan.json", *PRICED), ()),
+    ("plan", "trace"): (("plan.json", "--output=out.json", *PRICED), ("out.json",)),
     ("search",): (tuple(f"--{name}={value}" for name, value in SEARCH.items()), ("plan.json", "logs/")),
     ("fit",): (("model.json", "--gpus=1", "--seq=16"), ()),
+    ("explain",): (("plan.json", *PRICED), ()),
+    ("report",): (("plan.json", "--output=out.html", *PRICED), ("out.html",)),
     ("train",): (("plan.json", "--model=model.json", "--max_steps=1", "--dry_run"), ()),
     ("profile", "hardware"): (("--analytic=h100", "--output=out"), ("out/",)),
     ("profile", "computation"): (("--analytic=h100", "--output=out", "--model_size=model.json"), ("out/",)),

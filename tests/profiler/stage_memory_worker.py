@@ -31,7 +31,7 @@ def kept_mib(forward, backward) -> float:
 
 def real(plan: Plan) -> float:
     engine = Engine(plan, SHAPE, load_family(SHAPE.family), SEQ)
-    tokens = np.zeros(SAMPLES * SEQ, np.int64)
+    (tokens,) = engine.stage.take(np.zeros((1, SAMPLES * SEQ), np.int64))
     out = []
     return kept_mib(lambda: out.append(engine.stage.forward(None, tokens, tokens)), lambda: out.pop().backward())
 

@@ -1,33 +1,135 @@
-"""Published runs: the analytic path's error, and the documents that show it."""
+"""Published profile sets: each is loaded and searched, or refused once and with all reasons."""
 
 from __future__ import annotations
 
-import runpy
+import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fixtures.profile_shapes import LLAMA, hardware, memory, named, runs_mib, runs_ms, times
+from fixtures.published_profiles import PUBLISHED, Published
 
-ROOT = Path(__file__).parents[2]
+from paddlenlp_galvatron.base.reading import read_json
+from paddlenlp_galvatron.cost_model import CostModel, load
+from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.profiles.raw_runs import derived_memory, derived_times
+from paddlenlp_galvatron.search import SearchOptions, search
 
-
-@pytest.fixture(scope="module")
-def benchmark() -> dict[str, Any]:
-    """The benchmark's functions, and its rows."""
-    found = runpy.run_path(str(ROOT / "benchmarks" / "published.py"))
-    return found | {"rows": [found["row"](run) for run in found["RUNS"]]}
-
-
-def test_step_times_are_within_twenty_percent_and_ten_on_average(benchmark):
-    assert len(benchmark["rows"]) == 24
-    assert benchmark["summary"](benchmark["rows"])["mean"] <= 0.10
-    for row in benchmark["rows"]:
-        assert abs(row["error"]) <= 0.20, row
+DATA = Path(__file__).parents[3] / "shared" / "data"
+real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
+ONE_BATCH = {"settle_bsz": 16, "settle_chunk": 2, "memory_constraint": 40, "max_bsz": 16}
 
 
-def test_the_documents_show_what_the_command_prints(benchmark):
-    printed = list(benchmark["table"](benchmark["rows"]))
-    for language in ("en", "zh"):
-        page = (ROOT / "docs" / language / "benchmarks.md").read_text()
-        missing = [line for line in printed if line not in page]
-        assert not missing, missing
+def write(folder: Path, published: Published) -> None:
+    for name, content in published.files.items():
+        (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def loaded(folder: Path, published: Published) -> tuple[CostModel, SearchOptions, list[str]]:
+    write(folder, published)
+    paths = {k: folder / v for k, v in published.options.items() if k.endswith("_path")}
+    options = SearchOptions.from_mapping(
+        ONE_BATCH | {"seq_length": published.seq, "profiles": folder} | published.options | paths
+    )
+    heard: list[str] = []
+    cost = load(
+        published.model, options.num_nodes, options.num_gpus_per_node, options.assumptions,
+        **options.profile_arguments, note=heard.append,
+    )  # fmt: skip
+    return cost, options, list(dict.fromkeys(heard))
+
+
+def require_each(wanted: tuple[str, ...], said: list[str]) -> None:
+    """Every line is wanted, and every wanted one is there, once."""
+    left = list(said)
+    for part in wanted:
+        found = next((line for line in left if part in line), None)
+        assert found, f"{part!r} is not in {left}"
+        left.remove(found)
+    assert not left
+
+
+@pytest.mark.parametrize("published", [p for p in PUBLISHED if not p.faults], ids=lambda p: p.name)
+def test_a_published_set_is_searched_and_what_was_assumed_is_said_once(tmp_path, published):
+    cost, options, notes = loaded(tmp_path, published)
+    require_each(published.notes, notes)
+    result = search(published.model, cost, options)
+    assert result.best, result.need
+    assert 0 < result.time_s < 60
+
+
+@pytest.mark.parametrize("published", [p for p in PUBLISHED if p.faults], ids=lambda p: p.name)
+def test_a_set_that_cannot_be_used_is_refused_with_all_reasons(tmp_path, published):
+    with pytest.raises(UserError) as error:
+        loaded(tmp_path, published)
+    require_each(published.faults, list(error.value.faults))
+
+
+def test_times_of_a_type_that_the_model_does_not_have_are_named(tmp_path):
+    (two,) = (p for p in PUBLISHED if p.name == "two types of layers")
+    cost, options, notes = loaded(tmp_path, replace(two, model=LLAMA))
+    require_each(("layertype_1 left out: the model has layers of 1 type",), notes)
+    assert search(LLAMA, cost, options).best
+
+
+def test_comments_are_read_over_and_strings_and_places_stay(tmp_path):
+    path = tmp_path / "commented.json"
+    path.write_text('{"a//b": 1, // "c": 2,\n "d": [",]", "\\\\",],\n}\n')
+    assert read_json(path, comments=True) == {"a//b": 1, "d": [",]", "\\"]}
+    with pytest.raises(UserError, match="not valid JSON"):
+        read_json(path)
+    path.write_text('{"a": 1, // one\n "b" 2}')
+    with pytest.raises(UserError, match="line 2, column 6"):
+        read_json(path, comments=True)
+
+
+def test_enough_sets_are_described():
+    assert len([p for p in PUBLISHED if not p.faults]) >= 18
+
+
+def flat(value: object, place: str = "") -> dict[str, object]:
+    if not isinstance(value, dict):
+        return {place: value}
+    return {key: number for name, inner in value.items() for key, number in flat(inner, f"{place}/{name}").items()}
+
+
+@real_data
+@pytest.mark.parametrize(
+    ("name", "dialect"),
+    [
+        ("galvatron-llama2-7b/memory_profiling_bf16_llama2-7b_all.json", "galvatron"),
+        ("paddlenlp-llama/memory_profiling_bf16_llama.json", "paddlenlp"),
+        ("galvatron-llama2-7b/computation_profiling_bf16_llama2-7b_all.json", None),
+        ("paddlenlp-llama/computation_profiling_bf16_llama_rank[0].json", None),
+    ],
+)
+def test_raw_runs_tell_what_galvatron_itself_derived_from_them(name, dialect):
+    content = json.loads((DATA / name).read_text())
+    raw = {key: value for key, value in content.items() if not key.startswith(("layertype", "other"))}
+    derived = derived_memory(raw, dialect) if dialect else derived_times(raw)[0]
+    published = {key: value for key, value in content.items() if key not in raw}
+    assert flat(derived) == pytest.approx(flat(published), rel=1e-9)
+
+
+def test_raw_runs_alone_cost_what_the_derived_entries_cost(tmp_path):
+    """The fixture's runs and entries are of one model, so the two ways to read it agree."""
+    for folder in ("raw", "derived"):
+        (tmp_path / folder).mkdir()
+    raw = Published("", hardware() | named("a", runs_ms(LLAMA, (2, 4), (1, 2), [2048]), runs_mib(LLAMA, [2048])))
+    entries = memory(LLAMA, [2048], extra_mib=0.0)
+    derived = Published("", hardware() | named("a", times(LLAMA, (1, 2), [2048]), entries))
+    results = [search(LLAMA, *loaded(tmp_path / name, p)[:2]) for name, p in (("raw", raw), ("derived", derived))]
+    assert results[0].time_s == pytest.approx(results[1].time_s, rel=1e-9)
+    assert results[0].plan.layers == results[1].plan.layers
+
+
+def test_without_megatron_sp_a_layer_is_split_by_the_degree(tmp_path):
+    """Of a layer that keeps 10 of 34 bytes whole without Megatron-SP, an eighth is left with it at degree 8."""
+    published = Published("", hardware() | named("a", times(LLAMA, (1, 2), [2048]), memory(LLAMA, [2048], sp=False)))
+    cost, _, notes = loaded(tmp_path, published)
+    kept = {tp: cost.memory.activation_mib(0, tp, 2048, sequence_parallel=True) for tp in (1, 8)}
+    assert kept[8] == pytest.approx(kept[1] / 8)
+    without = cost.memory.activation_mib(0, 8, 2048, sequence_parallel=False)
+    assert without == pytest.approx(kept[1] * (10 + 24 / 8) / 34)
+    assert any("under sequence_parallel a layer of degree t keeps 1/t" in note for note in notes)
