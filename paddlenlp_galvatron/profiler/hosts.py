@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,9 @@ from typing import Any
 from ..base.reading import LARGEST_OPTIONS, read_text
 from ..plan import UserError
 from .options import RunOptions
+
+LOOKUP_S = 10.0  # in which names are looked up; a resolver may let each of them wait for as long
+LOOKUPS = 8  # at once
 
 
 def nodes_of(hostfile: Path, given: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +37,20 @@ def nodes_of(hostfile: Path, given: dict[str, Any]) -> dict[str, Any]:
 
 def own_rank(hosts: Sequence[str], where: str) -> int:
     """Which of the nodes this is. Raises UserError: none, or several."""
-    own = [number for number, host in enumerate(hosts) if _is_own(host)]
+    own: list[int] = []
+    left = iter(enumerate(hosts))
+
+    def look() -> None:
+        for number, host in left:
+            if _is_own(host):
+                own.append(number)
+
+    threads = [threading.Thread(target=look, daemon=True) for _ in range(min(LOOKUPS, len(hosts)))]
+    end = time.monotonic() + LOOKUP_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
     if len(own) != 1:
         raise UserError(f"{where}: {len(own)} of its addresses are this node's; say which one: --node_rank N")
     return own[0]

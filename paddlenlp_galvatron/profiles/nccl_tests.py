@@ -87,7 +87,7 @@ def read_log(path: Path, num_nodes: int, gpus_per_node: int) -> NcclLog:
         )
     first = [match for match in ranks if match["group"] == ranks[0]["group"]]
     rows = [line.split() for line in text.splitlines() if _ROW.match(line)]
-    times = {int(row[0]) / MIB: _time_ms(path, row) for row in rows if int(row[0])}
+    times = {float(row[0]) / MIB: _time_ms(path, row) for row in rows if float(row[0])}
     if not times:
         raise UserError(f"{path}: has no row of results; give the whole output of nccl-tests")
     size, hosts = len(first), len({match["host"] for match in first})
@@ -104,7 +104,7 @@ def _time_ms(path: Path, row: list[str]) -> float:
         size_bytes, time_us, gb_per_s = int(row[0]), *map(float, row[-2 * COLUMNS : -2 * COLUMNS + 2])
         digit = 10.0 ** -len(row[-2 * COLUMNS + 1].partition(".")[2])
         agrees = abs(size_bytes / time_us / 1e3 - gb_per_s) <= digit + ROUNDING * gb_per_s
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ArithmeticError):
         agrees = False
     if not agrees:
         raise UserError(

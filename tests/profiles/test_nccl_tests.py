@@ -91,6 +91,7 @@ def test_older_logs_are_told_by_the_name_of_the_file(tmp_path):
         ([log("all_reduce", 4 * A, 100), log("all_reduce", 8 * A, 100).replace("H100", "A100")], "different devices"),
         ([log("all_reduce", 4 * A, 100).replace("  sum  ", "  sum  7.0  ").replace("#wrong", "")], None),
         ([log("all_reduce", 4 * A, 100).replace("  0  ", "  0  1.0  ")], "not the columns"),
+        ([log("all_reduce", 4 * A, 100).replace(str(MIB), "9" * 400)], "not the columns"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, texts, message):
