@@ -10,7 +10,7 @@ export PYTHON
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
-	@echo "make test         style, types, room boundaries and tests (at most 15 minutes)"
+	@echo "make test         style, types, room boundaries and tests (at most 25 minutes on two cores)"
 	@echo "make test-full    the long tests too (at most 80 minutes)"
 	@echo "make lint         style, types and room boundaries only"
 	@echo "make setup        the environment only"
