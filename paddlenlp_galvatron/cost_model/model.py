@@ -32,7 +32,7 @@ from .seams import Strategy, stage_seams
 from .simulate import StageTimes, step_ms
 from .states import FP32_BYTES, StateBytes
 from .task import (
-    PROJECTIONS,
+    adapted,
     adapter_weights,
     frozen_calls,
     frozen_states,
@@ -337,7 +337,8 @@ class CostModel:
         setting = self._setting(stage_size, micro_batch, layer_type)
         adapters = adapter_weights(model, strategy.tp, rank)
         own_ms = times.forward_ms * products * adapters.all / weights.all
-        kept = 0.0 if strategy.recompute else PROJECTIONS * rank * samples * seq * setting.states.weight / split / MIB
+        each = rank * samples * seq * setting.states.weight / split / MIB
+        kept = 0.0 if strategy.recompute else adapted(model) * each
         small = weight_calls(adapters, strategy, setting), PassTimes(own_ms, 2 * own_ms), adapters, whole
         return together(cost, self._cost(strategy, grid, pipeline, *small, Room(kept, kept, 0.0)))
 

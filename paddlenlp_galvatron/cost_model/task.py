@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..model import ModelShape
+from ..model import ModelShape, Split
 from ..profiles.computation import PassTimes
 from .communication import Calls
 from .costs import LayerCost, States, Terms
 from .states import StateBytes
 from .weights import Weights
 
-PROJECTIONS = 7  # of a decoder layer, each with an adapter: q, k, v, output, gate, up, down
+
+def adapted(model: ModelShape) -> int:
+    """Projections of one decoder layer, each of which has an adapter."""
+    return sum(weight.linear for weight in model.block.weights)
 
 
 def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
@@ -24,11 +27,14 @@ def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
     A projection split by columns splits the second factor, one split by rows the first; the other factor is whole on
     every rank and counts as vectors do: unsharded, its gradient summed over the stage.
     """
-    hidden, inner = model.hidden_size, model.intermediate_size
-    # Outputs of q, k, v, gate, up; inputs of output and down.
-    split = model.q_width + 2 * model.kv_width + model.q_width + 2 * inner + inner
-    whole = 5 * hidden + 2 * hidden  # inputs of q, k, v, gate, up; outputs of output and down
-    return Weights(matrices=rank * split // tp, whole_vectors=rank * whole)
+    ends = [
+        weight.shape if weight.split is Split.COLUMN else weight.shape[::-1]
+        for weight in model.block.weights
+        if weight.linear
+    ]
+    return Weights(
+        matrices=rank * sum(split for _, split in ends) // tp, whole_vectors=rank * sum(whole for whole, _ in ends)
+    )
 
 
 def frozen_states(states: StateBytes) -> StateBytes:
