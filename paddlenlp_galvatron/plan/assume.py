@@ -33,10 +33,5 @@ def with_defaults(plan: Plan, on_gpus: bool) -> Plan:
     """The plan with what it leaves open as training has it: on GPUs, 16-bit runs sum gradients in fp32, as small parts
     of many micro-batches would round away, and have flash attention."""
     default = on_gpus and plan.assumed.mixed_precision is not Precision.FP32
-
-    def chosen(stated: bool | None) -> bool:
-        return default if stated is None else stated
-
-    assumed = plan.assumed
-    summed, attention = chosen(assumed.fp32_gradients), chosen(assumed.flash_attention)
-    return replace(plan, assumed=replace(assumed, fp32_gradients=summed, flash_attention=attention))
+    by_default = replace(plan.assumed, fp32_gradients=default, flash_attention=default)
+    return replace(plan, assumed=plan.assumed.completed(by_default))

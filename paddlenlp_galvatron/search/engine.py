@@ -308,11 +308,8 @@ def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: S
     faults = []
     if models != cost.models:
         faults.append("model: it is not the one that the cost model is of; make them agree")
-    asked, priced = options.assumptions, asdict(cost.assumed)  # in either, None is left open
-    asked = replace(
-        asked, **{name: priced[name] for name, value in asdict(asked).items() if None in (value, priced[name])}
-    )
-    if cost.assumed != asked:
+    asked = options.assumptions
+    if asked.completed(cost.assumed) != cost.assumed.completed(asked):
         faults.append(f"the cost model assumes {cost.assumed}, the options say {asked}; make them agree")
     if (cost.num_nodes, cost.gpus_per_node) != (options.num_nodes, options.num_gpus_per_node):
         faults.append(
