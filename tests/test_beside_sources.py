@@ -12,6 +12,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from small_model import MODEL as SMALL
 
 paddlenlp = pytest.importorskip("paddlenlp")
 
@@ -23,15 +24,7 @@ from setuptools import find_packages, setup
 
 setup(name="paddlenlp", version="{version}", packages=find_packages(exclude=("llm*",)))
 """
-MODEL = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "vocab_size": 64,
-    "max_position_embeddings": 16,
-}
+MODEL = SMALL | {"model_type": "qwen2"}
 
 
 def run(*words: object, cwd: Path) -> str:

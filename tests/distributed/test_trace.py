@@ -9,17 +9,10 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from small_model import MODEL
+
 from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
 
-MODEL = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "vocab_size": 64,
-    "max_position_embeddings": 16,
-}
 MICRO_BATCHES = 3
 
 

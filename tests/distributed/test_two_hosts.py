@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from small_model import MODEL
 from two_nodes import ADDRESSES, two_nodes_or_skip
 
 from paddlenlp_galvatron.plan import load_model, write_plan
@@ -28,15 +29,6 @@ TIMEOUT_S = 600.0
 MBIT_PER_S = 10_000
 PORT = 29_555
 STEPS, SEED = 3, 42
-MODEL = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "vocab_size": 64,
-    "max_position_embeddings": 16,
-}
 LAUNCH = """
 import sys
 from paddlenlp_galvatron.runtime.launch import launch

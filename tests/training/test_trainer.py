@@ -13,6 +13,7 @@ pytest.importorskip("paddle")
 
 from paddlenlp.trainer import TrainerCallback
 from paddlenlp.transformers import CosineAnnealingWithWarmupDecay
+from small_model import MODEL
 
 from paddlenlp_galvatron.plan import Assumptions, Precision, UserError, uniform_plan, write_plan
 from paddlenlp_galvatron.training.checkpoint import open_checkpoint, whole_checkpoints
@@ -21,15 +22,6 @@ from paddlenlp_galvatron.training.recipe import Recipe
 from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
-MODEL = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "vocab_size": 64,
-    "max_position_embeddings": 16,
-}
 BATCH = 4
 
 
