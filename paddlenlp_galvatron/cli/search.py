@@ -128,7 +128,7 @@ def _title(model: Model, options: SearchOptions) -> list[str]:
     lines = [
         f"{model.name}: {layers} layers, {model.seq_length} tokens, on {options.num_nodes} x "
         f"{options.num_gpus_per_node} devices of {options.memory_constraint:g} GB "
-        f"(reserve {options.context_mib or 0:,.0f} MiB)"
+        f"(reserve {options.reserve_mib:,.0f} MiB)"
     ]
     if model.ignored:
         lines.append(f"left out of account, as set_*_manually is 0: {', '.join(model.ignored)}")

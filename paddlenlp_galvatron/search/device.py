@@ -26,7 +26,5 @@ def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> 
         context_mib = reserve.context_mib(gb * GIB_MIB)
         parts = ", ".join(f"{part.name} {part.mib:,.0f}" for part in reserve.told(gb * GIB_MIB))
         note(f"context_mib: {context_mib:,.0f} of {cost.device}: {parts}; --context_mib sets another")
-    return (
-        options.model_copy(update={"memory_constraint": gb, "context_mib": context_mib}),
-        cost.reserving(context_mib or 0.0),
-    )
+    settled = options.model_copy(update={"memory_constraint": gb, "context_mib": context_mib})
+    return settled, cost.reserving(settled.reserve_mib)

@@ -316,9 +316,7 @@ def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: S
             f"num_nodes, num_gpus_per_node: {options.num_nodes} x {options.num_gpus_per_node}, but the cost model is "
             f"of {cost.num_nodes} x {cost.gpus_per_node}; make them agree"
         )
-    if cost.context_mib != (options.context_mib or 0.0):
-        faults.append(
-            f"context_mib: {options.context_mib or 0.0}, but {cost.context_mib} in the cost model; make them agree"
-        )
+    if cost.context_mib != options.reserve_mib:
+        faults.append(f"context_mib: {options.reserve_mib}, but {cost.context_mib} in the cost model; make them agree")
     if faults:
         raise UserError(faults)

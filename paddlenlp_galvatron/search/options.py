@@ -194,9 +194,14 @@ class SearchOptions(Options):
         return not self.fine_grained_mode or self.search_space == "3d"
 
     @property
+    def reserve_mib(self) -> float:
+        """What is left alone on each device."""
+        return self.context_mib or 0.0
+
+    @property
     def budget_mib(self) -> float:
         """What a plan may use on each device."""
-        return self.memory_constraint * 1024 - (self.context_mib or 0.0)
+        return self.memory_constraint * 1024 - self.reserve_mib
 
     @property
     def batches(self) -> list[int]:
@@ -231,7 +236,7 @@ class SearchOptions(Options):
 
     @property
     def cost_options(self) -> CostOptions:
-        return CostOptions(self.context_mib or 0.0, not self.no_global_memory_buffer)
+        return CostOptions(self.reserve_mib, not self.no_global_memory_buffer)
 
 
 def _modes(values: Mapping[str, Any]) -> dict[str, Any]:
