@@ -72,7 +72,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--launches", type=int, default=200)
     launches = options.parse_args().launches
-    from paddlenlp_galvatron.runtime.launch import launch
+    from paddlenlp_galvatron.launch.processes import launch
 
     failures: list[str] = []
     started = time.monotonic()

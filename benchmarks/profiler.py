@@ -28,7 +28,7 @@ from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.cli.profile import profile_hardware, profile_model
 from paddlenlp_galvatron.cli.quickstart import CONFIG, SEQ_LENGTH
 from paddlenlp_galvatron.model import shape_from_config
-from paddlenlp_galvatron.plan.model_options import ModelOptions
+from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileMode
 from paddlenlp_galvatron.profiles import (
     ComputationProfile,

@@ -30,8 +30,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Assumptions, GalvatronError, ModelShape, Plan, plan_to_dict, uniform_plan
-from paddlenlp_galvatron.runtime.launch import launch
 from paddlenlp_galvatron.training.recipe import Recipe
 
 MODEL = ModelShape("benchmark", "llama", 4, 512, 1376, 8, 8, 4096, 128)  # 17 million parameters

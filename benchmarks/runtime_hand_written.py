@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import ModelShape, Plan
+from paddlenlp_galvatron.runtime.paddle_private import next_rate
 from paddlenlp_galvatron.runtime.weights import WeightSource
-from paddlenlp_galvatron.training.recipe import Recipe, next_rate
+from paddlenlp_galvatron.training.recipe import Recipe
 
 
 class HandWritten:

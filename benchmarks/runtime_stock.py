@@ -28,7 +28,7 @@ from paddlenlp.transformers.configuration_utils import LlmMetaConfig, llmmetacla
 
 from paddlenlp_galvatron.adapters.llama import Llama
 from paddlenlp_galvatron.plan import ModelShape, Plan
-from paddlenlp_galvatron.plan.paddlenlp import stock_arguments
+from paddlenlp_galvatron.plan.formats.paddlenlp import stock_arguments
 from paddlenlp_galvatron.runtime import cpu_backend
 from paddlenlp_galvatron.runtime.vocabulary import VocabularyCrossEntropy
 from paddlenlp_galvatron.runtime.weights import Slice, WeightSource

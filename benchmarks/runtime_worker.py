@@ -25,8 +25,9 @@ from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import ModelShape, Plan, plan_from_dict
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world, world_from_environment
+from paddlenlp_galvatron.runtime.paddle_private import next_rate
 from paddlenlp_galvatron.runtime.weights import SeededWeights
-from paddlenlp_galvatron.training.recipe import Recipe, next_rate
+from paddlenlp_galvatron.training.recipe import Recipe
 
 SEED = 0
 PROFILE_LINES = 45

@@ -6,7 +6,7 @@ from forked_ranks import forking
 from hypothesis import HealthCheck, settings
 
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.runtime import launch
+from paddlenlp_galvatron.launch import processes as launch
 
 # The machine may be busy: no test is about time.
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

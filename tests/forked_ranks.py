@@ -75,7 +75,7 @@ def fork(words: Sequence[str], environment: Mapping[str, str], log: Path, descri
     """Begin `python WORDS`, words being a script, or `-m` and a module, and what is passed on. The environment names
     the descriptor of its status, which it gets."""
     log.write_bytes(b"")
-    from paddlenlp_galvatron.runtime.launch import STATUS
+    from paddlenlp_galvatron.launch.processes import STATUS
 
     opened = {} if descriptor is None else {STATUS: f"/proc/{os.getpid()}/fd/{descriptor}"}
     arguments = (list(words), dict(environment), log.resolve(), Path.cwd(), opened)
@@ -93,7 +93,7 @@ def read_once(environment: Mapping[str, str]) -> dict[str, str]:
 @cache
 def _server() -> tuple[ForkServerContext, dict[str, str]]:
     """What forks, and the variables that it began with."""
-    from paddlenlp_galvatron.runtime.launch import COMMON_ENVIRONMENT, KEEP_MEMORY
+    from paddlenlp_galvatron.launch.processes import COMMON_ENVIRONMENT, KEEP_MEMORY
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)

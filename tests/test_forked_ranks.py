@@ -14,7 +14,7 @@ pytest.importorskip("paddle")
 
 from forked_ranks import Forked, fork, forking
 
-from paddlenlp_galvatron.runtime.launch import launch
+from paddlenlp_galvatron.launch.processes import launch
 
 RANK = """
 import json, os, sys

@@ -9,9 +9,10 @@ pytest.importorskip("paddle")
 import paddle
 from paddle.base import core
 
+from paddlenlp_galvatron.launch import gpus
+from paddlenlp_galvatron.launch.processes import devices_of
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.runtime import cpu_backend, device
-from paddlenlp_galvatron.runtime.launch import devices_of
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def node(tmp_path, monkeypatch):
     """A folder of device files with a GPU's, none of which is hidden."""
     (tmp_path / "nvidia0").touch()
     (tmp_path / "nvidiactl").touch()
-    monkeypatch.setattr(device, "DEVICES", tmp_path)
+    monkeypatch.setattr(gpus, "DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
 
@@ -41,7 +42,7 @@ def test_a_gpu_that_is_asked_for_must_be_there():
 
 
 def test_ranks_on_gpus_connect_at_once_and_those_on_cpus_see_none(monkeypatch):
-    monkeypatch.setattr(device, "gpu_count", lambda: 8)
+    monkeypatch.setattr(gpus, "gpu_count", lambda: 8)
     ranks = devices_of(2)
     assert [rank["FLAGS_selected_gpus"] for rank in ranks] == ["0", "1"]
     assert ranks[0]["NCCL_RUNTIME_CONNECT"] == "0" and "PADDLE_DISTRI_BACKEND" not in ranks[0]

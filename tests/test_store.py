@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from paddlenlp_galvatron.runtime import store
-from paddlenlp_galvatron.runtime.store import StoreClient, StoreServer
+from paddlenlp_galvatron.launch import store
+from paddlenlp_galvatron.launch.store import StoreClient, StoreServer
 
 core = pytest.importorskip("paddle.base").core
 

@@ -18,8 +18,8 @@ from typer.main import get_command
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.text import shortened
-from paddlenlp_galvatron.plan.aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
-from paddlenlp_galvatron.plan.foreign import SEVERAL, SWITCHES, Fate, fate_of, idle_note
+from paddlenlp_galvatron.options.aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
+from paddlenlp_galvatron.options.foreign import SEVERAL, SWITCHES, Fate, fate_of, idle_note
 
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 UNSET = "None"

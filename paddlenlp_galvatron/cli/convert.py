@@ -30,8 +30,8 @@ Only = Annotated[str | None, typer.Option("--family", help=ANOTHER)]
 @app.command()
 def h2g(input: Input, output: Output, family: Only = None) -> None:
     """Convert a Hugging Face model (safetensors) to a checkpoint that loads under any plan."""
-    from paddlenlp_galvatron.training.convert import to_checkpoint
-    from paddlenlp_galvatron.training.huggingface import read_shape
+    from paddlenlp_galvatron.checkpoint.convert import to_checkpoint
+    from paddlenlp_galvatron.checkpoint.huggingface import read_shape
 
     begin = time.monotonic()
     shape = read_shape(input)
@@ -62,9 +62,9 @@ def g2h(
     ] = None,
 ) -> None:
     """Convert a checkpoint, a converted or a run's, to a Hugging Face model."""
-    from paddlenlp_galvatron.training.checkpoint import open_checkpoint, verify
-    from paddlenlp_galvatron.training.choice import checkpoint_of
-    from paddlenlp_galvatron.training.convert import precision_of, to_huggingface
+    from paddlenlp_galvatron.checkpoint.choice import checkpoint_of
+    from paddlenlp_galvatron.checkpoint.convert import precision_of, to_huggingface
+    from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, verify
 
     begin = time.monotonic()
     checkpoint = open_checkpoint(checkpoint_of(input, load_iteration))

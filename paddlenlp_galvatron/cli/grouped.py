@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from pydantic.fields import FieldInfo
 
+from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean
 from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.plan.options import Options, canonical_options, is_boolean
 
 from .config_file import read_options
 from .conventions import App, say_note

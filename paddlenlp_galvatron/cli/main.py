@@ -96,7 +96,7 @@ def _run(words: list[str]) -> int:
         print(_help())
         return 0
     if name not in COMMANDS:
-        from paddlenlp_galvatron.plan.aliases import did_you_mean  # here, as only a mistake needs it
+        from paddlenlp_galvatron.options.aliases import did_you_mean  # here, as only a mistake needs it
 
         kind = "option" if name.startswith("-") else "command"
         raise UserError(f"{name}: unknown {kind}; {did_you_mean(name, [*COMMANDS, '--version', '--help'])}")

@@ -58,7 +58,7 @@ def parity(
 
     Ends with one line of JSON. Exit code 1 where loss or gradients differ by more than rounding explains.
     """
-    from paddlenlp_galvatron.training.parity import check_parity, small_case
+    from paddlenlp_galvatron.proof.parity import check_parity, small_case
 
     start = time.monotonic()
     read = read_plan(plan, nproc, default=4)

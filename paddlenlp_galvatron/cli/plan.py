@@ -15,6 +15,8 @@ from pydantic import Field
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.tracing import write_trace
+from paddlenlp_galvatron.options.group import Options
+from paddlenlp_galvatron.options.uniform import UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
     ModelShape,
@@ -27,11 +29,9 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.plan.check import require_valid
-from paddlenlp_galvatron.plan.one_degree import Argument
-from paddlenlp_galvatron.plan.options import Options
-from paddlenlp_galvatron.plan.paddleformers import formers_arguments, formers_notes
-from paddlenlp_galvatron.plan.paddlenlp import as_flags, stock_arguments, stock_notes
-from paddlenlp_galvatron.plan.uniform import UniformOptions
+from paddlenlp_galvatron.plan.formats.one_degree import Argument
+from paddlenlp_galvatron.plan.formats.paddleformers import formers_arguments, formers_notes
+from paddlenlp_galvatron.plan.formats.paddlenlp import as_flags, stock_arguments, stock_notes
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, difference, notes
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from paddlenlp_galvatron.plan.options import is_boolean
+from paddlenlp_galvatron.options.group import is_boolean
 
 from .config_file import read_options
 from .conventions import canonical_words, say_note

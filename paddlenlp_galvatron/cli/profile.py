@@ -10,12 +10,12 @@ import typer
 
 from paddlenlp_galvatron.base.limits import Ranks
 from paddlenlp_galvatron.base.printing import say
+from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.plan.model_options import ModelOptions
-from paddlenlp_galvatron.profiler.hosts import nodes_of
-from paddlenlp_galvatron.profiler.launch_line import options_of_launch
+from paddlenlp_galvatron.profiler.cluster.hosts import nodes_of
+from paddlenlp_galvatron.profiler.cluster.launch_line import options_of_launch
+from paddlenlp_galvatron.profiler.layers.points import measured_model, runnable_degrees
 from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, RunOptions
-from paddlenlp_galvatron.profiler.points import measured_model, runnable_degrees
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.training.prepare import GROUPS
@@ -64,11 +64,11 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
         files += [analytic_memory(shapes[0], options.precision, lengths, flash)] if memory else []  # type: ignore[list-item]
         _say(f"derived from {sheet.name}", [file.save(options.output) for file in files])
         return
+    from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.profiler.launcher import run_ranks
-    from paddlenlp_galvatron.profiler.model_run import ModelRun
-    from paddlenlp_galvatron.runtime import device
+    from paddlenlp_galvatron.profiler.layers.run import ModelRun
 
-    if options.use_flash_attention and not device.gpu_count():
+    if options.use_flash_attention and not gpus.gpu_count():
         raise UserError("use_flash_attention: Paddle has it on GPUs only, and finds none here; leave it out")
     degrees = set(runnable_degrees(shapes[0], options.world_size, options.max_tp_deg, lengths))
     for shape in shapes[1:]:

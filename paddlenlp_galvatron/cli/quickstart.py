@@ -128,7 +128,7 @@ def _prepare_data(output: Path) -> None:
 
 
 def _profile(output: Path, nproc: int) -> None:
-    from paddlenlp_galvatron.plan.model_options import ModelOptions
+    from paddlenlp_galvatron.options.model_options import ModelOptions
     from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileMode
 
     from .profile import profile_hardware, profile_model
@@ -209,9 +209,9 @@ def _train(output: Path, nproc: int, steps: int) -> TrainSettings:
 
 
 def _difference_to_one_process(settings: TrainSettings, records: list[StepRecord]) -> float:
+    from paddlenlp_galvatron.proof.one_process import train_one_process
     from paddlenlp_galvatron.runtime.weights import SeededWeights
-    from paddlenlp_galvatron.training.data import open_data
-    from paddlenlp_galvatron.training.one_process import train_one_process
+    from paddlenlp_galvatron.training.inputs import open_data
 
     plan, shape = settings.load_plan()
     data = open_data(settings, plan, shape)

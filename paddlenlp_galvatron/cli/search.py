@@ -18,9 +18,9 @@ from pydantic import Field
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.cost_model import load
+from paddlenlp_galvatron.options.group import Options
+from paddlenlp_galvatron.options.model_options import Model, ModelOptions
 from paddlenlp_galvatron.plan import write_plan
-from paddlenlp_galvatron.plan.model_options import Model, ModelOptions
-from paddlenlp_galvatron.plan.options import Options
 from paddlenlp_galvatron.profiles.reserve import GIB_MIB, Reserve
 from paddlenlp_galvatron.report.search import explain, summary
 from paddlenlp_galvatron.search import SearchOptions, SearchResult

@@ -14,10 +14,10 @@ from rich.table import Table
 
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.cost_model.held import held_mib
+from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.report.prediction import Predicted
-from paddlenlp_galvatron.runtime.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.training.prepare import GROUPS, LaunchOptions, prepare
 
 from .conventions import App
@@ -36,9 +36,9 @@ WORKER = "paddlenlp_galvatron.training.train_worker"
 
 def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) -> None:
     """Train a model by a plan, one process a rank, and write train_log.jsonl and checkpoints."""
-    from paddlenlp_galvatron.runtime import device
-    from paddlenlp_galvatron.runtime.launch import devices_of
-    from paddlenlp_galvatron.runtime.watch import await_first
+    from paddlenlp_galvatron.launch import gpus
+    from paddlenlp_galvatron.launch.processes import devices_of
+    from paddlenlp_galvatron.launch.watch import await_first
 
     launch = LaunchOptions.among(values)
     nodes = Nodes.from_environment(**launch.model_dump(include=set(FIELDS)))
@@ -56,7 +56,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
             plan, shape = check_run(settings)
             if plan.note:
                 console.print(f"note: {settings.plan}: {plan.note}", markup=False)
-            if plan.assumed.flash_attention and not device.gpu_count():
+            if plan.assumed.flash_attention and not gpus.gpu_count():
                 console.print("note: flash_attention: the plan has it, Paddle on GPUs only; attention is plain here")
             if dry_run:
                 show_run(console, plan, shape)
@@ -76,26 +76,26 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
 
 def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -> int | None:
     """Ranks that will be started: as the options say, or else a GPU each; None: as many as the plan's file says."""
-    from paddlenlp_galvatron.runtime import device
+    from paddlenlp_galvatron.launch import gpus
 
     if processes := launch.nproc or launch.num_gpus_per_node:
         return processes * nodes.num_nodes
     if values.get("galvatron_config_path"):
         return None
-    return device.gpu_count() * nodes.num_nodes or None
+    return gpus.gpu_count() * nodes.num_nodes or None
 
 
 def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """Whatever can be found wrong before processes start. Raises UserError."""
-    from paddlenlp_galvatron.runtime import device
+    from paddlenlp_galvatron.checkpoint.pretrained import open_weights
+    from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.runtime.precision import Numbers
-    from paddlenlp_galvatron.training.data import open_data
-    from paddlenlp_galvatron.training.pretrained import open_weights
+    from paddlenlp_galvatron.training.inputs import open_data
 
     plan, shape = settings.load_plan()
-    if settings.use_flash_attention and not device.gpu_count():
+    if settings.use_flash_attention and not gpus.gpu_count():
         raise UserError("use_flash_attention: Paddle has it on GPUs only, and finds none here; leave it out")
-    found = "gpu" if device.gpu_count() else "cpu"
+    found = "gpu" if gpus.gpu_count() else "cpu"
     if settings.device not in (None, found):
         lacks = (
             "Paddle finds no GPU here" if found == "cpu" else "ranks take the GPUs; hide them: CUDA_VISIBLE_DEVICES="

@@ -13,11 +13,11 @@ from rich.progress import Progress, TaskID
 
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.reading import read_json
+from paddlenlp_galvatron.launch.nodes import ONE_NODE, Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
 from paddlenlp_galvatron.report import Health, out_of_memory_report
 from paddlenlp_galvatron.report.traffic import traffic_table
-from paddlenlp_galvatron.runtime.nodes import ONE_NODE, Nodes
 from paddlenlp_galvatron.training.step_log import StepRecord, record_of
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class TrainingRun:
     def start(self, program: Sequence[str], timeout_s: float, nodes: Nodes = ONE_NODE) -> None:
         """Start the ranks of this node and show how they do until they end. `program`: a module or a script, and its
         arguments. Raises GalvatronError that names the rank that failed."""
-        from paddlenlp_galvatron.runtime.launch import Launch, OutOfMemory
+        from paddlenlp_galvatron.launch.processes import Launch, OutOfMemory
 
         settings = self._settings
         nproc = nodes.ranks_each(settings.world_size)
@@ -138,9 +138,9 @@ class TrainingRun:
 
 def _device_tflops(plan: Plan) -> float | None:
     """The peak of this node's devices by the data sheet of their name, if there is one."""
-    from paddlenlp_galvatron.runtime import device
+    from paddlenlp_galvatron.launch import gpus
 
-    sheet = data_sheet_of(device.gpu_name()) if device.gpu_count() else None
+    sheet = data_sheet_of(gpus.gpu_name()) if gpus.gpu_count() else None
     if sheet is None:
         return None
     fp32 = plan.assumed.mixed_precision is Precision.FP32

@@ -12,11 +12,11 @@ from pathlib import Path
 from ..base.errors import UserError
 from ..base.locking import locked
 from ..base.reading import read_json
+from ..launch.nodes import LOOPBACK, Nodes
 from ..plan import read_plan
 from ..plan.check import find_faults
 from ..profiles import ProfileFile
 from ..profiles.files import LARGEST_BYTES, META_KEY, Meta
-from ..runtime.nodes import LOOPBACK, Nodes
 from .finding import Finding, State
 from .machine import Machine, PaddleFacts
 

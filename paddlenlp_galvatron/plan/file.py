@@ -16,7 +16,7 @@ from ..base.reading import read_json
 from ..base.writing import write_text
 from .check import require_valid
 from .fields import Degrees, Division, Flag, Flags, One, Ones, parse
-from .published import as_current
+from .formats.published import as_current
 from .schedules import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 

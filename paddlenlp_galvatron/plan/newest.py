@@ -9,7 +9,7 @@ from ..base.reading import read_json
 from ..model import ModelShape
 from .check import require_model, require_valid
 from .file import LARGEST_BYTES, plan_from_dict
-from .published import is_strategy
+from .formats.published import is_strategy
 
 LISTED = 10  # files that an error names, the newest
 

@@ -5,40 +5,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TypeVar
 
-from pydantic import Field
-
 from ..base.errors import UserError
-from ..base.limits import Ranks, Samples
 from .check import require_valid
-from .options import Options
 from .schedules import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
 
 E = TypeVar("E", bound=StrEnum)
-
-
-class UniformOptions(Options):
-    """GLOBAL mode: one strategy for all layers. Unset options have `uniform_plan`'s defaults."""
-
-    pp_deg: Ranks | None = Field(None, description="pipeline stages")
-    global_tp_deg: Ranks | None = Field(None, description="tensor-parallel degree of all layers")
-    global_tp_consec: bool | None = Field(None, description="1: neighbouring ranks form a tp group; 0: strided")
-    sdp: bool | None = Field(None, description="1: zero3 instead of default_dp_type")
-    default_dp_type: str | None = Field(None, description="ddp, zero2 or zero3")
-    global_train_batch_size: Samples | None = Field(None, description="samples of an optimizer step, over all ranks")
-    chunks: Samples | None = Field(None, description="micro-batches")
-    global_checkpoint: bool | None = Field(None, description="1: recompute activations of all layers")
-    pipeline_type: str | None = Field(None, description="pipedream_flush (1F1B) or gpipe")
-    vocab_tp: Ranks | None = Field(None, description="tensor-parallel degree of embedding and LM head")
-    embed_sdp: bool | None = Field(None, description="1: vocabulary layers under zero3; 0: not; unset: as sdp says")
-    use_ulysses: bool | None = Field(None, description="1: the degrees split the sequence instead of the weights")
-
-    def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:
-        """The plan that the options stand for. Raises UserError."""
-        given = self.model_dump(exclude_none=True)
-        if "global_train_batch_size" not in given:
-            raise UserError("global_train_batch_size: missing; say how many samples an optimizer step takes")
-        return uniform_plan(layers=layers, world_size=world_size, assumed=assumed, **given)
 
 
 def even_stages(layers: int, stages: int) -> tuple[int, ...]:

@@ -11,9 +11,9 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 
 from ..base.printing import progress_bar
 from ..base.scratch import scratch_folder
+from ..launch.nodes import LOOPBACK, ONE_NODE, Nodes
+from ..launch.processes import Launch
 from ..profiles import Fingerprint, Meta
-from ..runtime.launch import Launch
-from ..runtime.nodes import LOOPBACK, ONE_NODE, Nodes
 from .options import RunOptions
 
 PROGRESS = re.compile(r"^progress (\d+)/(\d+)$", re.MULTILINE)

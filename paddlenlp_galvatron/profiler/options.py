@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ..base.limits import Layers, Number, Port, Positive, Rank, Ranks, Samples, Size
+from ..options.group import Options, Sizes
 from ..plan import Precision, UserError
-from ..plan.options import Options, Sizes
 from ..profiles import Collective
 
 MOST_POINTS = 1000  # batch sizes or lengths of a profile, each measured by itself

@@ -12,10 +12,10 @@ from pydantic import Field
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks
 from ..cost_model import load
+from ..options.group import Options, canonical_options
+from ..options.model_options import ModelOptions
 from ..plan import Plan, read_plan
 from ..plan.check import require_valid
-from ..plan.model_options import ModelOptions
-from ..plan.options import Options, canonical_options
 from ..profiles import ProfileFile
 from ..search import SearchOptions
 from ..search.options import PATH_OPTIONS

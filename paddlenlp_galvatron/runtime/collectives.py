@@ -16,7 +16,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
-from .status import waiting
+from ..launch.status import waiting
 from .trace import span
 from .under_way import Operation
 

@@ -27,9 +27,9 @@ import paddle
 from paddle.base import core
 from paddle.distributed import collective, parallel
 
+from ..launch.status import waiting
+from ..launch.store import GROUP
 from ..plan import UserError
-from .status import waiting
-from .store import GROUP
 
 # What waits for other ranks while it is called.
 AT_ONCE = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")

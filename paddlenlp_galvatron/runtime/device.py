@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import paddle
-from paddle.base import core
 
-DEVICES = Path("/dev")
+from . import paddle_private
+
 MIB = 2**20
 
 
@@ -35,36 +33,18 @@ def on_cpu() -> Iterator[None]:
         paddle.device.set_device(before)
 
 
-def gpu_count() -> int:
-    """GPUs of this node that Paddle can use."""
-    return int(paddle.device.cuda.device_count()) if paddle.is_compiled_with_cuda() else 0
-
-
-def unused_gpus() -> list[str]:
-    """NVIDIA's device files on this node, where Paddle was built for CPUs alone and nobody hides them."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
-    if hidden or paddle.is_compiled_with_cuda():
-        return []
-    return sorted(str(path) for path in DEVICES.glob("nvidia[0-9]*"))
-
-
-def gpu_name() -> str:
-    """What the first GPU calls itself, such as NVIDIA H100 80GB HBM3."""
-    return str(paddle.device.cuda.get_device_name())
-
-
 def allocated_mib() -> float:
     """MiB that tensors hold now."""
     if on_gpu():
         return float(paddle.device.cuda.memory_allocated()) / MIB
-    return float(core.host_memory_stat_current_value("Allocated", 0)) / MIB
+    return paddle_private.host_bytes() / MIB
 
 
 def peak_mib() -> float:
     """Most MiB that tensors held since `reset_peak`."""
     if on_gpu():
         return float(paddle.device.cuda.max_memory_allocated()) / MIB
-    return float(core.host_memory_stat_peak_value("Allocated", 0)) / MIB
+    return paddle_private.host_peak_bytes() / MIB
 
 
 def reserved_peak_mib() -> float:
@@ -91,4 +71,4 @@ def reset_peak() -> None:
     if on_gpu():
         paddle.device.cuda.reset_max_memory_allocated()
     else:
-        core.host_memory_stat_reset_peak_value("Allocated", 0)
+        paddle_private.reset_host_peak()

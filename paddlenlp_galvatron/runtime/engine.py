@@ -8,6 +8,7 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
+from ..launch.status import waiting
 from ..plan import ModelShape, Plan, Precision
 from ..plan.check import require_valid
 from . import device, under_way
@@ -18,7 +19,6 @@ from .groups import Groups, require_world, start_world
 from .pipeline import Pipeline
 from .precision import LossScaler, Numbers
 from .stage import Batch, Stage, Tokens, exchanging, inputs_and_labels, stage_groups
-from .status import waiting
 from .trace import span
 from .units import Trainable
 from .vocabulary import IGNORED_LABEL

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import paddle
 
 from .collectives import all_reduce
+from .paddle_private import squared_norm
 from .precision import cast
 from .units import Piece, Trainable
 from .weights import ShardedParameter
@@ -72,8 +73,7 @@ def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
         gradient = cast(trainable.gradient, "float32").flatten()
         for pieces in _by_replicas(trainable):
             start, stop = pieces[0].offset, pieces[-1].offset + pieces[-1].stop - pieces[-1].start
-            # The kernel of Paddle's own clipping: a twentieth of the time of square().sum() on CPU.
-            part = paddle._C_ops.squared_l2_norm(gradient[start:stop])
+            part = squared_norm(gradient[start:stop])
             square += part * (trainable.sharding / pieces[0].weight.replicas)
     return float(all_reduce(square, world_group).sqrt())
 

@@ -7,19 +7,18 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NoReturn
 
 import paddle
 import paddle.distributed as dist
-from paddle.base import core
 
+from ..launch import status
+from ..launch.out_of_memory import EXIT_CODE as OUT_OF_MEMORY
+from ..launch.out_of_memory import is_out_of_memory, tell_out_of_memory
+from ..launch.status import Outcome
+from ..launch.store import connect
 from ..plan import GalvatronError, UserError
-from . import cpu_backend, device, status, under_way
-from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
-from .out_of_memory import is_out_of_memory, tell_out_of_memory
-from .status import Outcome
-from .store import connect
+from . import cpu_backend, device, paddle_private, under_way
 
 Ranks = tuple[int, ...]
 
@@ -42,7 +41,7 @@ def prepare_world() -> None:
     rank, world_size = world_from_environment()
     if world_size > 1:
         cpu_backend.install()
-        core.create_or_get_global_tcp_store = lru_cache(maxsize=1)(lambda: connect(rank))
+        paddle_private.meet_at(lambda: connect(rank))
 
 
 def start_world() -> tuple[int, int]:

@@ -17,6 +17,7 @@ from paddle.autograd import PyLayer
 
 from ..plan import Precision, UserError
 from . import device
+from .paddle_private import place_parameter
 
 DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
@@ -94,12 +95,12 @@ def compute_weights(slots: Sequence[tuple[Any, str, Weight]], numbers: Numbers) 
         yield
         return
     for layer, attribute, weight in slots:
-        layer._parameters[attribute] = compute_weight(weight, numbers)
+        place_parameter(layer, attribute, compute_weight(weight, numbers))
     try:
         yield
     finally:
         for layer, attribute, weight in slots:
-            layer._parameters[attribute] = weight.tensor
+            place_parameter(layer, attribute, weight.tensor)
 
 
 class _Cast(PyLayer):  # type: ignore[misc]

@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import paddle.distributed as dist
-from paddle.distributed import fleet
 from paddle.distributed.communication.group import Group
-from paddle.distributed.fleet.base import topology
 from paddle.distributed.fleet.base.topology import CommunicateTopology, HybridCommunicateGroup
 
 from ..plan import DataParallel, LayerStrategy, Plan, UserError
 from ..plan.strategy import runs
 from .groups import Groups, Ranks
+from .paddle_private import groups_along, install_group, uninstall_group
 
 DATA = ("data", "sharding")
 SPLIT = ("sep", "model")
@@ -119,13 +118,12 @@ class PlanGroup(HybridCommunicateGroup):  # type: ignore[misc]
 
     def install(self) -> None:
         """Let fleet give this group to whoever asks, in place of what it had."""
-        fleet.fleet._hcg = topology._HYBRID_PARALLEL_GROUP = self
+        install_group(self)
 
     @staticmethod
     def uninstall() -> None:
         """Let fleet have no group: PaddleNLP's Trainer asks while it is made, what a plan may refuse."""
-        vars(fleet.fleet).pop("_hcg", None)
-        topology._HYBRID_PARALLEL_GROUP = None
+        uninstall_group()
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("__") or name in vars(PlanGroup) or name == "_galvatron_views":
@@ -162,7 +160,7 @@ def _agreed(question: str, layers: list[LayerGroup], ask: Callable[[LayerGroup],
 
 def _placement(view: LayerGroup, axis: str) -> tuple[str, tuple[Ranks, ...]]:
     """An axis and its groups of the whole world."""
-    return axis, tuple(sorted(tuple(sorted(ranks)) for ranks in view._topo.get_comm_list(axis)))
+    return axis, tuple(sorted(tuple(sorted(ranks)) for ranks in groups_along(view, axis)))
 
 
 def _names(placed: Sequence[tuple[str, tuple[Ranks, ...]]]) -> str:

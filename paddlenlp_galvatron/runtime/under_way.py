@@ -13,9 +13,9 @@ from collections import deque
 from functools import lru_cache
 from typing import Any
 
-from . import status
-from .faults import WAIT_S
-from .status import Outcome
+from ..launch import status
+from ..launch.faults import WAIT_S
+from ..launch.status import Outcome
 
 CHECK_S = 5.0  # from one look of the watchdog to the next
 NAMED_RANKS = 6  # of a group

@@ -26,6 +26,7 @@ from paddle.autograd import PyLayer
 
 from ..plan import DataParallel
 from .collectives import Pending, all_gather_start, all_reduce, all_reduce_start, reduce_scatter_start
+from .paddle_private import close_window, open_window, share
 from .precision import add, cast
 from .weights import ShardedParameter, zero_parameter
 
@@ -228,7 +229,7 @@ class ShardedUnit(Unit):
         self._shard = zero_parameter([self._part], flat.dtype)
         if keep_whole:  # this rank's part is a window into the whole, so that it is held once
             self._flat = flat
-            flat._slice(mine.start, mine.stop)._share_buffer_to(self._shard)
+            share(self._shard, flat, mine.start, mine.stop)
             self._open_windows()
         else:
             self._flat = None
@@ -255,7 +256,7 @@ class ShardedUnit(Unit):
             low, high = (min(max(edge - start, 0), self._part) for edge in (offset, offset + length))
             window = zero_parameter([high - low], self._shard.dtype)
             if low < high:
-                self._shard._slice(low, high)._share_buffer_to(window)
+                share(window, self._shard, low, high)
             held.append((weight, window))
             offset += length
         return held
@@ -320,13 +321,12 @@ class ShardedUnit(Unit):
     def _open_windows(self) -> None:
         offset = 0
         for weight, length, shape in zip(self.weights, self._lengths, self._shapes, strict=True):
-            self._flat._slice(offset, offset + length)._share_buffer_to(weight.tensor)
-            weight.tensor.get_tensor()._set_dims(shape)
+            open_window(weight.tensor, self._flat, offset, offset + length, shape)
             offset += length
 
     def _close_windows(self) -> None:
         for weight in self.weights:
-            weight.tensor._clear_data()
+            close_window(weight.tensor)
 
 
 def make_unit(weights: Sequence[ShardedParameter], dp_type: DataParallel, every_micro_batch: bool) -> Unit:

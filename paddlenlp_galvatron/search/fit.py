@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..cost_model import CostModel, CostOptions, Task, load
+from ..options.group import Options
 from ..plan import ModelShape, Precision, Schedule
-from ..plan.options import Options
 from ..plan.strategy import Assumptions, DataParallel
 from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from ..profiles.compute_time import ComputeTimes

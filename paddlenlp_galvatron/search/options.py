@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Number, Positive, Ranks, Samples, Size, Threads
 from ..cost_model import CostOptions
+from ..options.group import Options
 from ..plan import Assumptions, DataParallel, Precision, Schedule
-from ..plan.options import Options
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "pp", "ckpt", "vtp")
 

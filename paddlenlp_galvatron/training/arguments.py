@@ -13,14 +13,14 @@ import paddle.distributed as dist
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 
 from ..base.writing import write_text
+from ..checkpoint.huggingface import CONFIG
+from ..options.degrees import DegreeOptions
+from ..options.foreign import HOLDS, IDLE
+from ..options.group import Options, canonical_options, is_boolean
+from ..options.model_options import ModelOptions
+from ..options.uniform import UniformOptions
 from ..plan import UserError, read_plan
-from ..plan.degrees import DegreeOptions
-from ..plan.foreign import HOLDS, IDLE
-from ..plan.model_options import ModelOptions
-from ..plan.options import Options, canonical_options, is_boolean
-from ..plan.uniform import UniformOptions
 from ..runtime.groups import start_world
-from .huggingface import CONFIG
 from .prepare import GROUPS, LaunchOptions, PlanOptions, prepare
 from .recipe import Recipe
 from .settings import RunOptions, TrainSettings

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..data.map_dataset import Collator, MapData
+from ..data.source import BatchSource
 from ..plan import ModelShape, Plan, UserError
 from ..runtime.engine import Engine
 from ..runtime.stage import Batch, inputs_and_labels
 from ..runtime.vocabulary import IGNORED_LABEL
-from .data import BatchSource, open_data
-from .map_dataset import Collator, MapData
+from .inputs import open_data
 from .settings import TrainSettings
 
 

@@ -13,16 +13,16 @@ from pydantic import Field
 from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
+from ..checkpoint.choice import checkpoint_of
 from ..model import config_of
+from ..options.degrees import DegreeOptions
+from ..options.group import Options
+from ..options.model_options import ModelOptions
+from ..options.uniform import UniformOptions
 from ..plan import Assumptions, ModelShape, UserError, load_model, write_plan
-from ..plan.degrees import DegreeOptions
 from ..plan.file import LARGEST_BYTES
-from ..plan.model_options import ModelOptions
+from ..plan.formats.published import as_current
 from ..plan.newest import newest_plan
-from ..plan.options import Options
-from ..plan.published import as_current
-from ..plan.uniform import UniformOptions
-from .choice import checkpoint_of
 from .recipe import Recipe
 from .settings import RunOptions, TrainSettings
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from ..base.limits import Count, CountOrNone, Positive, Rate, RateOrNone
-from ..plan.options import Options
+from ..options.group import Options
 
 
 class Recipe(Options):
@@ -77,8 +77,3 @@ class Recipe(Options):
             grad_clip=grad_clip,
             apply_decay_param_fun=lambda name: name in names,
         )
-
-
-def next_rate(optimizer: Any, step: int | None = None) -> None:
-    """Go to the next step's learning rate, or to that of a step counted from 0."""
-    optimizer._learning_rate.step(step)

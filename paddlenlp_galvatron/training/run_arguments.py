@@ -9,7 +9,7 @@ from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import ShardingOption
 
 from ..plan import Plan, Precision, UserError
-from ..plan.one_degree import sharding_stage
+from ..plan.formats.one_degree import sharding_stage
 from ..runtime import device
 from ..runtime.topology import PlanGroup
 from .arguments import HANDED_ON

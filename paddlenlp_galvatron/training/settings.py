@@ -14,10 +14,10 @@ from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate,
 from ..base.locking import locked
 from ..base.reading import read_json
 from ..base.writing import make_folder, write_text
+from ..checkpoint.stored import whole_checkpoints
+from ..options.group import Options
 from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions, with_defaults
 from ..plan.check import require_model, require_valid
-from ..plan.options import Options
-from .checkpoint import whole_checkpoints
 from .recipe import Recipe
 
 Interval = Literal["no", "steps", "epoch"]
@@ -223,7 +223,7 @@ class TrainSettings(RunOptions):
     def load_plan(self) -> tuple[Plan, ModelShape]:
         """The plan, with nothing left open, and the model, checked against each other and the world. Raises
         UserError."""
-        from ..runtime import device
+        from ..launch import gpus
 
         plan = read_plan(self.plan, self.world_size)
         plan = with_assumptions(
@@ -235,7 +235,7 @@ class TrainSettings(RunOptions):
             fp32_gradients=self.amp_master_grad,
             flash_attention=self.use_flash_attention,
         )
-        plan = with_defaults(plan, on_gpus=device.gpu_count() > 0)
+        plan = with_defaults(plan, on_gpus=gpus.gpu_count() > 0)
         shape = load_model(self.model)
         if plan.assumed.seq_length is None:
             raise UserError(f"{self.plan}: names no seq_length; pass --seq_length")

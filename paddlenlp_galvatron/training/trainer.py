@@ -18,26 +18,27 @@ from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 from ..adapters import load_family
 from ..base.tracing import Event, join_traces, write_events
 from ..base.writing import write_text
+from ..checkpoint.convert import companions
+from ..checkpoint.model_folder import save_model
+from ..checkpoint.pretrained import weights_from
+from ..checkpoint.saving import Writer
+from ..data.map_dataset import Collator, MapData, sample_length
+from ..data.source import BatchSource
 from ..plan import UserError
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
+from ..runtime.paddle_private import next_rate, schedule_of
 from ..runtime.topology import PlanGroup
 from ..runtime.trace import span, traced
 from .arguments import settings_for
-from .convert import companions
-from .data import BatchSource, open_data
 from .evaluation import Evaluation, batch_of, mean_loss, require_evaluation_data
+from .inputs import open_data
 from .loader import inputs_of, loader
 from .local_model import LocalModel
-from .map_dataset import Collator, MapData, sample_length
-from .model_folder import save_model
-from .pretrained import weights_from
-from .recipe import next_rate
 from .refusals import refuse_arguments, refuse_overrides, without_engines_own
 from .resume import resume
 from .run_arguments import RunArguments, run_arguments
-from .saving import Writer
 from .settings import TrainSettings
 from .skips import Skips
 from .step_log import StepLog, StepRecord
@@ -129,7 +130,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             eval_dataset=eval_dataset,
             tokenizer=tokenizer,
             callbacks=[TellTruth(self.engine, group), *(callbacks or ())],
-            optimizers=(optimizer, optimizer._learning_rate),
+            optimizers=(optimizer, schedule_of(optimizer)),
         )
         self.callback_handler.train_dataloader = self.get_train_dataloader()
         self.state.max_steps, self.state.num_train_epochs = steps, math.ceil(steps / self._epoch_steps)

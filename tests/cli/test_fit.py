@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from paddlenlp_galvatron.options.aliases import ALIASES
 from paddlenlp_galvatron.plan import plan_from_dict
-from paddlenlp_galvatron.plan.aliases import ALIASES
 from paddlenlp_galvatron.search.fit import FitOptions
 
 ROOT = Path(__file__).parents[2]

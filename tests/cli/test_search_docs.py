@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from paddlenlp_galvatron.plan.aliases import ALIASES
-from paddlenlp_galvatron.plan.options import canonical_options
+from paddlenlp_galvatron.options.aliases import ALIASES
+from paddlenlp_galvatron.options.group import canonical_options
 
 from .test_search import COMMAND_OPTIONS, FIELDS, OPTIONS, folder, words  # noqa: F401 - a fixture
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_galvatron.plan.aliases import ALIASES
-from paddlenlp_galvatron.plan.model_options import ModelOptions
+from paddlenlp_galvatron.options.aliases import ALIASES
+from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.training.prepare import GROUPS
 
 ROOT = Path(__file__).parents[2]

@@ -12,14 +12,14 @@ from cost_cases import RANKS, SEQ, RealCase, real_cases
 
 from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.cost_model import CostModel, step_traffic_bytes
+from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.profiler.journal import Journal
-from paddlenlp_galvatron.profiler.memory import MemoryProfiler
+from paddlenlp_galvatron.profiler.layers.memory import MemoryProfiler
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, MemoryProfile, Meta, Shape
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network
-from paddlenlp_galvatron.runtime.launch import launch
 
 pytestmark = pytest.mark.slow
 SCALAR_BYTES = 2 * 4 * RANKS  # the loss and the gradient's norm, an fp32 scalar each on every rank

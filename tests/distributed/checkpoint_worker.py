@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 from paddlenlp_galvatron.adapters import load_family
+from paddlenlp_galvatron.checkpoint.loading import load
+from paddlenlp_galvatron.checkpoint.saving import Writer
+from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, verify
+from paddlenlp_galvatron.proof.parity import batch_of, read_cases
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank
-from paddlenlp_galvatron.training.checkpoint import open_checkpoint, verify
-from paddlenlp_galvatron.training.loading import load
-from paddlenlp_galvatron.training.parity import batch_of, read_cases
-from paddlenlp_galvatron.training.recipe import next_rate
-from paddlenlp_galvatron.training.saving import Writer
+from paddlenlp_galvatron.runtime.paddle_private import next_rate
 
 
 def main() -> None:

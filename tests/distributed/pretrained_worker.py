@@ -11,13 +11,14 @@ import numpy as np
 from huggingface_models import FOLDER, oracle_of
 
 from paddlenlp_galvatron.adapters import load_family
+from paddlenlp_galvatron.checkpoint.pretrained import weights_from
+from paddlenlp_galvatron.checkpoint.saving import Writer
 from paddlenlp_galvatron.plan import load_model, plan_from_dict
 from paddlenlp_galvatron.runtime import vocabulary
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank
-from paddlenlp_galvatron.training.pretrained import weights_from
-from paddlenlp_galvatron.training.recipe import Recipe, next_rate
-from paddlenlp_galvatron.training.saving import Writer
+from paddlenlp_galvatron.runtime.paddle_private import next_rate
+from paddlenlp_galvatron.training.recipe import Recipe
 
 seen: list[np.ndarray] = []  # this rank's columns of the logits, a micro-batch each
 cross_entropy = vocabulary.VocabularyCrossEntropy

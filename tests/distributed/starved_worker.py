@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from paddlenlp_galvatron.adapters import load_family
+from paddlenlp_galvatron.data.source import RandomData
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, uniform_plan
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank
-from paddlenlp_galvatron.training.data import RandomData
 from paddlenlp_galvatron.training.recipe import Recipe
 
 MIB = 2**20

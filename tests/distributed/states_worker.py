@@ -11,11 +11,11 @@ from typing import Any
 import paddle
 
 from paddlenlp_galvatron.adapters import load_family
+from paddlenlp_galvatron.proof.parity import Case, batch_of, read_cases
 from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank
 from paddlenlp_galvatron.runtime.units import ShardedUnit
-from paddlenlp_galvatron.training.parity import Case, batch_of, read_cases
 
 MIB = 2**20
 

@@ -20,8 +20,8 @@ pytest.importorskip("paddle")
 
 from two_nodes import ADDRESSES, LINK, two_nodes_or_skip
 
+from paddlenlp_galvatron.launch.processes import Launch, LaunchError, launch
 from paddlenlp_galvatron.runtime.groups import sentence
-from paddlenlp_galvatron.runtime.launch import Launch, LaunchError, launch
 
 WORKER = "tests.distributed.failing_worker"
 ROOT = Path(__file__).parents[2]
@@ -107,8 +107,8 @@ def test_a_rank_is_named_before_all_have_started(tmp_path, how):
 LAUNCH = f"""
 import sys
 from paddlenlp_galvatron.cli.main import exit_code_of
-from paddlenlp_galvatron.runtime.launch import launch
-from paddlenlp_galvatron.runtime.nodes import Nodes
+from paddlenlp_galvatron.launch.processes import launch
+from paddlenlp_galvatron.launch.nodes import Nodes
 folder, how, who, port, node = sys.argv[1:]
 nodes = Nodes(2, int(node), {ADDRESSES[0]!r}, int(port))
 work = lambda: launch({WORKER!r}, [how, "step", who], 1, folder + "/log", {TIMEOUT_S}, nodes)

@@ -14,15 +14,9 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.checkpoint.saving import Writer
+from paddlenlp_galvatron.checkpoint.stored import INDEX, open_checkpoint, verify, whole_checkpoints, write_index
 from paddlenlp_galvatron.plan import GalvatronError, UserError
-from paddlenlp_galvatron.training.checkpoint import (
-    INDEX,
-    open_checkpoint,
-    verify,
-    whole_checkpoints,
-    write_index,
-)
-from paddlenlp_galvatron.training.saving import Writer
 from paddlenlp_galvatron.training.settings import TrainSettings
 
 from .small_run import BATCH, CASE, Run

@@ -12,17 +12,11 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.checkpoint.loading import whole_weights
+from paddlenlp_galvatron.checkpoint.stored import MOMENTS, WEIGHT, open_checkpoint, verify, whole_checkpoints
+from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan, UserError
-from paddlenlp_galvatron.runtime.launch import launch
-from paddlenlp_galvatron.training.checkpoint import (
-    MOMENTS,
-    WEIGHT,
-    open_checkpoint,
-    verify,
-    whole_checkpoints,
-)
-from paddlenlp_galvatron.training.loading import whole_weights
-from paddlenlp_galvatron.training.parity import Case, write_cases
+from paddlenlp_galvatron.proof.parity import Case, write_cases
 
 from .plans import plan
 

@@ -10,10 +10,10 @@ pytest.importorskip("paddle")
 
 from deferred import require_same_calls
 
+from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.runtime.launch import launch
-from paddlenlp_galvatron.training.parity import WORKER, Case, compare, small_case, write_cases
-from paddlenlp_galvatron.training.random_cases import random_cases
+from paddlenlp_galvatron.proof.parity import WORKER, Case, compare, small_case, write_cases
+from paddlenlp_galvatron.proof.random_cases import random_cases
 
 from . import plans
 

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.adapters import load_family
+from paddlenlp_galvatron.proof.parity import batch_of, small_case
 from paddlenlp_galvatron.runtime.engine import Engine
-from paddlenlp_galvatron.training.parity import batch_of, small_case
 
 from .plans import plan
 

@@ -18,17 +18,17 @@ pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.base.scratch import scratch_folder
-from paddlenlp_galvatron.runtime import faults, watch
-from paddlenlp_galvatron.runtime.faults import Fault, Judge, Kind
-from paddlenlp_galvatron.runtime.launch import LaunchError, launch
-from paddlenlp_galvatron.runtime.nodes import Nodes
-from paddlenlp_galvatron.runtime.store import StoreServer
-from paddlenlp_galvatron.runtime.watch import Head
+from paddlenlp_galvatron.launch import faults, watch
+from paddlenlp_galvatron.launch.faults import Fault, Judge, Kind
+from paddlenlp_galvatron.launch.nodes import Nodes
+from paddlenlp_galvatron.launch.processes import LaunchError, launch
+from paddlenlp_galvatron.launch.store import StoreServer
+from paddlenlp_galvatron.launch.watch import Head
 
 SCRIPT = """
 import os, signal, sys, time
 from paddlenlp_galvatron.runtime import status
-from paddlenlp_galvatron.runtime.status import Outcome
+from paddlenlp_galvatron.launch.status import Outcome
 how, rank = sys.argv[1], int(os.environ["PADDLE_TRAINER_ID"])
 if how == "silent":
     time.sleep(60)
@@ -80,7 +80,7 @@ CASES = {
 def module(tmp_path, monkeypatch, begun_ranks):
     (tmp_path / "failing_rank.py").write_text(SCRIPT)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
-    monkeypatch.setattr("paddlenlp_galvatron.runtime.launch.GRACE_S", 0.5)
+    monkeypatch.setattr("paddlenlp_galvatron.launch.processes.GRACE_S", 0.5)
     monkeypatch.setattr(faults, "STOPPED_S", 1.0)
     monkeypatch.setattr(faults, "IDLE_S", 1.0)
     monkeypatch.setattr(faults, "SEARCH_S", 1.0)
@@ -115,7 +115,7 @@ def test_of_late_ranks_only_the_stopped_one_is_named(tmp_path, monkeypatch):
 
 def test_who_is_waited_for_is_named_where_no_collective_ends_by_itself(tmp_path, monkeypatch):
     """As on GPUs, there after half an hour."""
-    monkeypatch.setattr("paddlenlp_galvatron.runtime.launch.WAIT_S", 1.5)
+    monkeypatch.setattr("paddlenlp_galvatron.launch.processes.WAIT_S", 1.5)
     with pytest.raises(LaunchError, match=r"^rank 1 did not come to the others, .*failing_rank.py"):
         launch("failing_rank", ["hangs"], 3, tmp_path / "log", timeout_s=300)
     assert not running(tmp_path)

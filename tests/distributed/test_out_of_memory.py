@@ -18,16 +18,16 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
-from paddlenlp_galvatron.runtime import faults
-from paddlenlp_galvatron.runtime.launch import LaunchError, OutOfMemory, launch
-from paddlenlp_galvatron.runtime.out_of_memory import (
+from paddlenlp_galvatron.launch import faults
+from paddlenlp_galvatron.launch.out_of_memory import (
     EXIT_CODE,
     ended_out_of_memory,
     is_out_of_memory,
     tell_out_of_memory,
     told_peak_mib,
 )
+from paddlenlp_galvatron.launch.processes import LaunchError, OutOfMemory, launch
+from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
 
 TIMEOUT_S = 600.0
 HELD_MIB = 130  # weights of either stage: half of 70 million, fp32

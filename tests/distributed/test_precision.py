@@ -13,8 +13,8 @@ import paddle
 
 from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import Precision, UserError
+from paddlenlp_galvatron.proof.parity import batch_of, small_case
 from paddlenlp_galvatron.runtime.engine import Engine
-from paddlenlp_galvatron.training.parity import batch_of, small_case
 
 from .plans import plan
 

@@ -18,9 +18,9 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import write_plan
-from paddlenlp_galvatron.training.checkpoint import open_checkpoint, verify, whole_checkpoints
 
 from .plans import plan
 

@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.data.source import TrainingData
 from paddlenlp_galvatron.plan import ModelShape, Plan, load_model, read_plan
+from paddlenlp_galvatron.proof.one_process import train_one_process
 from paddlenlp_galvatron.runtime.weights import SeededWeights
-from paddlenlp_galvatron.training.data import TrainingData
-from paddlenlp_galvatron.training.one_process import train_one_process
 from paddlenlp_galvatron.training.recipe import Recipe
 
 REPO = Path(__file__).parents[2]

@@ -15,12 +15,12 @@ pytest.importorskip("paddle")
 from small_model import MODEL
 from two_nodes import ADDRESSES, two_nodes_or_skip
 
+from paddlenlp_galvatron.data.source import RandomData
 from paddlenlp_galvatron.plan import load_model, write_plan
+from paddlenlp_galvatron.proof import parity
+from paddlenlp_galvatron.proof.one_process import train_one_process
+from paddlenlp_galvatron.proof.parity import compare, small_case, write_cases
 from paddlenlp_galvatron.runtime.weights import SeededWeights
-from paddlenlp_galvatron.training import parity
-from paddlenlp_galvatron.training.data import RandomData
-from paddlenlp_galvatron.training.one_process import train_one_process
-from paddlenlp_galvatron.training.parity import compare, small_case, write_cases
 from paddlenlp_galvatron.training.recipe import Recipe
 
 from . import plans
@@ -31,8 +31,8 @@ PORT = 29_555
 STEPS, SEED = 3, 42
 LAUNCH = """
 import sys
-from paddlenlp_galvatron.runtime.launch import launch
-from paddlenlp_galvatron.runtime.nodes import Nodes
+from paddlenlp_galvatron.launch.processes import launch
+from paddlenlp_galvatron.launch.nodes import Nodes
 folder, rank = sys.argv[1], int(sys.argv[2])
 launch({worker!r}, [folder], 2, folder + "/log", {timeout}, Nodes(2, rank, {address!r}, {port}))
 """

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.runtime.launch import LaunchError, launch
+from paddlenlp_galvatron.launch.processes import LaunchError, launch
 
 WORKER = Path(__file__).with_name("hanging_worker.py")
 WHERE = "receive of ranks 0, 1 in step 3"

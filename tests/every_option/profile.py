@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, patch
 
-from paddlenlp_galvatron.profiler import hardware, launcher, model
-from paddlenlp_galvatron.profiler.hardware import OF_RANKS, HardwareProfiler, curves
+from paddlenlp_galvatron.profiler import launcher
+from paddlenlp_galvatron.profiler.cluster import measure as hardware
+from paddlenlp_galvatron.profiler.cluster.measure import OF_RANKS, HardwareProfiler, curves
 from paddlenlp_galvatron.profiler.journal import Journal
-from paddlenlp_galvatron.profiler.model_run import ModelRun
+from paddlenlp_galvatron.profiler.layers import measure as model
+from paddlenlp_galvatron.profiler.layers.run import ModelRun
 from paddlenlp_galvatron.profiler.options import HardwareOptions
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 

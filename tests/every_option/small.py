@@ -18,7 +18,7 @@ from paddlenlp_galvatron.cli import convert, data, quickstart
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import GalvatronError, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
-from paddlenlp_galvatron.training import parity
+from paddlenlp_galvatron.proof import parity
 
 from .model import write_model
 from .row import Row, Seen, Values

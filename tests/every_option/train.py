@@ -16,17 +16,17 @@ from huggingface_models import FOLDER
 from paddlenlp.trainer import TrainerCallback
 
 from paddlenlp_galvatron.cli.training_run import TrainingRun
+from paddlenlp_galvatron.data.corpus import Corpus, write_dataset
+from paddlenlp_galvatron.data.tokenizer import end_token, train_tokenizer
+from paddlenlp_galvatron.launch import watch
 from paddlenlp_galvatron.plan import GalvatronError, ModelShape, Plan, UserError, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
-from paddlenlp_galvatron.runtime import watch
-from paddlenlp_galvatron.training.corpus import Corpus, write_dataset
-from paddlenlp_galvatron.training.data import open_data
 from paddlenlp_galvatron.training.evaluation import Evaluation
+from paddlenlp_galvatron.training.inputs import open_data
 from paddlenlp_galvatron.training.recipe import Recipe
 from paddlenlp_galvatron.training.run_arguments import run_arguments
 from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.skips import Skips
-from paddlenlp_galvatron.training.tokenizer import end_token, train_tokenizer
 from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
 from .model import rows, write_model

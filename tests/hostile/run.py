@@ -187,12 +187,6 @@ def _left_behind(case: Case, place: Path, code: int) -> Iterator[str]:
 def warm_up() -> None:
     """Import what cases need once, before the processes are made."""
 
-    import paddlenlp_galvatron.cost_model.model
-    import paddlenlp_galvatron.training.convert
-    import paddlenlp_galvatron.training.data
-    import paddlenlp_galvatron.training.parity
-    import paddlenlp_galvatron.training.pretrained  # noqa: F401
-
     for command in options.BASES:
         options.options_of(command)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paddlenlp_galvatron.options.model_options import Model, ModelOptions
 from paddlenlp_galvatron.plan import UserError, load_model
-from paddlenlp_galvatron.plan.model_options import Model, ModelOptions
 
 MINE = {
     "hidden_size": 1024,

@@ -16,7 +16,7 @@ from plans import MODEL, plan, recomputing, valid_plans, with_layer
 
 from paddlenlp_galvatron.plan import Assumptions, Precision, UserError
 from paddlenlp_galvatron.plan.file import StrategyFile
-from paddlenlp_galvatron.plan.paddleformers import formers_arguments, formers_notes
+from paddlenlp_galvatron.plan.formats.paddleformers import formers_arguments, formers_notes
 
 VERSION = "1.0.0"
 CLASSES = {

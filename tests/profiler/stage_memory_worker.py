@@ -10,7 +10,7 @@ import paddle.distributed as dist
 
 from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
-from paddlenlp_galvatron.profiler.part import Part
+from paddlenlp_galvatron.profiler.layers.part import Part
 from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.engine import Engine
 

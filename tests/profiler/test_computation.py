@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.profiler.computation import MOST_TURNS, PINNED_TURNS, SMALL_MS, ComputationProfiler
-from paddlenlp_galvatron.profiler.computation_summary import Pass, PassPoint, PassTurn, computation_profile, doubtful
 from paddlenlp_galvatron.profiler.journal import Journal
+from paddlenlp_galvatron.profiler.layers.computation import MOST_TURNS, PINNED_TURNS, SMALL_MS, ComputationProfiler
+from paddlenlp_galvatron.profiler.layers.summary import Pass, PassPoint, PassTurn, computation_profile, doubtful
 from paddlenlp_galvatron.profiler.stopwatch import Stopwatch
 from paddlenlp_galvatron.profiles import EMBEDDING, HEAD, Meta, PassKey, Shape
 

@@ -1,9 +1,9 @@
 import pytest
 
-from paddlenlp_galvatron.profiler.hardware import curves
-from paddlenlp_galvatron.profiler.hardware_summary import apart_note, hardware_profile
+from paddlenlp_galvatron.profiler.cluster.measure import curves
+from paddlenlp_galvatron.profiler.cluster.messages import ENOUGH, MessagePoint, Messages, Turn, doubtful
+from paddlenlp_galvatron.profiler.cluster.summary import apart_note, hardware_profile
 from paddlenlp_galvatron.profiler.journal import Journal
-from paddlenlp_galvatron.profiler.messages import ENOUGH, MessagePoint, Messages, Turn, doubtful
 from paddlenlp_galvatron.profiler.options import HardwareOptions, Part
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 

@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from paddlenlp_galvatron.runtime.launch import launch
+from paddlenlp_galvatron.launch.processes import launch
 
 
 def test_a_part_alone_keeps_what_a_rank_of_the_real_stage_keeps(tmp_path, monkeypatch):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from paddlenlp_galvatron.profiler.placement import FIRST_TRIES, NEAR, TRIES_A_NUMBER, Placement
-from paddlenlp_galvatron.profiler.processors import Spinners
+from paddlenlp_galvatron.profiler.cpu_host.placement import FIRST_TRIES, NEAR, TRIES_A_NUMBER, Placement
+from paddlenlp_galvatron.profiler.cpu_host.processors import Spinners
 
 pytest.importorskip("paddle")
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.profiler.hardware import group_kinds
+from paddlenlp_galvatron.profiler.cluster.measure import group_kinds
 from paddlenlp_galvatron.profiles import (
     Collective,
     ComputationProfile,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.profiler.hosts import nodes_of
+from paddlenlp_galvatron.profiler.cluster.hosts import nodes_of
 from paddlenlp_galvatron.profiles import OVERLAP_NAME, HardwareProfile, allreduce_name, p2p_name, sp_time_name
 
 ROOT = Path(__file__).parents[2]

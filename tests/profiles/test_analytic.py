@@ -46,7 +46,7 @@ def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
     pytest.importorskip("paddle")
     from paddlenlp_galvatron.adapters import load_family
     from paddlenlp_galvatron.profiler.journal import Journal
-    from paddlenlp_galvatron.profiler.memory import MemoryProfiler
+    from paddlenlp_galvatron.profiler.layers.memory import MemoryProfiler
 
     hidden, inner, heads, kv_heads = size
     shape = ModelShape("probe", family, 4, hidden, inner, heads, kv_heads, 1000, 512)

@@ -10,13 +10,13 @@ from paddlenlp.data import causal_dataset
 from paddlenlp.data.blendable_dataset import BlendableDataset
 from paddlenlp.data.indexed_dataset import MMapIndexedDatasetBuilder
 
+from paddlenlp_galvatron.data import source as data_module
+from paddlenlp_galvatron.data.corpus import Corpus, write_dataset
+from paddlenlp_galvatron.data.source import RandomData, TrainingData
+from paddlenlp_galvatron.data.token_files import HEADER
+from paddlenlp_galvatron.data.tokenizer import END_OF_TEXT
 from paddlenlp_galvatron.plan import ModelShape, UserError
-from paddlenlp_galvatron.training import data as data_module
-from paddlenlp_galvatron.training.corpus import Corpus, write_dataset
-from paddlenlp_galvatron.training.data import RandomData, TrainingData
 from paddlenlp_galvatron.training.settings import TrainSettings
-from paddlenlp_galvatron.training.token_files import HEADER
-from paddlenlp_galvatron.training.tokenizer import END_OF_TEXT
 
 SEQ, BATCH = 16, 4
 SPLITS = "80,15,5"

@@ -1,5 +1,5 @@
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.training.data import TrainingData
+from paddlenlp_galvatron.data.source import TrainingData
 
 
 def test_text_to_batches(tmp_path, texts, capsys):

@@ -1,0 +1,1 @@
+"""Checkpoints: whole or not at all, for any plan; and Hugging Face directories."""

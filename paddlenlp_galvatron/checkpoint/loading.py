@@ -1,0 +1,158 @@
+"""Reads checkpoints under any plan and number of ranks: each rank what its plan gives it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+
+from ..plan import Precision, UserError
+from ..runtime.engine import Engine
+from ..runtime.paddle_private import next_rate
+from ..runtime.units import Trainable
+from ..runtime.weights import WHOLE, Array, Slice
+from .resharding import Part, transfers
+from .stored import MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart
+from .tensor_file import CODES, opened
+
+
+def parts_of(trainable: Trainable) -> list[tuple[Part, int]]:
+    """The parts that a trainable tensor holds, and where each begins in it."""
+    return [(Part(p.weight.name, p.weight.shape, p.weight.slice, p.start, p.stop), p.offset) for p in trainable.pieces]
+
+
+def state_key(trainable: Trainable, kind: str) -> str:
+    """As Paddle's optimizers name their state."""
+    return f"{trainable.tensor.name}_{kind}_0"
+
+
+def gather_objects(engine: Engine, mine: Any) -> list[Any]:
+    """What each rank gives, in rank order, on every rank."""
+    everybody = [mine]
+    if engine.plan.world_size > 1:
+        everybody = []
+        dist.all_gather_object(everybody, mine)
+    return everybody
+
+
+def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
+    """Give an engine and its optimizer the checkpoint's state, whatever plan it was written under. Raises UserError."""
+    stored = _Stored(checkpoint)
+    state: dict[str, Any] = {}
+    powers = checkpoint.index.optimizer
+    for trainable in engine.trainables:
+        with paddle.no_grad():
+            array = stored.fill(trainable, WEIGHT)
+            paddle.assign(paddle.to_tensor(array.reshape(trainable.tensor.shape)), output=trainable.tensor)
+            trainable.owner.publish(trainable.tensor)
+            trainable.published()
+        if powers:
+            for moment in MOMENTS:
+                array = stored.fill(trainable, moment).reshape(trainable.tensor.shape)
+                state[state_key(trainable, moment)] = paddle.to_tensor(array)
+            for power, value in powers.items():
+                state[state_key(trainable, power)] = paddle.to_tensor([value], "float32")
+    if state:
+        optimizer.set_state_dict(state)
+    if engine.scaler and checkpoint.index.loss_scale:
+        engine.scaler.state = checkpoint.index.loss_scale
+    engine.steps_done = checkpoint.step
+    next_rate(optimizer, checkpoint.step)
+
+
+def whole_weights(checkpoint: Checkpoint, kind: str = WEIGHT) -> Iterator[tuple[str, Any]]:
+    """Every weight by name, fp32 and whole, one at a time; or a moment of each."""
+    stored = _Stored(checkpoint)
+    for name, shape in sorted(stored.shapes().items()):
+        array = np.zeros(int(np.prod(shape)), np.float32)
+        stored.fill_part(Part(name, shape, WHOLE, 0, array.size), kind, array)
+        yield name, array.reshape(shape)
+
+
+class CheckpointWeights:
+    """The weights of a checkpoint, as a `runtime.weights.WeightSource`: only what is asked for is read."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
+        self._stored = _Stored(checkpoint)
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+        """Raises UserError: the checkpoint lacks numbers of the part."""
+        intervals = (part.interval(axis, length) for axis, length in enumerate(shape))
+        local = [stop - start for start, stop in intervals]
+        array = np.zeros(math.prod(local), np.float32)
+        self._stored.fill_part(Part(name, shape, part, 0, array.size), WEIGHT, array)
+        return array.reshape(local)
+
+
+class _Stored:
+    """The numbers of a checkpoint by weight."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self._folder = checkpoint.folder
+        self._parts: dict[str, list[tuple[Part, str, str, int]]] = {}  # part, file, key, offset
+        for stored in checkpoint.index.files:
+            for tensor in stored.tensors:
+                for item in tensor.parts:
+                    place = (stored.file, tensor.key, item.offset)
+                    self._parts.setdefault(item.weight, []).append((_part(item), *place))
+
+    def fill(self, trainable: Trainable, kind: str) -> Any:
+        """A flat fp32 array of what the trainable tensor is to hold; padding is zero."""
+        out = np.zeros(trainable.tensor.size, np.float32)
+        for part, offset in parts_of(trainable):
+            self.fill_part(part, kind, out[offset : offset + part.stop - part.start])
+        return out
+
+    def fill_part(self, part: Part, kind: str, out: Any) -> None:
+        """Write the numbers of a part into a flat array."""
+        filled = np.zeros(len(out), bool)
+        for source, file, key, begin in self._parts.get(part.weight, ()):
+            if source.shape != part.shape:
+                raise BrokenCheckpoint(f"{self._folder}: {part.weight} is {source.shape} instead of {part.shape}")
+            self._copy(source, part, file, f"{key}.{kind}", begin, out, filled)
+        if int(filled.sum()) != part.real:
+            raise BrokenCheckpoint(f"{self._folder}: lacks numbers of {part.weight}")
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each whole weight."""
+        return {name: parts[0][0].shape for name, parts in self._parts.items()}
+
+    def _copy(self, source: Part, target: Part, file: str, key: str, begin: int, out: Any, filled: Any) -> None:
+        for move in transfers(source, target):
+            given, wanted = move.source, move.target
+            first = begin + given.begin + (move.row - given.row) * given.columns + move.column - given.column
+            start = wanted.begin + (move.row - wanted.row) * wanted.columns
+            place = slice(start, start + move.rows * wanted.columns)
+            columns = slice(move.column - wanted.column, move.column - wanted.column + move.columns)
+            rows = self._read(file, key, first, move.rows, move.columns, given.columns)
+            out[place].reshape(move.rows, wanted.columns)[:, columns] = rows
+            filled[place].reshape(move.rows, wanted.columns)[:, columns] = True
+
+    def _read(self, file: str, key: str, first: int, rows: int, columns: int, width: int) -> Any:
+        """[rows, columns] of a flat tensor: rows begin `width` numbers after one another, the first at `first`."""
+        path = self._folder / file
+        last = first + (rows - 1) * width + columns
+        try:
+            with opened(path) as tensors:
+                flat = tensors.get_slice(key)
+                size = flat.get_shape()
+                if flat.get_dtype() != CODES[Precision.FP32] or len(size) != 1 or size[0] < last:
+                    raise BrokenCheckpoint(f"{path}: tensor {key} is not {last} or more numbers in fp32")
+                if columns == width:
+                    return flat[first:last].reshape(rows, columns)
+                block = np.empty((rows, columns), np.float32)
+                for row in range(rows):
+                    start = first + row * width
+                    block[row] = flat[start : start + columns]
+                return block
+        except UserError as error:
+            raise BrokenCheckpoint(error.faults) from None
+
+
+def _part(item: StoredPart) -> Part:
+    return Part(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)

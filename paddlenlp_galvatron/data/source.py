@@ -1,0 +1,186 @@
+"""Batches for training. A source gives the whole global batch of a step, the same on every rank under every plan."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from fast_dataindex import helpers
+from numpy.typing import NDArray
+
+from ..base.errors import UserError
+from ..runtime.stage import Batch
+from .dataset import SPLITS, DataSet, Split
+
+FIRST_BLOCK = 1 << 16  # samples of a blend that are ordered at first; 10 bytes each
+
+
+class BatchSource(ABC):
+    """Where training gets its tokens. A step's batch depends on the source and the step alone."""
+
+    def __init__(self, global_batch: int, identity: dict[str, Any]):
+        """`identity`: whatever makes a sample, besides its number, what it is; JSON."""
+        self.global_batch, self.identity = global_batch, identity
+        self._ahead = 0  # samples used before step 0 of this source; less than 0: steps before had smaller batches
+
+    @abstractmethod
+    def batch(self, step: int) -> Batch:
+        """Tokens [global_batch, seq_length + 1] of a step, counted from 0: inputs, and labels one to the right. Or both
+        apart."""
+
+    @property
+    def samples(self) -> int | None:
+        """Of one pass over the data; None: there is no end to it."""
+        return None
+
+    def first_sample(self, step: int) -> int:
+        """Number of a step's first sample: of those that the steps before used."""
+        return self._ahead + step * self.global_batch
+
+    def continue_at(self, step: int, sample: int) -> None:
+        """Let a step begin at a sample, whatever the size of the batches before."""
+        self._ahead = sample - step * self.global_batch
+
+    def position(self, step: int) -> dict[str, Any]:
+        """What a checkpoint before a step keeps of the data; JSON."""
+        return {"samples": self.first_sample(step), "global_batch": self.global_batch, "identity": self.identity}
+
+
+class RandomData(BatchSource):
+    """Uniform random tokens, for benchmarks."""
+
+    def __init__(self, vocab_size: int, seq_length: int, global_batch: int, seed: int = 0, split: Split = "train"):
+        super().__init__(
+            global_batch, {"data": "random", "vocab_size": vocab_size, "seq_length": seq_length, "seed": seed}
+        )
+        self._vocab_size, self._shape = vocab_size, (global_batch, seq_length + 1)
+        self._seed = seed, SPLITS.index(split)
+
+    def batch(self, step: int) -> NDArray[np.int64]:
+        return np.random.default_rng([*self._seed, self.first_sample(step)]).integers(
+            self._vocab_size, size=self._shape
+        )
+
+
+class TrainingData(BatchSource):
+    """A split of Megatron-compatible data: one data set, or several that PaddleNLP's rule blends.
+
+    As with PaddleNLP, a data set is named by its path without .bin and .idx; `weight path weight path ...` blends data
+    sets; a folder blends those in it with equal weights.
+    """
+
+    def __init__(
+        self,
+        data: str | Path,
+        seq_length: int,
+        global_batch: int,
+        seed: int = 0,
+        split: Split = "train",
+        shares: str = "949,50,1",
+        vocab_size: int | None = None,
+    ):
+        """With `vocab_size`, a batch that holds a token beyond it is refused. Raises UserError."""
+        parts = parse_data(str(data))
+        self._sets = [DataSet(part.path, seq_length, seed, split, shares) for part in parts]
+        self._weights = _shares([part.weight for part in parts])
+        self._order = _blend(self._weights, FIRST_BLOCK) if len(parts) > 1 else None
+        self._vocab_size = vocab_size
+        self._step = "step" if split == "train" else f"{split} batch"  # as messages call it
+        held = [
+            f"{weight:.6g} of {one.documents} documents with {one.tokens} tokens"
+            for weight, one in zip(self._weights, self._sets, strict=True)
+        ]
+        super().__init__(
+            global_batch,
+            {
+                "data": " + ".join(held),
+                "checksums": " ".join(
+                    f"{one.identity['idx_crc32']:08x}{one.identity['bin_crc32']:08x}" for one in self._sets
+                ),
+                "split": shares,
+                "seq_length": seq_length,
+                "seed": seed,
+            },
+        )
+
+    @property
+    def samples(self) -> int:
+        """Of one pass over every data set."""
+        return sum(one.samples for one in self._sets)
+
+    def batch(self, step: int) -> NDArray[np.int64]:
+        first = self.first_sample(step)
+        try:
+            return np.stack([self._sample(number) for number in range(first, first + self.global_batch)])
+        except UserError as error:
+            raise UserError(f"{self._step} {step}: {fault}" for fault in error.faults) from None
+
+    def _sample(self, number: int) -> NDArray[np.int64]:
+        which = 0
+        if self._order is not None:
+            if number >= len(self._order.sets):
+                self._order = _blend(self._weights, 1 << number.bit_length())
+            which, number = int(self._order.sets[number]), int(self._order.samples[number])
+        sample = self._sets[which].sample(number)
+        for token in (sample.min(), sample.max()):
+            if token < 0 or (self._vocab_size is not None and token >= self._vocab_size):
+                raise UserError(
+                    f"{self._sets[which].prefix}: holds token {token} but the model's vocab_size is "
+                    f"{self._vocab_size}; prepare the data with the model's tokenizer"
+                )
+        return sample
+
+
+class Part(NamedTuple):
+    """A data set of a blend."""
+
+    weight: float
+    path: Path  # without .bin and .idx
+
+
+def parse_data(data: str) -> list[Part]:
+    """What PaddleNLP's `input_dir` names: a data set, a folder of them, or weights and paths. Raises UserError."""
+    path, words = Path(data), data.split()
+    try:
+        if path.is_dir():
+            inside = [Part(1.0, file.with_suffix("")) for file in sorted(path.glob("*.idx"))]
+            if not inside:
+                raise UserError(
+                    f"{path}: the folder holds no data set (.bin and .idx); make one: galvatron data prepare"
+                )
+            return inside
+        if len(words) == 1 or path.with_name(f"{path.name}.idx").is_file():
+            return [Part(1.0, path)]
+    except OSError as error:
+        raise UserError(f"data: {data}: cannot be read: {error.strerror}") from None
+    try:
+        parts = [Part(float(weight), Path(name)) for weight, name in zip(words[::2], words[1::2], strict=True)]
+    except ValueError:
+        parts = []
+    if not parts or min(part.weight for part in parts) <= 0 or not np.isfinite(sum(part.weight for part in parts)):
+        raise UserError(f'data: "{data}" is no weight above 0 before each data set, such as "0.7 a 0.3 b"')
+    return parts
+
+
+class _Order(NamedTuple):
+    """Which data set each sample of a blend is of, and its number there."""
+
+    sets: NDArray[np.int16]
+    samples: NDArray[np.int64]
+
+
+def _blend(weights: NDArray[np.float64], count: int) -> _Order:
+    """The first samples of a blend, by the function under PaddleNLP's BlendableDataset: each is of the data set that
+    is furthest behind its share. More samples never change the order of these."""
+    order = _Order(np.zeros(count, np.int16), np.zeros(count, np.int64))
+    helpers.build_blending_indices(*order, weights, len(weights), count, False)
+    return order
+
+
+def _shares(weights: list[float]) -> NDArray[np.float64]:
+    """Weights that add up to 1, rounded as PaddleNLP rounds them: it divides twice."""
+    total = sum(weights)
+    once: NDArray[np.float64] = np.array([weight / total for weight in weights])
+    return np.divide(once, once.sum())

@@ -1,0 +1,28 @@
+"""The GPUs of this node, as Paddle sees them and as the system does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import paddle
+
+DEVICES = Path("/dev")
+
+
+def gpu_count() -> int:
+    """GPUs of this node that Paddle can use."""
+    return int(paddle.device.cuda.device_count()) if paddle.is_compiled_with_cuda() else 0
+
+
+def unused_gpus() -> list[str]:
+    """NVIDIA's device files on this node, where Paddle was built for CPUs alone and nobody hides them."""
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1")
+    if hidden or paddle.is_compiled_with_cuda():
+        return []
+    return sorted(str(path) for path in DEVICES.glob("nvidia[0-9]*"))
+
+
+def gpu_name() -> str:
+    """What the first GPU calls itself, such as NVIDIA H100 80GB HBM3."""
+    return str(paddle.device.cuda.get_device_name())

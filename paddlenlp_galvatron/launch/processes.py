@@ -1,0 +1,255 @@
+"""Starts the processes of a launch on this node, watches them, and ends them all when one ends badly."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Literal
+
+from ..plan import GalvatronError, UserError
+from .faults import WAIT_S, Crew, Fault, Rank
+from .nodes import ONE_NODE, Nodes
+from .status import VARIABLE as STATUS
+from .status import Board
+from .store import STORE
+from .store import TOKEN_VARIABLE as TOKEN
+from .watch import watch
+
+Device = Literal["cpu", "gpu"]
+
+POLL_S = 0.1
+GRACE_S = 5.0  # between asking a process to end and ending it
+VERDICT_S = 10.0  # for which another node's word of what went wrong is waited for
+COMMON_ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),  # Paddle's own, many a rank
+}
+# glibc's allocator: what was freed is kept and used again. Given back, its pages cost more than most messages of CPU
+# processes when they are touched anew. 32 MiB is the highest threshold that every glibc takes.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
+# NCCL makes all connections of a communicator when that is made, and none at the first call of a kind, within a step.
+CONNECTED = {"NCCL_RUNTIME_CONNECT": os.environ.get("NCCL_RUNTIME_CONNECT", "0")}
+RANK_MIB = 150  # least memory of a process on CPU that has Paddle, beyond what all share
+RANKS_PER_CORE = 64  # beyond which gloo's time limits pass before everybody had a turn
+
+
+class LaunchError(GalvatronError):
+    """A rank of a launch ended badly, or a node did; the first line names it."""
+
+
+class OutOfMemory(LaunchError):
+    """A rank ran out of memory. `peak_mib`: the most that its tensors held in the step that failed, if it could say."""
+
+    def __init__(self, rank: int, peak_mib: float | None, message: str):
+        super().__init__(message)
+        self.rank, self.peak_mib = rank, peak_mib
+
+
+def launch(
+    module: str,
+    arguments: Sequence[str],
+    nproc: int,
+    log_folder: str | Path,
+    timeout_s: float,
+    nodes: Nodes = ONE_NODE,
+    device: Device | None = None,
+) -> None:
+    """Run a `Launch` to its end."""
+    with Launch(module, arguments, nproc, log_folder, timeout_s, nodes, device=device) as running:
+        for _ in running.wait():
+            pass
+
+
+class Launch:
+    """`python -m module arguments…` as `nproc` processes a node of one world, while the context is open. The module may
+    be a script's path.
+
+    Each process has a GPU of its own where Paddle finds some. Rank r writes to `workerlog.r` in the log folder.
+    No process outlives the context.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        nproc: int,
+        log_folder: str | Path,
+        timeout_s: float,
+        nodes: Nodes = ONE_NODE,
+        forward_term: bool = False,
+        device: Device | None = None,
+    ):
+        """`forward_term`: on SIGTERM tell the processes and wait for them, instead of ending at once. `device`: what
+        they compute on; None: GPUs where Paddle finds some."""
+        how = [] if module.endswith(".py") else ["-m"]
+        self._command = [sys.executable, *how, module, *arguments]
+        self._nproc, self._timeout_s, self._nodes = nproc, timeout_s, nodes
+        self._first = nodes.node_rank * nproc  # rank of this node's first process
+        self._folder = Path(log_folder)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._forward_term, self._device = forward_term, device
+
+    def __enter__(self) -> Launch:
+        """Raises UserError."""
+        nodes, devices = self._nodes, devices_of(self._nproc, self._device)
+        _make_folder(self._folder)
+        with ExitStack() as stack:
+            token = os.environ.get(TOKEN) or ("" if nodes.num_nodes > 1 else secrets.token_hex(16))
+            server = nodes.store(token)
+            if server:
+                stack.callback(server.close)
+            self._watch = watch(nodes, server, token)
+            stack.callback(self._watch.close)
+            ranks: list[Rank] = []
+            self._crew = Crew(ranks)
+            stack.callback(_end, ranks)
+            place = f"{server.address}:{server.port}" if server else f"{nodes.master_addr}:{nodes.master_port}"
+            for local, environment in enumerate(nodes.environment(self._nproc)):
+                number = nodes.node_rank * self._nproc + local
+                ranks.append(self._start(number, environment | devices[local] | {STORE: place, TOKEN: token}))
+            if self._forward_term:
+                stack.callback(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+                signal.signal(signal.SIGTERM, lambda *_: self._terminate())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind and not issubclass(kind, LaunchError):
+            self._watch.tell_end("its command was ended")
+        self._stack.close()
+
+    def wait(self) -> Iterator[None]:
+        """Wait for all ranks, giving the caller a turn now and then.
+
+        Raises LaunchError that names the rank that failed, or those that are late. Its exit code is 2 where the
+        rank's was: bad input.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            faults = self._crew.faults()
+            suspects = self._crew.suspects()
+            if not faults and time.monotonic() > deadline:
+                faults = self._crew.overdue(self._timeout_s)
+            if not faults and self._crew.longest_wait() > WAIT_S:
+                faults = suspects
+            if verdict := self._watch.verdict(faults, suspects):
+                raise self._error(verdict)
+            yield
+            if self._crew.done:
+                return
+            time.sleep(POLL_S)
+
+    def _terminate(self) -> None:
+        for rank in self._crew.ranks:
+            if rank.alive:
+                rank.process.terminate()
+
+    def _start(self, number: int, environment: dict[str, str]) -> Rank:
+        board, path = Board(), self._folder / f"workerlog.{number}"
+        own = {**COMMON_ENVIRONMENT, **environment, STATUS: str(board.descriptor)}
+        process = begin_process(self._command, {**KEEP_MEMORY, **os.environ, **own}, path, board.descriptor)
+        return Rank(number, process, board, path)
+
+    def _error(self, fault: Fault) -> LaunchError:
+        fault = self._crew.explain(fault)
+        if fault.out_of_memory and fault.rank is not None:
+            return OutOfMemory(fault.rank, fault.peak_mib, fault.message)
+        error = LaunchError(fault.message)
+        error.exit_code = fault.exit_code
+        return error
+
+
+def begin_process(
+    command: Sequence[str], environment: dict[str, str], log: Path, descriptor: int
+) -> subprocess.Popen[bytes]:
+    """Begin a process that writes to the log, inherits the descriptor, and does not outlive this one."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[descriptor],
+            preexec_fn=_die_with_parent,
+        )
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be made: {error.strerror}") from None
+
+
+def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]:
+    """What makes each local rank compute on its own GPU, or all on CPU where Paddle finds none.
+
+    Raises UserError for more processes than the node has GPUs, or cores and memory, for, and for GPUs that this build
+    of Paddle cannot use: nobody means to train on the CPUs beside them.
+    """
+    from .gpus import gpu_count, unused_gpus
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Paddle's import put its own in its place
+    gpus = gpu_count()
+    if device == "gpu" and gpus == 0:
+        raise UserError("device: gpu, but Paddle finds no GPU here")
+    if gpus == 0 and device is None and (unused := unused_gpus()):
+        raise UserError(
+            f"paddle: this build computes on CPUs alone, but the node has GPUs ({unused[0]}); install paddlepaddle-gpu "
+            "in place of paddlepaddle, or hide the GPUs: CUDA_VISIBLE_DEVICES="
+        )
+    if gpus == 0 or device == "cpu":
+        _require_room(nproc)
+        threads = os.environ.get("OMP_NUM_THREADS", "1")  # processes share the cores already
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if gpus else {}
+        return [{"PADDLE_DISTRI_BACKEND": "gloo", "OMP_NUM_THREADS": threads} | hidden] * nproc
+    if nproc > gpus:
+        raise UserError(f"nproc: {nproc} processes on a node with {gpus} GPUs; start {gpus} or fewer")
+    return [{"FLAGS_selected_gpus": str(gpu)} | CONNECTED for gpu in range(nproc)]
+
+
+def _require_room(nproc: int) -> None:
+    """Raise UserError for more processes on CPU than its cores and memory can be meant for."""
+    cores = len(os.sched_getaffinity(0))
+    free_mib = _free_mib()
+    if nproc > (most := RANKS_PER_CORE * cores):
+        raise UserError(
+            f"nproc: {nproc} processes on a node without a GPU and with {cores} cores; start at most {most}"
+        )
+    if nproc > (most := free_mib // RANK_MIB):
+        raise UserError(f"nproc: {nproc} processes on a node with {free_mib} MiB of free memory; start at most {most}")
+
+
+def _free_mib() -> int:
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) // 2**10 for line in lines if line.startswith("MemAvailable"))
+
+
+def _die_with_parent() -> None:
+    pr_set_pdeathsig = 1  # prctl(2)
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _end(ranks: Sequence[Rank]) -> None:
+    for rank in ranks:
+        if rank.alive:
+            rank.process.terminate()
+    deadline = time.monotonic() + GRACE_S
+    for rank in ranks:
+        try:
+            rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            rank.process.kill()
+            rank.process.wait()
+        rank.board.close()

@@ -1,0 +1,225 @@
+"""Where the processes of a launch meet: the server of Paddle's TCPStore, on one address and for those with a token.
+
+Paddle's own server listens on all addresses of a host, lets everybody in, and aborts or fails where its port was taken
+since it was chosen. This one binds a port and keeps it. It serves Paddle's clients (`connect`) and `StoreClient`.
+
+The wire format, of Paddle 3.1 to 3.3 (phi/core/distributed/store/tcp_store.cc): little-endian; a request is an int32
+command and a key, for ADD an int64 and for SET a value behind it; before a key or value stands its length as uint64.
+Paddle's clients put KEY_PREFIX before every key. The first request sets TOKEN. One that sets GROUP leads to the keys of
+that group alone: gloo's rendezvous writes keys without the group's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from typing import Any
+
+from ..plan import UserError
+
+KEY_PREFIX = "/"
+TOKEN, GROUP = "galvatron/token", "galvatron/group"
+ADD, GET, CHECK, SET, WAIT = range(5)
+STOP_WAIT, READY, NOT_READY = 1, 2, 3
+LARGEST_KEY, LARGEST_VALUE = 2**12, 2**20  # bytes; gloo's and NCCL's addresses have some hundred
+HELLO_S = 10.0  # in which a client must show its token
+MEETING_S = 900.0  # for which a process waits for another's key: Paddle's own, of its default store
+STORE, TOKEN_VARIABLE = "GALVATRON_STORE", "GALVATRON_TOKEN"  # address:port and token, from a launcher to its ranks
+BIND_S = 10.0  # in which a port of an earlier start must come free
+
+
+class StoreServer:
+    """Serves from a thread of its own until it is closed. Raises OSError where the port is taken."""
+
+    def __init__(self, address: str, port: int, token: str):
+        self._socket = socket.create_server((address, port), backlog=1024)
+        self.address, self.port, self.token = address, int(self._socket.getsockname()[1]), token
+        self._groups: defaultdict[str, _Keys] = defaultdict(_Keys)
+        self._loop, self._done = asyncio.new_event_loop(), asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+        self._thread.start()
+
+    def keys(self) -> dict[str, bytes]:
+        """What was set in no group so far."""
+        return dict(self._groups[""].values)
+
+    def set(self, key: str, value: bytes) -> None:
+        """For clients that ask for it later."""
+        self._groups[""].values[key] = value
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._done.set)
+        self._thread.join()
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._answer, sock=self._socket)
+        await self._done.wait()
+        server.close()
+        answering = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in answering:
+            task.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one client until it leaves or errs."""
+        try:
+            async with asyncio.timeout(HELLO_S):
+                command, key, value = await _request(reader)
+            if (command, key, value) != (SET, TOKEN, self.token.encode()):
+                return
+            keys = self._groups[""]
+            while True:
+                # Paddle's clients send a request in small packets, each of which waits for the one before to be
+                # acknowledged (Nagle's algorithm); Linux would do that 40 ms later.
+                writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+                command, key, value = await _request(reader)
+                if (command, key) == (SET, GROUP):
+                    keys = self._groups[value.decode()]
+                else:
+                    writer.write(await keys.answer(command, key, value))
+        except (OSError, EOFError, ValueError, TimeoutError, asyncio.CancelledError):
+            pass  # it left, is a stranger, or the server closes
+        finally:
+            writer.close()
+
+
+class _Keys:
+    """Keys and values of one group."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self._waiting: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def answer(self, command: int, key: str, value: bytes) -> bytes:
+        """What a request gets back. Raises ValueError, and TimeoutError where nobody set the key."""
+        if command == GET:
+            return _sized(self.values[key]) if key in self.values else _sized(b"")
+        if command == CHECK:
+            return struct.pack("<i", READY if key in self.values else NOT_READY)
+        if command == WAIT:
+            if key not in self.values:
+                async with asyncio.timeout(MEETING_S):
+                    await self._waiting[key].wait()
+            return struct.pack("<i", STOP_WAIT)
+        if command not in (ADD, SET):
+            raise ValueError(f"command {command}")
+        reply = b""
+        if command == ADD:
+            total = int(self.values.get(key, b"0")) + struct.unpack("<q", value)[0]
+            value, reply = str(total).encode(), struct.pack("<q", total)
+        self.values[key] = value
+        self._waiting.pop(key, asyncio.Event()).set()
+        return reply
+
+
+async def _request(reader: asyncio.StreamReader) -> tuple[int, str, bytes]:
+    """Command, key and what follows it. Raises ValueError and EOFError."""
+
+    async def sized(limit: int) -> bytes:
+        [length] = struct.unpack("<Q", await reader.readexactly(8))
+        if length > limit:
+            raise ValueError(f"{length} bytes")
+        return await reader.readexactly(length)
+
+    [command] = struct.unpack("<i", await reader.readexactly(4))
+    key = (await sized(LARGEST_KEY)).decode().removeprefix(KEY_PREFIX)
+    value = await reader.readexactly(8) if command == ADD else await sized(LARGEST_VALUE) if command == SET else b""
+    return command, key, value
+
+
+def _sized(content: bytes) -> bytes:
+    return struct.pack("<Q", len(content)) + content
+
+
+class StoreClient:
+    """A launcher's own way to the store of another node. Raises OSError where that is gone."""
+
+    def __init__(self, address: str, port: int, token: str, timeout_s: float):
+        self._socket = socket.create_connection((address, port), timeout_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.set(TOKEN, token.encode())
+
+    def set(self, key: str, value: bytes) -> None:
+        self._socket.sendall(struct.pack("<i", SET) + _sized(key.encode()) + _sized(value))
+
+    def get(self, key: str) -> bytes:
+        """Empty where nobody set it."""
+        self._socket.sendall(struct.pack("<i", GET) + _sized(key.encode()))
+        return self._read(struct.unpack("<Q", self._read(8))[0])
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, length: int) -> bytes:
+        content = b""
+        while len(content) < length:
+            if not (part := self._socket.recv(length - len(content))):
+                raise ConnectionError("the store was closed")
+            content += part
+        return content
+
+
+def connect(rank: int) -> Any:
+    """Paddle's client of the store of this launch. Under a launcher that is not ours, rank 0 starts the server where
+    that launcher wants one."""
+    from paddle.base import core
+
+    place, token = (os.environ.get(name, "") for name in (STORE, TOKEN_VARIABLE))
+    if not place:
+        place = _wanted_place()
+        if rank == 0:
+            _start_server(place, token)
+    address, port = place.rsplit(":", 1)
+    store = core.TCPStore(address, int(port), False, 0, int(MEETING_S))  # 0: it waits for nobody
+    store.set(TOKEN, token)
+    return store
+
+
+def _wanted_place() -> str:
+    """Where Paddle would let rank 0 serve, by the variables of its launcher."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    endpoints = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
+    return f"{address}:{port}" if address and port else endpoints
+
+
+def _start_server(place: str, token: str) -> None:
+    """Serve from a child process, as a thread would wait for whatever holds Python here. Raises UserError."""
+    command = [sys.executable, "-m", __name__, *place.rsplit(":", 1)]
+    environment = os.environ | {TOKEN_VARIABLE: token}
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert child.stdout is not None
+    if said := child.stdout.readline().strip():
+        raise UserError(f"{place}: {said}")
+    _kept.append(child)
+
+
+_kept: list[Any] = []  # the server's process: collected, its pipes would close
+
+
+def main() -> None:
+    """`python -m paddlenlp_galvatron.launch.store ADDRESS PORT`, until the input ends: with whoever started it."""
+    deadline = time.monotonic() + BIND_S
+    while True:
+        try:
+            StoreServer(sys.argv[1], int(sys.argv[2]), os.environ[TOKEN_VARIABLE])
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                sys.stdout.write(f"cannot be listened on: {error.strerror}; start again, or name another port\n")
+                return
+            time.sleep(0.2)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""GLOBAL mode by PaddleNLP's names: its degrees, batch of a device and accumulation, as Galvatron's options."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from ..base.errors import UserError
+from ..base.limits import MOST_RANKS, Samples
+from .group import Options
+from .uniform import UniformOptions
+
+NONE = (None, -1, 1)  # PaddleNLP's words for no degree
+
+
+def _degree(value: int) -> int:
+    if value == -1 or 0 < value <= MOST_RANKS:
+        return value
+    raise ValueError(f"must be a number from 1 to {MOST_RANKS}, or -1 for none")
+
+
+Degree = Annotated[int, AfterValidator(_degree)]
+
+
+class DegreeOptions(Options):
+    """One strategy for all layers, as PaddleNLP's own trainer is told it."""
+
+    tensor_parallel_degree: Degree | None = Field(None, description="PaddleNLP's global_tp_deg")
+    sep_parallel_degree: Degree | None = Field(None, description="PaddleNLP's global_tp_deg with use_ulysses")
+    pipeline_parallel_degree: Degree | None = Field(None, description="PaddleNLP's pp_deg")
+    data_parallel_degree: Degree | None = Field(
+        None, description="ranks that the other degrees leave: as many, or with sharding their share, or refused"
+    )
+    sharding: Literal["", "stage1", "stage2", "stage3"] | None = Field(
+        None, description="stage1, stage2: default_dp_type zero2; stage3: sdp"
+    )
+    sharding_parallel_degree: Degree | None = Field(
+        None, description="ranks that share the states: 1, or all that see other samples, or refused"
+    )
+    per_device_train_batch_size: Samples | None = Field(
+        None, description="samples of a rank and micro-batch; says global_train_batch_size"
+    )
+    gradient_accumulation_steps: Samples | None = Field(None, description="PaddleNLP's chunks")
+    recompute: bool | None = Field(None, description="PaddleNLP's global_checkpoint")
+
+    @property
+    def given(self) -> list[str]:
+        """Names of those that say something."""
+        return [name for name, value in self.model_dump().items() if value not in (*NONE, "", False) or value is True]
+
+    @property
+    def says_degrees(self) -> bool:
+        """Whether a strategy is asked for, and not just a batch."""
+        return any(name not in ("per_device_train_batch_size", "gradient_accumulation_steps") for name in self.given)
+
+    def onto(self, uniform: UniformOptions, world_size: int) -> UniformOptions:
+        """Galvatron's options with what these say. Raises UserError: they contradict, or the ranks do not split so."""
+        tp, sep, stages = (
+            1 if value in NONE else value
+            for value in (self.tensor_parallel_degree, self.sep_parallel_degree, self.pipeline_parallel_degree)
+        )
+        if tp > 1 and sep > 1:
+            raise UserError(f"sep_parallel_degree: {sep} beside tensor_parallel_degree {tp}: a layer has one of both")
+        said: dict[str, Any] = {}
+        if tp * sep > 1:
+            said["global_tp_deg"] = tp * sep
+            if uniform.vocab_tp is None:
+                said["vocab_tp"] = tp * sep  # there the vocabulary is split as the layers are
+        if sep > 1:
+            said["use_ulysses"] = True
+        if stages > 1:
+            said["pp_deg"] = stages
+        if self.recompute is not None:
+            said["global_checkpoint"] = self.recompute
+        if self.gradient_accumulation_steps:
+            said["chunks"] = self.gradient_accumulation_steps
+        degree = (uniform.global_tp_deg or tp * sep) * (uniform.pp_deg or stages)
+        dp, rest = divmod(world_size, degree)
+        if rest:
+            raise UserError(f"tensor_parallel_degree: {world_size} ranks do not split by degrees of {degree} in all")
+        said |= self._sharded(dp)
+        if self.per_device_train_batch_size:
+            chunks = self.gradient_accumulation_steps or uniform.chunks or 1
+            said["global_train_batch_size"] = self.per_device_train_batch_size * chunks * dp
+        own = uniform.model_dump(exclude_none=True)
+        if faults := [
+            f"{name}: is {own[name]}, but PaddleNLP's options say {value}; give one of both"
+            for name, value in said.items()
+            if own.get(name, value) != value
+        ]:
+            raise UserError(faults)
+        return UniformOptions.among(own | said)
+
+    def _sharded(self, dp: int) -> dict[str, Any]:
+        """Data parallelism of the `dp` ranks that see other samples."""
+        sharing = self.sharding_parallel_degree if self.sharding else None
+        sharing = dp if sharing in (None, -1) else sharing
+        if sharing not in (1, dp):
+            raise UserError(
+                f"sharding_parallel_degree: {sharing} of {dp} ranks; states are shared by all that see other samples"
+            )
+        if self.data_parallel_degree not in (*NONE, dp, dp // sharing):
+            raise UserError(
+                f"data_parallel_degree: {self.data_parallel_degree}, but the other degrees leave {dp} ranks"
+            )
+        if not self.sharding or (sharing == 1 and dp > 1):
+            return {}
+        return (
+            {"sdp": True} if self.sharding == "stage3" else {"default_dp_type": "zero2"}
+        )  # with whole gradients it is ZeRO-1

@@ -1,0 +1,206 @@
+"""The model by Galvatron's options: a preset or config.json, numbers of one's own, several types of layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
+
+from pydantic import Field
+
+from ..base.errors import UserError
+from ..base.limits import MOST_LAYERS, Layers, Size
+from ..model import FAMILIES, ModelShape, config_of, load_model, preset_names, shape_from_config
+from .group import Options, Sizes
+
+# Our option -> field of config.json.
+SHAPE_FIELDS = {
+    "model_type": "model_type",
+    "hidden_size": "hidden_size",
+    "num_attention_heads": "num_attention_heads",
+    "num_key_value_heads": "num_key_value_heads",
+    "intermediate_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_position_embeddings",
+    "tie_word_embeddings": "tie_word_embeddings",
+    "num_layers": "num_hidden_layers",
+}
+LISTS = ("hidden_size_list", "layernum_list", "seqlen_list")  # an entry a layer type
+NUMBERS = "hidden_size, num_layers, num_attention_heads, intermediate_size and vocab_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What the options say."""
+
+    shapes: tuple[ModelShape, ...]  # one a layer type, in the order of the layers
+    seq_length: int  # tokens of a sample
+    ignored: tuple[str, ...] = ()  # options that a set_*_manually 0 leaves out of account
+
+    @property
+    def name(self) -> str:
+        return self.shapes[0].name
+
+
+class ModelOptions(Options):
+    """Which model. Of the `set_*_manually` 1 asks for the numbers, 0 leaves them out of account, unset takes what is
+    given."""
+
+    model_size: str | None = Field(None, description="a preset's name, a config.json, or its folder")
+    set_model_config_manually: bool | None = Field(
+        None, description="1: the numbers below hold, those not given are model_size's; 0: they are ignored"
+    )
+    set_layernum_manually: bool | None = Field(None, description="1: num_layers holds; 0: it is ignored")
+    set_seqlen_manually: bool | None = Field(
+        None,
+        description="1: seq_length holds, and the model gets positions for it; 0: samples are as long as its positions",
+    )
+    model_type: str | None = Field(None, description=" or ".join(FAMILIES))
+    hidden_size: Size | None = Field(None, description="hidden size")
+    num_layers: Layers | None = Field(None, description="number of layers")
+    num_attention_heads: Size | None = Field(None, description="attention heads")
+    num_key_value_heads: Size | None = Field(None, description="kv heads; unset: as many as attention heads")
+    intermediate_size: Size | None = Field(None, description="width of the MLP")
+    vocab_size: Size | None = Field(None, description="words of the vocabulary")
+    max_position_embeddings: Size | None = Field(None, description="longest sample that the model has positions for")
+    tie_word_embeddings: bool | None = Field(None, description="1: embedding and LM head share their weights")
+    make_vocab_size_divisible_by: Size | None = Field(
+        None, description="refused where vocab_size is no multiple of it: the vocabulary is padded to its degree alone"
+    )
+    seq_length: Size | None = Field(None, description="tokens of a sample")
+    num_layertype: Layers | None = Field(None, description="types of layers; unset: as many as the lists below have")
+    hidden_size_list: Sizes | None = Field(
+        None, description="hidden size of each type; heads and MLP of a type grow in proportion"
+    )
+    layernum_list: Sizes | None = Field(None, description="layers of each type, type 0 first")
+    seqlen_list: Sizes | None = Field(None, description="tokens of a sample that each type sees; the run's: type 0's")
+
+    def resolve(self, default_seq_length: int | None = None) -> Model:
+        """The model; `default_seq_length` holds where nothing is said of it. Raises UserError: no such preset, a number
+        is missing or contradicts another."""
+        shape = self._shape({name: value for name in SHAPE_FIELDS if (value := self._held(name)) is not None})
+        lists = {name: value for name in LISTS if (value := getattr(self, name)) is not None}
+        types = self.num_layertype or max(map(len, lists.values()), default=1)
+        for name, entries in lists.items():
+            if len(entries) != types:
+                raise UserError(f"{name}: has {len(entries)} entries for {types} types of layers; give one a type")
+        shapes = self._several(shape, types) if types > 1 else (self._one(shape),)
+        if (multiple := self.make_vocab_size_divisible_by) and shape.vocab_size % multiple:
+            raise UserError(
+                f"make_vocab_size_divisible_by: {multiple} does not divide the vocabulary of {shape.vocab_size}, "
+                "which is padded to a multiple of its degree alone; leave it out, or give --vocab_size"
+            )
+        if (layers := sum(kind.layers for kind in shapes)) > MOST_LAYERS:
+            raise UserError(f"num_layers: {layers} are more than {MOST_LAYERS}; is it a slip of the pen?")
+        seq_length = self._seq_length(shapes[0], default_seq_length)
+        if self.set_seqlen_manually:
+            shapes = tuple(_long_enough(kind, max(seq_length, *(self.seqlen_list or (0,)))) for kind in shapes)
+        lengths = (None if length == seq_length else length for length in self.seqlen_list or [seq_length] * types)
+        return Model(
+            tuple(replace(kind, seq_length=length) for kind, length in zip(shapes, lengths, strict=True)),
+            seq_length,
+            self.ignored,
+        )
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Options that are given beside a set_*_manually 0 that leaves them out of account."""
+        return tuple(name for name in (*SHAPE_FIELDS, "seq_length") if getattr(self, name) != self._held(name))
+
+    def _held(self, name: str) -> Any:
+        """What is given under a name and holds; None: nothing. To set the model by hand is to set all of it so."""
+        own = {"num_layers": self.set_layernum_manually, "seq_length": self.set_seqlen_manually}
+        holds = own.get(name, self.set_model_config_manually) is not False or self.set_model_config_manually
+        return getattr(self, name) if holds else None
+
+    def _shape(self, given: dict[str, Any]) -> ModelShape:
+        """The model as if all its layers were alike."""
+        if self.set_model_config_manually and not given:
+            raise UserError("set_model_config_manually: is 1, but no number is given; give --hidden_size and others")
+        if self.set_layernum_manually and not (self.num_layers or self.layernum_list):
+            raise UserError("set_layernum_manually: is 1, but num_layers is missing; give --num_layers")
+        changes = {SHAPE_FIELDS[name]: value for name, value in given.items()}
+        if self.model_size is None:
+            if not given:
+                known = ", ".join(preset_names())
+                raise UserError(f"model_size: missing; name a config.json or one of {known}, or give {NUMBERS}")
+            layers = sum(self.layernum_list or ()) or None
+            positions = max(2048, self.seq_length or 0, *(self.seqlen_list or ()))
+            config = {
+                "model_type": "llama",
+                "num_hidden_layers": layers,
+                "max_position_embeddings": positions,
+            } | changes
+            return _named(shape_from_config(config, "", source="the model's options"))
+        base = load_model(self.model_size)
+        config = config_of(base) | changes
+        if base.kv_heads == base.heads and "num_key_value_heads" not in changes:
+            del config["num_key_value_heads"]
+        shape = shape_from_config(config, base.name, source="the model's options")
+        if replace(shape, layers=base.layers) == base:
+            return shape if shape == base else replace(shape, name=f"{base.name}_layer{shape.layers}")
+        return _named(shape)
+
+    def _one(self, shape: ModelShape) -> ModelShape:
+        """All layers of one type: the lists only repeat what the model has, or say its layers."""
+        (width,), (layers,) = self.hidden_size_list or (shape.hidden_size,), self.layernum_list or (shape.layers,)
+        if width != shape.hidden_size:
+            raise UserError(
+                f"hidden_size_list: {width}, but {shape.name} has hidden size {shape.hidden_size}; name another "
+                f"model_size, or give {NUMBERS}"
+            )
+        if layers == shape.layers:
+            return shape
+        if self._held("num_layers"):
+            raise UserError(f"layernum_list: {layers}, but num_layers is {shape.layers}; make them agree")
+        return replace(shape, layers=layers, name=f"{shape.name}_layer{layers}")
+
+    def _several(self, shape: ModelShape, types: int) -> tuple[ModelShape, ...]:
+        """One shape a type, each as many times wider than `shape` as its hidden size says."""
+        if self.layernum_list is None:
+            raise UserError(f"layernum_list: missing; say how many layers each of the {types} types has")
+        widths = self.hidden_size_list or (shape.hidden_size,) * types
+        name = "_".join([shape.name, "layer" + "-".join(map(str, self.layernum_list))])
+        result = []
+        for width, layers in zip(widths, self.layernum_list, strict=True):
+            sizes = {key: getattr(shape, key) * width for key in ("heads", "kv_heads", "intermediate_size")}
+            for key, size in sizes.items():
+                if size % shape.hidden_size:
+                    raise UserError(
+                        f"hidden_size_list: {width} is {width / shape.hidden_size:g} times the hidden size of "
+                        f"{shape.name}, but its {getattr(shape, key)} {key} are not to be multiplied so; "
+                        f"choose a multiple of {shape.hidden_size // gcd(shape.kv_heads, shape.intermediate_size)}"
+                    )
+            scaled = {key: size // shape.hidden_size for key, size in sizes.items()}
+            result.append(replace(shape, name=name, layers=layers, hidden_size=width, **scaled))
+        return tuple(result)
+
+    def _seq_length(self, shape: ModelShape, default: int | None) -> int:
+        if self.set_seqlen_manually and not (self.seq_length or self.seqlen_list):
+            raise UserError("set_seqlen_manually: is 1, but seq_length is missing; give --seq_length")
+        held = self._held("seq_length")
+        length = self.seqlen_list[0] if self.seqlen_list else held
+        if held and length != held:
+            raise UserError(f"seqlen_list: starts with {length}, but seq_length is {held}; make them agree")
+        if length:
+            return int(length)
+        if self.set_seqlen_manually is False:
+            return shape.max_position_embeddings
+        if default is not None:
+            return default
+        raise UserError(
+            "seq_length: missing; say how many tokens a sample has, or give --set_seqlen_manually 0 for the "
+            f"{shape.max_position_embeddings} that {shape.name} has positions for"
+        )
+
+
+def _long_enough(shape: ModelShape, seq_length: int) -> ModelShape:
+    """The shape with positions for samples of this length."""
+    if seq_length <= shape.max_position_embeddings:
+        return shape
+    return replace(shape, name=f"{shape.name}_seq{seq_length}", max_position_embeddings=seq_length)
+
+
+def _named(shape: ModelShape) -> ModelShape:
+    """A shape of one's own, named by its numbers."""
+    return replace(shape, name=f"hidden{shape.hidden_size}_head{shape.heads}_layer{shape.layers}")

@@ -1,0 +1,1 @@
+"""Plans in the files and arguments of other programs and versions."""

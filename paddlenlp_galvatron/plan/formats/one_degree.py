@@ -1,0 +1,51 @@
+"""What a plan has that programs with one degree of each kind for the whole model lack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..strategy import DataParallel, LayerStrategy, Plan
+
+Argument = bool | int | str | list[int]
+
+
+def sharing(plan: Plan, layer: LayerStrategy) -> int:
+    """Ranks that hold a layer's states together, or alike."""
+    return plan.stage_size // layer.tp
+
+
+def _dp_type(plan: Plan, layer: LayerStrategy) -> DataParallel:
+    return layer.dp_type if sharing(plan, layer) > 1 else DataParallel.DDP
+
+
+def sharding_stage(plan: Plan, layer: LayerStrategy | None = None) -> int:
+    """The stage in which Paddle shards as the plan does a layer, the first if none is named; 0: none.
+
+    Stage 1 keeps whole gradients, as zero2 does that sums micro-batches up.
+    """
+    summed = plan.assumed.async_grad_reduce and plan.micro_batches > 1
+    stages = {DataParallel.DDP: 0, DataParallel.ZERO2: 1 if summed else 2, DataParallel.ZERO3: 3}
+    return stages[_dp_type(plan, layer or plan.layers[0])]
+
+
+def uneven(plan: Plan, program: str) -> Iterator[str]:
+    """Fields in which layers, or layers and vocabulary, or stages are unlike, as `program` cannot have them."""
+    parts = (*plan.layers, plan.vocab.as_layer())
+    for field, of_vocab, values in (
+        ("tp_sizes_enc", "vtp", [str(part.degree) for part in parts]),
+        ("use_sp", "vsp", ["1" if part.ulysses and part.degree > 1 else "0" for part in parts]),
+        ("dp_types_enc", "embed_sdp", [_dp_type(plan, part).value for part in parts]),
+    ):
+        *layers, vocab = values
+        if len(set(layers)) > 1:
+            yield f"{field}: {program} has one for all layers, the plan has {', '.join(dict.fromkeys(layers))}"
+        elif vocab != layers[0]:
+            yield f"{of_vocab}: in {program} embedding and LM head are split and sharded as the layers are"
+    if len(set(plan.stages)) > 1:
+        shown = ",".join(map(str, plan.stages))
+        yield f"pp_division: {program} gives every stage as many layers, the plan {shown}"
+
+
+def strided(plan: Plan) -> bool:
+    """Whether any group of a layer is not of neighbouring ranks."""
+    return any(not each.consecutive and 1 < each.degree < plan.stage_size for each in plan.layers)

@@ -1,0 +1,87 @@
+"""A plan as the YAML of PaddleFormers and PaddleFleet, PaddleNLP's successors (PaddleFormers 1.0.0).
+
+Both have one degree of each kind for the whole model. Their Llama and Qwen2 recompute all layers or none, and have no
+Ulysses; Megatron-SP, the pipeline and ZeRO are as stock PaddleNLP has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...base.errors import UserError
+from ...model import ModelShape
+from ..schedules import Schedule
+from ..strategy import Plan, Precision
+from .one_degree import Argument, sharding_stage, strided, uneven
+
+NAME = "PaddleFormers"
+
+
+def formers_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Argument]:
+    """What goes into the YAML file of `paddleformers-cli train`, besides model and data.
+
+    Raises UserError with one line for each field that it cannot express, for this model where it is given.
+    """
+    gaps = [*uneven(plan, NAME), *_unlike(plan), *(_unlike_model(plan, model) if model else [])]
+    if gaps:
+        raise UserError(f"{gap}; run it with galvatron train" for gap in gaps)
+    layer, stage = plan.layers[0], sharding_stage(plan)
+    arguments: dict[str, Argument] = {
+        "stage": "PT",  # its default fine-tunes
+        "fine_tuning": "full",
+        "per_device_train_batch_size": plan.micro_batch // plan.dp(layer),
+        "gradient_accumulation_steps": plan.micro_batches,
+    }
+    if plan.assumed.seq_length:
+        arguments["max_seq_len"] = plan.assumed.seq_length
+    arguments |= {
+        "tensor_model_parallel_size": layer.tp,
+        "pipeline_model_parallel_size": len(plan.stages),
+        "sequence_parallel": layer.tp > 1 and plan.assumed.sequence_parallel,
+        "sharding": f"stage{stage}" if stage else "",  # its default is stage1
+    }
+    if stage:
+        arguments["sharding_parallel_size"] = plan.dp(layer)
+    if layer.recompute:
+        arguments |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    precision = plan.assumed.mixed_precision
+    arguments |= {"bf16": precision is Precision.BF16, "fp16": precision is Precision.FP16}
+    if precision is not Precision.FP32:
+        arguments["fp16_opt_level"] = "O2"
+    return arguments
+
+
+def formers_notes(plan: Plan) -> list[str]:
+    """What is worth knowing of a plan that PaddleFormers can express."""
+    if len(plan.stages) > 1 and plan.dp(plan.layers[0]) > 1:
+        return [
+            f"{NAME} puts the ranks of a pipeline side by side and data parallelism across them; "
+            "in the plan the ranks of a stage are neighbours"
+        ]
+    return []
+
+
+def _unlike(plan: Plan) -> Iterator[str]:
+    """What PaddleFormers has for no layer, or not together."""
+    layer, stage = plan.layers[0], sharding_stage(plan)
+    if strided(plan):
+        yield f"tp_consecutive_flags: in {NAME} neighbouring ranks form a tensor-parallel group"
+    if layer.ulysses and layer.degree > 1:
+        yield f"use_sp: {NAME}'s Llama and Qwen2 have no Ulysses"
+    if len({each.recompute for each in plan.layers}) > 1:
+        yield f"checkpoint: {NAME} recomputes all layers or none"
+    if len(plan.stages) > 1 and plan.schedule is not Schedule.ONE_F_ONE_B:
+        yield f"pipeline_type: {NAME}'s pipeline is 1F1B, the plan's {plan.schedule}"
+    if len(plan.stages) > 1 and stage > 1:
+        yield f"dp_types_enc: {NAME}'s pipeline goes with sharding stage1 alone, the plan has {layer.dp_type}"
+    if layer.tp > 1 and stage == 3:
+        yield f"dp_types_enc: {NAME}'s tensor parallelism does not go with sharding stage3, the plan has zero3"
+
+
+def _unlike_model(plan: Plan, model: ModelShape) -> Iterator[str]:
+    """What PaddleFormers' own model lacks."""
+    tp = plan.layers[0].tp
+    if model.vocab_size % tp:
+        yield f"vtp: {NAME} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it"
+    if model.kv_heads % tp:
+        yield f"tp_sizes_enc: {NAME} does not share {model.kv_heads} kv heads among {tp} ranks"

@@ -1,0 +1,116 @@
+"""A plan as arguments of PaddleNLP's own `run_pretrain.py`, as far as those can say it (PaddleNLP 3.0.0b4).
+
+Stock PaddleNLP has one degree of each kind for the whole model, and its Trainer refuses some combinations of them.
+When gradients are reduced is its own affair; where weights, gradients and optimizer states lie is as in the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...base.errors import UserError
+from ...model import ModelShape
+from ..schedules import Schedule
+from ..strategy import Plan, Precision
+from .one_degree import Argument, sharding_stage, sharing, strided, uneven
+
+STOCK = "stock PaddleNLP"
+
+
+def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Argument]:
+    """Arguments with which stock PaddleNLP trains as the plan says; those at PaddleNLP's default are left out.
+
+    Raises UserError with one line for each field that it cannot express, for this model where it is given.
+    """
+    gaps = [*uneven(plan, STOCK), *_unlike_stock(plan), *(_unlike_model(plan, model) if model else [])]
+    if gaps:
+        raise UserError(f"{gap}; run it with galvatron train" for gap in gaps)
+    layer = plan.layers[0]
+    arguments: dict[str, Argument] = {
+        "per_device_train_batch_size": plan.micro_batch // plan.dp(layer),
+        "gradient_accumulation_steps": plan.micro_batches,
+    }
+    if plan.assumed.seq_length:
+        arguments["max_seq_length"] = plan.assumed.seq_length
+    if layer.tp > 1:
+        arguments["tensor_parallel_degree"] = layer.tp
+        if plan.assumed.sequence_parallel:
+            arguments["sequence_parallel"] = True
+    elif layer.degree > 1:
+        arguments["sep_parallel_degree"] = layer.degree
+    if len(plan.stages) > 1:
+        arguments["pipeline_parallel_degree"] = len(plan.stages)
+    if stage := sharding_stage(plan):
+        arguments |= {"sharding": f"stage{stage}", "sharding_parallel_degree": plan.dp(layer)}
+    kept = [index for index, each in enumerate(plan.layers) if not each.recompute]
+    if len(kept) < len(plan.layers):
+        arguments |= {"recompute": True, "recompute_granularity": "full"}
+        if kept:
+            arguments["no_recompute_layers"] = kept
+    if plan.assumed.mixed_precision is not Precision.FP32:
+        arguments |= {str(plan.assumed.mixed_precision): True, "fp16_opt_level": "O2"}
+    return arguments
+
+
+def stock_notes(plan: Plan) -> list[str]:
+    """What is worth knowing of a plan that stock PaddleNLP can express."""
+    layer, notes = plan.layers[0], []
+    if len(plan.stages) > 1 and plan.dp(layer) > 1 and not sharding_stage(plan):
+        notes.append(
+            "stock PaddleNLP puts the ranks of a pipeline side by side and data parallelism across them; "
+            "in the plan the ranks of a stage are neighbours"
+        )
+    if layer.ulysses and layer.degree > 1:
+        notes.append(
+            "sep_parallel_degree of PaddleNLP 3.0.0b4 is wrong on Paddle 3: it hands the two lists of "
+            "paddle.distributed.alltoall over in Paddle 2's order"
+        )
+    return notes
+
+
+def as_flags(arguments: dict[str, Argument]) -> list[str]:
+    """Each argument as it stands on a command line."""
+    return [f"--{name} {_words(value)}" for name, value in arguments.items()]
+
+
+def _words(value: Argument) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unlike_stock(plan: Plan) -> Iterator[str]:
+    """What stock PaddleNLP has for no layer."""
+    layer, stage, pipeline = plan.layers[0], sharding_stage(plan), len(plan.stages) > 1
+    if strided(plan):
+        yield "tp_consecutive_flags: in stock PaddleNLP neighbouring ranks form a tensor-parallel group"
+    if pipeline and plan.schedule is not Schedule.ONE_F_ONE_B:
+        yield f"pipeline_type: stock PaddleNLP's pipeline is 1F1B, the plan's {plan.schedule}"
+    if pipeline and stage > 1:
+        yield f"dp_types_enc: stock PaddleNLP's pipeline goes with sharding stage1 alone, the plan has {layer.dp_type}"
+    if layer.tp > 1 and stage == 3:
+        yield "dp_types_enc: stock PaddleNLP's tensor parallelism does not go with sharding stage3, the plan has zero3"
+    if layer.ulysses and layer.degree > 1 and stage:
+        yield (
+            f"use_sp: stock PaddleNLP shards over the {plan.dp(layer)} data-parallel ranks alone, "
+            f"the plan over all {sharing(plan, layer)} ranks of a stage"
+        )
+
+
+def _unlike_model(plan: Plan, model: ModelShape) -> Iterator[str]:
+    """What PaddleNLP's own model of this family lacks."""
+    layer, traits = plan.layers[0], model.traits
+    who = f"stock PaddleNLP's {traits.title}"
+    if not traits.stock:
+        yield f"model: stock PaddleNLP has no {traits.title}"
+    if model.vocab_size % layer.tp:
+        yield f"vtp: stock PaddleNLP does not split a vocabulary of {model.vocab_size} over {layer.tp} ranks nor pad it"
+    if layer.tp > 1 and not traits.stock_shares_kv_heads and model.kv_heads % layer.tp:
+        yield f"tp_sizes_enc: {who} does not share {model.kv_heads} kv heads among {layer.tp} ranks"
+    if layer.ulysses and layer.degree > 1:
+        if not traits.stock_ulysses:
+            yield f"use_sp: {who} has no sep_parallel_degree"
+        elif model.kv_heads % layer.degree:
+            yield f"use_sp: stock PaddleNLP does not share {model.kv_heads} kv heads among {layer.degree} ranks"
+    if not traits.stock_recomputes_some and len(plan.stages) > 1 and len({each.recompute for each in plan.layers}) > 1:
+        yield f"checkpoint: {who} in a pipeline recomputes all layers or none"

@@ -1,0 +1,1 @@
+"""Measures the network and what runs at once on it."""

@@ -1,0 +1,216 @@
+"""Measures the cluster through Paddle's collectives: what every rank of a launch runs.
+
+All groups of a kind are active at once, as in training: on 4 ranks, both groups of two ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+
+from ...plan.layout import Grid
+from ...profiles import Collective, MessageGroup
+from ...runtime import collectives
+from ...runtime.groups import Groups, Ranks, run_as_rank, start_world
+from ..cpu_host.placement import Placement
+from ..cpu_host.processors import awake, pinned, shares
+from ..journal import Journal
+from ..launcher import fingerprint, impossible_note, report_note, report_progress
+from ..options import KINDS, HardwareOptions, Part
+from ..refine import coarse, uncertain
+from ..stopwatch import Array, Stopwatch, Timing
+from .messages import ENOUGH, MessagePoint, Messages, Turn, Turns, doubtful, timings
+from .overlap import overlap_coefficient, overlapping_ranks
+from .summary import OVERLAP, apart_note, hardware_profile
+
+ROUNDS = 3  # everything is measured so often, at different times
+OVERLAPS = 6  # the overlap coefficient at least so often: one number of a few laps, 5 % off (standard deviation)
+PINNED_ROUNDS = 10  # the same on pinned CPU processes of one host: what disturbs them spoils some rounds only
+TOLERANCE = 0.05  # of a number: sizes in between are measured where a line through the others misses by more
+LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
+FLOAT_BYTES = 4
+
+OPERATIONS: dict[Collective, Callable[[Any, Any], Any]] = {
+    Collective.ALL_REDUCE: collectives.all_reduce,
+    Collective.ALL_GATHER: collectives.all_gather,
+    Collective.REDUCE_SCATTER: collectives.reduce_scatter,
+    Collective.ALL_TO_ALL: collectives.all_to_all,
+}
+OF_RANKS: dict[str, Callable[[Array], Array]] = {  # [laps, ranks] -> [laps]
+    "min": lambda laps: np.max(laps, axis=1),
+    "avg": lambda laps: np.mean(laps, axis=1),
+    "first": lambda laps: laps[:, 0],
+}
+
+
+def group_kinds(world_size: int) -> list[tuple[int, bool]]:
+    """(ranks, consecutive) of all groups to measure: every divisor, strided ones where that is another group."""
+    sizes = [size for size in range(2, world_size + 1) if world_size % size == 0]
+    return [(size, consecutive) for size in sizes for consecutive in (True, False) if consecutive or size < world_size]
+
+
+def curves(options: HardwareOptions, world_size: int) -> list[MessageGroup]:
+    """The collectives and groups of the parts that are asked for, each once."""
+    found: dict[MessageGroup, None] = {}
+    for part in options.parts:
+        limit = {Part.P2P: options.max_pp_deg, Part.ALL_REDUCE: None}.get(part, options.max_tp_deg)
+        for kind in KINDS[part]:
+            for size, consecutive in group_kinds(world_size):
+                if size <= (limit or size) and (consecutive or kind is not Collective.SEND):
+                    found[MessageGroup(kind, size, consecutive)] = None
+    return list(found)
+
+
+@dataclass
+class HardwareProfiler:
+    """Measures one cluster into a journal. Every rank builds one and calls `measure`."""
+
+    options: HardwareOptions
+    rank: int
+    world_size: int
+    stopwatch: Stopwatch
+    groups: Groups
+    journal: Journal
+    placement: Placement
+
+    def measure(self) -> None:
+        """Measure all that the journal does not know."""
+        self.groups.create(set(self._communicators()))
+        wanted = curves(self.options, self.world_size)
+        rounds = PINNED_ROUNDS if self.placement.matters else ROUNDS
+        overlaps = max(rounds, OVERLAPS) * (Part.OVERLAP in self.options.parts and self.world_size > 1)
+        done, total = 0, rounds * len(wanted) + overlaps
+        for turn in range(rounds):
+            for group in wanted:
+                report_progress(done, total)
+                if not (self.stopwatch.is_late() and turn):
+                    self._measure_curve(group, turn)
+                done += 1
+        for turn in range(overlaps):
+            report_progress(done, total)
+            self.journal.get(f"{OVERLAP} {turn}", self._overlap)
+            done += 1
+        for turn in range(rounds, rounds + ceil(rounds / 4)):  # what still spreads too widely, or cannot be
+            if not self.stopwatch.is_late():
+                for group in wanted:
+                    turns = self._turns(group)
+                    again = doubtful(turns, self.stopwatch.shared) | {mib for mib in turns if self._lacks(group, mib)}
+                    for mib in sorted(again):
+                        self._measure_message(MessagePoint(group, mib, turn))
+        report_progress(total, total)
+
+    def _communicators(self) -> Iterator[tuple[Ranks, str]]:
+        if self.world_size > 1:
+            yield overlapping_ranks(self.world_size), ""
+        for size, consecutive in group_kinds(self.world_size):
+            yield from ((ranks, "") for ranks in Grid(self.world_size, size, consecutive).tp_groups())
+            if consecutive:
+                yield from ((pair, "down") for pair in self._pairs(size))
+
+    def _pairs(self, stages: int) -> list[Ranks]:
+        """Peers of neighbouring stages."""
+        step = self.world_size // stages
+        return [(rank, rank + step) for rank in range(self.world_size - step)]
+
+    def _measure_curve(self, group: MessageGroup, turn: int) -> None:
+        """Times over message sizes. In the first turn it is found out which sizes are worth it."""
+        grid = self.options.sizes_mib
+        if turn:
+            for mib in sorted(self._turns(group).keys() & set(grid)):
+                self._measure_message(MessagePoint(group, mib, turn))
+            return
+        # Galvatron's own search reads these two kinds at every size.
+        documented = group.consecutive and group.kind in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL)
+        for mib in grid if documented or not self.options.adaptive else coarse(grid):
+            if self._measure_message(MessagePoint(group, mib, turn)) > LONGEST_MS:
+                break
+        while not self.stopwatch.is_late() and (wanted := uncertain(grid, self._times(group), TOLERANCE)):
+            for mib in wanted:
+                self._measure_message(MessagePoint(group, mib, turn))
+
+    def _turns(self, group: MessageGroup) -> Turns:
+        return Messages(self.journal).counting(group)
+
+    def _lacks(self, group: MessageGroup, mib: float) -> bool:
+        """Whether a message was not yet measured often enough with the ranks' processors beside one another."""
+        return self.placement.matters and Messages(self.journal).placed(group, mib) < ENOUGH
+
+    def _times(self, group: MessageGroup) -> dict[float, float]:
+        return {mib: timing.ms for mib, timing in timings(self._turns(group), self.stopwatch.shared).items()}
+
+    def _measure_message(self, point: MessagePoint) -> float:
+        """Time in ms of a message in one turn."""
+
+        def measure() -> Turn:
+            reference_ms = self.placement.improve(self._lacks(point.group, point.mib))
+            prepare = self._exchange if point.group.kind is Collective.SEND else self._collective
+            laps: list[float] = OF_RANKS[self.options.avg_or_min_or_first](
+                self.stopwatch.together(prepare(point.group, point.mib))
+            ).tolist()
+            return Turn(reference_ms, laps)
+
+        _, laps_ms = self.journal.get(point.key, measure)
+        return Timing.of(laps_ms).ms
+
+    def _collective(self, group: MessageGroup, mib: float) -> Callable[[], Any]:
+        communicator = self.groups.get(Grid(self.world_size, group.size, group.consecutive).tp_group(self.rank))
+        elements = int(mib * 2**20) // FLOAT_BYTES // group.size
+        whole = elements if group.kind is Collective.ALL_GATHER else elements * group.size
+        return partial(OPERATIONS[group.kind], paddle.zeros([whole]), communicator)
+
+    def _exchange(self, group: MessageGroup, mib: float) -> Callable[[], None]:
+        """Every stage sends to the next and receives from the one before, all at once."""
+        pairs = [(self.groups.get(pair, "down"), pair) for pair in self._pairs(group.size) if self.rank in pair]
+        elements = int(mib * 2**20) // FLOAT_BYTES
+        sent, received = paddle.zeros([elements]), paddle.empty([elements])
+
+        def exchange() -> None:
+            tasks = [
+                dist.isend(sent, second, pair) if self.rank == first else dist.irecv(received, first, pair)
+                for pair, (first, second) in pairs
+            ]
+            for task in tasks:
+                task.wait()
+
+        return exchange
+
+    def _overlap(self) -> float:
+        self.placement.improve()
+        times = self.options.overlap_time_multiply
+        return overlap_coefficient(self.stopwatch, self.rank, self.world_size, self.groups, times)
+
+
+def main() -> None:
+    """Measure, and write the files on the first rank."""
+    options = HardwareOptions.model_validate_json(sys.argv[1])
+    rank, world_size = start_world()
+    device = fingerprint(world_size)
+    per_node = options.ranks_per_node
+    changing = options.model_dump(include={"num_nodes", "avg_or_min_or_first", "overlap_time_multiply", "budget_ms"})
+    journal = Journal.open(options.output, "hardware", device.model_dump() | changing, rank, world_size, options.fresh)
+    report_note(*journal.kept_note)
+    stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
+    processors = [share[0] for share in shares(per_node)] if rank % per_node == 0 else []
+    with pinned(rank % per_node, per_node), awake(stopwatch.pinned) as spinners:
+        # Between hosts the link takes far longer than what processors of one of them do.
+        placement = Placement(stopwatch, spinners, processors, stopwatch.pinned and options.num_nodes == 1)
+        HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal, placement).measure()
+    report_note(*apart_note(journal))
+    if rank == 0:
+        profile = hardware_profile(
+            journal, options.num_nodes, per_node, options.link_gb_per_s, device, stopwatch.shared
+        )
+        report_note(*impossible_note(profile.meta))
+        profile.save(options.output)
+
+
+if __name__ == "__main__":
+    run_as_rank(main)

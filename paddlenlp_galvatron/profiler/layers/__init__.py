@@ -1,0 +1,1 @@
+"""Measures time and memory of a model's parts."""

@@ -1,0 +1,149 @@
+"""Measures how long the parts of a model compute, by batch, sequence length and degree; communication is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+
+from ...plan import ModelShape, Precision
+from ...profiles import EMBEDDING, HEAD, PassKey, Shape, layer_part
+from ...runtime.adapter import Adapter
+from ...runtime.gradients import global_norm, update_in_turns
+from ..journal import Journal
+from ..refine import coarse, uncertain
+from ..stopwatch import Array, Stopwatch, Timing
+from .part import Part
+from .summary import OPTIMIZER, PassPoint, PassTurn, doubtful, measured
+
+TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what the second turn does not confirm more often
+PINNED_TURNS = 4  # where CPU processes are pinned: a small part took up to 8 % longer than at best for 5 to 10 s
+SMALL_MS = 20.0  # what takes less is measured in all turns: some took half as long again, as memory happened to lie
+TOLERANCE = 0.05  # of a time: points in between are measured where a line through the others misses by more
+ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
+
+
+@dataclass
+class ComputationProfiler:
+    """Measures one model, all ranks at once, into a journal. Every rank builds one and calls `measure`."""
+
+    shapes: Sequence[ModelShape]  # one a layer type
+    family: Adapter
+    stopwatch: Stopwatch
+    journal: Journal
+    precision: Precision = Precision.FP32
+    sequence_parallel: bool = False
+    layers: tuple[int, int] = (1, 3)  # their difference leaves out what does not belong to a layer
+    adaptive: bool = True
+    flash_attention: bool = False
+
+    def measure(self, points: Sequence[Shape], degrees: Sequence[int], tick: Callable[[int], None]) -> None:
+        """Measure all that the journal does not know; `tick` gets the number of points times degrees settled so far."""
+        settled = 0
+        tick(settled)
+        for line in _lines(points):
+            for tp in degrees:
+                for part in [*map(layer_part, range(len(self.shapes))), *ENDS]:
+                    self._measure_line(part, line, tp)
+                settled += len(line)
+                tick(settled)
+        self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
+        for turn in range(1, MOST_TURNS):
+            if not self.stopwatch.is_late():
+                doubted = doubtful(self.journal)
+                for key, found in measured(self.journal).items():
+                    if turn < self._turns(found.whole.ms) or key in doubted:
+                        self._measure(PassPoint(key, turn))
+
+    def _turns(self, ms: float) -> int:
+        if ms < SMALL_MS:
+            return MOST_TURNS
+        return PINNED_TURNS if self.stopwatch.pinned else TURNS
+
+    def _measure_line(self, part: str, line: Sequence[Shape], tp: int) -> None:
+        """Points along one line: where it is adaptive, those in between only if the others do not tell them."""
+        varied = 0 if len({point.seq for point in line}) == 1 else 1  # of (batch, sequence length)
+        keys = {float(point[varied]): self._key(part, point, tp) for point in line}
+        grid = sorted(keys)
+        wanted = coarse(grid) if self.adaptive else grid
+        while wanted:
+            for x in wanted:
+                self._measure(PassPoint(keys[x], 0))
+            known = measured(self.journal)
+            # Over the batch the search interpolates times, over the sequence length times of a token.
+            times = {x: known[key].whole.ms / (x if varied else 1) for x, key in keys.items() if key in known}
+            wanted = [] if self.stopwatch.is_late() else uncertain(grid, times, TOLERANCE)
+
+    def _key(self, part: str, point: Shape, tp: int) -> PassKey:
+        return PassKey(part, point.batch, self._shape(part).seq_length or point.seq, tp)
+
+    def _shape(self, part: str) -> ModelShape:
+        if part in ENDS:
+            return self.shapes[0 if part == EMBEDDING else -1]
+        return self.shapes[int(part.rpartition("_")[2])]
+
+    def _measure(self, point: PassPoint) -> None:
+        self.journal.get(point.name, lambda: self._end(point.key) if point.key.part in ENDS else self._layer(point.key))
+
+    def _part(self, key: PassKey, **what: Any) -> Part:
+        return Part(
+            self._shape(key.part),
+            self.family,
+            samples=key.batch,
+            seq_length=key.seq,
+            tp=key.tp,
+            sequence_parallel=self.sequence_parallel,
+            precision=self.precision,
+            flash_attention=self.flash_attention,
+            **what,
+        )
+
+    def _layer(self, key: PassKey) -> PassTurn:
+        few, many = self.layers
+        parts = [
+            self._part(key, layers=few),
+            self._part(key, layers=many),
+            self._part(key, layers=few, recompute=True),
+        ]
+        steps = [step for part in parts for step in (part.forward, part.backward)]
+        few_f, few_b, many_f, many_b, _, again_b = self.stopwatch.apart(*steps).T
+        recompute_ms = max(0.0, float(np.median(again_b - few_b)) / few)
+        return PassTurn(self._of_one(few_f, many_f), self._of_one(few_b, many_b), recompute_ms)
+
+    def _of_one(self, few: Array, many: Array) -> list[float]:
+        """Laps of one layer from those of few and of many."""
+        one: Array = (many - few) / (self.layers[1] - self.layers[0])
+        if np.median(one) <= 0:  # noise swallows the difference
+            one = many / self.layers[1]
+        laps: list[float] = one.tolist()
+        return laps
+
+    def _end(self, key: PassKey) -> PassTurn:
+        part = self._part(key, **ENDS[key.part])
+        forward, backward = self.stopwatch.apart(part.forward, part.backward).T.tolist()
+        return PassTurn(forward, backward, None)
+
+    def _optimizer_ms_per_million(self, point: Shape) -> float:
+        """Clipping and AdamW's update."""
+        part = self._part(self._key(layer_part(), point, 1), layers=self.layers[1])
+        optimizer = paddle.optimizer.AdamW(parameters=[trainable.tensor for trainable in part.trainables])
+
+        def update() -> None:
+            global_norm(part.trainables, None)
+            update_in_turns(optimizer, part.trainables, factor=0.5)
+
+        ms = Timing.of(
+            self.stopwatch.apart(part.forward, part.backward, update)[:, 2]
+        ).ms  # an update uses gradients up
+        return ms / (part.weights / 1e6)
+
+
+def _lines(points: Sequence[Shape]) -> list[list[Shape]]:
+    """Points over the batch at each length, or all over the length where each has one batch size."""
+    by_length: dict[int, list[Shape]] = {}
+    for point in points:
+        by_length.setdefault(point.seq, []).append(point)
+    return [list(points)] if len(by_length) == len(points) else list(by_length.values())

@@ -1,0 +1,69 @@
+"""Measures a model: what every rank of a launch runs."""
+
+from __future__ import annotations
+
+import sys
+
+from ...adapters import load_family
+from ...model import measured_fingerprint
+from ...plan import Precision
+from ...profiles import Meta
+from ...runtime.device import on_gpu
+from ...runtime.groups import run_as_rank, start_world
+from ..cpu_host.processors import pinned
+from ..journal import Journal
+from ..launcher import fingerprint, impossible_note, report_note, report_progress
+from ..stopwatch import Stopwatch
+from .computation import ComputationProfiler
+from .memory import MemoryProfiler
+from .run import ModelRun
+from .summary import computation_profile
+
+CHANGING = {"sequence_parallel", "layernum_min", "layernum_max", "budget_ms", "use_flash_attention"}  # the numbers
+
+
+def main() -> None:
+    """Measure, and write the files on the first rank."""
+    run = ModelRun.model_validate_json(sys.argv[1])
+    options, shapes, points = run.options, run.shapes, run.points
+    rank, world_size = start_world()
+    per_node, precision = options.ranks_per_node, options.precision
+    device = fingerprint(world_size, model=measured_fingerprint(shapes), dtype=precision.value)
+    layers = (options.layernum_min, options.layernum_max)
+    changing = options.model_dump(include=CHANGING)
+    journal = Journal.open(options.output, "model", device.model_dump() | changing, rank, world_size, options.fresh)
+    report_note(*journal.kept_note)
+    family, meta = load_family(shapes[0].family), Meta(fingerprint=device)
+    flash = options.use_flash_attention
+    if flash is None:  # as training has it
+        flash = on_gpu() and precision is not Precision.FP32
+    lengths = sorted({point.seq for point in points})
+    timed, measured = run.computation * len(points) * len(run.degrees), run.memory * 2 * len(lengths)
+    if run.computation:
+        stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
+        computation = ComputationProfiler(
+            shapes,
+            family,
+            stopwatch,
+            journal,
+            precision,
+            options.sequence_parallel,
+            layers,
+            not options.every_size,
+            flash,
+        )
+        with pinned(rank % per_node, per_node):
+            computation.measure(points, run.degrees, lambda done: report_progress(done, timed + measured))
+        if rank == 0:
+            profile = computation_profile(journal, shapes, precision, meta)
+            report_note(*impossible_note(profile.meta))
+            profile.save(options.output)
+    if run.memory and rank == 0:
+        samples = max(point.batch for point in points)
+        memory = MemoryProfiler(shapes, family, journal, samples, precision, layers, flash)
+        file = memory.measure(lengths, run.degrees, meta, lambda done: report_progress(timed + done, timed + measured))
+        file.save(options.output)
+
+
+if __name__ == "__main__":
+    run_as_rank(main)

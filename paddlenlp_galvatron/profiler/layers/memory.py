@@ -1,0 +1,140 @@
+"""Measures what the parts of a model keep in memory, by sequence length and degree, to the byte."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ...plan import ModelShape, Precision
+from ...profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
+from ...profiles.memory import STATE_BYTES, Role
+from ...runtime import device
+from ...runtime.adapter import Adapter
+from ..journal import Journal
+from .part import Part
+
+MIB = 2**20
+FLOAT_BYTES = 4
+STAGES: dict[Role, dict[str, bool]] = {
+    "only": {"embedding": True, "head": True},
+    "first": {"embedding": True},
+    "last": {"head": True},
+}
+
+
+class Use(NamedTuple):
+    """Memory of one micro-batch in a part, in MiB above what the part holds between micro-batches."""
+
+    kept: float  # after forward, for backward
+    working: float  # backward's peak above that
+    peak: float  # of both passes
+    weights: int  # numbers that the part holds
+    mask: float = 0.0  # what a stage keeps for all its layers
+    reserved: float = 1.0  # the allocator's peak / the tensors' peak, of backward
+
+
+@dataclass
+class MemoryProfiler:
+    """Measures one model into a journal. One rank is enough."""
+
+    shapes: Sequence[ModelShape]  # one a layer type
+    family: Adapter
+    journal: Journal
+    samples: int  # of the micro-batch that is measured
+    precision: Precision = Precision.FP32
+    layers: tuple[int, int] = (1, 3)  # their difference leaves out what does not belong to a layer
+    flash_attention: bool = False
+
+    def measure(
+        self, lengths: Sequence[int], degrees: Sequence[int], meta: Meta, tick: Callable[[int], None]
+    ) -> MemoryProfile:
+        """The profile over all sequence lengths and degrees; `tick` gets how many of twice the lengths are done."""
+        layers: dict[Variant, dict[int, LayerMemory]] = {}
+        vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
+        gc.collect()
+        gc.freeze()  # what is there stays: later collections look at the measured parts alone, and are quick
+        masks: dict[int, float] = {}
+        done = 0
+        for sequence_parallel in (True, False):
+            for seq in lengths:
+                for number, shape in enumerate(self.shapes):
+                    length = shape.seq_length or seq
+                    masks[length] = self._use(number, length, 1, sequence_parallel, layers=self.layers[0]).mask
+                    table = layers.setdefault(Variant(number, sequence_parallel), {})
+                    table[length] = self._layer(number, length, degrees, sequence_parallel)
+                for role in STAGES:
+                    tables = vocab.setdefault(VocabVariant(role, sequence_parallel), {})
+                    length = self.shapes[0 if role == "first" else -1].seq_length or seq
+                    tables[length] = self._vocab(role, seq, degrees, sequence_parallel)
+                done += 1
+                tick(done)
+        gc.unfreeze()
+        first = self.shapes[0]
+        reserved = max(Use(*use).reserved for _, use in self.journal.items("memory "))
+        meta = meta.with_extra({"reserved": "allocator's peak / tensors' peak"}, reserved=reserved)
+        return MemoryProfile(self.precision.value, first.hidden_size, first.heads, layers, vocab, masks, meta=meta)
+
+    def _layer(self, number: int, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> LayerMemory:
+        few, many = self.layers
+
+        def use(layers: int, tp: int, recompute: bool = False) -> Use:
+            return self._use(number, seq, tp, sequence_parallel, layers=layers, recompute=recompute)
+
+        def of_one(tp: int, recompute: bool = False) -> float:
+            return (use(many, tp, recompute).kept - use(few, tp, recompute).kept) / (many - few) / self.samples
+
+        weights = (use(many, 1).weights - use(few, 1).weights) / (many - few)
+        return LayerMemory(
+            parameter_mib=FLOAT_BYTES * weights / MIB,
+            activation_mib={tp: of_one(tp) for tp in degrees},
+            checkpoint_mib=of_one(1, recompute=True),
+            working_mib={tp: use(few, tp).working / self.samples for tp in degrees},
+        )
+
+    def _vocab(self, role: Role, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> VocabMemory:
+        """The last stage and the only one reach their peak in the loss; the first keeps its share beyond it.
+
+        Of several layer types embedding and head are not alike: the only stage has what the first and the last have.
+        """
+        if role == "only" and len(self.shapes) > 1:
+            first, last = (self._vocab(end, seq, degrees, sequence_parallel) for end in ("first", "last"))
+            return VocabMemory(
+                {tp: first.states_mib[tp] + last.states_mib[tp] for tp in degrees},
+                {tp: first.kept_mib[tp] + last.activation_mib[tp] for tp in degrees},
+                {tp: first.kept_mib[tp] + last.kept_mib[tp] for tp in degrees},
+            )
+        number = 0 if role == "first" else len(self.shapes) - 1
+        length = self.shapes[number].seq_length or seq
+        uses = {tp: self._use(number, length, tp, sequence_parallel, **STAGES[role]) for tp in degrees}
+        return VocabMemory(
+            {tp: STATE_BYTES * use.weights / MIB for tp, use in uses.items()},
+            {tp: (use.kept if role == "first" else use.peak) / self.samples for tp, use in uses.items()},
+            {tp: use.kept / self.samples for tp, use in uses.items()},
+        )
+
+    def _use(self, number: int, seq: int, tp: int, sequence_parallel: bool, **what: Any) -> Use:
+        settings = {"samples": self.samples, "seq_length": seq, "tp": tp, "sequence_parallel": sequence_parallel} | what
+        key = f"memory {number} " + " ".join(f"{name}={int(value)}" for name, value in settings.items())
+
+        def measure() -> Use:
+            shape, precision, flash = self.shapes[number], self.precision, self.flash_attention
+            return _measure(Part(shape, self.family, precision=precision, flash_attention=flash, **settings))
+
+        return Use(*self.journal.get(key, measure))
+
+
+def _measure(part: Part) -> Use:
+    part.forward()  # makes what stays: gradients and masks
+    part.backward()
+    gc.collect()  # of the part before, too: nothing may be freed while this one is measured
+    device.release()
+    start = device.allocated_mib()
+    device.reset_peak()
+    part.forward()
+    kept, forward_peak = device.allocated_mib() - start, device.peak_mib() - start
+    device.reset_peak()
+    part.backward()
+    backward_peak, reserved = device.peak_mib() - start, device.reserved_peak_mib() / device.peak_mib()
+    return Use(kept, backward_peak - kept, max(forward_peak, backward_peak), part.weights, part.mask_mib, reserved)

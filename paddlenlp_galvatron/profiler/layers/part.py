@@ -1,0 +1,94 @@
+"""Parts of a model as one rank of a plan runs them, alone and ready to be measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import paddle
+
+from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
+from ...runtime.adapter import Adapter
+from ...runtime.stage import Stage
+from ...runtime.units import Trainable
+from .silent import PatternWeights, SilentGroups
+
+
+class Part:
+    """Some layers, embedding or head of a model, split `tp` ways; this rank is the first of its tp group.
+
+    The peers' part of every collective is left out. `forward` and `backward` alternate; gradients are added up, as
+    those of the micro-batches of a step.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        family: Adapter,
+        *,
+        layers: int = 0,
+        embedding: bool = False,
+        head: bool = False,
+        samples: int,
+        seq_length: int,
+        tp: int = 1,
+        sequence_parallel: bool = False,
+        recompute: bool = False,
+        precision: Precision = Precision.FP32,
+        flash_attention: bool = False,
+    ):
+        stages = (*(() if embedding else (0,)), layers, *(() if head else (0,)))
+        plan = Plan(
+            world_size=tp * len(stages),
+            global_batch=samples,
+            micro_batches=1,
+            stages=stages,
+            layers=(LayerStrategy(tp, recompute=recompute),) * layers,
+            vocab=VocabStrategy(tp),
+            assumed=Assumptions(sequence_parallel, precision, seq_length=seq_length),
+        )
+        rank = 0 if embedding else tp
+        weights = PatternWeights(shape.initializer_range)
+        self._stage = Stage(plan, shape, family, seq_length, rank, SilentGroups(), weights, None, flash_attention)
+        tokens = np.random.default_rng(0).integers(shape.vocab_size, size=(1, samples * seq_length))
+        (self._tokens,) = self._stage.take(tokens)
+        self._received = None if embedding else self._boundary()
+        self._returned = None if head else self._boundary()
+        self._x: Any = None
+        self._out: Any = None
+
+    def _boundary(self) -> Any:
+        """What comes from the stage before, or its gradient from the stage behind."""
+        return paddle.randn(self._stage.boundary_shape).astype(self._stage.numbers.stored)
+
+    @property
+    def trainables(self) -> list[Trainable]:
+        """What an optimizer updates."""
+        return self._stage.trainables
+
+    @property
+    def weights(self) -> int:
+        """Number of weights that the part holds on this rank."""
+        return sum(int(trainable.tensor.size) for trainable in self.trainables)
+
+    @property
+    def mask_mib(self) -> float:
+        """The attention mask that a stage keeps, whatever its layers."""
+        mask = self._stage.mask
+        return 0.0 if mask is None else float(mask.size * mask.element_size()) / 2**20
+
+    def forward(self) -> None:
+        """One micro-batch; what arrives from the stage before is a tensor of its own, as in a pipeline."""
+        if self._received is not None:
+            self._x = self._received.clone()
+            self._x.stop_gradient = False
+        self._out = self._stage.forward(self._x, self._tokens, self._tokens)
+
+    def backward(self) -> None:
+        out = self._out
+        if self._returned is None:
+            out.backward()
+        else:
+            paddle.autograd.backward([out], [self._returned])
+        self._stage.settle()
+        self._x = self._out = None

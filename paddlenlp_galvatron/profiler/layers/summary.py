@@ -1,0 +1,153 @@
+"""From the journal of a model's times to its file: the best of the turns, spreads, what cannot be, how well it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...plan import ModelShape, Precision
+from ...profiles import EMBEDDING, HEAD, ComputationProfile, Meta, PassKey, PassTimes, Shape, layer_part
+from ..journal import Journal
+from ..refine import falling, misses
+from ..stopwatch import Timing, confirmed
+
+OPTIMIZER = "optimizer"
+
+
+class PassPoint(NamedTuple):
+    """One measurement, as it stands in the journal."""
+
+    key: PassKey
+    turn: int  # which of the repetitions at different times
+
+    @property
+    def name(self) -> str:
+        return " ".join(map(str, ["time", *self.key, self.turn]))
+
+    @classmethod
+    def from_name(cls, name: str) -> PassPoint:
+        _, part, *numbers = name.split()
+        batch, seq, tp, turn = map(int, numbers)
+        return cls(PassKey(part, batch, seq, tp), turn)
+
+
+class PassTurn(NamedTuple):
+    """What one measurement finds: ms of each lap, alike in number, and of computing again."""
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    recompute_ms: float | None
+
+    @property
+    def ms(self) -> float:
+        """Forward and backward together."""
+        return float(np.median(self.forward) + np.median(self.backward))
+
+
+class Pass(NamedTuple):
+    """Times of one part at one point."""
+
+    forward: Timing
+    backward: Timing
+    recompute_ms: float | None
+
+    @classmethod
+    def of_turns(cls, turns: Sequence[PassTurn]) -> Pass:
+        """What disturbs a measurement only adds time, so the quickest turn counts. The spread is that of all laps."""
+        best = min(turns, key=lambda turn: turn.ms)
+        forward = Timing.of(np.concatenate([turn.forward for turn in turns]))
+        backward = Timing.of(np.concatenate([turn.backward for turn in turns]))
+        return cls(
+            Timing(float(np.median(best.forward)), forward.spread),
+            Timing(float(np.median(best.backward)), backward.spread),
+            best.recompute_ms,
+        )
+
+    @property
+    def whole(self) -> Timing:
+        """Forward and backward together."""
+        return Timing(self.forward.ms + self.backward.ms, max(self.forward.spread, self.backward.spread))
+
+
+def line_of(key: PassKey, by_batch: bool) -> tuple[str, int, int]:
+    """What stays along a line of points: over the batch, or over the sequence length."""
+    return key.part, key.tp, key.seq if by_batch else key.batch
+
+
+def measured(journal: Journal) -> dict[PassKey, Pass]:
+    """Every point that the journal knows."""
+    return {key: Pass.of_turns(turns) for key, turns in _turns(journal).items()}
+
+
+def doubtful(journal: Journal) -> set[PassKey]:
+    """Points whose time no second turn confirms, or cannot be."""
+    unsure = {key for key, turns in _turns(journal).items() if not confirmed([turn.ms for turn in turns])}
+    return unsure | set(_falling(measured(journal)))
+
+
+def _turns(journal: Journal) -> dict[PassKey, list[PassTurn]]:
+    turns: dict[PassKey, list[PassTurn]] = {}
+    for name, value in journal.items("time "):
+        turns.setdefault(PassPoint.from_name(name).key, []).append(PassTurn(*value))
+    return turns
+
+
+def _falling(known: Mapping[PassKey, Pass]) -> dict[PassKey, float]:
+    """Points that take less time than a smaller batch at the same length, with that time in ms."""
+    result = {}
+    for line in {line_of(key, by_batch=True) for key in known}:
+        keys = {float(key.batch): key for key in known if line_of(key, by_batch=True) == line}
+        for batch, longer_ms in falling({batch: known[key].whole for batch, key in keys.items()}).items():
+            result[keys[batch]] = longer_ms
+    return result
+
+
+def fit_errors(known: Mapping[PassKey, Pass]) -> dict[str, float]:
+    """Median relative error of predicting each point from the others, over batches and over time a token by lengths."""
+    errors: dict[str, list[float]] = {}
+    for by_batch in (True, False):
+        for line in sorted({line_of(key, by_batch) for key in known}):
+            keys = [key for key in known if line_of(key, by_batch) == line]
+            points = {
+                float(key.batch if by_batch else key.seq): known[key].whole.ms / (1 if by_batch else key.seq)
+                for key in keys
+            }
+            errors.setdefault("batch" if by_batch else "sequence", []).extend(misses(points).values())
+    return {name: float(np.median(found)) for name, found in errors.items() if found}
+
+
+def computation_profile(
+    journal: Journal, shapes: Sequence[ModelShape], precision: Precision, meta: Meta
+) -> ComputationProfile:
+    """The profile of all that the journal knows."""
+    known = measured(journal)
+    alone = {(key.part, Shape(key.batch, key.seq)): found.forward.ms for key, found in known.items() if key.tp == 1}
+    spread: dict[str, float] = {}
+    flags: dict[str, str] = {}
+    fallen = _falling(known)
+    for key, found in known.items():
+        name = f"{key.part}_bsz{key.batch}_seq{key.seq}_tp{key.tp}"
+        spread |= {f"{name}.forward": found.forward.spread, f"{name}.backward": found.backward.spread}
+        if longer_ms := fallen.get(key):
+            flags[name] = f"{found.whole.ms:.3g} ms, but a smaller batch takes {longer_ms:.3g} ms"
+    [optimizer_ms] = [ms for _, ms in journal.items(OPTIMIZER)] or [0.0]
+    told = meta.model_dump() | {"spread": spread, "flags": flags, "fit_error": fit_errors(known)}
+    return ComputationProfile(
+        precision.value,
+        shapes[0].hidden_size,
+        shapes[0].heads,
+        {
+            number: {point: ms / point.batch for (part, point), ms in alone.items() if part == layer_part(number)}
+            for number in range(len(shapes))
+        },
+        {
+            point: (ms + alone[HEAD, point]) / point.batch
+            for (part, point), ms in alone.items()
+            if part == EMBEDDING and (HEAD, point) in alone
+        },
+        {key: PassTimes(p.forward.ms, p.backward.ms, p.recompute_ms) for key, p in known.items()},
+        optimizer_ms,
+        meta=Meta.model_validate(told),
+    )

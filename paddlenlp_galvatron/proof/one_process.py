@@ -1,0 +1,56 @@
+"""The oracle: the same training by PaddleNLP's whole model, optimizer and clipping, in one process without any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from ..adapters import load_family
+from ..plan import ModelShape
+from ..runtime.paddle_private import next_rate
+from ..runtime.stage import Batch, inputs_and_labels
+from ..runtime.vocabulary import IGNORED_LABEL
+from ..runtime.weights import WeightSource
+from ..training.recipe import Recipe
+
+Gradients = dict[str, NDArray[np.float32]]  # by PaddleNLP's name of the weight
+
+
+def train_one_process(
+    shape: ModelShape,
+    seq_length: int,
+    source: WeightSource,
+    recipe: Recipe,
+    batches: Iterable[Batch],
+) -> Iterator[tuple[float, Gradients]]:
+    """Loss and unclipped gradients of each global batch, updating the weights in between."""
+    family = load_family(shape.family)
+    model = family.whole_model(shape, family.config(shape, seq_length))
+    weights = dict(model.named_parameters())
+    for name, weight in weights.items():
+        weight.set_value(source(name, tuple(weight.shape)))
+    decaying = [weight.name for weight in weights.values() if weight.ndim > 1]
+    clip = paddle.nn.ClipGradByGlobalNorm(recipe.max_grad_norm)
+    optimizer = recipe.build(model.parameters(), decaying, clip)
+    for batch in batches:
+        loss = _loss(model, *map(paddle.to_tensor, inputs_and_labels(batch)))
+        loss.backward()
+        yield float(loss), {name: weight.grad.numpy() for name, weight in weights.items()}
+        optimizer.step()
+        next_rate(optimizer)
+        optimizer.clear_grad()
+
+
+def _loss(model: Any, ids: Any, labels: Any) -> Any:
+    """Mean over the tokens that have a label; Paddle's own mean divides by all tokens."""
+    out = model(ids)
+    logits = out[0] if isinstance(out, tuple) else out
+    labels = labels.flatten()
+    losses = paddle.nn.functional.cross_entropy(
+        logits.reshape([-1, logits.shape[-1]]), labels, reduction="none", ignore_index=IGNORED_LABEL
+    )
+    return losses.sum() / (labels != IGNORED_LABEL).sum().astype("float32")

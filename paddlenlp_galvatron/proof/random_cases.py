@@ -1,0 +1,87 @@
+"""Plans drawn at random from the whole space that the runtime trains, each with a small model to try parity on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Literal, TypeVar
+
+from ..model import FAMILIES
+from ..plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, UserError, VocabStrategy
+from ..plan.check import require_valid
+from .parity import Case, small_case
+
+T = TypeVar("T")
+
+LAYERS = (2, 3, 3, 4, 5)
+MICRO_BATCHES = (1, 2, 2, 3, 4)
+OPTIMIZERS: tuple[Literal["sgd", "adamw"], ...] = ("sgd", "adamw")
+KV_HEADS = (None, None, 1, 2, 3)  # None: as many as the family is used to
+
+
+def random_cases(
+    count: int, world_size: int, seed: int, precision: Precision = Precision.FP32, steps: int = 4
+) -> list[Case]:
+    """So many cases for a world; the same for the same arguments. Every other one is of either family."""
+    random = Random(f"{seed}/{world_size}")
+    cases: list[Case] = []
+    while len(cases) < count:
+        plan = _plan(random, world_size, precision)
+        family, optimizer = tuple(FAMILIES)[len(cases) % len(FAMILIES)], random.choice(OPTIMIZERS)
+        tied, kv_heads = random.random() < 0.3, random.choice(KV_HEADS)
+        try:
+            require_valid(plan)
+            cases.append(small_case(plan, family, optimizer, steps, seed, tied=tied, kv_heads=kv_heads))
+        except UserError:  # degrees that do not go together, or kv heads that do not split
+            continue
+    return cases
+
+
+def _plan(random: Random, world_size: int, precision: Precision) -> Plan:
+    count = random.choice(LAYERS)
+    stages = random.choice([pp for pp in _divisors(world_size) if pp <= count])
+    size = world_size // stages
+    default = random.choice((DataParallel.DDP, DataParallel.ZERO2))
+    micro_batches = random.choice(MICRO_BATCHES)
+    return Plan(
+        world_size=world_size,
+        global_batch=micro_batches * size * random.choice((1, 1, 2)),
+        micro_batches=micro_batches,
+        stages=_division(random, count, stages),
+        layers=tuple(_layer(random, size, default) for _ in range(count)),
+        vocab=_vocab(random, size, default),
+        default_dp_type=default,
+        schedule=random.choice((Schedule.ONE_F_ONE_B, Schedule.ONE_F_ONE_B, Schedule.GPIPE)),
+        assumed=Assumptions(
+            sequence_parallel=random.random() < 0.6,
+            mixed_precision=precision,
+            async_grad_reduce=random.random() < 0.7,
+        ),
+    )
+
+
+def _layer(random: Random, size: int, default: DataParallel) -> LayerStrategy:
+    degree, kind = random.choice(_divisors(size)), random.choice(("tp", "tp", "ulysses", "strided"))
+    return LayerStrategy(
+        degree,
+        ulysses=kind == "ulysses" and degree > 1,
+        consecutive=kind != "strided" or degree in (1, size),
+        dp_type=random.choice((default, default, DataParallel.ZERO3)),
+        recompute=random.random() < 0.3,
+    )
+
+
+def _vocab(random: Random, size: int, default: DataParallel) -> VocabStrategy:
+    degree = random.choice(_divisors(size))
+    return VocabStrategy(
+        degree, degree > 1 and random.random() < 0.3, random.choice((default, default, DataParallel.ZERO3))
+    )
+
+
+def _division(random: Random, layers: int, stages: int) -> tuple[int, ...]:
+    cuts = sorted(random.sample(range(1, layers), stages - 1))
+    return tuple(stop - start for start, stop in zip([0, *cuts], [*cuts, layers], strict=True))
+
+
+def _divisors(number: int) -> Sequence[int]:
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
