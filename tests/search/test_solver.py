@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddlenlp_galvatron.search.reference import best_by_enumeration, best_by_labels
 from paddlenlp_galvatron.search.solver import Solution, solve
+from search.reference import best_by_enumeration, best_by_labels
 
 KINDS = ("alike", "alike, grouped", "alike, any switch", "free", "switch", "switch by layer")
 
@@ -167,3 +168,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
     assert int(ran.stdout) < 500
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_prints_what_it_says(language, capsys):
+    page = (Path(__file__).parents[2] / "docs" / language / "solver.md").read_text()
+    program = page.partition("```python\n")[2].partition("```")[0]
+    exec(program, {})
+    assert capsys.readouterr().out.strip() == program.rpartition("# ")[2].strip()
