@@ -49,11 +49,11 @@ def path(monkeypatch):
 
 def test_a_launch_listens_on_the_loopback_alone(tmp_path):
     seen: set[str] = set()
-    with Launch(WORKER, ["pauses", "start", "0"], 2, tmp_path, TIMEOUT_S) as running:
+    with Launch(WORKER, ["pauses", "step", "0"], 2, tmp_path, TIMEOUT_S) as running:
         for _ in running.wait():
             for pid in [os.getpid(), *(rank.process.pid for rank in running._crew.ranks)]:
                 seen |= listening(pid)
-    assert len(seen) >= 2  # the store, and gloo of one rank of the pair
+    assert len(seen) >= 2  # the store, and gloo of a rank
     assert {address.rpartition(":")[0] for address in seen} == {"127.0.0.1"}
 
 
