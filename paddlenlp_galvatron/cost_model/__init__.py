@@ -3,7 +3,6 @@
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms
 from .load import load
 from .model import CostModel, stage_times
-from .seams import stage_seams
 from .simulate import StageTimes, lower_bound_ms, step_ms, timeline
 from .traffic import step_traffic_bytes
 
@@ -20,7 +19,6 @@ __all__ = [
     "Terms",
     "load",
     "lower_bound_ms",
-    "stage_seams",
     "stage_times",
     "step_ms",
     "step_traffic_bytes",

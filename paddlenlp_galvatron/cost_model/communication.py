@@ -1,9 +1,6 @@
-"""Which collectives a module calls, and on how many bytes. Prices (`model`) and counts (`traffic`) both come from here.
+"""How many bytes the collectives of `plan.seams` move. Prices (`model`) and counts (`traffic`) both come from here.
 
-The runtime's order. Megatron-SP: all-gather before attention and before the MLP, reduce-scatter after each; backward
-the mirror image. tp without it: all-reduce after each in forward, before each in backward. Ulysses: all-to-all of q,
-k and v in, of the output out; the same in backward. Recompute repeats the forward's. Gradients of matrices are summed
-over the sharding group; those of vectors together at the end of the step, over all ranks that saw other tokens.
+Gradients of matrices are summed over the sharding group; those of vectors together at the end of the step.
 """
 
 from __future__ import annotations
@@ -11,28 +8,45 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import add
 from typing import NamedTuple
 
-from ..model import ModelShape
-from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, VocabStrategy
-from ..profiles.hardware import Collective
+from ..model import ModelShape, Split
+from ..plan.mesh import Axis
+from ..plan.seams import (
+    BLOCK,
+    EMBEDDING,
+    HEAD,
+    SHARDING,
+    WEIGHT_OPS,
+    Collective,
+    Message,
+    Seam,
+    seam_ops,
+    summed_over,
+)
+from ..plan.strategy import Assumptions, LayerStrategy, Strategy, VocabStrategy
 from ..profiles.memory import Role
-from .placement import Group
 from .states import FP32_BYTES, StateBytes
-from .weights import Weights, head_weights, kv_width, layer_weights, table_weights
+from .weights import Weights, head_weights, layer_weights, table_weights
+
+Kind = tuple[Collective, Axis, tuple[Axis, ...], Message]  # of a message, the axes along which it differs, its width
+
+TWINS = (Axis.PIPELINE,)  # a rank of the first stage and its peer of the last
+COPIES = (Axis.COPIES,)
 
 
 class Call(NamedTuple):
     """Equal collectives, as each rank of the group calls them; the message is as `Collective` defines it."""
 
     kind: Collective
-    group: Group
+    axes: tuple[Axis, ...]
     bytes: int  # of each
     times: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(NamedTuple):
     """Collectives of one module on one rank."""
 
     forward: tuple[Call, ...] = ()  # each micro-batch, in the way of compute
@@ -44,17 +58,9 @@ class Calls:
     vectors: tuple[Call, ...] = ()  # gradients of norms and biases, then too; those of a whole stage in one message
     publish: tuple[Call, ...] = ()  # ZeRO-2's updated weights, once a step
 
-    def __add__(self, other: Calls) -> Calls:
-        return Calls(
-            self.forward + other.forward,
-            self.backward + other.backward,
-            self.gather_forward + other.gather_forward,
-            self.gather_backward + other.gather_backward,
-            self.reduce + other.reduce,
-            self.finish + other.finish,
-            self.vectors + other.vectors,
-            self.publish + other.publish,
-        )
+    def also(self, other: Calls) -> Calls:
+        """These and the other's."""
+        return Calls(*map(add, self, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,42 +73,46 @@ class Setting:
     assumed: Assumptions
     states: StateBytes
 
-    def token_bytes(self, width: int, parts: int) -> int:
-        """Bytes of `width` numbers a token, for one of `parts` equal shares of the micro-batch."""
-        return self.samples * self.seq * width * self.assumed.mixed_precision.bytes // parts
-
 
 def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
     """Collectives of one decoder layer."""
-    forward = _layer_seams(model, strategy, setting)
-    # Backward meets each seam once, as forward does; recompute meets forward's once more.
-    backward = tuple(call._replace(times=2 * call.times) for call in forward) if strategy.recompute else forward
-    return Calls(forward, backward) + weight_calls(layer_weights(model, strategy.tp), strategy, setting)
+    seams = _seam_calls(model, strategy, setting, BLOCK, strategy.recompute)
+    return seams.also(weight_calls(layer_weights(model, strategy.tp), strategy, setting))
 
 
-def _layer_seams(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> tuple[Call, ...]:
-    if strategy.degree == 1:
-        return ()
-    if strategy.ulysses:
-        q, kv = model.q_width, kv_width(model, strategy.degree)
-        return tuple(
-            Call(Collective.ALL_TO_ALL, Group.TENSOR, setting.token_bytes(width, setting.stage_size), times)
-            for width, times in (((q, 4),) if kv == q else ((q, 2), (kv, 2)))
-        )
-    reduced, gathered, scattered = _seams(model, strategy, setting, times=2)
-    return (gathered, scattered) if setting.assumed.sequence_parallel else (reduced,)
+def _seam_calls(
+    model: ModelShape, strategy: Strategy, setting: Setting, seams: frozenset[Seam], recompute: bool = False
+) -> Calls:
+    """Collectives at these seams."""
+    mesh = strategy.mesh(setting.stage_size)
+
+    def calls(messages: Counter[Kind]) -> Iterator[Call]:
+        for (kind, axis, apart, message), times in messages.items():
+            width, each = 1, FP32_BYTES
+            if message is not Message.LOSS:
+                width, each = getattr(model, message), setting.assumed.mixed_precision.bytes
+            if message is Message.KEYS:
+                width *= max(mesh.degree(Axis.ULYSSES) // model.kv_heads, 1)
+            size = setting.samples * setting.seq * width * each // mesh.degree(*apart)
+            yield Call(kind, (axis,), size, times)
+
+    forward, backward = _messages(strategy.axes, setting.assumed.sequence_parallel, seams, recompute)
+    return Calls(tuple(calls(forward)), tuple(calls(backward)))
 
 
-def _seams(
-    model: ModelShape, strategy: LayerStrategy | VocabStrategy, setting: Setting, times: int = 1
-) -> tuple[Call, Call, Call]:
-    """All-reduce, all-gather and reduce-scatter of the tokens of a dp share."""
-    message = setting.token_bytes(model.hidden_size, setting.stage_size // strategy.degree)
-    return (
-        Call(Collective.ALL_REDUCE, Group.TENSOR, message, times),
-        Call(Collective.ALL_GATHER, Group.TENSOR, message, times),
-        Call(Collective.REDUCE_SCATTER, Group.TENSOR, message, times),
-    )
+@lru_cache(maxsize=1000)
+def _messages(
+    axes: tuple[tuple[Axis, int], ...], sequence_parallel: bool, seams: frozenset[Seam], recompute: bool
+) -> tuple[Counter[Kind], Counter[Kind]]:
+    """In forward and in backward."""
+    forward: Counter[Kind] = Counter()
+    backward: Counter[Kind] = Counter()
+    for seam, op, axis, apart in seam_ops(axes, sequence_parallel, seams):
+        if op.forward:
+            forward[op.forward, axis, apart, seam.message] += op.times
+        if op.backward:
+            backward[op.backward, axis, apart, seam.message] += op.times
+    return forward, backward + forward if recompute else backward
 
 
 def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Setting) -> Calls:
@@ -110,91 +120,55 @@ def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Se
     embedding = _embedding_calls(model, vocab, setting) if role != "last" else Calls()
     head = _head_calls(model, vocab, setting) if role != "first" else Calls()
     if not model.tied_embeddings:
-        return embedding + head
+        return embedding.also(head)
     table = table_weights(model, vocab.tp).matrices
     if role == "only":  # one table, reduced and published once, by the head; it is used until the step's last pass
-        head = Calls(
-            head.forward,
-            head.backward,
-            head.gather_forward,
-            head.gather_backward,
-            finish=head.reduce,
-            vectors=head.vectors,
-            publish=head.publish,
-        )
-        return Calls(embedding.forward, embedding.backward, embedding.gather_forward) + head
-    twins = Call(Collective.ALL_REDUCE, Group.TWINS, table * setting.states.gradient)
-    calls = embedding + head
-    return Calls(
-        calls.forward,
-        calls.backward,
-        calls.gather_forward,
-        calls.gather_backward,
-        finish=(twins, *calls.reduce, *calls.finish),
-        vectors=calls.vectors,
-        publish=calls.publish,
-    )
+        return embedding._replace(finish=(), publish=()).also(head._replace(reduce=(), finish=head.reduce))
+    twins, calls = Call(Collective.ALL_REDUCE, TWINS, table * setting.states.gradient), embedding.also(head)
+    return calls._replace(reduce=(), finish=(twins, *calls.reduce, *calls.finish))
 
 
 def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
-    forward: tuple[Call, ...] = ()
-    backward: tuple[Call, ...] = ()
-    if vocab.tp > 1:
-        reduced, gathered, scattered = _seams(model, vocab, setting)
-        forward = (scattered,) if setting.assumed.sequence_parallel else (reduced,)
-        backward = (gathered,) if setting.assumed.sequence_parallel else ()
+    seams = _seam_calls(model, vocab, setting, EMBEDDING)
     weights = weight_calls(table_weights(model, vocab.tp), vocab, setting)
     # A lookup needs no weights in backward, and its backward is the last pass of all: nothing is left to hide behind.
-    return Calls(forward, backward, weights.gather_forward, finish=weights.reduce, publish=weights.publish)
+    return seams.also(Calls(gather_forward=weights.gather_forward, finish=weights.reduce, publish=weights.publish))
 
 
 def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
-    forward: tuple[Call, ...] = ()
-    backward: tuple[Call, ...] = ()
-    if vocab.tp > 1:
-        reduced, gathered, scattered = _seams(model, vocab, setting)
-        tokens = setting.samples * setting.seq // (setting.stage_size // vocab.degree)
-        # Cross entropy over a split vocabulary: maximum, sum of exponentials and target's logit of every token.
-        loss = Call(Collective.ALL_REDUCE, Group.TENSOR, tokens * FP32_BYTES, times=3)
-        forward = (gathered, loss) if setting.assumed.sequence_parallel else (loss,)
-        backward = (scattered,) if setting.assumed.sequence_parallel else (reduced,)
-    return Calls(forward, backward) + weight_calls(head_weights(model, vocab.tp), vocab, setting)
+    weights = weight_calls(head_weights(model, vocab.tp), vocab, setting)
+    return _seam_calls(model, vocab, setting, HEAD).also(weights)
 
 
-def weight_calls(weights: Weights, strategy: LayerStrategy | VocabStrategy, setting: Setting) -> Calls:
+def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Calls:
     """Gathers of weights, reductions of gradients, gathers of updated weights."""
-    vectors = tuple(_vector_calls(weights, strategy, setting))
-    gradient, weight = setting.states.gradient, setting.states.weight
+    ops, sharding = WEIGHT_OPS[strategy.dp_type], strategy.mesh(setting.stage_size).degree(*SHARDING)
+    vectors = tuple(_vector_calls(weights, setting, sharding))
     reduce = tuple(  # k and v one after the other
-        Call(Collective.ALL_REDUCE, Group.COPIES, numbers * gradient, times)
+        Call(Collective.ALL_REDUCE, COPIES, numbers * setting.states.gradient, times)
         for numbers, times in Counter(weights.copied_matrices).items()
     )
-    sharding = setting.stage_size // strategy.tp
     if sharding == 1:
         return Calls(reduce=reduce, vectors=vectors)
-    if strategy.dp_type is DataParallel.DDP:
-        whole = Call(Collective.ALL_REDUCE, Group.SHARDING, weights.matrices * gradient)
-        return Calls(reduce=(*reduce, whole), vectors=vectors)
-    padded = -(-weights.matrices // sharding) * sharding
-    reduce = (*reduce, Call(Collective.REDUCE_SCATTER, Group.SHARDING, padded * gradient))
-    gather = (Call(Collective.ALL_GATHER, Group.SHARDING, padded * weight),)
-    if strategy.dp_type is DataParallel.ZERO2:
-        return Calls(reduce=reduce, vectors=vectors, publish=gather)
-    return Calls(gather_forward=gather, gather_backward=gather, reduce=reduce, vectors=vectors)
+    shares = 1 if ops.reduce is Collective.ALL_REDUCE else sharding
+    padded = -(-weights.matrices // shares) * shares
+    reduce = (*reduce, Call(ops.reduce, SHARDING, padded * setting.states.gradient))
+    gather = (Call(ops.gather, SHARDING, padded * setting.states.weight),) if ops.gather else ()
+    publish = (Call(ops.publish, SHARDING, padded * setting.states.weight),) if ops.publish else ()
+    return Calls(gather_forward=gather, gather_backward=gather, reduce=reduce, vectors=vectors, publish=publish)
 
 
-def _vector_calls(weights: Weights, strategy: LayerStrategy | VocabStrategy, setting: Setting) -> Iterator[Call]:
+def _vector_calls(weights: Weights, setting: Setting, sharding: int) -> Iterator[Call]:
     """Sums of the gradients of norms and biases."""
     gradient = setting.states.gradient
     for vector in weights.copied_vectors:
-        yield Call(Collective.ALL_REDUCE, Group.COPIES, vector * gradient)
-    # Plain tp computes the norms' gradients alike on all ranks of a tp group; else each has seen its own tokens.
-    alike = strategy.tp > 1 and not setting.assumed.sequence_parallel
-    for count, group in (
-        (weights.split_vectors, Group.SHARDING),
-        (weights.whole_vectors, Group.SHARDING if alike else Group.STAGE),
-        (weights.head_vectors, Group.STAGE),
+        yield Call(Collective.ALL_REDUCE, COPIES, vector * gradient)
+    for count, split in (
+        (weights.split_vectors, Split.COLUMN),
+        (weights.whole_vectors, Split.WHOLE),
+        (weights.head_vectors, Split.HEADS),
     ):
-        ranks = setting.stage_size if group is Group.STAGE else setting.stage_size // strategy.tp
+        axes = summed_over(split, setting.assumed.sequence_parallel)
+        ranks = sharding if axes == SHARDING else setting.stage_size
         if count and ranks > 1:
-            yield Call(Collective.ALL_REDUCE, group, count * gradient)
+            yield Call(Collective.ALL_REDUCE, axes, count * gradient)

@@ -9,26 +9,27 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 
 from ..base.errors import UserError
 from ..model import ModelShape
-from ..plan.layout import Grid, TokenLayout, boundary_layout
+from ..plan.layout import TokenLayout, token_axes, token_layout
+from ..plan.mesh import Axis, Mesh
 from ..plan.schedules import in_flight
-from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
+from ..plan.seams import SHARDING, Collective
+from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.files import ProfileFile
-from ..profiles.hardware import Collective
 from ..profiles.memory import STATE_BYTES, Role
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import Reserve, reserve_of
-from .communication import Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
+from .communication import COPIES, TWINS, Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms
 from .module_memory import Room, module_memory
-from .placement import Group, place_of
+from .placement import place_of
 from .redistribution import redistribution
-from .seams import Strategy, stage_seams
 from .simulate import StageTimes, step_ms
 from .states import FP32_BYTES, StateBytes
 from .task import (
@@ -173,7 +174,8 @@ class CostModel:
         """
         key = (before, after, stage_size, micro_batch, layer_type)
         if key not in self._switches:
-            source, target = (self._layout(strategy, stage_size) for strategy in (before, after))
+            sharded = self.assumed.sequence_parallel
+            source, target = (token_layout(strategy, stage_size, sharded) for strategy in (before, after))
             self._switches[key] = (
                 self.options.task.forwards * self._move_ms(source, target, micro_batch, layer_type),
                 self._move_ms(target, source, micro_batch, layer_type),
@@ -237,7 +239,7 @@ class CostModel:
         where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch}
         return [
             self.switch_cost(before, after, layer_type=self.crossing_type(layer), **where)
-            for layer, (before, after) in enumerate(stage_seams(plan, stage), plan.stage_layers(stage).start)
+            for layer, (before, after) in enumerate(pairwise(plan.stage_chain(stage)), plan.stage_layers(stage).start)
         ]
 
     def _stage(self, plan: Plan, stage: int) -> StagePrediction:
@@ -281,21 +283,14 @@ class CostModel:
     def _setting(self, stage_size: int, micro_batch: int, layer_type: int) -> Setting:
         return Setting(micro_batch, self.seqs[layer_type], stage_size, self.assumed, self.state_bytes)
 
-    def _layout(self, strategy: Strategy | None, stage_size: int) -> TokenLayout:
-        if strategy is None:
-            return boundary_layout(stage_size)
-        layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
-        grid = Grid(stage_size, layer.degree, layer.consecutive)
-        return TokenLayout(grid, layer.ulysses or self.assumed.sequence_parallel)
-
     def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
         """A change of layout takes as long as an all-gather in which a rank receives as much."""
         tokens = micro_batch * self.seqs[layer_type]
         change = redistribution(source, target, tokens)
         if not change.most_tokens:
             return 0.0
-        grid = Grid(source.grid.size, change.span)
-        place = place_of(Group.TENSOR, grid, False, self.gpus_per_node, self.world_size // grid.size)
+        mesh = Mesh.of(source.size, (Axis.TENSOR, change.span))
+        place = place_of((Axis.TENSOR,), mesh, self.gpus_per_node, self.world_size // source.size)
         received = change.most_tokens / tokens * self._token_bytes(micro_batch, layer_type) / MIB
         return self.network.collective_ms(Collective.ALL_GATHER, place, received * change.span / (change.span - 1))
 
@@ -303,13 +298,12 @@ class CostModel:
         self, strategy: LayerStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, layer_type: int
     ) -> LayerCost:
         model, seq = self.models[layer_type], self.seqs[layer_type]
-        samples = _samples(strategy.degree, stage_size, micro_batch)
+        mesh = strategy.mesh(stage_size)
+        samples = _samples(strategy, mesh, stage_size, micro_batch)
         calls = layer_calls(model, strategy, self._setting(stage_size, micro_batch, layer_type))
-        grid = Grid(stage_size, strategy.degree, strategy.consecutive)
-        split = strategy.degree if strategy.ulysses else 1  # Ulysses: each rank computes its share of whole weights
+        split = mesh.degree(Axis.ULYSSES)  # each rank computes its share of whole weights
         times = self.times.layer(layer_type, samples / split, seq, strategy.tp)
 
-        token_split = strategy.ulysses or self.assumed.sequence_parallel
         sequence_parallel = self.assumed.sequence_parallel
         activation = self.memory.activation_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / split
         working = self.memory.working_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / split
@@ -325,13 +319,13 @@ class CostModel:
             again_ms = times.recompute_ms or 0.0
             working += activation
             checkpoint = self.memory.checkpoint_mib(layer_type, seq) * samples
-            activation = checkpoint / (strategy.degree if token_split else 1)
+            activation = checkpoint / (mesh.degree(*token_axes(sequence_parallel)) // mesh.degree(Axis.DATA))
         weights = layer_weights(model, strategy.tp)
         measured = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         held = replace(weights, matrices=round(weights.matrices * measured))
         room = Room(activation, freed, working)
         times = PassTimes(times.forward_ms, times.backward_ms, again_ms)
-        cost = self._trained(strategy, grid, pipeline, calls, times, held, whole, room)
+        cost = self._trained(strategy, mesh, pipeline, calls, times, held, whole, room)
         if (rank := self.options.task.adapter_rank) is None:
             return cost
         setting = self._setting(stage_size, micro_batch, layer_type)
@@ -340,16 +334,16 @@ class CostModel:
         each = rank * samples * seq * setting.states.weight / split / MIB
         kept = 0.0 if strategy.recompute else adapted(model) * each
         small = weight_calls(adapters, strategy, setting), PassTimes(own_ms, 2 * own_ms), adapters, whole
-        return together(cost, self._cost(strategy, grid, pipeline, *small, Room(kept, kept, 0.0)))
+        return together(cost, self._cost(strategy, mesh, pipeline, *small, Room(kept, kept, 0.0)))
 
     def _vocabulary(
         self, vocab: VocabStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, role: Role
     ) -> LayerCost:
         first, last = 0, len(self.models) - 1
-        samples = _samples(vocab.degree, stage_size, micro_batch)
+        mesh = vocab.mesh(stage_size)
+        samples = _samples(vocab, mesh, stage_size, micro_batch)
         calls = self._vocab_calls(vocab, role, stage_size, micro_batch)
-        grid = Grid(stage_size, vocab.degree)
-        split = vocab.degree if vocab.ulysses else 1
+        split = mesh.degree(Axis.ULYSSES)
         parts = []
         if role != "last":
             parts.append(self.times.embedding(samples / split, self.seqs[first], vocab.tp))
@@ -364,7 +358,7 @@ class CostModel:
         held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES))
         if self.options.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
             times = PassTimes(times.forward_ms, 0.0 if role == "first" else parts[-1].forward_ms)
-        cost = self._trained(vocab, grid, pipeline, calls, times, held, whole, Room(kept, kept, peak - kept))
+        cost = self._trained(vocab, mesh, pipeline, calls, times, held, whole, Room(kept, kept, peak - kept))
         states = cost.terms.states._replace(masks_mib=self._mask_mib)
         return LayerCost.of(replace(cost.terms, states=states), cost.activation_mib, cost.working_mib)
 
@@ -379,7 +373,7 @@ class CostModel:
         settings = [self._setting(stage_size, micro_batch, kind) for kind in (0, len(self.models) - 1)]
         if role == "only" and not last.tied_embeddings:
             ends = vocab_calls(first, vocab, "first", settings[0]), vocab_calls(last, vocab, "last", settings[1])
-            return ends[0] + ends[1]
+            return ends[0].also(ends[1])
         return vocab_calls(
             *((first, vocab, role, settings[0]) if role == "first" else (last, vocab, role, settings[1]))
         )
@@ -387,7 +381,7 @@ class CostModel:
     def _trained(
         self,
         strategy: Strategy,
-        grid: Grid,
+        mesh: Mesh,
         pipeline: int,
         calls: Calls,
         times: PassTimes,
@@ -398,16 +392,16 @@ class CostModel:
         """Cost of a module's own weights as the task has it: learning or frozen, with a reference model's or alone."""
         task = self.options.task
         if task == Task():
-            return self._cost(strategy, grid, pipeline, calls, times, weights, whole, room)
+            return self._cost(strategy, mesh, pipeline, calls, times, weights, whole, room)
         states = frozen_states(self.state_bytes)
-        frozen = self._cost(strategy, grid, pipeline, frozen_calls(calls), times, weights, whole, room, states)
-        cost = frozen if task.frozen else self._cost(strategy, grid, pipeline, calls, times, weights, whole, room)
+        frozen = self._cost(strategy, mesh, pipeline, frozen_calls(calls), times, weights, whole, room, states)
+        cost = frozen if task.frozen else self._cost(strategy, mesh, pipeline, calls, times, weights, whole, room)
         return with_reference(cost, frozen, task.copies) if task.reference else cost
 
     def _cost(
         self,
         strategy: Strategy,
-        grid: Grid,
+        mesh: Mesh,
         pipeline: int,
         calls: Calls,
         times: PassTimes,
@@ -421,7 +415,7 @@ class CostModel:
         per_weight = states or self.state_bytes
 
         def price(some: Iterable[Call], joined: bool = False) -> float:
-            return sum(self._call_ms(call, grid, strategy.ulysses, pipeline, weights.copies, joined) for call in some)
+            return sum(self._call_ms(call, mesh, pipeline, weights.copies, joined) for call in some)
 
         again_ms = times.recompute_ms or 0.0
         compute_ms = times.backward_ms + again_ms
@@ -431,7 +425,7 @@ class CostModel:
         backward = self._beside(compute_ms, gather)
         reduce_ms = self._beside(compute_ms, gather + reduce) - backward
         shown_ms = forward - times.forward_ms, backward - compute_ms
-        sharding = grid.size // strategy.tp
+        sharding = mesh.degree(*SHARDING)
         sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
         updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if per_weight.optimizer else 0.0
         async_reduce = self.assumed.async_grad_reduce
@@ -456,10 +450,12 @@ class CostModel:
         )
         return LayerCost.of(terms, room.activation_mib, working_mib)
 
-    def _call_ms(self, call: Call, grid: Grid, ulysses: bool, pipeline: int, copies: int, joined: bool) -> float:
-        if call.group is Group.TWINS:  # two ranks send each other the whole at the same time
+    def _call_ms(self, call: Call, mesh: Mesh, pipeline: int, copies: int, joined: bool) -> float:
+        if call.axes == TWINS:  # two ranks send each other the whole at the same time
             return self.network.send_ms(pipeline, call.bytes / MIB)
-        place = place_of(call.group, grid, ulysses, self.gpus_per_node, pipeline, copies)
+        if call.axes == COPIES:
+            mesh = mesh.sharing(copies)
+        place = place_of(call.axes, mesh, self.gpus_per_node, pipeline)
         return call.times * self.network.collective_ms(call.kind, place, call.bytes / MIB, joined)
 
     def _beside(self, compute_ms: float, communication_ms: float) -> float:
@@ -478,11 +474,11 @@ def stage_times(stages: Sequence[StagePrediction]) -> StageTimes:
     )
 
 
-def _samples(degree: int, stage_size: int, micro_batch: int) -> int:
+def _samples(strategy: Strategy, mesh: Mesh, stage_size: int, micro_batch: int) -> int:
     """Samples of one dp index. Raises UserError where they are no whole number."""
-    if stage_size % degree:
-        raise UserError(f"degree {degree} does not divide the {stage_size} ranks of a stage")
-    dp = stage_size // degree
+    if mesh.size != stage_size:
+        raise UserError(f"degree {strategy.degree} does not divide the {stage_size} ranks of a stage")
+    dp = mesh.degree(Axis.DATA)
     if micro_batch % dp:
         raise UserError(
             f"{micro_batch} samples of a micro-batch do not split over the dp degree {dp}; "

@@ -7,7 +7,6 @@ from math import lcm
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..plan.layout import TokenLayout
 
@@ -23,32 +22,15 @@ class Redistribution(NamedTuple):
 @lru_cache(maxsize=100_000)
 def redistribution(source: TokenLayout, target: TokenLayout, tokens: int) -> Redistribution:
     """Tokens that move when `tokens` of a micro-batch go from one layout to the other (as `plan.layout.moves` does)."""
-    if _is_plain(source) and _is_plain(target):
+    if source == target:
         return Redistribution(1, 0, 0)
-    (low, high), (wanted_low, wanted_high) = _intervals(source, tokens), _intervals(target, tokens)
-    kept = np.maximum(np.minimum(high, wanted_high) - np.maximum(low, wanted_low), 0)
-    received = wanted_high - wanted_low - kept
+    held, wanted = source.intervals(tokens)[:, :, None], target.intervals(tokens)[:, None]
+    kept = np.maximum(np.minimum(held[..., 1], wanted[..., 1]) - np.maximum(held[..., 0], wanted[..., 0]), 0)
+    received = (wanted[..., 1] - wanted[..., 0]).sum((1, 2)) - kept.sum((1, 2))
     return Redistribution(lcm(_block(source), _block(target)), int(received.max()), int(received.sum()))
 
 
-def _is_plain(layout: TokenLayout) -> bool:
-    """Whether rank r holds the r-th of equal slices."""
-    return layout.grid.degree == 1 or (layout.sharded and layout.grid.consecutive)
-
-
 def _block(layout: TokenLayout) -> int:
-    """Consecutive ranks within which the layout differs from the plain one."""
-    if _is_plain(layout):
-        return 1
-    return layout.grid.degree if layout.grid.consecutive else layout.grid.size
-
-
-def _intervals(layout: TokenLayout, tokens: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First and last-plus-one token of every local rank; `TokenLayout.interval` over arrays."""
-    grid, ranks = layout.grid, np.arange(layout.grid.size, dtype=np.int64)
-    index = ranks % grid.degree if grid.consecutive else ranks // grid.dp
-    part = ranks // grid.degree if grid.consecutive else ranks % grid.dp
-    parts = grid.dp
-    if layout.sharded:
-        parts, part = grid.size, part * grid.degree + index
-    return part * tokens // parts, (part + 1) * tokens // parts
+    """Consecutive ranks within which the layout differs from that in which rank r holds the r-th of equal slices."""
+    [parts, stride] = layout.cuts[0] if len(layout.cuts) == 1 else (1, 1)
+    return stride if parts * stride == layout.size else layout.size

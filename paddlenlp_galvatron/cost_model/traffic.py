@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 from ..base.errors import UserError
 from ..model import ModelShape
-from ..plan.layout import TokenLayout, boundary_layout, token_layout
+from ..plan.layout import token_layout
+from ..plan.seams import Collective
 from ..plan.strategy import Plan
-from ..profiles.hardware import Collective
 from ..profiles.memory import Role
 from .communication import Call, Calls, Setting, layer_calls, vocab_calls
 from .redistribution import redistribution
-from .seams import Strategy, stage_seams
 from .states import StateBytes
 
 # The runtime's names. Messages are measured as `Collective` says: the whole tensor, as one rank sees it.
-NAMES = {
-    Collective.ALL_REDUCE: "all_reduce",
-    Collective.ALL_GATHER: "all_gather",
-    Collective.REDUCE_SCATTER: "reduce_scatter",
-    Collective.ALL_TO_ALL: "all_to_all",
-    Collective.SEND: "p2p",
-}
+NAMES = {kind: kind.name.lower() for kind in Collective} | {Collective.SEND: "p2p"}
 
 
 def step_traffic_bytes(plan: Plan, model: ModelShape) -> dict[str, int]:
@@ -37,6 +31,7 @@ def step_traffic_bytes(plan: Plan, model: ModelShape) -> dict[str, int]:
     states = StateBytes.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients))
     setting = Setting(plan.micro_batch, seq, plan.stage_size, plan.assumed, states)
     each, once = plan.micro_batches * plan.stage_size, plan.stage_size
+    token = model.hidden_size * plan.assumed.mixed_precision.bytes
     total: Counter[str] = Counter()
     for stage in range(len(plan.stages)):
         for calls in _stage_calls(plan, stage, model, setting):
@@ -44,14 +39,14 @@ def step_traffic_bytes(plan: Plan, model: ModelShape) -> dict[str, int]:
                 _add(total, some, each)
             _add(total, calls.reduce, once if plan.assumed.async_grad_reduce else each)
             _add(total, calls.finish + calls.vectors + calls.publish, once)
-        token = model.hidden_size * plan.assumed.mixed_precision.bytes
-        for before, after in stage_seams(plan, stage):
-            source, target = _layout(plan, before), _layout(plan, after)
+        sharded = plan.assumed.sequence_parallel
+        layouts = [token_layout(part, plan.stage_size, sharded) for part in plan.stage_chain(stage)]
+        for source, target in pairwise(layouts):
             ways = ((source, target), (target, source))
             moved = sum(redistribution(*way, plan.micro_batch * seq).all_tokens for way in ways)
             total[NAMES[Collective.ALL_TO_ALL]] += plan.micro_batches * moved * token
     hops = 2 * plan.micro_batches * (len(plan.stages) - 1)
-    total[NAMES[Collective.SEND]] += hops * setting.token_bytes(model.hidden_size, 1)
+    total[NAMES[Collective.SEND]] += hops * plan.micro_batch * seq * token
     return {kind: count for kind, count in total.items() if count}
 
 
@@ -67,7 +62,3 @@ def _stage_calls(plan: Plan, stage: int, model: ModelShape, setting: Setting) ->
 def _add(total: Counter[str], calls: Iterable[Call], times: int) -> None:
     for call in calls:
         total[NAMES[call.kind]] += call.bytes * call.times * times
-
-
-def _layout(plan: Plan, strategy: Strategy | None) -> TokenLayout:
-    return boundary_layout(plan.stage_size) if strategy is None else token_layout(plan, strategy)

@@ -63,8 +63,3 @@ def table_weights(model: ModelShape, tp: int) -> Weights:
 def head_weights(model: ModelShape, tp: int) -> Weights:
     """Weights of last norm and LM head on one of `tp` ranks."""
     return weights_of(model.head, tp)
-
-
-def kv_width(model: ModelShape, degree: int) -> int:
-    """Columns of k (and of v) in a Ulysses exchange: kv heads fewer than the degree are repeated to reach it."""
-    return max(model.kv_heads, degree) * model.head_dim

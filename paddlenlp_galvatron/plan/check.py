@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from ..base.errors import UserError
 from ..model import ModelShape
+from .layout import token_axes
 from .strategy import DataParallel, LayerStrategy, Plan, runs
 
 T = TypeVar("T")
@@ -106,8 +107,9 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
     ]
     strategies.append(("vtp: the vocabulary layers", plan.vocab.as_layer()))
     for who, layer in strategies:
-        held = plan.micro_batch // plan.dp(layer) * tokens
-        if (layer.ulysses or plan.assumed.sequence_parallel) and held % layer.degree:
+        dp = plan.dp(layer)
+        held = plan.micro_batch // dp * tokens
+        if held % (layer.mesh(plan.stage_size).degree(*token_axes(plan.assumed.sequence_parallel)) // dp):
             yield (
                 f"{who}: {held} tokens of a micro-batch do not split over degree {layer.degree} "
                 f"(sequence parallel); choose a seq_length that is a multiple of {layer.degree}"

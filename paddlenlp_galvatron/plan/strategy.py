@@ -12,6 +12,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any, TypeVar
 
+from .mesh import Axis, Mesh
 from .schedules import Schedule
 
 T = TypeVar("T")
@@ -38,37 +39,51 @@ class Precision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LayerStrategy:
-    """Strategy of one transformer layer."""
+class _Degrees:
+    """What all strategies have: the axes of their mesh, in the terms of plan files."""
 
     degree: int = 1
     ulysses: bool = False  # the degree splits the sequence (heads in attention) instead of the weights
+
+    @property
+    def axes(self) -> tuple[tuple[Axis, int], ...]:
+        """The axes beside data parallelism with their degrees, that over the nearest ranks last."""
+        return ((Axis.ULYSSES if self.ulysses else Axis.TENSOR, self.degree),)
+
+    @property
+    def tp(self) -> int:
+        """Degree by which weights are split: the vocabulary, too."""
+        return 1 if self.ulysses else self.degree
+
+    def mesh(self, stage_size: int) -> Mesh:
+        """How the ranks of a stage are arranged."""
+        return Mesh.of(stage_size, *self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStrategy(_Degrees):
+    """Strategy of one transformer layer."""
+
     consecutive: bool = True  # ranks of one tp group are neighbours; else strided by the dp degree
     dp_type: DataParallel = DataParallel.DDP
     recompute: bool = False
 
-    @property
-    def tp(self) -> int:
-        """Degree by which weights are split."""
-        return 1 if self.ulysses else self.degree
+    def mesh(self, stage_size: int) -> Mesh:
+        return Mesh.of(stage_size, *self.axes, consecutive=self.consecutive)
 
 
 @dataclass(frozen=True, slots=True)
-class VocabStrategy:
+class VocabStrategy(_Degrees):
     """Strategy of the vocabulary layers: the embedding on the first stage, the LM head on the last."""
 
-    degree: int = 1
-    ulysses: bool = False
     dp_type: DataParallel = DataParallel.DDP
-
-    @property
-    def tp(self) -> int:
-        """Degree by which the vocabulary is split."""
-        return 1 if self.ulysses else self.degree
 
     def as_layer(self) -> LayerStrategy:
         """The same placement, as that of a layer."""
         return LayerStrategy(degree=self.degree, ulysses=self.ulysses, dp_type=self.dp_type)
+
+
+Strategy = LayerStrategy | VocabStrategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +131,20 @@ class Plan:
         """Samples of one micro-batch, over all ranks of a stage."""
         return self.global_batch // self.micro_batches
 
-    def dp(self, strategy: LayerStrategy | VocabStrategy) -> int:
+    def dp(self, strategy: Strategy) -> int:
         """Degree of data parallelism over samples of a layer with this strategy."""
-        return self.stage_size // strategy.degree
+        return strategy.mesh(self.stage_size).degree(Axis.DATA)
 
     def stage_layers(self, stage: int) -> range:
         """Indices of the layers of a stage."""
         start = sum(self.stages[:stage])
         return range(start, start + self.stages[stage])
+
+    def stage_chain(self, stage: int) -> list[Strategy | None]:
+        """Strategies of what hands tokens on in a stage: embedding, layers, LM head; None is an edge to a neighbour."""
+        first, last = stage == 0, stage == len(self.stages) - 1
+        layers = [self.layers[layer] for layer in self.stage_layers(stage)]
+        return [self.vocab if first else None, *layers, self.vocab if last else None]
 
 
 def runs(values: Sequence[T]) -> Iterator[tuple[range, T]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import UserError
+from ..plan.seams import Collective as Collective
 from .files import (
     OVERLAP_NAME,
     Faults,
@@ -31,16 +31,6 @@ from .files import (
     whole_number,
     write_profile,
 )
-
-
-class Collective(StrEnum):
-    """Kinds of collective, by the names that stand in keys. What "message" means is said for each."""
-
-    ALL_REDUCE = "allreduce"  # the buffer that every rank holds before and after
-    ALL_GATHER = "allgather"  # the gathered buffer
-    REDUCE_SCATTER = "reducescatter"  # the buffer before it is scattered
-    ALL_TO_ALL = "all2all"  # all that one rank sends, the part to itself included
-    SEND = "p2p"  # what one rank sends to its peer in the next stage; the group's size is the number of stages
 
 
 class MessageGroup(NamedTuple):

@@ -1,4 +1,4 @@
-"""Collectives: the plain ones, counted, and the differentiable ones that stand at the seams of a parallel layer.
+"""Collectives, counted. The differentiable ones, which stand at the seams of a parallel layer, are in `ops`.
 
 Every tensor is split and joined along its first dim. Shapes: T tokens held here, T·n tokens of a group of n ranks.
 Logical bytes are counted above the backend: the whole tensor that a collective reduces, gathers or exchanges, as one
@@ -14,7 +14,6 @@ from typing import Any
 
 import paddle
 import paddle.distributed as dist
-from paddle.autograd import PyLayer
 
 from ..launch.status import waiting
 from .trace import span
@@ -139,92 +138,3 @@ def all_to_all(tensor: Any, group: Any, receive: Sequence[int] | None = None, se
         **AT_ONCE,
     )
     return _start("all_to_all", group, call, out, tensor).wait()
-
-
-class Gather(PyLayer):  # type: ignore[misc]
-    """Sharded tokens -> all tokens of the group; the gradient is summed and sharded again. Megatron-SP's way in."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Any) -> Any:
-        ctx.group = group
-        return all_gather(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return reduce_scatter(grad, ctx.group)
-
-
-class Scatter(PyLayer):  # type: ignore[misc]
-    """Partial sums over all tokens -> sums over sharded tokens. Megatron-SP's way out."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Any) -> Any:
-        ctx.group = group
-        return reduce_scatter(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return all_gather(grad, ctx.group)
-
-
-class Replicate(PyLayer):  # type: ignore[misc]
-    """The same tokens on every rank; their gradients are partial and are summed. Plain tp's way in."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Any) -> Any:
-        ctx.group = group
-        return x.view(x.shape)  # a tensor of its own, as a PyLayer must return, on the same memory
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return all_reduce(grad.clone(), ctx.group)
-
-
-class Reduce(PyLayer):  # type: ignore[misc]
-    """Partial sums -> sums on every rank. Plain tp's way out."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Any) -> Any:
-        return all_reduce(x.clone(), group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad
-
-
-class TokensToHeads(PyLayer):  # type: ignore[misc]
-    """Ulysses' way into attention: [T, n·C] (own tokens, all heads) -> [T·n, C] (all tokens, own heads)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Any) -> Any:
-        ctx.group = group
-        return _tokens_to_heads(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return _heads_to_tokens(grad, ctx.group)
-
-
-class HeadsToTokens(PyLayer):  # type: ignore[misc]
-    """Ulysses' way out of attention: [T·n, C] -> [T, n·C]."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Any) -> Any:
-        ctx.group = group
-        return _heads_to_tokens(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return _tokens_to_heads(grad, ctx.group)
-
-
-def _tokens_to_heads(x: Any, group: Any) -> Any:
-    tokens, width = x.shape
-    by_rank = x.reshape([tokens, group.nranks, width // group.nranks]).transpose([1, 0, 2])
-    return all_to_all(by_rank.reshape([tokens * group.nranks, -1]), group)
-
-
-def _heads_to_tokens(x: Any, group: Any) -> Any:
-    tokens = x.shape[0] // group.nranks
-    by_rank = all_to_all(x, group).reshape([group.nranks, tokens, -1])
-    return by_rank.transpose([1, 0, 2]).reshape([tokens, -1])

@@ -8,14 +8,15 @@ from typing import Any
 import paddle
 from paddle.autograd import PyLayer
 
-from ..plan.layout import Move, TokenLayout, moves
+from ..plan.layout import Intervals, Move, TokenLayout, moves
 from .collectives import all_to_all
 from .groups import REDISTRIBUTE, Groups, Ranks
 
 
 def redistribution_groups(source: TokenLayout, target: TokenLayout, tokens: int) -> list[Ranks]:
     """Local ranks that exchange tokens with each other, in either direction; those that keep theirs are left out."""
-    exchanges = [*moves(source, target, tokens), *moves(target, source, tokens)]
+    held, wanted = source.intervals(tokens), target.intervals(tokens)
+    exchanges = [*moves(held, wanted), *moves(wanted, held)]
     return _components((move.source, move.target) for move in exchanges if move.source != move.target)
 
 
@@ -36,8 +37,9 @@ class Redistribution:
         """`tokens` are the whole micro-batch's; `local` is this rank in its stage, which starts at rank `first`."""
         ranks = next((r for r in redistribution_groups(source, target, tokens) if local in r), (local,))
         group = groups.get(tuple(first + r for r in ranks), REDISTRIBUTE)
-        self._forward = _Exchange(moves(source, target, tokens), source, target, tokens, local, ranks, group)
-        self._backward = _Exchange(moves(target, source, tokens), target, source, tokens, local, ranks, group)
+        held, wanted = source.intervals(tokens), target.intervals(tokens)
+        self._forward = _Exchange(held, wanted, local, ranks, group)
+        self._backward = _Exchange(wanted, held, local, ranks, group)
 
     def __call__(self, x: Any) -> Any:
         return _Redistribute.apply(x, self._forward, self._backward)
@@ -46,21 +48,10 @@ class Redistribution:
 class _Exchange:
     """One direction of a redistribution, from the point of view of one rank."""
 
-    def __init__(
-        self,
-        plan: list[Move],
-        source: TokenLayout,
-        target: TokenLayout,
-        tokens: int,
-        local: int,
-        ranks: Ranks,
-        group: Any,
-    ):
+    def __init__(self, held: Intervals, wanted: Intervals, local: int, ranks: Ranks, group: Any):
+        plan = moves(held, wanted)
         self.group = group
-        self.held = source.interval(local, tokens)[0]
-        start, stop = target.interval(local, tokens)
-        self.rows = stop - start
-        self.wanted = start
+        self.held: list[tuple[int, int]] = held[local].tolist()
         self.kept = [move for move in plan if move.source == move.target == local]
         self.sent = [[m for m in plan if (m.source, m.target) == (local, r) and r != local] for r in ranks]
         self.received = [[m for m in plan if (m.source, m.target) == (r, local) and r != local] for r in ranks]
@@ -75,7 +66,12 @@ class _Exchange:
         return parts[0] if len(parts) == 1 else paddle.concat(parts)
 
     def _rows(self, x: Any, move: Move) -> Any:
-        return x[move.start - self.held : move.stop - self.held]
+        before = 0  # tokens in the intervals before that in which these lie
+        for start, stop in self.held:
+            if start <= move.start < stop:
+                return x[before + move.start - start : before + move.stop - start]
+            before += stop - start
+        raise AssertionError(f"{move} is of tokens that are not here")
 
     def _exchange(self, x: Any) -> list[tuple[int, Any]]:
         outgoing = [self._rows(x, move) for moves_to in self.sent for move in moves_to]

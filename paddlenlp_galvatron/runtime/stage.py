@@ -14,8 +14,11 @@ from typing import Any
 import numpy as np
 import paddle
 
+from ..model import Split
 from ..plan import LayerStrategy, ModelShape, Plan
-from ..plan.layout import TokenLayout, boundary_layout, grid_of, token_layout
+from ..plan.layout import TokenLayout, token_layout
+from ..plan.mesh import Axis
+from ..plan.seams import Collective, seam_ops, summed_over
 from .adapter import Adapter
 from .block import Block, Placement
 from .groups import DIRECTIONS, REDISTRIBUTE, Groups, Ranks
@@ -36,24 +39,24 @@ def inputs_and_labels(batch: Batch) -> tuple[Tokens, Tokens]:
 
 def stage_edges(plan: Plan, stage: int) -> list[TokenLayout]:
     """Token layouts of what a stage chains: embedding or boundary, layers, head or boundary."""
-    last = len(plan.stages) - 1
-    boundary = boundary_layout(plan.stage_size)
-    return [
-        token_layout(plan, plan.vocab) if stage == 0 else boundary,
-        *(token_layout(plan, plan.layers[index]) for index in plan.stage_layers(stage)),
-        token_layout(plan, plan.vocab) if stage == last else boundary,
-    ]
+    sharded = plan.assumed.sequence_parallel
+    return [token_layout(part, plan.stage_size, sharded) for part in plan.stage_chain(stage)]
 
 
 def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[tuple[Ranks, str]]:
     """Every communicator of the plan, over all stages: the same set on every rank."""
     size, tokens = plan.stage_size, plan.micro_batch * seq_length
     local: set[tuple[Ranks, str]] = {(tuple(range(size)), "")}
+    sharded = plan.assumed.sequence_parallel
     for strategy in {plan.vocab.as_layer(), *plan.layers}:
-        grid = grid_of(plan, strategy)
-        local |= {(ranks, "") for ranks in (*grid.tp_groups(), *grid.dp_groups())}
+        mesh = strategy.mesh(size)
+        used = {summed_over(split, sharded) for split in Split} | {
+            (at.axis,) for at in seam_ops(strategy.axes, sharded)
+        }
+        groups = [mesh.groups(*axes) for axes in used]
         if strategy.tp > shape.kv_heads:
-            local |= {(grid.copies(rank, shape.kv_heads), "") for rank in range(size)}
+            groups.append(mesh.sharing(strategy.tp // shape.kv_heads).groups(Axis.COPIES))
+        local |= {(tuple(ranks), "") for some in groups for ranks in some.tolist()}
     wanted: set[tuple[Ranks, str]] = set()
     for stage in range(len(plan.stages)):
         edges = stage_edges(plan, stage)
@@ -73,15 +76,15 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[tuple[Ra
 
 def exchanging(plan: Plan) -> set[Ranks]:
     """Groups of the plan, beside those that redistribute, whose ranks exchange tokens for heads (Ulysses)."""
-    size = plan.stage_size
-    local = {
-        ranks
-        for strategy in {plan.vocab.as_layer(), *plan.layers}
-        if strategy.ulysses
-        for ranks in grid_of(plan, strategy).tp_groups()
+    exchanges = {
+        (strategy.mesh(plan.stage_size), at.axis)
+        for strategy in set(plan.layers)
+        for at in seam_ops(strategy.axes, plan.assumed.sequence_parallel)
+        if at.op.forward is Collective.ALL_TO_ALL
     }
-    firsts = range(0, plan.world_size, size)
-    return {tuple(first + rank for rank in ranks) for ranks in local for first in firsts if len(ranks) > 1}
+    local = [ranks for mesh, axis in exchanges for ranks in mesh.groups(axis).tolist()]
+    firsts = range(0, plan.world_size, plan.stage_size)
+    return {tuple(first + rank for rank in ranks) for ranks in local for first in firsts}
 
 
 def _twins(plan: Plan, rank: int) -> Ranks:
@@ -115,14 +118,14 @@ class Stage:
         self.config = config = family.config(shape, seq_length, flash_attention)
         self._causal_itself = flash_attention
         edges = stage_edges(plan, self.index)
-        self._boundary = boundary_layout(plan.stage_size)
 
         def place(strategy: LayerStrategy) -> Placement:
             return Placement(plan, strategy, rank, groups, self.numbers)
 
         vocab = plan.vocab.as_layer()
-        vocab_grid = grid_of(plan, plan.vocab)
-        self._vocab_input = TokenLayout(vocab_grid, sharded=plan.vocab.ulysses)
+        # Ids go in, and labels to the loss, on all ranks that split the vocabulary.
+        inside = token_layout(plan.vocab, plan.stage_size, sequence_parallel=False).intervals(self._tokens)
+        self._taken = inside[self._local].tolist()
         tied = shape.tied_embeddings
         table: ShardedParameter | None = None
         if self.is_first or (tied and self.is_last):
@@ -146,11 +149,12 @@ class Stage:
         self.trainables += [whole(vector) for vector in self.vectors]
         self._redistributions = [
             None
-            if before == after or before.intervals(self._tokens) == after.intervals(self._tokens)
+            if before == after
             else Redistribution(before, after, self._tokens, self._local, rank - self._local, groups)
             for before, after in pairwise(edges)
         ]
-        self.boundary_shape = [self._length(self._boundary), shape.hidden_size]
+        start, stop = token_layout(None, plan.stage_size).intervals(self._tokens)[self._local, 0].tolist()
+        self.boundary_shape = [stop - start, shape.hidden_size]
         self.loss_replicas = plan.vocab.tp
 
     @property
@@ -200,12 +204,8 @@ class Stage:
 
         Once a step, before the first message: on a GPU a copy waits for every receive that is posted, also for one
         whose message comes only after the pass that the copy is for."""
-        start, stop = self._vocab_input.interval(self._local, self._tokens)
-        return list(paddle.to_tensor(tokens[:, start:stop]).unbind())
-
-    def _length(self, layout: TokenLayout) -> int:
-        start, stop = layout.interval(self._local, self._tokens)
-        return stop - start
+        own = np.concatenate([tokens[:, start:stop] for start, stop in self._taken], axis=1)
+        return list(paddle.to_tensor(own).unbind())
 
     @cached_property
     def mask(self) -> Any:

@@ -25,6 +25,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from ..plan import DataParallel
+from ..plan.seams import WEIGHT_OPS, Collective
 from .collectives import Pending, all_gather_start, all_reduce, all_reduce_start, reduce_scatter_start
 from .paddle_private import close_window, open_window, share
 from .precision import add, cast
@@ -331,12 +332,12 @@ class ShardedUnit(Unit):
 
 def make_unit(weights: Sequence[ShardedParameter], dp_type: DataParallel, every_micro_batch: bool) -> Unit:
     """The unit of a module's matrices. They share one group; a group of one rank has nothing to shard."""
-    group = weights[0].sum_group
-    if dp_type is DataParallel.DDP or group is None:
+    group, ops = weights[0].sum_group, WEIGHT_OPS[dp_type]
+    if ops.reduce is Collective.ALL_REDUCE or group is None:
         if every_micro_batch and group is not None:
             return SteppedUnit(weights, group)
         return Unit(weights, group)
-    return ShardedUnit(weights, group, every_micro_batch, keep_whole=dp_type is DataParallel.ZERO2)
+    return ShardedUnit(weights, group, every_micro_batch, keep_whole=ops.gather is None)
 
 
 class UnitMaker:

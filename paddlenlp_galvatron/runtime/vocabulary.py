@@ -17,6 +17,8 @@ import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
 from ..model import ModelShape
+from ..plan.mesh import Axis
+from ..plan.seams import Seam
 from .adapter import Adapter
 from .block import Placement
 from .collectives import all_reduce
@@ -30,10 +32,9 @@ class VocabularyShard:
     """Which part of the vocabulary this rank holds."""
 
     def __init__(self, vocab_size: int, place: Placement):
-        parts = place.degree if place.split else 1
-        self.padded = -(-vocab_size // parts) * parts
-        self.columns = self.padded // parts
-        self.start = place.index * self.columns if place.split else 0
+        self.padded = -(-vocab_size // place.tp) * place.tp
+        self.columns = self.padded // place.tp
+        self.start = place.index * self.columns
         self.real = min(max(vocab_size - self.start, 0), self.columns)  # columns that are no padding
         self._place = place
 
@@ -59,11 +60,12 @@ class Embedding:
     def __call__(self, ids: Any) -> Any:
         numbers = self._place.numbers
         table = compute_weight(self._table, numbers)
-        if not self._place.split:
+        if self._place.tp == 1:
             return cast(paddle.nn.functional.embedding(ids, table), numbers.stored)
         local, inside = _localise(ids, self._shard.start, self._shard.columns)
         rows = paddle.nn.functional.embedding(local, table)
-        return cast(self._place.leave(rows * inside.astype(rows.dtype).unsqueeze(-1)), numbers.stored)
+        rows = rows * inside.astype(rows.dtype).unsqueeze(-1)
+        return cast(self._place.cross(Seam.OUT_OF_EMBEDDING, rows), numbers.stored)
 
 
 class Head:
@@ -97,8 +99,8 @@ class Head:
         with compute_weights(self._slots, numbers):
             normed = self._norm(cast(x, numbers.computed))
         table = compute_weight(self._table, numbers)
-        logits = paddle.matmul(self._place.enter(normed), table, transpose_y=self._tied)
-        group = self._place.axis_group if self._place.split else None
+        logits = paddle.matmul(self._place.cross(Seam.INTO_HEAD, normed), table, transpose_y=self._tied)
+        group = self._place.group(Axis.TENSOR)
         if group is None:  # one fused kernel
             return paddle.nn.functional.cross_entropy(
                 cast(logits, "float32"), labels, reduction="sum", ignore_index=IGNORED_LABEL

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from ..cost_model import CostModel, LayerCost
 from ..plan import LayerStrategy, Plan, UserError, VocabStrategy
-from ..plan.layout import Grid, TokenLayout
+from ..plan.layout import TokenLayout, token_layout
 from ..plan.schedules import arrays, in_flight
+from ..plan.strategy import Strategy
 from ..profiles.memory import Role
 from .space import Family
 
-Strategy = LayerStrategy | VocabStrategy
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
 NOTHING = LayerCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
@@ -89,8 +89,9 @@ def _seams(
     numbers, forward and backward. `enter`, `leave` and `send` come twice: between layers of a type, and where a type
     begins (`leave`: ends).
     """
-    numbers: dict[tuple[int, TokenLayout | None], int] = {}  # of groups, type by type
-    places = [(kind, _layout(layer, family.stage_size, cost)) for kind, some in enumerate(layers) for layer in some]
+    numbers: dict[tuple[int, TokenLayout], int] = {}  # of groups, type by type
+    size, sharded = family.stage_size, cost.assumed.sequence_parallel
+    places = [(kind, token_layout(layer, size, sharded)) for kind, some in enumerate(layers) for layer in some]
     groups = [numbers.setdefault(place, len(numbers)) for place in places]
     if len(numbers) > MOST_LAYOUTS:
         raise UserError(
@@ -233,12 +234,3 @@ def _numbers(cost: LayerCost) -> tuple[float, ...]:
 
 def _array(rows: object) -> NDArray[np.float64]:
     return np.array(rows, dtype=np.float64)
-
-
-def _layout(layer: LayerStrategy, stage_size: int, cost: CostModel) -> TokenLayout | None:
-    """Token layout of a layer; None: the plain one, where rank r holds the r-th of equal slices. Layers of one layout
-    follow each other at no cost."""
-    sharded = layer.ulysses or cost.assumed.sequence_parallel
-    if layer.degree == 1 or (sharded and layer.consecutive):
-        return None
-    return TokenLayout(Grid(stage_size, layer.degree, layer.consecutive), sharded)

@@ -10,7 +10,7 @@ from plans import valid_plans
 
 from paddlenlp_galvatron.cost_model import CostOptions
 from paddlenlp_galvatron.cost_model.module_memory import Room, module_memory
-from paddlenlp_galvatron.cost_model.placement import Group, place_of
+from paddlenlp_galvatron.cost_model.placement import place_of
 from paddlenlp_galvatron.cost_model.redistribution import redistribution
 from paddlenlp_galvatron.cost_model.states import StateBytes
 from paddlenlp_galvatron.cost_model.weights import Weights, layer_weights, table_weights
@@ -23,7 +23,9 @@ from paddlenlp_galvatron.plan import (
     UserError,
     VocabStrategy,
 )
-from paddlenlp_galvatron.plan.layout import Grid, TokenLayout, moves
+from paddlenlp_galvatron.plan.layout import moves, token_layout
+from paddlenlp_galvatron.plan.mesh import Axis, Mesh
+from paddlenlp_galvatron.plan.seams import SHARDING
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Place
 
@@ -71,36 +73,38 @@ def test_a_vocabulary_that_does_not_split_is_padded():
 
 @given(st.integers(1, 12), st.integers(1, 5), st.data())
 def test_redistribution_moves_what_the_layout_room_says(size, per_rank, data):
-    degrees = st.sampled_from([d for d in range(1, size + 1) if size % d == 0])
+    degrees, flags = st.sampled_from([d for d in range(1, size + 1) if size % d == 0]), st.tuples(*[st.booleans()] * 2)
     source, target = (
-        TokenLayout(Grid(size, data.draw(degrees), data.draw(st.booleans())), data.draw(st.booleans())) for _ in "ab"
+        token_layout(LayerStrategy(data.draw(degrees), *data.draw(flags)), size, data.draw(st.booleans())) for _ in "ab"
     )
     tokens = per_rank * size
     received = [0] * size
-    for move in moves(source, target, tokens):
+    moved = moves(source.intervals(tokens), target.intervals(tokens))
+    for move in moved:
         if move.source != move.target:
             received[move.target] += move.stop - move.start
     change = redistribution(source, target, tokens)
     assert (change.most_tokens, change.all_tokens) == (max(received), sum(received))
-    crossing = [m for m in moves(source, target, tokens) if m.source // change.span != m.target // change.span]
+    crossing = [m for m in moved if m.source // change.span != m.target // change.span]
     assert not crossing
 
 
 @given(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16]), st.integers(1, 4), st.integers(1, 9), st.booleans(), st.data())
 def test_a_groups_place_is_its_worst_in_any_stage(size, pipeline, node, consecutive, data):
     degree = data.draw(st.sampled_from([d for d in range(1, size + 1) if size % d == 0]))
-    grid = Grid(size, degree, consecutive)
-    for group, members in ((Group.TENSOR, grid.tp_groups()), (Group.SHARDING, grid.dp_groups())):
+    mesh = Mesh.of(size, (Axis.TENSOR, degree), consecutive=consecutive)
+    for axes in ((Axis.TENSOR,), SHARDING):
+        members = mesh.groups(*axes).tolist()
         spans = {
             len({(stage * size + rank) // node for rank in ranks}) for stage in range(pipeline) for ranks in members
         }
-        place = place_of(group, grid, False, node, pipeline)
+        place = place_of(axes, mesh, node, pipeline)
         assert (place.size, place.nodes) == (len(members[0]), max(spans))
 
 
 def test_all_ranks_of_a_stage_share_the_weights_of_ulysses():
-    assert place_of(Group.SHARDING, Grid(8, 4), True, 4, 1) == Place(8, 2, True)
-    assert place_of(Group.SHARDING, Grid(8, 4), False, 4, 1) == Place(2, 2, False)
+    assert place_of(SHARDING, Mesh.of(8, (Axis.ULYSSES, 4)), 4, 1) == Place(8, 2, True)
+    assert place_of(SHARDING, Mesh.of(8, (Axis.TENSOR, 4)), 4, 1) == Place(2, 2, False)
 
 
 def test_megatron_sp_pays_eight_collectives_and_twelve_with_recompute():

@@ -2,101 +2,153 @@
 
 from itertools import chain
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddlenlp_galvatron.plan.layout import Grid, TokenLayout, boundary_layout, moves
+from paddlenlp_galvatron.plan import LayerStrategy
+from paddlenlp_galvatron.plan.layout import TokenLayout, moves, token_axes, token_layout
+from paddlenlp_galvatron.plan.mesh import Axis, Mesh
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12])
 TOKENS = st.integers(0, 100)
+WAYS = ("tp", "Megatron-SP", "Ulysses")
 
 
-def grids(sizes=SIZES):
-    degrees = sizes.flatmap(lambda n: st.sampled_from([(n, d) for d in range(1, n + 1) if n % d == 0]))
-    return st.builds(lambda pair, consecutive: Grid(*pair, consecutive), degrees, st.booleans())
+def divisors(size: int) -> list[int]:
+    return [d for d in range(1, size + 1) if size % d == 0]
+
+
+@st.composite
+def meshes(draw):
+    """Up to two axes beside data parallelism, in any order."""
+    size = draw(SIZES)
+    inner = draw(st.sampled_from(divisors(size)))
+    outer = draw(st.sampled_from(divisors(size // inner)))
+    axes = draw(st.permutations([(Axis.TENSOR, inner), (Axis.ULYSSES, outer)]))
+    return size, dict(axes), Mesh.of(size, *axes, consecutive=draw(st.booleans()))
+
+
+@st.composite
+def strategies(draw, sizes=SIZES):
+    """(strategy, ranks of the stage, whether Megatron-SP is on)."""
+    size, way = draw(sizes), draw(st.sampled_from(WAYS))
+    strategy = LayerStrategy(draw(st.sampled_from(divisors(size))), way == "Ulysses", draw(st.booleans()))
+    return strategy, size, way == "Megatron-SP"
 
 
 def layouts(sizes=SIZES):
-    return st.builds(TokenLayout, grids(sizes), st.booleans())
+    return strategies(sizes).map(lambda drawn: token_layout(*drawn))
 
 
 pairs_of_layouts = SIZES.flatmap(lambda size: st.tuples(layouts(st.just(size)), layouts(st.just(size))))
 
 
-@given(grids())
-def test_groups_partition_the_ranks(grid: Grid):
-    ranks = list(range(grid.size))
-    for groups, size in ((grid.tp_groups(), grid.degree), (grid.dp_groups(), grid.dp)):
-        assert sorted(chain(*groups)) == ranks
-        assert {len(group) for group in groups} == {size}
-    for rank in ranks:
-        assert grid.rank(grid.dp_index(rank), grid.index(rank)) == rank
-        assert grid.tp_group(rank)[grid.index(rank)] == rank
-        assert grid.dp_group(rank)[grid.dp_index(rank)] == rank
-        assert set(grid.tp_group(rank)) & set(grid.dp_group(rank)) == {rank}
+def held_by(layout: TokenLayout, tokens: int) -> list[list[int]]:
+    return [list(chain(*(range(*each) for each in some))) for some in layout.intervals(tokens).tolist()]
 
 
-@given(grids(), st.data())
-def test_copies_split_a_tp_group_into_its_parts(grid: Grid, data):
-    parts = data.draw(st.sampled_from([p for p in range(1, grid.degree + 1) if grid.degree % p == 0]))
-    for group in grid.tp_groups():
-        shares = {grid.copies(rank, parts) for rank in group}
-        assert len(shares) == parts
-        assert sorted(chain(*shares)) == sorted(group)
-        assert all(rank in grid.copies(rank, parts) for rank in group)
+@given(meshes())
+def test_groups_partition_the_ranks(drawn):
+    size, degrees, mesh = drawn
+    assert mesh.size == size
+    for axes in ((), (Axis.TENSOR,), (Axis.DATA,), (Axis.DATA, Axis.ULYSSES), tuple(Axis)):
+        groups = mesh.groups(*axes).tolist()
+        assert sorted(chain(*groups)) == list(range(size))
+        assert {len(group) for group in groups} == {mesh.degree(*axes)}
+        assert all(group == sorted(group) for group in groups)
+    for rank in range(size):
+        own = [mesh.group(rank, axis) for axis in (*degrees, Axis.DATA)]
+        assert all(
+            group[mesh.index(rank, axis)] == rank for group, axis in zip(own, (*degrees, Axis.DATA), strict=True)
+        )
+        assert set.intersection(*map(set, own)) == {rank}
+
+
+@given(meshes(), st.data())
+def test_copies_split_a_tp_group_into_its_neighbours(drawn, data):
+    _, degrees, mesh = drawn
+    copies = data.draw(st.sampled_from(divisors(degrees[Axis.TENSOR])))
+    shares = mesh.sharing(copies).groups(Axis.COPIES).tolist()
+    assert sorted(shares) == sorted(
+        group[first : first + copies]
+        for group in mesh.groups(Axis.TENSOR).tolist()
+        for first in range(0, len(group), copies)
+    )
 
 
 def test_consecutive_and_strided():
-    assert Grid(8, 4).tp_groups() == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    assert Grid(8, 4, consecutive=False).tp_groups() == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert Mesh.of(8, (Axis.TENSOR, 4)).groups(Axis.TENSOR).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert Mesh.of(8, (Axis.TENSOR, 4), consecutive=False).groups(Axis.TENSOR).tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
-@given(layouts(), TOKENS)
-def test_intervals_cover_the_tokens(layout: TokenLayout, tokens: int):
-    """Sharded, over all ranks; else over every dp group, and the same within a tp group."""
-    held = layout.intervals(tokens)
-    for group in [range(layout.grid.size)] if layout.sharded else layout.grid.dp_groups():
-        assert sorted(chain(*(range(*held[rank]) for rank in group))) == list(range(tokens))
-    if not layout.sharded:
-        for group in layout.grid.tp_groups():
-            assert len({held[rank] for rank in group}) == 1
+@given(strategies(), TOKENS)
+def test_intervals_cover_the_tokens(drawn, tokens: int):
+    """Over every group of the axes that cut them; along the other axes ranks hold the same."""
+    strategy, size, sequence_parallel = drawn
+    mesh, held = strategy.mesh(size), held_by(token_layout(*drawn), tokens)
+    cut = token_axes(sequence_parallel)
+    for group in mesh.groups(*cut).tolist():
+        assert sorted(chain(*(held[rank] for rank in group))) == list(range(tokens))
+    for group in mesh.groups(*set(Axis) - set(cut)).tolist():
+        assert all(held[rank] == held[group[0]] for rank in group)
 
 
-@given(layouts(), TOKENS)
-def test_a_tp_group_holds_the_samples_of_its_dp_index(layout: TokenLayout, samples: int):
-    """Whatever the layout, the tp group together holds the whole samples that its layer works on."""
-    grid, length = layout.grid, 12
-    tokens = samples * grid.dp * length
-    held = layout.intervals(tokens)
-    for group in grid.tp_groups():
-        index = grid.dp_index(group[0])
-        together = sorted(set(chain(*(range(*held[rank]) for rank in group))))
+@given(strategies(), TOKENS)
+def test_a_tp_group_holds_the_samples_of_its_dp_index(drawn, samples: int):
+    """Whatever the layout, the ranks beside each other together hold the whole samples that their layer works on."""
+    strategy, size, _ = drawn
+    mesh, length = strategy.mesh(size), 12
+    held = held_by(token_layout(*drawn), samples * mesh.degree(Axis.DATA) * length)
+    for group in mesh.groups(Axis.TENSOR, Axis.ULYSSES).tolist():
+        index = mesh.index(group[0], Axis.DATA)
+        together = sorted(set(chain(*(held[rank] for rank in group))))
         assert together == list(range(index * samples * length, (index + 1) * samples * length))
         assert [held[rank] for rank in group] == sorted(held[rank] for rank in group)
 
 
-@given(pairs_of_layouts, TOKENS)
-def test_moves_deliver_what_is_missing_and_no_more(pair, tokens: int):
-    source, target = pair
-    held = source.intervals(tokens)
+@given(pairs_of_layouts, st.integers(1, 9))
+def test_layouts_are_equal_where_ranks_hold_the_same(pair, each: int):
+    one, other = pair
+    tokens = one.size * each
+    assert (one == other) == (held_by(one, tokens) == held_by(other, tokens))
+
+
+def check_moves(source: np.ndarray, target: np.ndarray) -> None:
+    held = [set(chain(*(range(*each) for each in some))) for some in source.tolist()]
     received: list[list[int]] = [[] for _ in held]
-    for move in moves(source, target, tokens):
+    for move in moves(source, target):
         piece = range(move.start, move.stop)
         assert piece
-        assert set(piece) <= set(range(*held[move.source]))
+        assert set(piece) <= held[move.source]
         if move.source != move.target:
-            assert not set(piece) & set(range(*held[move.target]))
+            assert not set(piece) & held[move.target]
         received[move.target] += piece
-    assert received == [list(range(*wanted)) for wanted in target.intervals(tokens)]
+    assert received == [list(chain(*(range(*each) for each in some))) for some in target.tolist()]
+
+
+@given(pairs_of_layouts, TOKENS)
+def test_moves_deliver_what_is_missing_and_no_more(pair, tokens: int):
+    check_moves(*(layout.intervals(tokens) for layout in pair))
+
+
+@given(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.booleans())
+def test_moves_of_ranks_that_hold_several_intervals(ranks: int, each: int, back: bool):
+    """As causal context parallelism would: rank i holds the i-th chunk from the front and the i-th from the end."""
+    chunks = [(i * each, (i + 1) * each) for i in range(2 * ranks)]
+    mirrored = np.array([[chunks[i], chunks[-1 - i]] for i in range(ranks)])
+    plain = token_layout(None, ranks).intervals(2 * ranks * each)
+    check_moves(*((mirrored, plain) if back else (plain, mirrored)))
 
 
 @given(layouts(), TOKENS)
 def test_equal_layouts_move_nothing(layout: TokenLayout, tokens: int):
-    assert all(move.source == move.target for move in moves(layout, layout, tokens))
+    held = layout.intervals(tokens)
+    assert all(move.source == move.target for move in moves(held, held))
 
 
-@given(SIZES, st.data(), TOKENS)
-def test_consecutive_sharded_layers_of_any_degree_move_nothing(size: int, data, tokens: int):
-    degrees = st.sampled_from([d for d in range(1, size + 1) if size % d == 0])
-    source, target = (TokenLayout(Grid(size, data.draw(degrees)), sharded=True) for _ in range(2))
-    assert source.intervals(tokens) == target.intervals(tokens) == boundary_layout(size).intervals(tokens)
+@given(SIZES, st.data())
+def test_consecutive_sharded_layers_of_any_degree_move_nothing(size: int, data):
+    degrees = st.sampled_from(divisors(size))
+    source, target = (token_layout(LayerStrategy(data.draw(degrees)), size, sequence_parallel=True) for _ in range(2))
+    assert source == target == token_layout(LayerStrategy(size, ulysses=True), size) == token_layout(None, size)

@@ -11,6 +11,7 @@ from math import inf
 from paddlenlp_galvatron.cost_model import CostModel, LayerCost
 from paddlenlp_galvatron.cost_model.redistribution import redistribution
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
+from paddlenlp_galvatron.plan.layout import token_layout
 from paddlenlp_galvatron.search import SearchOptions
 from paddlenlp_galvatron.search.space import Space, families
 
@@ -53,7 +54,8 @@ class RandomCost(CostModel):
 
     def switch_cost(self, before, after, *, stage_size, micro_batch, layer_type=0):  # type: ignore[no-untyped-def]
         rate = random.Random(repr((self.seed, stage_size, micro_batch))).uniform(0, 2) * self._width(layer_type)
-        source, target = self._layout(before, stage_size), self._layout(after, stage_size)
+        sharded = self.assumed.sequence_parallel
+        source, target = (token_layout(strategy, stage_size, sharded) for strategy in (before, after))
         tokens = 64 * stage_size
         there, back = (
             redistribution(*way, tokens).most_tokens / tokens for way in ((source, target), (target, source))

@@ -16,7 +16,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from ...plan.layout import Grid
+from ...plan.mesh import Axis, Mesh
 from ...profiles import Collective, MessageGroup
 from ...runtime import collectives
 from ...runtime.groups import Groups, Ranks, run_as_rank, start_world
@@ -111,7 +111,8 @@ class HardwareProfiler:
         if self.world_size > 1:
             yield overlapping_ranks(self.world_size), ""
         for size, consecutive in group_kinds(self.world_size):
-            yield from ((ranks, "") for ranks in Grid(self.world_size, size, consecutive).tp_groups())
+            mesh = Mesh.of(self.world_size, (Axis.TENSOR, size), consecutive=consecutive)
+            yield from ((tuple(ranks), "") for ranks in mesh.groups(Axis.TENSOR).tolist())
             if consecutive:
                 yield from ((pair, "down") for pair in self._pairs(size))
 
@@ -161,7 +162,8 @@ class HardwareProfiler:
         return Timing.of(laps_ms).ms
 
     def _collective(self, group: MessageGroup, mib: float) -> Callable[[], Any]:
-        communicator = self.groups.get(Grid(self.world_size, group.size, group.consecutive).tp_group(self.rank))
+        mesh = Mesh.of(self.world_size, (Axis.TENSOR, group.size), consecutive=group.consecutive)
+        communicator = self.groups.get(mesh.group(self.rank, Axis.TENSOR))
         elements = int(mib * 2**20) // FLOAT_BYTES // group.size
         whole = elements if group.kind is Collective.ALL_GATHER else elements * group.size
         return partial(OPERATIONS[group.kind], paddle.zeros([whole]), communicator)

@@ -1,0 +1,83 @@
+"""The ranks of a stage as a grid of named axes, and the groups that they form.
+
+A stage owns consecutive ranks. Inside it a layer arranges the *local ranks* 0..n-1 as a grid with an axis for each way
+in which it is parallel. Ranks that differ along some of the axes alone are a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ranks = NDArray[np.int64]
+
+
+class Axis(StrEnum):
+    """What the ranks along an axis share out among them."""
+
+    DATA = "dp"  # samples: what the other axes leave of a stage
+    ULYSSES = "ulysses"  # the tokens of their samples; in attention the heads
+    TENSOR = "tp"  # weights; under Megatron-SP tokens, too, between layers
+    COPIES = "copies"  # nothing: the neighbours in a tensor-parallel group that have the same kv head
+    PIPELINE = "pp"  # layers: the one axis between stages
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The axes longer than 1 by which the local ranks of a stage are numbered, the last one over neighbours."""
+
+    axes: tuple[tuple[Axis, int], ...] = ()  # with their degrees
+
+    @staticmethod
+    @lru_cache(maxsize=10_000)
+    def of(size: int, *degrees: tuple[Axis, int], consecutive: bool = True) -> Mesh:
+        """`size` ranks by these degrees, data parallelism over what they leave: as the first axis where groups of the
+        others are `consecutive` ranks, else as the last."""
+        split = tuple((axis, degree) for axis, degree in degrees if degree > 1)
+        dp = size // prod(degree for _, degree in split)
+        data = ((Axis.DATA, dp),) if dp > 1 else ()
+        return Mesh(data + split if consecutive else split + data)
+
+    @property
+    def size(self) -> int:
+        """Ranks of the stage."""
+        return prod(degree for _, degree in self.axes)
+
+    def degree(self, *axes: Axis) -> int:
+        """Ranks of a group along these axes."""
+        ranks = 1  # asked for with every price
+        for axis, degree in self.axes:
+            if axis in axes:
+                ranks *= degree
+        return ranks
+
+    def stride(self, axis: Axis) -> int:
+        """Distance of neighbours along an axis, in ranks."""
+        names = [name for name, _ in self.axes]
+        return prod(degree for _, degree in self.axes[names.index(axis) + 1 :]) if axis in names else 1
+
+    def sharing(self, copies: int) -> Mesh:
+        """The same ranks, each `copies` neighbours of a tensor-parallel group along an axis of their own."""
+        split = ((Axis.TENSOR, self.degree(Axis.TENSOR) // copies), (Axis.COPIES, copies))
+        return Mesh(tuple(new for old in self.axes for new in (split if old[0] is Axis.TENSOR else (old,))))
+
+    def groups(self, *axes: Axis) -> Ranks:
+        """[groups, ranks]: all groups along these axes, the ranks of each in rising order."""
+        along = [number for number, (axis, _) in enumerate(self.axes) if axis in axes]
+        across = [number for number, (axis, _) in enumerate(self.axes) if axis not in axes]
+        grid = np.arange(self.size).reshape([degree for _, degree in self.axes])
+        return grid.transpose(across + along).reshape(-1, self.degree(*axes))
+
+    def group(self, rank: int, *axes: Axis) -> tuple[int, ...]:
+        """The group of a local rank along these axes."""
+        groups = self.groups(*axes)
+        return tuple(groups[(groups == rank).any(axis=1)][0].tolist())
+
+    def index(self, rank: int, axis: Axis) -> int:
+        """Position of a local rank along an axis."""
+        return rank // self.stride(axis) % self.degree(axis)

@@ -1,0 +1,140 @@
+"""What a strategy calls where: the tables that the runtime executes, and by which the cost model prices and counts.
+
+Tokens are handed over at *seams*: behind and in front of parts of a module. At a seam an axis may have an operation,
+which is a collective in forward and its mirror image in backward; recompute repeats forward's. A module's weights have
+operations of their own, over the axes along which ranks share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..model import Split
+from .layout import token_axes
+from .mesh import Axis
+from .strategy import DataParallel
+
+
+class Collective(StrEnum):
+    """Kinds of collective, by the names that stand in keys of profiles. What "message" means is said for each."""
+
+    ALL_REDUCE = "allreduce"  # the buffer that every rank holds before and after
+    ALL_GATHER = "allgather"  # the gathered buffer
+    REDUCE_SCATTER = "reducescatter"  # the buffer before it is scattered
+    ALL_TO_ALL = "all2all"  # all that one rank sends, the part to itself included
+    SEND = "p2p"  # what one rank sends to its peer in the next stage; the group's size is the number of stages
+
+
+class Message(StrEnum):
+    """How many numbers a token are handed over: the model's width of this name."""
+
+    HIDDEN = "hidden_size"
+    QUERIES = "q_width"
+    KEYS = "kv_width"  # repeated to a head for each rank, where Ulysses has more ranks than there are kv heads
+    LOSS = "one, in fp32"
+
+
+class Seam(Enum):
+    """A place at which a module hands tokens over."""
+
+    INTO_ATTENTION = "behind the norm in front of attention", Message.HIDDEN
+    QUERY = "behind q's projection", Message.QUERIES
+    KEY = "behind k's", Message.KEYS
+    VALUE = "behind v's", Message.KEYS
+    CONTEXT = "in front of the output projection", Message.QUERIES
+    OUT_OF_ATTENTION = "behind the output projection", Message.HIDDEN
+    INTO_MLP = "behind the norm in front of the MLP", Message.HIDDEN
+    OUT_OF_MLP = "behind the MLP's last projection", Message.HIDDEN
+    OUT_OF_EMBEDDING = "behind the lookup", Message.HIDDEN
+    INTO_HEAD = "behind the last norm", Message.HIDDEN
+    LOSS = "behind the logits", Message.LOSS
+
+    def __init__(self, _: str, message: Message):
+        self.message = message
+
+
+EVERYWHERE = frozenset(Seam)
+EMBEDDING = frozenset([Seam.OUT_OF_EMBEDDING])
+HEAD = frozenset([Seam.INTO_HEAD, Seam.LOSS])
+BLOCK = EVERYWHERE - EMBEDDING - HEAD
+
+
+class Op(Enum):
+    """What may stand at a seam."""
+
+    GATHER = "a rank's tokens -> all of the group's", Collective.ALL_GATHER, Collective.REDUCE_SCATTER
+    SCATTER = "parts of sums over all tokens -> sums over a rank's", Collective.REDUCE_SCATTER, Collective.ALL_GATHER
+    REPLICATE = "the same tokens on every rank, whose gradients are parts of sums", None, Collective.ALL_REDUCE
+    REDUCE = "parts of sums -> sums on every rank", Collective.ALL_REDUCE, None
+    TO_HEADS = "all heads of a rank's tokens -> a rank's heads of all tokens", *[Collective.ALL_TO_ALL] * 2
+    TO_TOKENS = "and back", *[Collective.ALL_TO_ALL] * 2
+    LOSS = "logits of a rank's vocabulary -> losses", Collective.ALL_REDUCE, None
+
+    def __init__(self, _: str, forward: Collective | None, backward: Collective | None):
+        self.forward, self.backward = forward, backward
+        self.times = 3 if self.name == "LOSS" else 1  # maximum, sum of exponentials, logit of the target
+        self.whole = Collective.ALL_TO_ALL is not forward  # a message has all tokens of the group, not a rank's own
+
+
+_INTO = (Seam.INTO_ATTENTION, Seam.INTO_MLP, Seam.INTO_HEAD)
+_OUT_OF = (Seam.OUT_OF_ATTENTION, Seam.OUT_OF_MLP, Seam.OUT_OF_EMBEDDING)
+_LOSS = {Seam.LOSS: Op.LOSS}
+TENSOR_PARALLEL = dict.fromkeys(_INTO, Op.REPLICATE) | dict.fromkeys(_OUT_OF, Op.REDUCE) | _LOSS
+MEGATRON_SP = dict.fromkeys(_INTO, Op.GATHER) | dict.fromkeys(_OUT_OF, Op.SCATTER) | _LOSS
+ULYSSES = dict.fromkeys((Seam.QUERY, Seam.KEY, Seam.VALUE), Op.TO_HEADS) | {Seam.CONTEXT: Op.TO_TOKENS}
+
+
+class SeamOp(NamedTuple):
+    """An operation of a strategy at a seam."""
+
+    seam: Seam
+    op: Op
+    axis: Axis  # over which it goes
+    apart: tuple[Axis, ...]  # axes whose ranks have different tokens in their messages
+
+
+@lru_cache(maxsize=1000)
+def seam_ops(
+    axes: tuple[tuple[Axis, int], ...], sequence_parallel: bool, seams: frozenset[Seam] = EVERYWHERE
+) -> tuple[SeamOp, ...]:
+    """The operations of a strategy with these axes at these seams."""
+    tables = {Axis.TENSOR: MEGATRON_SP if sequence_parallel else TENSOR_PARALLEL, Axis.ULYSSES: ULYSSES}
+    cut = token_axes(sequence_parallel)
+    return tuple(
+        SeamOp(seam, op, axis, tuple(other for other in cut if not (op.whole and other is axis)))
+        for axis, degree in axes
+        if degree > 1
+        for seam, op in tables[axis].items()
+        if seam in seams
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOps:
+    """What is called for the matrices of a module, over the axes along which ranks share them."""
+
+    reduce: Collective  # gradients, behind the last backward
+    gather: Collective | None = None  # weights, in front of each pass
+    publish: Collective | None = None  # weights, behind the optimizer
+
+
+WEIGHT_OPS = {
+    DataParallel.DDP: WeightOps(Collective.ALL_REDUCE),
+    DataParallel.ZERO2: WeightOps(Collective.REDUCE_SCATTER, publish=Collective.ALL_GATHER),
+    DataParallel.ZERO3: WeightOps(Collective.REDUCE_SCATTER, gather=Collective.ALL_GATHER),
+}
+
+STAGE = (Axis.DATA, Axis.ULYSSES, Axis.TENSOR)
+SPLIT_BY = {Split.COLUMN: Axis.TENSOR, Split.ROW: Axis.TENSOR}  # axes that split weights
+SHARDING = tuple(axis for axis in STAGE if axis not in SPLIT_BY.values())
+
+
+@lru_cache(maxsize=100)
+def summed_over(split: Split, sequence_parallel: bool) -> tuple[Axis, ...]:
+    """Axes over which the gradient of a weight is summed: those that don't split it. Plain tensor parallelism's ranks
+    compute those of whole weights alike, but for weights that each uses on its own heads."""
+    alike = Axis.TENSOR if split is Split.WHOLE and not sequence_parallel else None
+    return tuple(axis for axis in STAGE if axis not in (SPLIT_BY.get(split), alike))

@@ -1,0 +1,27 @@
+"""What runs at the seams of a layer: one file an axis, with what each operation does in forward and in backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddle.autograd import PyLayer
+
+from ...plan.seams import Op
+from . import tensor, ulysses
+
+OPS = {**tensor.OPS, **ulysses.OPS}  # None: nothing
+
+
+class Crossing(PyLayer):  # type: ignore[misc]
+    """An operation at a seam, over a group."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, op: Op, group: Any) -> Any:
+        run, ctx.back = OPS[op]
+        ctx.group = group
+        # A PyLayer must return a tensor of its own, which may be on the same memory.
+        return run(x, group) if run else x.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return ctx.back(grad, ctx.group) if ctx.back else grad
