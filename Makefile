@@ -6,12 +6,13 @@ VENV := $(if $(filter 3.3.1,$(PADDLE)),.venv,.venv-$(PADDLE))
 BIN := $(VENV)/bin
 export PYTHON
 
-.PHONY: help setup quickstart lint test test-full clean
+.PHONY: help setup quickstart lint test test-full validate clean
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
 	@echo "make test         style, types, room boundaries and tests (at most 25 minutes on two cores)"
 	@echo "make test-full    the long tests too (at most 80 minutes)"
+	@echo "make validate     predictions held against real steps, on two idle cores (at most 20 minutes)"
 	@echo "make lint         style, types and room boundaries only"
 	@echo "make setup        the environment only"
 	@echo "make clean        remove environments, builds, caches and runs"
@@ -33,6 +34,9 @@ test: lint
 
 test-full: lint
 	@scripts/test_full.sh $(VENV)
+
+validate: setup
+	@$(BIN)/python benchmarks/validate.py
 
 clean:
 	rm -rf .venv .venv-* build dist runs *.egg-info .test-full .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

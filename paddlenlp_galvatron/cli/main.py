@@ -32,6 +32,7 @@ COMMANDS = {
     "doctor": "whether this machine is fit to plan and to train, with remedies",
     "explain": "why a plan is as it is: time and memory by part, what binds, what would change it",
     "report": "a plan as one HTML file: layers, memory, time line, what would change it, measured beside it",
+    "validate": "run plans and hold what was predicted against what they take",
     "parity": "prove that a plan trains what one process trains",
     "train": "train a model by a plan",
 }

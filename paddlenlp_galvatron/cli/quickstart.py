@@ -76,6 +76,7 @@ def quickstart(
 ) -> None:
     """From nothing to a trained model: text, profiles, a searched plan, training, predicted beside measured."""
     from paddlenlp_galvatron.training.step_log import read_log
+    from paddlenlp_galvatron.validation.disturbance import watched
 
     from .train import show_run
 
@@ -95,7 +96,8 @@ def quickstart(
         show_run(console, plan, shape)
         return
     _title(console, 4, f"training: {steps} steps on {nproc} processes")
-    settings = _train(output, nproc, steps)
+    with watched() as disturbance:
+        settings = _train(output, nproc, steps)
     records = read_log(settings.log)
     first, last = records[0], records[-1]
     console.print(f"loss {first['loss']:.3f} -> {last['loss']:.3f}; every step: {settings.log}")
@@ -104,6 +106,8 @@ def quickstart(
     console.print(f"largest difference of the loss: {difference:.1e} (allowed: {LOSS_TOLERANCE:.0e})")
     _title(console, 6, "predicted beside measured")
     console.print(predicted_beside_measured(plan, records))
+    if disturbance.words:
+        console.print(disturbance.words)
     console.print(
         f"\ndone in {time.monotonic() - begin:.0f} s; read the plan with `galvatron plan show {output}/plan.json`"
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+from .peak import PartMemory
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -43,7 +45,7 @@ class States(NamedTuple):
     parameters_mib: float = 0.0
     gradients_mib: float = 0.0
     moments_mib: float = 0.0  # the optimizer's, and its fp32 copy of 16-bit weights
-    masks_mib: float = 0.0  # attention masks
+    masks_mib: float = 0.0  # attention masks, and messages between stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,10 @@ class LayerCost:
     activation_mib: float  # held by every micro-batch in flight
     working_mib: float  # largest transient: recompute's whole layer, gathered weights, reduce and gather buffers
     terms: Terms = field(default=NOTHING, compare=False, repr=False)
+    memory: PartMemory | None = field(default=None, compare=False, repr=False)  # None: no walk tells its peak
 
     @classmethod
-    def of(cls, terms: Terms, activation_mib: float, working_mib: float) -> LayerCost:
+    def of(cls, terms: Terms, activation_mib: float, working_mib: float, memory: PartMemory | None = None) -> LayerCost:
         """The sums of all terms."""
         each, once = (terms.reduce_ms, 0.0) if terms.reduced_each else (0.0, terms.reduce_ms)
         backward = terms.backward_ms + terms.recompute_ms + terms.gather_backward_ms + each
@@ -107,17 +110,25 @@ class LayerCost:
             activation_mib,
             working_mib,
             terms,
+            memory,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak of one stage, in MiB, by term."""
+    """Peak of one stage, in MiB, by term. Their total is an upper bound: not all are at their worst at once."""
 
     context_mib: float
     states_mib: float
     activations_mib: float  # of all micro-batches in flight
     working_mib: float
+    estimate_mib: float | None = None  # of what tensors hold, from a walk through the step; None: no walk tells it
+
+    @property
+    def tensors_mib(self) -> float:
+        """The estimate, without the reserve."""
+        bound = self.total_mib - self.context_mib
+        return bound if self.estimate_mib is None else min(self.estimate_mib, bound)
 
     @property
     def total_mib(self) -> float:

@@ -15,7 +15,7 @@ from ..base.errors import UserError
 from ..model import ModelShape
 from ..plan.layout import TokenLayout, token_axes, token_layout
 from ..plan.mesh import Axis, Mesh
-from ..plan.schedules import in_flight
+from ..plan.schedules import in_flight, order
 from ..plan.seams import SHARDING, Collective
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
@@ -28,6 +28,7 @@ from ..profiles.reserve import Reserve, reserve_of
 from .communication import COPIES, TWINS, Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms
 from .module_memory import Room, module_memory
+from .peak import PartMemory, peak_mib
 from .placement import place_of
 from .redistribution import redistribution
 from .simulate import StageTimes, step_ms
@@ -45,6 +46,7 @@ from .task import (
 from .weights import Weights, layer_weights
 
 MIB = 2**20
+MESSAGES = 2  # that a rank holds for each neighbouring stage: one in use, the next one posted or the last one leaving
 
 
 class CostModel:
@@ -154,7 +156,10 @@ class CostModel:
         """What a stage without embedding and LM head has beside its layers: its input, which the stage before keeps as
         its output, too."""
         widest = max(self._token_bytes(micro_batch, kind) for kind in range(len(self.models)))
-        return LayerCost.of(Terms(States(masks_mib=self._mask_mib)), widest / stage_size / MIB, 0.0)
+        input_mib = widest / stage_size / MIB
+        fixed_mib = self._mask_mib + 2 * MESSAGES * input_mib
+        memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
+        return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, 0.0, memory)
 
     def crossing_type(self, layer: int) -> int:
         """Layer type whose tokens are handed on in front of a layer (one past the last: behind it).
@@ -255,8 +260,19 @@ class CostModel:
             sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches),
             sum(part.sync_ms for part in parts),
             send,
-            self.stage_memory(parts, in_flight(plan.schedule, stage, stages, plan.micro_batches)),
+            self._walked(plan, stage, parts),
         )
+
+    def _walked(self, plan: Plan, stage: int, parts: Sequence[LayerCost]) -> StageMemory:
+        """Bound and estimate of a stage. The embedding's part has the LM head, where both are one: backward begins
+        with it."""
+        stages, micro_batches = len(plan.stages), plan.micro_batches
+        memory = self.stage_memory(parts, in_flight(plan.schedule, stage, stages, micro_batches))
+        walked = [part.memory for part in (parts if stages > 1 else [*parts[1:], parts[0]])]
+        known = [part for part in walked if part is not None]
+        if len(known) < len(walked):
+            return memory
+        return replace(memory, estimate_mib=peak_mib(known, order(plan.schedule, stage, stages, micro_batches)))
 
     def _require_mine(self, plan: Plan) -> None:
         if plan.world_size != self.world_size:
@@ -306,11 +322,10 @@ class CostModel:
 
         sequence_parallel = self.assumed.sequence_parallel
         activation = self.memory.activation_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / split
-        working = self.memory.working_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / split
+        working = self.memory.working_mib(layer_type, strategy.tp, seq, sequence_parallel, samples / split)
         gathered = sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer
         if gathered and not working:  # a measured working set has the gathered tokens in it
             working += samples * seq * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
-        freed = activation  # by the time that its gradients are complete
         products = product_share(model, seq)
         if self.options.task.frozen:
             times = frozen_times(times, products)
@@ -323,7 +338,7 @@ class CostModel:
         weights = layer_weights(model, strategy.tp)
         measured = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         held = replace(weights, matrices=round(weights.matrices * measured))
-        room = Room(activation, freed, working)
+        room = Room(activation, working)
         times = PassTimes(times.forward_ms, times.backward_ms, again_ms)
         cost = self._trained(strategy, mesh, pipeline, calls, times, held, whole, room)
         if (rank := self.options.task.adapter_rank) is None:
@@ -334,7 +349,7 @@ class CostModel:
         each = rank * samples * seq * setting.states.weight / split / MIB
         kept = 0.0 if strategy.recompute else adapted(model) * each
         small = weight_calls(adapters, strategy, setting), PassTimes(own_ms, 2 * own_ms), adapters, whole
-        return together(cost, self._cost(strategy, mesh, pipeline, *small, Room(kept, kept, 0.0)))
+        return together(cost, self._cost(strategy, mesh, pipeline, *small, Room(kept, 0.0)))
 
     def _vocabulary(
         self, vocab: VocabStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, role: Role
@@ -351,16 +366,24 @@ class CostModel:
             parts.append(self.times.head(samples / split, self.seqs[last], vocab.tp))
         times = PassTimes(sum(p.forward_ms for p in parts), sum(p.backward_ms for p in parts))
         seq = self.seqs[first if role == "first" else last]  # most of what is kept are the logits
-        peak, kept = (
-            samples / split * mib
-            for mib in self.memory.vocab_activation_mib(role, vocab.tp, seq, self.assumed.sequence_parallel)
+        peak, kept = self.memory.vocab_activation_mib(
+            role, vocab.tp, seq, self.assumed.sequence_parallel, samples / split
         )
         held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES))
         if self.options.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
             times = PassTimes(times.forward_ms, 0.0 if role == "first" else parts[-1].forward_ms)
-        cost = self._trained(vocab, mesh, pipeline, calls, times, held, whole, Room(kept, kept, peak - kept))
-        states = cost.terms.states._replace(masks_mib=self._mask_mib)
-        return LayerCost.of(replace(cost.terms, states=states), cost.activation_mib, cost.working_mib)
+        cost = self._trained(vocab, mesh, pipeline, calls, times, held, whole, Room(kept, peak - kept))
+        fixed_mib = self._mask_mib
+        if role != "only":
+            tokens = self._token_bytes(micro_batch, first if role == "first" else last)
+            fixed_mib += MESSAGES * tokens / stage_size / MIB
+        states = cost.terms.states._replace(masks_mib=fixed_mib)
+        memory = cost.memory and replace(
+            cost.memory,
+            fixed_mib=cost.memory.fixed_mib + fixed_mib,
+            late_mib=0.5 * cost.memory.gradient_mib if role == "only" and not self.models[0].tied_embeddings else 0.0,
+        )
+        return LayerCost.of(replace(cost.terms, states=states), cost.activation_mib, cost.working_mib, memory)
 
     @cached_property
     def _mask_mib(self) -> float:
@@ -429,8 +452,15 @@ class CostModel:
         sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
         updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if per_weight.optimizer else 0.0
         async_reduce = self.assumed.async_grad_reduce
-        held, working_mib = module_memory(
-            weights, per_weight, strategy.dp_type, sharding, whole_gradients, async_reduce, room
+        held, working_mib, memory = module_memory(
+            weights,
+            per_weight,
+            strategy.dp_type,
+            sharding,
+            whole_gradients,
+            async_reduce,
+            room,
+            several_matrices=isinstance(strategy, LayerStrategy),
         )
         terms = Terms(
             held,
@@ -448,7 +478,8 @@ class CostModel:
             price(calls.publish),
             updated / 1e6 * self.times.profile.optimizer_ms_per_million,
         )
-        return LayerCost.of(terms, room.activation_mib, working_mib)
+        walked = memory if async_reduce and states is None else None
+        return LayerCost.of(terms, room.activation_mib, working_mib, walked)
 
     def _call_ms(self, call: Call, mesh: Mesh, pipeline: int, copies: int, joined: bool) -> float:
         if call.axes == TWINS:  # two ranks send each other the whole at the same time

@@ -3,14 +3,16 @@
 Between micro-batches a module holds its states; a micro-batch in flight adds its activations. During the module's own
 backward more is needed for a moment: recompute's activations, gathered weights, gradients before they are scattered,
 the buffer in which they are joined. By then its activations are used up, and what takes their place costs nothing.
+Those that recompute made are in its working set, and took no place between micro-batches.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..plan.strategy import DataParallel
+from ..plan.strategy import JOINED_NUMBERS, DataParallel
 from .costs import States
+from .peak import PartMemory
 from .states import StateBytes
 from .weights import Weights
 
@@ -22,7 +24,6 @@ class Room:
     """What one micro-batch takes of a module, in MiB."""
 
     activation_mib: float  # held while it is in flight
-    freed_mib: float  # activations that backward uses up: with recompute those of the whole layer
     working_mib: float  # backward's own peak above what is held
 
 
@@ -34,8 +35,9 @@ def module_memory(
     whole_gradients: bool,
     async_reduce: bool,
     room: Room,
-) -> tuple[States, float]:
-    """(states, working set in MiB) of a module whose matrices are shared by `sharding` ranks.
+    several_matrices: bool = True,
+) -> tuple[States, float, PartMemory]:
+    """(states, working set in MiB, all of it for a walk) of a module whose matrices are shared by `sharding` ranks.
 
     `whole_gradients`: they are summed over several micro-batches before they are reduced. With one micro-batch alone
     gradients come as activations go, so that only what they take beyond these is added to the states.
@@ -50,14 +52,24 @@ def module_memory(
     states = States(
         matrices_mib * per_weight.weight / (shards if dp_type is DataParallel.ZERO3 else 1)
         + vectors_mib * per_weight.weight,
-        (max(kept_mib - room.freed_mib, 0.0) if single else kept_mib) + vectors_mib * per_weight.gradient,
+        (max(kept_mib - room.activation_mib, 0.0) if single else kept_mib) + vectors_mib * per_weight.gradient,
         matrices_mib * per_weight.optimizer / shards + vectors_mib * per_weight.optimizer,
     )
 
     gathered_mib = matrices_mib * per_weight.weight if sharded and dp_type is DataParallel.ZERO3 else 0.0
     # Gradients that the states do not hold whole are made whole first.
     made_mib = gradient_mib if sharding > 1 and ((sharded and not whole_gradients) or not async_reduce) else 0.0
-    joined_mib = gradient_mib if sharding > 1 else 0.0
-    in_backward = 2 * gathered_mib + max(room.working_mib, made_mib - room.freed_mib)
-    at_its_end = gathered_mib + made_mib + joined_mib - room.freed_mib
-    return states, max(in_backward, at_its_end)
+    joins = sharded or not async_reduce or (several_matrices and weights.matrices <= JOINED_NUMBERS)
+    joined_mib = gradient_mib if sharding > 1 and joins else 0.0
+    in_backward = 2 * gathered_mib + max(room.working_mib, made_mib - room.activation_mib)
+    at_its_end = gathered_mib + made_mib + joined_mib - room.activation_mib
+    part = PartMemory(
+        fixed_mib=states.parameters_mib + states.moments_mib,
+        gradient_mib=gradient_mib + vectors_mib * per_weight.gradient,
+        kept_mib=gradient_mib / shards + vectors_mib * per_weight.gradient,
+        activation_mib=room.activation_mib,
+        working_mib=room.working_mib,
+        gathered_mib=gathered_mib,
+        joined_mib=joined_mib,
+    )
+    return states, max(in_backward, at_its_end), part

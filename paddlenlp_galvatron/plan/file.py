@@ -49,6 +49,7 @@ class Told(BaseModel):
 
 class StageMemoryFields(Told):
     context_mib: Number = Field(0.0, description="reserve of a device, MiB")
+    estimate_mib: Number | None = Field(None, description="most that tensors are expected to hold, MiB")
 
 
 class StageFields(Told):

@@ -18,6 +18,11 @@ from .schedules import Schedule
 T = TypeVar("T")
 
 
+# Under ddp the gradients of a module with no more weights in matrices go in one message, as each has its latency; those
+# of larger ones weight by weight, where they are.
+JOINED_NUMBERS = 8 * 2**20
+
+
 class DataParallel(StrEnum):
     """How the ranks that share a layer's weights keep its model states."""
 

@@ -69,6 +69,7 @@ class LayerMemory:
     activation_mib: Mapping[int, float]  # tp degree -> kept for backward, per sample, on one rank
     checkpoint_mib: float | None = None  # kept with recompute, per sample, tp 1
     working_mib: Mapping[int, float] = field(default_factory=dict)  # tp -> backward's own peak above that, per sample
+    working_constant_mib: Mapping[int, float] = field(default_factory=dict)  # and whatever the samples: a gradient
 
 
 @dataclass(frozen=True)
@@ -78,12 +79,18 @@ class VocabMemory:
     states_mib: Mapping[int, float]  # tp degree -> weights of one rank at 16 bytes each
     activation_mib: Mapping[int, float]  # tp degree -> per sample, on one rank, peak of the loss included
     kept_mib: Mapping[int, float] = field(default_factory=dict)  # tp degree -> kept for backward alone, per sample
+    # Of the peak, by tp degree: what grows with the samples, per sample, and what does not, a table's gradient.
+    peak_mib: Mapping[int, float] = field(default_factory=dict)
+    peak_constant_mib: Mapping[int, float] = field(default_factory=dict)
 
 
 _OTHER_RUN = re.compile(r"pp\d+_ckpt[01]_layernum\[.*")  # raw runs of Galvatron's graphical interface
 UNMEASURED_MIB = 1e6  # that Galvatron writes for degree 1 (and halves of it for others) where there was no run
 _LAYER = re.compile(r"layertype_(\d+)(_sp)?")
 _VOCAB = re.compile(r"(other_memory_pp_(?:off|on_first|on_last))(_sp)?")
+# Fields that stand under our own key of the file, by their names.
+OF_LAYERS = ("working_mib", "working_constant_mib")
+OF_VOCABULARY = ("kept_mib", "peak_mib", "peak_constant_mib")
 UNITS = {
     "parameter_size": "MiB of all weights at 4 bytes each",
     "tp_activation_per_bsz_dict": "MiB per sample",
@@ -114,25 +121,20 @@ class MemoryProfile:
     def save(self, folder: str | Path) -> Path:
         """Write the file under its documented name, whole or not at all; returns its path."""
         content: dict[str, Any] = dict(self.raw)
-        working: dict[str, Any] = {}
-        kept: dict[str, Any] = {}
+        extra: dict[str, dict[str, Any]] = {name: {} for name in (*OF_LAYERS, *OF_VOCABULARY)}
         for (layer_type, sp), lengths in sorted(self.layers.items()):
             key = layer_key(layer_type, sp)
             content[key] = {str(seq): _layer_content(layer) for seq, layer in sorted(lengths.items())}
-            peaks = {str(seq): _keyed(layer.working_mib) for seq, layer in lengths.items() if layer.working_mib}
-            if peaks:
-                working[key] = peaks
+            _note_extra(extra, OF_LAYERS, key, lengths)
         for (role, sp), tables in sorted(self.vocab.items()):
             key = vocab_key(role, sp)
             content[key] = {
                 str(seq): {"model_states": _keyed(vocab.states_mib), "activation": _keyed(vocab.activation_mib)}
                 for seq, vocab in sorted(tables.items())
             }
-            held = {str(seq): _keyed(vocab.kept_mib) for seq, vocab in tables.items() if vocab.kept_mib}
-            if held:
-                kept[key] = held
+            _note_extra(extra, OF_VOCABULARY, key, tables)
         meta = self.meta.model_copy(update={"dialect": "galvatron"}).with_extra(
-            UNITS, working_mib=working, kept_mib=kept, mask_mib=_keyed(self.mask_mib)
+            UNITS, **extra, mask_mib=_keyed(self.mask_mib)
         )
         return write_profile(Path(folder) / memory_name(self.dtype, self.hidden_size, self.heads), content, meta)
 
@@ -167,8 +169,11 @@ class MemoryProfile:
         layers, vocab = _read_entries(path, {**content, **derived}, raw, known, Lengths(path, seqs, note), note)
         extra = meta.extra if meta else {}
         layer_keys = {layer_key(*variant): lengths for variant, lengths in layers.items()}
-        _add_extra(path, "working_mib", layer_keys, extra)
-        _add_extra(path, "kept_mib", {vocab_key(*variant): lengths for variant, lengths in vocab.items()}, extra)
+        vocab_keys = {vocab_key(*variant): lengths for variant, lengths in vocab.items()}
+        for name in OF_LAYERS:
+            _add_extra(path, name, layer_keys, extra)
+        for name in OF_VOCABULARY:
+            _add_extra(path, name, vocab_keys, extra)
         masks = _by_number(path, "galvatron.mask_mib", extra["mask_mib"]) if "mask_mib" in extra else {}
         files = (ProfileFile.of(path),)
         return cls(dtype, hidden_size, heads, layers, vocab, masks, raw, meta or Meta(dialect=known), files)
@@ -235,6 +240,16 @@ def _variant(path: str | Path, key: str, match: re.Match[str]) -> Variant:
 
 def _keyed(values: Mapping[int, float]) -> dict[str, float]:
     return {str(tp): value for tp, value in sorted(values.items())}
+
+
+def _note_extra(
+    extra: dict[str, dict[str, Any]], names: Sequence[str], key: str, lengths: Mapping[int, LayerMemory | VocabMemory]
+) -> None:
+    """Put the fields of these names of all lengths into `extra`, each under its name and the key."""
+    for name in names:
+        known = {str(seq): _keyed(mib) for seq, entry in lengths.items() if (mib := getattr(entry, name))}
+        if known:
+            extra[name][key] = known
 
 
 def _layer_content(layer: LayerMemory) -> dict[str, Any]:

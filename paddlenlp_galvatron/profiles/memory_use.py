@@ -57,14 +57,19 @@ class MemoryUse:
         name = f"layertype_{layer_type}.tp_activation_per_bsz_dict"
         return self._over_lengths(name, lengths, seq, lambda m: _at_degree(name, m.activation_mib, tp, split))
 
-    def working_mib(self, layer_type: int, tp: int, seq: int, sequence_parallel: bool) -> float:
-        """What one layer's backward needs beyond what is kept, per sample; 0 where it was not measured."""
+    def working_mib(self, layer_type: int, tp: int, seq: int, sequence_parallel: bool, samples: float) -> float:
+        """What one layer's backward needs beyond what is kept, for so many samples; 0 where it was not measured."""
         lengths, _ = self._layer(layer_type, sequence_parallel)
         measured = {length: memory for length, memory in lengths.items() if memory.working_mib}
         if not measured:
             return 0.0
         name = f"layertype_{layer_type}.working_mib"
-        return self._over_lengths(name, measured, seq, lambda m: _at_degree(name, m.working_mib, tp, split=True))
+
+        def mib(memory: LayerMemory) -> float:
+            constant = _at_degree(name, memory.working_constant_mib or {1: 0.0}, tp, split=True)
+            return constant + samples * _at_degree(name, memory.working_mib, tp, split=True)
+
+        return self._over_lengths(name, measured, seq, mib)
 
     def checkpoint_mib(self, layer_type: int, seq: int) -> float:
         """Kept by one layer with recompute, per sample, all tokens."""
@@ -89,16 +94,23 @@ class MemoryUse:
         lengths, _ = self._vocab(role, True)
         return _at_degree("model_states", lengths[max(lengths)].states_mib, tp, split=True)
 
-    def vocab_activation_mib(self, role: Role, tp: int, seq: int, sequence_parallel: bool) -> tuple[float, float]:
-        """Activations of the vocabulary layers, per sample of the vtp group: at the loss's peak, and kept by each
-        micro-batch in flight (the same where only the peak is known)."""
+    def vocab_activation_mib(
+        self, role: Role, tp: int, seq: int, sequence_parallel: bool, samples: float
+    ) -> tuple[float, float]:
+        """Activations of the vocabulary layers for so many samples of the vtp group: at the loss's peak, and kept by
+        each micro-batch in flight (the same where only the peak is known)."""
         lengths, split = self._vocab(role, sequence_parallel)
         name = f"other_memory ({role} stage).activation"
-        peak = self._over_lengths(name, lengths, seq, lambda m: _at_degree(name, m.activation_mib, tp, split))
+
+        def peak_of(memory: VocabMemory) -> float:
+            constant = _at_degree(name, memory.peak_constant_mib or {1: 0.0}, tp, split=True)
+            return constant + samples * _at_degree(name, memory.peak_mib or memory.activation_mib, tp, split)
+
+        peak = self._over_lengths(name, lengths, seq, peak_of)
         known = {length: memory for length, memory in lengths.items() if memory.kept_mib}
         if not known:
             return peak, peak
-        kept = self._over_lengths(name, known, seq, lambda m: _at_degree(name, m.kept_mib, tp, split))
+        kept = samples * self._over_lengths(name, known, seq, lambda m: _at_degree(name, m.kept_mib, tp, split))
         return peak, min(kept, peak)
 
     def _layer(self, layer_type: int, sequence_parallel: bool) -> tuple[Mapping[int, LayerMemory], bool]:

@@ -30,7 +30,7 @@ MEMORY = {
     "parameters": "parameters",
     "gradients": "gradients",
     "moments": "optimizer states",
-    "masks": "attention mask",
+    "masks": "attention mask, messages between stages",
     "activations": "activations in flight",
     "working": "working set",
     "reserve": "reserve",

@@ -16,7 +16,7 @@ class Predicted:
     """The file's `galvatron.predicted`."""
 
     step_s: float | None
-    memory_mib: tuple[float, ...]  # most that a rank of each stage holds, without the reserve; empty: not predicted
+    memory_mib: tuple[float, ...]  # most that tensors of a rank of each stage hold; empty: not predicted
     reserve_mib: float  # of a device, for what tensors do not hold
 
     @staticmethod
@@ -24,8 +24,15 @@ class Predicted:
         fields = plan.metadata.get("predicted") or {}
         stages = fields.get("stages") or []
         reserve = max((stage.get("memory", {}).get("context_mib", 0.0) for stage in stages), default=0.0)
-        memory = tuple(stage["memory_mib"] - reserve for stage in stages if "memory_mib" in stage)
+        memory = tuple(_tensors_mib(stage, reserve) for stage in stages if "memory_mib" in stage)
         return Predicted(fields.get("time_s"), memory if len(memory) == len(plan.stages) else (), reserve)
+
+
+def _tensors_mib(stage: Mapping[str, Any], reserve_mib: float) -> float:
+    """The estimate; of a file without one the bound."""
+    bound: float = stage["memory_mib"] - reserve_mib
+    estimate: float | None = stage.get("memory", {}).get("estimate_mib")
+    return bound if estimate is None else min(estimate, bound)
 
 
 def stage_peaks_mib(plan: Plan, records: Sequence[Mapping[str, Any]]) -> list[float]:

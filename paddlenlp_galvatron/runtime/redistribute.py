@@ -11,6 +11,7 @@ from paddle.autograd import PyLayer
 from ..plan.layout import Intervals, Move, TokenLayout, moves
 from .collectives import all_to_all
 from .groups import REDISTRIBUTE, Groups, Ranks
+from .trace import span
 
 
 def redistribution_groups(source: TokenLayout, target: TokenLayout, tokens: int) -> list[Ranks]:
@@ -91,8 +92,10 @@ class _Redistribute(PyLayer):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Any, forward: _Exchange, backward: _Exchange) -> Any:
         ctx.exchange = backward
-        return forward(x).clone()
+        with span("change of layout", "layout"):
+            return forward(x).clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return ctx.exchange(grad).clone()
+        with span("change of layout", "layout"):
+            return ctx.exchange(grad).clone()

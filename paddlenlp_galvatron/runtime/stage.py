@@ -135,10 +135,12 @@ class Stage:
         self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
         if self._embedding:
             units.adopt(self._embedding.parameters, plan.vocab.dp_type)
-        self._blocks = []
+        self._blocks: list[Block] = []
         for index in plan.stage_layers(self.index):
             block = Block(family, shape, config, index, plan.layers[index], place(plan.layers[index]), source)
             units.adopt(block.parameters, plan.layers[index].dp_type)
+            if self._blocks:
+                block.share_positions(self._blocks[0])
             self._blocks.append(block)
         shared = table if tied else None
         self._head = Head(family, shape, config, place(vocab), source, shared) if self.is_last else None

@@ -5,7 +5,7 @@ gradients are summed are its group of D ranks. Norms and biases, a thousandth of
 and are reduced together at the end of the step.
 
     type    weights              gradients                          optimizer works on
-    ddp     whole                whole, all-reduced                 the weights
+    ddp     whole                whole, all-reduced (small: joined) the weights
     zero2   whole                reduce-scattered to 1/D            1/D of the weights, then gathered
     zero3   1/D, gathered while  reduce-scattered to 1/D            1/D of the weights
             the module runs
@@ -26,9 +26,11 @@ from paddle.autograd import PyLayer
 
 from ..plan import DataParallel
 from ..plan.seams import WEIGHT_OPS, Collective
+from ..plan.strategy import JOINED_NUMBERS
 from .collectives import Pending, all_gather_start, all_reduce, all_reduce_start, reduce_scatter_start
 from .paddle_private import close_window, open_window, share
 from .precision import add, cast
+from .trace import span
 from .weights import ShardedParameter, zero_parameter
 
 
@@ -140,7 +142,8 @@ class Unit:
         for weight in self.weights:
             weight.settle()
         if (last or self.every_micro_batch) and not self.deferred:
-            self._start()
+            with span("sum gradients", "gradients"):
+                self._start()
             self._reduced = last
 
     def finish(self) -> None:
@@ -185,13 +188,13 @@ class Unit:
         return paddle.concat(parts) if len(parts) > 1 else parts[0]
 
 
-class SteppedUnit(Unit):
-    """ddp with gradients reduced after every micro-batch: what is reduced is kept apart from what is not yet."""
+class JoinedUnit(Unit):
+    """ddp whose gradients go in one message: small ones, as a message's latency counts; and all that are reduced after
+    every micro-batch, as what is reduced is kept apart from what is not yet."""
 
-    every_micro_batch = True
-
-    def __init__(self, weights: Sequence[ShardedParameter], group: Any):
+    def __init__(self, weights: Sequence[ShardedParameter], group: Any, every_micro_batch: bool):
         super().__init__(weights, group)
+        self.every_micro_batch = every_micro_batch
         self._sum: Any = None
 
     def _start(self) -> None:
@@ -275,13 +278,15 @@ class ShardedUnit(Unit):
         if self._flat is None:
             self.prefetch()
             assert self._flight is not None
-            self._flat = self._flight.wait()
+            with span("gather weights", "gather"):
+                self._flat = self._flight.wait()
             self._flight = None
             self._open_windows()
 
     def prefetch(self) -> None:
         if self._flat is None and self._flight is None:
-            self._flight = all_gather_start(self._shard, self.group)
+            with span("gather weights", "gather"):
+                self._flight = all_gather_start(self._shard, self.group)
 
     def release(self) -> None:
         self._users -= 1
@@ -334,8 +339,9 @@ def make_unit(weights: Sequence[ShardedParameter], dp_type: DataParallel, every_
     """The unit of a module's matrices. They share one group; a group of one rank has nothing to shard."""
     group, ops = weights[0].sum_group, WEIGHT_OPS[dp_type]
     if ops.reduce is Collective.ALL_REDUCE or group is None:
-        if every_micro_batch and group is not None:
-            return SteppedUnit(weights, group)
+        small = len(weights) > 1 and sum(int(weight.tensor.size) for weight in weights) <= JOINED_NUMBERS
+        if group is not None and (every_micro_batch or small):
+            return JoinedUnit(weights, group, every_micro_batch)
         return Unit(weights, group)
     return ShardedUnit(weights, group, every_micro_batch, keep_whole=ops.gather is None)
 

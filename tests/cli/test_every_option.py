@@ -12,14 +12,14 @@ from typer.main import get_command
 
 pytest.importorskip("paddle")
 
-from every_option import profile, search, small, train
+from every_option import profile, search, small, train, validate
 from every_option.row import Row, Seen, run
 
 from paddlenlp_galvatron.cli.main import COMMANDS
 
 TABLES = {
     command: (table.SEEN, table.BASES[command], rows, table.prepare)
-    for table in (search, train, profile, small)
+    for table in (search, train, profile, small, validate)
     for command, rows in table.TABLES.items()
 }
 MOST_CANNOT = 5

@@ -253,29 +253,37 @@ def test_a_plan_of_another_world_model_or_assumption_is_refused():
     ("dp_type", "whole", "async_reduce", "room", "states", "working"),
     [
         # 100 MiB of fp32 matrices over 4 ranks: weights 100, gradients 100, moments 200. Activations of no weight.
-        (DDP, True, True, Room(0, 0, 0), 400, 100),  # joined for the message
-        (ZERO2, True, True, Room(0, 0, 0), 100 + 100 + 50, 100),
-        (ZERO2, False, False, Room(0, 0, 0), 100 + 25 + 50, 200),  # made whole, then joined
-        (DDP, True, False, Room(0, 0, 0), 400, 200),  # the micro-batch's own beside the sum of those before
-        (ZERO3, False, False, Room(0, 0, 0), 100, 300),  # the gathered layer in front as well
-        (ZERO3, True, True, Room(0, 0, 7), 25 + 100 + 50, 207),  # two gathered layers while backward runs
+        (DDP, True, True, Room(0, 0), 400, 0),  # reduced where they are
+        (ZERO2, True, True, Room(0, 0), 100 + 100 + 50, 100),
+        (ZERO2, False, False, Room(0, 0), 100 + 25 + 50, 200),  # made whole, then joined
+        (DDP, True, False, Room(0, 0), 400, 200),  # the micro-batch's own beside the sum of those before
+        (ZERO3, False, False, Room(0, 0), 100, 300),  # the gathered layer in front as well
+        (ZERO3, True, True, Room(0, 7), 25 + 100 + 50, 207),  # two gathered layers while backward runs
         # Activations of 60 are used up when the gradients stand; a single micro-batch's gradients replace them.
-        (DDP, True, True, Room(60, 60, 30), 400, 40),
-        (DDP, False, True, Room(60, 60, 30), 300 + 40, 40),
-        (ZERO2, False, True, Room(60, 60, 30), 100 + 50, 140),
-        (DDP, True, True, Room(1, 60, 90), 400, 90),  # recompute: its activations are in the working set
+        (DDP, True, True, Room(60, 30), 400, 30),
+        (DDP, False, True, Room(60, 30), 300 + 40, 30),
+        (ZERO2, False, True, Room(60, 30), 100 + 50, 140),
+        (DDP, False, True, Room(1, 90), 300 + 99, 90),  # recompute: its activations are in the working set alone
     ],
 )
 def test_memory_of_a_module_moment_by_moment(dp_type, whole, async_reduce, room, states, working):
     weights = Weights(matrices=25 * 2**20)
     per_weight = StateBytes.of(Precision.FP32)
-    held, most = module_memory(weights, per_weight, dp_type, 4, whole, async_reduce, room)
+    held, most, _ = module_memory(weights, per_weight, dp_type, 4, whole, async_reduce, room)
     assert (sum(held), most) == (pytest.approx(states), pytest.approx(working))
+
+
+def test_small_modules_of_ddp_join_their_gradients_and_large_or_single_matrices_do_not():
+    per_weight = StateBytes.of(Precision.FP32)
+    for count, several, working in ((8 * 2**20, True, 32), (8 * 2**20 + 1, True, 0), (2**20, False, 0)):
+        weights = Weights(matrices=count)
+        _, most, _ = module_memory(weights, per_weight, DDP, 4, True, True, Room(0, 0), several)
+        assert most == pytest.approx(working)
 
 
 def test_a_module_that_no_other_rank_shares_joins_nothing():
     weights, per_weight = Weights(matrices=25 * 2**20, whole_vectors=2**18), StateBytes.of(Precision.FP32)
-    states, working = module_memory(weights, per_weight, ZERO3, 1, True, True, Room(5, 5, 3))
+    states, working, _ = module_memory(weights, per_weight, ZERO3, 1, True, True, Room(5, 3))
     assert (sum(states), working) == (pytest.approx(404), 3)
 
 

@@ -85,6 +85,7 @@ BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("convert", "h2g"): (("missing", "out"), ()),
     ("convert", "g2h"): (("missing", "out"), ()),
     ("data", "prepare"): (("missing", "--output=out"), ()),
+    ("validate",): (("model.json", "--count=0"), ()),
     ("quickstart",): (("--nproc=1",), ()),
 }
 PROGRAMS = {"doctor"}  # these start some to ask for their versions; tests of their own try them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from ...plan import ModelShape, Precision
@@ -85,13 +86,27 @@ class MemoryProfiler:
         def of_one(tp: int, recompute: bool = False) -> float:
             return (use(many, tp, recompute).kept - use(few, tp, recompute).kept) / (many - few) / self.samples
 
+        def working(tp: int) -> tuple[float, float]:
+            return self._line(
+                lambda samples: self._use(number, seq, tp, sequence_parallel, samples, layers=few).working
+            )
+
         weights = (use(many, 1).weights - use(few, 1).weights) / (many - few)
         return LayerMemory(
             parameter_mib=FLOAT_BYTES * weights / MIB,
             activation_mib={tp: of_one(tp) for tp in degrees},
             checkpoint_mib=of_one(1, recompute=True),
-            working_mib={tp: use(few, tp).working / self.samples for tp in degrees},
+            working_mib={tp: working(tp)[1] for tp in degrees},
+            working_constant_mib={tp: working(tp)[0] for tp in degrees},
         )
+
+    def _line(self, mib: Callable[[int], float]) -> tuple[float, float]:
+        """(constant, per sample) of what is measured for one sample and for several."""
+        several = mib(self.samples)
+        if self.samples == 1:
+            return 0.0, several
+        each = max(several - mib(1), 0.0) / (self.samples - 1)
+        return several - self.samples * each, each
 
     def _vocab(self, role: Role, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> VocabMemory:
         """The last stage and the only one reach their peak in the loss; the first keeps its share beyond it.
@@ -104,18 +119,31 @@ class MemoryProfiler:
                 {tp: first.states_mib[tp] + last.states_mib[tp] for tp in degrees},
                 {tp: first.kept_mib[tp] + last.activation_mib[tp] for tp in degrees},
                 {tp: first.kept_mib[tp] + last.kept_mib[tp] for tp in degrees},
+                {tp: first.kept_mib[tp] + last.peak_mib[tp] for tp in degrees},
+                last.peak_constant_mib,
             )
         number = 0 if role == "first" else len(self.shapes) - 1
         length = self.shapes[number].seq_length or seq
         uses = {tp: self._use(number, length, tp, sequence_parallel, **STAGES[role]) for tp in degrees}
+
+        def peak(tp: int, samples: int) -> float:
+            use = self._use(number, length, tp, sequence_parallel, samples, **STAGES[role])
+            return use.kept if role == "first" else use.peak
+
+        peaks = {tp: self._line(partial(peak, tp)) for tp in degrees}
         return VocabMemory(
             {tp: STATE_BYTES * use.weights / MIB for tp, use in uses.items()},
             {tp: (use.kept if role == "first" else use.peak) / self.samples for tp, use in uses.items()},
             {tp: use.kept / self.samples for tp, use in uses.items()},
+            {tp: each for tp, (_, each) in peaks.items()},
+            {tp: constant for tp, (constant, _) in peaks.items()},
         )
 
-    def _use(self, number: int, seq: int, tp: int, sequence_parallel: bool, **what: Any) -> Use:
-        settings = {"samples": self.samples, "seq_length": seq, "tp": tp, "sequence_parallel": sequence_parallel} | what
+    def _use(
+        self, number: int, seq: int, tp: int, sequence_parallel: bool, samples: int | None = None, **what: Any
+    ) -> Use:
+        samples = samples or self.samples
+        settings = {"samples": samples, "seq_length": seq, "tp": tp, "sequence_parallel": sequence_parallel} | what
         key = f"memory {number} " + " ".join(f"{name}={int(value)}" for name, value in settings.items())
 
         def measure() -> Use:

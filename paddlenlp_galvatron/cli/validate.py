@@ -1,0 +1,56 @@
+"""`galvatron validate`: run plans and hold what was predicted against what they take."""
+
+from __future__ import annotations
+
+from json import dumps
+from typing import Any
+
+from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.writing import write_text
+from paddlenlp_galvatron.plan import GalvatronError
+from paddlenlp_galvatron.validation.options import ValidateOptions
+
+from .conventions import App, say_note
+from .grouped import add_command
+
+app = App(help="Run plans and hold what was predicted against what they take.")
+
+
+def validate(values: dict[str, Any], json: bool) -> None:
+    """Draw plans across the space, run each, and show predicted beside measured. Ends with exit code 1 where the
+    accuracy is below what is demanded."""
+    options = ValidateOptions.among(values)
+    from paddlenlp_galvatron.validation.accuracy import shortcomings
+    from paddlenlp_galvatron.validation.page import render
+    from paddlenlp_galvatron.validation.validate import Validation
+    from paddlenlp_galvatron.validation.words import as_json, tables
+
+    validation = Validation(options, say_note)
+    validation.run()
+    if options.node_rank:  # the first node has the journal
+        return
+    accuracy = validation.accuracy()
+    found = as_json(accuracy)
+    write_text(options.output / "validation.json", dumps(found, indent=1) + "\n")
+    write_text(options.output / "validation.html", render(accuracy, validation.shape.name, options))
+    if json:
+        say(dumps(found))
+    else:
+        console = Console(soft_wrap=True)
+        for item in tables(accuracy):
+            console.print(item)
+        say(f"{options.output}: validation.json, validation.html")
+    if validation.disturbance.words:
+        say_note(validation.disturbance.words)
+    if short := shortcomings(accuracy, options):
+        raise GalvatronError("; ".join(short))
+
+
+add_command(
+    app,
+    None,
+    validate,
+    ValidateOptions,
+    switches={"json": "one line of JSON on stdout"},
+    positional=("model_size", "MODEL"),
+)

@@ -1,0 +1,70 @@
+"""The most that a stage holds in one step, by walking through its passes: the estimate below the search's upper bound.
+
+The bound adds up what each term takes at its own worst moment, so that memory is a sum over layers. Here gradients come
+as a step's first backward goes on, and a layer's working set stands beside the activations of those before it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..plan.schedules import Pass
+
+
+@dataclass(frozen=True, slots=True)
+class PartMemory:
+    """What one part of a stage, a layer or vocabulary layers, takes on a rank, in MiB."""
+
+    fixed_mib: float = 0.0  # all the time: weights, optimizer states, masks
+    gradient_mib: float = 0.0  # whole, as backward makes them
+    kept_mib: float = 0.0  # of these, when they are reduced
+    late_mib: float = 0.0  # of the whole ones, the embedding's beside an LM head: made when the stage's backward ends
+    activation_mib: float = 0.0  # of a micro-batch in flight
+    working_mib: float = 0.0  # backward's peak above what is held
+    gathered_mib: float = 0.0  # zero3's weights while the part runs
+    joined_mib: float = 0.0  # the message in which gradients are reduced
+
+
+def peak_mib(parts: Sequence[PartMemory], passes: Sequence[Pass]) -> float:
+    """`parts` in the order of forward; `passes` of the stage. Gradients are reduced after the last micro-batch."""
+    held, in_flight, backwards = sum(part.fixed_mib for part in parts), 0, []
+    for work in passes:
+        if work.kind == "forward":
+            in_flight += 1
+        else:
+            backwards.append(in_flight)
+            in_flight -= 1
+    last = len(backwards) - 1
+    # Between the second backward and the last one nothing comes that the second has not had.
+    return max(
+        _backward(parts, held, backwards[number], first=number == 0, last=number == last)
+        for number in {0, min(1, last), last}
+    )
+
+
+def _backward(parts: Sequence[PartMemory], held_mib: float, in_flight: int, first: bool, last: bool) -> float:
+    """The peak of one micro-batch's backward with so many in flight."""
+    now = held_mib + in_flight * sum(part.activation_mib for part in parts)
+    now += 0.0 if first else sum(part.gradient_mib for part in parts)
+    peak = now
+    before = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
+    for part, following in zip(reversed(parts), before, strict=True):
+        weights = part.gathered_mib + following.gathered_mib
+        peak = max(peak, now + weights + part.working_mib)
+        made = part.gradient_mib - part.late_mib if first else 0.0
+        now += made - part.activation_mib
+        peak = max(peak, now + weights)
+        if last:
+            peak = max(peak, now + weights + part.joined_mib)
+            now += (part.kept_mib - part.gradient_mib) * (1 - _late(part))
+    for part in parts:
+        now += part.late_mib if first else 0.0
+        if last and part.late_mib:
+            peak = max(peak, now + part.joined_mib * _late(part))
+            now += (part.kept_mib - part.gradient_mib) * _late(part)
+    return max(peak, now)
+
+
+def _late(part: PartMemory) -> float:
+    return part.late_mib / part.gradient_mib if part.late_mib else 0.0

@@ -1,0 +1,1 @@
+"""Holds the cost model against real steps: draws plans, runs them, compares."""

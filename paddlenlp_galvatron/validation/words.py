@@ -1,0 +1,172 @@
+"""A plan in a few words, and an accuracy as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from ..plan import LayerStrategy, Plan, VocabStrategy, plan_to_dict
+from ..plan.strategy import DataParallel, runs
+from .accuracy import Accuracy, Outcome, Spread
+from .terms import TERMS, busy_ms
+from .work import key_of
+
+DATA_PARALLEL = {DataParallel.DDP: "", DataParallel.ZERO2: "z2", DataParallel.ZERO3: "z3"}
+
+
+def short(plan: Plan) -> str:
+    """`2 stages gpipe, 4x2, 0-3 tp2 z3 r, 4-5 dp, vocab tp2`: stages, micro-batches x samples, layers, vocabulary."""
+    head = f"{len(plan.stages)} stages {plan.schedule.label}, " if len(plan.stages) > 1 else ""
+    layers = [f"{_range(run)} {_strategy(layer)}" for run, layer in runs(plan.layers)]
+    return ", ".join([f"{head}{plan.micro_batches}x{plan.micro_batch}", *layers, f"vocab {_strategy(plan.vocab)}"])
+
+
+def _range(run: range) -> str:
+    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
+
+
+def _strategy(strategy: LayerStrategy | VocabStrategy) -> str:
+    layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
+    split = "dp" if layer.degree == 1 else f"{'sp' if layer.ulysses else 'tp'}{layer.degree}"
+    strided = "" if layer.consecutive or layer.degree == 1 else "s"
+    words = [split + strided, DATA_PARALLEL[layer.dp_type], "r" if layer.recompute else ""]
+    return " ".join(word for word in words if word)
+
+
+def tables(accuracy: Accuracy) -> Iterator[str | Table]:
+    """To be printed one below the other."""
+    yield _plans(accuracy)
+    yield ""
+    yield _terms(accuracy)
+    yield ""
+    if accuracy.verdicts:
+        yield _contests(accuracy)
+        yield ""
+    for key, why in accuracy.failed.items():
+        yield f"plan {key} did not run: {why}"
+    if accuracy.left_out:
+        yield f"{accuracy.left_out} plans left out, as the minutes were over; the same command goes on"
+    if wrong := accuracy.wrong_bytes:
+        yield f"bytes of {len(wrong)} plans are not those predicted: {', '.join(one.key for one in wrong)}"
+    if above := accuracy.above_bound:
+        yield f"{len(above)} plans held more than their bound: {', '.join(one.key for one in above)}"
+    yield from summary_lines(accuracy)
+
+
+def summary_lines(accuracy: Accuracy) -> Iterator[str]:
+    """The figures that count."""
+    tau = "-" if accuracy.tau is None else f"{accuracy.tau:.2f}"
+    yield f"{len(accuracy.outcomes)} plans, predicted / measured - 1:"
+    yield f"step time    {_spread(accuracy.time)}; Kendall's tau {tau}; regret {accuracy.regret:.1%}"
+    yield f"peak memory  {_spread(accuracy.memory)}; above the bound: {len(accuracy.above_bound)}"
+
+
+def _spread(spread: Spread) -> str:
+    return f"mean {spread.mean:.1%}, median {spread.median:.1%}, from {spread.lowest:+.1%} to {spread.highest:+.1%}"
+
+
+def _plans(accuracy: Accuracy) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for title in (
+        "plan",
+        "why",
+        "predicted s",
+        "measured s",
+        "error",
+        "MiB",
+        "measured",
+        "error",
+        "busy ms",
+        "at fault",
+        "",
+    ):
+        table.add_column(
+            title, no_wrap=title != "", justify="right" if title not in ("plan", "why", "at fault", "") else "left"
+        )
+    for one in sorted(accuracy.outcomes, key=lambda one: one.measured_s):
+        worst = min(range(len(one.stages)), key=lambda stage: one.memory_errors[stage])
+        stage, off = one.stages[worst], one.off_ms()
+        busiest = max(one.stages, key=lambda each: busy_ms(each.measured_ms))
+        table.add_row(
+            one.key,
+            one.kind,
+            f"{one.predicted_s:.4f}",
+            f"{one.measured_s:.4f}",
+            f"{one.time_error:+.1%}",
+            f"{stage.predicted_mib:.1f}",
+            f"{stage.peak_mib:.1f}",
+            f"{one.memory_errors[worst]:+.1%}",
+            f"{busy_ms(busiest.predicted_ms):.0f}/{busy_ms(busiest.measured_ms):.0f}",
+            f"{one.at_fault} {off[one.at_fault]:+.0f}",
+            short(one.plan),
+        )
+    return table
+
+
+def _terms(accuracy: Accuracy) -> Table:
+    table = Table(box=None, pad_edge=False, title="mean over all stages, ms a step", title_justify="left")
+    for title in ("term", "predicted", "measured", "measured - predicted"):
+        table.add_column(title, justify="left" if title == "term" else "right")
+    for name, (predicted, measured) in accuracy.terms().items():
+        table.add_row(
+            TERMS[name] if name != "waiting" else "waiting",
+            f"{predicted:.2f}",
+            f"{measured:.2f}",
+            f"{measured - predicted:+.2f}",
+        )
+    return table
+
+
+def _contests(accuracy: Accuracy) -> Table:
+    table = Table(box=None, pad_edge=False, title="the searched plan among its rivals", title_justify="left")
+    for title in ("budget MiB", "searched", "plans", "regret", "beaten by uniform", "over the budget"):
+        table.add_column(title, justify="right")
+    for one in accuracy.verdicts:
+        table.add_row(
+            f"{one.budget_mib:.1f}",
+            "layer-wise" if one.layer_wise else "uniform",
+            str(one.plans),
+            f"{one.regret:.1%}",
+            ", ".join(one.beaten_by) or "-",
+            ", ".join(one.over_budget) or "-",
+        )
+    return table
+
+
+def as_json(accuracy: Accuracy) -> dict[str, Any]:
+    """All of it: `summary`, then `plans`, `contests`, `failed` one by one. Errors are predicted / measured - 1."""
+    return {
+        "summary": {
+            "plans": len(accuracy.outcomes),
+            "left_out": accuracy.left_out,
+            "time_error": asdict(accuracy.time),
+            "memory_error": asdict(accuracy.memory),
+            "tau": accuracy.tau,
+            "regret": accuracy.regret,
+            "above_bound": len(accuracy.above_bound),
+            "wrong_bytes": len(accuracy.wrong_bytes),
+            "terms_ms": {name: {"predicted": p, "measured": m} for name, (p, m) in accuracy.terms().items()},
+        },
+        "plans": [_plan(one) for one in accuracy.outcomes],
+        "contests": [asdict(one) for one in accuracy.verdicts],
+        "failed": dict(accuracy.failed),
+    }
+
+
+def _plan(one: Outcome) -> dict[str, Any]:
+    return {
+        "key": key_of(one.plan),
+        "kind": one.kind,
+        "words": short(one.plan),
+        "predicted_s": one.predicted_s,
+        "measured_s": one.measured_s,
+        "time_error": one.time_error,
+        "predicted_bytes": one.predicted_bytes,
+        "measured_bytes": one.measured_bytes,
+        "at_fault": one.at_fault,
+        "stages": [asdict(stage) for stage in one.stages],
+        "plan": plan_to_dict(one.plan),
+    }

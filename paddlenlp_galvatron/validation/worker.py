@@ -1,0 +1,128 @@
+"""One rank of a validation: runs plan after plan in one world and writes down what each took."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..adapters import load_family
+from ..plan import Plan
+from ..profiler.cpu_host.processors import pinned
+from ..profiler.journal import Journal
+from ..profiler.launcher import report_progress
+from ..profiler.stopwatch import Stopwatch
+from ..runtime import device
+from ..runtime.collectives import forget_traffic
+from ..runtime.engine import Engine
+from ..runtime.groups import Groups, run_as_rank, start_world
+from ..runtime.paddle_private import next_rate
+from ..runtime.trace import Clock, span, traced
+from ..training.recipe import Recipe
+from .terms import TERMS, measured_ms
+from .work import JOURNAL, RankRun, Run, Work, key_of
+
+WARM_UP = 3  # steps: the first makes the optimizer's states, allocates and connects
+LEAST_STEPS = 6
+PLAN_S = 4.0  # that the timed steps of a plan take, within LEAST_STEPS and the wanted number
+SCALAR_BYTES = 2 * 4  # of each rank: loss and norm, which no prediction counts
+
+
+def main() -> None:
+    """Run every plan that the journal does not know."""
+    work = Work.model_validate_json(Path(sys.argv[1]).read_text())
+    rank, world_size = start_world()
+    journal = Journal.open(work.output, JOURNAL, work.identity, rank, world_size, fresh=False)
+    stopwatch = Stopwatch(world_size, work.ranks_per_node, time_budget_s=work.seconds)
+    groups, plans = Groups(rank), work.read_plans()
+    with pinned(rank % work.ranks_per_node, work.ranks_per_node):
+        for number, plan in enumerate(plans):
+            if stopwatch.is_late():
+                break
+            report_progress(number, len(plans))
+            journal.get(key_of(plan), partial(_measure, work, plan, groups, stopwatch))
+
+
+def _measure(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch) -> dict[str, Any]:
+    return _run(work, plan, groups, stopwatch).model_dump()
+
+
+def _run(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch) -> Run:
+    """Steps as training's: their time is from the end of the one before to their own end."""
+    gc.collect()
+    before = device.allocated_mib()
+    engine = Engine(plan, work.shape, load_family(work.shape.family), plan.assumed.seq_length or 0, groups=groups)
+    recipe = Recipe()
+    optimizer = recipe.build(engine.tensors, engine.decaying)
+    batches = _batches(work, plan)
+    for _ in range(WARM_UP):
+        warm = _step(engine, optimizer, recipe, next(batches), time.perf_counter())
+    (every,) = engine.gather(warm[0])
+    steps = min(max(LEAST_STEPS, round(PLAN_S / max(every))), work.steps)
+    rows: list[list[tuple[float, ...]]] = []
+    traffic: dict[str, int] = {}
+    began = time.perf_counter()
+    for number in range(steps):
+        device.reset_peak()
+        forget_traffic()
+        seconds, terms = _step(engine, optimizer, recipe, next(batches), began)
+        began += seconds
+        if number == 0:
+            traffic = engine.traffic()["bytes"]
+            traffic["all_reduce"] -= SCALAR_BYTES * plan.world_size if plan.world_size > 1 else 0
+        rows.append(engine.gather(seconds, device.peak_mib() - before, *terms.values()))
+    counting = sorted(range(1, len(rows)), key=lambda one: max(rows[one][0]))  # the first one has the count of traffic
+    chosen = rows[counting[min(2, len(counting) - 1) if stopwatch.pinned else len(counting) // 2]]
+    peaks = [max(row[1][rank] for row in rows) for rank in range(plan.world_size)]
+    _, computing = _step(engine, optimizer, recipe, next(batches), time.process_time(), time.process_time_ns)
+    computed = engine.gather(*computing.values())
+    return Run(
+        steps_s=tuple(max(row[0]) for row in rows),
+        step_s=max(chosen[0]),
+        ranks=tuple(
+            RankRun(
+                terms_ms=_of_rank(chosen[2:], rank),
+                processor_ms=_of_rank(computed, rank),
+                peak_mib=peaks[rank],
+            )
+            for rank in range(plan.world_size)
+        ),
+        bytes={kind: int(size) for kind, size in traffic.items() if size},
+    )
+
+
+def _of_rank(columns: Sequence[tuple[float, ...]], rank: int) -> dict[str, float]:
+    return dict(zip(TERMS, (column[rank] for column in columns), strict=True))
+
+
+def _step(
+    engine: Engine, optimizer: Any, recipe: Recipe, batch: Any, began: float, clock: Clock = time.time_ns
+) -> tuple[float, dict[str, float]]:
+    """(seconds since `began`, terms in ms) of one step, both by the processor's clock where that is given."""
+    events: list[dict[str, Any]] = []
+    with traced(engine.rank, events, clock):
+        engine.forward_backward(batch)
+        with span("optimizer", "optimizer"):
+            engine.update(optimizer, recipe.max_grad_norm)
+        next_rate(optimizer)
+        device.synchronize()
+    seconds = (time.perf_counter() if clock is time.time_ns else time.process_time()) - began
+    return seconds, measured_ms(events, 1000 * seconds)
+
+
+def _batches(work: Work, plan: Plan) -> Iterator[Any]:
+    """Global batches [G, S + 1] of random tokens, the same on every rank."""
+    size = (plan.global_batch, (plan.assumed.seq_length or 0) + 1)
+    for number in count():
+        yield np.random.default_rng([work.seed, number]).integers(0, work.shape.vocab_size, size)
+
+
+if __name__ == "__main__":
+    run_as_rank(main)

@@ -1,0 +1,52 @@
+"""As many gradient messages as are priced: each has its latency, which on small layers is all of its price."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.cost_model.communication import Setting, layer_calls
+from paddlenlp_galvatron.cost_model.states import StateBytes
+from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Precision
+from paddlenlp_galvatron.runtime import units
+
+
+class Group:
+    nranks, rank, ranks, id = 2, 0, (0, 1), 1
+
+
+@pytest.mark.parametrize("dp_type", DataParallel)
+def test_a_layers_gradients_go_in_one_message(dp_type, monkeypatch):
+    import paddle
+
+    from paddlenlp_galvatron.runtime.weights import ShardedParameter, Slice
+
+    sent: list[int] = []
+
+    class Pending:
+        def __init__(self, result):
+            self.wait = lambda: result
+
+    def reduced(tensor, group):
+        sent.append(int(tensor.size))
+        return Pending(tensor)
+
+    monkeypatch.setattr(units, "all_reduce_start", reduced)
+    monkeypatch.setattr(units, "reduce_scatter_start", reduced)
+    shape = ModelShape("small", "llama", 1, 32, 64, 4, 4, 64, 16)
+    tensors = [
+        paddle.create_parameter(list(weight.shape), "float32") for weight in shape.block.weights if weight.is_matrix
+    ]
+    weights = [ShardedParameter("w", tuple(t.shape), Slice(), t, Group, 2) for t in tensors]
+    unit = units.make_unit(weights, dp_type, every_micro_batch=False)
+    monkeypatch.setattr(units.ShardedUnit, "take", lambda self: None)
+    for weight in weights:
+        weight.accumulate(paddle.ones(weight.shape))
+    unit.backward_done(last=True)
+    unit.finish()
+    setting = Setting(2, 16, 2, Assumptions(seq_length=16), StateBytes.of(Precision.FP32))
+    priced = layer_calls(shape, LayerStrategy(dp_type=dp_type), setting).reduce
+    assert [4 * size for size in sent] == [call.bytes for call in priced for _ in range(call.times)]
+    if dp_type is DataParallel.DDP:
+        assert all(bool((weight.gradient == 1).all()) for weight in weights)

@@ -1,0 +1,51 @@
+"""The walk through a stage's passes, against a count of every moment by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from paddlenlp_galvatron.cost_model.peak import PartMemory, peak_mib
+from paddlenlp_galvatron.plan.schedules import Schedule, order
+
+LAYER = PartMemory(fixed_mib=10, gradient_mib=4, kept_mib=4, activation_mib=5, working_mib=3)
+
+
+def peak(parts, micro_batches: int, schedule: Schedule = Schedule.ONE_F_ONE_B, stage: int = 0, stages: int = 1):
+    return peak_mib(parts, order(schedule, stage, stages, micro_batches))
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "schedule", "stages", "expected"),
+    [
+        (1, Schedule.ONE_F_ONE_B, 1, 20 + 10 + 3),  # gradients come in the place of activations
+        (2, Schedule.ONE_F_ONE_B, 1, 20 + 8 + 10 + 3),  # the second micro-batch meets those of the first
+        (2, Schedule.GPIPE, 1, 20 + 20 + 3),  # both are forward before any gradient is there
+        (4, Schedule.GPIPE, 1, 20 + 40 + 3),
+        (2, Schedule.ONE_F_ONE_B, 2, 20 + 20 + 3),  # two in flight, no further one
+        (3, Schedule.ONE_F_ONE_B, 2, 20 + 8 + 20 + 3),  # the third comes in the place of the first
+    ],
+)
+def test_two_plain_layers(micro_batches, schedule, stages, expected):
+    assert peak([LAYER, LAYER], micro_batches, schedule, stages=stages) == expected
+
+
+def test_recompute_stands_beside_what_the_layers_before_hold():
+    again = PartMemory(fixed_mib=10, gradient_mib=4, kept_mib=4, activation_mib=1, working_mib=8)
+    # In the backward of the plain layer 6 are in flight; in that of the other one, behind it, 1 and the 4 just made.
+    assert peak([again, LAYER], 1) == 20 + max(6 + 3, 1 + 4 + 8)
+    assert peak([LAYER, again], 1) == 20 + 6 + 8
+
+
+def test_zero3_has_two_parts_weights_at_hand_and_joins_its_gradients():
+    sharded = PartMemory(
+        fixed_mib=5, gradient_mib=4, kept_mib=2, activation_mib=1, working_mib=0.5, gathered_mib=4, joined_mib=4
+    )
+    assert peak([sharded, sharded], 1) == 10 + 2 - 1 + 4 + 8 + 4  # the first one's gradients, whole and joined
+    assert peak([sharded], 1) == 5 + 4 + 4 + 4
+
+
+def test_the_embeddings_gradient_comes_last():
+    ends = PartMemory(fixed_mib=10, gradient_mib=8, kept_mib=8, late_mib=4, activation_mib=2)
+    early = PartMemory(fixed_mib=10, gradient_mib=8, kept_mib=8, activation_mib=2)
+    layer = PartMemory(fixed_mib=10, gradient_mib=1, kept_mib=1, activation_mib=3, working_mib=6)
+    assert peak([layer, ends], 1) == 20 + 3 + 4 + 6 and peak([layer, early], 1) == 20 + 3 + 8 + 6

@@ -1,0 +1,130 @@
+"""Where a traced step's time goes; how plans are drawn; what errors, tau and regret are."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from cost_examples import MODEL
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddlenlp_galvatron.plan import Assumptions
+from paddlenlp_galvatron.validation import disturbance
+from paddlenlp_galvatron.validation.accuracy import Spread, kendall
+from paddlenlp_galvatron.validation.draw import KINDS, draw
+from paddlenlp_galvatron.validation.terms import TERMS, measured_ms
+from paddlenlp_galvatron.validation.work import key_of
+
+
+def span(category: str, start_ms: float, stop_ms: float, name: str = "") -> dict:
+    return {"cat": category, "name": name or category, "ts": 1000 * start_ms, "dur": 1000 * (stop_ms - start_ms)}
+
+
+def test_every_moment_counts_for_the_innermost_span_that_has_a_term():
+    spans = [
+        span("wait", 0, 2),
+        span("forward", 2, 12),
+        span("gather", 3, 5),
+        span("collective", 3, 4, "all_gather"),
+        span("collective", 6, 8, "all_gather"),
+        span("layout", 8, 11),
+        span("collective", 9, 10, "all_to_all"),
+        span("backward", 12, 30),
+        span("recompute", 12, 20),
+        span("collective", 14, 15, "reduce_scatter"),
+        span("gradients", 25, 29),
+        span("collective", 26, 29, "all_reduce"),
+        span("sync", 30, 32),
+        span("collective", 32, 35, "all_reduce"),
+        span("optimizer", 35, 45),
+        span("collective", 36, 37, "all_reduce"),
+        span("collective", 40, 44, "all_gather"),
+    ]
+    assert measured_ms(reversed(spans), 50) == {
+        "waiting": 2,
+        "forward": 10 - 2 - 2 - 3,
+        "gathers": 2,
+        "tensor": 2 + 1,
+        "layouts": 3,
+        "backward": 18 - 8 - 4,
+        "recompute": 8 - 1,
+        "gradients": 4 + 2,
+        "optimizer": 10 - 1 - 4,
+        "publish": 4,
+        "idle": 3 + 1 + 5,
+    }
+
+
+def test_terms_add_up_to_the_step():
+    spans = [span("forward", 0, 3), span("collective", 1, 2), span("data", 4, 5)]
+    terms = measured_ms(spans, 7)
+    assert sum(terms.values()) == pytest.approx(7) and set(terms) == set(TERMS)
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_plans_are_drawn_alike_by_seed_across_all_kinds_and_dimensions(world_size):
+    shape, assumed = replace(MODEL, layers=4), Assumptions(seq_length=512)
+
+    def drawn(seed: int) -> list:
+        return list(draw(shape, world_size, 16, assumed, 80, seed, lambda plan: True))
+
+    first = drawn(7)
+    assert first == drawn(7) and {key_of(plan) for _, plan in first} != {key_of(plan) for _, plan in drawn(8)}
+    assert len({plan for _, plan in first}) == len(first) == 80 and {kind for kind, _ in first} == set(KINDS)
+    plans = [plan for _, plan in first]
+    layers = [layer for plan in plans for layer in plan.layers]
+    for several in (
+        {len(plan.stages) for plan in plans},
+        {plan.micro_batches for plan in plans},
+        {plan.schedule for plan in plans},
+        {plan.vocab.degree for plan in plans},
+        {layer.degree for layer in layers},
+        {layer.ulysses for layer in layers},
+        {layer.recompute for layer in layers},
+    ):
+        assert len(several) > 1
+    assert len({layer.dp_type for layer in layers}) == 3
+    assert all(len(set(plan.layers)) == 1 for kind, plan in first if kind in ("uniform", "alone"))
+
+
+def test_a_space_that_is_used_up_ends_the_drawing():
+    few = list(draw(replace(MODEL, layers=1), 1, 1, Assumptions(seq_length=512), 1000, 0, lambda plan: True))
+    assert 0 < len(few) < 1000
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=12))
+def test_kendalls_tau_is_that_of_the_textbook(pairs):
+    tau = kendall(pairs)
+    swapped = kendall([(x, -y) for x, y in pairs])
+    assert (tau is None) == (len({x for x, _ in pairs}) == 1 or len({y for _, y in pairs}) == 1)
+    assert tau is None or (-1 <= tau <= 1 and swapped == pytest.approx(-tau))
+
+
+def test_known_taus():
+    assert kendall([(1, 1), (2, 2), (3, 3)]) == 1
+    assert kendall([(1, 3), (2, 2), (3, 1)]) == -1
+    assert kendall([(1, 1), (2, 3), (3, 2)]) == pytest.approx(1 / 3)
+    assert kendall([(12, 1), (2, 4), (1, 7), (12, 1), (2, 0)]) == pytest.approx(-0.4714045)  # of scipy's documentation
+
+
+def test_errors_keep_their_signs_at_the_ends():
+    assert Spread.of([-0.2, 0.1, 0.0]) == Spread(pytest.approx(0.1), 0.1, -0.2, 0.1)
+
+
+def test_what_others_do_meanwhile_is_told_and_what_this_process_does_is_not(monkeypatch, tmp_path):
+    ticks, stat = os.sysconf("SC_CLK_TCK"), tmp_path / "stat"
+    clock, own = iter([0.0, 10.0, 0.0, 10.0]), iter([3.0, 15.0, 3.0, 15.0])
+    monkeypatch.setattr(disturbance, "STAT", stat)
+    monkeypatch.setattr(disturbance, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(disturbance, "cpu_count", lambda: 2)
+    monkeypatch.setattr(disturbance, "_own_s", lambda: next(own))
+    stat.write_text("cpu  0 0 0 500 0 0 0 0 0 0\n")
+    with disturbance.watched() as found:
+        stat.write_text(f"cpu  {14 * ticks} 0 {2 * ticks} 900 7 0 0 0 0 0\n")  # 16 s, of which 12 are ours
+    assert found.share == pytest.approx(4 / 20) and "20%" in found.words
+    stat.unlink()
+    with disturbance.watched() as silent:
+        pass
+    assert silent.share is None and not silent.words

@@ -1,0 +1,64 @@
+"""`galvatron validate`: plans are run, and hold and move what was predicted, whatever the machine does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from validation.profiles import write
+
+ROOT = Path(__file__).parents[2]
+GATE = {"mean": 0.08, "tau": 0.85}  # on an idle machine
+MINUTES = 5
+
+
+@pytest.fixture(scope="module", params=["qwen2", pytest.param("llama", marks=pytest.mark.slow)])
+def found(request, tmp_path_factory) -> dict:
+    folder = tmp_path_factory.mktemp(request.param)
+    write(folder, request.param)
+    words = ["--profiles", folder / "profiles", "--output", folder / "out", "--steps", 3, "--minutes", 9, "--json"]
+    words += ["--count", 8, "--seed", 1, "--budgets", 1]
+    command = [sys.executable, "-m", "paddlenlp_galvatron.cli.main", "validate", folder, *words]
+    ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=900)
+    assert ran.returncode == 0, ran.stderr
+    assert (folder / "out" / "validation.html").read_text().count("<circle") > 3 * 8
+    return json.loads(ran.stdout)
+
+
+def test_every_plan_ran_and_moved_the_bytes_that_were_predicted(found):
+    assert not found["failed"] and not found["summary"]["left_out"]
+    assert len(found["plans"]) >= 8 and found["summary"]["wrong_bytes"] == 0
+    assert {plan["kind"] for plan in found["plans"]} >= {"uniform", "alone", "layer-wise", "mixed", "searched"}
+
+
+def test_memory_is_what_was_predicted(found):
+    for plan in found["plans"]:
+        for stage in plan["stages"]:
+            assert stage["peak_mib"] <= 1.04 * stage["predicted_mib"], plan["words"]
+            assert stage["peak_mib"] <= 1.02 * stage["bound_mib"], plan["words"]  # of a model whose MiB are few
+    error = found["summary"]["memory_error"]
+    assert error["mean"] <= 0.03 and error["highest"] <= 0.1
+
+
+def test_terms_of_every_plan_add_up_to_its_step(found):
+    for plan in found["plans"]:
+        for stage in plan["stages"]:
+            assert sum(stage["predicted_ms"].values()) == pytest.approx(1000 * plan["predicted_s"])
+            assert sum(stage["measured_ms"].values()) == pytest.approx(1000 * plan["measured_s"], rel=0.5)
+
+
+@pytest.mark.slow
+def test_step_times_of_a_small_model_are_those_predicted(tmp_path):
+    """Needs an idle machine, as everything that is timed."""
+    words = ["--models", "llama-128", "--count", "12", "--budgets", "0", "--minutes", str(MINUTES)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "validate.py"), *words, "--output", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60 * 3 * MINUTES)
+    assert ran.returncode == 0, ran.stderr
+    summary = json.loads((tmp_path / "all.json").read_text())["summary"]
+    assert summary["time_error"]["mean"] <= GATE["mean"] and summary["tau"] >= GATE["tau"], ran.stdout
