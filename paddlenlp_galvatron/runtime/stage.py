@@ -199,13 +199,31 @@ class Stage:
         for vector in self.vectors:
             vector.settle()
 
+    @property
+    def samples(self) -> list[int]:
+        """Those of a micro-batch that this rank looks up or foretells tokens of: none between first and last stage."""
+        if not (self.is_first or self.is_last):
+            return []
+        length = self._seq_length
+        return sorted({n for start, stop in self._taken for n in range(start // length, -(-stop // length))})
+
     def take(self, tokens: Tokens) -> list[Any]:
-        """This rank's tokens [U] of each micro-batch, of a step's [micro-batches, M·S], on the device.
+        """This rank's tokens [U] of each micro-batch, of a step's [micro-batches, r·S] of its r `samples`, on the
+        device.
 
         Once a step, before the first message: on a GPU a copy waits for every receive that is posted, also for one
         whose message comes only after the pass that the copy is for."""
-        own = np.concatenate([tokens[:, start:stop] for start, stop in self._taken], axis=1)
-        return list(paddle.to_tensor(own).unbind())
+        return list(paddle.to_tensor(self.own(tokens)).unbind())
+
+    def own(self, tokens: Tokens) -> Tokens:
+        """This rank's tokens [micro-batches, U], of those of its `samples`."""
+        places = {sample: place * self._seq_length for place, sample in enumerate(self.samples)}
+        parts = []
+        for start, stop in self._taken:
+            sample, before = divmod(start, self._seq_length)
+            first = places[sample] + before
+            parts.append(tokens[:, first : first + stop - start])
+        return np.concatenate(parts, axis=1)
 
     @cached_property
     def mask(self) -> Any:
