@@ -12,8 +12,8 @@ import paddle.distributed as dist
 from ..launch.status import waiting
 from ..plan import ModelShape, Plan, Precision, UserError
 from ..plan.check import require_valid
-from . import device, under_way
-from .adapter import Adapter
+from . import under_way
+from .adapter import Adapter, Kernels
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, require_world, start_world
@@ -67,9 +67,9 @@ class Engine:
         self._seed = seed
         self.groups = groups or Groups(self.rank)
         self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan))
-        flash = bool(plan.assumed.flash_attention) and device.on_gpu()  # Paddle has it there alone
+        kernels = Kernels.of(plan.assumed)
         source = source or SeededWeights(seed, shape.initializer_range)
-        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers, flash)
+        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers, kernels)
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
         self._world = dist.get_group(0) if world_size > 1 else None
         self.scaler = LossScaler(loss_scale) if plan.assumed.mixed_precision is Precision.FP16 else None
@@ -140,7 +140,8 @@ class Engine:
     def update(self, optimizer: Any, max_norm: float) -> float:
         """Let Paddle's optimizer over `tensors` run on the gradients clipped to a global norm of `max_norm`.
 
-        Returns the norm before. Where it is no finite number nothing is updated. The gradients are gone afterwards.
+        Returns the norm before. Where it is no finite number nothing is updated. The gradients are gone afterwards;
+        values may be on their way to other ranks until `settle` or the next pass.
         """
         self.steps_done += 1
         norm: float = global_norm(self.trainables, self._world) / self.gradient_scale
@@ -152,6 +153,11 @@ class Engine:
         if self.scaler:
             self.scaler.update(overflow=not finite)
         return norm
+
+    def settle(self) -> None:
+        """Have every updated value wherever this rank holds it, also before the next step, which waits by itself."""
+        for trainable in self.trainables:
+            trainable.published()
 
     @property
     def gradient_scale(self) -> float:

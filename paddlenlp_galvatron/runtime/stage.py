@@ -19,7 +19,7 @@ from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.layout import TokenLayout, token_layout
 from ..plan.mesh import Axis
 from ..plan.seams import Collective, seam_ops, summed_over
-from .adapter import Adapter
+from .adapter import PLAIN, Adapter, Kernels
 from .block import Block, Placement
 from .groups import DIRECTIONS, REDISTRIBUTE, Groups, Ranks
 from .precision import Numbers
@@ -106,7 +106,7 @@ class Stage:
         groups: Groups,
         source: WeightSource,
         numbers: Numbers | None = None,
-        flash_attention: bool = False,
+        kernels: Kernels = PLAIN,
     ):
         """Without `numbers`, the types are those of the plan's precision on this device."""
         self.numbers = numbers or Numbers.of(plan.assumed.mixed_precision)
@@ -115,8 +115,8 @@ class Stage:
         self._seq_length = seq_length
         self._tokens = plan.micro_batch * seq_length
         self._local = rank % plan.stage_size
-        self.config = config = family.config(shape, seq_length, flash_attention)
-        self._causal_itself = flash_attention
+        self.config = config = family.config(shape, seq_length, kernels)
+        self._causal_itself = kernels.flash_attention
         edges = stage_edges(plan, self.index)
 
         def place(strategy: LayerStrategy) -> Placement:
@@ -141,8 +141,10 @@ class Stage:
             units.adopt(block.parameters, plan.layers[index].dp_type)
             self._blocks.append(block)
         shared = table if tied else None
-        self._head = Head(family, shape, config, place(vocab), source, shared) if self.is_last else None
-        if self._head:
+        self._head: Head | None = None
+        if self.is_last:
+            fused = kernels.fused_cross_entropy
+            self._head = Head(family, shape, config, place(vocab), source, shared, fused)
             units.adopt(self._head.parameters, plan.vocab.dp_type)
         self.chain, self.vectors = Chain(units.chain, starts_with_embedding=self.is_first), units.vectors
         self.trainables: list[Trainable] = [t for unit in self.units for t in unit.make_trainables()]
