@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import paddle
 
@@ -57,6 +58,18 @@ def synchronize() -> None:
     """Wait for what was started on this rank's device. On CPU everything has been done when a call returns."""
     if on_gpu():
         paddle.device.synchronize()
+
+
+def finish_computing() -> None:
+    """Wait for what was computed on this rank's device; messages may still be under way."""
+    if on_gpu():
+        paddle.device.current_stream().synchronize()
+
+
+def to_host(tensor: Any) -> Any:
+    """A NumPy array of its own with a tensor's numbers. From a GPU through page-locked memory, which a copy fills at
+    the bus's speed, and which Paddle's allocator keeps for the next: as much as the largest tensor takes."""
+    return tensor.pin_memory().numpy() if on_gpu() else tensor.numpy()
 
 
 def release() -> None:

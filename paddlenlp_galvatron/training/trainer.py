@@ -222,6 +222,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                         yield record
                     if due and self._skips.advanced:
                         saved = self._save(writer)
+            self.engine.settle()
             self._skips.require_progress()
             if settings.saves and saved != state.global_step:
                 self._save(writer)
@@ -305,7 +306,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         stop.
 
         Its time is from the end of the step before, or of what came in between, a checkpoint or an evaluation, to its
-        own end: when the device has done all of it.
+        own end: when the device has computed all of it.
         """
         engine, handler = self.engine, self.callback_handler
         loading, count = time.perf_counter(), engine.plan.micro_batches
@@ -327,10 +328,12 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         handler.on_optimizer_begin(self.args, self.state, self.control, scaler=engine.scaler)
         with span("optimizer", "optimizer"):
             norm = engine.update(self.optimizer, self.recipe.max_grad_norm)
+        if self._read_by_others:
+            engine.settle()
         self._skips.count(step, loss, norm)
         next_rate(self.optimizer)
         handler.on_optimizer_end(self.args, self.state, self.control, scaler=engine.scaler)
-        device.synchronize()
+        device.finish_computing()  # what zero2 passes on goes while the next step begins
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
         if first:
@@ -350,6 +353,12 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             peak_memory_mib=list(peaks),
         )
         return record, any(stops)
+
+    @property
+    def _read_by_others(self) -> bool:
+        """Whether there are callbacks that PaddleNLP did not bring: they may read weights."""
+        kinds = {type(each) for each in self.callback_handler.callbacks} - {TellTruth}
+        return any(not kind.__module__.startswith("paddlenlp.") for kind in kinds)
 
     @property
     def _tells_data(self) -> bool:
