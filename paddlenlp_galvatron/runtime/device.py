@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -66,9 +67,22 @@ def finish_computing() -> None:
         paddle.device.current_stream().synchronize()
 
 
+# Between host and GPU numbers go through page-locked memory: at the bus's speed, and in the queue of what is computed.
+# Other memory Paddle copies in CUDA's own queue, which waits for all queues: for messages, too. Paddle's allocator
+# keeps page-locked memory for the next copy, as much as the largest took.
+_staged: deque[Any] = deque(maxlen=8)  # what may still be copied; a step, which waits in between, copies fewer
+
+
+def to_device(numbers: Any) -> Any:
+    """A tensor of a NumPy array's numbers, or of nested lists'."""
+    if not on_gpu():
+        return paddle.to_tensor(numbers)
+    _staged.append(paddle.to_tensor(numbers, place=paddle.CUDAPinnedPlace()))
+    return _staged[-1].cuda(blocking=False)
+
+
 def to_host(tensor: Any) -> Any:
-    """A NumPy array of its own with a tensor's numbers. From a GPU through page-locked memory, which a copy fills at
-    the bus's speed, and which Paddle's allocator keeps for the next: as much as the largest tensor takes."""
+    """A NumPy array of its own with a tensor's numbers."""
     return tensor.pin_memory().numpy() if on_gpu() else tensor.numpy()
 
 

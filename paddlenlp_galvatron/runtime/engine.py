@@ -6,13 +6,14 @@ from functools import cached_property
 from math import isfinite
 from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
 import paddle.distributed as dist
 
 from ..launch.status import waiting
 from ..plan import ModelShape, Plan, Precision, UserError
 from ..plan.check import require_valid
-from . import under_way
+from . import device, under_way
 from .adapter import Adapter, Kernels
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
@@ -176,9 +177,9 @@ class Engine:
 
     def gather(self, *values: float) -> list[tuple[float, ...]]:
         """Numbers of every rank: for each that is given, those of all ranks in rank order, on every rank."""
-        mine = paddle.to_tensor([values], "float64")
+        mine = device.to_device(np.array([values], np.float64))
         with waiting("numbers of all ranks"):
-            return list(zip(*all_gather(mine, self._world).tolist(), strict=True))
+            return list(zip(*device.to_host(all_gather(mine, self._world)).tolist(), strict=True))
 
     def traffic(self) -> dict[str, Any]:
         """Communicators of each rank; calls and bytes of each collective, summed over all ranks, since

@@ -19,6 +19,7 @@ from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.layout import TokenLayout, token_layout
 from ..plan.mesh import Axis
 from ..plan.seams import Collective, seam_ops, summed_over
+from . import device
 from .adapter import PLAIN, Adapter, Kernels
 from .block import Block, Placement
 from .groups import DIRECTIONS, REDISTRIBUTE, Groups, Ranks
@@ -215,7 +216,7 @@ class Stage:
 
         Once a step, before the first message: on a GPU a copy waits for every receive that is posted, also for one
         whose message comes only after the pass that the copy is for."""
-        return list(paddle.to_tensor(self.own(tokens)).unbind())
+        return list(device.to_device(self.own(tokens)).unbind())
 
     def own(self, tokens: Tokens) -> Tokens:
         """This rank's tokens [micro-batches, U], of those of its `samples`."""

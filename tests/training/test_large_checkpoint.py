@@ -176,3 +176,15 @@ def test_what_is_saved_is_copied_once_and_stays_as_it_was(monkeypatch):
     on_gpu = SimpleNamespace(pin_memory=lambda: told.append("pinned") or tensor)
     monkeypatch.setattr(device, "on_gpu", lambda: True)
     assert device.to_host(on_gpu).tolist() == tensor.tolist() and told == ["pinned"]
+
+
+def test_numbers_go_to_a_gpu_in_the_queue_of_what_is_computed(monkeypatch):
+    """Not by CUDA's own queue, in which a step's first copy would wait for what zero2 still gathers."""
+    asked = []
+    staged = SimpleNamespace(cuda=lambda blocking: asked.append(blocking) or "on the GPU")
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(paddle, "CUDAPinnedPlace", lambda: "page-locked", raising=False)
+    monkeypatch.setattr(paddle, "to_tensor", lambda numbers, place: asked.append(place) or staged)
+    assert device.to_device(np.zeros(3)) == "on the GPU" and asked == ["page-locked", False]
+    assert staged in device._staged
+    device._staged.clear()

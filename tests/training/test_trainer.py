@@ -100,10 +100,10 @@ def test_a_step_takes_as_long_as_its_data_and_not_as_long_as_an_evaluation(tmp_p
     monkeypatch.setattr(trainer.data, "rows", slow)
     monkeypatch.setattr(trainer, "evaluate", lambda: (time.sleep(2.0), evaluate())[1])
     steps = trainer.steps()
-    first = next(steps)
+    next(steps)
     first_done.set()
     second, third, _ = list(steps)
-    assert second["step_time_s"] >= second["data_s"] >= 0.3 > first["data_s"]
+    assert second["step_time_s"] >= second["data_s"] >= 0.3
     assert third["step_time_s"] < 2.0
 
 
