@@ -13,6 +13,7 @@ import paddle.distributed as dist
 from safetensors import safe_open
 
 from ..plan import Precision, UserError
+from ..runtime.collectives import broadcast
 from ..runtime.engine import Engine
 from ..runtime.paddle_private import next_rate
 from ..runtime.units import Trainable
@@ -52,22 +53,24 @@ def from_first(engine: Engine, mine: Any) -> Any:
 
 
 def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
-    """Give an engine and its optimizer the checkpoint's state, whatever plan it was written under. Raises UserError."""
-    stored = _Stored(checkpoint)
+    """Give an engine and its optimizer the checkpoint's state, whatever plan it was written under. All ranks call this.
+
+    Raises BrokenCheckpoint, on the ranks that find it, when all have read; the state is good for nothing then.
+    """
+    stored = _Once(checkpoint)
     state: dict[str, Any] = {}
     powers = checkpoint.index.optimizer
     for trainable in engine.trainables:
         with paddle.no_grad():
-            array = stored.fill(trainable, WEIGHT)
-            paddle.assign(paddle.to_tensor(array.reshape(trainable.tensor.shape)), output=trainable.tensor)
+            paddle.assign(stored.tensor(trainable, WEIGHT), output=trainable.tensor)
             trainable.owner.publish(trainable.tensor)
             trainable.published()
         if powers:
             for moment in MOMENTS:
-                array = stored.fill(trainable, moment).reshape(trainable.tensor.shape)
-                state[state_key(trainable, moment)] = paddle.to_tensor(array)
+                state[state_key(trainable, moment)] = stored.tensor(trainable, moment)
             for power, value in powers.items():
                 state[state_key(trainable, power)] = paddle.to_tensor([value], "float32")
+    stored.require_whole()
     if state:
         optimizer.set_state_dict(state)
     if engine.scaler and checkpoint.index.loss_scale:
@@ -169,6 +172,38 @@ class _Stored:
                 return block
         except UserError as error:
             raise BrokenCheckpoint(error.faults) from None
+
+
+class _Once(_Stored):
+    """The same for tensors, each read by one of the ranks that hold it, which gives it to the others."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__(checkpoint)
+        self._fault: BrokenCheckpoint | None = None
+
+    def tensor(self, trainable: Trainable, kind: str) -> Any:
+        """What the trainable tensor is to hold, in its shape."""
+        holders = trainable.pieces[0].weight.sum_group if trainable.sharding == 1 else None
+        if holders is not None and holders.rank > 0:
+            tensor = paddle.empty(trainable.tensor.shape, "float32")
+        else:
+            tensor = paddle.to_tensor(self._read_or_note(trainable, kind).reshape(trainable.tensor.shape))
+        if holders is not None:
+            broadcast(tensor, holders)
+        return tensor
+
+    def _read_or_note(self, trainable: Trainable, kind: str) -> Any:
+        """Numbers, whatever they are: the others wait for some."""
+        try:
+            return self.fill(trainable, kind)
+        except BrokenCheckpoint as error:
+            self._fault = self._fault or error
+            return np.zeros(trainable.tensor.size, np.float32)
+
+    def require_whole(self) -> None:
+        """Raise what was found."""
+        if self._fault:
+            raise self._fault
 
 
 def _part(item: StoredPart) -> Part:

@@ -96,8 +96,8 @@ class Head:
         self._table = table
         self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), table]
         self._fused: Any = None
-        if fused and place.split and self._shard.padded == shape.vocab_size:
-            self._fused = ParallelCrossEntropy(mp_group=place.axis_group, ignore_index=IGNORED_LABEL)
+        if fused and place.tp > 1 and self._shard.padded == shape.vocab_size:
+            self._fused = ParallelCrossEntropy(mp_group=place.group(Axis.TENSOR), ignore_index=IGNORED_LABEL)
 
     def loss(self, x: Any, labels: Any) -> Any:
         """Scalar fp32; the same on every rank of a tp group."""

@@ -99,7 +99,7 @@ class ShardedParameter:
     shape: tuple[int, ...]  # of the whole weight, without padding
     slice: Slice
     tensor: Any
-    sum_group: Any  # ranks over whose tokens the gradient is summed; None: this rank alone
+    sum_group: Any  # ranks over whose tokens the gradient is summed; they hold the same part; None: this rank alone
     replicas: int  # ranks of the world that hold these same values, before any ZeRO
     gradient_dtype: str = "float32"  # in which gradients are summed over micro-batches
     presum_group: Any = None  # ranks that hold copies of these values and sum the copies' gradients first
