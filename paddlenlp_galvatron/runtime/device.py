@@ -83,7 +83,11 @@ def to_device(numbers: Any) -> Any:
 
 def to_host(tensor: Any) -> Any:
     """A NumPy array of its own with a tensor's numbers."""
-    return tensor.pin_memory().numpy() if on_gpu() else tensor.numpy()
+    if not on_gpu():
+        return tensor.numpy()
+    staged = paddle_private.copy_later(tensor, paddle.CUDAPinnedPlace())
+    finish_computing()
+    return staged.numpy()
 
 
 def release() -> None:

@@ -66,6 +66,11 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):  # type: ignore[misc]
         )
 
 
+def copy_later(tensor: Any, place: Any) -> Any:
+    """A copy at another place, by the queue of what is computed: Paddle's own default is CUDA's, which waits for all."""
+    return tensor._copy_to(place, False)
+
+
 def share(tensor: Any, flat: Any, start: int, stop: int) -> None:
     """Let a tensor be a part of a flat one, without a copy."""
     flat._slice(start, stop)._share_buffer_to(tensor)

@@ -112,9 +112,10 @@ class Head:
                 cast(logits, "float32"), labels, reduction="sum", ignore_index=IGNORED_LABEL
             )
         if self._fused is not None:
-            for _ in range(3):  # largest score, the label's score, sum of exponentials: by the kernel, out of sight
-                count("all_reduce", paddle.empty_like(labels, "float32"))
-            return self._fused(cast(logits, "float32"), labels).sum()
+            losses = self._fused(cast(logits, "float32"), labels)
+            for _ in range(3):  # largest score, the label's score, sum of exponentials: messages of the kernel
+                count("all_reduce", losses)
+            return losses.sum()
         return VocabularyCrossEntropy.apply(logits, labels, self._shard.start, self._shard.real, group).sum()
 
 

@@ -173,9 +173,11 @@ def test_what_is_saved_is_copied_once_and_stays_as_it_was(monkeypatch):
     tensor.fill_(2.0)
     assert copied.read().tolist() == [1.0] * 6
     told = []
-    on_gpu = SimpleNamespace(pin_memory=lambda: told.append("pinned") or tensor)
+    on_gpu = SimpleNamespace(_copy_to=lambda place, blocking: told.extend((place, blocking)) or tensor)
     monkeypatch.setattr(device, "on_gpu", lambda: True)
-    assert device.to_host(on_gpu).tolist() == tensor.tolist() and told == ["pinned"]
+    monkeypatch.setattr(device, "finish_computing", lambda: told.append("waited"))
+    monkeypatch.setattr(paddle, "CUDAPinnedPlace", lambda: "page-locked", raising=False)
+    assert device.to_host(on_gpu).tolist() == tensor.tolist() and told == ["page-locked", False, "waited"]
 
 
 def test_numbers_go_to_a_gpu_in_the_queue_of_what_is_computed(monkeypatch):
