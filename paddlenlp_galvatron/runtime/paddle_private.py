@@ -67,7 +67,7 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):  # type: ignore[misc]
 
 
 def copy_later(tensor: Any, place: Any) -> Any:
-    """A copy at another place, by the queue of what is computed: Paddle's own default is CUDA's, which waits for all."""
+    """A copy at another place, by the queue of what is computed: not by CUDA's own, which waits for all."""
     return tensor._copy_to(place, False)
 
 

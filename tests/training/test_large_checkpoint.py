@@ -24,8 +24,8 @@ from paddlenlp_galvatron.runtime.weights import WHOLE, Slice
 
 RANKS, TP = 1024, 8
 DP = RANKS // TP
-# A sixteenth of Llama 7B's width: parts and files are as many as of the whole.
-SHAPE = ModelShape("narrow", "llama", 32, 256, 688, 32, 32, 2048, 4096)
+# A sixteenth of Llama 7B's width and a quarter of its layers, in as many files.
+SHAPE = ModelShape("narrow", "llama", 8, 256, 688, 32, 32, 2048, 4096)
 
 
 def weights_of(shape, index):
@@ -118,7 +118,7 @@ def counted(monkeypatch):
 
 def test_an_index_takes_a_few_hundred_bytes_a_part_and_goes_to_the_other_ranks_as_it_is(checkpoint):
     parts = sum(len(tensor.parts) for file in checkpoint.index.files for tensor in file.tensors)
-    assert parts > 30 * RANKS
+    assert parts > 9 * RANKS
     assert (checkpoint.folder / "index.json").stat().st_size < 250 * parts
     sent = pickle.dumps(checkpoint.index.files[7])
     assert pickle.loads(sent) == checkpoint.index.files[7]
