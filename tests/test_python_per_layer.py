@@ -19,4 +19,4 @@ def test_a_layer_makes_few_calls_and_fused_kernels_fewer():
     costs = {name: benchmark["cost"](**options) for name, options in benchmark["STRATEGIES"].items()}
     assert all(20 < costs[name].calls <= most for name, most in MOST.items())
     assert all(cost.share < LARGEST_SHARE for cost in costs.values())
-    assert benchmark["fused"](costs["plain"]).calls < costs["plain"].calls - 20
+    assert benchmark["fused"](costs["plain"]).calls < costs["plain"].calls - 10
