@@ -75,6 +75,16 @@ FURTHER = {  # compared with PaddleNLP when they are named
     "ulysses": plan(2, tp=2, use_ulysses=True),
     "zero2": plan(2, micro_batches=2, default_dp_type="zero2"),
 }
+# Ours / theirs when nothing was done for GPUs yet, on a quiet machine of two cores: no step may get slower.
+BEFORE = {
+    "dp4": 0.96,
+    "tp4": 0.94,
+    "tp4-sp": 0.82,
+    "tp2-dp2": 0.94,
+    "tp2-dp2-sp": 0.91,
+    "pp2-tp2": 0.93,
+    "pp2-tp2-sp": 0.89,
+}
 OVERHEAD = {"one": plan(1, micro_batches=2), "dp2": plan(2, micro_batches=2)}
 
 
@@ -135,17 +145,18 @@ def table(rows: list[Comparison], other: str) -> Table:
     result = Table(
         box=box.SIMPLE, title=f"a training step, ours beside {other}, {MODEL.parameters / 1e6:.0f} M parameters"
     )
-    for column in ("plan", "ours ms", f"{other} ms", "ratio", "rounds", "CPU ratio", "loss diff"):
+    for column in ("plan", "ours ms", f"{other} ms", "ratio", "before", "rounds", "CPU ratio", "loss diff"):
         result.add_column(column, justify="left" if column == "plan" else "right", no_wrap=True)
     for row in rows:
         if row.error:
-            result.add_row(row.plan, "", "", "no run", "", "", "")
+            result.add_row(row.plan, "", "", "no run", "", "", "", "")
             continue
         result.add_row(
             row.plan,
             f"{row.ours_ms:.0f}",
             f"{row.other_ms:.0f}",
             f"{row.ratio:.3f}",
+            f"{BEFORE[row.plan]:.2f}" if row.plan in BEFORE else "",
             f"{min(row.round_ratios):.3f}-{max(row.round_ratios):.3f}",
             f"{row.cpu_ratio:.3f}",
             f"{row.max_loss_diff:.0e}",

@@ -63,13 +63,15 @@ def memory(tensor: Any) -> np.ndarray:
 
 
 class Held:
-    """A tensor that an operation reads (`reads`) or writes."""
+    """A tensor that an operation reads (`reads`) or writes. `kept`: bytes of the output that are the input, too."""
 
-    def __init__(self, tensor: Any, reads: bool):
+    def __init__(self, tensor: Any, reads: bool, kept: slice = slice(0)):
         self._tensor = weakref.ref(tensor)
         self._role = "an input" if reads else "the output"
         if not reads:
+            before = memory(tensor)[kept].copy()
             memory(tensor)[:] = 0xFF
+            memory(tensor)[kept] = before
         self._sum = crc32(memory(tensor))
 
     def bytes(self, what: str) -> np.ndarray:
@@ -80,6 +82,16 @@ class Held:
         if crc32(found) != self._sum:
             raise BrokenRule(f"{what}: {self._role} was written to meanwhile")
         return found
+
+
+def _own_place(tensor: Any, out: Any, group: Any) -> slice:
+    """Where in the output of a gather in place its input lies: where NCCL wants it, at the rank's own place."""
+    size, offset = memory(tensor).size, tensor.data_ptr() - out.data_ptr()
+    if not 0 <= offset < memory(out).size:
+        return slice(0)
+    if offset != group.rank * size:
+        raise BrokenRule(f"a gather's input lies at byte {offset} of its output, not at {group.rank * size}")
+    return slice(offset, offset + size)
 
 
 class Task:
@@ -172,7 +184,7 @@ class Backend:
     def all_gather(self, out: Any, tensor: Any, group: Any = None, sync_op: bool = True, **_: Any) -> Task:
         task = self._task(group, COLLECTIVE, "all_gather", tensor)
         self._require(task, out.size == tensor.size * len(group.ranks))
-        task.input, task.output = Held(tensor, reads=True), Held(out, reads=False)
+        task.input, task.output = Held(tensor, reads=True), Held(out, reads=False, kept=_own_place(tensor, out, group))
         return self._started(task, lambda parts: np.concatenate([part for _, part in parts]), sync_op)
 
     def reduce_scatter(

@@ -81,3 +81,15 @@ def test_what_nobody_waits_for(ranks, tmp_path):
         (tmp_path / f"log.{rank}").write_text(json.dumps({"7": calls}))
     with pytest.raises(AssertionError, match=r"\[1, 2\] calls|\[2, 1\] calls"):
         require_same_calls(tmp_path, 2)
+
+
+def test_a_gather_in_place_keeps_what_it_reads_and_lies_where_it_must(ranks):
+    outs = [paddle.full([4], float(rank + 1)) for rank in (0, 1)]
+    parts = [out._slice(2 * rank, 2 * rank + 2) for rank, out in enumerate(outs)]
+    tasks = [b.all_gather(o, x, b.group, sync_op=False) for b, o, x in zip(ranks, outs, parts, strict=True)]
+    assert outs[0][:2].tolist() == [1, 1] and paddle.isnan(outs[0][2:]).all()
+    tasks[1].backend.do(tasks[1])
+    tasks[0].wait()
+    assert outs[0].tolist() == [1, 1, 2, 2]
+    with pytest.raises(BrokenRule, match="at byte 8 of its output, not at 0"):
+        ranks[0].all_gather(outs[0], outs[0]._slice(2, 4), ranks[0].group, sync_op=False)

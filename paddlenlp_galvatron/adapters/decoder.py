@@ -5,8 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from paddle import nn
+from paddle.incubate.nn.functional import fused_rms_norm
+from paddlenlp.transformers.llama import fusion_ops
 
 from ..model import ModelShape, config_of
+from ..runtime.adapter import PLAIN, Kernels
+
+
+def _rms_norm(x: Any, weight: Any, epsilon: float, use_fast_ln: bool = False) -> Any:
+    """RMSNorm over the last dimension, in one kernel."""
+    return fused_rms_norm(x, weight, None, epsilon, x.ndim - 1)[0]
+
+
+# PaddleNLP's norms look for a package of PaddleNLP's that is compiled by hand; Paddle brings the same kernel.
+fusion_ops.rms_norm_fused = _rms_norm
 
 
 class DecoderAdapter:
@@ -18,9 +30,17 @@ class DecoderAdapter:
     model_class: type[Any]
     rotary_class: type[Any]
 
-    def config(self, shape: ModelShape, seq_length: int, flash_attention: bool = False) -> Any:
+    def config(self, shape: ModelShape, seq_length: int, kernels: Kernels = PLAIN) -> Any:
         told = {field: value for field, value in config_of(shape).items() if field != "model_type"}
-        return self.config_class(**told, seq_length=seq_length, use_cache=False, use_flash_attention=flash_attention)
+        return self.config_class(
+            **told,
+            seq_length=seq_length,
+            use_cache=False,
+            use_flash_attention=kernels.flash_attention,
+            use_fused_rope=kernels.fused_rope,
+            use_fused_rms_norm=kernels.fused_rms_norm,
+            use_fast_layer_norm=False,  # which Llama's norm asks for then
+        )
 
     def decoder_layer(self, shape: ModelShape, config: Any) -> Any:
         layer = self.layer_class(config)

@@ -22,6 +22,9 @@ class UserError(GalvatronError):
         self.faults = tuple(dict.fromkeys(lines))  # each once
         super().__init__("\n".join(self.faults))
 
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return type(self), (self.faults,)  # from rank to rank, line by line
+
 
 class Infeasible(GalvatronError):
     """No plan fits the memory budget (exit code 3)."""

@@ -78,6 +78,8 @@ def modules(shape: ModelShape) -> Iterator[Module]:
 class HuggingFaceWeights:
     """The weights of a directory, as a `runtime.weights.WeightSource`: only what is asked for is read, as fp32."""
 
+    from_files = True
+
     def __init__(self, folder: Path, shape: ModelShape):
         """Raises UserError: files are missing or broken, tensors missing, unknown or of another shape, or the directory
         holds another model."""

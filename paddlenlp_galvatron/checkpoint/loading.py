@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import paddle
 import paddle.distributed as dist
+from safetensors import safe_open
 
 from ..plan import Precision, UserError
+from ..runtime.collectives import broadcast
 from ..runtime.engine import Engine
 from ..runtime.paddle_private import next_rate
 from ..runtime.units import Trainable
 from ..runtime.weights import WHOLE, Array, Slice
 from .resharding import Part, transfers
 from .stored import MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart
-from .tensor_file import CODES, opened
+from .tensor_file import CODES, naming
+
+MOST_OPEN = 64  # files at once: processes may open 1,024
 
 
 def parts_of(trainable: Trainable) -> list[tuple[Part, int]]:
@@ -39,23 +44,33 @@ def gather_objects(engine: Engine, mine: Any) -> list[Any]:
     return everybody
 
 
+def from_first(engine: Engine, mine: Any) -> Any:
+    """What rank 0 gives, on every rank."""
+    told = [mine if engine.rank == 0 else None]
+    if engine.plan.world_size > 1:
+        dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
 def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
-    """Give an engine and its optimizer the checkpoint's state, whatever plan it was written under. Raises UserError."""
-    stored = _Stored(checkpoint)
+    """Give an engine and its optimizer the checkpoint's state, whatever plan it was written under. All ranks call this.
+
+    Raises BrokenCheckpoint, on the ranks that find it, when all have read; the state is good for nothing then.
+    """
+    stored = _Once(checkpoint)
     state: dict[str, Any] = {}
     powers = checkpoint.index.optimizer
     for trainable in engine.trainables:
         with paddle.no_grad():
-            array = stored.fill(trainable, WEIGHT)
-            paddle.assign(paddle.to_tensor(array.reshape(trainable.tensor.shape)), output=trainable.tensor)
+            paddle.assign(stored.tensor(trainable, WEIGHT), output=trainable.tensor)
             trainable.owner.publish(trainable.tensor)
             trainable.published()
         if powers:
             for moment in MOMENTS:
-                array = stored.fill(trainable, moment).reshape(trainable.tensor.shape)
-                state[state_key(trainable, moment)] = paddle.to_tensor(array)
+                state[state_key(trainable, moment)] = stored.tensor(trainable, moment)
             for power, value in powers.items():
                 state[state_key(trainable, power)] = paddle.to_tensor([value], "float32")
+    stored.require_whole()
     if state:
         optimizer.set_state_dict(state)
     if engine.scaler and checkpoint.index.loss_scale:
@@ -76,6 +91,8 @@ def whole_weights(checkpoint: Checkpoint, kind: str = WEIGHT) -> Iterator[tuple[
 class CheckpointWeights:
     """The weights of a checkpoint, as a `runtime.weights.WeightSource`: only what is asked for is read."""
 
+    from_files = True
+
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
         self._stored = _Stored(checkpoint)
@@ -94,12 +111,13 @@ class _Stored:
 
     def __init__(self, checkpoint: Checkpoint):
         self._folder = checkpoint.folder
-        self._parts: dict[str, list[tuple[Part, str, str, int]]] = {}  # part, file, key, offset
+        self._opened: Any = lru_cache(maxsize=MOST_OPEN)(partial(safe_open, framework="numpy"))
+        self._parts: dict[str, list[tuple[Part, range, str, str, int]]] = {}  # part, its rows, file, key, offset
         for stored in checkpoint.index.files:
             for tensor in stored.tensors:
                 for item in tensor.parts:
-                    place = (stored.file, tensor.key, item.offset)
-                    self._parts.setdefault(item.weight, []).append((_part(item), *place))
+                    part, place = _part(item), (stored.file, tensor.key, item.offset)
+                    self._parts.setdefault(item.weight, []).append((part, part.rows, *place))
 
     def fill(self, trainable: Trainable, kind: str) -> Any:
         """A flat fp32 array of what the trainable tensor is to hold; padding is zero."""
@@ -110,8 +128,10 @@ class _Stored:
 
     def fill_part(self, part: Part, kind: str, out: Any) -> None:
         """Write the numbers of a part into a flat array."""
-        filled = np.zeros(len(out), bool)
-        for source, file, key, begin in self._parts.get(part.weight, ()):
+        filled, wanted = np.zeros(len(out), bool), part.rows
+        for source, rows, file, key, begin in self._parts.get(part.weight, ()):
+            if rows.stop <= wanted.start or wanted.stop <= rows.start:
+                continue
             if source.shape != part.shape:
                 raise BrokenCheckpoint(f"{self._folder}: {part.weight} is {source.shape} instead of {part.shape}")
             self._copy(source, part, file, f"{key}.{kind}", begin, out, filled)
@@ -138,8 +158,8 @@ class _Stored:
         path = self._folder / file
         last = first + (rows - 1) * width + columns
         try:
-            with opened(path) as tensors:
-                flat = tensors.get_slice(key)
+            with naming(path):
+                flat = self._opened(path).get_slice(key)
                 size = flat.get_shape()
                 if flat.get_dtype() != CODES[Precision.FP32] or len(size) != 1 or size[0] < last:
                     raise BrokenCheckpoint(f"{path}: tensor {key} is not {last} or more numbers in fp32")
@@ -152,6 +172,38 @@ class _Stored:
                 return block
         except UserError as error:
             raise BrokenCheckpoint(error.faults) from None
+
+
+class _Once(_Stored):
+    """The same for tensors, each read by one of the ranks that hold it, which gives it to the others."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__(checkpoint)
+        self._fault: BrokenCheckpoint | None = None
+
+    def tensor(self, trainable: Trainable, kind: str) -> Any:
+        """What the trainable tensor is to hold, in its shape."""
+        holders = trainable.pieces[0].weight.sum_group if trainable.sharding == 1 else None
+        if holders is not None and holders.rank > 0:
+            tensor = paddle.empty(trainable.tensor.shape, "float32")
+        else:
+            tensor = paddle.to_tensor(self._read_or_note(trainable, kind).reshape(trainable.tensor.shape))
+        if holders is not None:
+            broadcast(tensor, holders)
+        return tensor
+
+    def _read_or_note(self, trainable: Trainable, kind: str) -> Any:
+        """Numbers, whatever they are: the others wait for some."""
+        try:
+            return self.fill(trainable, kind)
+        except BrokenCheckpoint as error:
+            self._fault = self._fault or error
+            return np.zeros(trainable.tensor.size, np.float32)
+
+    def require_whole(self) -> None:
+        """Raise what was found."""
+        if self._fault:
+            raise self._fault
 
 
 def _part(item: StoredPart) -> Part:

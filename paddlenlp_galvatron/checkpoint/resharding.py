@@ -49,6 +49,13 @@ class Part:
     start: int
     stop: int
 
+    @property
+    def rows(self) -> range:
+        """Of the whole weight: what the part holds lies within them."""
+        top, _ = self.slice.interval(0, self.shape[0])
+        left, right = self.slice.interval(1, self.shape[1]) if len(self.shape) > 1 else (0, 1)
+        return range(top + self.start // (right - left), top + -(-self.stop // (right - left)))
+
     def rectangles(self) -> Iterator[Rectangle]:
         """In the order of the numbers. Padding is left out: it is zero in every plan."""
         height, width = (self.shape[0], 1) if len(self.shape) == 1 else self.shape

@@ -21,6 +21,7 @@ from ..base.reading import read_bytes
 from ..base.writing import UNFINISHED, make_folder, move, to_disk, write_text
 from ..data.source import BatchSource
 from ..plan import GalvatronError, Precision, UserError, plan_to_dict
+from ..runtime import device
 from ..runtime.engine import Engine
 from ..runtime.units import Trainable
 from .loading import gather_objects, parts_of, state_key
@@ -159,7 +160,7 @@ class Writer:
 
 
 def _copied(key: str, tensor: Any) -> Tensor:
-    array = tensor.numpy().reshape(-1).copy()
+    array = device.to_host(tensor).reshape(-1)
     return Tensor(key, array.shape, lambda: array)
 
 

@@ -85,9 +85,15 @@ def _bytes_of(tensor: Tensor, precision: Precision) -> Any:
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
     """A safetensors file. Raises UserError: it is missing or broken."""
+    with naming(path), safe_open(path, framework="numpy") as file:
+        yield file
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Raise UserError, with the file's name, where what is done with a safetensors file finds it missing or broken."""
     try:
-        with safe_open(path, framework="numpy") as file:
-            yield file
+        yield
     except FileNotFoundError:
         raise UserError(f"{path}: is missing") from None
     except (OSError, SafetensorError) as error:

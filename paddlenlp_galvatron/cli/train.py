@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 app = App(help="Train a model by a plan.")
 
 COUNTED = 200_000  # ranks x strategies whose groups are counted, in a second
+KERNELS = ("flash_attention", "fused_rope", "fused_rms_norm", "fused_cross_entropy")  # of Paddle's on GPUs
 BESIDE = dict.fromkeys(("profile_type", "profile_mode"), "it is of profiles")  # Galvatron's scripts give it to both
 WORKER = "paddlenlp_galvatron.training.train_worker"
 
@@ -56,8 +57,9 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
             plan, shape = check_run(settings)
             if plan.note:
                 console.print(f"note: {settings.plan}: {plan.note}", markup=False)
-            if plan.assumed.flash_attention and not gpus.gpu_count():
-                console.print("note: flash_attention: the plan has it, Paddle on GPUs only; attention is plain here")
+            kernels = [name for name in KERNELS if getattr(plan.assumed, name)]
+            if kernels and not gpus.gpu_count():
+                console.print(f"note: {', '.join(kernels)}: Paddle has this on GPUs only; what runs here is plain")
             if dry_run:
                 show_run(console, plan, shape)
                 return

@@ -50,9 +50,11 @@ class DataSet:
         return np.concatenate([self._files.read(place, count) for place, count in stretches])
 
     def _pass(self, number: int) -> SampleIndex:
-        if number not in self._passes:
-            self._passes = {number: self._open_pass(number)}  # samples go on in order: one is enough
-        return self._passes[number]
+        opened = self._passes.get(number)
+        if opened is None:
+            opened = self._open_pass(number)
+            self._passes = {number: opened}  # samples go on in order: one is enough
+        return opened
 
     def _open_pass(self, number: int) -> SampleIndex:
         seed = (self._seed + number) % SEEDS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -57,17 +57,16 @@ class MapData(BatchSource):
     def samples(self) -> int:
         return len(self._dataset)
 
-    def batch(self, step: int) -> Batch:
-        """Inputs and labels [global_batch, seq_length] of a step. Raises UserError: they are no such tokens."""
+    def rows(self, step: int, rows: Sequence[int]) -> Batch:
+        """Inputs and labels [rows, seq_length] of a step. Raises UserError: they are no such tokens."""
         first = self.first_sample(step)
-        return self._tokens([self._index(number) for number in range(first, first + self.global_batch)])
+        return self._tokens([self._index(first + row) for row in rows])
 
-    def last_batch(self, step: int) -> Batch:
+    def last_rows(self, step: int, rows: Sequence[int]) -> Batch:
         """The same of a pass's samples alone: the rows that lack have no label."""
-        first = self.first_sample(step)
-        numbers = range(first, min(first + self.global_batch, self.samples))
-        ids, labels = self._tokens([self._index(number) for number in numbers])
-        lacking = ((0, self.global_batch - len(numbers)), (0, 0))
+        there = [row for row in rows if self.first_sample(step) + row < self.samples]
+        ids, labels = self.rows(step, there)
+        lacking = ((0, len(rows) - len(there)), (0, 0))  # they are the last
         return np.pad(ids, lacking), np.pad(labels, lacking, constant_values=IGNORED_LABEL)
 
     def _index(self, number: int) -> int:
@@ -80,6 +79,8 @@ class MapData(BatchSource):
         return order
 
     def _tokens(self, indices: list[int]) -> Batch:
+        if not indices:
+            return np.empty((0, self._seq_length), np.int64), np.empty((0, self._seq_length), np.int64)
         items = [self._dataset[index] for index in indices]
         if self._collator is None:
             rows = [
@@ -90,8 +91,6 @@ class MapData(BatchSource):
         else:
             where = f"data_collator, of {self._name}[{indices[0]}] and others"
             ids, labels = self._row(self._collator(items), where, len(items), self._seq_length)
-        if not (labels != IGNORED_LABEL).any():
-            raise UserError(f"{self._name}: a whole batch has no label but {IGNORED_LABEL}: items {indices[:3]}, …")
         return ids, labels
 
     def _row(self, item: Any, where: str, *shape: int) -> Batch:

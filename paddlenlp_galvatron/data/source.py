@@ -1,8 +1,9 @@
-"""Batches for training. A source gives the whole global batch of a step, the same on every rank under every plan."""
+"""Batches for training. A step's global batch is the same under every plan; each rank reads the rows it computes on."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +27,13 @@ class BatchSource(ABC):
         self._ahead = 0  # samples used before step 0 of this source; less than 0: steps before had smaller batches
 
     @abstractmethod
+    def rows(self, step: int, rows: Sequence[int]) -> Batch:
+        """Tokens [rows, seq_length + 1] of some rows of a step's global batch, both counted from 0: inputs, and labels
+        one to the right. Or both apart. Several threads may ask at once."""
+
     def batch(self, step: int) -> Batch:
-        """Tokens [global_batch, seq_length + 1] of a step, counted from 0: inputs, and labels one to the right. Or both
-        apart."""
+        """All rows of a step's global batch."""
+        return self.rows(step, range(self.global_batch))
 
     @property
     def samples(self) -> int | None:
@@ -58,10 +63,9 @@ class RandomData(BatchSource):
         self._vocab_size, self._shape = vocab_size, (global_batch, seq_length + 1)
         self._seed = seed, SPLITS.index(split)
 
-    def batch(self, step: int) -> NDArray[np.int64]:
-        return np.random.default_rng([*self._seed, self.first_sample(step)]).integers(
-            self._vocab_size, size=self._shape
-        )
+    def rows(self, step: int, rows: Sequence[int]) -> NDArray[np.int64]:
+        random = np.random.default_rng([*self._seed, self.first_sample(step)])
+        return random.integers(self._vocab_size, size=self._shape)[list(rows)]
 
 
 class TrainingData(BatchSource):
@@ -86,7 +90,7 @@ class TrainingData(BatchSource):
         self._sets = [DataSet(part.path, seq_length, seed, split, shares) for part in parts]
         self._weights = _shares([part.weight for part in parts])
         self._order = _blend(self._weights, FIRST_BLOCK) if len(parts) > 1 else None
-        self._vocab_size = vocab_size
+        self._vocab_size, self._seq_length = vocab_size, seq_length
         self._step = "step" if split == "train" else f"{split} batch"  # as messages call it
         held = [
             f"{weight:.6g} of {one.documents} documents with {one.tokens} tokens"
@@ -110,19 +114,20 @@ class TrainingData(BatchSource):
         """Of one pass over every data set."""
         return sum(one.samples for one in self._sets)
 
-    def batch(self, step: int) -> NDArray[np.int64]:
+    def rows(self, step: int, rows: Sequence[int]) -> NDArray[np.int64]:
         first = self.first_sample(step)
         try:
-            return np.stack([self._sample(number) for number in range(first, first + self.global_batch)])
+            samples = [self._sample(first + row) for row in rows]
+            return np.stack(samples) if samples else np.empty((0, self._seq_length + 1), np.int64)
         except UserError as error:
             raise UserError(f"{self._step} {step}: {fault}" for fault in error.faults) from None
 
     def _sample(self, number: int) -> NDArray[np.int64]:
-        which = 0
-        if self._order is not None:
-            if number >= len(self._order.sets):
-                self._order = _blend(self._weights, 1 << number.bit_length())
-            which, number = int(self._order.sets[number]), int(self._order.samples[number])
+        which, order = 0, self._order
+        if order is not None:
+            if number >= len(order.sets):
+                self._order = order = _blend(self._weights, 1 << number.bit_length())
+            which, number = int(order.sets[number]), int(order.samples[number])
         sample = self._sets[which].sample(number)
         for token in (sample.min(), sample.max()):
             if token < 0 or (self._vocab_size is not None and token >= self._vocab_size):

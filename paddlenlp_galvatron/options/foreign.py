@@ -51,6 +51,9 @@ HOLDS = {
 NO_MPI = "ranks are started without MPI; outputs of nccl-tests: galvatron profile import-nccl-tests"
 TOKENS = "data are tokenised before: galvatron data prepare"
 FUSED = "the same numbers by Paddle's plain kernels"
+ALWAYS_FUSED = "PaddleNLP's layers always use Paddle's fused one"
+ONE_BY_ONE = "weights stay apart, as checkpoints, ZeRO and Ulysses have them: the same numbers by a product more"
+OF_TRAINING = "training's alone"
 OVERLAP = "the runtime overlaps by itself"
 LOGGED = "every step's time and memory are in train_log.jsonl"
 LOADER = "data are mapped files, read by each rank"
@@ -103,13 +106,10 @@ IDLE = {
     "distributed_backend": "NCCL on GPUs, gloo on CPUs",
     "amp_custom_black_list": "what layers compute in is compute_precision",
     "amp_custom_white_list": "what layers compute in is compute_precision",
-    "fuse_attention_qkv": FUSED,
-    "fuse_attention_ffn": FUSED,
-    "use_fused_rms_norm": FUSED,
-    "use_fused_rmsnorm": FUSED,
-    "use_fused_rope": FUSED,
-    "use_fused_rotary_pos_emb": FUSED,
-    "use_fused_swiglu": FUSED,
+    "fuse_attention_qkv": ONE_BY_ONE,
+    "fuse_attention_ffn": ONE_BY_ONE,
+    "use_fused_swiglu": ALWAYS_FUSED,
+    "fuse_swiglu": ALWAYS_FUSED,
     "use_fast_layer_norm": FUSED,
     "fused_linear_param_grad_add": FUSED,
     "enable_linear_fused_grad_add": FUSED,
@@ -119,10 +119,13 @@ IDLE = {
     "sharding_parallel_config": OVERLAP,
     "data_parallel_config": OVERLAP,
 }
+# Options of training, which other commands take and leave alone.
+ELSEWHERE = {"use_fused_rms_norm": OF_TRAINING, "use_fused_rope": OF_TRAINING, "use_fused_cross_entropy": OF_TRAINING}
 # Of those, the ones that may stand bare, and the ones that take several words.
 SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")} - {"costmodel_coe", "num_experts"} | {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
-    *(name for name, why in IDLE.items() if why in (FUSED, LOGGED)),
+    *(name for name, why in IDLE.items() if why in (FUSED, ALWAYS_FUSED, ONE_BY_ONE, LOGGED)),
+    *ELSEWHERE,
 }
 SEVERAL = {name for name in IDLE if name.endswith("_config") or name.startswith("amp_custom")} | {"envs"}
 
@@ -136,8 +139,8 @@ class Fate(NamedTuple):
 
 def fate_of(name: str, value: object) -> Fate | None:
     """By canonical name; None: it is no such option."""
-    if name in IDLE:
-        return Fate(idle=IDLE[name])
+    if idle := IDLE.get(name) or ELSEWHERE.get(name):
+        return Fate(idle=idle)
     if name not in HOLDS:
         return None
     values, reason = HOLDS[name]

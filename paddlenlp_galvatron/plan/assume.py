@@ -30,8 +30,15 @@ def with_assumptions(plan: Plan, **given: Any) -> Plan:
 
 
 def with_defaults(plan: Plan, on_gpus: bool) -> Plan:
-    """The plan with what it leaves open as training has it: on GPUs, 16-bit runs sum gradients in fp32, as small parts
-    of many micro-batches would round away, and have flash attention."""
+    """The plan with what it leaves open as training has it: on GPUs, with fused kernels; 16-bit runs sum gradients in
+    fp32 there, as small parts of many micro-batches would round away, and have flash attention."""
     default = on_gpus and plan.assumed.mixed_precision is not Precision.FP32
-    by_default = replace(plan.assumed, fp32_gradients=default, flash_attention=default)
+    by_default = replace(
+        plan.assumed,
+        fp32_gradients=default,
+        flash_attention=default,
+        fused_rope=on_gpus,
+        fused_rms_norm=on_gpus,
+        fused_cross_entropy=on_gpus,
+    )
     return replace(plan, assumed=plan.assumed.completed(by_default))

@@ -39,6 +39,11 @@ class AssumedFields(BaseModel):
     flash_attention: bool | None = Field(
         None, description="Paddle's flash attention; absent: for 16-bit training on GPUs"
     )
+    fused_rope: bool | None = Field(None, description="Paddle's fused rotary positions; absent: on GPUs")
+    fused_rms_norm: bool | None = Field(None, description="Paddle's fused RMSNorm; absent: on GPUs")
+    fused_cross_entropy: bool | None = Field(
+        None, description="Paddle's fused loss over a vocabulary split by tp; absent: on GPUs"
+    )
 
 
 class Told(BaseModel):
@@ -273,6 +278,9 @@ def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
             assumed.seq_length,
             assumed.fp32_gradients,
             assumed.flash_attention,
+            assumed.fused_rope,
+            assumed.fused_rms_norm,
+            assumed.fused_cross_entropy,
         ),
         stated=frozenset(assumed.model_dump(exclude_unset=True, exclude_none=True)),
         metadata=extra.model_dump(exclude={"format_version", "assumed"}, exclude_unset=True),

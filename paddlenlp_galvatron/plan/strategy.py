@@ -102,6 +102,10 @@ class Assumptions:
     # None: as training has it by default, on for 16-bit runs on GPUs.
     fp32_gradients: bool | None = None  # 16-bit training sums and reduces gradients in fp32
     flash_attention: bool | None = None
+    # None: as training has it by default, on for all runs on GPUs.
+    fused_rope: bool | None = None
+    fused_rms_norm: bool | None = None
+    fused_cross_entropy: bool | None = None  # over a split vocabulary
 
     def completed(self, other: Assumptions) -> Assumptions:
         """These, with the other's where these leave something open."""

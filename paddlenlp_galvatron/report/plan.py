@@ -60,6 +60,9 @@ def _assumed(plan: Plan) -> str:
         "async_grad_reduce": f"gradients reduced every {'step' if assumed.async_grad_reduce else 'micro-batch'}",
         "fp32_gradients": f"gradients summed in {'fp32' if assumed.fp32_gradients else assumed.mixed_precision}",
         "flash_attention": f"{'flash' if assumed.flash_attention else 'plain'} attention",
+        "fused_rope": f"{'fused' if assumed.fused_rope else 'plain'} rotary positions",
+        "fused_rms_norm": f"{'fused' if assumed.fused_rms_norm else 'plain'} RMSNorm",
+        "fused_cross_entropy": f"{'fused' if assumed.fused_cross_entropy else 'plain'} cross entropy",
     }
     return ", ".join(text for name, text in words.items() if name in plan.stated) or "nothing; training's flags decide"
 

@@ -54,8 +54,8 @@ class Placement:
     def parameter(self, weight: Weight, prefix: str, source: WeightSource) -> ShardedParameter:
         """This rank's part of a weight of this layer: who sums its gradient, and how many ranks hold it."""
         name, shape, part = prefix + weight.name, weight.shape, self.slice_of(weight)
-        tensor = make_parameter(source, name, shape, part, self.numbers.stored)
-        sum_group = self.group(*summed_over(weight.split, self._sequence_parallel))
+        sum_group = self.group(*summed_over(weight.split, self._sequence_parallel))  # its ranks hold the same part
+        tensor = make_parameter(source, name, shape, part, self.numbers.stored, sum_group)
         copies = None
         if part.axis is not None and part.parts < self.tp:  # kv heads that several ranks share
             copies = self.group(Axis.COPIES, mesh=self.mesh.sharing(self.tp // part.parts))

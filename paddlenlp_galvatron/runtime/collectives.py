@@ -93,6 +93,12 @@ def reduce_scatter_start(tensor: Any, group: Any, how: How = LATER) -> Pending:
     return _start("reduce_scatter", group, call, out, tensor)
 
 
+def broadcast(tensor: Any, group: Any) -> None:
+    """Give all ranks of the group what its first one has, in place. Of weights at the start: not counted."""
+    call = partial(dist.stream.broadcast, tensor, src=group.ranks[0], group=group, **LATER)
+    _start("broadcast", group, call, tensor).wait()
+
+
 def send_start(tensor: Any, peer: int, group: Any) -> Pending:
     """Start sending to a global rank of the group."""
     count("p2p", tensor)

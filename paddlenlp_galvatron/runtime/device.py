@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import paddle
 
@@ -57,6 +59,35 @@ def synchronize() -> None:
     """Wait for what was started on this rank's device. On CPU everything has been done when a call returns."""
     if on_gpu():
         paddle.device.synchronize()
+
+
+def finish_computing() -> None:
+    """Wait for what was computed on this rank's device; messages may still be under way."""
+    if on_gpu():
+        paddle.device.current_stream().synchronize()
+
+
+# Between host and GPU numbers go through page-locked memory: at the bus's speed, and in the queue of what is computed.
+# Other memory Paddle copies in CUDA's own queue, which waits for all queues: for messages, too. Paddle's allocator
+# keeps page-locked memory for the next copy, as much as the largest took.
+_staged: deque[Any] = deque(maxlen=8)  # what may still be copied; a step, which waits in between, copies fewer
+
+
+def to_device(numbers: Any) -> Any:
+    """A tensor of a NumPy array's numbers, or of nested lists'."""
+    if not on_gpu():
+        return paddle.to_tensor(numbers)
+    _staged.append(paddle.to_tensor(numbers, place=paddle.CUDAPinnedPlace()))
+    return _staged[-1].cuda(blocking=False)
+
+
+def to_host(tensor: Any) -> Any:
+    """A NumPy array of its own with a tensor's numbers."""
+    if not on_gpu():
+        return tensor.numpy()
+    staged = paddle_private.copy_later(tensor, paddle.CUDAPinnedPlace())
+    finish_computing()
+    return staged.numpy()
 
 
 def release() -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
 import paddle.distributed as dist
 
 from ..launch.status import waiting
-from ..plan import ModelShape, Plan, Precision
+from ..plan import ModelShape, Plan, Precision, UserError
 from ..plan.check import require_valid
 from . import device, under_way
-from .adapter import Adapter
+from .adapter import Adapter, Kernels
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, require_world, start_world
@@ -26,6 +28,14 @@ from .weights import SeededWeights, WeightSource
 
 LOSS_SCALE = 2.0**15  # PaddleNLP's scale_loss
 TINY = 1e-12  # a norm below it is not divided by
+
+
+class Share(NamedTuple):
+    """What a rank computes on of a global batch: its rows' tokens [micro-batches, r·S]."""
+
+    ids: Tokens
+    labels: Tokens
+    labelled: int  # tokens with a label in the whole batch
 
 
 class Engine:
@@ -58,9 +68,9 @@ class Engine:
         self._seed = seed
         self.groups = groups or Groups(self.rank)
         self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan))
-        flash = bool(plan.assumed.flash_attention) and device.on_gpu()  # Paddle has it there alone
+        kernels = Kernels.of(plan.assumed)
         source = source or SeededWeights(seed, shape.initializer_range)
-        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers, flash)
+        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers, kernels)
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
         self._world = dist.get_group(0) if world_size > 1 else None
         self.scaler = LossScaler(loss_scale) if plan.assumed.mixed_precision is Precision.FP16 else None
@@ -70,8 +80,37 @@ class Engine:
         """What the optimizer updates on this rank, with its place in the model and its gradient."""
         return self.stage.trainables
 
-    def forward_backward(self, batch: Batch) -> float:
-        """Run one global batch, G samples of S tokens, and leave the gradients of its mean loss, summed over ranks.
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """Of a global batch's rows, those that this rank computes on: none between first and last stage."""
+        firsts = range(0, self.plan.global_batch, self.plan.micro_batch)
+        return tuple(first + sample for first in firsts for sample in self.stage.samples)
+
+    def share(self, rows: Batch) -> Share:
+        """What this rank computes on, where `rows` are all that it has of a global batch. Every rank calls this.
+
+        Raises UserError: no token has a label."""
+        ids, labels = (tokens.reshape(self._own_shape) for tokens in inputs_and_labels(rows))
+        labelled = self.plan.global_batch * self.seq_length
+        if isinstance(rows, tuple):  # else each token's label is the next token
+            own = int((self.stage.own(labels) != IGNORED_LABEL).sum()) if self.stage.is_last else 0
+            labelled = int(sum(self.gather(own)[0])) // self.stage.loss_replicas
+        if not labelled:
+            raise UserError(f"labels: a whole batch has none but {IGNORED_LABEL}, which marks what has no loss")
+        return Share(ids, labels, labelled)
+
+    def _share_of_whole(self, batch: Batch) -> Share:
+        ids, labels = inputs_and_labels(batch)
+        own, labelled = list(self.rows), int((labels != IGNORED_LABEL).sum())
+        return Share(ids[own].reshape(self._own_shape), labels[own].reshape(self._own_shape), labelled)
+
+    @property
+    def _own_shape(self) -> tuple[int, int]:
+        return self.plan.micro_batches, len(self.stage.samples) * self.seq_length
+
+    def forward_backward(self, batch: Batch | Share) -> float:
+        """Run one global batch, G samples of S tokens, or this rank's share of it, and leave the gradients of its mean
+        loss, summed over ranks.
 
         Returns the loss averaged over all tokens with a label; it is the same on every rank. fp16's gradients are
         times `scaler.scale`.
@@ -80,7 +119,7 @@ class Engine:
         # step's depend on nothing before it.
         under_way.step = self.steps_done
         paddle.seed(hash((self._seed, self.steps_done, self.rank)) % 2**31)
-        ids, labels, tokens = self._micro_batches(batch)
+        ids, labels, tokens = batch if isinstance(batch, Share) else self._share_of_whole(batch)
         total = self._pipeline.run(ids, labels, self.gradient_scale / tokens)
         with span("reduce gradients", "sync"):
             for unit in self.stage.units:
@@ -88,17 +127,11 @@ class Engine:
             reduce_gradients(self.stage.vectors)
         return self._mean(total, tokens)
 
-    def evaluate(self, batch: Batch) -> float:
+    def evaluate(self, batch: Batch | Share) -> float:
         """The loss of one global batch, without dropout; nothing else changes."""
-        ids, labels, tokens = self._micro_batches(batch)
+        ids, labels, tokens = batch if isinstance(batch, Share) else self._share_of_whole(batch)
         with self.stage.evaluating():
             return self._mean(self._pipeline.evaluate(ids, labels), tokens)
-
-    def _micro_batches(self, batch: Batch) -> tuple[Tokens, Tokens, int]:
-        """Inputs and labels [micro-batches, M·S] of a global batch, and how many tokens have a label."""
-        ids, labels = inputs_and_labels(batch)
-        shape = (self.plan.micro_batches, -1)
-        return ids.reshape(shape), labels.reshape(shape), int((labels != IGNORED_LABEL).sum())
 
     def _mean(self, total: Any, tokens: int) -> float:
         """The loss of a token, from this rank's sum."""
@@ -108,7 +141,8 @@ class Engine:
     def update(self, optimizer: Any, max_norm: float) -> float:
         """Let Paddle's optimizer over `tensors` run on the gradients clipped to a global norm of `max_norm`.
 
-        Returns the norm before. Where it is no finite number nothing is updated. The gradients are gone afterwards.
+        Returns the norm before. Where it is no finite number nothing is updated. The gradients are gone afterwards;
+        values may be on their way to other ranks until `settle` or the next pass.
         """
         self.steps_done += 1
         norm: float = global_norm(self.trainables, self._world) / self.gradient_scale
@@ -120,6 +154,11 @@ class Engine:
         if self.scaler:
             self.scaler.update(overflow=not finite)
         return norm
+
+    def settle(self) -> None:
+        """Have every updated value wherever this rank holds it, also before the next step, which waits by itself."""
+        for trainable in self.trainables:
+            trainable.published()
 
     @property
     def gradient_scale(self) -> float:
@@ -138,9 +177,9 @@ class Engine:
 
     def gather(self, *values: float) -> list[tuple[float, ...]]:
         """Numbers of every rank: for each that is given, those of all ranks in rank order, on every rank."""
-        mine = paddle.to_tensor([values], "float64")
+        mine = device.to_device(np.array([values], np.float64))
         with waiting("numbers of all ranks"):
-            return list(zip(*all_gather(mine, self._world).tolist(), strict=True))
+            return list(zip(*device.to_host(all_gather(mine, self._world)).tolist(), strict=True))
 
     def traffic(self) -> dict[str, Any]:
         """Communicators of each rank; calls and bytes of each collective, summed over all ranks, since

@@ -25,14 +25,15 @@ FP32_BYTES = 4
 
 def reduce_gradients(parameters: Sequence[ShardedParameter]) -> None:
     """Sum every gradient over the copies of its values and over its parameter's ranks, in buckets of like group."""
-    buckets: dict[tuple[int, Any], list[ShardedParameter]] = {}
-    for parameter in parameters:
-        all_reduce(parameter.gradient, parameter.presum_group)
-        if parameter.sum_group is not None:
-            buckets.setdefault((parameter.sum_group.id, parameter.gradient.dtype), []).append(parameter)
-    for members in buckets.values():
-        for bucket in _by_size(members, _message_bytes, BUCKET_BYTES):
-            _reduce_bucket(bucket)
+    for groups in ([each.presum_group for each in parameters], [each.sum_group for each in parameters]):
+        buckets: dict[tuple[int, Any], list[ShardedParameter]] = {}
+        for parameter, group in zip(parameters, groups, strict=True):
+            if group is not None:
+                buckets.setdefault((group.id, parameter.gradient.dtype), []).append(parameter)
+        by_id = {group.id: group for group in groups if group is not None}
+        for (group_id, _), members in buckets.items():
+            for bucket in _by_size(members, _message_bytes, BUCKET_BYTES):
+                _reduce_bucket(bucket, by_id[group_id])
 
 
 def _message_bytes(parameter: ShardedParameter) -> int:
@@ -54,8 +55,7 @@ def _by_size(members: Sequence[T], bytes_of: Callable[[T], int], limit: int) -> 
 
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
-def _reduce_bucket(bucket: list[ShardedParameter]) -> None:
-    group = bucket[0].sum_group
+def _reduce_bucket(bucket: list[ShardedParameter], group: Any) -> None:
     if len(bucket) == 1:
         all_reduce(bucket[0].gradient, group)
         return
@@ -68,13 +68,16 @@ def _reduce_bucket(bucket: list[ShardedParameter]) -> None:
 @paddle.no_grad()  # type: ignore[untyped-decorator]
 def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
     """Euclidean norm of the whole model's gradient, each value counted once however many ranks hold it."""
-    square = paddle.zeros([1], "float32")
+    squares: dict[float, list[Any]] = {}  # by the share of them that is this rank's
     for trainable in trainables:
-        gradient = cast(trainable.gradient, "float32").flatten()
-        for pieces in _by_replicas(trainable):
+        gradient, alike = cast(trainable.gradient, "float32"), list(_by_replicas(trainable))
+        for pieces in alike:
             start, stop = pieces[0].offset, pieces[-1].offset + pieces[-1].stop - pieces[-1].start
-            part = squared_norm(gradient[start:stop])
-            square += part * (trainable.sharding / pieces[0].weight.replicas)
+            part = gradient if len(alike) == 1 else gradient.flatten()[start:stop]  # padding is 0
+            squares.setdefault(trainable.sharding / pieces[0].weight.replicas, []).append(squared_norm(part))
+    square = paddle.zeros([1], "float32")
+    for share, parts in squares.items():
+        square += share * paddle.concat(parts).sum()
     return float(all_reduce(square, world_group).sqrt())
 
 
@@ -86,7 +89,8 @@ def _by_replicas(trainable: Trainable) -> Iterator[list[Piece]]:
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
 def update_in_turns(optimizer: Any, trainables: Sequence[Trainable], factor: float) -> None:
-    """Let the optimizer update all tensors, gradients scaled by `factor`, and pass the values on.
+    """Let the optimizer update all tensors, gradients scaled by `factor`, and start passing the values on, each as soon
+    as it is there. Whatever uses one waits for it: the next forward pass, when it comes to that module.
 
     The optimizer skips tensors without a gradient: those whose gradient is kept elsewhere get it, in fp32, only while
     their turn lasts.
@@ -94,14 +98,9 @@ def update_in_turns(optimizer: Any, trainables: Sequence[Trainable], factor: flo
     ready = [trainable for trainable in trainables if trainable.tensor.grad is not None]
     others = [trainable for trainable in trainables if trainable.tensor.grad is None]
     turns = _by_size(others, lambda trainable: int(trainable.tensor.size) * FP32_BYTES, TURN_BYTES)
-    before: list[Trainable] = []
-    for turn in [*([ready] if ready else []), *turns, []]:
+    for turn in [*([ready] if ready else []), *turns]:
         for trainable in turn:
             trainable.present_gradient(factor)
-        if turn:
-            optimizer.step()
+        optimizer.step()
         for trainable in turn:
             trainable.updated()
-        for trainable in before:  # what they passed on went while this turn was updated
-            trainable.published()
-        before = turn

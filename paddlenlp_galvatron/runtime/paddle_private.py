@@ -10,6 +10,8 @@ from typing import Any
 
 import paddle
 from paddle.base import core
+from paddle.base.framework import default_main_program
+from paddle.base.layer_helper import LayerHelper
 from paddle.distributed import fleet
 from paddle.distributed.fleet.base import topology
 
@@ -32,6 +34,41 @@ def reset_host_peak() -> None:
 def squared_norm(part: Any) -> Any:
     """Sum of squares, by the kernel of Paddle's own clipping: a twentieth of the time of square().sum() on CPU."""
     return paddle._C_ops.squared_l2_norm(part)
+
+
+class MultiTensorAdamW(paddle.optimizer.AdamW):  # type: ignore[misc]
+    """Paddle's AdamW over fp32 tensors that are updated equally often: in a few kernels, not one a tensor."""
+
+    CHUNK = 2048 * 32  # numbers that a block of threads takes: as in Paddle's own test of the kernel
+
+    def _create_optimization_pass(self, parameters_and_grads: Any, param_group_idx: int = 0) -> list[Any]:
+        self.helper = LayerHelper(type(self).__name__)
+        self._create_global_learning_rate()
+        self._create_accumulators(default_main_program().global_block(), [each for each, _ in parameters_and_grads])
+        for decays in (True, False):  # the kernel has one rate of decay
+            own = [pair for pair in parameters_and_grads if self._apply_decay_param_fun(pair[0].name) == decays]
+            if own:
+                tensors, gradients = map(list, zip(*own, strict=True))
+                self._update(tensors, gradients, self._weight_decay if decays else 0.0)
+        return []
+
+    def _update(self, tensors: list[Any], gradients: list[Any], decay: float) -> None:
+        def state(kind: str) -> list[Any]:
+            return [self._get_accumulator(kind, tensor) for tensor in tensors]
+
+        moments = state(self._moment1_acc_str), state(self._moment2_acc_str), None  # no AMSGrad
+        powers = state(self._beta1_pow_acc_str), state(self._beta2_pow_acc_str)
+        rate, no_masters, never_skip = self._global_learning_rate(), None, None
+        numbers = self._beta1, self._beta2, self._epsilon, self.CHUNK, decay
+        how = {"use_adamw": True, "multi_precision": False, "use_global_beta_pow": False, "amsgrad": False}
+        paddle._C_ops.fused_adam_(
+            *(tensors, gradients, rate, *moments, *powers, no_masters, never_skip, *numbers, *how.values())
+        )
+
+
+def copy_later(tensor: Any, place: Any) -> Any:
+    """A copy at another place, by the queue of what is computed: not by CUDA's own, which waits for all."""
+    return tensor._copy_to(place, False)
 
 
 def share(tensor: Any, flat: Any, start: int, stop: int) -> None:

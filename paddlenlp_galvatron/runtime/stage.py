@@ -19,7 +19,8 @@ from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.layout import TokenLayout, token_layout
 from ..plan.mesh import Axis
 from ..plan.seams import Collective, seam_ops, summed_over
-from .adapter import Adapter
+from . import device
+from .adapter import PLAIN, Adapter, Kernels
 from .block import Block, Placement
 from .groups import DIRECTIONS, REDISTRIBUTE, Groups, Ranks
 from .precision import Numbers
@@ -106,7 +107,7 @@ class Stage:
         groups: Groups,
         source: WeightSource,
         numbers: Numbers | None = None,
-        flash_attention: bool = False,
+        kernels: Kernels = PLAIN,
     ):
         """Without `numbers`, the types are those of the plan's precision on this device."""
         self.numbers = numbers or Numbers.of(plan.assumed.mixed_precision)
@@ -115,8 +116,8 @@ class Stage:
         self._seq_length = seq_length
         self._tokens = plan.micro_batch * seq_length
         self._local = rank % plan.stage_size
-        self.config = config = family.config(shape, seq_length, flash_attention)
-        self._causal_itself = flash_attention
+        self.config = config = family.config(shape, seq_length, kernels)
+        self._causal_itself = kernels.flash_attention
         edges = stage_edges(plan, self.index)
 
         def place(strategy: LayerStrategy) -> Placement:
@@ -143,8 +144,10 @@ class Stage:
                 block.share_positions(self._blocks[0])
             self._blocks.append(block)
         shared = table if tied else None
-        self._head = Head(family, shape, config, place(vocab), source, shared) if self.is_last else None
-        if self._head:
+        self._head: Head | None = None
+        if self.is_last:
+            fused = kernels.fused_cross_entropy
+            self._head = Head(family, shape, config, place(vocab), source, shared, fused)
             units.adopt(self._head.parameters, plan.vocab.dp_type)
         self.chain, self.vectors = Chain(units.chain, starts_with_embedding=self.is_first), units.vectors
         self.trainables: list[Trainable] = [t for unit in self.units for t in unit.make_trainables()]
@@ -201,13 +204,31 @@ class Stage:
         for vector in self.vectors:
             vector.settle()
 
+    @property
+    def samples(self) -> list[int]:
+        """Those of a micro-batch that this rank looks up or foretells tokens of: none between first and last stage."""
+        if not (self.is_first or self.is_last):
+            return []
+        length = self._seq_length
+        return sorted({n for start, stop in self._taken for n in range(start // length, -(-stop // length))})
+
     def take(self, tokens: Tokens) -> list[Any]:
-        """This rank's tokens [U] of each micro-batch, of a step's [micro-batches, M·S], on the device.
+        """This rank's tokens [U] of each micro-batch, of a step's [micro-batches, r·S] of its r `samples`, on the
+        device.
 
         Once a step, before the first message: on a GPU a copy waits for every receive that is posted, also for one
         whose message comes only after the pass that the copy is for."""
-        own = np.concatenate([tokens[:, start:stop] for start, stop in self._taken], axis=1)
-        return list(paddle.to_tensor(own).unbind())
+        return list(device.to_device(self.own(tokens)).unbind())
+
+    def own(self, tokens: Tokens) -> Tokens:
+        """This rank's tokens [micro-batches, U], of those of its `samples`."""
+        places = {sample: place * self._seq_length for place, sample in enumerate(self.samples)}
+        parts = []
+        for start, stop in self._taken:
+            sample, before = divmod(start, self._seq_length)
+            first = places[sample] + before
+            parts.append(tokens[:, first : first + stop - start])
+        return np.concatenate(parts, axis=1)
 
     @cached_property
     def mask(self) -> Any:

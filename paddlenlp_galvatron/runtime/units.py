@@ -86,7 +86,7 @@ class Trainable:
         self.owner.publish(self.tensor)
 
     def published(self) -> None:
-        """Have the values where they are passed on to."""
+        """Have the values where they are passed on to: what runs the weights waits for that by itself."""
         self.owner.published()
 
     def drop_gradient(self) -> None:
@@ -252,6 +252,7 @@ class ShardedUnit(Unit):
 
     def held(self) -> list[tuple[ShardedParameter, Any]]:
         """Under zero3 the numbers of a weight's slice that lie in this rank's part, flat: maybe none."""
+        self.published()
         if self._keep_whole:
             return super().held()
         start, offset = self.group.rank * self._part, 0
@@ -274,6 +275,7 @@ class ShardedUnit(Unit):
         self._sum = None
 
     def gather(self) -> None:
+        self.published()
         self._users += 1
         if self._flat is None:
             self.prefetch()
@@ -295,16 +297,15 @@ class ShardedUnit(Unit):
             self._flat = None
 
     def publish(self, updated: Any) -> None:
-        """The optimizer has updated this rank's part: start bringing the whole weights up to date."""
-        if self._keep_whole:
-            mine = updated.clone() if updated is self._shard else cast(updated, self._flat.dtype)
-            self._publishing = all_gather_start(mine, self.group, out=self._flat)
-            return
-        if updated is not self._shard:
-            paddle.assign(cast(updated, self._shard.dtype), output=self._shard)
+        """The optimizer has updated this rank's part: start bringing the whole weights up to date, in place."""
+        self.published()
         if self._flight is not None:  # fetched before the update
             self._flight.wait()
             self._flight = None
+        if updated is not self._shard:
+            paddle.assign(cast(updated, self._shard.dtype), output=self._shard)
+        if self._keep_whole:
+            self._publishing = all_gather_start(self._shard, self.group, out=self._flat)
 
     def published(self) -> None:
         if self._publishing is not None:

@@ -15,13 +15,14 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
+from paddle.distributed.fleet.meta_parallel import ParallelCrossEntropy
 
 from ..model import ModelShape
 from ..plan.mesh import Axis
 from ..plan.seams import Seam
 from .adapter import Adapter
 from .block import Placement
-from .collectives import all_reduce
+from .collectives import all_reduce, count
 from .precision import cast, compute_weight, compute_weights
 from .weights import ShardedParameter, WeightSource, shard_layer
 
@@ -79,8 +80,10 @@ class Head:
         place: Placement,
         source: WeightSource,
         table: ShardedParameter | None,
+        fused: bool = False,
     ):
-        """`table`: the embedding's, where the model ties the two."""
+        """`table`: the embedding's, where the model ties the two. `fused`: a split vocabulary's losses come from
+        Paddle's one kernel, where no column is padding, which it does not know."""
         self._place = place
         self._shard = VocabularyShard(shape.vocab_size, place)
         with paddle.LazyGuard():
@@ -92,6 +95,9 @@ class Head:
             table = place.parameter(lm_head, "", source)
         self._table = table
         self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), table]
+        self._fused: Any = None
+        if fused and place.tp > 1 and self._shard.padded == shape.vocab_size:
+            self._fused = ParallelCrossEntropy(mp_group=place.group(Axis.TENSOR), ignore_index=IGNORED_LABEL)
 
     def loss(self, x: Any, labels: Any) -> Any:
         """Scalar fp32; the same on every rank of a tp group."""
@@ -105,6 +111,11 @@ class Head:
             return paddle.nn.functional.cross_entropy(
                 cast(logits, "float32"), labels, reduction="sum", ignore_index=IGNORED_LABEL
             )
+        if self._fused is not None:
+            losses = self._fused(cast(logits, "float32"), labels)
+            for _ in range(3):  # largest score, the label's score, sum of exponentials: messages of the kernel
+                count("all_reduce", losses)
+            return losses.sum()
         return VocabularyCrossEntropy.apply(logits, labels, self._shard.start, self._shard.real, group).sum()
 
 

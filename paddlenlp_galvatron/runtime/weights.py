@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import paddle
 
+from .collectives import broadcast
 from .precision import add, cast, has_dtype
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -53,7 +54,10 @@ WHOLE = Slice()
 
 
 class WeightSource(Protocol):
-    """Gives a part of a weight by PaddleNLP's name and shape of the whole."""
+    """Gives a part of a weight by PaddleNLP's name and shape of the whole.
+
+    Where it has an attribute `from_files` that is true, one of the ranks that hold the same part asks for it.
+    """
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array: ...
 
@@ -95,7 +99,7 @@ class ShardedParameter:
     shape: tuple[int, ...]  # of the whole weight, without padding
     slice: Slice
     tensor: Any
-    sum_group: Any  # ranks over whose tokens the gradient is summed; None: this rank alone
+    sum_group: Any  # ranks over whose tokens the gradient is summed; they hold the same part; None: this rank alone
     replicas: int  # ranks of the world that hold these same values, before any ZeRO
     gradient_dtype: str = "float32"  # in which gradients are summed over micro-batches
     presum_group: Any = None  # ranks that hold copies of these values and sum the copies' gradients first
@@ -135,11 +139,17 @@ class ShardedParameter:
         """Nothing is under way."""
 
 
-def make_parameter(source: WeightSource, name: str, shape: tuple[int, ...], part: Slice, dtype: str) -> Any:
-    """A Paddle parameter that holds the part of a weight."""
-    value = source(name, shape, part)
-    parameter = zero_parameter(list(value.shape), dtype)
-    parameter.set_value(paddle.to_tensor(value).astype(dtype))
+def make_parameter(
+    source: WeightSource, name: str, shape: tuple[int, ...], part: Slice, dtype: str, holders: Any = None
+) -> Any:
+    """A Paddle parameter that holds the part of a weight. `holders`: the group of ranks that hold the same, if any."""
+    intervals = (part.interval(axis, length) for axis, length in enumerate(shape))
+    parameter = zero_parameter([stop - start for start, stop in intervals], dtype)
+    once = holders is not None and getattr(source, "from_files", False)
+    if not once or holders.rank == 0:
+        parameter.set_value(paddle.to_tensor(source(name, shape, part)).astype(dtype))
+    if once:
+        broadcast(parameter.detach(), holders)
     return parameter
 
 

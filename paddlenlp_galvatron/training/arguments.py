@@ -26,7 +26,8 @@ from .recipe import Recipe
 from .settings import RunOptions, TrainSettings
 
 OF_DATA = ("input_dir", "split")
-OF_MODEL = (*ModelOptions.model_fields, "load", "load_distributed", "use_flash_attention")
+KERNELS = ("use_flash_attention", "use_fused_rope", "use_fused_rms_norm", "use_fused_cross_entropy")
+OF_MODEL = (*ModelOptions.model_fields, "load", "load_distributed", *KERNELS)
 # On which PaddleNLP's arguments act as soon as they are read, or which they do not know.
 OURS = {*DegreeOptions.model_fields, "device", "dry_run"}
 OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}

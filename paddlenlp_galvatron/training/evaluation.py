@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from ..data.map_dataset import Collator, MapData
 from ..data.source import BatchSource
 from ..plan import ModelShape, Plan, UserError
 from ..runtime.engine import Engine
-from ..runtime.stage import Batch, inputs_and_labels
-from ..runtime.vocabulary import IGNORED_LABEL
+from .ahead import one_ahead
 from .inputs import open_data
+from .loader import Rows
 from .settings import TrainSettings
 
 
@@ -40,17 +40,17 @@ class Evaluation:
         return most if most > 0 else max(1, samples // self._plan.global_batch)
 
 
-def batch_of(source: BatchSource) -> Callable[[int], Batch]:
-    """The batches of one pass."""
-    return source.last_batch if isinstance(source, MapData) else source.batch
+def rows_of(source: BatchSource) -> Rows:
+    """The rows of one pass."""
+    return source.last_rows if isinstance(source, MapData) else source.rows
 
 
-def mean_loss(engine: Engine, batches: Iterator[Batch], after_each: Callable[[], object]) -> float:
-    """The loss of a token with a label, over some batches."""
+def mean_loss(engine: Engine, rows: Rows, count: int, after_each: Callable[[], object]) -> float:
+    """The loss of a token with a label, over the first global batches."""
     total, tokens = 0.0, 0
-    for batch in batches:
-        labelled = int((inputs_and_labels(batch)[1] != IGNORED_LABEL).sum())
-        total, tokens = total + engine.evaluate(batch) * labelled, tokens + labelled
+    for own in one_ahead(lambda step: rows(step, engine.rows), range(count)):
+        share = engine.share(own)
+        total, tokens = total + engine.evaluate(share) * share.labelled, tokens + share.labelled
         after_each()
     return total / tokens
 

@@ -146,7 +146,7 @@ def _assumed(run: RunOptions, seq_length: int) -> Assumptions:
     if not seq_length:
         raise UserError("seq_length: missing; say how many tokens a sample has")
     chosen: dict[str, Any] = {"sequence_parallel": run.sequence_parallel, "mixed_precision": run.precision}
-    chosen |= {"fp32_gradients": run.amp_master_grad, "flash_attention": run.use_flash_attention}
+    chosen |= {"fp32_gradients": run.amp_master_grad, "flash_attention": run.use_flash_attention} | run.fused_kernels
     if run.no_async_grad_reduce is not None:
         chosen["async_grad_reduce"] = not run.no_async_grad_reduce
     return Assumptions(seq_length=seq_length, **{name: value for name, value in chosen.items() if value is not None})

@@ -28,6 +28,9 @@ class Recipe(Options):
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's")
     adam_epsilon: Rate = Field(1e-8, description="AdamW's")
+    use_multi_tensor: bool | None = Field(
+        None, description="AdamW updates all tensors in a few kernels; unset: on GPUs"
+    )
     max_grad_norm: Positive = Field(1.0, description="global norm to which gradients are clipped")
 
     def over(self, steps: int) -> Recipe:
@@ -66,8 +69,12 @@ class Recipe(Options):
         rate = paddle.optimizer.lr.LambdaDecay(1.0, self.rate_at)
         if self.optim == "sgd":
             return paddle.optimizer.SGD(rate, parameters=parameters, grad_clip=grad_clip)
+        from ..runtime import device
+        from ..runtime.paddle_private import MultiTensorAdamW
+
         names = frozenset(decaying)
-        return paddle.optimizer.AdamW(
+        together = device.on_gpu() if self.use_multi_tensor is None else self.use_multi_tensor
+        return (MultiTensorAdamW if together else paddle.optimizer.AdamW)(
             rate,
             self.adam_beta1,
             self.adam_beta2,

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.loading import gather_objects, load
+from ..checkpoint.loading import from_first, gather_objects, load
 from ..checkpoint.stored import BrokenCheckpoint, Checkpoint, open_checkpoint, verify, whole_checkpoints
 from ..data.source import BatchSource
 from ..plan import UserError
@@ -30,7 +30,7 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
     """
     require_shared(settings.output_dir, engine)
     seen = _seen(settings) if engine.rank == 0 else None
-    wanted, folders = gather_objects(engine, seen)[0]  # to another node a shared folder may look older
+    wanted, folders = from_first(engine, seen)  # to another node a shared folder may look older
     if wanted == "none":
         return 0
     automatic = wanted == "auto"
@@ -61,7 +61,7 @@ def require_shared(folder: Path, engine: Engine) -> None:
     name = f".seen-{secrets.token_hex(8)}"
     if engine.rank == 0:
         (folder / name).touch()
-    name = gather_objects(engine, name)[0]
+    name = from_first(engine, name)
     deadline = time.monotonic() + VISIBLE_S
     while not (seen := (folder / name).exists()) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -82,18 +82,25 @@ def _seen(settings: TrainSettings) -> tuple[str, list[Path]]:
 
 
 def _open(folder: Path, engine: Engine) -> tuple[Checkpoint | None, list[str]]:
-    """A checkpoint, and what all ranks together, each reading a share of its files, find wrong with it.
+    """A checkpoint, whose index rank 0 reads for all, and what all ranks together, each reading a share of its files,
+    find wrong with it.
 
     Raises UserError: it is another model's.
     """
-    opened: list[Checkpoint] = []
-
-    def read() -> None:
-        opened.append(open_checkpoint(folder, engine.shape))
-        verify(opened[0], range(engine.rank, len(opened[0].index.files), engine.plan.world_size))
-
-    faults = _faults_of(engine, read)
-    return (opened[0] if opened else None), faults
+    found: Checkpoint | UserError | None = None
+    if engine.rank == 0:
+        try:
+            found = open_checkpoint(folder, engine.shape)
+        except UserError as error:
+            found = error
+    found = from_first(engine, found)
+    if isinstance(found, BrokenCheckpoint):
+        return None, [str(found)]
+    if isinstance(found, UserError):
+        raise found
+    assert found is not None
+    files = range(engine.rank, len(found.index.files), engine.plan.world_size)
+    return found, _faults_of(engine, partial(verify, found, files))
 
 
 def _faults_of(engine: Engine, read: Callable[[], object]) -> list[str]:

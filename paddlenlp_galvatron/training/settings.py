@@ -71,6 +71,15 @@ class RunOptions(Options):
     use_flash_attention: bool | None = Field(
         None, description="Paddle's flash attention, on GPUs; unset: as the plan says, else in 16 bits"
     )
+    use_fused_rope: bool | None = Field(
+        None, description="Paddle's fused rotary positions, on GPUs; unset: as the plan says, else on"
+    )
+    use_fused_rms_norm: bool | None = Field(
+        None, description="Paddle's fused RMSNorm, on GPUs; unset: as the plan says, else on"
+    )
+    use_fused_cross_entropy: bool | None = Field(
+        None, description="Paddle's fused loss over a split vocabulary, on GPUs; unset: as the plan says, else on"
+    )
     load: Path | None = Field(
         None, description="weights to begin with: a Hugging Face directory, a converted or a training checkpoint"
     )
@@ -130,6 +139,15 @@ class RunOptions(Options):
     def precision(self) -> Precision | None:
         """Type of weights and messages that is asked for; None: the plan's."""
         return Precision.BF16 if self.bf16 else Precision.FP16 if self.fp16 else self.mixed_precision
+
+    @property
+    def fused_kernels(self) -> dict[str, bool | None]:
+        """What is asked of a plan's assumptions; None: as it says."""
+        return {
+            "fused_rope": self.use_fused_rope,
+            "fused_rms_norm": self.use_fused_rms_norm,
+            "fused_cross_entropy": self.use_fused_cross_entropy,
+        }
 
     @property
     def evaluates(self) -> Interval:
@@ -234,6 +252,7 @@ class TrainSettings(RunOptions):
             async_grad_reduce=None if self.no_async_grad_reduce is None else not self.no_async_grad_reduce,
             fp32_gradients=self.amp_master_grad,
             flash_attention=self.use_flash_attention,
+            **self.fused_kernels,
         )
         plan = with_defaults(plan, on_gpus=gpus.gpu_count() > 0)
         shape = load_model(self.model)

@@ -27,7 +27,7 @@ class StepRecord(TypedDict):
     lr: float
     grad_norm: float  # no finite number: the step was left out
     step_time_s: float  # from the end of the step before, with what was loaded
-    data_s: float  # of it, in which the batch was loaded
+    data_s: float  # of it, in which the step waited for its rows of the data
     tokens_per_s: float
     peak_memory_mib: list[float]  # of every rank
     eval_loss: NotRequired[float]  # of the validation split, after this step

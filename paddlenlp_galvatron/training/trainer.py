@@ -29,10 +29,12 @@ from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
 from ..runtime.paddle_private import next_rate, schedule_of
+from ..runtime.stage import Batch
 from ..runtime.topology import PlanGroup
 from ..runtime.trace import span, traced
+from .ahead import one_ahead
 from .arguments import settings_for
-from .evaluation import Evaluation, batch_of, mean_loss, require_evaluation_data
+from .evaluation import Evaluation, mean_loss, require_evaluation_data, rows_of
 from .inputs import open_data
 from .loader import inputs_of, loader
 from .local_model import LocalModel
@@ -190,12 +192,13 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         self._logged_at, self._step_began = time.time(), time.perf_counter()
         state.epoch = first / self._epoch_steps
         self.control = handler.on_train_begin(self.args, state, self.control)
-        with told_to_stop() as told:
+        own = one_ahead(lambda step: self.data.rows(step, self.engine.rows), range(first, state.max_steps))
+        with told_to_stop() as told, closing(own):
             while state.global_step < state.max_steps and not self.control.should_training_stop:
                 if state.global_step == first or state.global_step % self._epoch_steps == 0:
                     self.control = handler.on_epoch_begin(self.args, state, self.control)
                 with self._traced(state.global_step):
-                    record, stops = self._step(state.global_step, told, first=state.global_step == first)
+                    record, stops = self._step(state.global_step, own, told, first=state.global_step == first)
                 state.global_step += 1
                 state.epoch = state.global_step / self._epoch_steps
                 state.consumed_samples = self.data.first_sample(state.global_step)
@@ -219,6 +222,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                         yield record
                     if due and self._skips.advanced:
                         saved = self._save(writer)
+            self.engine.settle()
             self._skips.require_progress()
             if settings.saves and saved != state.global_step:
                 self._save(writer)
@@ -242,13 +246,13 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
 
     def _evaluate(self, source: BatchSource, prefix: str) -> dict[str, float]:
         start, engine, handler = time.time(), self.engine, self.callback_handler
-        count, batch = self._evaluation.steps(source), batch_of(source)
-        handler.eval_dataloader = loader(batch, count, engine.plan, self.args)
+        count, rows = self._evaluation.steps(source), rows_of(source)
+        handler.eval_dataloader = loader(rows, count, engine.plan, self.args)
 
         def tell() -> None:
             self.control = handler.on_prediction_step(self.args, self.state, self.control)
 
-        loss = mean_loss(engine, map(batch, range(count)), tell)
+        loss = mean_loss(engine, rows, count, tell)
         metrics = {f"{prefix}_loss": loss, f"{prefix}_ppl": math.exp(min(loss, LARGEST_EXPONENT))}
         metrics |= speed_metrics(prefix, start, count * engine.plan.global_batch, count)
         self.log(dict(metrics))
@@ -258,8 +262,9 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> DataLoader:
         """What PaddleNLP's trainer would load on this rank in the first pass: dicts of input_ids and labels, each
-        [per_device_train_batch_size, sequence], a micro-batch after the other. Training itself takes whole batches."""
-        return loader(self.data.batch, self._epoch_steps, self.engine.plan, self.args)
+        [per_device_train_batch_size, sequence], a micro-batch after the other. Training itself takes other rows: those
+        that the plan's engine computes on."""
+        return loader(self.data.rows, self._epoch_steps, self.engine.plan, self.args)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """The same of an evaluation. Raises UserError."""
@@ -267,7 +272,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         if len(sources) > 1:
             raise UserError("eval_dataset: a dict of data sets has no one loader; name one of them")
         [(_, source)] = sources
-        return loader(batch_of(source), self._evaluation.steps(source), self.engine.plan, self.args)
+        return loader(rows_of(source), self._evaluation.steps(source), self.engine.plan, self.args)
 
     def save_model(self, output_dir: str | Path | None = None, merge_tensor_parallel: bool = True) -> None:
         """Write the whole model, gathered from all ranks, which all call this: a Hugging Face directory, that PaddleNLP
@@ -296,34 +301,39 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                 "should_epoch_stop: samples go on through all passes; set should_training_stop to end the run"
             )
 
-    def _step(self, step: int, told: list[int], first: bool) -> tuple[StepRecord, bool]:
-        """One step of all ranks: its record, and whether any of them was told to stop.
+    def _step(self, step: int, own: Iterator[Batch], told: list[int], first: bool) -> tuple[StepRecord, bool]:
+        """One step of all ranks, with the next of this rank's `own` rows: its record, and whether any rank was told to
+        stop.
 
         Its time is from the end of the step before, or of what came in between, a checkpoint or an evaluation, to its
-        own end: when the device has done all of it.
+        own end: when the device has computed all of it.
         """
         engine, handler = self.engine, self.callback_handler
         loading, count = time.perf_counter(), engine.plan.micro_batches
         with span("data", "data"):
-            batch = self.data.batch(step)
+            batch = next(own)
         data_s = time.perf_counter() - loading
+        share = engine.share(batch)
         for micro_batch in range(count):
-            inputs = inputs_of(batch, micro_batch, engine.plan, self.args)
-            handler.on_load_data_end(self.args, self.state, self.control, inputs=inputs)
+            if self._tells_data:  # by PaddleNLP's division, which is not that of the plan's engine
+                inputs = inputs_of(self.data.rows, step, micro_batch, engine.plan, self.args)
+                handler.on_load_data_end(self.args, self.state, self.control, inputs=inputs)
             if micro_batch == 0:
                 self.control = handler.on_step_begin(self.args, self.state, self.control)
             if micro_batch < count - 1:
                 self.control = handler.on_substep_end(self.args, self.state, self.control)
         device.reset_peak()
         forget_traffic()
-        loss = engine.forward_backward(batch)
+        loss = engine.forward_backward(share)
         handler.on_optimizer_begin(self.args, self.state, self.control, scaler=engine.scaler)
         with span("optimizer", "optimizer"):
             norm = engine.update(self.optimizer, self.recipe.max_grad_norm)
+        if self._read_by_others:
+            engine.settle()
         self._skips.count(step, loss, norm)
         next_rate(self.optimizer)
         handler.on_optimizer_end(self.args, self.state, self.control, scaler=engine.scaler)
-        device.synchronize()
+        device.finish_computing()  # what zero2 passes on goes while the next step begins
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
         if first:
@@ -343,6 +353,18 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             peak_memory_mib=list(peaks),
         )
         return record, any(stops)
+
+    @property
+    def _read_by_others(self) -> bool:
+        """Whether there are callbacks that PaddleNLP did not bring: they may read weights."""
+        kinds = {type(each) for each in self.callback_handler.callbacks} - {TellTruth}
+        return any(not kind.__module__.startswith("paddlenlp.") for kind in kinds)
+
+    @property
+    def _tells_data(self) -> bool:
+        """Whether a callback hears of what is loaded."""
+        silent = TrainerCallback.on_load_data_end
+        return any(type(each).on_load_data_end is not silent for each in self.callback_handler.callbacks)
 
     @contextmanager
     def _traced(self, step: int) -> Iterator[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,14 @@ class Samples:
         tokens = np.random.default_rng(3).integers(VOCABULARY, size=(SAMPLES, LENGTH + 1))
         tokens[:, 1] = np.arange(SAMPLES)  # so that each can be told
         self.tokens = tokens
+        self.read_ahead: list[int] = []  # by the thread that reads for the engine
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, number: int) -> dict[str, Any]:
+        if threading.current_thread().name.startswith("data"):
+            self.read_ahead.append(number)
         return {"input_ids": self.tokens[number, :-1], "labels": self.tokens[number, 1:].tolist()}
 
 
@@ -141,17 +145,19 @@ def main() -> None:
             save_steps=2, logging_steps=2, evaluation_strategy="steps", eval_steps=2, seed=5,
         )  # fmt: skip
         args.of_ones_own = name
-        trainer = GalvatronTrainer(str(folder / "model.json"), args, train_dataset=data, eval_dataset=data,
+        trainer = GalvatronTrainer(str(folder / "model.json"), args, train_dataset=data, eval_dataset=Samples(),
                                    callbacks=[finds])  # fmt: skip
         batches = [batch["input_ids"].numpy()[:, 1].tolist() for batch in trainer.get_train_dataloader()]
         result = trainer.train()
+        read_ahead = list(data.read_ahead)
         trainer.save_model(str(folder / f"{name}.model"))
         trainer.save_model()
         metrics = trainer.evaluate()
         again = GalvatronTrainer(str(folder / "model.json"), args, train_dataset=data, eval_dataset=data)
         again.train(resume_from_checkpoint=str(folder / name / "checkpoints" / "step-00000002"))
         found = finds.found | {
-            "events": finds.events, "loaded": finds.loaded, "loader": batches, "loss": result.training_loss,
+            "events": finds.events, "loaded": finds.loaded, "loader": batches, "read": read_ahead,
+            "loss": result.training_loss,
             "evaluated": metrics["eval_loss"], "again": again.evaluate()["eval_loss"],
             "global_step": again.state.global_step, "own": trainer.args.of_ones_own,
         }  # fmt: skip

@@ -172,6 +172,22 @@ def test_parameters_have_the_models_names_and_the_loader_the_ranks_samples(found
 
 
 @pytest.mark.parametrize(("world", "name"), CASES)
+def test_a_rank_reads_the_rows_that_it_computes_on(found, world, name):
+    """Each once: on the first and the last stage its share of the vocabulary's data-parallel ranks, else none."""
+    of, reports = PLANS[world][name], found[world, name]
+    order = np.arange(32)
+    np.random.RandomState(0).shuffle(order)
+    for stage in range(len(of.stages)):
+        own = [report["read"] for report in reports[stage * of.stage_size : (stage + 1) * of.stage_size]]
+        ends = stage in (0, len(of.stages) - 1)
+        assert {len(rows) for rows in own} == ({32 // of.dp(of.vocab)} if ends else {0})
+        if ends:
+            assert sorted({row for rows in own for row in rows}) == list(range(32))
+            first = set(order[: of.global_batch].tolist())
+            assert all(set(rows[: of.global_batch // of.dp(of.vocab)]) <= first for rows in own)
+
+
+@pytest.mark.parametrize(("world", "name"), CASES)
 def test_a_saved_model_is_the_one_that_was_evaluated_and_a_run_goes_on(found, world, name):
     reports = found[world, name]
     folder, shape = reports[0]["folder"], load_model(reports[0]["folder"] / "model.json")

@@ -244,6 +244,7 @@ RECIPE = {
     "adam_beta1": Row(0.1, "optimizer.weights"),
     "adam_beta2": Row(0.1, "optimizer.weights"),
     "adam_epsilon": Row(0.1, "optimizer.weights"),
+    "use_multi_tensor": Row(1, "optimizer.class"),
     "max_grad_norm": Row(1e-3, "trained.losses", {"optim": "sgd", "learning_rate": 1.0}),
 }
 RUN = {
@@ -260,6 +261,9 @@ RUN = {
     "amp_master_grad": Row(1, "table", {"bf16": 1, "dry_run": 1}),
     "compute_precision": Row("bf16", "refusal", {"bf16": 1}),
     "use_flash_attention": Row(1, "refusal"),
+    "use_fused_rope": Row(1, "plan.assumed.fused_rope"),
+    "use_fused_rms_norm": Row(1, "plan.assumed.fused_rms_norm"),
+    "use_fused_cross_entropy": Row(1, "plan.assumed.fused_cross_entropy"),
     "load": Row(HF["load"], "trained.losses", {"model_size": HF["load"]}),
     "continue_training": Row(1, "settings.initial_weights", {"model_size": HF["load"]}),
     "load_distributed": Row(1, "settings.continue_from", HF),

@@ -16,6 +16,7 @@ from paddlenlp_galvatron.data.source import RandomData, TrainingData
 from paddlenlp_galvatron.data.token_files import HEADER
 from paddlenlp_galvatron.data.tokenizer import END_OF_TEXT
 from paddlenlp_galvatron.plan import ModelShape, UserError
+from paddlenlp_galvatron.training.inputs import open_data as open_run
 from paddlenlp_galvatron.training.settings import TrainSettings
 
 SEQ, BATCH = 16, 4
@@ -136,7 +137,7 @@ def test_every_plan_gets_the_same_global_batch(three):
     settings = TrainSettings(plan="p", model="m", input_dir=str(three), split=SPLITS, world_size=8)
     plans = [plan(8, "1 1", micro_batches=1), plan(8, "8 2", vocab="2"), plan(8, "1 4", (1, 1), vocab="2")]
     sized = [replace(one, assumed=replace(one.assumed, seq_length=SEQ)) for one in plans]
-    batches = [data_module.open_data(settings, one, shape).batch(2) for one in sized]
+    batches = [open_run(settings, one, shape).batch(2) for one in sized]
     assert all((batch == batches[0]).all() for batch in batches)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -89,12 +90,55 @@ def test_callbacks_hear_steps_logs_evaluations_and_saves(tmp_path):
 
 def test_a_step_takes_as_long_as_its_data_and_not_as_long_as_an_evaluation(tmp_path, monkeypatch):
     trainer = GalvatronTrainer(settings(tmp_path, evaluation_strategy="steps", eval_steps=2, max_evaluate_steps=1))
-    batch, evaluate = trainer.data.batch, trainer.evaluate
-    monkeypatch.setattr(trainer.data, "batch", lambda step: (time.sleep(0.3 * (step % 2)), batch(step))[1])
+    rows, evaluate, first_done = trainer.data.rows, trainer.evaluate, threading.Event()
+
+    def slow(step, wanted):
+        if step == 1 and first_done.wait(60):
+            time.sleep(0.3)
+        return rows(step, wanted)
+
+    monkeypatch.setattr(trainer.data, "rows", slow)
     monkeypatch.setattr(trainer, "evaluate", lambda: (time.sleep(2.0), evaluate())[1])
-    first, second, third, _ = list(trainer.steps())
-    assert second["step_time_s"] >= second["data_s"] >= 0.3 > first["data_s"]
+    steps = trainer.steps()
+    next(steps)
+    first_done.set()
+    second, third, _ = list(steps)
+    assert second["step_time_s"] >= second["data_s"] >= 0.3
     assert third["step_time_s"] < 2.0
+
+
+def test_the_next_rows_are_read_while_a_step_computes_and_none_after_the_last(tmp_path, monkeypatch):
+    trainer = GalvatronTrainer(settings(tmp_path))
+    rows, compute, read = trainer.data.rows, trainer.engine.forward_backward, [threading.Event() for _ in range(5)]
+
+    def reads(step, wanted):
+        read[step].set()
+        return rows(step, wanted)
+
+    def computes(share):
+        step = trainer.engine.steps_done
+        assert step == 3 or read[step + 1].wait(60)
+        return compute(share)
+
+    monkeypatch.setattr(trainer.data, "rows", reads)
+    monkeypatch.setattr(trainer.engine, "forward_backward", computes)
+    assert len(list(trainer.steps())) == 4 and not read[4].is_set()
+
+
+def test_what_a_read_ahead_finds_wrong_is_said_at_its_step(tmp_path, monkeypatch):
+    trainer = GalvatronTrainer(settings(tmp_path))
+    rows = trainer.data.rows
+
+    def breaks(step, wanted):
+        if step == 2:
+            raise UserError("step 2: the data have changed")
+        return rows(step, wanted)
+
+    monkeypatch.setattr(trainer.data, "rows", breaks)
+    steps = trainer.steps()
+    assert [next(steps)["step"] for _ in range(2)] == [0, 1]
+    with pytest.raises(UserError, match="the data have changed"):
+        next(steps)
 
 
 def test_a_callback_stops_a_run_and_another_one_goes_on(tmp_path):

@@ -8,7 +8,8 @@ import numpy as np
 import paddle
 
 from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
-from ...runtime.adapter import Adapter
+from ...runtime.adapter import Adapter, Kernels
+from ...runtime.device import on_gpu
 from ...runtime.stage import Stage
 from ...runtime.units import Trainable
 from .silent import PatternWeights, SilentGroups
@@ -49,7 +50,10 @@ class Part:
         )
         rank = 0 if embedding else tp
         weights = PatternWeights(shape.initializer_range)
-        self._stage = Stage(plan, shape, family, seq_length, rank, SilentGroups(), weights, None, flash_attention)
+        fused = on_gpu()  # as training has it by default
+        # Nobody answers the loss's messages here, so that it is plain.
+        kernels = Kernels(flash_attention, fused_rope=fused, fused_rms_norm=fused)
+        self._stage = Stage(plan, shape, family, seq_length, rank, SilentGroups(), weights, None, kernels)
         tokens = np.random.default_rng(0).integers(shape.vocab_size, size=(1, samples * seq_length))
         (self._tokens,) = self._stage.take(tokens)
         self._received = None if embedding else self._boundary()

@@ -1,0 +1,151 @@
+"""Fused kernels compute what the plain operations in their place do, and are used where a plan says so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("paddle")
+
+import paddle
+from paddle.incubate.nn.functional import fused_rms_norm
+from paddle.incubate.nn.functional import swiglu as fused_swiglu
+from paddlenlp.transformers.llama.modeling import apply_rotary_pos_emb
+
+from paddlenlp_galvatron.adapters import load_family
+from paddlenlp_galvatron.adapters.qwen3 import HeadNorm
+from paddlenlp_galvatron.model import FAMILIES
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan, with_defaults
+from paddlenlp_galvatron.profiler.layers.silent import PatternWeights, SilentGroups
+from paddlenlp_galvatron.runtime import vocabulary
+from paddlenlp_galvatron.runtime.adapter import Kernels
+from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW
+from paddlenlp_galvatron.runtime.stage import Stage
+
+SEQ = 8
+ALL = Kernels(True, True, True, True)
+
+
+def shape(family: str = "llama", vocab_size: int = 64) -> ModelShape:
+    return ModelShape("small", family, 1, 32, 48, heads=4, kv_heads=2, vocab_size=vocab_size, max_position_embeddings=8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_paddlenlps_layers_are_told_which_kernels(family):
+    adapter, names = load_family(family), ("use_flash_attention", "use_fused_rope", "use_fused_rms_norm")
+    for kernels, told in ((ALL, True), (Kernels(), False)):
+        config = adapter.config(shape(family), SEQ, kernels)
+        assert [getattr(config, name) for name in names] == [told] * 3
+
+
+def test_norms_are_the_same_by_paddles_kernel():
+    x = paddle.randn([6, 32])
+    try:
+        fused_rms_norm(x, paddle.ones([32]), None, 1e-6, 1)
+    except RuntimeError:
+        pytest.skip("this Paddle has the kernel on GPUs only")
+    for family in FAMILIES:
+        adapter = load_family(family)
+        plain, fused = (adapter.final_norm(adapter.config(shape(family), SEQ, kernels)) for kernels in (Kernels(), ALL))
+        plain.weight.set_value(paddle.randn([32]))
+        fused.weight.set_value(plain.weight)
+        assert fused(x).numpy() == pytest.approx(plain(x).numpy(), abs=1e-5)
+    of, adapter = shape("qwen3"), load_family("qwen3")
+    plain, fused = (HeadNorm(of, adapter.config(of, SEQ, kernels)) for kernels in (Kernels(), ALL))
+    assert fused(x).numpy() == pytest.approx(plain(x).numpy(), abs=1e-5)
+
+
+def test_swiglu_is_a_gated_silu():
+    x, y = paddle.randn([5, 6]), paddle.randn([5, 6])
+    assert fused_swiglu(x, y).numpy() == pytest.approx((paddle.nn.functional.silu(x) * y).numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_positions_are_what_the_fused_kernel_documents(family):
+    """Halves of each head turned against each other, q and k of unlike numbers of heads."""
+    layer = load_family(family).decoder_layer(shape(family), load_family(family).config(shape(family), SEQ))
+    q, k = paddle.randn([2, SEQ, 4, 8]), paddle.randn([2, SEQ, 2, 8])
+    cos, sin = layer.self_attn.rotary_emb(k, seq_len=SEQ)
+    for plain, x in zip(apply_rotary_pos_emb(q, k, cos, sin, None), (q, k), strict=True):
+        first, second = np.split(x.numpy(), 2, axis=-1)
+        turned = np.concatenate([-second, first], axis=-1)
+        assert plain.numpy() == pytest.approx(x.numpy() * cos.numpy() + turned * sin.numpy(), abs=1e-6)
+
+
+@pytest.mark.parametrize(("vocab_size", "fused"), [(64, True), (63, False)], ids=["even", "padded"])
+def test_a_split_vocabularys_loss_goes_to_paddles_kernel_where_no_column_is_padding(monkeypatch, vocab_size, fused):
+    """In what it computes the kernel knows groups, types and labels as they are handed over."""
+    told = {}
+
+    class Kernel:
+        def __init__(self, mp_group, ignore_index):
+            told.update(group=mp_group, ignored=ignore_index)
+
+        def __call__(self, logits, labels):
+            told.update(shape=logits.shape, type=logits.dtype, labels=labels.shape)
+            return logits[:, :1]
+
+    monkeypatch.setattr(vocabulary, "ParallelCrossEntropy", Kernel)
+    of = shape(vocab_size=vocab_size)
+    plan = uniform_plan(
+        layers=1,
+        world_size=2,
+        global_train_batch_size=1,
+        global_tp_deg=2,
+        vocab_tp=2,
+        assumed=Assumptions(seq_length=SEQ),
+    )
+    kernels = Kernels(fused_cross_entropy=True)
+    stage = Stage(plan, of, load_family("llama"), SEQ, 0, SilentGroups(), PatternWeights(0.02), None, kernels)
+    stage._head.loss(paddle.randn([SEQ, 32]), paddle.zeros([SEQ], "int64"))
+    if not fused:
+        assert not told
+        return
+    assert (told["ignored"], told["shape"], told["labels"]) == (-100, [SEQ, 32], [SEQ])
+    assert told["type"] == paddle.float32 and list(told["group"].ranks) == [0, 1]
+
+
+def test_gpus_use_them_by_default_and_cpus_never():
+    plan = uniform_plan(layers=1, world_size=1, global_train_batch_size=1, assumed=Assumptions(seq_length=SEQ))
+    assert plan.assumed.mixed_precision is Precision.FP32
+    on_gpus = with_defaults(plan, on_gpus=True).assumed
+    assert (on_gpus.fused_rope, on_gpus.fused_rms_norm, on_gpus.fused_cross_entropy) == (True, True, True)
+    assert Kernels.of(on_gpus) == Kernels() == Kernels.of(with_defaults(plan, on_gpus=False).assumed)
+
+
+def test_adamw_of_many_tensors_is_paddles_adamw_bit_for_bit():
+    random = np.random.default_rng(0)
+    sizes = [[5], [3, 4], [70_000], [2, 2]]
+    start = [random.standard_normal(size).astype(np.float32) for size in sizes]
+
+    def optimizers(kind, saved=None):
+        tensors = [paddle.create_parameter(size, "float32") for size in sizes]
+        for tensor, value in zip(tensors, start if saved is None else saved, strict=True):
+            tensor.set_value(value)
+        decaying = {tensor.name for tensor in tensors[:3]}
+        rate = paddle.optimizer.lr.LambdaDecay(1e-2, lambda step: 1.0 / (step + 1))
+        named = {"apply_decay_param_fun": lambda name: name in decaying}
+        return tensors, kind(rate, 0.9, 0.95, 1e-8, parameters=tensors, weight_decay=0.1, **named)
+
+    pairs = [optimizers(kind) for kind in (paddle.optimizer.AdamW, MultiTensorAdamW)]
+    for step in range(4):
+        gradients = [random.standard_normal(size).astype(np.float32) for size in sizes]
+        for tensors, optimizer in pairs:
+            for some in ([0, 2], [1, 3]):  # in turns
+                for number in some:
+                    tensors[number].grad = paddle.to_tensor(gradients[number])
+                optimizer.step()
+                optimizer.clear_grad(set_to_zero=False)
+            optimizer._learning_rate.step()
+        if step == 1:  # a checkpoint of the one goes on in the other
+            (tensors, plain), (own, many) = pairs
+            state = many.state_dict()
+            renamed = {mine.name: name.name for mine, name in zip(own, tensors, strict=True)}
+            kept = {f"{renamed[key[: key.rindex('_moment')]]}{key[key.rindex('_moment') :]}": value
+                    for key, value in state.items() if "_moment" in key}  # fmt: skip
+            plain.set_state_dict({**plain.state_dict(), **kept})
+    for plain, many in zip(pairs[0][0], pairs[1][0], strict=True):
+        assert (plain.numpy() == many.numpy()).all()
+    assert [key.rsplit("_", 3)[1:] for key in pairs[0][1].state_dict()] == [
+        key.rsplit("_", 3)[1:] for key in pairs[1][1].state_dict()
+    ]
