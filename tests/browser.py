@@ -97,14 +97,9 @@ class Browser:
         self.value(f"(e => {{ e.focus(); e.select && e.select(); }})(document.querySelector({json.dumps(selector)}))")
         self._ask("Input.insertText", text=text)
 
-    def screenshot(self, path: Path, height: int | None = None) -> None:
-        """Of the window, or of its width and this height."""
-        clip: dict[str, Any] = {}
-        if height:
-            width = self.value("innerWidth")
-            clip = {"clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}}
-        answer = self._ask("Page.captureScreenshot", format="png", captureBeyondViewport=bool(height), **clip)
-        path.write_bytes(base64.b64decode(answer["data"]))
+    def screenshot(self, path: Path) -> None:
+        """Of what the window shows."""
+        path.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))
 
     @property
     def overflow(self) -> int:

@@ -22,11 +22,9 @@ from pydantic import Field
 from paddlenlp_galvatron.base.limits import Port
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean
-from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import GalvatronError, UserError
 from paddlenlp_galvatron.report.page import PAGES
-from paddlenlp_galvatron.report.what_if import Answer, Question, answer, failed, faults_of, fragment, page
-from paddlenlp_galvatron.search import SearchOptions
+from paddlenlp_galvatron.report.what_if import SEARCHED, Answer, Question, answer, failed, faults_of, fragment, page
 
 from .conventions import App, canonical_words
 from .grouped import add_command
@@ -46,7 +44,6 @@ SAFE = {
     "X-Content-Type-Options": "nosniff",
 }
 SAVED = {"Content-Disposition": 'attachment; filename="plan.json"'}
-SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}
 
 
 class ServeOptions(Options):

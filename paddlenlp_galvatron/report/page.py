@@ -16,6 +16,7 @@ from markupsafe import Markup
 from ..cost_model import Prediction, stage_times, timeline
 from ..plan import GalvatronError, Plan
 from ..plan.strategy import runs
+from ..profiles.reserve import Reserve
 from .breakdown import MEMORY, TIME, StageBreakdown, strategy_words
 from .explain import Explanation, binding
 from .prediction import WARM_UP_STEPS, stage_peaks_mib
@@ -57,7 +58,8 @@ def render(explanation: Explanation, points: Sequence[Point], records: Sequence[
     best = explanation.searched.best
     return fill(
         "report.html.jinja",
-        **drawn(plan, prediction, explanation.stages, explanation.budget_mib) | _measured(explanation, records),
+        **drawn(plan, prediction, explanation.stages, explanation.budget_mib, explanation.problem.cost.reserve)
+        | _measured(explanation, records),
         model=explanation.problem.shapes[0].name,
         options=explanation.problem.options,
         binds=binding(explanation),
@@ -92,8 +94,13 @@ def fill(template: str, **values: Any) -> Markup:
     return Markup("\n".join(line for line in page.splitlines() if line.strip()) + "\n")
 
 
-def drawn(plan: Plan, prediction: Prediction, stages: Sequence[StageBreakdown], budget_mib: float) -> dict[str, Any]:
-    """What `plan.html.jinja` draws."""
+def drawn(
+    plan: Plan, prediction: Prediction, stages: Sequence[StageBreakdown], budget_mib: float, reserve: Reserve
+) -> dict[str, Any]:
+    """What `plan.html.jinja` draws. `reserve`: of the devices, which bounds what they hold."""
+    totals_mib = [stage.memory.total_mib for stage in prediction.stages]
+    tensors_mib = [stage.memory.total_mib - stage.memory.context_mib for stage in prediction.stages]
+    bounds_mib = [reserve.bound_mib(mib) for mib in tensors_mib] if reserve.parts else []
     strategies = list(dict.fromkeys(strategy_words(layer) for layer in plan.layers))
     spans = timeline(plan.schedule, stage_times(prediction.stages), plan.micro_batches)
     return {
@@ -105,7 +112,8 @@ def drawn(plan: Plan, prediction: Prediction, stages: Sequence[StageBreakdown], 
         "vocabulary": strategy_words(plan.vocab.as_layer()),
         "stages": stages,
         "budget_mib": budget_mib,
-        "widest_mib": max(budget_mib, *(stage.memory.total_mib for stage in prediction.stages)),
+        "bounds_mib": bounds_mib,
+        "widest_mib": max(budget_mib, *totals_mib, *bounds_mib),
         "time_names": TIME,
         "memory_names": MEMORY,
         "peaks_mib": [],

@@ -62,8 +62,18 @@ LABELS = {
     "memory_constraint": "Memory of a device, GB",
     "search_options": "More options of the search",
 }
+# What stands, faint, in an empty field.
+UNSET = {
+    "seq_length": str(SEQ),
+    "device": DEVICE,
+    "profiles": "none: the data sheet of the device",
+    "num_gpus_per_node": "as the data sheet says",
+    "memory_constraint": "all that it has",
+    "search_options": "sp_space=tp+sp max_tp_deg=4",
+}
 # Fields of the form by what errors call them.
-FIELDS = {"settle_bsz": "global_train_batch_size", "world_size": "num_nodes", "data sheet": "device"}
+FIELDS = {"settle_bsz": "global_train_batch_size", "world_size": "num_nodes"}
+SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # what a search may be told
 SET_BY_THE_FORM = ("model_size", "seq_length", "settle_bsz", "profiles", "num_nodes", "num_gpus_per_node")
 SET_BY_THE_FORM += ("memory_constraint", "min_bsz", "max_bsz", "bsz_scale", "world_size")
 
@@ -97,7 +107,8 @@ def answer(question: Question, more: Mapping[str, Any]) -> Answer:
         asked = ModelOptions.among({**more, "model_size": question.model_size, "seq_length": question.seq_length})
         positions = asked.resolve(SEQ).shapes[0].max_position_embeddings
         model = asked.resolve(min(SEQ, positions))
-    sheet = None if question.profiles else load_data_sheet(question.device or DEVICE)
+    with _about("device"):
+        sheet = None if question.profiles else load_data_sheet(question.device or DEVICE)
     per_node = question.num_gpus_per_node or (sheet.gpus_per_node if sheet else 8)
     given = {
         **more,
@@ -139,9 +150,8 @@ def _about(field: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        known = {*ModelOptions.model_fields, *SearchOptions.model_fields}
         raise UserError(
-            fault if fault.partition(":")[0] in known else f"{field}: {fault}" for fault in error.faults
+            fault if fault.partition(":")[0] in SEARCHED else f"{field}: {fault}" for fault in error.faults
         ) from None
 
 
@@ -176,11 +186,10 @@ def faults_of(error: GalvatronError) -> dict[str, str]:
     found: dict[str, str] = {}
     for fault in str(error).split("\n"):
         name, _, why = fault.partition(": ")
-        field = next((field for told, field in FIELDS.items() if name.startswith(told)), name)
-        if field in SearchOptions.model_fields and field not in Question.model_fields:
-            field, why = "search_options", fault
+        name = name.rpartition(".")[2]  # of galvatron.assumed.seq_length
+        field = FIELDS.get(name, name)
         if field not in Question.model_fields:
-            field, why = "", fault
+            field, why = "search_options" if field in SEARCHED else "", fault
         found.setdefault(field, why)
     return found
 
@@ -188,7 +197,13 @@ def faults_of(error: GalvatronError) -> dict[str, str]:
 def page(values: Mapping[str, str], told: Answer | GalvatronError, query: str) -> str:
     """The whole page: the form with these values, and what is answered."""
     fields = [
-        {"name": name, "label": label, "value": values.get(name, ""), "help": Question.model_fields[name].description}
+        {
+            "name": name,
+            "label": label,
+            "value": values.get(name, ""),
+            "unset": UNSET.get(name, ""),
+            "help": Question.model_fields[name].description,
+        }
         for name, label in LABELS.items()
     ]
     choices = {"model_size": preset_names(), "device": list(data_sheets())}
@@ -209,9 +224,10 @@ def failed(told: Answer) -> dict[str, str]:
 def fragment(told: Answer, query: str) -> str:
     """The answer as a part of the page. Raises Infeasible."""
     best, budget_mib = told.result.require(), told.options.memory_constraint * GB_MIB
+    stages = breakdown(best.plan, told.cost, best.prediction, budget_mib)
     return fill(
         "answer.html.jinja",
-        **drawn(best.plan, best.prediction, breakdown(best.plan, told.cost, best.prediction, budget_mib), budget_mib),
+        **drawn(best.plan, best.prediction, stages, budget_mib, told.cost.reserve),
         model=told.model.name,
         options=told.options,
         most_gb=most_mib(best) / GB_MIB,

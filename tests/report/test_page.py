@@ -13,8 +13,9 @@ from browser import DESKTOP, PHONE, browser, needs_chromium, with_pictures
 from cost_examples import MODEL, example, one_node
 
 from paddlenlp_galvatron.base.printing import Console
-from paddlenlp_galvatron.cost_model import CostModel
-from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, VocabStrategy
+from paddlenlp_galvatron.cost_model import CostModel, derive
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, VocabStrategy, load_model
+from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.report.breakdown import breakdown
 from paddlenlp_galvatron.report.explain import Explanation, printed
 from paddlenlp_galvatron.report.explain import explain as find_out
@@ -75,9 +76,19 @@ def explanation() -> Explanation:
     return find_out(plan, asked)
 
 
-def records(plan: Plan, steps: int) -> list[dict]:
+@pytest.fixture(scope="module")
+def real() -> Explanation:
+    """A layer-wise plan of a model with a name, by its data sheet."""
+    asked = {"memory_constraint": 26, "settle_bsz": 64, "seq_length": 4096, "context_mib": 2000, "max_pp_deg": 2}
+    options = SearchOptions.among({**asked, "default_dp_type": "zero2"})
+    shape = load_model("qwen2.5-7b")
+    cost = derive(shape, load_data_sheet("h100"), 1, 8, options.assumptions, options.cost_options)
+    return find_out(search(shape, cost, options).plan, Problem((shape,), cost, options))
+
+
+def records(plan: Plan, steps: int, step_s: float = 0.5, peak_mib: float = 500.0) -> list[dict]:
     return [
-        {"step": step, "step_time_s": 0.5 + step / 1000, "peak_memory_mib": [500.0 + rank for rank in range(8)]}
+        {"step": step, "step_time_s": step_s + step / 1000, "peak_memory_mib": [peak_mib + rank for rank in range(8)]}
         for step in range(steps)
     ]
 
@@ -92,12 +103,20 @@ def test_the_page_is_whole_and_names_nothing_outside(explanation):
     assert {"binds", "layers", "memory", "time", "timeline", "what-if", "frontier", "others", "measured"} <= set(ids)
     assert len(ids) == len(set(ids))
     assert all(at.get("aria-label") for tag, at in seen if tag == "svg" or at.get("role") == "img")
+    assert ", bound " not in page  # which is known of GPUs
     assert [at["class"] for _, at in seen if "data-chart" in at] == ["chart", "chart"]
     passes = len(explanation.stages) * (2 * explanation.plan.micro_batches + 1)
     assert sum(tag == "rect" for tag, _ in seen) == passes
     for point in points:
         assert f"{point.memory_gb:.4g}" in page
     assert "measured 0.517 s (median)" in page
+
+
+def test_memory_is_drawn_against_budget_and_bound(real):
+    page = render(real, [])
+    (stage, *_), reserve = real.prediction.stages, real.problem.cost.reserve
+    bound_mib = reserve.bound_mib(stage.memory.total_mib - stage.memory.context_mib)
+    assert f"bound {bound_mib:,.0f} MiB" in page and f"budget, {real.budget_mib:,.0f} MiB" in page
 
 
 def test_the_frontier_is_what_searches_answer(explanation):
@@ -140,11 +159,11 @@ def test_a_large_plan_stays_small(large):
 
 
 @needs_chromium
-def test_it_works_in_a_browser(explanation, large, tmp_path):
+def test_it_works_in_a_browser(real, large, tmp_path):
     """Opens at once and without an error, tells what pointer and focus are on, follows the reader's theme and the
     button, and is no wider than a phone: a small plan with a log, and one of 126 layers on 1,024 GPUs."""
     pages = {
-        "small": render(explanation, frontier(explanation.problem), records(explanation.plan, 300)),
+        "small": render(real, frontier(real.problem), records(real.plan, 300, real.prediction.time_s, 20_000.0)),
         "large": render(large, [Point(gb, 9.0 - gb / 20) for gb in (40.0, 60.0, 80.0, 100.0)]),
     }
     with browser() as opened:
@@ -183,9 +202,11 @@ def test_it_works_in_a_browser(explanation, large, tmp_path):
             assert opened.value(cut) == 0  # every name of layers is whole
             opened.open(address)
             opened.prefer("light")
-            with_pictures(lambda path: opened.screenshot(path, 900), f"report_{name}.png")
+            with_pictures(opened.screenshot, "report.png" if name == "small" else "report_1024_gpus.png")
             opened.prefer("dark")
-            with_pictures(lambda path: opened.screenshot(path, 900), f"report_{name}_dark.png")
+            opened.value("document.getElementById('memory').scrollIntoView()")
+            if name == "small":
+                with_pictures(opened.screenshot, "report_dark.png")
             opened.window(PHONE)
             opened.open(address)
             assert opened.overflow <= 0
@@ -193,7 +214,8 @@ def test_it_works_in_a_browser(explanation, large, tmp_path):
                 opened.value("Math.min(...[...document.querySelectorAll('.lanes svg, .bar')].map(e => e.clientHeight))")
                 >= 20
             )
-            with_pictures(lambda path: opened.screenshot(path), f"report_{name}_phone.png")
+            if name == "small":
+                with_pictures(opened.screenshot, "report_phone.png")
             opened.window(DESKTOP)
         assert not opened.errors
 
