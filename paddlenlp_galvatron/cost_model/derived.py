@@ -26,10 +26,11 @@ def derive(
 ) -> CostModel:
     """The same prices as of the files that `galvatron profile all --analytic` writes; with flash attention, unless
     `assumed` says otherwise. Raises UserError where no length of samples is assumed."""
-    if assumed.seq_length is None:
+    seq = assumed.seq_length
+    if seq is None:
         raise UserError("seq_length: missing; say how many tokens a sample has")
     assumed = replace(assumed, flash_attention=assumed.flash_attention is not False)
-    precision, lengths, flash = assumed.mixed_precision, [assumed.seq_length], bool(assumed.flash_attention)
+    precision, lengths, flash = assumed.mixed_precision, [seq], bool(assumed.flash_attention)
     return CostModel(
         model,
         network=Network(analytic_hardware(sheet, num_nodes, gpus_per_node)),

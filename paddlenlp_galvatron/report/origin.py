@@ -80,8 +80,9 @@ def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelO
 
 def _is_its_own_reserve(context_mib: float | None, gb: object, cost: CostModel) -> bool:
     """Whether the reserve in a plan's file is what its devices take of that budget, and not the user's word."""
-    own = isinstance(gb, int | float) and cost.reserve.parts
-    return bool(own) and context_mib is not None and isclose(context_mib, cost.reserve.context_mib(gb * GIB_MIB))
+    if context_mib is None or not isinstance(gb, int | float) or not cost.reserve.parts:
+        return False
+    return isclose(context_mib, cost.reserve.context_mib(gb * GIB_MIB))
 
 
 def _options(

@@ -74,8 +74,10 @@ UNSET = {
 # Fields of the form by what errors call them.
 FIELDS = {"settle_bsz": "global_train_batch_size", "world_size": "num_nodes"}
 SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # what a search may be told
-SET_BY_THE_FORM = ("model_size", "seq_length", "settle_bsz", "profiles", "num_nodes", "num_gpus_per_node")
-SET_BY_THE_FORM += ("memory_constraint", "min_bsz", "max_bsz", "bsz_scale", "world_size")
+SET_BY_THE_FORM = {
+    *("model_size", "seq_length", "settle_bsz", "min_bsz", "max_bsz", "bsz_scale", "profiles", "memory_constraint"),
+    *("num_nodes", "num_gpus_per_node", "world_size"),
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Answer:
 def answer(question: Question, more: Mapping[str, Any]) -> Answer:
     """`more`: further options of model and search, by canonical name. Raises UserError that names the fields; a search
     in which nothing fits is an answer."""
-    if both := sorted(set(more) & set(SET_BY_THE_FORM)):
+    if both := sorted(SET_BY_THE_FORM & set(more)):
         raise UserError(f"search_options: {both[0]} has a field of its own; leave it out here")
     if question.profiles and question.device:
         raise UserError("device: profiles say which one it is; leave one of them out")

@@ -16,6 +16,7 @@ from paddlenlp_galvatron.plan.strategy import Assumptions, Precision
 from paddlenlp_galvatron.report.breakdown import breakdown
 from paddlenlp_galvatron.report.explain import explain
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
+from paddlenlp_galvatron.search import search
 
 BF16 = Assumptions(True, Precision.BF16, seq_length=512)
 
@@ -63,6 +64,9 @@ def test_a_task_is_priced_in_every_number(tmp_path, task, rank, trained):
     told = explain(plan, problem)
     expected = example(options=CostOptions(task=trained), fp32_gradients=True)
     assert told.prediction == expected.predict(plan)
+    more = next(one for one in told.what_ifs if one.name == "memory")
+    options = problem.options.model_copy(update={"memory_constraint": 9.0})
+    assert more.time_s == search(expected.models, expected, options).time_s
     full = explain(*read_origin(OriginOptions.among(values)))
     for stage, whole in zip(told.stages, breakdown(plan, full.problem.cost, full.prediction), strict=True):
         assert sum(stage.time_ms.values()) == pytest.approx(told.prediction.time_s * 1000)
