@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import shlex
+import sys
 import webbrowser
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -90,7 +91,7 @@ def serve(form: Mapping[str, str], port: int, show: bool) -> None:
 
     handler = type("Handler", (_Handler,), {"token": token, "asked": asked, "form": form})
     try:
-        server = ThreadingHTTPServer((ADDRESS, port), handler)
+        server = _Server((ADDRESS, port), handler)
     except OSError as error:
         raise UserError(f"port: {port} cannot be had: {error.strerror}; leave --port out, or give another") from None
     Thread(target=server.serve_forever, daemon=True).start()
@@ -106,6 +107,14 @@ def serve(form: Mapping[str, str], port: int, show: bool) -> None:
             told.set_exception(error)
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Of a browser that has gone nothing is told."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, ConnectionError | TimeoutError):
+            say(f"error: a request was not answered: {type(error).__name__}: {error}", err=True)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """Pages under the token alone, asked for by this machine's own name."""
 
@@ -118,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         asked = urlsplit(self.path)
         _, token, *rest = asked.path.split("/", 2)
-        if (self.headers.get("Host") or "").rpartition(":")[0] not in HOSTS:
+        if (self.headers.get("Host") or "").partition(":")[0] not in HOSTS:
             self._refuse("Host: this page is served to its own machine alone")
         elif not compare_digest(token.encode(), self.token.encode()):
             self._refuse("open the address that galvatron what-if has printed")

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -175,6 +176,10 @@ def test_ctrl_c_ends_it_at_once(busy):
             connection = socket.create_connection((str(at.hostname), int(at.port or 0)))
             connection.sendall(f"GET {at.path}answer?{urlencode(query)} HTTP/1.1\r\nHost: {at.netloc}\r\n\r\n".encode())
             time.sleep(0.7)
+            with socket.create_connection((str(at.hostname), int(at.port or 0))) as gone:  # a browser that is closed
+                gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                gone.sendall(f"GET {at.path}page.js HTTP/1.1\r\nHost: {at.netloc}\r\n\r\n".encode())
+            time.sleep(0.2)
         start = time.monotonic()
         server.process.send_signal(signal.SIGINT)
         _, err = server.process.communicate(timeout=WAIT_S)
