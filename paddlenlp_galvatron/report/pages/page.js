@@ -9,8 +9,8 @@ document.addEventListener("keydown", event => { if (event.key === "Escape") tip.
 const charts = new Map();
 const draw = box => {
   const { x, series } = JSON.parse(box.dataset.chart);
-  const style = getComputedStyle(document.body), soft = style.getPropertyValue("--soft");
-  const axis = { stroke: style.color, grid: { stroke: soft }, ticks: { stroke: soft } };
+  const { color, borderTopColor } = getComputedStyle(box);  // resolved, as a canvas needs them
+  const axis = { stroke: color, grid: { stroke: borderTopColor, width: 1 }, ticks: { stroke: borderTopColor, width: 1 } };
   const lines = series.map(one => one.point
     ? { label: one.name, stroke: one.colour, width: 0, points: { show: true, size: 11, fill: one.colour } }
     : { label: one.name, stroke: one.colour, width: 2, dash: one.dash ? [6, 4] : undefined, points: { show: !one.dash && x.values.length < 50 } });
