@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 from threading import Thread
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from pydantic import Field
 
@@ -88,7 +88,6 @@ def serve(form: Mapping[str, str], port: int, show: bool) -> None:
     """Answer until Ctrl-C. Threads take what the browser asks; the searches are made here, where Ctrl-C ends them."""
     token = secrets.token_urlsafe(24)
     asked: Queue[tuple[Question, Future[Answer]]] = Queue()
-
     handler = type("Handler", (_Handler,), {"token": token, "asked": asked, "form": form})
     try:
         server = _Server((ADDRESS, port), handler)
@@ -125,18 +124,18 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "galvatron", ""
 
     def do_GET(self) -> None:
-        asked = urlsplit(self.path)
-        _, token, *rest = asked.path.split("/", 2)
+        where, _, query = self.path.partition("?")
+        token, slash, name = where.removeprefix("/").partition("/")
         if (self.headers.get("Host") or "").partition(":")[0] not in HOSTS:
             self._refuse("Host: this page is served to its own machine alone")
         elif not compare_digest(token.encode(), self.token.encode()):
             self._refuse("open the address that galvatron what-if has printed")
-        elif len(asked.query) > LONGEST_QUERY:
+        elif len(query) > LONGEST_QUERY:
             self._reply(414, "text/plain", "the question is too long")
-        elif not rest:
+        elif not slash:
             self._reply(404, "text/plain", "the address ends with /")
         else:
-            self._page(rest[0], asked.query)
+            self._page(name, query)
 
     def _page(self, name: str, query: str) -> None:
         form = dict(parse_qsl(query, keep_blank_values=True)) or dict(self.form)
