@@ -26,7 +26,7 @@ def test_links_lead_somewhere(path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_exist(path):
-    for name in re.findall(r"\bgalvatron ([a-z]+)\b", path.read_text()):
+    for name in re.findall(r"\bgalvatron ([a-z]+(?:-[a-z]+)*)\b", path.read_text()):
         assert name in COMMANDS
 
 

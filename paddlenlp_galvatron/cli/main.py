@@ -20,7 +20,7 @@ from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.base.text import printable, shortened
 
-# A command is a file of this folder that holds `app`, a `conventions.App`, and one line here.
+# A command is a file of this folder (- is _ there) that holds `app`, a `conventions.App`, and one line here.
 COMMANDS = {
     "convert": "Hugging Face models to checkpoints and back: h2g, g2h",
     "data": "turn text into what training reads: prepare",
@@ -33,6 +33,7 @@ COMMANDS = {
     "explain": "why a plan is as it is: time and memory by part, what binds, what would change it",
     "report": "a plan as one HTML file: layers, memory, time line, what would change it, measured beside it",
     "validate": "run plans and hold what was predicted against what they take",
+    "what-if": "a page: change model, cluster, budget, batch or length, and see the best plan at once",
     "parity": "prove that a plan trains what one process trains",
     "train": "train a model by a plan",
 }
@@ -103,7 +104,8 @@ def _run(words: list[str]) -> int:
         raise UserError(f"{name}: unknown {kind}; {did_you_mean(name, [*COMMANDS, '--version', '--help'])}")
     from .conventions import run_app
 
-    return run_app(import_module(f".{name}", __package__).app, words[1:], prog_name=f"galvatron {name}")
+    module = import_module(f".{name.replace('-', '_')}", __package__)
+    return run_app(module.app, words[1:], prog_name=f"galvatron {name}")
 
 
 @contextmanager

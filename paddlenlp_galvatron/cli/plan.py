@@ -137,8 +137,8 @@ def trace(
 
 def _origin(file: Path, profiles: Path | None, model: str | None) -> tuple[Plan, Problem]:
     """Raises UserError where the plan's file does not tell what it was searched from."""
-    values = {"plan": file, "profiles": profiles, "model_size": model, "memory_constraint": PRICED_GB}
-    return read_origin(OriginOptions.among(values))
+    values = {"plan": file, "profiles": profiles, "model_size": model}
+    return read_origin(OriginOptions.among(values), budget_gb=PRICED_GB)
 
 
 def _price(file: Path, profiles: Path | None, model: str | None) -> difference.Priced:

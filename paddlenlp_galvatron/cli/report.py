@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paddlenlp_galvatron.base.limits import Positive
+from paddlenlp_galvatron.base.limits import Positive, Ranks, Size
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.base.reading import read_text
 from paddlenlp_galvatron.base.writing import write_text
@@ -34,11 +34,26 @@ def report(
         float | None,
         typer.Option(help="memory of a device, GB (1024 MiB); unset: as the plan says", parser=within(Positive)),
     ] = None,
+    num_gpus_per_node: Annotated[
+        int | None, typer.Option(help="devices of a node; unset: as the plan says, or 8", parser=within(Ranks))
+    ] = None,
+    task: Annotated[str, typer.Option(help="pretrain, sft, lora or dpo: what is trained")] = "pretrain",
+    lora_rank: Annotated[
+        int | None, typer.Option(help="rank of the adapters; unset: 16 with lora", parser=within(Size))
+    ] = None,
     log: Annotated[Path | None, typer.Option(help="train_log.jsonl of a run under the plan")] = None,
 ) -> None:
     """Write a plan's layers, memory, time line, what binds and what would change it, beside what a run measured."""
     records = _records(log) if log else []
-    values = {"plan": plan, "profiles": profiles, "model_size": model, "memory_constraint": memory_constraint}
+    values = {
+        "plan": plan,
+        "profiles": profiles,
+        "model_size": model,
+        "memory_constraint": memory_constraint,
+        "num_gpus_per_node": num_gpus_per_node,
+        "task": task,
+        "lora_rank": lora_rank,
+    }
     read, problem = read_origin(OriginOptions.among(values), say_note)
     _require_same_ranks(log, records, read.world_size)
     write_text(output, render(explain(read, problem), frontier(problem), records))

@@ -1,6 +1,7 @@
 """What a plan costs: time, memory, schedule simulation, traffic."""
 
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms
+from .derived import derive
 from .load import load
 from .model import CostModel, stage_times
 from .simulate import StageTimes, lower_bound_ms, step_ms, timeline
@@ -17,6 +18,7 @@ __all__ = [
     "States",
     "Task",
     "Terms",
+    "derive",
     "load",
     "lower_bound_ms",
     "stage_times",

@@ -48,7 +48,14 @@ def fields(plan: Plan) -> dict[str, str]:
         "tokens": str(assumed.seq_length),
         "Megatron-SP": "on" if assumed.sequence_parallel else "off",
         "gradients reduced": "every step" if assumed.async_grad_reduce else "every micro-batch",
+        "gradients summed in fp32": _switch(assumed.fp32_gradients),
+        "flash attention": _switch(assumed.flash_attention),
+        "data parallel by default": str(plan.default_dp_type),
     }
+
+
+def _switch(value: bool | None) -> str:
+    return "left to training" if value is None else "on" if value else "off"
 
 
 def differing_fields(a: Plan, b: Plan) -> dict[str, tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,21 @@ from pydantic import Field
 
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks
-from ..cost_model import load
-from ..options.group import Options, canonical_options
+from ..cost_model import CostModel, load
+from ..options.group import canonical_options
 from ..options.model_options import ModelOptions
 from ..plan import Plan, read_plan
 from ..plan.check import require_valid
 from ..profiles import ProfileFile
+from ..profiles.reserve import GIB_MIB
 from ..search import SearchOptions
+from ..search.device import with_reserve, within_size
 from ..search.options import PATH_OPTIONS
+from ..search.task import TaskOptions
 from .why import Problem
 
 
-class OriginOptions(Options):
+class OriginOptions(TaskOptions):
     """Which plan, and where its prices come from."""
 
     plan: Path = Field(description="the plan file")
@@ -36,12 +40,15 @@ class OriginOptions(Options):
     num_gpus_per_node: Ranks | None = Field(None, description="devices of a node; unset: as the plan names them, or 8")
 
 
-def read_origin(origin: OriginOptions, note: Callable[[str], None] = lambda line: None) -> tuple[Plan, Problem]:
-    """A plan, and what it was searched from, at the plan's batch. Raises UserError."""
+def read_origin(
+    origin: OriginOptions, note: Callable[[str], None] = lambda line: None, budget_gb: float | None = None
+) -> tuple[Plan, Problem]:
+    """A plan, and what it was searched from, at the plan's batch. `budget_gb`: where nobody names one. Raises
+    UserError."""
     plan = read_plan(origin.plan, smallest_world=True)
     searched = plan.metadata.get("searched_from") or {}
     model = _model(searched, origin.model_size, plan).resolve(plan.assumed.seq_length)
-    options = _options(searched, origin, plan, model.seq_length)
+    options = _options(searched, origin, plan, model.seq_length, budget_gb)
     plan = replace(plan, assumed=options.assumptions)
     if len(model.shapes) == 1:
         require_valid(plan, model.shapes[0])
@@ -50,12 +57,15 @@ def read_origin(origin: OriginOptions, note: Callable[[str], None] = lambda line
         options.num_nodes,
         options.num_gpus_per_node,
         options.assumptions,
-        **options.profile_arguments,
+        **options.profile_arguments | {"options": replace(options.cost_options, task=origin.trained)},
         note=note,
     )
+    if _is_its_own_reserve(options.context_mib, searched.get("memory_constraint_gb"), cost):
+        options = options.model_copy(update={"context_mib": None})
+    options = within_size(options, cost, note)
     for path in ProfileFile.changed(searched.get("profiles")):
         note(f"{path} has changed since the plan was searched; search again for the best plan")
-    return plan, Problem(model.shapes, cost, options)
+    return plan, Problem(model.shapes, with_reserve(options, cost)[1], options)
 
 
 def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelOptions:
@@ -68,7 +78,16 @@ def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelO
     raise UserError("model_size: missing, and the plan's file names no model; give --model_size")
 
 
-def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq_length: int) -> SearchOptions:
+def _is_its_own_reserve(context_mib: float | None, gb: object, cost: CostModel) -> bool:
+    """Whether the reserve in a plan's file is what its devices take of that budget, and not the user's word."""
+    if context_mib is None or not isinstance(gb, int | float) or not cost.reserve.parts:
+        return False
+    return isclose(context_mib, cost.reserve.context_mib(gb * GIB_MIB))
+
+
+def _options(
+    searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq_length: int, budget_gb: float | None
+) -> SearchOptions:
     asked = canonical_options(_mapping("options", searched.get("options") or {}), SearchOptions.model_fields)
     if not asked:  # written by hand, or by another program
         asked = {
@@ -88,7 +107,9 @@ def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq
         asked |= {"num_nodes": None, "num_gpus_per_node": origin.num_gpus_per_node, "world_size": plan.world_size}
     if origin.memory_constraint:
         asked["memory_constraint"] = origin.memory_constraint
-    if "memory_constraint" not in asked or asked["memory_constraint"] is None:
+    if asked.get("memory_constraint") is None:
+        asked["memory_constraint"] = budget_gb
+    if asked["memory_constraint"] is None:
         raise UserError("memory_constraint: missing, and the plan's file names none; give --memory_constraint")
     assumed = plan.assumed
     asked.pop("top_k", None)
@@ -100,6 +121,9 @@ def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq
         "mixed_precision": assumed.mixed_precision,
         "no_async_grad_reduce": not assumed.async_grad_reduce,
     }
+    # What the plan leaves open its search may have said.
+    said = {"amp_master_grad": assumed.fp32_gradients, "use_flash_attention": assumed.flash_attention}
+    asked |= {name: value for name, value in said.items() if value is not None}
     return SearchOptions.among({name: value for name, value in asked.items() if value is not None})
 
 

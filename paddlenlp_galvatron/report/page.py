@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-from ..cost_model import stage_times, timeline
+from ..cost_model import Prediction, stage_times, timeline
 from ..plan import GalvatronError, Plan
 from ..plan.strategy import runs
-from .breakdown import MEMORY, TIME, strategy_words
+from ..profiles.reserve import Reserve
+from .breakdown import MEMORY, TIME, StageBreakdown, strategy_words
 from .explain import Explanation, binding
 from .prediction import WARM_UP_STEPS, stage_peaks_mib
 from .search import most_mib
@@ -22,7 +26,9 @@ from .why import GB_MIB, Problem
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, at which the frontier is searched
 MOST_SPANS = 6000  # that the time line draws; of more, the first ones
 MOST_STEPS = 500  # of the log that are drawn; of more, each n-th
-CLASSES = 8  # colours of strategies; further ones are told by their text
+# Of strategies; further ones are told by their text.
+COLOURS = ("#2f6fc9", "#ad5f18", "#277d50", "#9a51bc", "#c04545", "#47707d", "#7c681d", "#b54f86")
+PAGES = Path(__file__).parent / "pages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +55,13 @@ def frontier(problem: Problem) -> list[Point]:
 def render(explanation: Explanation, points: Sequence[Point], records: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page. `records`: lines of train_log.jsonl."""
     plan, prediction = explanation.plan, explanation.prediction
-    environment = Environment(
-        loader=PackageLoader("paddlenlp_galvatron.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    strategies = list(dict.fromkeys(strategy_words(layer) for layer in plan.layers))
     best = explanation.searched.best
-    page = environment.get_template("page.html.jinja").render(
-        plan=plan,
-        schedule=plan.schedule.label,
-        prediction=prediction,
+    return fill(
+        "report.html.jinja",
+        **drawn(plan, prediction, explanation.stages, explanation.budget_mib, explanation.problem.cost.reserve)
+        | _measured(explanation, records),
         model=explanation.problem.shapes[0].name,
         options=explanation.problem.options,
-        strategies={words: number % CLASSES for number, words in enumerate(strategies)},
-        grid=list(_grid(plan)),
-        vocabulary=strategy_words(plan.vocab.as_layer()),
-        stages=explanation.stages,
-        budget_mib=explanation.budget_mib,
-        widest_mib=max(explanation.budget_mib, *(stage.memory.total_mib for stage in prediction.stages)),
-        time_names=TIME,
-        memory_names=MEMORY,
         binds=binding(explanation),
         runners_up=[(other, other.why_slower_than(best), most_mib(other)) for other in explanation.searched.runners_up]
         if best
@@ -84,11 +74,56 @@ def render(explanation: Explanation, points: Sequence[Point], records: Sequence[
         isfinite=isfinite,
         gb=GB_MIB,
         points=points,
-        line=_line([(point.memory_gb, point.time_s) for point in points if point.time_s is not None]),
-        **_time_line(explanation),
-        **_measured(plan, records),
+        frontier_chart=_frontier_chart(points, explanation),
+        uplot_js=_as_it_is("uplot/uPlot.iife.min.js"),
+        uplot_css=_as_it_is("uplot/uPlot.min.css"),
     )
-    return "\n".join(line for line in page.splitlines() if line.strip()) + "\n"
+
+
+def fill(template: str, **values: Any) -> Markup:
+    """A page of `pages/`, or a part of one; whatever a value holds is text in it."""
+    environment = Environment(
+        loader=PackageLoader("paddlenlp_galvatron.report", "pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    common = {"colours": COLOURS, "page_js": _as_it_is("page.js")}
+    page = environment.get_template(template).render(common | values)
+    return Markup("\n".join(line for line in page.splitlines() if line.strip()) + "\n")
+
+
+def drawn(
+    plan: Plan, prediction: Prediction, stages: Sequence[StageBreakdown], budget_mib: float, reserve: Reserve
+) -> dict[str, Any]:
+    """What `plan.html.jinja` draws. `reserve`: of the devices, which bounds what they hold."""
+    totals_mib = [stage.memory.total_mib for stage in prediction.stages]
+    tensors_mib = [stage.memory.total_mib - stage.memory.context_mib for stage in prediction.stages]
+    bounds_mib = [reserve.bound_mib(mib) for mib in tensors_mib] if reserve.parts else []
+    strategies = list(dict.fromkeys(strategy_words(layer) for layer in plan.layers))
+    spans = timeline(plan.schedule, stage_times(prediction.stages), plan.micro_batches)
+    return {
+        "plan": plan,
+        "schedule": plan.schedule.label,
+        "prediction": prediction,
+        "strategies": {words: number % len(COLOURS) for number, words in enumerate(strategies)},
+        "grid": list(_grid(plan)),
+        "vocabulary": strategy_words(plan.vocab.as_layer()),
+        "stages": stages,
+        "budget_mib": budget_mib,
+        "bounds_mib": bounds_mib,
+        "widest_mib": max(budget_mib, *totals_mib, *bounds_mib),
+        "time_names": TIME,
+        "memory_names": MEMORY,
+        "peaks_mib": [],
+        "spans": spans[:MOST_SPANS],
+        "spans_left_out": max(0, len(spans) - MOST_SPANS),
+    }
+
+
+def _as_it_is(name: str) -> Markup:
+    return Markup((PAGES / name).read_text())  # ours, or the plotting library's
 
 
 def _grid(plan: Plan) -> Iterator[list[tuple[str, int, str]]]:
@@ -101,30 +136,50 @@ def _grid(plan: Plan) -> Iterator[list[tuple[str, int, str]]]:
         ]
 
 
-def _time_line(explanation: Explanation) -> dict[str, Any]:
-    plan, prediction = explanation.plan, explanation.prediction
-    spans = timeline(plan.schedule, stage_times(prediction.stages), plan.micro_batches)
-    return {"spans": spans[:MOST_SPANS], "spans_left_out": max(0, len(spans) - MOST_SPANS)}
+def _frontier_chart(points: Sequence[Point], explanation: Explanation) -> str:
+    here_gb = explanation.problem.options.memory_constraint
+    times = {point.memory_gb: point.time_s for point in points}
+    mine = {gb: explanation.prediction.time_s if gb == here_gb else None for gb in sorted({*times, here_gb})}
+    return _chart(
+        "memory of a device, GB",
+        list(mine),
+        Line("best step", [times.get(gb) for gb in mine], COLOURS[0]),
+        Line("this plan", list(mine.values()), COLOURS[1], point=True),
+    )
 
 
-def _measured(plan: Plan, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Of a chart: s over x."""
+
+    name: str
+    values: list[float | None]
+    colour: str
+    point: bool = False  # a single value, to be seen
+    dash: bool = False
+
+
+def _chart(name: str, x: list[float], *lines: Line) -> str:
+    """As page.js draws it."""
+    return json.dumps({"x": {"name": name, "values": x}, "series": [asdict(line) for line in lines]})
+
+
+def _measured(explanation: Explanation, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the log says: nothing without one."""
+    if not records:
+        return {"records": 0}
     settled = records[WARM_UP_STEPS:] or records
-    every = max(1, len(records) // MOST_STEPS)
-    steps = [(float(record["step"]), float(record["step_time_s"])) for record in records[::every]]
+    some = records[:: max(1, len(records) // MOST_STEPS)]
+    steps = [float(record["step"]) for record in some]
+    predicted_s = explanation.prediction.time_s
     return {
         "records": len(records),
-        "measured_s": median(record["step_time_s"] for record in settled) if settled else None,
-        "peaks_mib": stage_peaks_mib(plan, settled) if settled else [],
-        "steps": _line(steps),
+        "measured_s": median(record["step_time_s"] for record in settled),
+        "peaks_mib": stage_peaks_mib(explanation.plan, settled),
+        "steps_chart": _chart(
+            "step",
+            steps,
+            Line("measured", [float(record["step_time_s"]) for record in some], COLOURS[1]),
+            Line("predicted", [predicted_s] * len(steps), COLOURS[0], dash=True),
+        ),
     }
-
-
-def _line(points: Sequence[tuple[float, float | None]]) -> list[tuple[float, float]]:
-    """Points in a box of 100 x 100, y upwards from 0."""
-    known = [(x, y) for x, y in points if y is not None]
-    if not known:
-        return []
-    low, high = min(x for x, _ in known), max(x for x, _ in known)
-    top = max(y for _, y in known) or 1.0
-    return [(100 * (x - low) / ((high - low) or 1.0), 100 - 90 * y / top) for x, y in known]

@@ -14,6 +14,7 @@ from ..plan.strategy import runs
 from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
 from ..profiles.network import Network
 from ..search import SearchOptions, SearchResult, search
+from ..search.device import with_reserve
 from ..search.space import Family, Space
 
 RUNNERS_UP = 4  # plans of other families that are told beside the best one
@@ -26,8 +27,8 @@ class Problem:
     plan's."""
 
     shapes: tuple[ModelShape, ...]
-    cost: CostModel
-    options: SearchOptions
+    cost: CostModel  # with the reserve that the options ask for
+    options: SearchOptions  # context_mib unset: the device's own reserve, which changes with the budget
 
     def __post_init__(self) -> None:
         # Every change asks for this batch, whatever range the plan itself was chosen from.
@@ -49,6 +50,7 @@ class Problem:
             assumed=options.assumptions,
             options=self.cost.options,
         )
+        options, cost = with_reserve(options, cost)
         return search(self.shapes, cost, options)
 
 
@@ -91,7 +93,7 @@ def what_ifs(problem: Problem, plan: Plan) -> Iterator[WhatIf]:
     batch = plan.global_batch
     yield changed("batch", f"{batch} -> {2 * batch} samples", settle_bsz=2 * batch)
     for count in (plan.micro_batches // 2, 2 * plan.micro_batches):
-        if count and batch % count == 0 and options.settle_chunk == -1:
+        if count and batch % count == 0:
             yield changed("micro-batches", f"{plan.micro_batches} -> {count}", settle_chunk=count)
 
 

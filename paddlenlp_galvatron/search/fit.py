@@ -6,31 +6,25 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
-from ..cost_model import CostModel, CostOptions, Task, load
-from ..options.group import Options
-from ..plan import ModelShape, Precision, Schedule
+from ..cost_model import CostModel, CostOptions, derive, load
+from ..plan import ModelShape, Schedule
 from ..plan.strategy import Assumptions, DataParallel
-from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
-from ..profiles.compute_time import ComputeTimes
 from ..profiles.data_sheet import DataSheet, load_data_sheet
 from ..profiles.files import Note, allreduce_name, no_note, p2p_name, read_profile, sp_time_name
-from ..profiles.memory_use import MemoryUse
-from ..profiles.network import Network
 from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet, reserve_of
 from .engine import search
 from .options import SearchOptions
 from .result import Candidate, Need, SearchResult
+from .task import TaskOptions
 
-Kind = Literal["pretrain", "sft", "lora", "dpo"]
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 SEQ = 4096  # tokens of a sample, where nothing is said
-RANK = 16  # of LoRA's adapters, where none is given: PEFT's and LLaMA-Factory's examples
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # that are tried
 FURTHER = 3  # numbers of cards shown beyond the least that fits
 MORE_GIB = 8.0
@@ -48,16 +42,10 @@ def _numbers(value: object) -> object:
 Cards = Annotated[tuple[Ranks, ...], BeforeValidator(_numbers), Field(min_length=1, max_length=MOST_NUMBERS)]
 
 
-class FitOptions(Options):
+class FitOptions(TaskOptions):
     """What is to be trained, and on what."""
 
     model_size: str = Field(description="a preset's name, a config.json, or its folder")
-    task: Kind = Field(
-        "pretrain", description="pretrain, sft (the same work), lora (frozen weights), dpo (a reference model beside)"
-    )
-    lora_rank: Size | None = Field(
-        None, description=f"rank of the adapters; unset: {RANK} with lora; with dpo adapters instead of all weights"
-    )
     gpus: Cards | None = Field(None, description="numbers of cards, 8,16,32; unset: from the least that fits upwards")
     device: str | None = Field(
         None,
@@ -70,12 +58,6 @@ class FitOptions(Options):
     )
     global_train_batch_size: Samples = Field(256, description="samples of a step; of dpo two are a pair")
     tokens: float = Field(1e9, gt=0, le=1e18, allow_inf_nan=False, description="tokens of the run, for its days")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.lora_rank is not None and self.task not in ("lora", "dpo"):
-            raise ValueError(f"lora_rank: {self.task} trains all weights; give --task lora or dpo, or leave it out")
-        return self
 
     def of(self, shape: ModelShape) -> FitOptions:
         """With the length of samples settled. Raises UserError where the model has no positions for it."""
@@ -92,11 +74,6 @@ class FitOptions(Options):
         if self.seq_length is None:
             raise ValueError("seq_length: not settled; call of(shape) first")
         return self.seq_length
-
-    @property
-    def trained(self) -> Task:
-        rank = (self.lora_rank or RANK) if self.task == "lora" else self.lora_rank
-        return Task(rank, self.task == "dpo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,23 +198,8 @@ class _Row:
 
 def _derived(shape: ModelShape, sheet: DataSheet, options: FitOptions) -> Callable[[int, int], CostModel]:
     """Prices by arithmetic from the data sheet."""
-    lengths = [options.tokens_of_a_sample]
-    times = ComputeTimes(analytic_computation(shape, sheet, Precision.BF16, lengths))
-    memory = MemoryUse(analytic_memory(shape, Precision.BF16, lengths))
-
-    def model_on(nodes: int, cards: int) -> CostModel:
-        return CostModel(
-            shape,
-            network=Network(analytic_hardware(sheet, nodes, cards)),
-            times=times,
-            memory=memory,
-            num_nodes=nodes,
-            gpus_per_node=cards,
-            assumed=_assumed(options),
-            options=CostOptions(task=options.trained),
-        )
-
-    return model_on
+    priced = _assumed(options), CostOptions(task=options.trained)
+    return lambda nodes, cards: derive(shape, sheet, nodes, cards, *priced)
 
 
 def _measured(shape: ModelShape, sheet: DataSheet, options: FitOptions, note: Note) -> Callable[[int, int], CostModel]:

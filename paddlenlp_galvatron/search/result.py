@@ -34,7 +34,7 @@ class Candidate:
         passes, sync = max(
             ((plan.micro_batches * (s.forward_ms + s.backward_ms), s.sync_ms) for s in stages), key=lambda s: sum(s)
         )
-        waits = max(0.0, self.prediction.time_s * 1000 - passes - sync)
+        waits = max(0.0, round(self.prediction.time_s * 1000 - passes - sync, 6))  # to the ns: one stage alone waits 0
         parts = {"passes": passes, "gradient sum and update": sync, "waiting for other stages": waits}
         return {name: ms / plan.global_batch for name, ms in parts.items()}
 

@@ -29,7 +29,7 @@ def commands() -> dict[str, Any]:
     """Every command by its words."""
     found = {}
     for name in COMMANDS:
-        command = get_command(import_module(f"paddlenlp_galvatron.cli.{name}").app)
+        command = get_command(import_module(f"paddlenlp_galvatron.cli.{name.replace('-', '_')}").app)
         below = getattr(command, "commands", None) or {"": command}
         found.update({f"{name} {word}".strip(): one for word, one in below.items()})
     return found

@@ -206,6 +206,8 @@ EXPLAIN = {
     "model_size": Row("model.json", "refusal"),
     "memory_constraint": Row(2, "answer.budget_mib"),
     "num_gpus_per_node": Row(2, "refusal"),
+    "task": Row("lora", "answer.time_s"),
+    "lora_rank": Row(4, "answer.time_s", {"task": "dpo"}),
     "json": Row(1, "answer"),
 }
 TRACE = {
@@ -218,6 +220,9 @@ REPORT = {
     "profiles": Row("other", "page"),
     "model_size": Row("model.json", "refusal"),
     "memory_constraint": Row(2, "page"),
+    "num_gpus_per_node": Row(2, "refusal"),
+    "task": Row("lora", "page"),
+    "lora_rank": Row(4, "page", {"task": "dpo"}),
     "log": Row("log.jsonl", "page"),
 }
 TABLES = {"search": ROWS, "explain": EXPLAIN, "plan trace": TRACE, "report": REPORT}

@@ -1,4 +1,4 @@
-"""The commands with few options: convert, data, parity, quickstart, plan and the import of nccl-tests."""
+"""The commands with few options: convert, data, parity, quickstart, plan, fit, what-if and the import of nccl-tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from huggingface_models import FOLDER
 
-from paddlenlp_galvatron.cli import convert, data, quickstart
+from paddlenlp_galvatron.cli import convert, data, quickstart, what_if
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import GalvatronError, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
@@ -36,6 +36,7 @@ def prepare(folder: Path) -> None:
     for name in ("world_size", "galvatron"):
         bare.pop(name, None)
     (folder / "bare.json").write_text(json.dumps(bare))
+    (folder / "what_if.json").write_text(json.dumps({"num_nodes": 3}))
     (folder / "fit.json").write_text(json.dumps({"tokens": 1e7}))
     (folder / "uniform.json").write_text(json.dumps({"chunks": 2}))
     shutil.copytree(FOLDER / "llama", folder / "llama")
@@ -88,7 +89,12 @@ class SmallSeen(Seen):
             calls["trained"] = nproc, steps
             raise Ended("enough")
 
+        def served(form: dict[str, str], port: int, show: bool) -> None:
+            plan = what_if.work(what_if.Question.among(form)).plan
+            calls["served"] = {"form": form, "port": port, "show": show, "plan": plan}
+
         with (
+            patch.object(what_if, "serve", served),
             patch.object(parity, "check_parity", compared),
             patch.object(convert, "MIB", A_MIB),
             patch.object(data, "MIB", A_MIB),
@@ -211,6 +217,20 @@ TABLES = {
         "tokens": Row(1e6, "out"),
         "json": Row(1, "out"),
     },
+    "what-if": {
+        "config": Row("what_if.json", "calls.served.form"),
+        "model_size": Row("llama2-7b", "refusal"),
+        "seq_length": Row(8, "calls.served.plan"),
+        "global_train_batch_size": Row(32, "calls.served.plan"),
+        "device": Row("a100", "calls.served.plan"),
+        "profiles": Row("texts", "refusal"),
+        "num_nodes": Row(2, "calls.served.plan"),
+        "num_gpus_per_node": Row(4, "calls.served.plan"),
+        "memory_constraint": Row(20, "calls.served.plan"),
+        "search_options": Row("--settle_chunk 2", "calls.served.plan"),
+        "port": Row(8123, "calls.served.port"),
+        "no_browser": Row(1, "calls.served.show"),
+    },
     "doctor": {
         "output_dir": Row("mine", "words"),
         "profiles": Row("texts", "words"),
@@ -234,6 +254,7 @@ BASES: dict[str, Values] = {command: FILE for command in TABLES if command.start
     "parity": {"PLAN": "plan.json"},
     "quickstart": {},
     "fit": {"MODEL": "model.json", "gpus": 1, "seq_length": 16},
+    "what-if": {"MODEL": "model.json", "seq_length": 16},
     "doctor": {},
     "profile import-nccl-tests": {"LOG": "nccl.log"},
 }

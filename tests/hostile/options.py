@@ -88,7 +88,8 @@ BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("validate",): (("model.json", "--count=0"), ()),
     ("quickstart",): (("--nproc=1",), ()),
 }
-PROGRAMS = {"doctor"}  # these start some to ask for their versions; tests of their own try them
+# doctor starts programs to ask for their versions, what-if serves until it is told to end; tests of their own try them.
+PROGRAMS = {"doctor", "what-if"}
 # These say where something is written, or what is started: they may do so where the user says.
 FREE = {"output", "output_config_path", "log_dir", "output_dir", "dry_run", "analytic", "nproc"}
 
@@ -96,7 +97,7 @@ FREE = {"output", "output_config_path", "log_dir", "output_dir", "dry_run", "ana
 @cache
 def options_of(command: tuple[str, ...]) -> tuple[str, ...]:
     """The names of a command's options."""
-    found: Any = get_command(import_module(f"paddlenlp_galvatron.cli.{command[0]}").app)
+    found: Any = get_command(import_module(f"paddlenlp_galvatron.cli.{command[0].replace('-', '_')}").app)
     if isinstance(found, TyperGroup) and len(command) > 1:
         found = found.commands[command[1]]
     return tuple(opt.opts[0].lstrip("-") for opt in found.params if opt.opts[0].startswith("--"))

@@ -1,0 +1,206 @@
+"""`galvatron what-if`: a page of this machine alone, on which model, cluster, budget, batch and length are changed, and
+the best plan with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import sys
+import webbrowser
+from collections.abc import Mapping
+from concurrent.futures import Future
+from hmac import compare_digest
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from queue import Queue
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qsl
+
+from pydantic import Field
+
+from paddlenlp_galvatron.base.limits import Port
+from paddlenlp_galvatron.base.printing import say
+from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean
+from paddlenlp_galvatron.plan import GalvatronError, UserError
+from paddlenlp_galvatron.report.page import PAGES
+from paddlenlp_galvatron.report.what_if import SEARCHED, Answer, Question, answer, failed, faults_of, fragment, page
+
+from .conventions import App, canonical_words
+from .grouped import add_command
+
+app = App(help="A page on which model, cluster and budget are changed, and the best plan with them.")
+
+ADDRESS = "127.0.0.1"
+HOSTS = (ADDRESS, "localhost")  # names under which the page may be asked for; another is a foreign page's doing
+SILENT_S = 30  # after which a connection that says nothing is closed
+LONGEST_QUERY = 10_000  # characters
+SCRIPTS = ("page.js", "what_if.js")
+SAFE = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+SAVED = {"Content-Disposition": 'attachment; filename="plan.json"'}
+
+
+class ServeOptions(Options):
+    """Where the page is."""
+
+    port: Port | None = Field(None, description="port of this machine; unset: a free one")
+
+
+def what_if(values: dict[str, Any], no_browser: bool) -> None:
+    """Serve a page on which a change of model, cluster, budget, batch or length shows the best plan at once."""
+    question = Question.among(values)
+    work(question)  # what cannot be asked ends the command
+    form = {name: str(value) for name, value in question.model_dump(exclude_none=True, mode="json").items()}
+    serve(form, ServeOptions.among(values).port or 0, not no_browser)
+
+
+def work(question: Question) -> Answer:
+    """Raises UserError that names the fields."""
+    try:
+        more = _more(question.search_options)
+    except ValueError as error:  # a quotation mark that is not closed
+        raise UserError(f"search_options: {error}") from None
+    except UserError as error:
+        raise UserError(f"search_options: {fault}" for fault in error.faults) from None
+    return answer(question, more)
+
+
+def _more(text: str) -> dict[str, Any]:
+    """Options as `name=value`, or as on a command line. Raises UserError and ValueError."""
+    given = shlex.split(text)
+    if given and not given[0].startswith("-"):
+        given = [f"--{word}" for word in given]
+    words = canonical_words(given, {name: is_boolean(field) for name, field in SEARCHED.items()})
+    if loose := [word for word in words if not word.startswith("--")]:
+        raise UserError(f"{loose[0]}: is no option; write name=value")
+    pairs = (word.removeprefix("--").partition("=") for word in words)
+    return canonical_options({name: value for name, _, value in pairs}, SEARCHED)
+
+
+def serve(form: Mapping[str, str], port: int, show: bool) -> None:
+    """Answer until Ctrl-C. Threads take what the browser asks; the searches are made here, where Ctrl-C ends them."""
+    token = secrets.token_urlsafe(24)
+    asked: Queue[tuple[Question, Future[Answer]]] = Queue()
+    handler = type("Handler", (_Handler,), {"token": token, "asked": asked, "form": form})
+    try:
+        server = _Server((ADDRESS, port), handler)
+    except OSError as error:
+        raise UserError(f"port: {port} cannot be had: {error.strerror}; leave --port out, or give another") from None
+    Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://{ADDRESS}:{server.server_port}/{token}/"
+    say(f"{address}\nopens on this machine alone; Ctrl-C ends it")
+    if show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        webbrowser.open(address)
+    while True:
+        question, told = asked.get()
+        try:
+            told.set_result(work(question))
+        except Exception as error:  # told on the page
+            told.set_exception(error)
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Of a browser that has gone nothing is told."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, ConnectionError | TimeoutError):
+            say(f"error: a request was not answered: {type(error).__name__}: {error}", err=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Pages under the token alone, asked for by this machine's own name."""
+
+    token: str
+    asked: Queue[tuple[Question, Future[Answer]]]
+    form: Mapping[str, str]
+    timeout = SILENT_S
+    server_version, sys_version = "galvatron", ""
+
+    def do_GET(self) -> None:
+        where, _, query = self.path.partition("?")
+        token, slash, name = where.removeprefix("/").partition("/")
+        if (self.headers.get("Host") or "").partition(":")[0] not in HOSTS:
+            self._refuse("Host: this page is served to its own machine alone")
+        elif not compare_digest(token.encode(), self.token.encode()):
+            self._refuse("open the address that galvatron what-if has printed")
+        elif len(query) > LONGEST_QUERY:
+            self._reply(414, "text/plain", "the question is too long")
+        elif not slash:
+            self._reply(404, "text/plain", "the address ends with /")
+        else:
+            self._page(name, query)
+
+    def _page(self, name: str, query: str) -> None:
+        form = dict(parse_qsl(query, keep_blank_values=True)) or dict(self.form)
+        if name == "":
+            told: Answer | GalvatronError
+            try:
+                told = self._answer(form)
+            except GalvatronError as error:
+                told = error
+            self._reply(200, "text/html", page(form, told, query))
+        elif name == "answer":
+            faults, shown = {}, ""
+            try:
+                found = self._answer(form)
+                faults = failed(found)
+                shown = "" if faults else fragment(found, query)
+            except GalvatronError as error:
+                faults = faults_of(error)
+            self._reply(200, "application/json", json.dumps({"faults": faults, "html": shown}))
+        elif name == "plan.json":
+            try:
+                content = json.dumps(self._answer(form).plan, indent=2) + "\n"
+                self._reply(200, "application/json", content, SAVED)
+            except GalvatronError as error:
+                self._reply(400, "text/plain", str(error))
+        elif name in SCRIPTS:
+            self._reply(200, "text/javascript", (PAGES / name).read_text())
+        else:
+            self._reply(404, "text/plain", "no such page")
+
+    def _answer(self, form: Mapping[str, str]) -> Answer:
+        """Raises GalvatronError that says what is wrong, by field."""
+        filled = {name: value.strip() for name, value in form.items() if value.strip()}
+        given = canonical_options(filled, Question.model_fields)
+        told: Future[Answer] = Future()
+        self.asked.put((Question.among(given), told))
+        try:
+            return told.result()
+        except GalvatronError:
+            raise
+        except Exception as error:
+            raise GalvatronError(f"unexpected {type(error).__name__}: {error}; a report is welcome") from error
+
+    def _refuse(self, why: str) -> None:
+        self._reply(403, "text/plain", why)
+
+    def _reply(self, code: int, kind: str, content: str, more: Mapping[str, str] = {}) -> None:
+        body = content.encode()
+        self.send_response(code)
+        for name, value in {**SAFE, "Content-Type": f"{kind}; charset=utf-8", **more}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """A line a request would only hide the address."""
+
+
+add_command(
+    app,
+    None,
+    what_if,
+    Question,
+    ServeOptions,
+    switches={"no_browser": "print the address, and open no browser"},
+    positional=("model_size", "MODEL"),
+)

@@ -1,0 +1,43 @@
+"""A cost model by arithmetic from the data sheet of a node: nothing is measured, no file is read or written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..base.errors import UserError
+from ..model import ModelShape
+from ..plan.strategy import Assumptions
+from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
+from ..profiles.compute_time import ComputeTimes
+from ..profiles.data_sheet import DataSheet
+from ..profiles.memory_use import MemoryUse
+from ..profiles.network import Network
+from .costs import CostOptions
+from .model import CostModel
+
+
+def derive(
+    model: ModelShape,
+    sheet: DataSheet,
+    num_nodes: int,
+    gpus_per_node: int,
+    assumed: Assumptions,
+    options: CostOptions = CostOptions(),
+) -> CostModel:
+    """The same prices as of the files that `galvatron profile all --analytic` writes; with flash attention, unless
+    `assumed` says otherwise. Raises UserError where no length of samples is assumed."""
+    seq = assumed.seq_length
+    if seq is None:
+        raise UserError("seq_length: missing; say how many tokens a sample has")
+    assumed = replace(assumed, flash_attention=assumed.flash_attention is not False)
+    precision, lengths, flash = assumed.mixed_precision, [seq], bool(assumed.flash_attention)
+    return CostModel(
+        model,
+        network=Network(analytic_hardware(sheet, num_nodes, gpus_per_node)),
+        times=ComputeTimes(analytic_computation(model, sheet, precision, lengths, flash)),
+        memory=MemoryUse(analytic_memory(model, precision, lengths, flash)),
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        assumed=assumed,
+        options=options,
+    )

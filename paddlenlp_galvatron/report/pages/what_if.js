@@ -1,0 +1,35 @@
+"use strict";
+// Every change of the form asks the server; one question at a time, and the last one counts.
+const form = document.getElementById("question"), answer = document.getElementById("answer");
+const question = () => new URLSearchParams(new FormData(form)).toString();
+const tell = faults => {
+  for (const at of document.querySelectorAll(".why")) at.textContent = faults[at.id.replace("why-", "")] || "";
+  for (const input of form.elements) input.setAttribute("aria-invalid", input.name in faults);
+};
+let asked = question(), busy = false, timer;
+const ask = async () => {
+  const query = question();
+  if (busy || query === asked) return;
+  busy = true;
+  asked = query;
+  answer.ariaBusy = "true";
+  try {
+    const told = await (await fetch("answer?" + query)).json();
+    tell(told.faults);
+    answer.classList.toggle("old", !told.html);
+    if (told.html) {
+      const open = document.getElementById("command")?.open;
+      answer.innerHTML = told.html;
+      document.getElementById("command").open = open;
+      history.replaceState(null, "", "?" + query);
+    }
+  } catch {
+    tell({ "": "no answer: galvatron what-if has ended; start it again" });
+    answer.classList.add("old");
+  }
+  busy = false;
+  answer.ariaBusy = "false";
+  ask();
+};
+form.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(ask, 150); });
+form.addEventListener("submit", event => { event.preventDefault(); ask(); });

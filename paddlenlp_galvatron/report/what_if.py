@@ -1,0 +1,241 @@
+"""What the best plan would be: a question as a page's form has it, the answer drawn, and the commands that give it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ..base.errors import GalvatronError, Infeasible, UserError
+from ..base.limits import Positive, Ranks, Samples, Size
+from ..cost_model import CostModel, derive, load
+from ..model import preset_names
+from ..options.group import Options
+from ..options.model_options import Model, ModelOptions
+from ..plan import plan_to_dict
+from ..profiles.data_sheet import DataSheet, data_sheets, load_data_sheet
+from ..profiles.files import Note
+from ..profiles.reserve import gpu_sheet
+from ..search import SearchOptions, SearchResult, search
+from ..search.device import on_device
+from ..search.fit import DEVICE, SEQ
+from .breakdown import breakdown
+from .page import drawn, fill
+from .search import most_mib
+from .why import GB_MIB
+
+
+class Question(Options):
+    """Which model, on what, with what."""
+
+    model_size: str = Field("qwen2.5-7b", description="a preset's name, a config.json, or its folder")
+    seq_length: Size | None = Field(
+        None, description=f"tokens of a sample; unset: {SEQ}, or the model's positions where they are fewer"
+    )
+    global_train_batch_size: Samples = Field(64, description="samples of a step")
+    device: str | None = Field(
+        None, description=f"data sheet of the nodes: one that ships, by name, or a file; unset: {DEVICE}"
+    )
+    profiles: Path | None = Field(None, description="folder of measured profiles in the place of a data sheet")
+    num_nodes: Ranks = Field(1, description="nodes, alike")
+    num_gpus_per_node: Ranks | None = Field(None, description="devices of a node; unset: the data sheet's, or 8")
+    memory_constraint: Positive | None = Field(
+        None, description="memory of a device, GB (1024 MiB); unset: all that it has"
+    )
+    search_options: str = Field("", description="more options of `galvatron search`: sp_space=tp+sp max_tp_deg=4")
+
+
+# What the page calls the fields of the form.
+LABELS = {
+    "model_size": "Model",
+    "seq_length": "Tokens of a sample",
+    "global_train_batch_size": "Samples of a step",
+    "device": "Device",
+    "profiles": "Measured profiles",
+    "num_nodes": "Nodes",
+    "num_gpus_per_node": "Devices of a node",
+    "memory_constraint": "Memory of a device, GB",
+    "search_options": "More options of the search",
+}
+# What stands, faint, in an empty field.
+UNSET = {
+    "seq_length": str(SEQ),
+    "device": DEVICE,
+    "profiles": "none: the data sheet of the device",
+    "num_gpus_per_node": "as the data sheet says",
+    "memory_constraint": "all that it has",
+    "search_options": "sp_space=tp+sp max_tp_deg=4",
+}
+# Fields of the form by what errors call them.
+FIELDS = {"settle_bsz": "global_train_batch_size", "world_size": "num_nodes"}
+SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # what a search may be told
+SET_BY_THE_FORM = {
+    *("model_size", "seq_length", "settle_bsz", "min_bsz", "max_bsz", "bsz_scale", "profiles", "memory_constraint"),
+    *("num_nodes", "num_gpus_per_node", "world_size"),
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best plan, or what would have to be different."""
+
+    model: Model
+    cost: CostModel
+    options: SearchOptions
+    result: SearchResult
+    notes: tuple[str, ...]
+    commands: tuple[str, ...]
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The content of its file. Raises Infeasible."""
+        return plan_to_dict(self.result.plan)
+
+
+def answer(question: Question, more: Mapping[str, Any]) -> Answer:
+    """`more`: further options of model and search, by canonical name. Raises UserError that names the fields; a search
+    in which nothing fits is an answer."""
+    if both := sorted(SET_BY_THE_FORM & set(more)):
+        raise UserError(f"search_options: {both[0]} has a field of its own; leave it out here")
+    if question.profiles and question.device:
+        raise UserError("device: profiles say which one it is; leave one of them out")
+    heard: list[str] = []
+    with _about("model_size"):
+        asked = ModelOptions.among({**more, "model_size": question.model_size, "seq_length": question.seq_length})
+        positions = asked.resolve(SEQ).shapes[0].max_position_embeddings
+        model = asked.resolve(min(SEQ, positions))
+    with _about("device"):
+        sheet = None if question.profiles else load_data_sheet(question.device or DEVICE)
+    per_node = question.num_gpus_per_node or (sheet.gpus_per_node if sheet else 8)
+    given = {
+        **more,
+        "num_nodes": question.num_nodes,
+        "num_gpus_per_node": per_node,
+        "settle_bsz": question.global_train_batch_size,
+        "seq_length": model.seq_length,
+        "memory_constraint": question.memory_constraint,
+        "profiles": question.profiles,
+    }
+    options = SearchOptions.among({name: value for name, value in given.items() if value is not None})
+    cost = _priced(model, sheet, options, heard.append)
+    if question.memory_constraint is None and (real := sheet or gpu_sheet(cost.device)):
+        options = options.model_copy(update={"memory_constraint": real.memory.value})
+    commands = tuple(_commands(question, model, options, more, sheet))
+    options, cost = on_device(options, cost, heard.append)
+    result = search(model.shapes, cost, options)
+    if result.best:
+        told = {"model_size": question.model_size, "seq_length": model.seq_length}
+        result.best.plan.metadata["searched_from"]["model_options"] = told | asked.model_dump(
+            mode="json", exclude_unset=True, exclude_none=True
+        )
+    return Answer(model, cost, options, result, tuple(dict.fromkeys(heard)), commands)
+
+
+def _priced(model: Model, sheet: DataSheet | None, options: SearchOptions, note: Note) -> CostModel:
+    where = options.num_nodes, options.num_gpus_per_node, options.assumptions
+    if sheet is None:
+        with _about("profiles"):
+            return load(model.shapes, *where, **options.profile_arguments, note=note)
+    if len(model.shapes) > 1:
+        raise UserError("search_options: a data sheet tells of one type of layers only; give profiles, or one type")
+    return derive(model.shapes[0], sheet, *where, options.cost_options)
+
+
+@contextmanager
+def _about(field: str) -> Iterator[None]:
+    """Faults that name no field are this one's."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            fault if fault.partition(":")[0] in SEARCHED else f"{field}: {fault}" for fault in error.faults
+        ) from None
+
+
+def _commands(
+    question: Question, model: Model, options: SearchOptions, more: Mapping[str, Any], sheet: DataSheet | None
+) -> Iterator[str]:
+    """What to type for the same plan."""
+    cluster = {"num_nodes": options.num_nodes, "num_gpus_per_node": options.num_gpus_per_node}
+    of_model = {name: value for name, value in more.items() if name in ModelOptions.model_fields}
+    which = {"model_size": question.model_size, "seq_length": model.seq_length, **of_model}
+    if sheet:
+        measured = {"analytic": question.device or DEVICE, **which, "mixed_precision": options.mixed_precision.value}
+        if options.use_flash_attention is False:
+            measured["use_flash_attention"] = 0
+        yield _line("profile all", measured | cluster | {"output": "configs"})
+    searched = which | cluster | {"memory_constraint": f"{options.memory_constraint:g}"}
+    searched |= {"settle_bsz": options.settle_bsz, "profiles": question.profiles or "configs"}
+    further = {name: value for name, value in more.items() if name not in of_model}
+    yield _line("search", searched | further | {"output_config_path": "plan.json"})
+
+
+def _line(command: str, options: Mapping[str, Any]) -> str:
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return f"galvatron {command} {shlex.join(words)}"
+
+
+def faults_of(error: GalvatronError) -> dict[str, str]:
+    """What is wrong by field of the form; under "" what concerns none."""
+    if isinstance(error, Infeasible):
+        about = "memory_constraint" if "GB a device" in str(error) else "global_train_batch_size"
+        return {about: str(error)}
+    found: dict[str, str] = {}
+    for fault in str(error).split("\n"):
+        name, _, why = fault.partition(": ")
+        name = name.rpartition(".")[2]  # of galvatron.assumed.seq_length
+        field = FIELDS.get(name, name)
+        if field not in Question.model_fields:
+            field, why = "search_options" if field in SEARCHED else "", fault
+        found.setdefault(field, why)
+    return found
+
+
+def page(values: Mapping[str, str], told: Answer | GalvatronError, query: str) -> str:
+    """The whole page: the form with these values, and what is answered."""
+    fields = [
+        {
+            "name": name,
+            "label": label,
+            "value": values.get(name, ""),
+            "unset": UNSET.get(name, ""),
+            "help": Question.model_fields[name].description,
+        }
+        for name, label in LABELS.items()
+    ]
+    choices = {"model_size": preset_names(), "device": list(data_sheets())}
+    faults = faults_of(told) if isinstance(told, GalvatronError) else failed(told)
+    shown = fragment(told, query) if isinstance(told, Answer) and told.result.best else ""
+    return fill("what_if.html.jinja", fields=fields, choices=choices, faults=faults, shown=shown)
+
+
+def failed(told: Answer) -> dict[str, str]:
+    """The faults of a question that no plan answers."""
+    try:
+        told.result.require()
+    except GalvatronError as error:
+        return faults_of(error)
+    return {}
+
+
+def fragment(told: Answer, query: str) -> str:
+    """The answer as a part of the page. Raises Infeasible."""
+    best, budget_mib = told.result.require(), told.options.memory_constraint * GB_MIB
+    stages = breakdown(best.plan, told.cost, best.prediction, budget_mib)
+    return fill(
+        "answer.html.jinja",
+        **drawn(best.plan, best.prediction, stages, budget_mib, told.cost.reserve),
+        model=told.model.name,
+        options=told.options,
+        most_gb=most_mib(best) / GB_MIB,
+        result=told.result,
+        tokens_per_s=best.samples_per_s * told.model.seq_length,
+        notes=told.notes,
+        commands=told.commands,
+        query=query,
+    )

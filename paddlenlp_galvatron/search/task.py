@@ -1,0 +1,36 @@
+"""What is trained, by the options of the commands that tell what it costs."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..base.limits import Size
+from ..cost_model import Task
+from ..options.group import Options
+
+Kind = Literal["pretrain", "sft", "lora", "dpo"]
+RANK = 16  # of LoRA's adapters, where none is given: PEFT's and LLaMA-Factory's examples
+
+
+class TaskOptions(Options):
+    """What learns, and what is computed beside it."""
+
+    task: Kind = Field(
+        "pretrain", description="pretrain, sft (the same work), lora (frozen weights), dpo (a reference model beside)"
+    )
+    lora_rank: Size | None = Field(
+        None, description=f"rank of the adapters; unset: {RANK} with lora; with dpo adapters instead of all weights"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.lora_rank is not None and self.task not in ("lora", "dpo"):
+            raise ValueError(f"lora_rank: {self.task} trains all weights; give --task lora or dpo, or leave it out")
+        return self
+
+    @property
+    def trained(self) -> Task:
+        rank = (self.lora_rank or RANK) if self.task == "lora" else self.lora_rank
+        return Task(rank, self.task == "dpo")
