@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, patch
@@ -22,6 +23,7 @@ from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 from .model import rows, write_model
 from .row import Row, Seen, Values
 
+MESSAGES, PARTS = "cluster.measure", "layers.measure"  # modules that are started as ranks
 DEVICE = Fingerprint(device="a device", device_count=1, driver="one", paddle="3")
 
 
@@ -61,13 +63,13 @@ class ProfileSeen(Seen):
 
     @property
     def options(self) -> HardwareOptions | None:
-        return HardwareOptions.model_validate_json(self.calls["hardware"]) if "hardware" in self.calls else None
+        return HardwareOptions.model_validate_json(self.calls[MESSAGES]) if MESSAGES in self.calls else None
 
     @property
     def hardware(self) -> dict[str, Any] | None:
         """What the ranks of a hardware profile build."""
         parts = ("Stopwatch", "Journal", "hardware_profile", "HardwareProfiler", "Placement", "Groups", "awake")
-        return _as_rank(hardware, self.calls["hardware"], parts) if self.options else None
+        return _as_rank(hardware, self.calls[MESSAGES], parts) if self.options else None
 
     @property
     def messages(self) -> dict[str, Any] | None:
@@ -91,7 +93,7 @@ class ProfileSeen(Seen):
 
     @property
     def run(self) -> ModelRun | None:
-        return ModelRun.model_validate_json(self.calls["model"]) if "model" in self.calls else None
+        return ModelRun.model_validate_json(self.calls[PARTS]) if PARTS in self.calls else None
 
     @property
     def shapes(self) -> dict[str, Any] | None:
@@ -101,7 +103,7 @@ class ProfileSeen(Seen):
     def model(self) -> dict[str, Any] | None:
         """What the ranks of a model's profile build."""
         parts = ("Stopwatch", "Journal", "ComputationProfiler", "MemoryProfiler", "computation_profile")
-        return _as_rank(model, self.calls["model"], parts) if self.run else None
+        return _as_rank(model, self.calls[PARTS], parts) if self.run else None
 
 
 NODES: Values = {"num_nodes": 2, "node_rank": 1, "master_addr": "127.0.0.2", "master_port": 2900}
@@ -128,7 +130,11 @@ def run_rows(rank: str) -> dict[str, Row]:
     }
 
 
+TYPES = {
+    name: Row(value, "hardware.Journal") for name, value in (("mixed_precision", "bf16"), ("bf16", 1), ("fp16", 1))
+}
 HARDWARE = run_rows("hardware") | {
+    **TYPES,
     "adaptive": Row(0, "messages.sizes"),
     "parts": Row("p2p", "messages.groups"),
     "start_mb": Row(4, "messages.sizes"),
@@ -157,9 +163,7 @@ POINTS = {
     "profile_max_seq_length": Row(8, "run.points", LENGTHS),
     "profile_seq_length_step": Row(4, "run.points", LENGTHS),
     "max_tp_deg": Row(2, "run.degrees"),
-    "mixed_precision": Row("bf16", "run.options.precision"),
-    "bf16": Row(1, "run.options.precision"),
-    "fp16": Row(1, "run.options.precision"),
+    **{name: replace(row, shows="run.options.precision") for name, row in TYPES.items()},
     "use_flash_attention": Row(1, "refusal"),
     "layernum_min": Row(2, "model.Journal"),
     "layernum_max": Row(5, "model.Journal"),
