@@ -33,6 +33,7 @@ COMMANDS = {
     "explain": "why a plan is as it is: time and memory by part, what binds, what would change it",
     "report": "a plan as one HTML file: layers, memory, time line, what would change it, measured beside it",
     "parity": "prove that a plan trains what one process trains",
+    "gpu_check": "try in ten minutes whether this node's devices train as they should",
     "train": "train a model by a plan",
 }
 
@@ -95,6 +96,8 @@ def _run(words: list[str]) -> int:
     if name in ("--help", "-h", "help"):
         print(_help())
         return 0
+    if name.replace("-", "_") in COMMANDS:
+        name = name.replace("-", "_")
     if name not in COMMANDS:
         from paddlenlp_galvatron.options.aliases import did_you_mean  # here, as only a mistake needs it
 

@@ -87,7 +87,7 @@ BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("data", "prepare"): (("missing", "--output=out"), ()),
     ("quickstart",): (("--nproc=1",), ()),
 }
-PROGRAMS = {"doctor"}  # these start some to ask for their versions; tests of their own try them
+PROGRAMS = {"doctor", "gpu_check"}  # these start some, to ask for versions or to train; tests of their own try them
 # These say where something is written, or what is started: they may do so where the user says.
 FREE = {"output", "output_config_path", "log_dir", "output_dir", "dry_run", "analytic", "nproc"}
 
