@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 from ..launch.processes import LaunchError, OutOfMemory, launch
 from ..plan import DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, write_plan
@@ -78,8 +77,8 @@ def memory(setting: Setting) -> Iterator[Finding]:
 
 def _launch(setting: Setting, worker: str, words: list[str]) -> None:
     timeout_s = max(1.0, min(setting.left_s, LAUNCH_S))
-    arguments: tuple[Any, ...] = (f"{__package__}.{worker}", words, setting.ranks, setting.folder / worker)
-    launch(*arguments, timeout_s, device=setting.device)
+    logs = setting.folder / worker
+    launch(f"{__package__}.{worker}", words, setting.ranks, logs, timeout_s, device=setting.device)
 
 
 def _losses(setting: Setting, name: str) -> list[float]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from typing import Any
 from unittest import mock
 
 from ..launch.processes import LaunchError, launch
@@ -48,8 +49,8 @@ def stock(setting: Setting) -> Iterator[Finding]:
             yield setting.found(name, False, str(error))
 
 
-def _degrees(ranks: int) -> dict[str, dict[str, int]]:
-    plans = {"data parallel" if ranks > 1 else "one rank": dict[str, int]()}
+def _degrees(ranks: int) -> dict[str, dict[str, Any]]:
+    plans = {"data parallel" if ranks > 1 else "one rank": dict[str, Any]()}
     if ranks > 1:
         plans |= {"tensor parallel": {"global_tp_deg": ranks, "vocab_tp": ranks}, "two stages": {"pp_deg": 2}}
     return plans
