@@ -22,7 +22,7 @@ TIMEOUT_S = 24 * 3600
 SHOWN_FLAGS = 2
 
 
-def run_ranks(module: str, arguments: str, options: RunOptions, what: str) -> None:
+def run_ranks(module: str, arguments: str, options: RunOptions, what: str, timeout_s: float = TIMEOUT_S) -> None:
     """Run a module of this package as the ranks of this node, with progress; its one argument is JSON.
 
     Raises LaunchError.
@@ -33,7 +33,7 @@ def run_ranks(module: str, arguments: str, options: RunOptions, what: str) -> No
     with (
         scratch_folder("galvatron-profile-") as logs,
         progress_bar(*columns) as progress,
-        Launch(*command, logs, TIMEOUT_S, nodes) as running,
+        Launch(*command, logs, timeout_s, nodes) as running,
     ):
         task = progress.add_task(what, total=None)
         log = Path(logs, f"workerlog.{nodes.node_rank * options.ranks_per_node}")

@@ -17,8 +17,7 @@ LAUNCH_S = 120.0  # of the cases that are started together; a case that takes lo
 def parity(setting: Setting) -> Iterator[Finding]:
     """Loss and every gradient of twelve plans, fp32 (on GPUs without TF32) and bf16."""
     for precision in (Precision.FP32, Precision.BF16):
-        flash = setting.on_gpus and precision is Precision.BF16
-        cases = parity_cases(setting.ranks, precision, flash)
+        cases = parity_cases(setting.ranks, precision, setting.on_gpus)
         if setting.ranks == 1:
             yield setting.left_out(f"{len(cases) - len(ONE_RANK)} plans, {precision}", "they need 2 ranks or more")
             cases = [named for named in cases if named.name in ONE_RANK]

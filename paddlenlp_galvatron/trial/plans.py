@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, VocabStrategy
+from ..plan import (
+    Assumptions,
+    DataParallel,
+    LayerStrategy,
+    Plan,
+    Precision,
+    Schedule,
+    VocabStrategy,
+    with_defaults,
+)
 from ..proof.parity import Case, small_case
 
 DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
@@ -21,8 +30,9 @@ class Named:
     case: Case
 
 
-def parity_cases(ranks: int, precision: Precision, flash_attention: bool) -> list[Named]:
-    """Twelve plans: every degree, way to split, ZeRO stage and schedule. `flash_attention`: the last ones have it."""
+def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
+    """Twelve plans: every degree, way to split, ZeRO stage and schedule. `on_gpus`: some with what training has there
+    by default, flash attention and other kernels; the others are plain."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1
     one, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)
@@ -30,8 +40,8 @@ def parity_cases(ranks: int, precision: Precision, flash_attention: bool) -> lis
     again, shard = LayerStrategy(recompute=True), LayerStrategy(dp_type=ZERO3)
     low = LayerStrategy(inner)
     stages = (1, 2) if n > 1 else (3,)
-    flash = Assumptions(mixed_precision=precision, flash_attention=flash_attention)
-    plain = replace(flash, flash_attention=False, sequence_parallel=False)
+    plain = Assumptions(mixed_precision=precision, fp32_gradients=False, flash_attention=False)
+    usual = Assumptions(mixed_precision=precision)
     megatron = replace(plain, sequence_parallel=True)
     each = replace(plain, async_grad_reduce=False)
     plans = {
@@ -42,13 +52,19 @@ def parity_cases(ranks: int, precision: Precision, flash_attention: bool) -> lis
         "Ulysses": (_plan(n, (ulysses, replace(ulysses, recompute=True), one), plain, vocab=wide), "qwen2", False),
         "zero2, reduced every micro-batch": (_plan(n, (one, split), each, default=ZERO2), "llama", False),
         "zero3": (_plan(n, (shard, replace(split, dp_type=ZERO3), one), plain), "qwen2", False),
-        "tied tables": (_plan(n, (one, split), plain, vocab=wide), "llama", True),
+        "tied tables": (_plan(n, (one, split), usual, vocab=wide), "llama", True),
         "two stages, 1F1B": (_plan(n, (one, again, low), plain, stages, micro_batches=4), "qwen2", False),
         "two stages, GPipe": (_plan(n, (one, low, one), megatron, stages, schedule=Schedule.GPIPE), "llama", False),
-        "two stages, zero3": (_plan(n, (shard, low, shard), flash, stages, micro_batches=4), "qwen3", False),
-        "two stages, tied tables": (_plan(n, (one, low, one), flash, stages, default=ZERO2), "qwen2", True),
+        "two stages, zero3": (_plan(n, (shard, low, shard), usual, stages, micro_batches=4), "qwen3", False),
+        "two stages, tied tables": (_plan(n, (one, low, one), usual, stages, default=ZERO2), "qwen2", True),
     }
-    return [_named(name, plan, family, 2, tied) for name, (plan, family, tied) in plans.items()]
+    return [_named(name, with_defaults(plan, on_gpus), family, 2, tied) for name, (plan, family, tied) in plans.items()]
+
+
+def training_assumptions(on_gpus: bool, seq_length: int) -> Assumptions:
+    """What training has by default on these devices."""
+    assumed = Assumptions(True, Precision.BF16 if on_gpus else Precision.FP32, seq_length=seq_length)
+    return with_defaults(_plan(1, (LayerStrategy(),), assumed), on_gpus).assumed
 
 
 def schedule_cases(ranks: int) -> Iterator[Named]:

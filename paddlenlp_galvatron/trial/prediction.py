@@ -23,6 +23,7 @@ from ..profiles import Shape
 from ..profiles.reserve import Reserve, reserve_of
 from ..proof.parity import Case, write_cases
 from .findings import Finding, Setting
+from .plans import training_assumptions
 
 # Half a billion weights: 10 GiB with their states on one GPU. On CPU: as large as its tensors must be to fill memory.
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
@@ -39,12 +40,10 @@ def prediction(setting: Setting) -> Iterator[Finding]:
     """Time, memory and bytes of a step, predicted from a profile of this node that is made now."""
     shape = GPU_MODEL if setting.on_gpus else CPU_MODEL
     seq = shape.max_position_embeddings
-    precision = Precision.BF16 if setting.on_gpus else Precision.FP32
-    by_default = setting.on_gpus  # as training has it
-    assumed = Assumptions(True, precision, True, seq, fp32_gradients=by_default, flash_attention=by_default)
+    assumed = training_assumptions(setting.on_gpus, seq)
     plans = _plans(shape, setting.ranks, assumed)
     profiles = setting.folder / "profiles"
-    _profile(setting, shape, precision, profiles)
+    _profile(setting, shape, assumed.mixed_precision, profiles)
     costs = load(shape, 1, setting.ranks, assumed, folder=profiles)
     measured = _measured(setting, shape, plans)
     reserve = reserve_of(gpu_name(), setting.ranks) if setting.on_gpus else Reserve()
@@ -81,11 +80,11 @@ def _profile(setting: Setting, shape: ModelShape, precision: Precision, folder: 
     seq = shape.max_position_embeddings
     if setting.ranks > 1:
         hardware = HardwareOptions(**each, end_mb=256 if setting.on_gpus else 4)
-        run_ranks("cluster.measure", hardware.model_dump_json(), hardware, "messages")
+        run_ranks("cluster.measure", hardware.model_dump_json(), hardware, "messages", max(1.0, setting.left_s))
     options = PointOptions(**each, sequence_parallel=True, max_tp_deg=setting.ranks)
     degrees = tuple(runnable_degrees(shape, setting.ranks, setting.ranks, [seq]))
     run = ModelRun(options=options, shapes=(shape,), points=(Shape(1, seq),), degrees=degrees)
-    run_ranks("layers.measure", run.model_dump_json(), options, "layers")
+    run_ranks("layers.measure", run.model_dump_json(), options, "layers", max(1.0, setting.left_s))
 
 
 def _measured(setting: Setting, shape: ModelShape, plans: dict[str, Plan]) -> list[list[dict[str, Any]]]:

@@ -12,9 +12,10 @@ from typing import Any
 from unittest import mock
 
 from ..launch.processes import LaunchError, launch
-from ..plan import Assumptions, ModelShape, Plan, Precision, plan_to_dict, uniform_plan
+from ..plan import ModelShape, Plan, plan_to_dict, uniform_plan
 from ..training.recipe import Recipe
 from .findings import Finding, Setting
+from .plans import training_assumptions
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"  # of a checkout, which has what PaddleNLP lacks on CPU
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
@@ -29,8 +30,7 @@ def stock(setting: Setting) -> Iterator[Finding]:
         yield setting.left_out("PaddleNLP's Trainer", "it needs the folder benchmarks of a checkout of this project")
         return
     shape = GPU_MODEL if setting.on_gpus else CPU_MODEL
-    seq, precision = shape.max_position_embeddings, Precision.BF16 if setting.on_gpus else Precision.FP32
-    assumed = Assumptions(True, precision, True, seq, flash_attention=setting.on_gpus)
+    assumed = training_assumptions(setting.on_gpus, shape.max_position_embeddings)
     for name, degrees in _degrees(setting.ranks).items():
         if setting.left_s <= 0:
             yield setting.left_out(name, "no time was left")

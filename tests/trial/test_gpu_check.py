@@ -26,12 +26,14 @@ def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float =
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 6, 8])
 def test_twelve_plans_try_every_way_to_split(ranks):
-    cases = parity_cases(ranks, Precision.BF16, flash_attention=True)
+    cases = parity_cases(ranks, Precision.BF16, on_gpus=True)
     assert len({named.name for named in cases}) == 12
     assert {named.name for named in cases} >= set(ONE_RANK)
     plans = [named.case.plan for named in cases]
     assert all(plan.assumed.mixed_precision is Precision.BF16 for plan in plans)
-    assert any(plan.assumed.flash_attention for plan in plans)
+    flash = {named.name for named in cases if named.case.plan.assumed.flash_attention}
+    assert flash and flash & set(ONE_RANK) and len(flash) < len(cases)
+    assert not any(n.case.plan.assumed.flash_attention for n in parity_cases(ranks, Precision.BF16, on_gpus=False))
     layers = [layer for plan in plans for layer in plan.layers]
     assert any(layer.recompute for layer in layers)
     assert {named.case.shape.family for named in cases} == {"llama", "qwen2", "qwen3"}
@@ -55,7 +57,7 @@ def test_schedules_are_those_that_once_hung(ranks):
 
 
 def test_a_case_that_hangs_is_named_and_those_behind_it_are_tried(tmp_path, monkeypatch):
-    cases = parity_cases(2, Precision.FP32, flash_attention=False)[:4]
+    cases = parity_cases(2, Precision.FP32, on_gpus=False)[:4]
     launches = []
 
     def launch(worker, words, ranks, logs, timeout_s, device):
