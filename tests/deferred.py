@@ -176,9 +176,9 @@ class Backend:
     def all_gather(self, out: Any, tensor: Any, group: Any = None, sync_op: bool = True, **_: Any) -> Task:
         group = group or dist.get_group(0)
         if isinstance(out, list):  # of one tensor a rank, as Paddle's gather of objects gives
-            joined = paddle.empty([len(group.ranks) * tensor.shape[0], *tensor.shape[1:]], tensor.dtype)
+            joined = paddle.empty([len(group.ranks), *tensor.shape], tensor.dtype)
             task = self.all_gather(joined, tensor, group)
-            out += joined.split(len(group.ranks))
+            out += joined.unbind()
             return task
         task = self._task(group, COLLECTIVE, "all_gather", tensor)
         self._require(task, out.size == tensor.size * len(group.ranks))

@@ -25,7 +25,6 @@ MODEL = {
     "max_position_embeddings": SEQ,
 }
 GPU_TOLERANCE = 1e-3  # of a loss: some of Paddle's GPU kernels add in any order, and training amplifies it
-LAUNCH_S = 120.0
 
 
 def resume(setting: Setting) -> Iterator[Finding]:
@@ -76,9 +75,8 @@ def memory(setting: Setting) -> Iterator[Finding]:
 
 
 def _launch(setting: Setting, worker: str, words: list[str]) -> None:
-    timeout_s = max(1.0, min(setting.left_s, LAUNCH_S))
     logs = setting.folder / worker
-    launch(f"{__package__}.{worker}", words, setting.ranks, logs, timeout_s, device=setting.device)
+    launch(f"{__package__}.{worker}", words, setting.ranks, logs, setting.launch_s, device=setting.device)
 
 
 def _losses(setting: Setting, name: str) -> list[float]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ..launch.processes import Device
 
+LAUNCH_S = 120.0  # of small models on GPUs: what takes longer hangs
+
 
 class State(StrEnum):
     PASSED = "passed"
@@ -47,6 +49,11 @@ class Setting:
     @property
     def left_s(self) -> float:
         return self.end - time.monotonic()
+
+    @property
+    def launch_s(self) -> float:
+        """What a launch may take. On CPUs that is all that is left, as its processes may share them with anything."""
+        return max(1.0, min(self.left_s, LAUNCH_S) if self.on_gpus else self.left_s)
 
     def found(self, name: str, holds: bool | None, told: str) -> Finding:
         """`holds`: None where nothing judges it."""

@@ -11,8 +11,6 @@ from ..proof.parity import TOLERANCES, WORKER, compare, write_cases
 from .findings import Finding, Setting
 from .plans import ONE_RANK, Named, parity_cases, schedule_cases
 
-LAUNCH_S = 120.0  # of the cases that are started together; a case that takes longer hangs
-
 
 def parity(setting: Setting) -> Iterator[Finding]:
     """Loss and every gradient of twelve plans, fp32 (on GPUs without TF32) and bf16."""
@@ -57,10 +55,9 @@ def _launched(setting: Setting, cases: Sequence[Named], log: str) -> tuple[list[
     fault = ""
     with scratch_folder("galvatron-check-") as folder:
         write_cases(folder, [named.case for named in cases])
-        timeout_s = max(1.0, min(setting.left_s, LAUNCH_S))
         logs = setting.folder / f"{cases[0].case.plan.assumed.mixed_precision}-{log}"
         try:
-            launch(WORKER, [str(folder)], setting.ranks, logs, timeout_s, device=setting.device)
+            launch(WORKER, [str(folder)], setting.ranks, logs, setting.launch_s, device=setting.device)
         except LaunchError as error:
             fault = str(error)
         ranks = range(setting.ranks)

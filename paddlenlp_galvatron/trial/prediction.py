@@ -93,8 +93,7 @@ def _measured(setting: Setting, shape: ModelShape, plans: dict[str, Plan]) -> li
     with scratch_folder("galvatron-check-") as folder:
         write_cases(folder, cases)
         worker = f"{__package__}.steps_worker"
-        timeout_s = max(1.0, setting.left_s)
-        launch(worker, [str(folder)], setting.ranks, setting.folder / "steps", timeout_s, device=setting.device)
+        launch(worker, [str(folder)], setting.ranks, setting.folder / "steps", setting.launch_s, device=setting.device)
         return [
             [json.loads((folder / f"{index}.{rank}.json").read_text()) for rank in range(setting.ranks)]
             for index in range(len(cases))

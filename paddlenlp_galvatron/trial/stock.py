@@ -21,7 +21,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"  # of a checkout, which ha
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
 CPU_MODEL = ModelShape("check", "llama", 2, 256, 704, 8, 8, 2000, 64)
 WARM_UP, STEPS = 2, 5
-LAUNCH_S = 120.0
 
 
 def stock(setting: Setting) -> Iterator[Finding]:
@@ -65,8 +64,7 @@ def _beside(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Findi
     paths = os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")]))
     with mock.patch.dict(os.environ, PYTHONPATH=paths):
         words = [str(folder / "job.json"), str(folder / "result.json")]
-        timeout_s = max(1.0, min(setting.left_s, LAUNCH_S))
-        launch("runtime_worker", words, setting.ranks, folder, timeout_s, device=setting.device)
+        launch("runtime_worker", words, setting.ranks, folder, setting.launch_s, device=setting.device)
     result = json.loads((folder / "result.json").read_text())
     ours_ms, other_ms = (median(result[side]["steps_ms"][WARM_UP:]) for side in ("ours", "other"))
     losses = zip(result["ours"]["losses"], result["other"]["losses"], strict=True)
