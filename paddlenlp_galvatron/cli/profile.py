@@ -54,7 +54,7 @@ def profile_hardware(options: HardwareOptions) -> None:
 
     _require_gpus(options)
     os.environ.update({name: value for name, _, value in (pair.partition("=") for pair in options.envs)})
-    run_ranks("cluster.measure", options.model_dump_json(), options, "hardware")
+    run_ranks("hardware", options.model_dump_json(), options, "hardware")
     say(f"hardware profile of {options.num_nodes} x {options.ranks_per_node} ranks: {options.output}")
 
 
@@ -98,7 +98,7 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
         computation=computation,
         memory=memory,
     )
-    run_ranks("layers.measure", run.model_dump_json(), options, shapes[0].name)
+    run_ranks("model", run.model_dump_json(), options, shapes[0].name)
     say(f"model profile of {shapes[0].name} on {options.num_nodes} x {options.ranks_per_node} ranks: {options.output}")
 
 

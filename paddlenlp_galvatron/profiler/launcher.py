@@ -20,16 +20,17 @@ PROGRESS = re.compile(r"^progress (\d+)/(\d+)$", re.MULTILINE)
 NOTE = re.compile(r"^note (.+)$", re.MULTILINE)
 TIMEOUT_S = 24 * 3600
 SHOWN_FLAGS = 2
+MODULES = {"hardware": "cluster.measure", "model": "layers.measure"}
 
 
-def run_ranks(module: str, arguments: str, options: RunOptions, what: str, timeout_s: float = TIMEOUT_S) -> None:
-    """Run a module of this package as the ranks of this node, with progress; its one argument is JSON.
+def run_ranks(profile: str, arguments: str, options: RunOptions, what: str, timeout_s: float = TIMEOUT_S) -> None:
+    """Run a kind of profile, of MODULES, as the ranks of this node, with progress; its one argument is JSON.
 
     Raises LaunchError.
     """
     nodes = _nodes(options)
     columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    command = (f"{__package__}.{module}", [arguments], options.ranks_per_node)
+    command = (f"{__package__}.{MODULES[profile]}", [arguments], options.ranks_per_node)
     with (
         scratch_folder("galvatron-profile-") as logs,
         progress_bar(*columns) as progress,

@@ -80,11 +80,11 @@ def _profile(setting: Setting, shape: ModelShape, precision: Precision, folder: 
     seq = shape.max_position_embeddings
     if setting.ranks > 1:
         hardware = HardwareOptions(**each, end_mb=256 if setting.on_gpus else 4)
-        run_ranks("cluster.measure", hardware.model_dump_json(), hardware, "messages", max(1.0, setting.left_s))
+        run_ranks("hardware", hardware.model_dump_json(), hardware, "messages", max(1.0, setting.left_s))
     options = PointOptions(**each, sequence_parallel=True, max_tp_deg=setting.ranks)
     degrees = tuple(runnable_degrees(shape, setting.ranks, setting.ranks, [seq]))
     run = ModelRun(options=options, shapes=(shape,), points=(Shape(1, seq),), degrees=degrees)
-    run_ranks("layers.measure", run.model_dump_json(), options, "layers", max(1.0, setting.left_s))
+    run_ranks("model", run.model_dump_json(), options, "layers", max(1.0, setting.left_s))
 
 
 def _measured(setting: Setting, shape: ModelShape, plans: dict[str, Plan]) -> list[list[dict[str, Any]]]:

@@ -23,7 +23,6 @@ from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 from .model import rows, write_model
 from .row import Row, Seen, Values
 
-MESSAGES, PARTS = "cluster.measure", "layers.measure"  # modules that are started as ranks
 DEVICE = Fingerprint(device="a device", device_count=1, driver="one", paddle="3")
 
 
@@ -63,13 +62,13 @@ class ProfileSeen(Seen):
 
     @property
     def options(self) -> HardwareOptions | None:
-        return HardwareOptions.model_validate_json(self.calls[MESSAGES]) if MESSAGES in self.calls else None
+        return HardwareOptions.model_validate_json(self.calls["hardware"]) if "hardware" in self.calls else None
 
     @property
     def hardware(self) -> dict[str, Any] | None:
         """What the ranks of a hardware profile build."""
         parts = ("Stopwatch", "Journal", "hardware_profile", "HardwareProfiler", "Placement", "Groups", "awake")
-        return _as_rank(hardware, self.calls[MESSAGES], parts) if self.options else None
+        return _as_rank(hardware, self.calls["hardware"], parts) if self.options else None
 
     @property
     def messages(self) -> dict[str, Any] | None:
@@ -93,7 +92,7 @@ class ProfileSeen(Seen):
 
     @property
     def run(self) -> ModelRun | None:
-        return ModelRun.model_validate_json(self.calls[PARTS]) if PARTS in self.calls else None
+        return ModelRun.model_validate_json(self.calls["model"]) if "model" in self.calls else None
 
     @property
     def shapes(self) -> dict[str, Any] | None:
@@ -103,7 +102,7 @@ class ProfileSeen(Seen):
     def model(self) -> dict[str, Any] | None:
         """What the ranks of a model's profile build."""
         parts = ("Stopwatch", "Journal", "ComputationProfiler", "MemoryProfiler", "computation_profile")
-        return _as_rank(model, self.calls[PARTS], parts) if self.run else None
+        return _as_rank(model, self.calls["model"], parts) if self.run else None
 
 
 NODES: Values = {"num_nodes": 2, "node_rank": 1, "master_addr": "127.0.0.2", "master_port": 2900}
