@@ -65,9 +65,13 @@ def complete_gloo() -> None:
         length = tensor.size // parts
         return tensor.detach().view([tensor.size])._slice(index * length, (index + 1) * length)
 
+    def waited(task: Any) -> Any:
+        task.wait()
+        return task
+
     methods = {
-        "all_reduce_on_calc_stream": lambda group, tensor, op: group.all_reduce(tensor, op, True).wait(),
-        "all_gather_into_tensor_on_calc_stream": lambda group, out, x: group.all_gather(x, out).wait(),
+        "all_reduce_on_calc_stream": lambda group, tensor, op: waited(group.all_reduce(tensor, op, True)),
+        "all_gather_into_tensor_on_calc_stream": lambda group, out, x: waited(group.all_gather(x, out)),
         "reduce_scatter_tensor_on_calc_stream": lambda group, out, x, op: group.reduce_scatter_tensor(out, x, op),
         "send": send_over_lane,
         "recv": receive_over_lane,
