@@ -6,16 +6,21 @@ import json
 import tarfile
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cost_examples import MODEL, example_plan, one_node
 
 pytest.importorskip("paddle")
 
+
+from paddlenlp_galvatron.cost_model import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import LaunchError
-from paddlenlp_galvatron.plan import DataParallel, GalvatronError, Precision, Schedule
+from paddlenlp_galvatron.plan import DataParallel, GalvatronError, LayerStrategy, Precision, Schedule
+from paddlenlp_galvatron.profiles.reserve import Reserve
 from paddlenlp_galvatron.proof.parity import Parity
-from paddlenlp_galvatron.trial import faults, parity, run, stock
+from paddlenlp_galvatron.trial import faults, parity, prediction, run, stock
 from paddlenlp_galvatron.trial.findings import Finding, Setting, State
 from paddlenlp_galvatron.trial.plans import ONE_RANK, parity_cases, schedule_cases
 
@@ -128,6 +133,37 @@ def test_one_rank_says_what_it_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(stock, "BENCHMARKS", tmp_path / "missing")
     [finding] = stock.stock(setting(tmp_path))
     assert finding.state is State.LEFT_OUT and "checkout" in finding.told
+
+
+def taken(plan, predicted, slower: float = 1.0, more_mib: float = 0.0, more_bytes: int = 0) -> list[dict]:
+    """By rank, what a plan takes that is as predicted, but for this."""
+    tensors = [stage.memory.total_mib - stage.memory.context_mib for stage in predicted.stages]
+    rank = {"step_ms": 1000 * predicted.time_s * slower, "reserved_mib": 0.0, "bytes": {}}
+    ranks = [rank | {"allocated_mib": tensors[number // plan.stage_size] + more_mib} for number in range(8)]
+    scalars = 2 * 4 * plan.world_size
+    sent = Counter(step_traffic_bytes(plan, MODEL)) + Counter(all_reduce=scalars + more_bytes)
+    return [ranks[0] | {"bytes": dict(sent)}, *ranks[1:]]
+
+
+@pytest.mark.parametrize(
+    ("device", "change", "failed"),
+    [
+        ("gpu", {}, set()),
+        ("gpu", {"slower": 1.5}, {"step"}),
+        ("cpu", {"slower": 1.5}, set()),
+        ("cpu", {"more_mib": 1e4}, {"memory"}),
+        ("gpu", {"more_bytes": 4}, {"bytes"}),
+    ],
+)
+def test_what_is_not_as_predicted_fails(tmp_path, device, change, failed):
+    costs = one_node()
+    plan = example_plan(costs, stages=(2, 2), layers=(LayerStrategy(2),) * 4, micro_batches=4)
+    of = replace(setting(tmp_path, "prediction", 8), device=device)
+    found = list(prediction._beside(of, "x", plan, costs, taken(plan, costs.predict(plan), **change), Reserve()))
+    assert {word for f in found if f.state is State.FAILED for word in failed if word in f.name} == failed
+    assert bool(failed) == any(f.state is State.FAILED for f in found)
+    assert [f.name for f in found] == ["x: step", "x: memory of stage 0", "x: memory of stage 1", "x: bytes"]
+    assert (found[0].state is State.TOLD) == (device == "cpu")
 
 
 def test_a_rank_that_does_not_run_out_fails_the_part(tmp_path, monkeypatch):
