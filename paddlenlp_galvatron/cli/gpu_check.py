@@ -56,13 +56,14 @@ def gpu_check(
         raise UserError(f"parts: {unknown[0]!r} is unknown; choose some of {', '.join(run.PARTS)}")
     devices_of(ranks)
     _renew(output)
-    console, findings = Console(soft_wrap=True), list[Finding]() if TYPE_CHECKING else []
+    console = Console(soft_wrap=True)
+    findings: list[Finding] = []
     if not as_json:
         console.print(f"{', '.join(wanted)} on {' and '.join(map(str, run.worlds(ranks)))} ranks ({device}): {output}")
     for finding in run.check(wanted, ranks, device, output, 60 * minutes):
         findings.append(finding)
         if not as_json:
-            console.print(f"{finding.state:8}  {finding.part}: {finding.name}", markup=False)
+            console.print(f"{finding.state:8}  {finding.part}: {finding.name}: {finding.told}", markup=False)
     holds = run.write_result(output, device, findings)
     if as_json:
         say(json.dumps(json.loads((output / run.RESULT).read_text())))
