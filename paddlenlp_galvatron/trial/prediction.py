@@ -34,6 +34,7 @@ LEAST_MEMORY, MOST_MEMORY = 0.75, 1.05  # measured / predicted
 SCALAR_BYTES = 2 * 4  # loss and gradient norm, an fp32 number each on every rank, which the cost model leaves out
 MIB = 2**20
 PROFILE_SHARE = 0.25  # of the part's time, for either profile
+CPU_PROFILE_S = 10.0  # for either, where times are told and not judged
 
 
 def prediction(setting: Setting) -> Iterator[Finding]:
@@ -75,11 +76,11 @@ def _profile(setting: Setting, shape: ModelShape, precision: Precision, folder: 
         "output": folder,
         "nproc": setting.ranks,
         "mixed_precision": precision,
-        "time_budget_s": max(1.0, PROFILE_SHARE * setting.left_s),
+        "time_budget_s": max(1.0, PROFILE_SHARE * setting.left_s) if setting.on_gpus else CPU_PROFILE_S,
     }
     seq = shape.max_position_embeddings
     if setting.ranks > 1:
-        hardware = HardwareOptions(**each, end_mb=256 if setting.on_gpus else 4)
+        hardware = HardwareOptions(**each, end_mb=256 if setting.on_gpus else 1)
         run_ranks("hardware", hardware.model_dump_json(), hardware, "messages", max(1.0, setting.left_s))
     options = PointOptions(**each, sequence_parallel=True, max_tp_deg=setting.ranks)
     degrees = tuple(runnable_degrees(shape, setting.ranks, setting.ranks, [seq]))
