@@ -6,13 +6,17 @@ VENV := $(if $(filter 3.3.1,$(PADDLE)),.venv,.venv-$(PADDLE))
 BIN := $(VENV)/bin
 export PYTHON
 
-.PHONY: help setup quickstart lint test test-full validate clean
+# GPUs need Paddle's GPU build, which is installed by hand: its environment's `galvatron` is taken where one is active.
+GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
+
+.PHONY: help setup quickstart gpu-check lint test test-full validate clean
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
 	@echo "make test         style, types, room boundaries and tests (at most 25 minutes on two cores)"
 	@echo "make test-full    the long tests too (at most 80 minutes)"
 	@echo "make validate     predictions held against real steps, on two idle cores (at most 20 minutes)"
+	@echo "make gpu-check    try this node's GPUs in ten minutes, in the active environment (ARGS='--nproc 2 --parts parity')"
 	@echo "make lint         style, types and room boundaries only"
 	@echo "make setup        the environment only"
 	@echo "make clean        remove environments, builds, caches and runs"
@@ -22,6 +26,9 @@ setup:
 
 quickstart: setup
 	@GALVATRON=$(CURDIR)/$(BIN)/galvatron scripts/quickstart.sh
+
+gpu-check:
+	@$(GALVATRON) gpu-check $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check

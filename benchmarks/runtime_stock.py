@@ -30,6 +30,7 @@ from paddlenlp_galvatron.adapters.llama import Llama
 from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.plan.formats.paddlenlp import stock_arguments
 from paddlenlp_galvatron.runtime import cpu_backend
+from paddlenlp_galvatron.runtime.device import on_gpu
 from paddlenlp_galvatron.runtime.vocabulary import VocabularyCrossEntropy
 from paddlenlp_galvatron.runtime.weights import Slice, WeightSource
 from paddlenlp_galvatron.training.recipe import Recipe
@@ -42,7 +43,9 @@ _lanes: dict[tuple[int, int, bool], Any] = {}  # (pipeline group, peer, whether 
 
 
 def complete_gloo() -> None:
-    """Give fleet what it calls on NCCL. Call once, before `TrainingArguments` are made."""
+    """Give fleet what it calls on NCCL, where there is none. Call once, before `TrainingArguments` are made."""
+    if on_gpu():
+        return
     cpu_backend.install()
     gloo = core.ProcessGroupGloo
     send, receive = gloo.send, gloo.recv
@@ -62,9 +65,13 @@ def complete_gloo() -> None:
         length = tensor.size // parts
         return tensor.detach().view([tensor.size])._slice(index * length, (index + 1) * length)
 
+    def waited(task: Any) -> Any:
+        task.wait()
+        return task
+
     methods = {
-        "all_reduce_on_calc_stream": lambda group, tensor, op: group.all_reduce(tensor, op, True).wait(),
-        "all_gather_into_tensor_on_calc_stream": lambda group, out, x: group.all_gather(x, out).wait(),
+        "all_reduce_on_calc_stream": lambda group, tensor, op: waited(group.all_reduce(tensor, op, True)),
+        "all_gather_into_tensor_on_calc_stream": lambda group, out, x: waited(group.all_gather(x, out)),
         "reduce_scatter_tensor_on_calc_stream": lambda group, out, x, op: group.reduce_scatter_tensor(out, x, op),
         "send": send_over_lane,
         "recv": receive_over_lane,
@@ -137,7 +144,8 @@ def trainer_arguments(plan: Plan, recipe: Recipe, steps: int) -> StockArguments:
     return StockArguments(
         **stock_arguments(plan),
         output_dir=tempfile.mkdtemp(prefix="stock-"),
-        device="cpu",
+        device="gpu" if on_gpu() else "cpu",
+        use_flash_attention=bool(plan.assumed.flash_attention) and on_gpu(),
         do_train=True,
         max_steps=steps,
         learning_rate=recipe.learning_rate,
@@ -153,19 +161,20 @@ def trainer_arguments(plan: Plan, recipe: Recipe, steps: int) -> StockArguments:
 
 def build_model(shape: ModelShape, arguments: StockArguments, source: WeightSource) -> Any:
     """PaddleNLP's Llama, split as its arguments say, with the weights of `source`."""
-    if arguments.pipeline_parallel_degree > 1:
+    if arguments.pipeline_parallel_degree > 1 and not on_gpu():
         _open_lanes()
     config = Llama().config(shape, arguments.max_seq_length)
     LlmMetaConfig.set_llm_config(config, arguments)
     degree, rank = max(arguments.tensor_parallel_degree, 1), max(arguments.tensor_parallel_rank, 0)
     config.tensor_parallel_degree, config.tensor_parallel_rank = degree, rank
-    model = (LlamaForCausalLMPipe if arguments.pipeline_parallel_degree > 1 else LlamaForCausalLM)(config)
+    kind = LlamaForCausalLMPipe if arguments.pipeline_parallel_degree > 1 else LlamaForCausalLM
+    model = kind.from_config(config, dtype="bfloat16") if arguments.bf16 else kind(config)  # as its run_pretrain.py
     kinds = (shape.embedding, shape.block, shape.head)
     axes = {weight.name.split(".")[-2]: weight.axis for kind in kinds for weight in kind.weights}
     for name, weight in model.state_dict().items():
         axis = axes.get(name.split(".")[-2]) if degree > 1 else None
         whole = tuple(size * (degree if dim == axis else 1) for dim, size in enumerate(weight.shape))
-        weight.set_value(Slice(axis, rank, degree).of(source(name, whole)))
+        weight.set_value(paddle.to_tensor(Slice(axis, rank, degree).of(source(name, whole))).astype(weight.dtype))
     return model
 
 
@@ -194,7 +203,8 @@ class StockTrainer(Trainer):  # type: ignore[misc]
             .reshape([-1, self.args.gradient_accumulation_steps])
             .sum(axis=1)
         )
-        dist.all_reduce(mine)
+        if dist.is_initialized():
+            dist.all_reduce(mine)
         return [float(loss) / dist.get_world_size() for loss in mine]
 
     def get_train_dataloader(self) -> list[dict[str, Any]]:

@@ -46,6 +46,7 @@ DTYPES = {
     paddle.bfloat16: np.dtype(ml_dtypes.bfloat16),
     paddle.int64: np.dtype(np.int64),
     paddle.int32: np.dtype(np.int32),
+    paddle.uint8: np.dtype(np.uint8),  # of objects
 }
 
 
@@ -166,7 +167,10 @@ class Backend:
 
     def all_reduce(
         self, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, sync_op: bool = True, **_: Any
-    ) -> Task:
+    ) -> Task | None:
+        group = group or dist.get_group(0)
+        if group.rank < 0:  # as Paddle: who is no member does nothing
+            return None
         task = self._task(group, COLLECTIVE, "all_reduce", tensor, extra={"op": int(op)})
         before = memory(tensor).copy()
         task.mine, task.output = before, Held(tensor, reads=False)
@@ -182,6 +186,12 @@ class Backend:
         return self._started(task, compute, sync_op)
 
     def all_gather(self, out: Any, tensor: Any, group: Any = None, sync_op: bool = True, **_: Any) -> Task:
+        group = group or dist.get_group(0)
+        if isinstance(out, list):  # of one tensor a rank, as Paddle's gather of objects gives
+            joined = paddle.empty([len(group.ranks), *tensor.shape], tensor.dtype)
+            task = self.all_gather(joined, tensor, group)
+            out += joined.unbind()
+            return task
         task = self._task(group, COLLECTIVE, "all_gather", tensor)
         self._require(task, out.size == tensor.size * len(group.ranks))
         task.input, task.output = Held(tensor, reads=True), Held(out, reads=False, kept=_own_place(tensor, out, group))

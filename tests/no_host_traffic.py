@@ -22,6 +22,29 @@ class HostTraffic(AssertionError):
     """Something was copied or read while messages were under way."""
 
 
+def count_reads() -> list[str]:
+    """Gets a name each time that the host reads a value of a device, from now on, in this process."""
+    reads: list[str] = []
+    within: list[str] = []
+
+    def counted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if not within:
+                reads.append(name)
+            within.append(name)  # one way of reading takes another
+            try:
+                return method(*arguments, **named)
+            finally:
+                within.pop()
+
+        return call
+
+    for name in READS:
+        if hasattr(paddle.Tensor, name):
+            setattr(paddle.Tensor, name, counted(name, getattr(paddle.Tensor, name)))
+    return reads
+
+
 def forbid_host_traffic() -> None:
     """From now on, in this process, from the first message or pass of every `Pipeline.run` and `Pipeline.evaluate`."""
     within: list[str] = []  # runs that have not ended

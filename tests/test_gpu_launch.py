@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 pytest.importorskip("paddle")
@@ -12,6 +14,7 @@ from paddle.base import core
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.processes import devices_of
 from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.proof import parity_worker
 from paddlenlp_galvatron.runtime import cpu_backend, device
 
 
@@ -49,6 +52,19 @@ def test_ranks_on_gpus_connect_at_once_and_those_on_cpus_see_none(monkeypatch):
     assert devices_of(9, "cpu")[0]["CUDA_VISIBLE_DEVICES"] == ""  # more ranks than GPUs
     with pytest.raises(UserError, match="9 processes on a node with 8 GPUs"):
         devices_of(9)
+
+
+def test_a_proof_computes_in_fp32_where_it_says_so(monkeypatch):
+    """CUDA reads the variable when it starts: before any group or tensor is made."""
+    found = []
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    monkeypatch.setattr(parity_worker.sys, "argv", ["", "folder"])
+    monkeypatch.setattr(parity_worker, "read_cases", lambda _: [])
+    monkeypatch.setattr(
+        parity_worker, "start_world", lambda: (found.append(os.environ["NVIDIA_TF32_OVERRIDE"]) or 0, 1)
+    )
+    parity_worker.main()
+    assert found == ["0"]
 
 
 def test_nothing_of_gloo_is_set_up_for_nccl(monkeypatch):

@@ -73,7 +73,7 @@ def test_ranks_that_send_before_they_receive_and_wait_are_seen():
 GUARDED = """
 import paddle, sys
 sys.path.insert(0, {tests!r})
-from no_host_traffic import HostTraffic, forbid_host_traffic
+from no_host_traffic import HostTraffic, count_reads, forbid_host_traffic
 from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.stage import Stage
@@ -82,8 +82,16 @@ from paddlenlp_galvatron.plan import Assumptions, uniform_plan
 plan = uniform_plan(layers=1, world_size=1, global_train_batch_size=2, assumed=Assumptions(seq_length=8))
 case = small_case(plan, "llama")
 engine = Engine(case.plan, case.shape, load_family("llama"), case.seq_length)
-forbid_host_traffic()
+assert engine.stage.mask is not None and "mask" in vars(engine.stage)
+assert all(block._layer.self_attn.rotary_emb.cos_cached is not None for block in engine.stage._blocks)
+optimizer = case.recipe.build(engine.tensors, engine.decaying)
 batch = batch_of(case, 0)
+reads = count_reads()
+for _ in range(2):
+    engine.forward_backward(batch)
+    engine.update(optimizer, 1.0)
+assert len(reads) == 2 * 2, reads
+forbid_host_traffic()
 engine.forward_backward(batch)
 engine.evaluate(batch)
 forward = Stage.forward
@@ -97,7 +105,7 @@ for read in (lambda x: float(x), lambda x: x.numpy(), lambda x: x.item(), lambda
 """
 
 
-def test_what_is_read_in_a_step_is_seen():
+def test_a_step_reads_loss_and_norm_and_the_guard_sees_what_else_is_read():
     words = [sys.executable, "-c", GUARDED.format(tests=str(Path(__file__).parent))]
     ran = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -35,6 +35,7 @@ COMMANDS = {
     "validate": "run plans and hold what was predicted against what they take",
     "what-if": "a page: change model, cluster, budget, batch or length, and see the best plan at once",
     "parity": "prove that a plan trains what one process trains",
+    "gpu-check": "try in ten minutes whether this node's devices train as they should",
     "train": "train a model by a plan",
 }
 
@@ -97,6 +98,8 @@ def _run(words: list[str]) -> int:
     if name in ("--help", "-h", "help"):
         print(_help())
         return 0
+    if name.replace("-", "_") in COMMANDS:
+        name = name.replace("-", "_")
     if name not in COMMANDS:
         from paddlenlp_galvatron.options.aliases import did_you_mean  # here, as only a mistake needs it
 

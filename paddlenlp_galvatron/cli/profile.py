@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -26,8 +26,24 @@ from .grouped import add_command
 app = App(help="Measure this machine and a model; writes the profile files that the search reads.")
 
 
+Profiled = TypeVar("Profiled", bound=RunOptions)
+
+
+def _for_device(options: Profiled) -> Profiled:
+    """With training's own types where nothing is said; tells so on GPUs."""
+    if options.analytic:
+        return options
+    from paddlenlp_galvatron.launch import gpus
+
+    settled = options.for_device(gpus.gpu_count() > 0)
+    if settled is not options:
+        say("note: mixed_precision: bf16, as plans for GPUs have it; or: --mixed_precision fp32", err=True)
+    return settled
+
+
 def profile_hardware(options: HardwareOptions) -> None:
     """Write the hardware files."""
+    options = _for_device(options)
     if options.analytic:
         sheet = load_data_sheet(options.analytic)
         per_node = options.nproc or options.num_gpus_per_node
@@ -44,6 +60,7 @@ def profile_hardware(options: HardwareOptions) -> None:
 
 def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> None:
     """Write the files of a model."""
+    options = _for_device(options)
     what = {"computation": computation, "memory": memory}
     if options.profile_type and not what[options.profile_type]:
         raise UserError(

@@ -440,13 +440,17 @@ class CostModel:
         def price(some: Iterable[Call], joined: bool = False) -> float:
             return sum(self._call_ms(call, mesh, pipeline, weights.copies, joined) for call in some)
 
+        def messages(some: Iterable[Call]) -> list[tuple[float, Collective]]:
+            return [(price([call]), call.kind) for call in some]
+
         again_ms = times.recompute_ms or 0.0
         compute_ms = times.backward_ms + again_ms
-        gather, reduce = price(calls.gather_backward), price(calls.reduce)
-        gather_forward = price(calls.gather_forward)
-        forward = self._beside(times.forward_ms, gather_forward)
-        backward = self._beside(compute_ms, gather)
-        reduce_ms = self._beside(compute_ms, gather + reduce) - backward
+        gathers, reductions = messages(calls.gather_backward), messages(calls.reduce)
+        gathers_forward = messages(calls.gather_forward)
+        forward = self._beside(times.forward_ms, gathers_forward)
+        backward = self._beside(compute_ms, gathers)
+        reduce_ms = self._beside(compute_ms, gathers + reductions) - backward
+        gather_forward, gather, reduce = (sum(ms for ms, _ in some) for some in (gathers_forward, gathers, reductions))
         shown_ms = forward - times.forward_ms, backward - compute_ms
         sharding = mesh.degree(*SHARDING)
         sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
@@ -489,10 +493,15 @@ class CostModel:
         place = place_of(call.axes, mesh, self.gpus_per_node, pipeline)
         return call.times * self.network.collective_ms(call.kind, place, call.bytes / MIB, joined)
 
-    def _beside(self, compute_ms: float, communication_ms: float) -> float:
-        """Both started together: while both run each is `overlap_coe` times slower. Never worse than in turn."""
-        longer, shorter = max(compute_ms, communication_ms), min(compute_ms, communication_ms)
-        return longer + min(self.network.profile.overlap_coe - 1, 1.0) * shorter
+    def _beside(self, compute_ms: float, messages: Sequence[tuple[float, Collective]]) -> float:
+        """Work and messages (ms, kind) started together: while both run each is slower by the messages' overlap
+        coefficients, in the mean over their time. Never worse than in turn."""
+        messages_ms = sum(ms for ms, _ in messages)
+        longer, shorter = max(compute_ms, messages_ms), min(compute_ms, messages_ms)
+        if shorter == 0:
+            return longer
+        overlap = sum(ms * self.network.profile.overlap_of(kind) for ms, kind in messages) / messages_ms
+        return longer + min(overlap - 1, 1.0) * shorter
 
 
 def stage_times(stages: Sequence[StagePrediction]) -> StageTimes:

@@ -10,8 +10,9 @@ from pathlib import Path
 # The exit code of a rank that ran out of memory: Linux's ENOMEM.
 EXIT_CODE = 12
 # What the message of a failed allocation holds where its class does not tell: Paddle's, C++'s, and Python's inside a
-# PyLayer's backward, which becomes an OSError with the traceback as its text.
-WORDS = ("ResourceExhausted", "std::bad_alloc", "MemoryError")
+# PyLayer's backward, which becomes an OSError with the traceback as its text; CUDA's (error 2), and NCCL's, which calls
+# what CUDA refuses it so when it makes a communicator: mostly the buffers, for which there is no room.
+WORDS = ("ResourceExhausted", "std::bad_alloc", "MemoryError", "CUDA error(2)", "unhandled cuda error")
 TOLD = "out of memory: tensors held {:.1f} MiB at most"
 FOUND = re.compile(re.escape(TOLD).replace(r"\{:\.1f\}", r"([0-9.]+)"))
 KILLS = Path("/proc/vmstat")  # counts the processes that the kernel ended for lack of memory

@@ -23,7 +23,7 @@ SHOWN_FLAGS = 2
 MODULES = {"hardware": "cluster.measure", "model": "layers.measure"}
 
 
-def run_ranks(profile: str, arguments: str, options: RunOptions, what: str) -> None:
+def run_ranks(profile: str, arguments: str, options: RunOptions, what: str, timeout_s: float = TIMEOUT_S) -> None:
     """Run a kind of profile, of MODULES, as the ranks of this node, with progress; its one argument is JSON.
 
     Raises LaunchError.
@@ -34,7 +34,7 @@ def run_ranks(profile: str, arguments: str, options: RunOptions, what: str) -> N
     with (
         scratch_folder("galvatron-profile-") as logs,
         progress_bar(*columns) as progress,
-        Launch(*command, logs, TIMEOUT_S, nodes) as running,
+        Launch(*command, logs, timeout_s, nodes) as running,
     ):
         task = progress.add_task(what, total=None)
         log = Path(logs, f"workerlog.{nodes.node_rank * options.ranks_per_node}")

@@ -57,9 +57,35 @@ class RunOptions(Options):
     adaptive: bool = Field(True, description="0: measure every point, also those that a line through others tells")
     fresh: bool = Field(False, description="measure again what was measured before")
     budget_ms: Number = Field(150, description="time for the repetitions of a number in each round, ms")
+    mixed_precision: Precision | None = Field(
+        None, description="type of weights, activations and messages; unset: bf16 where derived or on GPUs, else fp32"
+    )
+    bf16: bool = Field(False, description="1: mixed_precision bf16")
+    fp16: bool = Field(False, description="1: mixed_precision fp16")
     analytic: str | None = Field(
         None, description="derive from this data sheet (a100, h100, h200, h800 or a file) instead of measuring"
     )
+
+    @model_validator(mode="after")
+    def _one_precision(self) -> Self:
+        if len(self._precisions) > 1:
+            raise ValueError("bf16, fp16, mixed_precision: contradict each other; give one")
+        return self
+
+    @property
+    def _precisions(self) -> set[Precision]:
+        given = {"bf16": self.bf16, "fp16": self.fp16, str(self.mixed_precision): bool(self.mixed_precision)}
+        return {Precision(name) for name, holds in given.items() if holds}
+
+    @property
+    def precision(self) -> Precision:
+        return next(iter(self._precisions), None) or (Precision.BF16 if self.analytic else Precision.FP32)
+
+    def for_device(self, on_gpus: bool) -> Self:
+        """With nothing left open of where it is measured: what GPUs train in, they are measured in."""
+        if self._precisions or self.analytic or not on_gpus:
+            return self
+        return self.model_copy(update={"mixed_precision": Precision.BF16})
 
     @property
     def ranks_per_node(self) -> int:
@@ -172,11 +198,6 @@ class PointOptions(RunOptions):
     sequence_parallel: bool = Field(
         False, description="time layers with Megatron-SP; memory is measured with and without"
     )
-    mixed_precision: Precision | None = Field(
-        None, description="type of weights and activations; unset: fp32 where it is measured, bf16 where derived"
-    )
-    bf16: bool = Field(False, description="1: mixed_precision bf16")
-    fp16: bool = Field(False, description="1: mixed_precision fp16")
     use_flash_attention: bool | None = Field(
         None, description="Paddle's flash attention, on GPUs; unset: derived files and those of 16-bit GPUs are with it"
     )
@@ -189,25 +210,14 @@ class PointOptions(RunOptions):
 
     @model_validator(mode="after")
     def _agreed(self) -> Self:
-        if len(self._precisions) > 1:
-            raise ValueError("bf16, fp16, mixed_precision: contradict each other; give one")
         if self.profile_for and self.time_budget_s is not None:
             raise ValueError("time_budget_s: leaves sizes out, and profile_for galvatron wants every one")
         return self
 
     @property
-    def _precisions(self) -> set[Precision]:
-        given = {"bf16": self.bf16, "fp16": self.fp16, str(self.mixed_precision): bool(self.mixed_precision)}
-        return {Precision(name) for name, holds in given.items() if holds}
-
-    @property
     def every_size(self) -> bool:
         """Whether points between others are measured, too, though a line tells them."""
         return self.profile_for is not None or not self.adaptive
-
-    @property
-    def precision(self) -> Precision:
-        return next(iter(self._precisions), None) or (Precision.BF16 if self.analytic else Precision.FP32)
 
     @property
     def batch_sizes(self) -> list[int]:

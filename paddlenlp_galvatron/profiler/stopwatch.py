@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import paddle
 import paddle.distributed as dist
-from numpy.typing import NDArray
 
 from ..runtime import device
 from ..runtime.collectives import all_gather
+from .clock import PROCESSOR, WALL, Array, clock
 
 LEAST_LAPS, MOST_LAPS, BRIEF_LAPS = 3, 100, 12  # or series of laps
 SERIES = 4  # laps of a message between two common starts: ranks in a row of many stay in step, or out of it, for long
@@ -26,10 +26,8 @@ SHORTEST_LAP_MS = 5.0  # operations that a GPU does sooner are started several t
 WORK_MS = 6.0  # processor time between two messages of ranks that share processors: about that of a small layer
 WORK_LAPS = 7  # of such messages in a turn: a single one is off by 40 % (standard deviation)
 MATRIX = 256  # side of the matrices that are multiplied as work
-WALL, PROCESSOR = 0, 1  # clocks
 
 Operation = Callable[[], Any]
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -96,6 +94,7 @@ class Stopwatch:
         """`per_node` ranks compute on each host. `budget_ms` is spent on the repetitions of one number, within
         LEAST_LAPS and MOST_LAPS; what is asked for when `time_budget_s` have passed gets the fewest."""
         self.world = dist.get_group(0) if world_size > 1 else None
+        self._clock = clock()
         self._budget_ms = budget_ms
         self._deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
         ranks, processors = per_node or world_size, len(os.sched_getaffinity(0))
@@ -165,9 +164,10 @@ class Stopwatch:
         compute: the same whatever else the machine does meanwhile. All ranks take the same steps and what disturbs one
         only adds time, so the quickest counts; the mean, where they share processors and disturb each other.
         """
-        clock, scale = (WALL, 1.0) if device.on_gpu() else (PROCESSOR, self._wall_per_processor_ms)
-        count = self._count(scale * float(self._laps(steps, 1)[..., clock].sum(axis=2).mean()))
-        laps: Array = scale * self._laps(steps, count)[..., clock]
+        kind, scale = (WALL, 1.0) if device.on_gpu() else (PROCESSOR, self._wall_per_processor_ms)
+        warm = scale * self._laps(steps, 2)[1:, ..., kind]  # the first lap finds kernels and memory, and does not count
+        more = self._count(float(warm.sum(axis=2).mean())) - len(warm)
+        laps: Array = np.concatenate([warm, scale * self._laps(steps, more)[..., kind]])
         ranks: Array = laps.mean(axis=1) if self.shared else laps.min(axis=1)
         return ranks
 
@@ -188,26 +188,17 @@ class Stopwatch:
 
     def _laps(self, steps: Sequence[Operation], count: int, starts: int = 1) -> Array:
         """Times in ms [starts · laps, ranks, steps, clocks]; the ranks start every `count` laps together."""
-        mine = np.empty((1, starts * count, len(steps), 2))
-        for series in range(starts):
-            start = self._start_together()
-            for lap in range(series * count, (series + 1) * count):
-                for number, step in enumerate(steps):
+        series = []
+        for _ in range(starts):
+            # Gloo's barrier gives all of its messages one tag: of several hundred thousand, one never ended.
+            self.any_rank(False)
+            device.synchronize()
+            self._clock.start()
+            for _ in range(count):
+                for step in steps:
                     step()
-                    device.synchronize()
-                    now = _clocks()
-                    mine[0, lap, number] = 1000 * (now - start)
-                    start = now
+                    self._clock.lap()
+            series.append(self._clock.laps_ms())
+        mine = np.concatenate(series).reshape([1, starts * count, len(steps), 2])
         times: Array = all_gather(paddle.to_tensor(mine), self.world).numpy()
         return times.swapaxes(0, 1)
-
-    def _start_together(self) -> Array:
-        # Gloo's barrier gives all of its messages one tag: of several hundred thousand, one never ended.
-        self.any_rank(False)
-        device.synchronize()
-        return _clocks()
-
-
-def _clocks() -> Array:
-    """Seconds, by WALL and PROCESSOR."""
-    return np.array([time.perf_counter(), time.process_time()])

@@ -64,10 +64,15 @@ class HardwareProfile:
     overlap_coe: float = 1.0  # how much slower compute and communication run beside one another
     meta: Meta = field(default_factory=Meta)
     files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # that it was read from
+    overlap_by_kind: Mapping[Collective, float] = field(default_factory=dict)  # where it was measured of others, too
 
     @property
     def world_size(self) -> int:
         return self.num_nodes * self.gpus_per_node
+
+    def overlap_of(self, kind: Collective) -> float:
+        """The overlap coefficient of a kind of collective."""
+        return self.overlap_by_kind.get(kind, self.overlap_coe)
 
     def save(self, folder: str | Path) -> list[Path]:
         """Write the files under their documented names, each whole or not at all; returns their paths.
@@ -93,8 +98,10 @@ class HardwareProfile:
         if plain or ours:
             meta = self.meta.about([*plain, *ours]).with_extra({"time": MS, "message": "MiB"}, messages_ms=ours)
             written.append(write_profile(folder / sp_time_name(*shape), plain, meta))
-        if "overlap_coe" in self.meta.spread or self.overlap_coe != 1:
-            meta = self.meta.about(["overlap_coe"]).with_extra({"overlap_coe": "ratio"})
+        if "overlap_coe" in self.meta.spread or self.overlap_coe != 1 or self.overlap_by_kind:
+            keys = ["overlap_coe", *(f"overlap_coe_{kind}" for kind in self.overlap_by_kind)]
+            by_kind = {str(kind): value for kind, value in self.overlap_by_kind.items()}
+            meta = self.meta.about(keys).with_extra({"overlap_coe": "ratio"}, overlap_by_kind=by_kind)
             written.append(write_profile(folder / OVERLAP_NAME, {"overlap_coe": self.overlap_coe}, meta))
         return written
 
@@ -158,10 +165,10 @@ class HardwareProfile:
         with faults.gathered():
             messages = read_messages(sp_time_file, note) if sp_time_file else {}
         with faults.gathered():
-            overlap_coe = read_overlap(overlap_file, note) if overlap_file else 1.0
+            overlap_coe, by_kind = read_overlap(overlap_file, note) if overlap_file else (1.0, {})
         faults.require_none()
         files = tuple(ProfileFile.of(f) for f in (allreduce_file, p2p_file, overlap_file, sp_time_file) if f)
-        return cls(*shape, allreduce, p2p, messages, overlap_coe, meta, files)
+        return cls(*shape, allreduce, p2p, messages, overlap_coe, meta, files, by_kind)
 
 
 def message_key(group: MessageGroup, mib: float) -> str:
@@ -218,16 +225,25 @@ def read_p2p(path: str | Path, note: Note = no_note) -> dict[int, float]:
     return result
 
 
-def read_overlap(path: str | Path, note: Note = no_note) -> float:
-    """The overlap coefficient, at least 1."""
-    content, _ = read_profile(path)
-    value = positive(path, "overlap_coe", field_of(path, OVERLAP_NAME, content, "overlap_coe"), "ratio, 1 or more")
-    if value < 1:
-        raise UserError(
-            f"{path}: overlap_coe: {value} is below 1, as if work ran faster side by side; measure it again"
-        )
+def read_overlap(path: str | Path, note: Note = no_note) -> tuple[float, dict[Collective, float]]:
+    """The overlap coefficient, and those of kinds of collectives that have their own, all at least 1."""
+    content, meta = read_profile(path)
+    overlap_coe = _ratio(path, "overlap_coe", field_of(path, OVERLAP_NAME, content, "overlap_coe"))
+    ours, name = meta.extra.get("overlap_by_kind") if meta else None, "galvatron.overlap_by_kind"
+    by_kind: dict[Collective, float] = {}
+    for kind, value in objects(path, name, ours) if ours is not None else ():
+        if kind not in tuple(Collective):
+            raise unknown_key(path, f"{name}.{kind}", ", ".join(Collective))
+        by_kind[Collective(kind)] = _ratio(path, f"{name}.{kind}", value)
     skipped(path, [key for key in content if key != "overlap_coe"], note)
-    return value
+    return overlap_coe, by_kind
+
+
+def _ratio(path: str | Path, key: str, value: object) -> float:
+    ratio = positive(path, key, value, "ratio, 1 or more")
+    if ratio < 1:
+        raise UserError(f"{path}: {key}: {ratio} is below 1, as if work ran faster side by side; measure it again")
+    return ratio
 
 
 def read_messages(path: str | Path, note: Note = no_note) -> dict[MessageGroup, dict[float, float]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -161,6 +160,7 @@ class Stage:
         start, stop = token_layout(None, plan.stage_size).intervals(self._tokens)[self._local, 0].tolist()
         self.boundary_shape = [stop - start, shape.hidden_size]
         self.loss_replicas = plan.vocab.tp
+        self.mask = self._mask()  # before the first step, in which messages are under way
 
     @property
     def units(self) -> list[Unit]:
@@ -230,8 +230,7 @@ class Stage:
             parts.append(tokens[:, first : first + stop - start])
         return np.concatenate(parts, axis=1)
 
-    @cached_property
-    def mask(self) -> Any:
+    def _mask(self) -> Any:
         """[1, 1, S, S] with the lowest number above the diagonal; None: attention is causal by itself."""
         if self._causal_itself:
             return None

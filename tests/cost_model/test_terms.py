@@ -26,6 +26,7 @@ from paddlenlp_galvatron.plan import (
 from paddlenlp_galvatron.plan.layout import moves, token_layout
 from paddlenlp_galvatron.plan.mesh import Axis, Mesh
 from paddlenlp_galvatron.plan.seams import SHARDING
+from paddlenlp_galvatron.profiles import Collective
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Place
 
@@ -142,6 +143,8 @@ def test_gradients_hide_behind_backward_and_slow_it_by_the_overlap_coefficient()
     vectors = 0.01 * 2 * MODEL.hidden_size * 2 / 2**20  # at the end, with those of all layers in one message
     assert message < compute
     assert cost(one_node(), LayerStrategy()).sync_ms == pytest.approx(0.2 * message + vectors)
+    by_kind = one_node(hardware=replace(one_node().network.profile, overlap_by_kind={Collective.ALL_REDUCE: 1.5}))
+    assert cost(by_kind, LayerStrategy()).sync_ms == pytest.approx(0.5 * message + vectors)
     in_turn = one_node(hardware=replace(one_node().network.profile, overlap_coe=3.0))
     assert cost(in_turn, LayerStrategy()).sync_ms == pytest.approx(
         message + vectors

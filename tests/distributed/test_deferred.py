@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,25 +13,44 @@ pytest.importorskip("paddle")
 
 from deferred import require_same_calls
 
+from paddlenlp_galvatron.checkpoint.stored import whole_checkpoints
 from paddlenlp_galvatron.launch.processes import launch
-from paddlenlp_galvatron.plan import Precision
+from paddlenlp_galvatron.plan import Precision, write_plan
 from paddlenlp_galvatron.proof.parity import WORKER, Case, compare, small_case, write_cases
 from paddlenlp_galvatron.proof.random_cases import random_cases
 
-from . import plans
+from . import plans, test_checkpoint, test_surface
 
 STEPS = 2
 
 
+@pytest.fixture(autouse=True)
+def workers(monkeypatch):
+    """Ranks find the modules of the tests."""
+    tests = Path(__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
+
+
+def deferring(folder: Path, seed: int) -> Callable[..., None]:
+    """`launch`, under the deferred backend; `folder`: of the ranks' messages, of which none may be left."""
+    folder.mkdir()
+
+    def deferred(module: str, arguments: Sequence[str], nproc: int, log_folder: Path, timeout_s: float) -> None:
+        messages = folder / str(len(list(folder.iterdir())))
+        messages.mkdir()
+        worker = Path(__file__).with_name("deferred_worker.py")
+        launch(str(worker), [str(messages), str(seed), module, *arguments], nproc, log_folder, timeout_s)
+        require_same_calls(messages, nproc)
+
+    return deferred
+
+
 def disagreements(folder: Path, cases: list[Case], seed: int) -> list[str]:
-    messages, results, world_size = folder / "messages", folder / "results", cases[0].plan.world_size
-    messages.mkdir()
+    results = folder / "results"
     results.mkdir()
     write_cases(results, cases)
-    arguments = [str(messages), str(seed), WORKER, str(results)]
-    worker = Path(__file__).with_name("deferred_worker.py")
-    launch(str(worker), arguments, world_size, folder / "log", timeout_s=580)
-    require_same_calls(messages, world_size)
+    start = deferring(folder / "messages", seed)
+    start(WORKER, [str(results)], cases[0].plan.world_size, folder / "log", timeout_s=580)
     return [
         f"case {number}: loss {result.max_loss_diff:.1e}, gradient {result.max_grad_rel_diff:.1e} "
         f"{result.worst_gradient}"
@@ -65,3 +87,41 @@ def test_random_plans_train_as_one_process_does(tmp_path, world_size):
     cases = random_cases(16, world_size, seed=3, steps=STEPS)
     cases += random_cases(4, world_size, seed=4, precision=Precision.BF16, steps=STEPS)
     assert not disagreements(tmp_path, cases, seed=2)
+
+
+def evaluated(folder: Path, world: int, names: list[str]) -> dict:
+    """As the reports of `test_surface`: trained, evaluated, saved and gone on by the trainer."""
+    (folder / "model.json").write_text(json.dumps(test_surface.MODEL))
+    for name in names:
+        of = test_surface.PLANS[world][name]
+        write_plan(replace(of, assumed=replace(of.assumed, seq_length=16)), folder / f"{name}.json")
+    words = [str(folder), *names]
+    deferring(folder / "messages", 5)(f"{__package__}.surface_worker", words, world, folder / "log", timeout_s=580)
+    return {
+        (world, name): [
+            json.loads((folder / f"{name}.{rank}.json").read_text()) | {"folder": folder} for rank in range(world)
+        ]
+        for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    ("world", "names"),
+    [(2, ["layerwise"]), pytest.param(4, ["uniform", "layerwise", "stages"], marks=pytest.mark.slow)],
+)
+def test_evaluation_and_going_on_by_the_trainer(tmp_path, world, names):
+    found = evaluated(tmp_path, world, names)
+    for name in names:
+        test_surface.test_a_saved_model_is_the_one_that_was_evaluated_and_a_run_goes_on(found, world, name)
+
+
+@pytest.mark.slow
+def test_checkpoints_of_any_plan_go_on_under_any_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(test_checkpoint, "launch", deferring(tmp_path / "messages", 6))
+    first, second = tmp_path / "saved", tmp_path / "loaded"
+    for folder in (first, second):
+        folder.mkdir()
+    jobs = [(name, "", test_checkpoint.BEFORE, test_checkpoint.AFTER) for name in test_checkpoint.SAVED]
+    losses = test_checkpoint.run(first, [*test_checkpoint.SAVED.values()], jobs)
+    saved = {name: whole_checkpoints(first / name)[0] for name in test_checkpoint.SAVED}
+    test_checkpoint.test_any_plan_goes_on_where_another_stopped(second, (saved, losses), every=False)

@@ -118,6 +118,10 @@ def test_failed_allocations_are_known_wherever_they_fail(allocate, capsys):
 def test_other_faults_are_no_lack_of_memory():
     assert is_out_of_memory(MemoryError("std::bad_alloc"))
     assert is_out_of_memory(RuntimeError("(ResourceExhausted) Out of memory error on GPU 0."))
+    assert is_out_of_memory(OSError("(External) CUDA error(2), out of memory."))
+    nccl = "NCCL error(1), unhandled cuda error (run with NCCL_DEBUG=INFO for details)."
+    assert is_out_of_memory(OSError(f"(External) {nccl}"))
+    assert not is_out_of_memory(OSError("(External) NCCL error(2), unhandled system error."))
     assert not is_out_of_memory(RuntimeError("(InvalidArgument) shapes differ"))
     assert told_peak_mib("error: something else") is None
 

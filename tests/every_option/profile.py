@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, patch
@@ -128,7 +129,11 @@ def run_rows(rank: str) -> dict[str, Row]:
     }
 
 
+TYPES = {
+    name: Row(value, "hardware.Journal") for name, value in (("mixed_precision", "bf16"), ("bf16", 1), ("fp16", 1))
+}
 HARDWARE = run_rows("hardware") | {
+    **TYPES,
     "adaptive": Row(0, "messages.sizes"),
     "parts": Row("p2p", "messages.groups"),
     "start_mb": Row(4, "messages.sizes"),
@@ -157,9 +162,7 @@ POINTS = {
     "profile_max_seq_length": Row(8, "run.points", LENGTHS),
     "profile_seq_length_step": Row(4, "run.points", LENGTHS),
     "max_tp_deg": Row(2, "run.degrees"),
-    "mixed_precision": Row("bf16", "run.options.precision"),
-    "bf16": Row(1, "run.options.precision"),
-    "fp16": Row(1, "run.options.precision"),
+    **{name: replace(row, shows="run.options.precision") for name, row in TYPES.items()},
     "use_flash_attention": Row(1, "refusal"),
     "layernum_min": Row(2, "model.Journal"),
     "layernum_max": Row(5, "model.Journal"),

@@ -19,6 +19,7 @@ from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import GalvatronError, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
 from paddlenlp_galvatron.proof import parity
+from paddlenlp_galvatron.trial import run as trial
 
 from .model import write_model
 from .row import Row, Seen, Values
@@ -93,8 +94,13 @@ class SmallSeen(Seen):
             plan = what_if.work(what_if.Question.among(form)).plan
             calls["served"] = {"form": form, "port": port, "show": show, "plan": plan}
 
+        def tried(parts: list[str], ranks: int, device: str, folder: Path, seconds: float) -> Iterator[Any]:
+            calls["tried"] = {"parts": parts, "ranks": ranks, "folder": folder.name, "seconds": seconds}
+            return iter(())
+
         with (
             patch.object(what_if, "serve", served),
+            patch.object(trial, "check", tried),
             patch.object(parity, "check_parity", compared),
             patch.object(convert, "MIB", A_MIB),
             patch.object(data, "MIB", A_MIB),
@@ -197,6 +203,13 @@ TABLES = {
         "device": Row("gpu", "calls.device"),
         "json": Row(1, "lines"),
     },
+    "gpu-check": {
+        "nproc": Row(4, "calls.tried"),
+        "parts": Row("resume,memory", "calls.tried"),
+        "minutes": Row(3, "calls.tried"),
+        "output": Row("mine", "files"),
+        "json": Row(1, "lines"),
+    },
     "quickstart": {
         "output": Row("mine", "calls.profiled"),
         "nproc": Row(2, "calls.trained"),
@@ -252,6 +265,7 @@ BASES: dict[str, Values] = {command: FILE for command in TABLES if command.start
     "convert g2h": {"INPUT": "converted", "OUTPUT": "back"},
     "data prepare": PREPARED,
     "parity": {"PLAN": "plan.json"},
+    "gpu-check": {},
     "quickstart": {},
     "fit": {"MODEL": "model.json", "gpus": 1, "seq_length": 16},
     "what-if": {"MODEL": "model.json", "seq_length": 16},

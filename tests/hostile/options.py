@@ -88,8 +88,8 @@ BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("validate",): (("model.json", "--count=0"), ()),
     ("quickstart",): (("--nproc=1",), ()),
 }
-# doctor starts programs to ask for their versions, what-if serves until it is told to end; tests of their own try them.
-PROGRAMS = {"doctor", "what-if"}
+# doctor and gpu_check start programs, what-if serves until it is told to end; tests of their own try them.
+PROGRAMS = {"doctor", "gpu-check", "what-if"}
 # These say where something is written, or what is started: they may do so where the user says.
 FREE = {"output", "output_config_path", "log_dir", "output_dir", "dry_run", "analytic", "nproc"}
 

@@ -39,7 +39,7 @@ def test_the_quicker_laps_count_and_the_largest_message_says_the_bandwidth():
     assert found.messages_ms[PAIR] == {0.25: 0.3, 1.0: pytest.approx(1.1), 8.0: 8.0}  # of turns at 1.0, 1.1 and 1.2
     assert found.allreduce_mib_per_ms == {(2, True): 1.0}  # 8 MiB * 2 (2 - 1) / 2 in 8 ms
     assert found.p2p_mib_per_ms == {4: 2.0}
-    assert found.overlap_coe == 1.25
+    assert found.overlap_coe == 1.25 and not found.overlap_by_kind
     assert found.meta.flags == {}
     assert found.meta.spread["allreduce_size_2_1MB_time"] == pytest.approx(0.175 / 1.2)
     assert set(found.meta.spread) >= {
@@ -48,6 +48,13 @@ def test_the_quicker_laps_count_and_the_largest_message_says_the_bandwidth():
         "overlap_coe",
         "allreduce_size_2_1MB_time",
     }
+
+
+def test_kinds_of_collectives_have_overlaps_of_their_own_beside_galvatrons_one():
+    found = profile(journal(**{"overlap_coe_allgather 0": 1.5, "overlap_coe_allgather 1": 1.7}))
+    assert found.overlap_coe == 1.25
+    assert found.overlap_by_kind == {Collective.ALL_GATHER: pytest.approx(1.6)}
+    assert "overlap_coe_allgather" in found.meta.spread
 
 
 def test_where_ranks_share_processors_all_laps_count():

@@ -1,17 +1,35 @@
 """A cluster whose link is known: two network namespaces with two ranks each."""
 
+import json
 import sys
 from contextlib import ExitStack
 
 import pytest
 from two_nodes import ADDRESSES, two_nodes_or_skip
 
-from paddlenlp_galvatron.profiles import HardwareProfile
+from paddlenlp_galvatron.profiles import (
+    ComputationProfile,
+    HardwareProfile,
+    MemoryProfile,
+    computation_name,
+    memory_name,
+)
+from paddlenlp_galvatron.profiles.files import OVERLAP_NAME
 
 pytest.importorskip("paddle")
 
 PAYLOAD = 1448 / 1514  # of a full frame: 1500 bytes less IP and TCP headers, beside 14 of Ethernet
 PORT = 29_571
+MODEL = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 250,
+    "max_position_embeddings": 32,
+}
 START = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"
 
 
@@ -19,7 +37,9 @@ START = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(mai
 @pytest.mark.parametrize(("mbit_per_s", "end_mb"), [(200, 4), (1000, 32)])
 def test_bandwidths_are_those_of_the_link_and_tell_inside_from_across(tmp_path, mbit_per_s, end_mb):
     (tmp_path / "hosts").write_text("".join(f"{address}\n" for address in ADDRESSES))
-    words = ["profile", "hardware", "--parts", "allreduce,p2p", "--nproc", "2", "--hostfile", tmp_path / "hosts"]
+    (tmp_path / "model.json").write_text(json.dumps(MODEL))
+    words = ["profile", "all", "--parts", "allreduce,p2p,overlap", "--nproc", "2", "--hostfile", tmp_path / "hosts"]
+    words += ["--model", tmp_path / "model.json", "--seq_length", "32"]
     words += ["--master_port", PORT, "--output", tmp_path, "--end_mb", end_mb, "--budget_ms", "60"]
     with ExitStack() as stack:
         nodes = two_nodes_or_skip(stack, mbit_per_s)
@@ -36,3 +56,11 @@ def test_bandwidths_are_those_of_the_link_and_tell_inside_from_across(tmp_path, 
     assert p2p[4] == pytest.approx(link, rel=0.1)
     assert p2p[2] == pytest.approx(link / 2, rel=0.1)
     assert allreduce[2, True] > 2 * link
+    assert profile.overlap_coe >= 1
+    assert "overlap_coe" in json.loads((tmp_path / OVERLAP_NAME).read_text())["galvatron"]["spread"]
+    # The layers were measured by all four ranks, once by the node that writes.
+    size = ("fp32", 64, 8)
+    times = ComputationProfile.load(tmp_path / computation_name(*size), *size)
+    memory = MemoryProfile.load(tmp_path / memory_name(*size), *size)
+    assert {key.tp for key in times.passes} == {1, 2, 4}
+    assert {each.meta.fingerprint.device_count for each in (profile, times, memory)} == {4}

@@ -68,10 +68,11 @@ values = st.floats(1e-6, 1e6)
         st.dictionaries(st.sampled_from([2**k / 1024 for k in range(21)] + [3.5]), values, min_size=1),
     ),
     st.floats(1, 3),
+    st.dictionaries(st.sampled_from(Collective), st.floats(1, 3)),
 )
-def test_hardware_files_are_read_back(tmp_path_factory, allreduce, p2p, messages, overlap):
+def test_hardware_files_are_read_back(tmp_path_factory, allreduce, p2p, messages, overlap, by_kind):
     folder = tmp_path_factory.mktemp("hardware")
-    profile = HardwareProfile(2, 4, allreduce, p2p, messages, overlap, META)
+    profile = HardwareProfile(2, 4, allreduce, p2p, messages, overlap, META, overlap_by_kind=by_kind)
     profile.save(folder)
     read = HardwareProfile.load(2, 4, folder=folder)
     assert read == replace(profile, meta=read.meta)
@@ -184,6 +185,8 @@ def test_a_dialect_that_nothing_tells_or_that_is_told_twice_is_an_error(tmp_path
         (read_p2p, {"pp_size_0": 1}, "whole number"),
         (read_overlap, {}, "overlap_coe"),
         (read_overlap, {"overlap_coe": 0.9}, "below 1"),
+        (read_overlap, {"overlap_coe": 1.1, "galvatron": {"overlap_by_kind": {"allgather": 0.9}}}, "below 1"),
+        (read_overlap, {"overlap_coe": 1.1, "galvatron": {"overlap_by_kind": {"gather": 1.0}}}, "unknown key"),
         (read_messages, {"allreduce_size_8_MB_time": 1}, "unknown key"),
         (read_messages, {"galvatron": {"messages_ms": {"allreduce_size_8_1MB_time": None}}}, "must be a number"),
         (read_messages, {"galvatron": {"format_version": 9}}, "galvatron.format_version"),

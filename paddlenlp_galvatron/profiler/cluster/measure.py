@@ -20,23 +20,24 @@ from ...plan.mesh import Axis, Mesh
 from ...profiles import Collective, MessageGroup
 from ...runtime import collectives
 from ...runtime.groups import Groups, Ranks, run_as_rank, start_world
+from ...runtime.precision import DTYPES
+from ..clock import Array
 from ..cpu_host.placement import Placement
 from ..cpu_host.processors import awake, pinned, shares
 from ..journal import Journal
 from ..launcher import fingerprint, impossible_note, report_note, report_progress
 from ..options import KINDS, HardwareOptions, Part
 from ..refine import coarse, uncertain
-from ..stopwatch import Array, Stopwatch, Timing
+from ..stopwatch import Stopwatch, Timing
 from .messages import ENOUGH, MessagePoint, Messages, Turn, Turns, doubtful, timings
-from .overlap import overlap_coefficient, overlapping_ranks
-from .summary import OVERLAP, apart_note, hardware_profile
+from .overlap import overlap_coefficient, overlapping_kinds, overlapping_ranks
+from .summary import apart_note, hardware_profile, overlap_key
 
 ROUNDS = 3  # everything is measured so often, at different times
 OVERLAPS = 6  # the overlap coefficient at least so often: one number of a few laps, 5 % off (standard deviation)
 PINNED_ROUNDS = 10  # the same on pinned CPU processes of one host: what disturbs them spoils some rounds only
 TOLERANCE = 0.05  # of a number: sizes in between are measured where a line through the others misses by more
 LONGEST_MS = 200.0  # larger messages than the first that takes this long are not measured: they only get longer
-FLOAT_BYTES = 4
 
 OPERATIONS: dict[Collective, Callable[[Any, Any], Any]] = {
     Collective.ALL_REDUCE: collectives.all_reduce,
@@ -86,17 +87,18 @@ class HardwareProfiler:
         self.groups.create(set(self._communicators()))
         wanted = curves(self.options, self.world_size)
         rounds = PINNED_ROUNDS if self.placement.matters else ROUNDS
-        overlaps = max(rounds, OVERLAPS) * (Part.OVERLAP in self.options.parts and self.world_size > 1)
-        done, total = 0, rounds * len(wanted) + overlaps
+        kinds = overlapping_kinds() if Part.OVERLAP in self.options.parts and self.world_size > 1 else []
+        overlaps = [(kind, turn) for turn in range(max(rounds, OVERLAPS)) for kind in kinds]
+        done, total = 0, rounds * len(wanted) + len(overlaps)
         for turn in range(rounds):
             for group in wanted:
                 report_progress(done, total)
                 if not (self.stopwatch.is_late() and turn):
                     self._measure_curve(group, turn)
                 done += 1
-        for turn in range(overlaps):
+        for kind, turn in overlaps:
             report_progress(done, total)
-            self.journal.get(f"{OVERLAP} {turn}", self._overlap)
+            self.journal.get(f"{overlap_key(kind)} {turn}", partial(self._overlap, kind))
             done += 1
         for turn in range(rounds, rounds + ceil(rounds / 4)):  # what still spreads too widely, or cannot be
             if not self.stopwatch.is_late():
@@ -164,15 +166,14 @@ class HardwareProfiler:
     def _collective(self, group: MessageGroup, mib: float) -> Callable[[], Any]:
         mesh = Mesh.of(self.world_size, (Axis.TENSOR, group.size), consecutive=group.consecutive)
         communicator = self.groups.get(mesh.group(self.rank, Axis.TENSOR))
-        elements = int(mib * 2**20) // FLOAT_BYTES // group.size
+        elements = self._numbers(mib) // group.size
         whole = elements if group.kind is Collective.ALL_GATHER else elements * group.size
-        return partial(OPERATIONS[group.kind], paddle.zeros([whole]), communicator)
+        return partial(OPERATIONS[group.kind], self._zeros(whole), communicator)
 
     def _exchange(self, group: MessageGroup, mib: float) -> Callable[[], None]:
         """Every stage sends to the next and receives from the one before, all at once."""
         pairs = [(self.groups.get(pair, "down"), pair) for pair in self._pairs(group.size) if self.rank in pair]
-        elements = int(mib * 2**20) // FLOAT_BYTES
-        sent, received = paddle.zeros([elements]), paddle.empty([elements])
+        sent, received = (self._zeros(self._numbers(mib)) for _ in range(2))
 
         def exchange() -> None:
             tasks = [
@@ -184,10 +185,24 @@ class HardwareProfiler:
 
         return exchange
 
-    def _overlap(self) -> float:
+    def _numbers(self, mib: float) -> int:
+        return int(mib * 2**20) // self.options.precision.bytes
+
+    def _zeros(self, count: int) -> Any:
+        return paddle.zeros([count], DTYPES[self.options.precision])
+
+    def _overlap(self, kind: Collective) -> float:
         self.placement.improve()
-        times = self.options.overlap_time_multiply
-        return overlap_coefficient(self.stopwatch, self.rank, self.world_size, self.groups, times)
+        return overlap_coefficient(
+            self.stopwatch,
+            self.rank,
+            overlapping_ranks(self.world_size),
+            self.groups,
+            kind,
+            self.options.precision,
+            self.options.ranks_per_node,
+            self.options.overlap_time_multiply,
+        )
 
 
 def main() -> None:
@@ -197,11 +212,12 @@ def main() -> None:
     device = fingerprint(world_size)
     per_node = options.ranks_per_node
     changing = options.model_dump(include={"num_nodes", "avg_or_min_or_first", "overlap_time_multiply", "budget_ms"})
+    changing["dtype"] = options.precision.value
     journal = Journal.open(options.output, "hardware", device.model_dump() | changing, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
     stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
     processors = [share[0] for share in shares(per_node)] if rank % per_node == 0 else []
-    with pinned(rank % per_node, per_node), awake(stopwatch.pinned) as spinners:
+    with pinned(rank % per_node, per_node, stopwatch.pinned), awake(stopwatch.pinned) as spinners:
         # Between hosts the link takes far longer than what processors of one of them do.
         placement = Placement(stopwatch, spinners, processors, stopwatch.pinned and options.num_nodes == 1)
         HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal, placement).measure()

@@ -1,22 +1,38 @@
-"""How much slower compute and communication run beside one another than each alone: the overlap coefficient."""
+"""How much slower compute and communication run beside one another than each alone: the overlap coefficients."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import paddle
 
+from ...plan import Precision
+from ...profiles import Collective
 from ...runtime import collectives, device
 from ...runtime.groups import Groups, Ranks
+from ...runtime.precision import Numbers
 from ..cpu_host.processors import pinned
 from ..stopwatch import Stopwatch
 
 MESSAGE_MIB = 4
-FLOAT_BYTES = 4
 ALONE_MS = 50.0  # communication alone: long enough that its start does not matter
 LAPS = 6  # what disturbs one only adds time, so the quickest counts
 MATRIX, GPU_MATRIX = 256, 4096  # side of the matrices that are multiplied: a product takes about 1 ms
+
+# What training starts and waits for later. The all-reduce comes first: its coefficient is Galvatron's one.
+STARTED: dict[Collective, Callable[[Any, Any], collectives.Pending]] = {
+    Collective.ALL_REDUCE: collectives.all_reduce_start,
+    Collective.ALL_GATHER: collectives.all_gather_start,
+    Collective.REDUCE_SCATTER: collectives.reduce_scatter_start,
+}
+
+
+def overlapping_kinds() -> list[Collective]:
+    """What is measured: on CPU all-reduce alone, as gloo does every message in the call that starts it."""
+    return list(STARTED) if device.on_gpu() else [Collective.ALL_REDUCE]
 
 
 def overlapping_ranks(world_size: int) -> Ranks:
@@ -26,17 +42,29 @@ def overlapping_ranks(world_size: int) -> Ranks:
     return tuple(range(world_size if device.on_gpu() else min(world_size, 2)))
 
 
-def overlap_coefficient(stopwatch: Stopwatch, rank: int, world_size: int, groups: Groups, times: int) -> float:
+def overlap_coefficient(
+    stopwatch: Stopwatch,
+    rank: int,
+    ranks: Ranks,
+    groups: Groups,
+    kind: Collective,
+    precision: Precision,
+    per_node: int,
+    times: int,
+) -> float:
     """Work of c ms (`times` as long as the messages), messages of m ms, each for itself, then both at once: messages
-    are started, work is done, messages are waited for, as in training.
+    are started, work is done, messages are waited for, as in training, and in its types. `per_node` of the `ranks` are
+    on each host.
 
     While both run, each goes 1/o as fast, until the shorter is done: both = o·min(c, m) + |c - m|. Solved for o.
     """
-    ranks = overlapping_ranks(world_size)
-    mine = rank in ranks
+    mine, numbers = rank in ranks, Numbers.of(precision)
     group = groups.get(ranks) if mine else None
     side = GPU_MATRIX if device.on_gpu() else MATRIX
-    matrix, buffer = paddle.ones([side, side]), paddle.zeros([MESSAGE_MIB * 2**20 // FLOAT_BYTES])
+    matrix = paddle.ones([side, side], numbers.computed)
+    whole = MESSAGE_MIB * 2**20 // precision.bytes
+    given = paddle.zeros([whole // (len(ranks) if kind is Collective.ALL_GATHER else 1)], numbers.stored)
+    start = partial(STARTED[kind], given, group)
 
     def compute(count: int) -> None:
         for _ in range(count if mine else 0):
@@ -44,16 +72,17 @@ def overlap_coefficient(stopwatch: Stopwatch, rank: int, world_size: int, groups
 
     def communicate(count: int) -> None:
         for _ in range(count if mine else 0):
-            collectives.all_reduce(buffer, group)
+            start().wait()
 
-    with pinned(rank, len(ranks)):
+    local = min(per_node, len(ranks))
+    with pinned(rank % per_node, local, wanted=not device.on_gpu()):
         compute(1)
         communicate(1)
         products = max(1, round(times * ALONE_MS / stopwatch.once(partial(compute, 1))))
         messages = max(1, round(ALONE_MS / stopwatch.once(partial(communicate, 1))))
 
         def both() -> None:
-            under_way = [collectives.all_reduce_start(buffer, group) for _ in range(messages if mine else 0)]
+            under_way = [start() for _ in range(messages if mine else 0)]
             compute(products)
             for message in under_way:
                 message.wait()

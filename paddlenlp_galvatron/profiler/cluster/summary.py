@@ -15,6 +15,11 @@ OVERLAP = "overlap_coe"
 NOTEWORTHY = 0.1  # share of messages too seldom measured with the ranks' processors together: the user is told
 
 
+def overlap_key(kind: Collective) -> str:
+    """Of a kind's coefficients in the journal and of their spread; the all-reduce has Galvatron's own."""
+    return OVERLAP if kind is Collective.ALL_REDUCE else f"{OVERLAP}_{kind}"
+
+
 def hardware_profile(
     journal: Journal,
     nodes: int,
@@ -44,18 +49,20 @@ def hardware_profile(
             spread[key] = times[largest].spread
         if link_gb_per_s and mib_per_ms > link_gb_per_s * GB_PER_S:
             flags[key] = f"{mib_per_ms / GB_PER_S:.3g} GB/s, but the link carries {link_gb_per_s:g}"
-    overlaps = [coefficient for _, coefficient in journal.items(OVERLAP)]
-    overlap = Timing.of(overlaps or [1.0])
-    if overlaps:
-        spread[OVERLAP] = overlap.spread
+    overlaps: dict[Collective, float] = {}
+    for kind in Collective:
+        if found := [coefficient for _, coefficient in journal.items(f"{overlap_key(kind)} ")]:
+            overlap = Timing.of(found)
+            overlaps[kind], spread[overlap_key(kind)] = overlap.ms, overlap.spread
     return HardwareProfile(
         nodes,
         gpus_per_node,
         bandwidth[Collective.ALL_REDUCE],
         {stages: mib_per_ms for (stages, _), mib_per_ms in bandwidth[Collective.SEND].items()},
         {group: {mib: timing.ms for mib, timing in times.items()} for group, times in known.items()},
-        overlap.ms,
+        overlaps.pop(Collective.ALL_REDUCE, 1.0),
         Meta(fingerprint=fingerprint, spread=spread, flags=flags).with_extra({}, apart=messages.apart),
+        overlap_by_kind=overlaps,
     )
 
 

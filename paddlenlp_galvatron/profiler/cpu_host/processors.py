@@ -36,12 +36,12 @@ os.write(give, b".")
 
 
 @contextmanager
-def pinned(index: int, ranks: int) -> Iterator[None]:
+def pinned(index: int, ranks: int, wanted: bool = True) -> Iterator[None]:
     """Run all threads of this process on its share of the processors: that of rank `index` of `ranks` on this host.
-    Nothing is done where there are fewer processors than ranks."""
+    Nothing is done where it is not wanted, or there are fewer processors than ranks."""
     mine = sorted(os.sched_getaffinity(0))
     parts = shares(ranks)
-    if index >= len(parts):
+    if not wanted or index >= len(parts):
         yield
         return
     _move(parts[index])

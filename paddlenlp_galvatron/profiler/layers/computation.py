@@ -13,9 +13,10 @@ from ...plan import ModelShape, Precision
 from ...profiles import EMBEDDING, HEAD, PassKey, Shape, layer_part
 from ...runtime.adapter import Adapter
 from ...runtime.gradients import global_norm, update_in_turns
+from ..clock import Array
 from ..journal import Journal
 from ..refine import coarse, uncertain
-from ..stopwatch import Array, Stopwatch, Timing
+from ..stopwatch import Stopwatch, Timing
 from .part import Part
 from .summary import OPTIMIZER, PassPoint, PassTurn, doubtful, measured
 

@@ -52,7 +52,7 @@ def main() -> None:
             not options.every_size,
             flash,
         )
-        with pinned(rank % per_node, per_node):
+        with pinned(rank % per_node, per_node, stopwatch.pinned):
             computation.measure(points, run.degrees, lambda done: report_progress(done, timed + measured))
         if rank == 0:
             profile = computation_profile(journal, shapes, precision, meta)

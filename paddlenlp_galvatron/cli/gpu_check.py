@@ -1,0 +1,96 @@
+"""`galvatron gpu-check`: try in ten minutes whether this node's devices train as they should."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from paddlenlp_galvatron.base.limits import Positive, Ranks
+from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.plan import UserError
+
+from .conventions import App, within
+
+if TYPE_CHECKING:
+    from paddlenlp_galvatron.trial.findings import Finding
+
+app = App(help="Try in ten minutes whether this node's devices train as they should.")
+
+PROCESSES = 2  # where there is no GPU
+
+
+@app.command()
+def gpu_check(
+    nproc: Annotated[
+        int | None, typer.Option(parser=within(Ranks), help="most ranks, 1 or even; unset: all GPUs, or 2 processes")
+    ] = None,
+    parts: Annotated[
+        str | None, typer.Option(help="some of parity,schedules,resume,memory,prediction,stock; unset: all")
+    ] = None,
+    minutes: Annotated[float, typer.Option(parser=within(Positive), help="after which nothing more is begun")] = 10,
+    output: Annotated[Path, typer.Option(help="folder of logs and result, made anew")] = Path("gpu-check"),
+    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON alone")] = False,
+) -> int:
+    """Train small models on 2 ranks, then on all, and hold what happens against one process, prediction and PaddleNLP.
+
+    Exit code 1 where something failed; a file to send back is packed then.
+    """
+    from paddlenlp_galvatron.launch import gpus
+    from paddlenlp_galvatron.launch.processes import Device, devices_of
+    from paddlenlp_galvatron.trial import run
+
+    device: Device = "gpu" if gpus.gpu_count() else "cpu"
+    ranks = nproc or (gpus.gpu_count() if device == "gpu" else PROCESSES)
+    if ranks > 1 and ranks % 2:
+        if nproc:
+            raise UserError(f"nproc: {nproc} is odd; pipelines of two stages take 1 rank or an even number of them")
+        ranks -= 1
+    wanted = [name for name in (parts or ",".join(run.PARTS)).replace(" ", "").split(",") if name]
+    if unknown := [name for name in wanted if name not in run.PARTS]:
+        raise UserError(f"parts: {unknown[0]!r} is unknown; choose some of {', '.join(run.PARTS)}")
+    devices_of(ranks)
+    _renew(output)
+    console = Console(soft_wrap=True)
+    findings: list[Finding] = []
+    if not as_json:
+        console.print(f"{', '.join(wanted)} on {' and '.join(map(str, run.worlds(ranks)))} ranks ({device}): {output}")
+    for finding in run.check(wanted, ranks, device, output, 60 * minutes):
+        findings.append(finding)
+        if not as_json:
+            console.print(f"{finding.state:8}  {finding.part}: {finding.name}: {finding.told}", markup=False)
+    holds = run.write_result(output, device, findings)
+    if as_json:
+        say(json.dumps(json.loads((output / run.RESULT).read_text())))
+    else:
+        console.print(_table(findings))
+        counts = Counter(str(finding.state) for finding in findings)
+        console.print(", ".join(f"{count} {state}" for state, count in counts.items()))
+    if not holds:
+        say(f"note: what failed can be looked into from {run.bundle(output)}: please send it with a report", err=True)
+    return 0 if holds else 1
+
+
+def _renew(folder: Path) -> None:
+    """Make the folder; what an earlier check left there goes. Raises UserError."""
+    from paddlenlp_galvatron.trial.run import RESULT
+
+    if folder.exists() and any(folder.iterdir()):
+        if not any((folder / name).exists() for name in (RESULT, "machine.json")):
+            raise UserError(f"output: {folder} holds other things; name a folder for this alone")
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("part", "ranks", "", "", "s", "found"):
+        table.add_column(column, justify="right" if column in ("ranks", "s") else "left", overflow="fold")
+    for each in findings:
+        table.add_row(each.part, str(each.ranks), each.name, each.state, f"{each.seconds:.1f}", each.told)
+    return table

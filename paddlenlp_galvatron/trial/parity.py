@@ -1,0 +1,74 @@
+"""Parts that train small models under a plan and in one process: twelve plans, and schedules that could hang."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..base.scratch import scratch_folder
+from ..launch.processes import LaunchError, launch
+from ..plan import Precision
+from ..proof.parity import TOLERANCES, WORKER, compare, write_cases
+from .findings import Finding, Setting
+from .plans import ONE_RANK, Named, parity_cases, schedule_cases
+
+
+def parity(setting: Setting) -> Iterator[Finding]:
+    """Loss and every gradient of twelve plans, fp32 (on GPUs without TF32) and bf16."""
+    for precision in (Precision.FP32, Precision.BF16):
+        cases = parity_cases(setting.ranks, precision, setting.on_gpus)
+        if setting.ranks == 1:
+            yield setting.left_out(f"{len(cases) - len(ONE_RANK)} plans, {precision}", "they need 2 ranks or more")
+            cases = [named for named in cases if named.name in ONE_RANK]
+        yield from _tried(setting, [Named(f"{named.name}, {precision}", named.case) for named in cases])
+    if not setting.on_gpus:
+        yield setting.left_out("flash attention", "Paddle has it on GPUs alone")
+
+
+def schedules(setting: Setting) -> Iterator[Finding]:
+    """One step and one evaluation of pipelines, whose ranks would wait for ever if one waited for the wrong thing."""
+    if setting.ranks == 1:
+        yield setting.left_out("pipelines", "they need 2 ranks or more")
+        return
+    if setting.ranks < 4:
+        yield setting.left_out("stages of Ulysses, Megatron-SP and zero3", "they need 4 ranks or more")
+    yield from _tried(setting, list(schedule_cases(setting.ranks)))
+
+
+def _tried(setting: Setting, cases: Sequence[Named]) -> Iterator[Finding]:
+    """All cases in one launch; where that ends in a case, those behind it in another."""
+    first, launches = 0, 0
+    while first < len(cases):
+        rest = cases[first:]
+        if setting.left_s <= 0:
+            yield from (setting.left_out(named.name, "no time was left") for named in rest)
+            return
+        done, fault = _launched(setting, rest, f"{launches}")
+        yield from done
+        first, launches = first + len(done), launches + 1
+        if fault and first < len(cases):
+            yield setting.found(cases[first].name, False, fault)
+            first += 1
+
+
+def _launched(setting: Setting, cases: Sequence[Named], log: str) -> tuple[list[Finding], str]:
+    """What was found of the cases that ended, in order, and why the next one did not."""
+    fault = ""
+    with scratch_folder("galvatron-check-") as folder:
+        write_cases(folder, [named.case for named in cases])
+        logs = setting.folder / f"{cases[0].case.plan.assumed.mixed_precision}-{log}"
+        try:
+            launch(WORKER, [str(folder)], setting.ranks, logs, setting.launch_s, device=setting.device)
+        except LaunchError as error:
+            fault = str(error)
+        ranks = range(setting.ranks)
+        ended = [all((folder / f"{index}.{rank}.json").exists() for rank in ranks) for index in range(len(cases))]
+        count = ended.index(False) if False in ended else len(cases)
+        results = compare(folder, [named.case for named in cases[:count]])
+    done = []
+    for named, result in zip(cases, results, strict=False):
+        loss, gradient = TOLERANCES[result.precision]
+        figure = (
+            f"loss {result.max_loss_diff:.1e} of {loss:.0e}, gradient {result.max_grad_rel_diff:.1e} of {gradient:.0e}"
+        )
+        done.append(setting.found(named.name, result.agrees, figure))
+    return done, fault or ("" if count == len(cases) else "its ranks left no result")

@@ -1,0 +1,123 @@
+"""Runs the parts within their time, and leaves a folder with all that is needed to look into what failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..base.writing import write_text
+from ..doctor import Machine, examine
+from ..doctor.checks import Files
+from ..launch.processes import Device
+from ..plan import GalvatronError
+from . import faults, parity, prediction, stock
+from .findings import Finding, Part, Setting, State
+
+LEAST_S = 5.0  # with less left a part is not begun
+RESULT = "result.json"
+TOLD_VARIABLES = ("CUDA_", "NCCL_", "FLAGS_", "NVIDIA_", "GLOO_", "OMP_", "LD_LIBRARY_PATH")
+PACKAGES = ("paddle", "paddlenlp", "nvidia", "numpy", "galvatron")
+COMMANDS = (["nvidia-smi"], ["nvidia-smi", "topo", "-m"], ["uname", "-a"])
+
+
+class Timed(NamedTuple):
+    """A part, and its share of the time that is left when it begins."""
+
+    run: Part
+    share: float
+    every_world: bool = False  # on the smallest number of ranks, too
+
+
+PARTS = {
+    "parity": Timed(parity.parity, 0.25, every_world=True),
+    "schedules": Timed(parity.schedules, 0.25, every_world=True),
+    "resume": Timed(faults.resume, 0.3),
+    "memory": Timed(faults.memory, 0.3),
+    "prediction": Timed(prediction.prediction, 0.7),
+    "stock": Timed(stock.stock, 1.0),
+}
+
+
+def worlds(ranks: int) -> list[int]:
+    """Numbers of ranks that are tried: two, then all."""
+    return sorted({min(2, ranks), ranks})
+
+
+def check(parts: Sequence[str], most_ranks: int, device: Device, folder: Path, seconds: float) -> Iterator[Finding]:
+    """Run parts one after the other; `folder` is new. A part that fails keeps no other from running."""
+    end = time.monotonic() + seconds
+    write_text(folder / "machine.json", json.dumps(_machine(), indent=2) + "\n")
+    plain = [(part, ranks) for part in parts for ranks in worlds(most_ranks)]
+    for part, ranks in plain:
+        if ranks < most_ranks and not PARTS[part].every_world:
+            continue
+        left_s = end - time.monotonic()
+        own = folder / part / f"{ranks}-ranks"
+        setting = Setting(part, ranks, device, own, time.monotonic() + PARTS[part].share * left_s)
+        if left_s < LEAST_S:
+            yield setting.left_out("all of it", f"no time was left of {seconds:.0f} s")
+            continue
+        own.mkdir(parents=True)
+        yield from _found(setting)
+
+
+def _found(setting: Setting) -> Iterator[Finding]:
+    """What a part finds, with the time that each finding took."""
+    since, findings = time.monotonic(), PARTS[setting.part].run(setting)
+    while True:
+        try:
+            finding = next(findings, None)
+        except GalvatronError as error:
+            finding, findings = setting.found("all of it", False, str(error)), iter(())
+        except Exception as error:  # of Paddle, of the driver: the others are still to be seen
+            (setting.folder / "error.txt").write_text(traceback.format_exc())
+            finding, findings = setting.found("all of it", False, f"{type(error).__name__}: {error}"), iter(())
+        if finding is None:
+            return
+        now = time.monotonic()
+        yield replace(finding, seconds=round(now - since, 1))
+        since = now
+
+
+def write_result(folder: Path, device: Device, findings: Sequence[Finding]) -> bool:
+    """Write the result; returns whether nothing failed."""
+    holds = not any(finding.state is State.FAILED for finding in findings)
+    content = {"ok": holds, "device": device, "findings": [asdict(finding) for finding in findings]}
+    write_text(folder / RESULT, json.dumps(content, indent=2) + "\n")
+    return holds
+
+
+def bundle(folder: Path) -> Path:
+    """Pack the folder into one file beside it, without the checkpoints in it; returns its path."""
+    for checkpoints in folder.rglob("checkpoints"):
+        shutil.rmtree(checkpoints)
+    path = folder.with_name(f"{folder.name}.tar.gz")
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(folder, folder.name)
+    return path
+
+
+def _machine() -> dict[str, Any]:
+    """Versions, settings and what programs say of the devices."""
+    machine = Machine()
+    versions = {
+        name: each.version
+        for each in distributions()
+        if (name := each.metadata["Name"]) and name.lower().startswith(PACKAGES)
+    }
+    findings = examine(machine, Files(Path("output"), Path("configs"), None))
+    return {
+        "versions": dict(sorted(versions.items())),
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(TOLD_VARIABLES)},
+        "doctor": [asdict(finding) for finding in findings],
+        "commands": {" ".join(words): machine.run(*words) for words in COMMANDS},
+    }

@@ -1,0 +1,109 @@
+"""Laps on a GPU that does not exist: its queue and its events are numbers here."""
+
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("paddle")
+
+import paddle
+
+from paddlenlp_galvatron.plan import Precision
+from paddlenlp_galvatron.profiler.clock import EventClock, HostClock, clock
+from paddlenlp_galvatron.profiler.cluster import overlap
+from paddlenlp_galvatron.profiler.layers.silent import SilentGroups
+from paddlenlp_galvatron.profiler.stopwatch import LEAST_LAPS, Stopwatch
+from paddlenlp_galvatron.profiles import Collective
+from paddlenlp_galvatron.runtime import device
+
+
+class Queue:
+    """Of a device: when what stands in it will be done, in its own ms, and how often the host waited for it."""
+
+    def __init__(self):
+        self.done_ms, self.waits, self.first = 0.0, 0, True
+
+    def work(self, ms: float, first_ms: float | None = None) -> None:
+        """Returns at once. `first_ms`: the first time, which loads kernels."""
+        self.done_ms += first_ms if self.first and first_ms else ms
+        self.first = False
+
+    def wait(self) -> None:
+        self.waits += 1
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    queue = Queue()
+
+    class Event:
+        """As Paddle's class for CUDA: made with timing or not, recorded in the current queue, ms as a float."""
+
+        def __init__(self, enable_timing=False, blocking=False, interprocess=False):
+            assert enable_timing, "an event without timing has no time"
+
+        def record(self, stream=None):
+            self.ms = queue.done_ms
+
+        def elapsed_time(self, end):
+            assert queue.waits, "an event is read that the device may not have come to"
+            return end.ms - self.ms
+
+    monkeypatch.setattr(paddle.device.cuda, "Event", Event)
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(device, "synchronize", queue.wait)
+    return queue
+
+
+def test_laps_are_the_devices_and_the_host_waits_once_a_series(queue):
+    watch = clock()
+    assert isinstance(watch, EventClock)
+    watch.start()
+    for ms in (3.0, 5.0, 7.0):
+        queue.work(ms)
+        time.sleep(0.01)  # launching, which is hidden behind what stands in the queue
+        watch.lap()
+    assert queue.waits == 0
+    assert watch.laps_ms()[:, 0].tolist() == [3.0, 5.0, 7.0]
+    assert queue.waits == 1
+
+
+def test_on_cpu_laps_are_the_hosts():
+    watch = clock()
+    assert isinstance(watch, HostClock)
+    watch.start()
+    time.sleep(0.02)
+    watch.lap()
+    [(wall_ms, processor_ms)] = watch.laps_ms()
+    assert wall_ms >= 20 > processor_ms
+
+
+def test_a_cold_lap_neither_counts_nor_says_how_many_follow(queue):
+    stopwatch = Stopwatch(1, budget_ms=100)
+    laps = stopwatch.apart(lambda: queue.work(5.0, first_ms=5000.0))
+    assert len(laps) == 20 > LEAST_LAPS
+    assert np.all(laps == 5.0)
+    queue.first = True
+    together = stopwatch.together(lambda: queue.work(5.0, first_ms=5000.0))
+    assert len(together) >= 16 and np.all(together == 5.0)
+
+
+@pytest.mark.parametrize("kind", overlap.STARTED)
+def test_every_kind_runs_beside_work_in_the_types_of_training(kind, monkeypatch):
+    monkeypatch.setattr(overlap, "ALONE_MS", 1.0)
+    asked = (Stopwatch(1), 0, (0, 1), SilentGroups(), kind, Precision.BF16, 2, 1)
+    assert overlap.overlap_coefficient(*asked) >= 1
+
+
+def test_on_gpus_every_kind_and_rank_takes_part_and_none_is_pinned(queue, monkeypatch):
+    moved = []
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr("os.sched_setaffinity", lambda pid, processors: moved.append(processors))
+    assert overlap.overlapping_kinds() == [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER]
+    assert overlap.overlapping_ranks(64) == tuple(range(64))
+    assert not Stopwatch(1, per_node=8).pinned
+    with overlap.pinned(63 % 8, 8, wanted=not device.on_gpu()):
+        assert not moved
+    with overlap.pinned(63 % 8, 8):
+        assert moved and set(moved[0]) == set(range(56, 64))

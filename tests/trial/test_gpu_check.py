@@ -1,0 +1,210 @@
+"""`galvatron gpu-check`: what it tries, how it goes on after a failure, and that it runs on CPU processes."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cost_examples import MODEL, example_plan, one_node
+
+pytest.importorskip("paddle")
+
+
+from paddlenlp_galvatron.cost_model import step_traffic_bytes
+from paddlenlp_galvatron.launch.processes import LaunchError
+from paddlenlp_galvatron.plan import DataParallel, GalvatronError, LayerStrategy, Precision, Schedule
+from paddlenlp_galvatron.profiles.reserve import Reserve
+from paddlenlp_galvatron.proof.parity import Parity
+from paddlenlp_galvatron.trial import faults, parity, prediction, run, stock
+from paddlenlp_galvatron.trial.findings import Finding, Setting, State
+from paddlenlp_galvatron.trial.plans import ONE_RANK, parity_cases, schedule_cases
+
+
+def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float = 60.0) -> Setting:
+    return Setting(part, ranks, "cpu", folder, time.monotonic() + seconds)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 6, 8])
+def test_twelve_plans_try_every_way_to_split(ranks):
+    cases = parity_cases(ranks, Precision.BF16, on_gpus=True)
+    assert len({named.name for named in cases}) == 12
+    assert {named.name for named in cases} >= set(ONE_RANK)
+    plans = [named.case.plan for named in cases]
+    assert all(plan.assumed.mixed_precision is Precision.BF16 for plan in plans)
+    flash = {named.name for named in cases if named.case.plan.assumed.flash_attention}
+    assert flash and flash & set(ONE_RANK) and len(flash) < len(cases)
+    assert not any(n.case.plan.assumed.flash_attention for n in parity_cases(ranks, Precision.BF16, on_gpus=False))
+    layers = [layer for plan in plans for layer in plan.layers]
+    assert any(layer.recompute for layer in layers)
+    assert {named.case.shape.family for named in cases} == {"llama", "qwen2", "qwen3"}
+    if ranks > 1:
+        assert {plan.schedule for plan in plans} == set(Schedule) and any(len(plan.stages) > 1 for plan in plans)
+        assert any(layer.ulysses for layer in layers) and ranks in {layer.degree for layer in layers}
+        assert {layer.dp_type for layer in layers} == set(DataParallel)
+    if ranks > 2:
+        assert not all(layer.consecutive for layer in layers)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_schedules_are_those_that_once_hung(ranks):
+    cases = [named.case.plan for named in schedule_cases(ranks)]
+    for schedule in Schedule:
+        twos = {plan.micro_batches for plan in cases if plan.schedule is schedule and len(plan.stages) == 2}
+        assert twos >= {1, 2, 3, 4, 8}
+    assert max(len(plan.stages) for plan in cases) == ranks
+    pipelined = [layer for plan in cases if len(plan.stages) > 1 for layer in plan.layers]
+    assert any(layer.ulysses for layer in pipelined) == (ranks >= 4)
+
+
+def test_a_case_that_hangs_is_named_and_those_behind_it_are_tried(tmp_path, monkeypatch):
+    cases = parity_cases(2, Precision.FP32, on_gpus=False)[:4]
+    launches = []
+
+    def launch(worker, words, ranks, logs, timeout_s, device):
+        launches.append(len(json.loads(Path(words[0], "cases.json").read_text())))
+        hangs = len(launches) == 1
+        for index in range(1 if hangs else launches[-1]):
+            for rank in range(ranks):
+                Path(words[0], f"{index}.{rank}.json").write_text("{}")
+        if hangs:
+            Path(words[0], "1.0.json").write_text("{}")  # of one rank alone
+            raise LaunchError("rank 1 is late, in a message")
+
+    monkeypatch.setattr(parity, "launch", launch)
+    good = Parity(0.0, 0.0, "", [], [], [], 0.0)
+    monkeypatch.setattr(parity, "compare", lambda folder, cases: [good] * len(cases))
+    found = list(parity._tried(setting(tmp_path), cases))
+    assert launches == [4, 2]
+    assert [finding.name for finding in found] == [named.name for named in cases]
+    assert [finding.state for finding in found] == [State.PASSED, State.FAILED, State.PASSED, State.PASSED]
+    assert found[1].told == "rank 1 is late, in a message"
+    late = list(parity._tried(setting(tmp_path, seconds=0), cases))
+    assert {finding.state for finding in late} == {State.LEFT_OUT}
+
+
+def test_one_part_keeps_no_other_from_running_and_all_is_packed(tmp_path, monkeypatch):
+    def part(*steps):
+        def tried(of):
+            for step in steps:
+                if isinstance(step, Exception):
+                    raise step
+                yield of.found("one", step, "a figure")
+
+        return run.Timed(tried, 0.5, every_world=steps == (True,))
+
+    parts = {
+        "good": part(True),
+        "bad": part(True, False),
+        "ended": part(True, GalvatronError("rank 0 ended")),
+        "broken": part(RuntimeError("of Paddle")),
+    }
+    monkeypatch.setattr(run, "PARTS", parts)
+    folder = tmp_path / "out"
+    found = list(run.check([*parts], 8, "cpu", folder, 60.0))
+    states = Counter((finding.part, finding.state) for finding in found)
+    assert states == {
+        ("good", State.PASSED): 2, ("bad", State.PASSED): 1, ("bad", State.FAILED): 1,
+        ("ended", State.PASSED): 1, ("ended", State.FAILED): 1, ("broken", State.FAILED): 1,
+    }  # fmt: skip
+    assert [finding.ranks for finding in found] == [2, 8, 8, 8, 8, 8, 8]
+    assert {finding.told for finding in found} >= {"rank 0 ended", "RuntimeError: of Paddle"}
+    assert not run.write_result(folder, "cpu", found)
+    (folder / "bad" / "checkpoints").mkdir()
+    with tarfile.open(run.bundle(folder)) as archive:
+        names = archive.getnames()
+    assert {"out/result.json", "out/machine.json", "out/broken/8-ranks/error.txt"} <= set(names)
+    assert not any("checkpoints" in name for name in names)
+    machine = json.loads((folder / "machine.json").read_text())
+    assert machine["versions"]["numpy"] and machine["doctor"]
+    late = list(run.check(["good"], 2, "cpu", folder, 1.0))
+    assert [finding.state for finding in late] == [State.LEFT_OUT]
+
+
+def test_one_rank_says_what_it_leaves_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(parity, "_tried", lambda of, cases: [of.found(named.name, True, "") for named in cases])
+    found = [*parity.parity(setting(tmp_path, ranks=1)), *parity.schedules(setting(tmp_path, ranks=1))]
+    assert Counter(finding.state for finding in found) == {State.PASSED: 2 * len(ONE_RANK), State.LEFT_OUT: 4}
+    assert all("2 ranks" in f.told or "GPUs" in f.told for f in found if f.state is State.LEFT_OUT)
+    monkeypatch.setattr(stock, "BENCHMARKS", tmp_path / "missing")
+    [finding] = stock.stock(setting(tmp_path))
+    assert finding.state is State.LEFT_OUT and "checkout" in finding.told
+
+
+def taken(plan, predicted, slower: float = 1.0, more_mib: float = 0.0, more_bytes: int = 0) -> list[dict]:
+    """By rank, what a plan takes that is as predicted, but for this."""
+    tensors = [stage.memory.total_mib - stage.memory.context_mib for stage in predicted.stages]
+    rank = {"step_ms": 1000 * predicted.time_s * slower, "reserved_mib": 0.0, "bytes": {}}
+    ranks = [rank | {"allocated_mib": tensors[number // plan.stage_size] + more_mib} for number in range(8)]
+    scalars = 2 * 4 * plan.world_size
+    sent = Counter(step_traffic_bytes(plan, MODEL)) + Counter(all_reduce=scalars + more_bytes)
+    return [ranks[0] | {"bytes": dict(sent)}, *ranks[1:]]
+
+
+@pytest.mark.parametrize(
+    ("device", "change", "failed"),
+    [
+        ("gpu", {}, set()),
+        ("gpu", {"slower": 1.5}, {"step"}),
+        ("cpu", {"slower": 1.5}, set()),
+        ("cpu", {"more_mib": 1e4}, {"memory"}),
+        ("gpu", {"more_bytes": 4}, {"bytes"}),
+    ],
+)
+def test_what_is_not_as_predicted_fails(tmp_path, device, change, failed):
+    costs = one_node()
+    plan = example_plan(costs, stages=(2, 2), layers=(LayerStrategy(2),) * 4, micro_batches=4)
+    of = replace(setting(tmp_path, "prediction", 8), device=device)
+    found = list(prediction._beside(of, "x", plan, costs, taken(plan, costs.predict(plan), **change), Reserve()))
+    assert {word for f in found if f.state is State.FAILED for word in failed if word in f.name} == failed
+    assert bool(failed) == any(f.state is State.FAILED for f in found)
+    assert [f.name for f in found] == ["x: step", "x: memory of stage 0", "x: memory of stage 1", "x: bytes"]
+    assert (found[0].state is State.TOLD) == (device == "cpu")
+
+
+def test_a_rank_that_does_not_run_out_fails_the_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "launch", lambda *_, **__: None)
+    [finding] = faults.memory(setting(tmp_path))
+    assert finding.state is State.FAILED
+
+
+def test_what_is_asked_wrongly_is_refused(tmp_path, galvatron):
+    (tmp_path / "mine").write_text("x")
+    for words, message in (
+        (["--nproc", 3], "nproc: 3 is odd"),
+        (["--parts", "parity,speed"], "parts: 'speed' is unknown; choose some of parity, schedules"),
+        (["--output", tmp_path], "holds other things"),
+    ):
+        ran = galvatron("gpu-check", *words)
+        assert ran.code == 2 and message in ran.err
+    assert (tmp_path / "mine").exists()
+
+
+def test_faults_are_tried_on_cpu_processes(tmp_path, galvatron):
+    ran = galvatron("gpu-check", "--parts", "resume,memory", "--nproc", 2, "--output", tmp_path / "out", "--json")
+    result = json.loads(ran.out)
+    assert ran.code == 0, ran.out + ran.err
+    assert [(one["part"], one["state"]) for one in result["findings"]] == [("resume", "passed"), ("memory", "passed")]
+    assert "rank 1 ran out of memory" in result["findings"][1]["told"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "states"),
+    [
+        ("parity", {State.PASSED: 24, State.LEFT_OUT: 1}),
+        ("schedules", {State.PASSED: 10, State.LEFT_OUT: 1}),
+        ("prediction", {State.PASSED: 11, State.TOLD: 5, State.LEFT_OUT: 1}),
+        ("stock", {State.TOLD: 3}),
+    ],
+)
+def test_all_parts_run_on_cpu_processes(tmp_path, galvatron, part, states):
+    ran = galvatron("gpu-check", "--parts", part, "--nproc", 2, "--minutes", 60, "--output", tmp_path / "out")
+    findings = [Finding(**one) for one in json.loads((tmp_path / "out" / run.RESULT).read_text())["findings"]]
+    failed = [finding for finding in findings if finding.state is State.FAILED]
+    assert ran.code == 0 and not failed, failed
+    assert Counter(finding.state for finding in findings) == states
