@@ -92,3 +92,30 @@ def test_the_table_of_errors_has_all_and_only_what_is_told(path, tmp_path):
 def test_the_targets_of_make_exist(path):
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"(?:`|^    )make ([a-z-]+)", path.read_text(), re.MULTILINE)) <= set(targets)
+
+
+TESTS = list((ROOT / "tests").rglob("*.py"))
+NAMED_TEST = re.compile(r"\b(?:tests/[\w/]+\.py|test_\w+(?:\.py)?)\b")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_tests_that_are_named_exist(path):
+    """Files and functions that a document calls to witness."""
+    there = {name for file in TESTS for name in (file.name, str(file.relative_to(ROOT)))}
+    there |= {name for file in TESTS for name in re.findall(r"^ *def (test_\w+)", file.read_text(), re.MULTILINE)}
+    assert set(NAMED_TEST.findall(path.read_text())) <= there
+
+
+def test_every_fault_that_is_survived_names_its_witness_in_both_languages():
+    """A test, a command, or that it was tried by hand."""
+    pages = [(ROOT / "docs" / language / "faults.md").read_text() for language in ("en", "zh")]
+    tables = [re.findall(r"^\|.*\|$", page, re.MULTILINE) for page in pages]
+    rows = [
+        [row for row in table if row.count(" | ") == 2 and not row.startswith(("| fault ", "| 故障 "))]
+        for table in tables
+    ]
+    assert len(rows[0]) == len(rows[1]) > 40
+    for english, chinese in zip(*rows, strict=True):
+        named = set(NAMED_TEST.findall(english))
+        assert named or re.search(r"by hand|the same|`python|every hostile case", english), english
+        assert set(NAMED_TEST.findall(chinese)) == named

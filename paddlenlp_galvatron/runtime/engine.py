@@ -8,10 +8,11 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 
+from ..launch import status
 from ..launch.status import waiting
 from ..plan import ModelShape, Plan, Precision
 from ..plan.check import require_valid
-from . import device, under_way
+from . import device
 from .adapter import Adapter
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
@@ -78,7 +79,7 @@ class Engine:
         """
         # Dropout falls on attention weights only, which no two ranks share: each rank draws masks of its own, and a
         # step's depend on nothing before it.
-        under_way.step = self.steps_done
+        status.enter(self.steps_done)
         paddle.seed(hash((self._seed, self.steps_done, self.rank)) % 2**31)
         ids, labels, tokens = self._micro_batches(batch)
         total = self._pipeline.run(ids, labels, self.gradient_scale / tokens)
