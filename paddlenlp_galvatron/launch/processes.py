@@ -142,7 +142,7 @@ class Launch:
             if verdict := self._watch.verdict(faults, suspects, self._crew.waits()):
                 raise self._error(verdict)
             yield
-            if self._crew.done:
+            if self._crew.done and not faults:
                 return
             time.sleep(POLL_S)
 
