@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from operator import methodcaller
 from pathlib import Path
 from typing import Literal
 
@@ -240,14 +241,14 @@ def _die_with_parent() -> None:
 
 
 def _end(ranks: Sequence[Rank]) -> None:
+    """A rank that waits for a disk that hangs may outlive even the kill; it ends when that wait does."""
+    for end in (methodcaller("terminate"), methodcaller("kill")):
+        for rank in ranks:
+            if rank.alive:
+                end(rank.process)
+        deadline = time.monotonic() + GRACE_S
+        for rank in ranks:
+            with suppress(subprocess.TimeoutExpired):
+                rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
     for rank in ranks:
-        if rank.alive:
-            rank.process.terminate()
-    deadline = time.monotonic() + GRACE_S
-    for rank in ranks:
-        try:
-            rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            rank.process.kill()
-            rank.process.wait()
         rank.board.close()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import paddle
 
+from ..launch.status import waiting
 from . import paddle_private
 
 MIB = 2**20
@@ -56,7 +57,8 @@ def reserved_peak_mib() -> float:
 def synchronize() -> None:
     """Wait for what was started on this rank's device. On CPU everything has been done when a call returns."""
     if on_gpu():
-        paddle.device.synchronize()
+        with waiting("what its device was given to do"):  # others' messages are among it
+            paddle.device.synchronize()
 
 
 def release() -> None:

@@ -103,7 +103,7 @@ class Engine:
 
     def _mean(self, total: Any, tokens: int) -> float:
         """The loss of a token, from this rank's sum."""
-        with waiting("the loss of all ranks"):  # on a GPU this is where a rank waits
+        with waiting("all_reduce of the loss over all ranks"):  # on a GPU this is where a rank waits
             return float(all_reduce(total.reshape([1]) / (tokens * self.stage.loss_replicas), self._world))
 
     def update(self, optimizer: Any, max_norm: float) -> float:
@@ -140,7 +140,7 @@ class Engine:
     def gather(self, *values: float) -> list[tuple[float, ...]]:
         """Numbers of every rank: for each that is given, those of all ranks in rank order, on every rank."""
         mine = paddle.to_tensor([values], "float64")
-        with waiting("numbers of all ranks"):
+        with waiting("all_gather of numbers over all ranks"):
             return list(zip(*all_gather(mine, self._world).tolist(), strict=True))
 
     def traffic(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import paddle
 
+from ..launch.status import waiting
 from .collectives import all_reduce
 from .paddle_private import squared_norm
 from .precision import cast
@@ -75,7 +76,8 @@ def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
             start, stop = pieces[0].offset, pieces[-1].offset + pieces[-1].stop - pieces[-1].start
             part = squared_norm(gradient[start:stop])
             square += part * (trainable.sharding / pieces[0].weight.replicas)
-    return float(all_reduce(square, world_group).sqrt())
+    with waiting("all_reduce of the norm over all ranks"):  # on a GPU this is where a rank waits
+        return float(all_reduce(square, world_group).sqrt())
 
 
 def _by_replicas(trainable: Trainable) -> Iterator[list[Piece]]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,7 +19,7 @@ pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.base.scratch import scratch_folder
-from paddlenlp_galvatron.launch import faults, watch
+from paddlenlp_galvatron.launch import faults, processes, status, watch
 from paddlenlp_galvatron.launch.faults import Fault, Judge, Kind
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import LaunchError, launch
@@ -128,6 +129,13 @@ def test_who_is_waited_for_is_named_where_no_collective_ends_by_itself(tmp_path,
     with pytest.raises(LaunchError, match=r"^rank 1 did not come to the others, .*failing_rank.py"):
         launch("failing_rank", ["hangs"], 3, tmp_path / "log", timeout_s=300)
     assert not running(tmp_path)
+
+
+def test_a_rank_that_no_kill_ends_is_left():
+    """It waits for a disk that hangs."""
+    stuck = Mock(**{"poll.return_value": None, "wait.side_effect": subprocess.TimeoutExpired("rank", 0)})
+    processes._end([faults.Rank(0, stuck, status.Board(), Path())])
+    assert stuck.terminate.called and stuck.kill.called
 
 
 def test_a_node_that_does_not_join_is_named(monkeypatch):
