@@ -135,7 +135,7 @@ class Writer:
         while missing := [rank for rank, name in enumerate(names) if not (part / name).exists()]:
             if time.monotonic() > deadline:
                 raise GalvatronError(f"{self._awaited} did not write a part within {WAIT_S:.0f} s")
-            self._awaited = named(missing)
+            self._awaited = named(tuple(missing))
             time.sleep(POLL_S)
         self._awaited = ""
         index["files"] = [json.loads((part / name).read_text()) for name in names]

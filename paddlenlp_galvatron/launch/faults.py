@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 
 from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
@@ -237,7 +238,8 @@ def with_waits(fault: Fault, waits: Iterable[Wait]) -> Fault:
     return replace(fault, message="\n".join([f"{first}; {ranks} waited in {what}", *rest]))
 
 
-def named(ranks: Sequence[int]) -> str:
+@lru_cache(maxsize=1024)
+def named(ranks: tuple[int, ...]) -> str:
     """The first ones of many."""
     more = ", …" if len(ranks) > NAMED_RANKS else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:NAMED_RANKS]))}{more}"
