@@ -29,6 +29,11 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 ALIAS = "192.0.2.1"  # of the first node, as from behind a router: no interface has it
 LISTENS = "0A"  # state of a socket in /proc/net/tcp
 NOBODY = "02:00:00:00:00:77"
+# At the beginning of a launcher's program: it needs no Paddle to learn that there are no GPUs, which takes 5 s.
+NO_GPUS = """
+import sys, types
+sys.modules["paddlenlp_galvatron.launch.gpus"] = types.SimpleNamespace(gpu_count=lambda: 0, unused_gpus=lambda: [])
+"""
 BURST_BYTES = 70_000  # the least that holds the largest packet of a virtual link (64 KiB): no free start to speak of
 QUEUE_MS = 200  # longest wait in the shaper's queue before packets are dropped
 # Root of the machine needs no user namespace; anybody else is root in one, where the kernel allows that.

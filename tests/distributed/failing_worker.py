@@ -50,6 +50,7 @@ def main() -> None:
     for step in range(STEPS):
         status.enter(step)
         if mine and place == "step" and step == 1:
+            time.sleep(PAUSE_S)  # the others wait by now
             fail(how)
         all_reduce(paddle.ones([4]), dist.get_group(0))
 

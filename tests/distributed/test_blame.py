@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from two_nodes import ADDRESSES, ALIAS, LINK, LISTENS, hide_behind_router, two_nodes_or_skip
+from two_nodes import ADDRESSES, ALIAS, LINK, LISTENS, NO_GPUS, hide_behind_router, two_nodes_or_skip
 
 from paddlenlp_galvatron.launch.processes import Launch, LaunchError, launch
 from paddlenlp_galvatron.runtime.groups import sentence
@@ -100,13 +100,10 @@ def test_a_rank_is_named_for_what_it_did(tmp_path, how):
 def test_a_rank_is_named_before_all_have_started(tmp_path, how):
     with pytest.raises(LaunchError) as caught:
         launch(WORKER, [how, "start", "1"], 3, tmp_path, TIMEOUT_S)
-    first = str(caught.value).splitlines()[0]
-    assert first.startswith(CASES[how].format("rank 1", ""))
-    assert "; ranks 0, 2 waited in the start of all ranks" in first
+    assert str(caught.value).startswith(CASES[how].format("rank 1", ""))
 
 
-LAUNCH = f"""
-import sys
+LAUNCH = f"""{NO_GPUS}
 from paddlenlp_galvatron.cli.main import exit_code_of
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.launch.nodes import Nodes

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from two_nodes import ADDRESSES, ALIAS, LINK, Node, hide_behind_router, two_nodes_or_skip
+from two_nodes import ADDRESSES, ALIAS, LINK, NO_GPUS, Node, hide_behind_router, two_nodes_or_skip
 
 PORT, MBIT_PER_S = 29_580, 1000
 READY_S = 300.0  # in which ranks begin, on a busy machine
@@ -46,9 +46,7 @@ with status.waiting("all_reduce of ranks 0, 1"):
     print("begun", flush=True)
     time.sleep(600)
 """
-LAUNCH = """
-import sys, types
-sys.modules["paddlenlp_galvatron.launch.gpus"] = types.SimpleNamespace(gpu_count=lambda: 0, unused_gpus=lambda: [])
+LAUNCH = f"""{NO_GPUS}
 from paddlenlp_galvatron.cli.main import exit_code_of
 from paddlenlp_galvatron.launch import processes
 from paddlenlp_galvatron.launch.nodes import Nodes
