@@ -109,6 +109,8 @@ def _reached(store: Any, rank: int, world_size: int) -> Iterator[None]:
             address, port = store.get(f"{REACHED_AT}/{other}").decode().split(":")
             try:
                 socket.create_connection((address, int(port)), REACH_S).close()
+            except ConnectionError:
+                continue  # its rank has gone meanwhile: gloo finds that out at once
             except OSError as error:
                 raise UserError(
                     f"MASTER_ADDR: node {node} does not reach node {other} at {address}, where ranks listen: {error}; "

@@ -49,6 +49,7 @@ def main() -> None:
     start_world()
     for step in range(STEPS):
         status.enter(step)
+        sys.stderr.write(f"step {step}\n")
         if mine and place == "step" and step == 1:
             time.sleep(PAUSE_S)  # the others wait by now
             fail(how)

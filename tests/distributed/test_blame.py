@@ -140,9 +140,9 @@ class OnBoth:
         return next(line for line in lines if line.startswith("error: "))
 
     def wait_for_ranks(self) -> None:
-        """Until each has come to know the other."""
+        """Until both are in step 1."""
         deadline = time.monotonic() + TIMEOUT_S
-        while not any("connected" in path.read_text(errors="replace") for path in self._log.glob("*.1")):
+        while sum("step 1\n" in path.read_text(errors="replace") for path in self._log.glob("workerlog.*")) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.2)
 
