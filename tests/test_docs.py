@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from plans import BAD_FIELDS, BAD_PLANS, MODEL, plan_fields
 
-from paddlenlp_galvatron.cli.main import COMMANDS
+from paddlenlp_galvatron.base import limits, reading
+from paddlenlp_galvatron.cli.main import COMMANDS, SHOWN
 from paddlenlp_galvatron.plan import ModelShape, UserError, read_plan
+from paddlenlp_galvatron.plan import file as plan_file
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.file import AssumedFields, GalvatronObject, StrategyFile
+from paddlenlp_galvatron.profiles import files, nccl_tests
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*/*.md")]
@@ -92,3 +95,50 @@ def test_the_table_of_errors_has_all_and_only_what_is_told(path, tmp_path):
 def test_the_targets_of_make_exist(path):
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"(?:`|^    )make ([a-z-]+)", path.read_text(), re.MULTILINE)) <= set(targets)
+
+
+TESTS = list((ROOT / "tests").rglob("*.py"))
+NAMED_TEST = re.compile(r"\b(?:tests/[\w/]+\.py|test_\w+(?:\.py)?)\b")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_tests_that_are_named_exist(path):
+    """Files and functions that a document calls to witness."""
+    there = {name for file in TESTS for name in (file.name, str(file.relative_to(ROOT)))}
+    there |= {name for file in TESTS for name in re.findall(r"^ *def (test_\w+)", file.read_text(), re.MULTILINE)}
+    assert set(NAMED_TEST.findall(path.read_text())) <= there
+
+
+def test_every_fault_that_is_survived_names_its_witness_in_both_languages():
+    """A test, a command, or that it was tried by hand."""
+    pages = [(ROOT / "docs" / language / "faults.md").read_text() for language in ("en", "zh")]
+    tables = [re.findall(r"^\|.*\|$", page, re.MULTILINE) for page in pages]
+    rows = [
+        [row for row in table if row.count(" | ") == 2 and not row.startswith(("| fault ", "| 故障 "))]
+        for table in tables
+    ]
+    assert len(rows[0]) == len(rows[1]) > 40
+    for english, chinese in zip(*rows, strict=True):
+        named = set(NAMED_TEST.findall(english))
+        assert named or re.search(r"by hand|the same|`python|every hostile case", english), english
+        assert set(NAMED_TEST.findall(chinese)) == named
+
+
+@pytest.mark.parametrize("path", [ROOT / "SECURITY.md", ROOT / "docs" / "zh" / "security.md"], ids=["en", "zh"])
+def test_the_limits_are_those_of_the_code(path):
+    rows = re.findall(r"^\|.*\| (.*) \|$", re.split(r"## (?:Limits|上限)", path.read_text())[1], re.MULTILINE)[1:]
+    told = [[int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", row)] for row in rows]
+    sizes = [plan_file.LARGEST_BYTES, nccl_tests.LARGEST_LOG, files.LARGEST_BYTES, reading.LARGEST_OPTIONS]
+    strategy, log, profile, options, any_other = (size // 2**20 for size in (*sizes, reading.LARGEST_BYTES))
+    assert strategy == log
+    numbers = [limits.MOST_RANKS, limits.MOST_LAYERS, limits.MOST_SAMPLES, limits.MOST_SIZE, limits.MOST_TRAINED, 2**32]
+    numbers += [
+        strategy,
+        profile,
+        (options, reading.MOST_PARTS),
+        any_other,
+        reading.DEEPEST,
+        reading.MOST_DIGITS,
+        SHOWN,
+    ]
+    assert told == [list(one) if isinstance(one, tuple) else [one] for one in numbers]

@@ -12,6 +12,7 @@ import paddle
 from paddle.base import core
 
 from paddlenlp_galvatron.launch import gpus
+from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.proof import parity_worker
@@ -76,6 +77,14 @@ def test_nothing_of_gloo_is_set_up_for_nccl(monkeypatch):
     monkeypatch.delattr(core.ProcessGroupGloo, "galvatron_installed", raising=False)
     cpu_backend.install()
     assert not hasattr(core.ProcessGroupGloo, "galvatron_installed")
+
+
+def test_nccl_listens_on_the_loopback_of_one_node_and_where_it_is_told_to(monkeypatch):
+    monkeypatch.delenv(interface := "NCCL_SOCKET_IFNAME", raising=False)
+    assert {rank[interface] for rank in Nodes().environment(2)} == {"lo"}
+    assert interface not in Nodes(2, 0, "127.0.0.2", 6000).environment(1)[0]
+    monkeypatch.setenv(interface, "eth7")
+    assert Nodes().environment(1)[0][interface] == "eth7"
 
 
 def test_one_process_computes_on_the_cpu_whatever_is_there():

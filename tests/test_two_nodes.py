@@ -5,7 +5,7 @@ import sys
 from contextlib import ExitStack
 
 import pytest
-from two_nodes import LINK, two_nodes_or_skip
+from two_nodes import ALIAS, LINK, hide_behind_router, two_nodes_or_skip
 
 MIB = 2**20
 SERVER = """
@@ -42,3 +42,18 @@ def test_nothing_else_is_reached_and_nothing_is_left():
         assert "unreachable" in refused.stderr
     for node in (first, second):
         assert node.run(["true"], check=False).returncode
+
+
+def test_what_goes_to_a_node_can_be_lost_and_a_router_can_stand_before_one():
+    with ExitStack() as stack:
+        first, second = nodes = two_nodes_or_skip(stack, 200)
+        hide_behind_router(stack, nodes, 9000, alone=True)
+        server = stack.enter_context(first.start([sys.executable, "-c", SERVER, first.address], stdout=subprocess.PIPE))
+        assert server.stdout.readline() == b"ready\n"
+        assert first.listens() == {(ALIAS, 9000), (first.address, 9000)} and not second.listens()
+        lost = second.start([sys.executable, "-c", CLIENT, first.address, "1"])
+        stack.callback(lost.wait)
+        stack.callback(lost.kill)
+        second.run([sys.executable, "-c", CLIENT, ALIAS, str(MIB)])
+        assert float(server.stdout.readline()) > 0
+        assert lost.poll() is None  # it still tries

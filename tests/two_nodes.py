@@ -12,16 +12,28 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import struct
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 LINK = "link0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+ALIAS = "192.0.2.1"  # of the first node, as from behind a router: no interface has it
+LISTENS = "0A"  # state of a socket in /proc/net/tcp
+NOBODY = "02:00:00:00:00:77"
+# At the beginning of a launcher's program: it needs no Paddle to learn that there are no GPUs, which takes 5 s.
+NO_GPUS = """
+import sys, types
+sys.modules["paddlenlp_galvatron.launch.gpus"] = types.SimpleNamespace(gpu_count=lambda: 0, unused_gpus=lambda: [])
+"""
 BURST_BYTES = 70_000  # the least that holds the largest packet of a virtual link (64 KiB): no free start to speak of
 QUEUE_MS = 200  # longest wait in the shaper's queue before packets are dropped
 # Root of the machine needs no user namespace; anybody else is root in one, where the kernel allows that.
@@ -52,6 +64,16 @@ class Node:
     def start(self, words: Sequence[str], **settings: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(self.command(words), **settings)
 
+    def listens(self) -> set[tuple[str, int]]:
+        """Addresses and ports where something of this node does, by IPv4."""
+        rows = [line.split() for line in Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]]
+        places = [row[1].split(":") for row in rows if row[3] == LISTENS]
+        return {(socket.inet_ntoa(struct.pack("<I", int(address, 16))), int(port, 16)) for address, port in places}
+
+    def lose_what_goes_to(self, address: str) -> None:
+        """From now on nothing of this node arrives at an address, and nobody hears of that: it goes to no host."""
+        self.run(["ip", "neigh", "replace", address, "lladdr", NOBODY, "dev", LINK, "nud", "permanent"])
+
     def shape(self, mbit_per_s: float) -> None:
         """Let the link carry this much in the direction away from this node (Mbit/s, link headers included)."""
         limits = ["rate", f"{mbit_per_s}mbit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms"]
@@ -79,6 +101,46 @@ def two_nodes(mbit_per_s: float) -> Iterator[tuple[Node, Node]]:
         except subprocess.CalledProcessError as error:
             raise Unavailable(f"no network namespaces here: {error.stderr.strip()}") from None
         yield first, second
+
+
+RELAY = """
+import asyncio, sys
+alias, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+async def pump(reader, writer):
+    try:
+        while block := await reader.read(1 << 16):
+            writer.write(block)
+            await writer.drain()
+    except OSError:
+        pass
+    writer.close()
+async def relay(reader, writer):
+    try:
+        there = await asyncio.open_connection(address, port)
+    except OSError:
+        writer.close()
+        return
+    await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+async def main():
+    server = await asyncio.start_server(relay, alias, port)
+    print("ready", flush=True)
+    await server.serve_forever()
+asyncio.run(main())
+"""
+
+
+def hide_behind_router(stack: ExitStack, nodes: tuple[Node, Node], port: int, alone: bool) -> None:
+    """Let the second node reach a port of the first at ALIAS, which no interface of the first one has; `alone`: and
+    nothing else of it. Until the stack closes."""
+    first, second = nodes
+    first.run(["ip", "route", "add", "local", ALIAS, "dev", "lo", "src", first.address])
+    second.run(["ip", "route", "add", ALIAS, "dev", LINK])
+    relay = first.start([sys.executable, "-c", RELAY, ALIAS, first.address, str(port)], stdout=subprocess.PIPE)
+    stack.callback(relay.wait)
+    stack.callback(relay.kill)
+    assert relay.stdout and relay.stdout.readline() == b"ready\n"
+    if alone:
+        second.lose_what_goes_to(first.address)
 
 
 def two_nodes_or_skip(stack: ExitStack, mbit_per_s: float) -> tuple[Node, Node]:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from typing import Any
 from ..base.reading import read_bytes
 from ..base.writing import UNFINISHED, make_folder, move, to_disk, write_text
 from ..data.source import BatchSource
+from ..launch.faults import WAIT_S, named
+from ..launch.status import waiting
 from ..plan import GalvatronError, Precision, UserError, plan_to_dict
 from ..runtime import device
 from ..runtime.engine import Engine
@@ -50,6 +53,7 @@ class Writer:
         self._companions: dict[str, bytes] = {}
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._awaited = ""  # ranks whose parts are not there
         if engine.rank == 0:  # before the others, who wait in `_owned`, write anything
             self._companions = {file.name: read_bytes(file) for file in companions}
             for kind in ("step", "old"):
@@ -77,9 +81,10 @@ class Writer:
 
     def finish(self) -> None:
         """Wait until the last checkpoint is on disk. Raises GalvatronError if it could not be written."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        while self._thread is not None:
+            with waiting(f"parts of a checkpoint by {self._awaited}") if self._awaited else nullcontext():
+                self._thread.join(POLL_S)
+            self._thread = self._thread if self._thread.is_alive() else None
         if self._error is not None:
             error, self._error = self._error, None
             reason = getattr(error, "strerror", None) or str(error)
@@ -127,8 +132,13 @@ class Writer:
     def _complete(self, part: Path, whole: Path, index: dict[str, Any]) -> None:
         """When all ranks have written theirs: make the checkpoint whole, and drop old ones."""
         names = [f"rank-{rank:05d}.safetensors.json" for rank in range(self._engine.plan.world_size)]
-        while not all((part / name).exists() for name in names):
+        deadline = time.monotonic() + WAIT_S
+        while missing := [rank for rank, name in enumerate(names) if not (part / name).exists()]:
+            if time.monotonic() > deadline:
+                raise GalvatronError(f"{self._awaited} did not write a part within {WAIT_S:.0f} s")
+            self._awaited = named(tuple(missing))
             time.sleep(POLL_S)
+        self._awaited = ""
         index["files"] = [json.loads((part / name).read_text()) for name in names]
         for file, content in self._companions.items():
             (part / file).write_bytes(content)

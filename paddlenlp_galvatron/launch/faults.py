@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 
 from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from .out_of_memory import ended_out_of_memory, kernel_kills, told_peak_mib, told_reason
-from .status import Board, Outcome, Told, lost_a_peer
+from .status import Board, Outcome, Told, in_step, lost_a_peer
 
 STOPPED_S = 20.0  # after which a rank that a signal stopped is given up
 IDLE_S = 5.0  # for which a rank must have computed to be blamed by those that wait for it
@@ -20,6 +22,7 @@ SETTLE_S = 0.5  # for which the others may still tell that they failed before
 SEARCH_S = 3.0  # for which a cause is looked for where all that failed lost another rank
 # For which ranks may wait where nothing else ends it: Paddle's own limit of a group. Gloo's are 30 s.
 WAIT_S = 1800.0
+NAMED_RANKS = 6  # of many
 STACK_S = 0.5  # in which a rank writes where it is
 
 
@@ -44,6 +47,15 @@ class Fault:
     peak_mib: float | None = None
 
 
+@dataclass(frozen=True)
+class Wait:
+    """A rank waits for others, or did until it lost them."""
+
+    rank: int
+    what: str  # operation, group and step
+    age_s: float
+
+
 @dataclass
 class Rank:
     """A process of this node."""
@@ -52,8 +64,13 @@ class Rank:
     process: subprocess.Popen[bytes]
     board: Board
     log: Path
+    node: int | None = None  # where there are several
     ended_at: float | None = None
     stopped_since: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.number}" + ("" if self.node is None else f" of node {self.node}")
 
     @property
     def alive(self) -> bool:
@@ -85,19 +102,33 @@ class Crew:
     def suspects(self, how: str = "did not come to the others, who wait for it") -> list[Fault]:
         """Ranks that hold up others: those that a signal stopped, and those that compute while others wait."""
         now = time.monotonic()
-        found = [self._stopped(rank) for rank in self.ranks if rank.stopped_since is not None]
+        found = [self._stopped(rank, rank.board.read()) for rank in self.ranks if rank.stopped_since is not None]
         told = [(rank, rank.board.read()) for rank in self.ranks if rank.alive and rank.stopped_since is None]
         for rank, one in told:
             if one.began and not one.waits_for and not one.outcome and now - one.since >= IDLE_S:
-                message = f"rank {rank.number} {how}: it has computed for "
-                message += f"{now - one.since:.0f} s; its log: {rank.log}"
+                message = f"{rank.name} {how}: it has computed for {now - one.since:.0f} s{in_step(one.step)}; "
+                message += f"its log: {rank.log}"
                 found.append(Fault(Kind.STALL, rank.number, message, now - one.since))
         return found
 
-    def longest_wait(self) -> float:
-        """Seconds for which some rank has waited for others in one collective."""
-        told = [rank.board.read() for rank in self.ranks if rank.alive]
-        return max((time.monotonic() - one.since for one in told if one.waits_for and not one.outcome), default=0.0)
+    def waits(self) -> list[Wait]:
+        """What ranks wait for, or lost others in."""
+        now, told = time.monotonic(), [(rank, rank.board.read()) for rank in self.ranks]
+        return [
+            Wait(rank.number, one.waits_for, now - one.since)
+            for rank, one in told
+            if one.waits_for and (one.outcome is Outcome.LOST_A_PEER if one.outcome else rank.alive)
+        ]
+
+    def starved(self, limit_s: float) -> list[Fault]:
+        """Ranks that have waited for others in one collective for longer than a limit."""
+        alive = {rank.number: rank for rank in self.ranks if rank.alive}
+        found = [wait for wait in self.waits() if wait.rank in alive and wait.age_s > limit_s]
+        told = "{} has waited for {:.0f} s in {}"
+        return [
+            Fault(Kind.CONSEQUENCE, wait.rank, told.format(alive[wait.rank].name, wait.age_s, wait.what), wait.age_s)
+            for wait in found
+        ]
 
     def explain(self, fault: Fault) -> Fault:
         """The same with where a rank that computes is in its program, if it is of this node."""
@@ -111,9 +142,8 @@ class Crew:
         late = [rank for rank in self.ranks if rank.alive]
         numbers = ", ".join(str(rank.number) for rank in late)
         logs = late[0].log.parent if late else ""
-        waits = self.longest_wait() > 0
         how = f"did not end within {limit_s:.0f} s, and others wait for it"
-        found = [fault for fault in self.suspects(how) if waits or fault.kind is Kind.CAUSE]
+        found = [fault for fault in self.suspects(how) if self.starved(0) or fault.kind is Kind.CAUSE]
         everybody = f"rank {numbers} did not end within {limit_s:.0f} s; logs: {logs}"
         return found or [Fault(Kind.CONSEQUENCE, late[0].number if late else None, everybody)]
 
@@ -123,18 +153,19 @@ class Crew:
             stopped = _state(rank.process.pid) == "T"
             rank.stopped_since = (rank.stopped_since or now) if stopped else None
             if stopped and now - (rank.stopped_since or now) >= STOPPED_S:
-                return self._stopped(rank)
+                return self._stopped(rank, told)
         else:
             rank.ended_at = rank.ended_at or now
         if told.outcome > Outcome.DONE:
             return self._told(rank, told, code)
         if code is None or told.outcome is Outcome.DONE:
             return None
-        return self._untold(rank, code) if code or speak else None
+        return self._untold(rank, told, code) if code or speak else None
 
-    def _stopped(self, rank: Rank) -> Fault:
+    def _stopped(self, rank: Rank, told: Told) -> Fault:
         age = time.monotonic() - (rank.stopped_since or 0)
-        message = f"rank {rank.number} was stopped by a signal (process {rank.process.pid}) and did not go on for "
+        message = f"{rank.name} was stopped by a signal (process {rank.process.pid}){in_step(told.step)} "
+        message += "and did not go on for "
         return Fault(Kind.CAUSE, rank.number, f"{message}{age:.0f} s; its log: {rank.log}", age)
 
     def _told(self, rank: Rank, told: Told, code: int | None) -> Fault:
@@ -143,15 +174,15 @@ class Crew:
         if told.exit_code == OUT_OF_MEMORY or (code and ended_out_of_memory(code, "", self._starved)):
             return self._memory(rank, age)
         if kind is Kind.CONSEQUENCE:
-            message = f"rank {rank.number} lost another rank in {told.waits_for or 'a collective'}: {told.message}"
+            message = f"{rank.name} lost another rank in {told.waits_for or 'a collective'}: {told.message}"
         elif told.outcome is Outcome.REFUSED:
             first, *rest = told.message.splitlines() or [""]
-            message = "\n".join([f"{first} (rank {rank.number})", *rest])
+            message = "\n".join([f"{first} ({rank.name})", *rest])
         else:
-            message = f"rank {rank.number} failed: {told.message}"
+            message = f"{rank.name} failed{in_step(told.step)}: {told.message}"
         return Fault(kind, rank.number, f"{message}; its log: {rank.log}", age, told.exit_code)
 
-    def _untold(self, rank: Rank, code: int) -> Fault:
+    def _untold(self, rank: Rank, told: Told, code: int) -> Fault:
         """Of a rank that ended without a word."""
         said = rank.said()
         age = time.monotonic() - (rank.ended_at or 0)
@@ -161,12 +192,12 @@ class Crew:
         lines = [line.strip() for line in said.splitlines() if line.strip()]
         last = f": {lines[-1]}" if lines and (code > 0 or code == -signal.SIGABRT) else ""
         how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else _exit(code)
-        message = f"rank {rank.number} {how}{last}; its log: {rank.log}"
+        message = f"{rank.name} {how}{in_step(told.step)}{last}; its log: {rank.log}"
         return Fault(Kind.CONSEQUENCE if lost else Kind.CAUSE, rank.number, message, age)
 
     def _memory(self, rank: Rank, age: float) -> Fault:
         said = rank.said()
-        message = f"rank {rank.number} ran out of memory{told_reason(said)}; its log: {rank.log}"
+        message = f"{rank.name} ran out of memory{told_reason(said)}; its log: {rank.log}"
         return Fault(Kind.CAUSE, rank.number, message, age, 1, True, told_peak_mib(said))
 
     @property
@@ -195,6 +226,25 @@ def _place(rank: Rank) -> str:
     return frames[0] if frames else "a place that it does not tell"
 
 
+def with_waits(fault: Fault, waits: Iterable[Wait]) -> Fault:
+    """The same with who waits for it, and in what: of several the one whose group has the rank, and the longest."""
+    waits = [wait for wait in waits if wait.rank != fault.rank]
+    if not waits or fault.exit_code != 1 or fault.out_of_memory:  # it says enough
+        return fault
+    in_group = re.compile(rf"ranks [\d, ]*\b{fault.rank}\b")
+    what = max(waits, key=lambda wait: (bool(in_group.search(wait.what)), wait.age_s)).what
+    ranks = named(tuple(sorted({wait.rank for wait in waits if wait.what == what})))
+    first, *rest = fault.message.splitlines()
+    return replace(fault, message="\n".join([f"{first}; {ranks} waited in {what}", *rest]))
+
+
+@lru_cache(maxsize=1024)
+def named(ranks: tuple[int, ...]) -> str:
+    """The first ones of many."""
+    more = ", …" if len(ranks) > NAMED_RANKS else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:NAMED_RANKS]))}{more}"
+
+
 class Judge:
     """Says which of the faults of a launch is to blame, once all that matter can be known."""
 
@@ -202,8 +252,14 @@ class Judge:
         self._first: float | None = None
         self._suspects: list[Fault] = []
 
-    def verdict(self, faults: Sequence[Fault], suspects: Iterable[Fault], all_heard: bool = True) -> Fault | None:
+    def verdict(
+        self, faults: Sequence[Fault], suspects: Iterable[Fault], waits: Iterable[Wait] = (), all_heard: bool = True
+    ) -> Fault | None:
         """None: not yet. `all_heard`: the other nodes are known to be there."""
+        fault = self._worst(faults, suspects, all_heard)
+        return fault and with_waits(fault, waits)
+
+    def _worst(self, faults: Sequence[Fault], suspects: Iterable[Fault], all_heard: bool) -> Fault | None:
         if not faults:
             return None
         now = time.monotonic()

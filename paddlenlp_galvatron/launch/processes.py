@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from operator import methodcaller
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,6 @@ Device = Literal["cpu", "gpu"]
 
 POLL_S = 0.1
 GRACE_S = 5.0  # between asking a process to end and ending it
-VERDICT_S = 10.0  # for which another node's word of what went wrong is waited for
 COMMON_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),  # Paddle's own, many a rank
@@ -139,12 +139,11 @@ class Launch:
             suspects = self._crew.suspects()
             if not faults and time.monotonic() > deadline:
                 faults = self._crew.overdue(self._timeout_s)
-            if not faults and self._crew.longest_wait() > WAIT_S:
-                faults = suspects
-            if verdict := self._watch.verdict(faults, suspects):
+            faults = faults or self._crew.starved(WAIT_S)
+            if verdict := self._watch.verdict(faults, suspects, self._crew.waits()):
                 raise self._error(verdict)
             yield
-            if self._crew.done:
+            if self._crew.done and not faults:
                 return
             time.sleep(POLL_S)
 
@@ -157,7 +156,7 @@ class Launch:
         board, path = Board(), self._folder / f"workerlog.{number}"
         own = {**COMMON_ENVIRONMENT, **environment, STATUS: str(board.descriptor)}
         process = begin_process(self._command, {**KEEP_MEMORY, **os.environ, **own}, path, board.descriptor)
-        return Rank(number, process, board, path)
+        return Rank(number, process, board, path, self._nodes.node_rank if self._nodes.num_nodes > 1 else None)
 
     def _error(self, fault: Fault) -> LaunchError:
         fault = self._crew.explain(fault)
@@ -242,14 +241,14 @@ def _die_with_parent() -> None:
 
 
 def _end(ranks: Sequence[Rank]) -> None:
+    """A rank that waits for a disk that hangs may outlive even the kill; it ends when that wait does."""
+    for end in (methodcaller("terminate"), methodcaller("kill")):
+        for rank in ranks:
+            if rank.alive:
+                end(rank.process)
+        deadline = time.monotonic() + GRACE_S
+        for rank in ranks:
+            with suppress(subprocess.TimeoutExpired):
+                rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
     for rank in ranks:
-        if rank.alive:
-            rank.process.terminate()
-    deadline = time.monotonic() + GRACE_S
-    for rank in ranks:
-        try:
-            rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            rank.process.kill()
-            rank.process.wait()
         rank.board.close()

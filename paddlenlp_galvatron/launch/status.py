@@ -20,11 +20,14 @@ from enum import IntEnum
 
 VARIABLE = "GALVATRON_STATUS"  # the descriptor of the memory, from a launcher to its rank
 BYTES = 4096
-LAYOUT = struct.Struct("<Bid160s3000sB")  # the outcome last: whoever sees it sees the rest
+LAYOUT = struct.Struct("<Biid160s3000sB")  # the outcome last: whoever sees it sees the rest
 # What stands in messages of gloo and of Paddle's store about a peer that has gone or does not come; and what stands in
 # gloo's about messages that do not fit together.
 PEER_WORDS = ("gloo/transport/tcp", "Timed out waiting", "reset by peer", "TCP send error", "TCP receive error")
 MISFIT_WORDS = ("enforce fail", "Enforce failed", "EnforceNotMet")
+
+
+BEFORE_STEPS = -1
 
 
 class Outcome(IntEnum):
@@ -44,8 +47,9 @@ class Told:
     began: bool = False
     outcome: Outcome = Outcome.NONE
     exit_code: int = 0
+    step: int = BEFORE_STEPS
     since: float = 0.0  # of what it does now, or of its end
-    waits_for: str = ""  # the collective that it waits in; empty: it computes
+    waits_for: str = ""  # the collective that it waits in, or failed in; empty: it computes
     message: str = ""  # of a failure
 
 
@@ -58,13 +62,14 @@ class Board:
         self._memory = mmap.mmap(self.descriptor, BYTES)
 
     def write(self, told: Told) -> None:
-        began, outcome, code, since, waits_for, message = astuple(told)
-        LAYOUT.pack_into(self._memory, 0, began, code, since, waits_for.encode(), _cut(message, 3000), outcome)
+        began, outcome, code, step, since, waits_for, message = astuple(told)
+        texts = (_cut(waits_for, 160), _cut(message, 3000))
+        LAYOUT.pack_into(self._memory, 0, began, code, step - BEFORE_STEPS, since, *texts, outcome)
 
     def read(self) -> Told:
-        began, code, since, *texts, outcome = LAYOUT.unpack_from(self._memory)
+        began, code, step, since, *texts, outcome = LAYOUT.unpack_from(self._memory)
         waits_for, message = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
-        return Told(bool(began), Outcome(outcome), code, since, waits_for, message)
+        return Told(bool(began), Outcome(outcome), code, step + BEFORE_STEPS, since, waits_for, message)
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -85,6 +90,7 @@ def _find_board() -> Board:
 
 _board = _find_board()
 _began = False
+_step = BEFORE_STEPS
 _waits: list[tuple[str, float]] = []  # outermost first, and since when
 _failed_in = ""
 
@@ -97,20 +103,33 @@ def begin() -> None:
     _tell()
 
 
+def enter(number: int) -> None:
+    """From here on this rank is in this step, counted from 0."""
+    global _step
+    _step = number
+    _tell()
+
+
+def step() -> int:
+    """The step that this rank is in."""
+    return _step
+
+
 def done() -> None:
     """It has come to its end, with all others."""
-    _board.write(Told(True, Outcome.DONE, since=time.monotonic()))
+    _board.write(Told(True, Outcome.DONE, step=_step, since=time.monotonic()))
 
 
 def failed(outcome: Outcome, message: str, exit_code: int = 1) -> None:
     """It failed, and will end with an exit code."""
-    _board.write(Told(True, outcome, exit_code, time.monotonic(), _failed_in, message))
+    _board.write(Told(True, outcome, exit_code, _step, time.monotonic(), _failed_in, message))
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Meanwhile this rank waits for others. May be nested."""
+    """Meanwhile this rank waits for others. May be nested: told is the outermost, and the step."""
     global _failed_in
+    what += in_step(_step)
     _waits.append((what, time.monotonic()))
     _tell()
     try:
@@ -123,6 +142,11 @@ def waiting(what: str) -> Iterator[None]:
         _tell()
 
 
+def in_step(number: int) -> str:
+    """Behind what happened in it."""
+    return "" if number == BEFORE_STEPS else f" in step {number}"
+
+
 def longest_wait() -> tuple[str, float] | None:
     """What this rank waits for now, and since when by the monotonic clock."""
     waits = _waits[:1]  # another thread may ask
@@ -130,7 +154,7 @@ def longest_wait() -> tuple[str, float] | None:
 
 
 def _tell() -> None:
-    _board.write(Told(_began, since=time.monotonic(), waits_for=_waits[0][0] if _waits else ""))
+    _board.write(Told(_began, step=_step, since=time.monotonic(), waits_for=_waits[0][0] if _waits else ""))
 
 
 def lost_a_peer(text: str) -> bool:

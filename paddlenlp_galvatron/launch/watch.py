@@ -11,11 +11,11 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..plan import GalvatronError
-from .faults import Fault, Judge, Kind
+from .faults import Fault, Judge, Kind, Wait
 from .nodes import Nodes
 from .store import MEETING_S, TOKEN_VARIABLE, StoreClient, StoreServer
 
@@ -34,9 +34,9 @@ class Alone:
     def __init__(self) -> None:
         self._judge = Judge()
 
-    def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault]) -> Fault | None:
+    def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
         """What the launch ends with, by what is wrong with this node's ranks now; None: nothing, or not known yet."""
-        return self._judge.verdict(faults, suspects)
+        return self._judge.verdict(faults, suspects, waits)
 
     def tell_end(self, why: str) -> None:
         """This launcher ends before its ranks."""
@@ -51,6 +51,7 @@ class Report:
 
     faults: list[Fault] = field(default_factory=list)
     suspects: list[Fault] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
     beat: int = 0
     ended: bool = False
 
@@ -61,7 +62,7 @@ class Report:
     def decode(cls, text: bytes) -> Report:
         told = json.loads(text)
         lists = {name: [_fault(one) for one in told[name]] for name in ("faults", "suspects")}
-        return cls(**told | lists)
+        return cls(**told | lists | {"waits": [Wait(**one) for one in told["waits"]]})
 
 
 class Head(Alone):
@@ -72,8 +73,8 @@ class Head(Alone):
         self._others, self._server = range(1, nodes.num_nodes), server
         self._heard = {node: (-1, time.monotonic()) for node in self._others}  # last beat, and when it was news
 
-    def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault]) -> Fault | None:
-        faults, suspects = [*faults], [*suspects]
+    def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
+        faults, suspects, waits = [*faults], [*suspects], [*waits]
         longest, now = 0.0, time.monotonic()
         for node, report in self._reports().items():
             if report.beat != self._heard[node][0]:
@@ -81,12 +82,13 @@ class Head(Alone):
             beat, since = self._heard[node]
             faults += report.faults
             suspects += report.suspects
+            waits += report.waits
             if not report.ended:
                 longest = max(longest, now - since)
                 limit, how = (SILENT_S, "has not been heard of for") if beat > 0 else (MEETING_S, "did not join within")
                 if now - since > limit:
                     faults.append(Fault(Kind.CAUSE, None, f"node {node} {how} {limit:.0f} s", now - since))
-        fault = self._judge.verdict(faults, suspects, all_heard=longest < LATE_S)
+        fault = self._judge.verdict(faults, suspects, waits, all_heard=longest < LATE_S)
         if fault:
             self._decide(fault)
         return fault
@@ -114,16 +116,19 @@ class Member(Alone):
         self._nodes, self._token = nodes, token
         self._report = Report()
         self._told: Fault | None = None
+        self._silence: Fault | None = None  # of node 0
         self._first: float | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
-    def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault]) -> Fault | None:
-        self._report = Report([*faults], [*suspects])
-        own = self._judge.verdict(faults, suspects)
-        if own is None or self._told:
+    def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
+        self._report = Report([*faults], [*suspects], [*waits])
+        if self._told:
             return self._told
+        own = self._judge.verdict([*faults, *filter(None, [self._silence])], suspects, waits)
+        if own is None or self._silence:
+            return own
         self._first = self._first or time.monotonic()
         return own if time.monotonic() - self._first > VERDICT_S else None
 
@@ -143,19 +148,21 @@ class Member(Alone):
             last = self._closed.wait(BEAT_S)
             try:
                 client = client or StoreClient(address, port, self._token, PATIENCE_S)
+                limit = SILENT_S
                 told = client.get(VERDICT)
                 self._told = _fault(json.loads(told)) if told else None
                 beats, last = beats + 1, last or bool(told)
-                report = self._report
-                client.set(_key(self._nodes.node_rank), Report(report.faults, report.suspects, beats, last).encode())
-                heard, limit = time.monotonic(), SILENT_S
+                report = replace(self._report, beat=beats, ended=last)
+                client.set(_key(self._nodes.node_rank), report.encode())
+                heard = time.monotonic()
             except OSError:
                 if client:
                     client.close()
                 client = None
-                if time.monotonic() - heard > limit:
+                if (silent_s := time.monotonic() - heard) > limit:
                     how = NOT_THERE if limit == MEETING_S else "has not been heard of for"
-                    self._told = Fault(Kind.CAUSE, None, f"node 0 ({address}:{port}) {how} {limit:.0f} s")
+                    message = f"node 0 ({address}:{port}) {how} {limit:.0f} s"
+                    self._silence = Fault(Kind.CAUSE, None, message, silent_s)
                     return
         if client:
             client.close()

@@ -21,6 +21,7 @@ import queue
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import paddle
@@ -34,6 +35,9 @@ from ..plan import UserError
 # What waits for other ranks while it is called.
 AT_ONCE = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 BLOCKING = ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "scatter", "barrier")
+
+REACHED_AT = "galvatron/reached"  # keys of the store, by node
+REACH_S = 10.0
 
 _new_process_group = collective._new_process_group_impl
 _kept: list[Any] = []  # groups live as long as the process: gloo's threads use them
@@ -83,18 +87,44 @@ def _group_with_own_keys(
 ) -> Any:
     if backend != "gloo":
         return _new_process_group(backend, store, rank, world_size, group_name, pg_options, group_id, **rest)
-    store.set(GROUP, str(group_id))
-    group = core.ProcessGroupGloo.create(store, rank, world_size, group_id)
+    with _reached(store, rank, world_size) if group_id == 0 else contextlib.nullcontext():
+        store.set(GROUP, str(group_id))
+        group = core.ProcessGroupGloo.create(store, rank, world_size, group_id)
     _kept.append(group)
     return group
+
+
+@contextlib.contextmanager
+def _reached(store: Any, rank: int, world_size: int) -> Iterator[None]:
+    """The first rank of each node has connected to those of the others, and they to it, before it leaves the context
+    in step with them. Raises UserError: gloo would try for minutes."""
+    local = len(os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(","))  # of this node, by our launcher
+    node, place = divmod(rank, local)
+    if place or local == world_size:
+        yield
+        return
+    with socket.create_server((_own_address(), 0), backlog=world_size) as listener:
+        store.set(f"{REACHED_AT}/{node}", "{}:{}".format(*listener.getsockname()))
+        for other in {*range(world_size // local)} - {node}:
+            address, port = store.get(f"{REACHED_AT}/{other}").decode().split(":")
+            try:
+                socket.create_connection((address, int(port)), REACH_S).close()
+            except ConnectionError:
+                continue  # its rank has gone meanwhile: gloo finds that out at once
+            except OSError as error:
+                raise UserError(
+                    f"MASTER_ADDR: node {node} does not reach node {other} at {address}, where ranks listen: {error}; "
+                    "let nodes reach each other's ports there, or name an address of node 0 on a network where they do"
+                ) from None
+        yield
 
 
 def _waiting(name: str, method: Any) -> Any:
     """The method, with the launcher told meanwhile what this rank waits for."""
 
-    def told(*arguments: Any, **named: Any) -> Any:
-        with waiting(name):
-            return method(*arguments, **named)
+    def told(group: Any, *arguments: Any, **named: Any) -> Any:
+        with waiting(f"{name} of {group.size()} ranks"):
+            return method(group, *arguments, **named)
 
     return told
 

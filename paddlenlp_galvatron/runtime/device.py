@@ -9,6 +9,7 @@ from typing import Any
 
 import paddle
 
+from ..launch.status import waiting
 from . import paddle_private
 
 MIB = 2**20
@@ -58,7 +59,8 @@ def reserved_peak_mib() -> float:
 def synchronize() -> None:
     """Wait for what was started on this rank's device. On CPU everything has been done when a call returns."""
     if on_gpu():
-        paddle.device.synchronize()
+        with waiting("what its device was given to do"):  # others' messages are among it
+            paddle.device.synchronize()
 
 
 def finish_computing() -> None:

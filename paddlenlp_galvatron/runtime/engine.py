@@ -10,10 +10,11 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
+from ..launch import status
 from ..launch.status import waiting
 from ..plan import ModelShape, Plan, Precision, UserError
 from ..plan.check import require_valid
-from . import device, under_way
+from . import device
 from .adapter import Adapter, Kernels
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
@@ -117,7 +118,7 @@ class Engine:
         """
         # Dropout falls on attention weights only, which no two ranks share: each rank draws masks of its own, and a
         # step's depend on nothing before it.
-        under_way.step = self.steps_done
+        status.enter(self.steps_done)
         paddle.seed(hash((self._seed, self.steps_done, self.rank)) % 2**31)
         ids, labels, tokens = batch if isinstance(batch, Share) else self._share_of_whole(batch)
         total = self._pipeline.run(ids, labels, self.gradient_scale / tokens)
@@ -135,7 +136,7 @@ class Engine:
 
     def _mean(self, total: Any, tokens: int) -> float:
         """The loss of a token, from this rank's sum."""
-        with waiting("the loss of all ranks"):  # on a GPU this is where a rank waits
+        with waiting("all_reduce of the loss over all ranks"):  # on a GPU this is where a rank waits
             return float(all_reduce(total.reshape([1]) / (tokens * self.stage.loss_replicas), self._world))
 
     def update(self, optimizer: Any, max_norm: float) -> float:
@@ -178,7 +179,7 @@ class Engine:
     def gather(self, *values: float) -> list[tuple[float, ...]]:
         """Numbers of every rank: for each that is given, those of all ranks in rank order, on every rank."""
         mine = device.to_device(np.array([values], np.float64))
-        with waiting("numbers of all ranks"):
+        with waiting("all_gather of numbers over all ranks"):
             return list(zip(*device.to_host(all_gather(mine, self._world)).tolist(), strict=True))
 
     def traffic(self) -> dict[str, Any]:

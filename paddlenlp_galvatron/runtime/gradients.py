@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import paddle
 
+from ..launch.status import waiting
 from .collectives import all_reduce
 from .paddle_private import squared_norm
 from .precision import cast
@@ -78,7 +79,8 @@ def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
     square = paddle.zeros([1], "float32")
     for share, parts in squares.items():
         square += share * paddle.concat(parts).sum()
-    return float(all_reduce(square, world_group).sqrt())
+    with waiting("all_reduce of the norm over all ranks"):  # on a GPU this is where a rank waits
+        return float(all_reduce(square, world_group).sqrt())
 
 
 def _by_replicas(trainable: Trainable) -> Iterator[list[Piece]]:

@@ -7,12 +7,14 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NoReturn
 
 import paddle
 import paddle.distributed as dist
 
 from ..launch import status
+from ..launch.faults import named
 from ..launch.out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from ..launch.out_of_memory import is_out_of_memory, tell_out_of_memory
 from ..launch.status import Outcome
@@ -51,8 +53,15 @@ def start_world() -> tuple[int, int]:
         prepare_world()
         with status.waiting("the start of all ranks"):
             dist.init_parallel_env()
-        under_way.watch()
+    if world_size > 1:
+        _watched()
     return rank, world_size
+
+
+@cache
+def _watched() -> None:
+    """Once, whoever started the world."""
+    under_way.watch()
 
 
 def run_as_rank(work: Callable[[], None]) -> NoReturn:
@@ -104,7 +113,7 @@ def sentence(error: Exception) -> str:
 def _use_once(group: Any, rank: int, use: str = "", exchanges: bool = False) -> None:
     """Let a group's ranks exchange a few numbers in the ways in which they will."""
     numbers = paddle.zeros([len(group.ranks)])
-    with status.waiting(f"the first use of a group of {len(group.ranks)} ranks"):
+    with status.waiting(f"the first use of the group of {named(tuple(group.ranks))}"):
         if use in DIRECTIONS:
             source, target = group.ranks if use == DOWN else reversed(group.ranks)
             message = dist.isend(numbers, target, group) if rank == source else dist.irecv(numbers, source, group)
@@ -142,7 +151,7 @@ class Groups:
             made = len(ranks) == 1 or (ranks, use) in self._made
             exchanges = use == REDISTRIBUTE or ranks in exchanging
             if not made:
-                with status.waiting("the making of groups"):
+                with status.waiting(f"the making of the group of {named(ranks)}"):
                     group = dist.new_group(list(ranks))
                 self._made[ranks, use] = group if self.rank in ranks else None
             group, new_way = self._made.get((ranks, use)), exchanges and (ranks, use) not in self._exchanging

@@ -10,27 +10,24 @@ import sys
 import threading
 import time
 from collections import deque
-from functools import lru_cache
 from typing import Any
 
 from ..launch import status
-from ..launch.faults import WAIT_S
+from ..launch.faults import WAIT_S, named
 from ..launch.status import Outcome
 
 CHECK_S = 5.0  # from one look of the watchdog to the next
-NAMED_RANKS = 6  # of a group
 MESSAGES = ("send", "receive")  # between stages; all others are collectives
-
-step = 0  # that runs now, counted from 0
 
 
 class Operation:
     """A collective or message that was started."""
 
-    __slots__ = ("_ended", "shown", "since", "task", "what")
+    __slots__ = ("_ended", "_step", "shown", "since", "task", "what")
 
     def __init__(self, kind: str, ranks: tuple[int, ...]):
-        self.what = f"{kind} of {_named(ranks)} in step {step}"
+        self.what = f"{kind} of {named(ranks)}"
+        self._step = status.step()
         self.shown = ("wait", "wait") if kind in MESSAGES else (kind, "collective")  # on a time line
         self.since = time.monotonic()
         self.task: Any = None  # Paddle's, once the call has returned
@@ -47,6 +44,11 @@ class Operation:
             self._ended, self.task = True, None  # gloo's tasks hold what they read
         return self._ended
 
+    @property
+    def started(self) -> str:
+        """What was started, and in which step."""
+        return self.what + status.in_step(self._step)
+
     def wait(self) -> None:
         """Let what this rank computes next wait for it: the host on CPU, the device's queue on a GPU."""
         if (task := self.task) is not None:  # else the watchdog has seen its end
@@ -57,15 +59,9 @@ class Operation:
 _started: deque[Operation] = deque()
 
 
-@lru_cache(maxsize=1024)
-def _named(ranks: tuple[int, ...]) -> str:
-    more = ", …" if len(ranks) > NAMED_RANKS else ""
-    return f"ranks {', '.join(map(str, ranks[:NAMED_RANKS]))}{more}"
-
-
 def oldest() -> tuple[str, float] | None:
     """What has been under way for longest, or waited for, and since when by the monotonic clock."""
-    waits = [(one.what, one.since) for one in list(_started) if not one.ended][:1]
+    waits = [(one.started, one.since) for one in list(_started) if not one.ended][:1]
     if wait := status.longest_wait():
         waits.append(wait)
     return min(waits, key=lambda wait: wait[1], default=None)

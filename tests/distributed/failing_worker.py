@@ -11,7 +11,9 @@ import time
 import paddle
 import paddle.distributed as dist
 
+from paddlenlp_galvatron.launch import status
 from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.runtime.collectives import all_reduce
 from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world
 
 STEPS = 3
@@ -46,9 +48,12 @@ def main() -> None:
         fail(how)
     start_world()
     for step in range(STEPS):
+        status.enter(step)
+        sys.stderr.write(f"step {step}\n")
         if mine and place == "step" and step == 1:
+            time.sleep(PAUSE_S)  # the others wait by now
             fail(how)
-        dist.all_reduce(paddle.ones([4]))
+        all_reduce(paddle.ones([4]), dist.get_group(0))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import time
 
 import paddle
 
+from paddlenlp_galvatron.launch import status
 from paddlenlp_galvatron.runtime import under_way
 from paddlenlp_galvatron.runtime.collectives import receive_start
 from paddlenlp_galvatron.runtime.groups import DOWN, UP, Groups, run_as_rank, start_world
@@ -20,7 +21,7 @@ def main() -> None:
     groups = Groups(rank)
     groups.create({((0, 1), DOWN), ((0, 1), UP)})
     under_way.watch(limit_s)
-    under_way.step = 3
+    status.enter(3)
     if rank and who == "one":
         time.sleep(LONG_S)
     receive_start(paddle.empty([4]), 1 - rank, groups.get((0, 1), DOWN if rank else UP)).wait()

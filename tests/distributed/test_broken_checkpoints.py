@@ -14,11 +14,13 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.checkpoint import saving
 from paddlenlp_galvatron.checkpoint.saving import Writer
 from paddlenlp_galvatron.checkpoint.stored import INDEX, open_checkpoint, verify, whole_checkpoints, write_index
 from paddlenlp_galvatron.plan import GalvatronError, UserError
 from paddlenlp_galvatron.training.settings import TrainSettings
 
+from .plans import plan
 from .small_run import BATCH, CASE, Run
 
 FILE = "rank-00000.safetensors"
@@ -53,6 +55,18 @@ def cut(path: Path) -> None:
 
 def delete(path: Path) -> None:
     path.unlink()
+
+
+def test_a_part_that_never_comes_is_named(folder, monkeypatch):
+    run = Run()
+    writer = Writer(folder, run.engine, 3, run.data)
+    run.train(4)
+    run.engine.plan = plan(2, "1 1")  # whose second rank is not there
+    monkeypatch.setattr(saving, "WAIT_S", 0.2)
+    writer.save(run.optimizer)
+    with pytest.raises(GalvatronError, match="rank 1 did not write a part within 0 s; the one before is whole"):
+        writer.finish()
+    assert len(whole_checkpoints(folder)) == 3
 
 
 @pytest.mark.parametrize(

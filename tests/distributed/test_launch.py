@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,7 +19,7 @@ pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.base.scratch import scratch_folder
-from paddlenlp_galvatron.launch import faults, watch
+from paddlenlp_galvatron.launch import faults, processes, status, watch
 from paddlenlp_galvatron.launch.faults import Fault, Judge, Kind
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import LaunchError, launch
@@ -27,7 +28,8 @@ from paddlenlp_galvatron.launch.watch import Head
 
 SCRIPT = """
 import os, signal, sys, time
-from paddlenlp_galvatron.runtime import status
+from pathlib import Path
+from paddlenlp_galvatron.launch import status
 from paddlenlp_galvatron.launch.status import Outcome
 how, rank = sys.argv[1], int(os.environ["PADDLE_TRAINER_ID"])
 if how == "silent":
@@ -35,8 +37,11 @@ if how == "silent":
 if rank == 1 and how == "does not import":
     raise ImportError("no such module")
 status.begin()
+status.enter(3)
 if rank == 1:
-    time.sleep(0.5)  # until the others wait
+    logs = [Path(__file__).with_name("log") / f"workerlog.{other}" for other in (0, 2)]
+    while not all(log.exists() and "waits" in log.read_text() for log in logs):
+        time.sleep(0.05)
     if how == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "stopped":
@@ -53,7 +58,8 @@ if rank == 1:
     if how in ("stalled", "hangs"):
         time.sleep(60)
 try:
-    with status.waiting("all_reduce"):
+    with status.waiting("all_reduce of ranks 0, 1, 2"):
+        print("waits", flush=True)
         if how in ("killed", "left", "failed", "refused"):
             time.sleep(0.6)
         if how == "stalled":
@@ -66,14 +72,17 @@ except OSError:
     sys.exit(1)
 """
 CASES = {
-    "killed": ("rank 1 was ended by signal 9 (SIGKILL); its log: ", 1),
+    "killed": ("rank 1 was ended by signal 9 (SIGKILL) in step 3; its log: ", 1),
     "stopped": ("rank 1 was stopped by a signal (process ", 1),
-    "left": ("rank 1 ended with exit code 0 before its work was done; its log: ", 1),
+    "left": ("rank 1 ended with exit code 0 before its work was done in step 3; its log: ", 1),
     "refused": ("field: the reason (rank 1)", 2),
-    "failed": ("rank 1 failed: ValueError: the reason; its log: ", 1),
+    "failed": ("rank 1 failed in step 3: ValueError: the reason; its log: ", 1),
     "does not import": ("rank 1 ended with exit code 1: ImportError: no such module; its log: ", 1),
     "stalled": ("rank 1 did not come to the others, who wait for it: it has computed for ", 1),
 }
+
+
+WAITED = "; ranks 0, 2 waited in all_reduce of ranks 0, 1, 2 in step 3"
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +103,7 @@ def test_the_rank_to_blame_is_named_first(tmp_path, how):
     first = str(caught.value).splitlines()[0]
     assert first.startswith(message)
     assert "noise" not in str(caught.value)
+    assert WAITED in first or how in ("refused", "does not import")
     assert caught.value.exit_code == exit_code
     assert "its log: " not in first or Path(first.split("its log: ")[1].split(";")[0]).is_file()
     if how == "stalled":
@@ -121,6 +131,13 @@ def test_who_is_waited_for_is_named_where_no_collective_ends_by_itself(tmp_path,
     assert not running(tmp_path)
 
 
+def test_a_rank_that_no_kill_ends_is_left():
+    """It waits for a disk that hangs."""
+    stuck = Mock(**{"poll.return_value": None, "wait.side_effect": subprocess.TimeoutExpired("rank", 0)})
+    processes._end([faults.Rank(0, stuck, status.Board(), Path())])
+    assert stuck.terminate.called and stuck.kill.called
+
+
 def test_a_node_that_does_not_join_is_named(monkeypatch):
     monkeypatch.setattr(watch, "MEETING_S", 0.2)
     monkeypatch.setattr(watch, "LATE_S", 0.1)
@@ -128,7 +145,7 @@ def test_a_node_that_does_not_join_is_named(monkeypatch):
     try:
         head = Head(Nodes(2, 0, "node-0", server.port), server)
         deadline = time.monotonic() + 30
-        while not (fault := head.verdict([], [])):
+        while not (fault := head.verdict([], [], [])):
             assert time.monotonic() < deadline
             time.sleep(0.1)
     finally:

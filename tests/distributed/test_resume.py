@@ -152,3 +152,24 @@ def test_a_run_that_is_told_to_stop_saves_first_however_often_it_is_told(straigh
         saved = open_checkpoint(whole_checkpoints(folder / output / "checkpoints")[0])
         verify(saved)
         assert [record["loss"] for record in log(folder, output)][:STEPS] == losses[:done]
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_a_run_at_once(straight, shim):
+    folder, _ = straight
+    slow = {"LD_PRELOAD": str(shim), "DISK_ROOT": str(folder / "twice" / "checkpoints"), "DISK_SYNC_MS": "60000"}
+    process = start(folder, "twice", "--save_steps", "0", steps=NO_END, **slow)
+    try:
+        wait_for_step(process, folder, "twice", 2)
+        ranks = ranks_of(process.pid)
+        os.kill(process.pid, signal.SIGINT)
+        deadline = time.monotonic() + TIMEOUT_S
+        while not list((folder / "twice" / "checkpoints").glob("step-*.part")):
+            assert time.monotonic() < deadline and process.poll() is None, (folder / "twice.txt").read_text()
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(55) == 130  # a disk that is waited for takes a minute
+    finally:
+        process.kill()
+    assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
+    assert not whole_checkpoints(folder / "twice" / "checkpoints")

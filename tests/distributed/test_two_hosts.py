@@ -69,14 +69,31 @@ def test_plans_over_two_hosts_train_as_one_process_does(nodes, tmp_path):
     assert all(result.agrees for result in compare(tmp_path, cases))
 
 
-def test_the_training_script_trains_over_two_hosts_as_one_process_does(nodes, tmp_path):
-    plan = plans.plan(4, "2 1z", vocab="2")
+def script_on(tmp_path, plan, port, more=""):
+    """What starts the training script on a node, whose number comes behind."""
     write_plan(replace(plan, assumed=replace(plan.assumed, seq_length=16)), tmp_path / "configs" / "plan.json")
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
-    variables = f"NUM_NODES=2 NUM_GPUS_PER_NODE=2 MASTER_ADDR={ADDRESSES[0]} MASTER_PORT={PORT + 1} "
-    variables += f"PYTHON={sys.executable} MODEL=model.json MAX_STEPS={STEPS} LEARNING_RATE=1e-3"
-    start = f"cd {tmp_path} && export {variables} && NODE_RANK=$1 exec sh {SCRIPT}"
-    assert run_on_both(nodes, ["sh", "-c", start, "sh"]) == [0, 0]
+    each = plan.world_size // 2
+    variables = f"NUM_NODES=2 NUM_GPUS_PER_NODE={each} MASTER_ADDR={ADDRESSES[0]} MASTER_PORT={port} "
+    variables += f"PYTHON={sys.executable} MODEL=model.json MAX_STEPS={STEPS} LEARNING_RATE=1e-3 {more}"
+    said = ">said.$1 2>&1"
+    return ["sh", "-c", f"cd {tmp_path} && export {variables} && NODE_RANK=$1 exec sh {SCRIPT} {said}", "sh"]
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_not_shared_is_refused_on_both_nodes(nodes, tmp_path):
+    words = script_on(tmp_path, plans.plan(2, "2 1z"), PORT + 2, "OUTPUT_DIR=of_node_$1")
+    assert run_on_both(nodes, words) == [2, 2]
+    for number in (0, 1):
+        lines = (tmp_path / f"said.{number}").read_text().splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        assert "rank 1 does not see what rank 0 writes; name a folder that all nodes share (rank " in errors[0]
+
+
+def test_the_training_script_trains_over_two_hosts_as_one_process_does(nodes, tmp_path):
+    plan = plans.plan(4, "2 1z", vocab="2")
+    words = script_on(tmp_path, plan, PORT + 1)
+    assert run_on_both(nodes, words) == [0, 0]
     traffic = json.loads((tmp_path / "output" / "traffic.json").read_text())
     assert traffic["calls"]["all_gather"] > 0 and len(traffic["groups"]) == 4
     records = [json.loads(line) for line in (tmp_path / "output" / "train_log.jsonl").read_text().splitlines()]

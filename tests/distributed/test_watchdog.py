@@ -8,7 +8,9 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.launch import status
 from paddlenlp_galvatron.launch.processes import LaunchError, launch
+from paddlenlp_galvatron.runtime import device, gradients
 
 WORKER = Path(__file__).with_name("hanging_worker.py")
 WHERE = "receive of ranks 0, 1 in step 3"
@@ -25,3 +27,23 @@ def test_a_wait_without_end_is_named(tmp_path, who, limit_s, message):
     with pytest.raises(LaunchError, match=message):
         launch(str(WORKER), [who, str(limit_s)], 2, tmp_path, timeout_s=120)
     assert f"error: {WHERE} has not ended within {limit_s} s" in (tmp_path / "workerlog.0").read_text()
+
+
+def test_a_rank_that_reads_what_its_device_has_yet_to_receive_waits(monkeypatch):
+    """It must not look as if it computed while others wait for it."""
+    waits = []
+
+    class Unfinished:
+        def sqrt(self):
+            return self
+
+        def __float__(self):
+            waits.append(status.longest_wait())
+            return 0.0
+
+    monkeypatch.setattr(gradients, "all_reduce", lambda *_: Unfinished())
+    gradients.global_norm([], None)
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(device.paddle.device, "synchronize", lambda: waits.append(status.longest_wait()))
+    device.synchronize()
+    assert len(waits) == 2 and all(waits)

@@ -237,11 +237,11 @@ def hostile(vocabs: int, strategies: int, layers: list[int], stages: int) -> dic
 )
 def test_every_search_ends(size: tuple[int, int, list[int], int]) -> None:
     """With a plan and a bound, whatever the numbers, in the time that its effort allows."""
-    started = time.monotonic()
+    started = time.process_time()
     time_ms, proven_ms, _, _, choice = galvatron_dp_core.Pipeline(**hostile(*size)).solve(math.inf, 10**6)
     assert len(choice) == sum(size[2])
     assert 0 < proven_ms <= time_ms < math.inf
-    assert time.monotonic() - started < 120  # some seconds; five at once may share a processor
+    assert time.process_time() - started < 120  # mostly some seconds
 
 
 def test_what_was_cancelled_leaves_no_wrong_answer_behind() -> None:
