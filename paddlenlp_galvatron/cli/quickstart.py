@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -97,15 +99,16 @@ def quickstart(
     _title(console, 4, f"training: {steps} steps on {nproc} processes")
     settings = _train(output, nproc, steps)
     records = read_log(settings.log)
-    first, last = records[0], records[-1]
-    console.print(f"loss {first['loss']:.3f} -> {last['loss']:.3f}; every step: {settings.log}")
     _title(console, 5, f"the same {COMPARED_STEPS} steps in one process")
     difference = _difference_to_one_process(settings, records)
     console.print(f"largest difference of the loss: {difference:.1e} (allowed: {LOSS_TOLERANCE:.0e})")
     _title(console, 6, "predicted beside measured")
     console.print(predicted_beside_measured(plan, records))
     console.print(
-        f"\ndone in {time.monotonic() - begin:.0f} s; read the plan with `galvatron plan show {output}/plan.json`"
+        f"\ndone in {time.monotonic() - begin:.0f} s; what was made, and what shows more of it:\n"
+        f"  galvatron plan show {output}/plan.json\n"
+        f"  galvatron explain {output}/plan.json\n"
+        f"  galvatron report {output}/plan.json --log {settings.log}"
     )
     if not difference <= LOSS_TOLERANCE:
         raise GalvatronError("the plan does not train what one process trains; please report this with plan.json")
@@ -172,7 +175,7 @@ def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Pl
         f"{'does not fit' if uniform.best is None else f'{uniform.time_s:.3f} s'}; "
         f"lower bound {result.lower_bound_s:.3f} s, searched in {result.search_time_s:.2f} s\n"
     )
-    console.print(*describe(plan))
+    console.print(*describe(replace(plan, metadata={})))
     return plan
 
 
@@ -198,8 +201,8 @@ def _train(output: Path, nproc: int, steps: int) -> TrainSettings:
         "SAVE_STEPS": 0,
     }
     words = ["--min_learning_rate", "2e-4", "--warmup_steps", "5", "--resume_from_checkpoint", "none"]
-    shown = " ".join(f"{name}={value}" for name, value in variables.items())
-    say(f"{shown} sh {SCRIPT} {' '.join(words)}\n")
+    lines = [*(f"{name}={quote(str(value))}" for name, value in variables.items()), f"sh {quote(str(SCRIPT))}"]
+    say(" \\\n".join([*lines, f"    {' '.join(words)}"]) + "\n")
     environment = {name: str(value) for name, value in variables.items()}
     environment = {**os.environ, **ONE_NODE, **environment, "PYTHON": sys.executable}
     code = subprocess.run(["sh", SCRIPT, *words], env=environment, timeout=TIMEOUT_S).returncode

@@ -14,6 +14,7 @@ from ..plan.strategy import runs
 from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
 from ..profiles.network import Network
 from ..search import SearchOptions, SearchResult, search
+from ..search.engine import Watch
 from ..search.space import Family, Space
 
 RUNNERS_UP = 4  # plans of other families that are told beside the best one
@@ -28,6 +29,7 @@ class Problem:
     shapes: tuple[ModelShape, ...]
     cost: CostModel
     options: SearchOptions
+    watch: Watch | None = None  # told how far each search is
 
     def __post_init__(self) -> None:
         # Every change asks for this batch, whatever range the plan itself was chosen from.
@@ -49,7 +51,7 @@ class Problem:
             assumed=options.assumptions,
             options=self.cost.options,
         )
-        return search(self.shapes, cost, options)
+        return search(self.shapes, cost, options, watch=self.watch)
 
 
 @dataclass(frozen=True, slots=True)
