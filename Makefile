@@ -6,13 +6,15 @@ VENV := $(if $(filter 3.3.1,$(PADDLE)),.venv,.venv-$(PADDLE))
 BIN := $(VENV)/bin
 export PYTHON
 
-.PHONY: help setup quickstart lint test test-full clean
+.PHONY: help setup quickstart lint test test-full docs pages clean
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
 	@echo "make test         style, types, room boundaries and tests (at most 25 minutes on two cores)"
 	@echo "make test-full    the long tests too (at most 80 minutes)"
 	@echo "make lint         style, types and room boundaries only"
+	@echo "make docs         the documentation as a site, in build/site (at most 2 minutes)"
+	@echo "make pages        the pages and pictures of the documentation that are made from the code"
 	@echo "make setup        the environment only"
 	@echo "make clean        remove environments, builds, caches and runs"
 
@@ -33,6 +35,13 @@ test: lint
 
 test-full: lint
 	@scripts/test_full.sh $(VENV)
+
+pages: setup
+	@$(BIN)/python tools/commands_page.py
+	@$(BIN)/python tools/pictures.py
+
+docs:
+	@scripts/build_docs.sh .venv-docs
 
 clean:
 	rm -rf .venv .venv-* build dist runs *.egg-info .test-full .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -2,6 +2,9 @@
 
 import json
 import re
+import runpy
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +21,52 @@ DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*/*.md")]
 PLAN_FILE = [ROOT / "docs" / language / "plan_file.md" for language in ("en", "zh")]
 
 
+def anchors(path: Path) -> set[str]:
+    """What the headings of a page are called in links, as GitHub and the site have it."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    names: list[str] = []
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        name = re.sub(r"[^\w\- ]", "", heading.lower().strip()).replace(" ", "-")
+        names.append(f"{name}-{names.count(name)}" if name in names else name)
+    return set(names)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
-        assert target.startswith("https://") or (path.parent / target).exists(), target
+def test_links_and_their_anchors_lead_somewhere(path):
+    text = re.sub(r"^```.*?^```|^    .*$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
+        if target.startswith("https://"):
+            continue
+        page = path.parent / target if target else path
+        assert page.exists(), target
+        assert not anchor or anchor in anchors(page), f"{target}#{anchor}"
+
+
+def test_both_languages_have_the_same_pages():
+    pages = {language: {path.name for path in (ROOT / "docs" / language).glob("*.md")} for language in ("en", "zh")}
+    in_root = {"contributing.md", "security.md"}  # in English, from where the site takes them
+    assert pages["en"] | in_root == pages["zh"]
+    for name, language in (("mkdocs.yml", "en"), ("mkdocs.zh.yml", "zh")):
+        listed = re.findall(r"^ +- (\w+\.md)$", (ROOT / "docs" / name).read_text(), re.MULTILINE)
+        assert sorted(listed) == sorted(pages["zh"]), language
+
+
+@pytest.mark.parametrize("tool", ["commands_page", "pictures"])
+def test_what_is_made_from_the_code_is_current(tool, monkeypatch, capsys):
+    """`make pages` writes it anew."""
+    monkeypatch.setattr(sys, "argv", [tool, "--check"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "tools" / f"{tool}.py"), run_name="__main__")
+    assert ended.value.code == 0, capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_site_is_built_strictly():
+    """An environment of its own is made the first time."""
+    ran = subprocess.run(["make", "docs"], cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for language in ("en", "zh"):
+        assert (ROOT / "build" / "site" / language / "commands.html").exists()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -42,7 +42,7 @@ def read_origin(origin: OriginOptions, note: Callable[[str], None] = lambda line
     searched = plan.metadata.get("searched_from") or {}
     model = _model(searched, origin.model_size, plan).resolve(plan.assumed.seq_length)
     options = _options(searched, origin, plan, model.seq_length)
-    plan = replace(plan, assumed=options.assumptions)
+    plan = replace(plan, assumed=plan.assumed.completed(options.assumptions))
     if len(model.shapes) == 1:
         require_valid(plan, model.shapes[0])
     cost = load(
