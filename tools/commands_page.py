@@ -3,11 +3,13 @@
     python tools/commands_page.py           write both pages
     python tools/commands_page.py --check   exit code 1 where they are not current
 
-The Chinese page takes an option's description from the tables of the other Chinese pages where one has it.
+The Chinese page takes what is said of an option from the tables of the other Chinese pages, else from commands_zh.json,
+else as it is.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from paddlenlp_galvatron.cli.main import COMMANDS
 from paddlenlp_galvatron.options.aliases import ALIASES
 
 DOCS = Path(__file__).parents[1] / "docs"
+CHINESE = json.loads(Path(__file__).with_name("commands_zh.json").read_text(encoding="utf-8"))  # by the English
 DEFAULT = re.compile(r"(?:; must be given)? ?(?:\[default: (.*)\])?$")
 # The page that says more of a command, where it is not of the command's name.
 PAGES = {
@@ -30,6 +33,7 @@ PAGES = {
     "report": "explain",
     "doctor": "installation",
     "what-if": "explain",
+    "validate": "fit",
 }
 
 
@@ -105,7 +109,8 @@ def page(language: str) -> str:
         parts.append(f"## {name}\n")
         target = DOCS / language / f"{PAGES.get(name, name)}.md"
         if target.exists():
-            parts.append(f"{words.more}: [{target.name}]({target.name})\n")
+            heading = target.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+            parts.append(f"{words.more}: [{heading}]({target.name})\n")
         for sub, one in (subcommands or {"": command}).items():
             parts += section(f"{name} {sub}".strip(), one, words, told.get(target.name, {}), bool(subcommands))
     return "\n".join(parts)
@@ -115,7 +120,7 @@ def section(name: str, command: Any, words: Words, told: dict[str, str], has_hea
     """One command."""
     if has_heading:
         yield f"### {name}\n"
-    yield " ".join((command.help or "").split()) + "\n"
+    yield in_words(" ".join((command.help or "").split()), words) + "\n"
     arguments = [one for one in command.params if not is_option(one)]
     usage = " ".join(["galvatron", name, *(str(one.metavar or one.name.upper()) for one in arguments), "[OPTIONS]"])
     yield f"    {usage}\n"
@@ -139,9 +144,14 @@ def row(one: Any, words: Words, told: dict[str, str]) -> str:
     found = DEFAULT.search(text)
     default = found[1] if found and found[1] else plain_default(one)
     needed = one.required or "; must be given" in text
-    text = told.get(name, DEFAULT.sub("", text)).replace("|", "\\|")
+    text = told.get(name) or in_words(DEFAULT.sub("", text), words)
+    text = text.replace("|", "\\|")
     cells = [shown, " ".join(f"`{other}`" for other in others), words.needed if needed else default, text]
     return "| " + " | ".join(cells) + " |"
+
+
+def in_words(text: str, words: Words) -> str:
+    return CHINESE.get(text, text) if words is WORDS["zh"] else text
 
 
 def plain_default(one: Any) -> str:
@@ -159,8 +169,8 @@ def descriptions() -> dict[str, dict[str, str]]:
             continue
         for line in path.read_text(encoding="utf-8").splitlines():
             cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
-            names = re.fullmatch(r"`(\w+)`", cells[0])
-            if line.startswith("| ") and names and len(cells) in (3, 4):
+            names = re.match(r"`(?:--)?(\w+)(?: \S+)?`$", cells[0])
+            if line.startswith("| ") and names and len(cells) in (3, 4) and cells[-1]:
                 found.setdefault(path.name, {})[names[1]] = cells[-1]
     return found
 
