@@ -1,5 +1,6 @@
 """The documents say what is: links lead somewhere, fields and commands exist, examples do what they show."""
 
+import ast
 import json
 import re
 import runpy
@@ -137,3 +138,31 @@ def test_the_table_of_errors_has_all_and_only_what_is_told(path, tmp_path):
 def test_the_targets_of_make_exist(path):
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(re.findall(r"(?:`|^    )make ([a-z-]+)", path.read_text(), re.MULTILINE)) <= set(targets)
+
+
+def told_errors() -> dict[str, set[str]]:
+    """Of each room the texts of its UserErrors, with X for what is filled in."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "paddlenlp_galvatron").rglob("*.py"):
+        room = path.relative_to(ROOT / "paddlenlp_galvatron").parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "UserError":
+                for text in (one for one in ast.walk(node) if isinstance(one, ast.JoinedStr | ast.Constant)):
+                    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                    said = "".join(str(one.value) if isinstance(one, ast.Constant) else "X" for one in parts)
+                    found.setdefault(room, set()).add(said)
+    return found
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_room_s_errors_stand_in_troubleshooting(language):
+    """A row is a family of them, told in the words of the code."""
+    table = (ROOT / "docs" / language / "troubleshooting.md").read_text().split("\n## ")[-1]
+    rows = [re.escape(row).replace("…", ".*") for row in re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)]
+    errors = told_errors()
+    texts = {text for room in errors.values() for text in room}
+    assert len(rows) > 30
+    assert [row for row in rows if not any(re.match(row, text, re.DOTALL) for text in texts)] == []
+    rooms = {room for room, said in errors.items() if any(re.match(row, text) for row in rows for text in said)}
+    in_plan_file = {"plan"}  # whose table is held to them by a test of its own
+    assert errors.keys() - rooms - in_plan_file <= {"doctor"}
