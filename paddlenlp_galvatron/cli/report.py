@@ -47,7 +47,7 @@ def report(
         problem = replace(problem, watch=watch)
         page = render(explain(read, problem), frontier(problem), records)
     write_text(output, page)
-    say(f"{output}: {output.stat().st_size / 1e6:.2f} MB")
+    say(f"{output}: {output.stat().st_size / 1e6:.2f} MB; open it in a browser")
 
 
 def _records(log: Path) -> list[dict[str, Any]]:

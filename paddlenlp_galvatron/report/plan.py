@@ -63,13 +63,13 @@ def describe(plan: Plan, shape: ModelShape | None = None) -> list[Table]:
 
 
 def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
-    micro_batches = _count(plan.micro_batches, "micro-batch", "micro-batches")
+    micro_batches = count(plan.micro_batches, "micro-batch", "micro-batches")
     facts = [
         (
             "ranks",
-            f"{plan.world_size} in {_count(len(plan.stages), 'stage')} of {plan.stage_size}, {plan.schedule.label}",
+            f"{plan.world_size} in {count(len(plan.stages), 'stage')} of {plan.stage_size}, {plan.schedule.label}",
         ),
-        ("batch", f"{_count(plan.global_batch, 'sample')} a step, {micro_batches} of {plan.micro_batch}"),
+        ("batch", f"{count(plan.global_batch, 'sample')} a step, {micro_batches} of {plan.micro_batch}"),
         ("assumed", _assumed(plan)),
     ]
     if shape:
@@ -167,7 +167,7 @@ def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
     ]
 
 
-def _count(number: int, one: str, many: str = "") -> str:
+def count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
