@@ -54,7 +54,8 @@ class Bars(Progress):
         sizes: list[ProgressColumn] = [DownloadColumn()] if in_bytes else []
         times: list[ProgressColumn] = [TimeElapsedColumn(), TimeRemainingColumn()]
         super().__init__(*share, *sizes, *times, console=console, disable=not console.is_terminal, transient=True)
-        self._due = time.monotonic() + LINE_S
+        self._begin = time.monotonic()
+        self._due = self._begin + LINE_S
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
         super().update(task_id, **changes)
@@ -70,4 +71,4 @@ class Bars(Progress):
         self._due = time.monotonic() + LINE_S
         task = self._tasks[task_id]
         share = "" if task.total is None else f"{task.percentage:.0f} % done, "
-        say(f"{task.description}: {share}{task.elapsed or 0.0:.0f} s", err=True)
+        say(f"{task.description}: {share}{time.monotonic() - self._begin:.0f} s", err=True)
