@@ -171,9 +171,9 @@ def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Pl
     plan = read_plan(output / "plan.json")
     console.print(
         f"budget {budget_mib:.0f} MiB a process (least {least.memory_mib:.0f}, the fastest plan wants {most_mib:.0f})\n"
-        f"layer-wise {result.time_s:.3f} s a step, one strategy for all layers "
-        f"{'does not fit' if uniform.best is None else f'{uniform.time_s:.3f} s'}; "
-        f"lower bound {result.lower_bound_s:.3f} s, searched in {result.search_time_s:.2f} s\n"
+        f"layer-wise {result.time_s:.3f} s a step; lower bound {result.lower_bound_s:.3f} s, searched in "
+        f"{result.search_time_s:.2f} s\n"
+        f"one strategy for all layers {'does not fit' if uniform.best is None else f'{uniform.time_s:.3f} s a step'}\n"
     )
     console.print(*describe(replace(plan, metadata={})))
     return plan
