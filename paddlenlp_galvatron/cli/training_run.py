@@ -91,6 +91,7 @@ class TrainingRun:
         settings = self._settings
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.output_dir / "log"
+        self._console.print(f"starting {nproc} processes; what they say: {logs}/workerlog.*", markup=False)
         launch = Launch(program[0], program[1:], nproc, logs, timeout_s, nodes, forward_term=True)
         try:
             with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():
