@@ -14,7 +14,7 @@ from pathlib import Path
 from paddlenlp_galvatron.cost_model.simulate import StageTimes, timeline
 from paddlenlp_galvatron.cost_model.states import StateBytes
 from paddlenlp_galvatron.plan import LayerStrategy, Precision
-from paddlenlp_galvatron.plan.layout import Grid
+from paddlenlp_galvatron.plan.mesh import Axis
 from paddlenlp_galvatron.plan.schedules import Schedule, in_flight
 from paddlenlp_galvatron.plan.strategy import DataParallel, runs
 
@@ -109,12 +109,13 @@ def groups(words: Words) -> str:
     """Tensor-parallel groups of the rank grid."""
     parts = [title(words["groups"])]
     for row, (degree, consecutive) in enumerate(DEGREES):
-        grid, y = Grid(RANKS, degree, consecutive), 56 + row * 62
+        mesh, y = LayerStrategy(degree, consecutive=consecutive).mesh(RANKS), 56 + row * 62
+        firsts = mesh.groups(Axis.TENSOR)[:, 0].tolist()
         kind = "" if degree in (1, RANKS) else f", {words['neighbours' if consecutive else 'strided']}"
         parts.append(text(16, y + 20, f"{words['degree']} {degree}{kind}"))
-        parts.append(text(16, y + 38, f"{words['samples']} {grid.dp} {words['parts']}", 11))
+        parts.append(text(16, y + 38, f"{words['samples']} {mesh.degree(Axis.DATA)} {words['parts']}", 11))
         for rank in range(RANKS):
-            colour = COLOURS[grid.tp_groups().index(grid.tp_group(rank))]
+            colour = COLOURS[firsts.index(mesh.group(rank, Axis.TENSOR)[0])]
             parts.append(box(240 + rank * 100, y, 92, 44, colour))
             parts.append(text(286 + rank * 100, y + 27, f"{words['rank']} {rank}", 13, PAPER, "middle"))
     return picture(660, 56 + len(DEGREES) * 62, parts)
