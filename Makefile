@@ -9,7 +9,7 @@ export PYTHON
 # GPUs need Paddle's GPU build, which is installed by hand: its environment's `galvatron` is taken where one is active.
 GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
-.PHONY: help setup quickstart gpu-check lint test test-full validate clean
+.PHONY: help setup quickstart gpu-check lint test test-full validate docs pages clean
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
@@ -18,6 +18,8 @@ help:
 	@echo "make validate     predictions held against real steps, on two idle cores (at most 20 minutes)"
 	@echo "make gpu-check    try this node's GPUs in ten minutes, in the active environment (ARGS='--nproc 2 --parts parity')"
 	@echo "make lint         style, types and room boundaries only"
+	@echo "make docs         the documentation as a site, in build/site (at most 2 minutes)"
+	@echo "make pages        the pages and pictures of the documentation that are made from the code"
 	@echo "make setup        the environment only"
 	@echo "make clean        remove environments, builds, caches and runs"
 
@@ -44,6 +46,13 @@ test-full: lint
 
 validate: setup
 	@$(BIN)/python benchmarks/validate.py
+
+pages: setup
+	@$(BIN)/python tools/commands_page.py
+	@$(BIN)/python tools/pictures.py
+
+docs:
+	@scripts/build_docs.sh .venv-docs
 
 clean:
 	rm -rf .venv .venv-* build dist runs *.egg-info .test-full .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,7 +1,11 @@
 """The documents say what is: links lead somewhere, fields and commands exist, examples do what they show."""
 
+import ast
 import json
 import re
+import runpy
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +25,52 @@ DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*/*.md")]
 PLAN_FILE = [ROOT / "docs" / language / "plan_file.md" for language in ("en", "zh")]
 
 
+def anchors(path: Path) -> set[str]:
+    """What the headings of a page are called in links, as GitHub and the site have it."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    names: list[str] = []
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        name = re.sub(r"[^\w\- ]", "", heading.lower().strip()).replace(" ", "-")
+        names.append(f"{name}-{names.count(name)}" if name in names else name)
+    return set(names)
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(path):
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
-        assert target.startswith("https://") or (path.parent / target).exists(), target
+def test_links_and_their_anchors_lead_somewhere(path):
+    text = re.sub(r"^```.*?^```|^    .*$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
+        if target.startswith("https://"):
+            continue
+        page = path.parent / target if target else path
+        assert page.exists(), target
+        assert not anchor or anchor in anchors(page), f"{target}#{anchor}"
+
+
+def test_both_languages_have_the_same_pages():
+    pages = {language: {path.name for path in (ROOT / "docs" / language).glob("*.md")} for language in ("en", "zh")}
+    in_root = {"contributing.md", "security.md"}  # in English, from where the site takes them
+    assert pages["en"] | in_root == pages["zh"]
+    for name, language in (("mkdocs.yml", "en"), ("mkdocs.zh.yml", "zh")):
+        listed = re.findall(r"^ +- (\w+\.md)$", (ROOT / "docs" / name).read_text(), re.MULTILINE)
+        assert sorted(listed) == sorted(pages["zh"]), language
+
+
+@pytest.mark.parametrize("tool", ["commands_page", "pictures"])
+def test_what_is_made_from_the_code_is_current(tool, monkeypatch, capsys):
+    """`make pages` writes it anew."""
+    monkeypatch.setattr(sys, "argv", [tool, "--check"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "tools" / f"{tool}.py"), run_name="__main__")
+    assert ended.value.code == 0, capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_site_is_built_strictly():
+    """An environment of its own is made the first time."""
+    ran = subprocess.run(["make", "docs"], cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    for language in ("en", "zh"):
+        assert (ROOT / "build" / "site" / language / "commands.html").exists()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -142,3 +188,31 @@ def test_the_limits_are_those_of_the_code(path):
         SHOWN,
     ]
     assert told == [list(one) if isinstance(one, tuple) else [one] for one in numbers]
+
+
+def told_errors() -> dict[str, set[str]]:
+    """Of each room the texts of its UserErrors, with X for what is filled in."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "paddlenlp_galvatron").rglob("*.py"):
+        room = path.relative_to(ROOT / "paddlenlp_galvatron").parts[0]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "UserError":
+                for text in (one for one in ast.walk(node) if isinstance(one, ast.JoinedStr | ast.Constant)):
+                    parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                    said = "".join(str(one.value) if isinstance(one, ast.Constant) else "X" for one in parts)
+                    found.setdefault(room, set()).add(said)
+    return found
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_every_room_s_errors_stand_in_troubleshooting(language):
+    """A row is a family of them, told in the words of the code."""
+    table = (ROOT / "docs" / language / "troubleshooting.md").read_text().split("\n## ")[-1]
+    rows = [re.escape(row).replace("…", ".*") for row in re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)]
+    errors = told_errors()
+    texts = {text for room in errors.values() for text in room}
+    assert len(rows) > 30
+    assert [row for row in rows if not any(re.match(row, text, re.DOTALL) for text in texts)] == []
+    rooms = {room for room, said in errors.items() if any(re.match(row, text) for row in rows for text in said)}
+    in_plan_file = {"plan"}  # whose table is held to them by a test of its own
+    assert errors.keys() - rooms - in_plan_file <= {"doctor"}

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import rich.console
-from rich.progress import Progress, ProgressColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 
 from .text import printable
+
+LINE_S = 15.0  # between lines of long work where there is no terminal
 
 
 def say(text: str, err: bool = False) -> None:
@@ -30,7 +43,32 @@ class Console(rich.console.Console):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
-def progress_bar(*columns: str | ProgressColumn) -> Progress:
-    """A bar on stderr; nothing where that is a file, in which faults are looked for."""
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, disable=not console.is_terminal)
+class Bars(Progress):
+    """How far long work is, on stderr: a bar that goes when the work is done, and where that is no terminal a plain
+    line now and then, none of work that is soon done. `in_bytes`: it is bytes that are counted."""
+
+    def __init__(self, in_bytes: bool = False):
+        console = Console(stderr=True, soft_wrap=True)
+        # 16: the longest description, that of a search, leaves no more of 80 columns
+        share: list[str | ProgressColumn] = [TextColumn("{task.description}"), BarColumn(16), TaskProgressColumn()]
+        sizes: list[ProgressColumn] = [DownloadColumn()] if in_bytes else []
+        times: list[ProgressColumn] = [TimeElapsedColumn(), TimeRemainingColumn()]
+        super().__init__(*share, *sizes, *times, console=console, disable=not console.is_terminal, transient=True)
+        self._begin = time.monotonic()
+        self._due = self._begin + LINE_S
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        self._tell(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._tell(task_id)
+
+    def _tell(self, task_id: TaskID) -> None:
+        if not self.disable or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + LINE_S
+        task = self._tasks[task_id]
+        share = "" if task.total is None else f"{task.percentage:.0f} % done, "
+        say(f"{task.description}: {share}{time.monotonic() - self._begin:.0f} s", err=True)

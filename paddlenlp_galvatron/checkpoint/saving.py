@@ -8,11 +8,12 @@ was reported saved is found at every moment: a newer one has its name on disk be
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +33,7 @@ from .stored import BEFORE, FORMAT, MOMENTS, POWERS, WEIGHT, step_of, whole_chec
 from .tensor_file import Tensor, write_tensors
 
 POLL_S = 0.05
+LINE_S = 15.0  # between lines of how far a long writing is
 
 
 class Writer:
@@ -122,12 +124,26 @@ class Writer:
             part = whole.with_name(whole.name + UNFINISHED)
             make_folder(part)
             name = f"rank-{self._engine.rank:05d}.safetensors"
-            facts = write_tensors(part / name, arrays, Precision.FP32)
+            facts = write_tensors(part / name, arrays, Precision.FP32, self._teller(whole, arrays))
             write_text(part / f"{name}.json", json.dumps(asdict(facts) | {"tensors": tensors}))
             if self._engine.rank == 0:
                 self._complete(part, whole, index)
         except Exception as error:  # told at the next `finish`
             self._error = error
+
+    def _teller(self, whole: Path, arrays: list[Tensor]) -> Callable[[int], None]:
+        """What is told the bytes that were written: rank 0 says now and then how far its part is."""
+        total = sum(math.prod(array.shape) for array in arrays) * Precision.FP32.bytes
+        written, due = 0, time.monotonic() + LINE_S
+
+        def tell(more: int) -> None:
+            nonlocal written, due
+            written += more
+            if self._engine.rank == 0 and time.monotonic() > due:
+                due = time.monotonic() + LINE_S
+                sys.stderr.write(f"writing {whole}: {written / total:.0%} of {total / 2**20:,.0f} MiB of rank 0\n")
+
+        return tell
 
     def _complete(self, part: Path, whole: Path, index: dict[str, Any]) -> None:
         """When all ranks have written theirs: make the checkpoint whole, and drop old ones."""

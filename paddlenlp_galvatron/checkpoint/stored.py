@@ -17,7 +17,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -216,19 +216,21 @@ def open_checkpoint(folder: Path, shape: ModelShape | None = None) -> Checkpoint
     return Checkpoint(folder, index)
 
 
-def verify(checkpoint: Checkpoint, ranks: Sequence[int] | None = None) -> None:
-    """Read the files, or those that some ranks wrote, and check lengths and checksums. Raises
-    BrokenCheckpoint."""
+def verify(
+    checkpoint: Checkpoint, ranks: Sequence[int] | None = None, advance: Callable[[int], object] = lambda read: None
+) -> None:
+    """Read the files, or those that some ranks wrote, and check lengths and checksums. `advance` is told the bytes that
+    were read. Raises BrokenCheckpoint."""
     for number, stored in enumerate(checkpoint.index.files):
         if ranks is None or number in ranks:
             path = checkpoint.folder / stored.file
             try:
-                _verify_file(path, stored)
+                _verify_file(path, stored, advance)
             except OSError as error:
                 raise BrokenCheckpoint(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _verify_file(path: Path, stored: StoredFile) -> None:
+def _verify_file(path: Path, stored: StoredFile, advance: Callable[[int], object]) -> None:
     if not path.exists():
         raise BrokenCheckpoint(f"{path}: is missing")
     if not path.is_file():
@@ -239,6 +241,7 @@ def _verify_file(path: Path, stored: StoredFile) -> None:
     with path.open("rb") as file:
         while block := file.read(CHUNK_BYTES):
             checksum = zlib.crc32(block, checksum)
+            advance(len(block))
     if checksum != stored.crc32:
         raise BrokenCheckpoint(f"{path}: its content is not what was written (checksum)")
 

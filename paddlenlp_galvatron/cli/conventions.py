@@ -86,7 +86,8 @@ def run_app(app: App, words: Sequence[str], prog_name: str) -> int:
     try:
         result = _built(app).main(list(words), prog_name, standalone_mode=False)
     except typer.TyperException as error:
-        raise UserError(" ".join(error.format_message().split())) from None
+        told = " ".join(error.format_message().split()).rstrip(".")
+        raise UserError(f"{told}; {prog_name} --help says more") from None
     if result == INTERRUPTED:
         raise KeyboardInterrupt
     return result if isinstance(result, int) else 0

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
 from paddlenlp_galvatron.base.limits import Count
-from paddlenlp_galvatron.base.printing import progress_bar, say
+from paddlenlp_galvatron.base.printing import Bars, say
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.plan import ModelShape, Precision, UserError
 
@@ -19,7 +18,6 @@ from .conventions import App, within
 app = App(help="Turn Hugging Face models into checkpoints, and checkpoints into Hugging Face models.")
 
 MIB = 2**20
-COLUMNS = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
 
 Input = Annotated[Path, typer.Argument(metavar="INPUT", help="folder that is read")]
 Output = Annotated[Path, typer.Argument(metavar="OUTPUT", help="folder that is written, whole or not at all")]
@@ -36,7 +34,7 @@ def h2g(input: Input, output: Output, family: Only = None) -> None:
     begin = time.monotonic()
     shape = read_shape(input)
     _require_family(shape, family, input)
-    with progress_bar(*COLUMNS) as progress:
+    with Bars(in_bytes=True) as progress:
         task = progress.add_task("converting", total=shape.parameters * Precision.FP32.bytes)
         to_checkpoint(input, shape, output, lambda written: progress.advance(task, written))
     _report(output, shape, Precision.FP32, begin)
@@ -70,10 +68,10 @@ def g2h(
     checkpoint = open_checkpoint(checkpoint_of(input, load_iteration))
     shape, precision = checkpoint.shape, dtype or precision_of(checkpoint)
     _require_family(shape, family, input)
-    with progress_bar(*COLUMNS) as progress:
-        task = progress.add_task("checking", total=shape.parameters * precision.bytes)
-        verify(checkpoint)
-        progress.update(task, description="converting")
+    with Bars(in_bytes=True) as progress:
+        task = progress.add_task("checking", total=sum(file.bytes for file in checkpoint.index.files))
+        verify(checkpoint, advance=lambda read: progress.advance(task, read))
+        progress.reset(task, description="converting", total=shape.parameters * precision.bytes)
         to_huggingface(
             checkpoint, output, precision, max_shard_mib * MIB, like, lambda written: progress.advance(task, written)
         )

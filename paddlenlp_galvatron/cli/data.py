@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Count, Trained
-from paddlenlp_galvatron.base.printing import progress_bar, say
+from paddlenlp_galvatron.base.printing import Bars, say
 
 from .conventions import App, within
 
@@ -58,8 +57,7 @@ def prepare(
     dataset_files(output)  # a name that cannot be is told at once
     files = corpus.standard_library() if standard_library else corpus.find_files(paths)
     text = corpus.Corpus(files, text_key, limit_mib * MIB if limit_mib else None)
-    columns = (TextColumn("{task.description:<22}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with progress_bar(*columns) as progress:
+    with Bars(in_bytes=True) as progress:
         if tokenizer == TRAIN:
             sample = replace(text, limit_bytes=min(text.size_bytes, TRAINING_BYTES))
             watched = _watch(sample, progress, "training the tokenizer")
@@ -76,7 +74,7 @@ def prepare(
     )
 
 
-def _watch(text: Corpus, progress: Progress, what: str) -> Iterator[Document]:
+def _watch(text: Corpus, progress: Bars, what: str) -> Iterator[Document]:
     """Documents, with progress."""
     task = progress.add_task(what, total=text.size_bytes)
     for document in text:

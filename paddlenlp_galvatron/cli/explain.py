@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from json import dumps
 from typing import Any
 
@@ -12,6 +13,7 @@ from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 
 from .conventions import App, say_note
 from .grouped import add_command
+from .watched import watched
 
 app = App(help="Why a plan is as it is.")
 
@@ -19,7 +21,8 @@ app = App(help="Why a plan is as it is.")
 def explain(values: dict[str, Any], json: bool) -> None:
     """Show where a plan's time and memory go, what binds, what comes next best and what would change it."""
     plan, problem = read_origin(OriginOptions.among(values), say_note)
-    explanation = find_out(plan, problem)
+    with watched() as watch:
+        explanation = find_out(plan, replace(problem, watch=watch))
     if json:
         say(dumps(summary(explanation)))
         return

@@ -13,6 +13,7 @@ from paddlenlp_galvatron.search.fit import fit as find_rows
 
 from .conventions import App, say_note
 from .grouped import add_command
+from .watched import watched
 
 app = App(help="How many cards a model needs for a task, and how fast it is on them.")
 
@@ -24,7 +25,8 @@ def fit(values: dict[str, Any], json: bool) -> None:
     shape, sheet = load_model(given.model_size), sheet_of(given)
     options = given.of(shape)
     heard: list[str] = []
-    found = find_rows(shape, sheet, options, heard.append)
+    with watched() as watch:
+        found = find_rows(shape, sheet, options, heard.append, watch)
     for told in dict.fromkeys(heard):
         say_note(told)
     if json:

@@ -63,7 +63,12 @@ def add_command(
             flags[positional[0]] = word
         turned = {switch: flags.pop(switch, False) for switch in switches}
         values = canonical_options(read_options(Path(config)), fields, say_note) if config else {}
-        work(values | canonical_options(flags, fields), **turned)
+        values |= canonical_options(flags, fields)
+        if positional and fields[positional[0]].is_required() and positional[0] not in values:
+            raise UserError(
+                f"{positional[1]}: missing ({fields[positional[0]].description}); name it behind the command"
+            )
+        work(values, **turned)
 
     command.__doc__ = work.__doc__
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from paddlenlp_galvatron.base.text import printable, shortened
 COMMANDS = {
     "convert": "Hugging Face models to checkpoints and back: h2g, g2h",
     "data": "turn text into what training reads: prepare",
-    "profile": "measure this machine and a model: hardware, model",
+    "profile": "measure this machine and a model: all, hardware, model, computation, memory, import-nccl-tests",
     "quickstart": "all of it on this machine: data, profile, search, train, compare",
     "plan": "plan files: show, check, diff, trace, schema, uniform, to-paddlenlp, to-paddleformers",
     "search": "find the best plan from profile files",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -35,9 +36,22 @@ def pretrain(script: str, words: Sequence[str], callbacks: Sequence[TrainerCallb
 
 
 def _launch(script: str, words: Sequence[str]) -> int:
-    values = read_words(words, say_note)
+    with _without_lines_of_paddlenlp():
+        values = read_words(words, say_note)
     train(values, dry_run=_dry_run(values), program=[str(Path(script).absolute()), *words])
     return 0
+
+
+@contextmanager
+def _without_lines_of_paddlenlp() -> Iterator[None]:
+    """The ranks read the same words again, and have its lines in their logs."""
+    from paddlenlp.utils.log import logger
+
+    logger.disable()
+    try:
+        yield
+    finally:
+        logger.enable()
 
 
 def _dry_run(values: dict[str, Any]) -> bool:

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -99,8 +101,6 @@ def quickstart(
     with watched() as disturbance:
         settings = _train(output, nproc, steps)
     records = read_log(settings.log)
-    first, last = records[0], records[-1]
-    console.print(f"loss {first['loss']:.3f} -> {last['loss']:.3f}; every step: {settings.log}")
     _title(console, 5, f"the same {COMPARED_STEPS} steps in one process")
     difference = _difference_to_one_process(settings, records)
     console.print(f"largest difference of the loss: {difference:.1e} (allowed: {LOSS_TOLERANCE:.0e})")
@@ -109,7 +109,10 @@ def quickstart(
     if disturbance.words:
         console.print(disturbance.words)
     console.print(
-        f"\ndone in {time.monotonic() - begin:.0f} s; read the plan with `galvatron plan show {output}/plan.json`"
+        f"\ndone in {time.monotonic() - begin:.0f} s; what was made, and what shows more of it:\n"
+        f"  galvatron plan show {output}/plan.json\n"
+        f"  galvatron explain {output}/plan.json\n"
+        f"  galvatron report {output}/plan.json --log {settings.log}"
     )
     if not difference <= LOSS_TOLERANCE:
         raise GalvatronError("the plan does not train what one process trains; please report this with plan.json")
@@ -172,11 +175,11 @@ def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Pl
     plan = read_plan(output / "plan.json")
     console.print(
         f"budget {budget_mib:.0f} MiB a process (least {least.memory_mib:.0f}, the fastest plan wants {most_mib:.0f})\n"
-        f"layer-wise {result.time_s:.3f} s a step, one strategy for all layers "
-        f"{'does not fit' if uniform.best is None else f'{uniform.time_s:.3f} s'}; "
-        f"lower bound {result.lower_bound_s:.3f} s, searched in {result.search_time_s:.2f} s\n"
+        f"layer-wise {result.time_s:.3f} s a step; lower bound {result.lower_bound_s:.3f} s, searched in "
+        f"{result.search_time_s:.2f} s\n"
+        f"one strategy for all layers {'does not fit' if uniform.best is None else f'{uniform.time_s:.3f} s a step'}\n"
     )
-    console.print(*describe(plan))
+    console.print(*describe(replace(plan, metadata={})))
     return plan
 
 
@@ -202,8 +205,8 @@ def _train(output: Path, nproc: int, steps: int) -> TrainSettings:
         "SAVE_STEPS": 0,
     }
     words = ["--min_learning_rate", "2e-4", "--warmup_steps", "5", "--resume_from_checkpoint", "none"]
-    shown = " ".join(f"{name}={value}" for name, value in variables.items())
-    say(f"{shown} sh {SCRIPT} {' '.join(words)}\n")
+    lines = [*(f"{name}={quote(str(value))}" for name, value in variables.items()), f"sh {quote(str(SCRIPT))}"]
+    say(" \\\n".join([*lines, f"    {' '.join(words)}"]) + "\n")
     environment = {name: str(value) for name, value in variables.items()}
     environment = {**os.environ, **ONE_NODE, **environment, "PYTHON": sys.executable}
     code = subprocess.run(["sh", SCRIPT, *words], env=environment, timeout=TIMEOUT_S).returncode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.page import frontier, render
 
 from .conventions import App, say_note, within
+from .watched import watched
 
 app = App(help="A plan as one HTML file.")
 
@@ -56,8 +58,11 @@ def report(
     }
     read, problem = read_origin(OriginOptions.among(values), say_note)
     _require_same_ranks(log, records, read.world_size)
-    write_text(output, render(explain(read, problem), frontier(problem), records))
-    say(f"{output}: {output.stat().st_size / 1e6:.2f} MB")
+    with watched() as watch:
+        problem = replace(problem, watch=watch)
+        page = render(explain(read, problem), frontier(problem), records)
+    write_text(output, page)
+    say(f"{output}: {output.stat().st_size / 1e6:.2f} MB; open it in a browser")
 
 
 def _records(log: Path) -> list[dict[str, Any]]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 from pydantic import Field
@@ -30,12 +27,12 @@ from paddlenlp_galvatron.search.engine import predicted
 
 from .conventions import App
 from .grouped import add_command
+from .watched import watched
 
 app = App(help="Find the best plan from profile files.")
 
 END = "========================= Galvatron Search Engine End Searching ========================="
 WIDE = 200  # columns of a table in the log
-LONG_S = 2.0
 LONG = (
     "note: still searching, as the space is wide; fewer batches (settle_bsz, bsz_scale), settle_chunk, max_pp_deg, "
     "max_tp_deg and search_space narrow it, Ctrl-C ends it"
@@ -75,8 +72,8 @@ def search(values: dict[str, Any], json: bool) -> None:
     notes = list(dict.fromkeys(heard))
     title = _title(model, options)
     log = [f"Search {line}" for line in title]
-    with _note_after(LONG_S):
-        result = find_plan(model.shapes, cost, options, log.append)
+    with watched(LONG) as watch:
+        result = find_plan(model.shapes, cost, options, log.append, watch)
     log += [f"{family}: {result.fate(family)}" for family in result.outcomes]
 
     shown: list[Any] = [
@@ -109,18 +106,6 @@ def search(values: dict[str, Any], json: bool) -> None:
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
         say(dumps(line | peak | places))
     result.require()
-
-
-@contextmanager
-def _note_after(seconds: float) -> Iterator[None]:
-    """Say why the answer keeps waiting, and what makes it faster, when it takes longer than that."""
-    timer = Timer(seconds, say, (LONG,), {"err": True})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _title(model: Model, options: SearchOptions) -> list[str]:

@@ -116,7 +116,7 @@ def show_run(console: Console, plan: Plan, shape: ModelShape) -> None:
     """Shapes, groups and predicted memory of a run that is not started."""
     seq_length = plan.assumed.seq_length or 0
     table = Table(box=None, pad_edge=False, title="per rank of each stage", title_justify="left")
-    for column in ("stage", "ranks", "layers", "tokens at the edge", "weights MiB", "states MiB", "predicted MiB"):
+    for column in ("stage", "ranks", "layers", "edge tokens", "weights MiB", "states MiB", "predicted MiB"):
         table.add_column(column, justify="right")
     predicted = Predicted.of(plan)
     for stage in range(min(len(plan.stages), MOST_ROWS)):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paddlenlp_galvatron.training.settings import TrainSettings
 
 KEPT = 64  # latest records of the log, of which health is told
-TOLD = ("goes on at ", "warning: ")  # how rank 0 begins what it says of checkpoints
+TOLD = ("goes on at ", "writing ", "saved ", "warning: ")  # how rank 0 begins what it says of checkpoints
 
 
 class LogTail:
@@ -55,6 +55,23 @@ class LogTail:
         return bool(records)
 
 
+class Told:
+    """What a rank says of checkpoints in its log, as it grows."""
+
+    def __init__(self, path: Path):
+        self._path, self._position = path, 0
+
+    def read(self) -> list[str]:
+        """New lines; one that is being written waits."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            lines = [line for line in file.readlines() if line.endswith(b"\n")]
+        self._position += sum(map(len, lines))
+        return [text for line in lines if (text := line.decode(errors="replace").rstrip("\n")).startswith(TOLD)]
+
+
 class TrainingRun:
     """One run, from its start to its end."""
 
@@ -62,6 +79,7 @@ class TrainingRun:
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
         self._health = Health(plan, shape, settings.peak_tflops or _device_tflops(plan))
         self.log = LogTail(settings.log)
+        self._told = Told(settings.output_dir / "log" / "workerlog.0")
         self._began = False
         self._lines = 0  # of health that are due up to the last one that was shown
 
@@ -73,13 +91,18 @@ class TrainingRun:
         settings = self._settings
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.output_dir / "log"
+        self._console.print(f"starting {nproc} processes; what they say: {logs}/workerlog.*", markup=False)
         launch = Launch(program[0], program[1:], nproc, logs, timeout_s, nodes, forward_term=True)
         try:
             with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():
                 task = progress.add_task("training", total=None if settings.max_steps < 0 else settings.max_steps)
                 for _ in launch.wait():
+                    if nodes.node_rank == 0:
+                        self._show_told(progress)
                     if nodes.node_rank == 0 and self.log.read():
                         self._show(progress, task)
+                if nodes.node_rank == 0:
+                    self._show_told(progress)
         except OutOfMemory as error:
             self.log.read()
             report = out_of_memory_report(self._plan, list(self.log.latest), error.rank, error.peak_mib)
@@ -104,13 +127,12 @@ class TrainingRun:
         finally:
             signal.signal(signal.SIGINT, before)
 
+    def _show_told(self, progress: Progress) -> None:
+        for line in self._told.read():
+            progress.console.print(line, markup=False)
+
     def _show(self, progress: Progress, task: TaskID) -> None:
-        if not self._began:
-            self._began = True
-            said = (self._settings.output_dir / "log" / "workerlog.0").read_text(errors="replace").splitlines()
-            for line in said:
-                if line.startswith(TOLD):
-                    progress.console.print(line, markup=False)
+        self._began = True
         last = self.log.latest[-1]
         progress.update(task, completed=last["step"] + 1, description=f"training, loss {last['loss']:.4f}")
         records = list(self.log.latest)

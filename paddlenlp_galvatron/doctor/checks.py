@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..base.errors import UserError
 from ..base.locking import locked
-from ..base.reading import read_json
+from ..base.reading import LARGEST_OPTIONS, read_json, read_text
 from ..launch.nodes import LOOPBACK, Nodes
 from ..plan import read_plan
 from ..plan.check import find_faults
@@ -31,6 +31,8 @@ ENOUGH_FREE_MIB = 10 * 1024
 OLD_DAYS = 90
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cephfs", "glusterfs", "cifs", "9p")
 MOST_PROFILES = 50
+KINDS = ("_profiling_", "bandwidth", "sp_time_", "overlap_coefficient")  # in the names of profile files
+MOST_HOSTS, TOLD_HOSTS = 64, 3  # names that are looked up, and told
 LOCK_S = 1.0  # a run that writes there holds it
 
 Found = Iterator[Finding]
@@ -43,6 +45,7 @@ class Files:
     output: Path
     profiles: Path
     plan: Path | None
+    hostfile: Path | None = None
 
 
 def examine(machine: Machine, files: Files) -> list[Finding]:
@@ -77,8 +80,11 @@ def examine(machine: Machine, files: Files) -> list[Finding]:
     add("limits", lambda: _limits(machine))
     add("host name", lambda: _host(machine))
     add("nodes", lambda: _nodes(machine))
+    if files.hostfile:
+        hostfile = files.hostfile
+        add("hosts", lambda: _hosts(machine, hostfile))
     add("output folder", lambda: _output(machine, files.output))
-    add("profiles", lambda: _profiles(files.profiles, [gpu["name"] for gpu in gpus or ()]))
+    add("profiles", lambda: _profiles(files.profiles, [gpu["name"] for gpu in gpus or ()], paddle[0]))
     if files.plan:
         plan = files.plan
         add("plan", lambda: _plan(plan, len(gpus or ())))
@@ -262,8 +268,33 @@ def _nodes(machine: Machine) -> Found:
     elif nodes.node_rank == 0 and (why := machine.listens(address, nodes.master_port or 0)):
         remedy = "MASTER_PORT: name a free one, the same on every node"
         yield Finding("nodes", f"{address}:{nodes.master_port}: {why}", State.FAULT, remedy)
+    elif (own := machine.address_towards(address)) is None:
+        remedy = f"no route to {address}: look at the network between the nodes"
+        yield Finding("nodes", f"{nodes.master_addr} cannot be reached", State.FAULT, remedy)
     else:
-        yield Finding("nodes", f"{told} ({address}:{nodes.master_port})")
+        yield Finding("nodes", f"{told} ({address}:{nodes.master_port}); from here by {own}")
+
+
+def _hosts(machine: Machine, hostfile: Path) -> Found:
+    """Every node's name, as the hostfile has it: each known, none twice, none a loopback address."""
+    lines = read_text(hostfile, LARGEST_OPTIONS).splitlines()
+    hosts = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    addresses = {host: machine.address_of(host) for host in dict.fromkeys(hosts[:MOST_HOSTS])}
+    unknown = [host for host, address in addresses.items() if address is None]
+    inside = [host for host, address in addresses.items() if len(hosts) > 1 and (address or "").startswith("127.")]
+    known = [address for address in addresses.values() if address]
+    if not hosts:
+        yield Finding("hosts", f"{hostfile} names none", State.FAULT, "write one address a line, node 0 first")
+    elif unknown:
+        told = f"{', '.join(unknown[:TOLD_HOSTS])} unknown ({len(unknown)} of {len(addresses)})"
+        yield Finding("hosts", told, State.FAULT, "name them in /etc/hosts, or write addresses")
+    elif inside:
+        remedy = "other nodes do not reach a loopback address: write that of the network between the nodes"
+        yield Finding("hosts", f"{inside[0]} is {addresses[inside[0]]} here", State.FAULT, remedy)
+    elif len(set(known)) < len(hosts[:MOST_HOSTS]):
+        yield Finding("hosts", f"{hostfile}: an address stands twice", State.FAULT, "one line a node")
+    else:
+        yield Finding("hosts", f"{len(hosts)} nodes, each with an address of its own")
 
 
 def _output(machine: Machine, output: Path) -> Found:
@@ -293,8 +324,8 @@ def _output(machine: Machine, output: Path) -> Found:
         yield Finding("output folder", told)
 
 
-def _profiles(folder: Path, devices: list[str]) -> Found:
-    files = sorted(path for path in folder.glob("*.json") if "_profiling_" in path.name or "bandwidth" in path.name)
+def _profiles(folder: Path, devices: list[str], paddle: PaddleFacts | None) -> Found:
+    files = sorted(path for path in folder.glob("*.json") if any(kind in path.name for kind in KINDS))
     if not files:
         yield Finding("profiles", f"none in {folder}", State.OK if not folder.exists() else State.WARNING,
                       "measure: galvatron profile all; or name their folder: --profiles")  # fmt: skip
@@ -304,10 +335,14 @@ def _profiles(folder: Path, devices: list[str]) -> Found:
         meta = Meta.model_validate(content[META_KEY]) if isinstance(content, dict) and META_KEY in content else Meta()
         days = (time.time() - path.stat().st_mtime) / 86400
         device = meta.fingerprint.device
-        told = f"{path.name}: {days:.0f} days old, of {device or 'an unknown device'}"
+        origin = "derived for" if meta.analytic else "of"
+        told = f"{path.name}: {days:.0f} days old, {origin} {device or 'an unknown device'}"
         if device and devices and not meta.analytic and device not in devices:
             remedy = "measured on another device: measure again on this one (galvatron profile all)"
             yield Finding("profiles", told, State.WARNING, remedy)
+        elif paddle and meta.fingerprint.paddle not in (None, paddle.version) and not meta.analytic:
+            told += f", with Paddle {meta.fingerprint.paddle}"
+            yield Finding("profiles", told, State.WARNING, f"this is Paddle {paddle.version}: measure again")
         elif days > OLD_DAYS:
             yield Finding("profiles", told, State.WARNING, "driver and libraries may have changed: measure again")
         else:

@@ -91,6 +91,15 @@ class Machine:
         except OSError:
             return None
 
+    def address_towards(self, address: str) -> str | None:
+        """This node's own address on the way to another; None: there is no way."""
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((address, 1))  # sends nothing: only chooses a route
+                return str(probe.getsockname()[0])
+        except OSError:
+            return None
+
     def listens(self, address: str, port: int) -> str | None:
         """Why nobody could listen there; None: one can."""
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from .families import FAMILIES
 from .family import Family
 from .shape import ModelShape
 
+LONGEST_NAME = 100  # that is compared with those of presets
 PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "presets")
 
 
@@ -23,16 +25,21 @@ def preset_names() -> list[str]:
 
 
 def load_model(name_or_path: str | Path) -> ModelShape:
-    """Shape of a preset, of a `config.json`, or of a folder that holds one. Raises UserError."""
+    """Shape of a preset, in any case, of a `config.json`, or of a folder that holds one. Raises UserError."""
     path = Path(name_or_path)
     if path.is_dir():
         path = path / "config.json"
     if not path.exists() and path.suffix != ".json":
         for folder in PRESET_FOLDERS:
-            if (folder / f"{name_or_path}.json").exists():
-                return load_model(folder / f"{name_or_path}.json")
-        known = ", ".join(preset_names())
-        raise UserError(f"model {shortened(str(name_or_path))}: neither a config.json nor a known size; known: {known}")
+            if (folder / f"{str(name_or_path).lower()}.json").exists():
+                return load_model(folder / f"{str(name_or_path).lower()}.json")
+        names = preset_names()
+        near = get_close_matches(path.name.lower()[:LONGEST_NAME], names, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UserError(
+            f"model {shortened(str(name_or_path))}: neither a config.json nor a known size; "
+            f"{meant}known: {', '.join(names)}"
+        )
     name = path.parent.name if path.name == "config.json" else path.stem
     return shape_from_config(read_json(path, LARGEST_OPTIONS), name, source=str(path))
 

@@ -67,6 +67,9 @@ ALIASES = {
     "sharding_stage_level": "default_dp_type",
     "pipeline_schedule_mode": "pipeline_type",
     "sharding_degree": "sharding_parallel_degree",
+    "tensor_model_parallel_size": "tensor_parallel_degree",
+    "pipeline_model_parallel_size": "pipeline_parallel_degree",
+    "micro_batch_size": "per_device_train_batch_size",
 }
 # Words of others that an option takes under a name -> the value by our name.
 STAGES = {"0": "ddp", "1": "zero2", "2": "zero2", "3": "zero3"}

@@ -25,6 +25,10 @@ HOLDS = {
     "global_cp_deg": ("1|-1", NO_CONTEXT),
     "vocab_cp": ("1|-1", NO_CONTEXT),
     "context_parallel_degree": ("1|-1", NO_CONTEXT),
+    "context_parallel_size": ("1|-1", NO_CONTEXT),
+    "expert_model_parallel_size": ("1|-1", NO_EXPERTS),
+    "use_distributed_optimizer": ("0", "optimizer states are sharded by ZeRO-2: default_dp_type zero2"),
+    "num_layers_per_virtual_pipeline_stage": ("", "stages are not interleaved"),
     "is_moe_model": ("0", NO_EXPERTS),
     "use_fsep": ("0", NO_EXPERTS),
     "set_experts_manually": ("0", NO_EXPERTS),
@@ -95,6 +99,10 @@ IDLE = {
     "save_memory_flag": LOGGED,
     "skip_profile_timer": LOGGED,
     "skip_memory_metrics": LOGGED,
+    "log_throughput": LOGGED,
+    "timing_log_level": LOGGED,
+    "group_query_attention": "the number of kv heads says it",
+    "use_checkpoint_args": "a checkpoint says its own model and step",
     "disable_tqdm": "the bar shows on terminals only",
     "unified_checkpoint": "checkpoints load under every plan",
     "recompute_use_reentrant": "recompute is the runtime's own",
@@ -124,7 +132,12 @@ ELSEWHERE = {"use_fused_rms_norm": OF_TRAINING, "use_fused_rope": OF_TRAINING, "
 # Of those, the ones that may stand bare, and the ones that take several words.
 SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")} - {"costmodel_coe", "num_experts"} | {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
-    *(name for name, why in IDLE.items() if why in (FUSED, ALWAYS_FUSED, ONE_BY_ONE, LOGGED)),
+    *("group_query_attention", "use_checkpoint_args"),
+    *(
+        name
+        for name, why in IDLE.items()
+        if why in (FUSED, ALWAYS_FUSED, ONE_BY_ONE, LOGGED) and name != "timing_log_level"
+    ),
     *ELSEWHERE,
 }
 SEVERAL = {name for name in IDLE if name.endswith("_config") or name.startswith("amp_custom")} | {"envs"}

@@ -7,9 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-from ..base.printing import progress_bar
+from ..base.printing import Bars
 from ..base.scratch import scratch_folder
 from ..launch.nodes import LOOPBACK, ONE_NODE, Nodes
 from ..launch.processes import Launch
@@ -29,11 +27,10 @@ def run_ranks(profile: str, arguments: str, options: RunOptions, what: str, time
     Raises LaunchError.
     """
     nodes = _nodes(options)
-    columns = (TextColumn(what), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     command = (f"{__package__}.{MODULES[profile]}", [arguments], options.ranks_per_node)
     with (
         scratch_folder("galvatron-profile-") as logs,
-        progress_bar(*columns) as progress,
+        Bars() as progress,
         Launch(*command, logs, timeout_s, nodes) as running,
     ):
         task = progress.add_task(what, total=None)

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
 from rich.table import Table
 from rich.text import Text
 
@@ -17,30 +18,90 @@ from ..plan.strategy import runs
 MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a second to print
 
 
-def describe(plan: Plan, shape: ModelShape | None = None) -> tuple[Table, Table]:
-    """Facts and layers of a plan, to be printed one below the other."""
+class Memory(BaseModel):
+    """Of a stage, MiB a rank."""
+
+    context_mib: float
+    states_mib: float
+    activations_mib: float
+    working_mib: float
+
+
+class Stage(BaseModel):
+    """What the search writes of a stage; times of a micro-batch."""
+
+    memory_mib: float
+    memory: Memory
+    forward_ms: float
+    backward_ms: float
+    sync_ms: float
+
+
+class Searched(BaseModel):
+    """What the search predicts. Files by others may hold anything, which is shown as it is."""
+
+    time_s: float
+    samples_per_s: float
+    lower_bound_s: float
+    stages: list[Stage]
+
+    @staticmethod
+    def of(predicted: Any) -> Searched | None:
+        try:
+            return Searched.model_validate(predicted)
+        except ValidationError:
+            return None
+
+
+def describe(plan: Plan, shape: ModelShape | None = None) -> list[Table]:
+    """Facts and layers of a plan, and what the search predicts of its stages, to be printed one below the other."""
     facts = Table.grid(padding=(0, 2, 0, 0))
     for name, value in [*_facts(plan, shape), *(("note", note) for note in notes(plan, shape))]:
         facts.add_row(name, Text(shortened(value, LONGEST)))
-    return facts, _table(plan)
+    searched = Searched.of(plan.metadata.get("predicted"))
+    return [facts, _table(plan), *([_stages(searched)] if searched else [])]
 
 
 def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
-    micro_batches = _count(plan.micro_batches, "micro-batch", "micro-batches")
+    micro_batches = count(plan.micro_batches, "micro-batch", "micro-batches")
     facts = [
         (
             "ranks",
-            f"{plan.world_size} in {_count(len(plan.stages), 'stage')} of {plan.stage_size}, {plan.schedule.label}",
+            f"{plan.world_size} in {count(len(plan.stages), 'stage')} of {plan.stage_size}, {plan.schedule.label}",
         ),
-        ("batch", f"{_count(plan.global_batch, 'sample')} a step, {micro_batches} of {plan.micro_batch}"),
+        ("batch", f"{count(plan.global_batch, 'sample')} a step, {micro_batches} of {plan.micro_batch}"),
         ("assumed", _assumed(plan)),
     ]
     if shape:
         facts.append(("model", f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters"))
     predicted, searched = (plan.metadata.get(name) or {} for name in ("predicted", "searched_from"))
-    facts += [("predicted", line) for line in islice(_lines(predicted), MOST_ROWS)]
+    if known := Searched.of(predicted):
+        gap = max(0.0, 1 - known.lower_bound_s / known.time_s) if known.time_s else 0.0
+        facts.append(
+            (
+                "predicted",
+                f"{known.time_s:.4g} s a step, {known.samples_per_s:.4g} samples/s; no plan takes less than "
+                f"{known.lower_bound_s:.4g} s (gap {gap:.2g})",
+            )
+        )
+    else:
+        facts += [("predicted", line) for line in islice(_lines(predicted), MOST_ROWS)]
     facts += [("searched_from", line) for line in islice(_lines(_with_names(searched)), MOST_ROWS)]
     return facts
+
+
+def _stages(searched: Searched) -> Table:
+    """Numbers of each stage."""
+    title = "predicted of each stage: memory, MiB a rank; time of a micro-batch, ms"
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="")
+    for name in ("stage", "memory", "states", "activations", "working", "reserve", "forward", "backward", "sync"):
+        table.add_column(name, no_wrap=True, justify="right")
+    for number, stage in enumerate(searched.stages[:MOST_ROWS]):
+        memory = stage.memory
+        mib = (stage.memory_mib, memory.states_mib, memory.activations_mib, memory.working_mib, memory.context_mib)
+        numbers = (*mib, stage.forward_ms, stage.backward_ms, stage.sync_ms)
+        table.add_row(str(number), *(f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in numbers))
+    return table
 
 
 def _with_names(searched_from: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +170,7 @@ def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
     ]
 
 
-def _count(number: int, one: str, many: str = "") -> str:
+def count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 

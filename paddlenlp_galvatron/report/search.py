@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..plan import ModelShape
 from ..search import Candidate, Need, Outcome, SearchResult
-from .plan import describe
+from .plan import count, describe
 
 GB_MIB = 1024
 
@@ -123,6 +123,7 @@ def runner_up(number: int, other: Candidate, best: Candidate) -> str:
     plan, stages = other.plan, len(other.plan.stages)
     schedule = "" if stages == 1 else f" ({plan.schedule.label})"
     return (
-        f"{number}. batch {plan.global_batch} in {plan.micro_batches} micro-batches, {stages} stages{schedule}: "
+        f"{number}. batch {plan.global_batch} in {count(plan.micro_batches, 'micro-batch', 'micro-batches')}, "
+        f"{count(stages, 'stage')}{schedule}: "
         f"{other.time_s:.4g} s a step, {most_mib(other) / GB_MIB:.2f} GB; {other.why_slower_than(best)}"
     )

@@ -15,6 +15,7 @@ from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
 from ..profiles.network import Network
 from ..search import SearchOptions, SearchResult, search
 from ..search.device import with_reserve
+from ..search.engine import Watch
 from ..search.space import Family, Space
 
 RUNNERS_UP = 4  # plans of other families that are told beside the best one
@@ -29,6 +30,7 @@ class Problem:
     shapes: tuple[ModelShape, ...]
     cost: CostModel  # with the reserve that the options ask for
     options: SearchOptions  # context_mib unset: the device's own reserve, which changes with the budget
+    watch: Watch | None = None  # told how far each search is
 
     def __post_init__(self) -> None:
         # Every change asks for this batch, whatever range the plan itself was chosen from.
@@ -51,7 +53,7 @@ class Problem:
             options=self.cost.options,
         )
         options, cost = with_reserve(options, cost)
-        return search(self.shapes, cost, options)
+        return search(self.shapes, cost, options, watch=self.watch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,21 +29,36 @@ MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 500, 1_000_000
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 
 
+@dataclass(frozen=True, slots=True)
+class SearchState:
+    """How far a search is."""
+
+    families: int
+    done: int
+    best: float  # samples/s of the best plan so far; 0: none yet
+    limit: float  # samples/s that no plan beats; infinite: not known yet
+
+
+Watch = Callable[[SearchState], None]
+
+
 def search(
     model: ModelShape | Sequence[ModelShape],
     cost: CostModel,
     options: SearchOptions = SearchOptions(),
     log: Callable[[str], None] | None = None,
+    watch: Watch | None = None,
 ) -> SearchResult:
     """Find the plan of least predicted time per sample (`cost.predict`), with its lower bound.
 
     `model` is the shape of all layers, or one shape for each layer type in the order of the layers; `cost` is of it.
-    The plan's metadata say what is predicted and what it was searched from. `log` takes one line a family. Raises
-    UserError where the options contradict the cost model, or a profile lacks what a strategy needs.
+    The plan's metadata say what is predicted and what it was searched from. `log` takes one line a family, `watch` how
+    far the search is, often. Raises UserError where the options contradict the cost model, or a profile lacks what a
+    strategy needs.
     """
     models = (model,) if isinstance(model, ModelShape) else tuple(model)
     _require_agreement(models, cost, options)
-    return _Search(models, cost, options, log or (lambda line: None)).run()
+    return _Search(models, cost, options, log or (lambda line: None), watch).run()
 
 
 _Choices = tuple[Sequence[Sequence[LayerStrategy]], Sequence[VocabStrategy]]  # of each layer type; of the vocabulary
@@ -72,9 +87,14 @@ class _Open:
 
 class _Search:
     def __init__(
-        self, models: Sequence[ModelShape], cost: CostModel, options: SearchOptions, log: Callable[[str], None]
+        self,
+        models: Sequence[ModelShape],
+        cost: CostModel,
+        options: SearchOptions,
+        log: Callable[[str], None],
+        watch: Watch | None,
     ):
-        self.models, self.cost, self.options, self.log = models, cost, options, log
+        self.models, self.cost, self.options, self.log, self.watch = models, cost, options, log, watch
         self.spaces = [
             Space(model, replace(cost.assumed, seq_length=seq), options)
             for model, seq in zip(models, cost.seqs, strict=True)
@@ -96,13 +116,15 @@ class _Search:
         self.unproven = inf  # ms per sample: least lower bound of the families that were given up
         self.waiting: list[_Open] = []
         self.too_big: list[tuple[float, Plan]] = []  # of families that do not fit: least MiB a device, and the plan
-        self.active = 0  # families that some thread works on
+        self.active: list[_Open] = []  # that some thread works on
+        self.opened = 0
         self.changed = Condition()
 
     def run(self) -> SearchResult:
         start = time.perf_counter()
         self.waiting = list(self._sketched())
         heapify(self.waiting)
+        self.opened = len(self.waiting)
         if self.options.parallel_search:
             self._work_in_threads()
         else:
@@ -175,16 +197,25 @@ class _Search:
                 with self.changed:
                     if again:
                         heappush(self.waiting, entry)
-                    self.active -= 1
+                    self.active.remove(entry)
                     self.changed.notify_all()
+                    if self.watch:
+                        self.watch(self._state())
 
     def _next(self) -> _Open | None:
         with self.changed:
             self.changed.wait_for(lambda: self.waiting or not self.active or self.cancel.cancelled)
             if not self.waiting or self.cancel.cancelled:
                 return None
-            self.active += 1
-            return heappop(self.waiting)
+            self.active.append(heappop(self.waiting))
+            return self.active[-1]
+
+    def _state(self) -> SearchState:
+        best = max((candidate.samples_per_s for candidate in self.found.values()), default=0.0)
+        open_ms = min((entry.bound for entry in (*self.active, *self.waiting[:1])), default=inf)  # a heap: least first
+        least_ms = min(open_ms, self.unproven)
+        limit = MS_PER_S / least_ms if least_ms else inf
+        return SearchState(self.opened, self.opened - len(self.waiting) - len(self.active), best, max(limit, best))
 
     def _advance(self, entry: _Open) -> bool:
         """Bound a family better, or solve it. Whether it is still open."""

@@ -18,7 +18,7 @@ from ..plan.strategy import Assumptions, DataParallel
 from ..profiles.data_sheet import DataSheet, load_data_sheet
 from ..profiles.files import Note, allreduce_name, no_note, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet, reserve_of
-from .engine import search
+from .engine import Watch, search
 from .options import SearchOptions
 from .result import Candidate, Need, SearchResult
 from .task import TaskOptions
@@ -109,18 +109,20 @@ def sheet_of(options: FitOptions) -> DataSheet:
     return measured or load_data_sheet(options.device or DEVICE)
 
 
-def fit(shape: ModelShape, sheet: DataSheet, options: FitOptions, note: Note = no_note) -> list[Fit]:
+def fit(
+    shape: ModelShape, sheet: DataSheet, options: FitOptions, note: Note = no_note, watch: Watch | None = None
+) -> list[Fit]:
     """A row a number of cards: those asked for, or from the least that fits; `options` are settled for the shape.
 
-    `note` hears what was assumed of profiles, and of a card that is told larger than it is. Raises UserError for a
-    number that is no whole number of nodes, or that the profiles say nothing of.
+    `note` hears what was assumed of profiles, and of a card that is told larger than it is, `watch` how far each search
+    is. Raises UserError for a number that is no whole number of nodes, or that the profiles say nothing of.
     """
     model_on = _measured(shape, sheet, options, note) if options.profiles else _derived(shape, sheet, options)
     size_gib = sheet.memory.value
     card_gib = min(options.memory_constraint or size_gib, size_gib)
     if (options.memory_constraint or 0.0) > size_gib:
         note(f"memory_constraint: {options.memory_constraint:g} GB, but {sheet.device} has {size_gib:g}, which hold")
-    row = _Row(shape, model_on, sheet, options, card_gib)
+    row = _Row(shape, model_on, sheet, options, card_gib, watch)
     if options.gpus:
         return [row(gpus) for gpus in sorted(set(options.gpus))]
     return list(_from_the_least(shape, sheet.gpus_per_node, row))
@@ -157,6 +159,7 @@ class _Row:
     sheet: DataSheet
     options: FitOptions
     card_gib: float
+    watch: Watch | None
 
     @property
     def least_cards(self) -> float:
@@ -193,7 +196,7 @@ class _Row:
             pipeline_type=Schedule.ONE_F_ONE_B,
             max_pp_deg=MOST_STAGES,
         )
-        return search(cost.models, cost.reserving(context_mib), options)
+        return search(cost.models, cost.reserving(context_mib), options, watch=self.watch)
 
 
 def _derived(shape: ModelShape, sheet: DataSheet, options: FitOptions) -> Callable[[int, int], CostModel]:

@@ -43,7 +43,7 @@ class Candidate:
         mine, its = self.parts_ms(), best.parts_ms()
         part = max(mine, key=lambda name: mine[name] - its[name])
         slower = best.samples_per_s / self.samples_per_s - 1
-        return f"{slower:.1%} slower: {part} {mine[part]:.3g} ms a sample against {its[part]:.3g}"
+        return f"{slower:.1%} slower: {part} {mine[part]:.3g} ms a sample against {round(its[part], 6):.3g}"
 
 
 @dataclass(frozen=True, slots=True)

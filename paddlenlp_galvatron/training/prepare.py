@@ -87,7 +87,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             notes.append(f"{', '.join(given)}: left out of account, as the plan {plan} says what holds")
         world_size = world_size or _world_size(plan)
     elif world_size is None:
-        raise UserError("nproc: missing; without a plan's file it says for how many processes a plan is wanted")
+        raise UserError("nproc: missing; name a plan's file, or say for how many processes one of configs/ is wanted")
     elif given and (uniform.model_fields_set or degrees.says_degrees):
         uniform = degrees.onto(uniform, world_size)
         plan = folder / PLAN

@@ -70,6 +70,17 @@ def test_show_fits_80_columns_and_names_every_layer(galvatron, plan_file):
         assert words in text
 
 
+def test_what_a_search_predicts_is_a_table_of_80_columns(galvatron, plan_file):
+    memory = {"context_mib": 2049.0, "states_mib": 51234.5, "activations_mib": 12345.6, "working_mib": 1234.5}
+    stage = {"memory_mib": 78901.2, "memory": memory, "forward_ms": 12345.6, "backward_ms": 23456.7, "sync_ms": 177.7}
+    predicted = {"time_s": 1.5553, "lower_bound_s": 1.4, "samples_per_s": 10.287, "stages": [stage, stage]}
+    ran = galvatron("plan", "show", plan_file(galvatron={"predicted": predicted}))
+    assert ran.code == 0 and max(map(len, ran.out.splitlines())) <= 80
+    lines = [line.split() for line in ran.out.splitlines()]
+    assert ["1", "78,901", "51,234", "12,346", "1,234", "2,049", "12,346", "23,457", "177.7"] in lines
+    assert "1.555 s a step, 10.29 samples/s; no plan takes less than 1.4 s (gap 0.1)" in " ".join(ran.out.split())
+
+
 def test_show_is_the_same_when_piped(plan_file):
     """Run as its own process, its output a pipe: no colour, no cut."""
     command = [sys.executable, "-m", "paddlenlp_galvatron.cli.main", "plan", "show", str(plan_file())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -186,6 +187,17 @@ def test_a_run_that_its_checks_refuse_leaves_the_folder_as_it_was(folder, capsys
     refused()
     assert sorted(files[0].parent.iterdir()) == files
     assert {file.read_text() for file in files} == {"of the run before"}
+
+
+def test_lines_of_paddlenlp_stay_with_the_ranks(folder, monkeypatch, capsys):
+    from paddlenlp.utils.log import logger
+
+    said = io.StringIO()
+    monkeypatch.setattr(logger.handler, "stream", said)
+    assert pretrain("run_pretrain_galvatron.py", ["--model", "model.json", *OWN, "--warmup_steps", "1"]) == 2
+    assert said.getvalue() == "" and capsys.readouterr().err.startswith("error: ")
+    logger.info("a rank's")
+    assert "a rank's" in said.getvalue()
 
 
 def test_a_rank_that_its_checks_refuse_leaves_nothing(folder):

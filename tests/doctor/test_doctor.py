@@ -36,6 +36,7 @@ GOOD: dict[str, Any] = {
     "infiniband": True,
     "addresses": {"here": "10.0.0.1", "first": "10.0.0.1"},
     "listens": None,
+    "route": "10.0.0.1",
     "filesystem": "nfs4",
 }
 SEVERAL = {"NUM_NODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "first", "MASTER_PORT": "2900"}
@@ -78,6 +79,9 @@ class StandIn(Machine):
     def address_of(self, host: str) -> str | None:
         return self.facts["addresses"].get(host)
 
+    def address_towards(self, address: str) -> str | None:
+        return self.facts["route"]
+
     def listens(self, address: str, port: int) -> str | None:
         return self.facts["listens"]
 
@@ -87,7 +91,7 @@ class StandIn(Machine):
 
 @pytest.fixture
 def files(tmp_path):
-    meta = Meta(fingerprint=Fingerprint(device=H100))
+    meta = Meta(fingerprint=Fingerprint(device=H100, paddle="3.3.1"))
     replace(COMPUTATION, meta=meta).save(tmp_path / "configs")
     write_plan(uniform_plan(layers=2, world_size=4, global_train_batch_size=4), tmp_path / "plan.json")
     return Files(tmp_path / "output", tmp_path / "configs", tmp_path / "plan.json")
@@ -137,6 +141,10 @@ BAD: dict[str, tuple[dict[str, Any], str, State, str]] = {
     "first node on loopback": (
         {"environment": SEVERAL, "addresses": {"here": "10.0.0.1", "first": "127.0.1.1"}}, "nodes", FAULT, "loopback",
     ),
+    "no way to the first node": (
+        {"environment": SEVERAL | {"NODE_RANK": "1"}, "route": None}, "nodes", FAULT, "network between",
+    ),
+    "another Paddle": ({"paddle": PaddleFacts("3.2.0", "12.6", 22203, 2)}, "profiles", WARNING, "3.2.0: measure again"),
     "a rank too many": ({"environment": SEVERAL | {"NODE_RANK": "2"}}, "nodes", FAULT, "NODE_RANK"),
     "no number": ({"environment": SEVERAL | {"NUM_NODES": "two"}}, "nodes", FAULT, ""),
     "a folder of one node": ({"environment": SEVERAL, "filesystem": "ext4"}, "output folder", WARNING, "one folder"),
@@ -171,6 +179,24 @@ def test_files_that_are_wrong(files, tmp_path):
     (tmp_path / "file").write_text("")
     assert told(replace(files, output=tmp_path / "file" / "below"), "output folder")[0].state is not FAULT
     assert told(replace(files, profiles=tmp_path / "nowhere"), "profiles")[0].state is State.OK
+
+
+HOSTS = {
+    "": "write one address",
+    "10.0.0.1\nnowhere slots=8\n": "/etc/hosts",
+    "first\nhere\n": "one line a node",
+    "first\nlocalhost\n": "loopback",
+    "# node 0\nfirst slots=8\nsecond\n": "",
+}
+
+
+@pytest.mark.parametrize(("text", "remedy"), HOSTS.items(), ids=range(len(HOSTS)))
+def test_every_host_of_a_hostfile_is_looked_up(files, tmp_path, text, remedy):
+    (tmp_path / "hosts").write_text(text)
+    addresses = dict.fromkeys(("first", "here", "10.0.0.1"), "10.0.0.1")
+    machine = StandIn(addresses=addresses | {"second": "10.0.0.2", "localhost": "127.0.0.1"})
+    [finding] = [one for one in examine(machine, replace(files, hostfile=tmp_path / "hosts")) if one.subject == "hosts"]
+    assert finding.state is (FAULT if remedy else State.OK) and remedy in finding.remedy
 
 
 @pytest.mark.parametrize(("changed", "code"), [({}, 0), ({"compiler": None}, 0), ({"shm": None}, 1)])

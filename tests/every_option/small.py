@@ -248,6 +248,7 @@ TABLES = {
         "output_dir": Row("mine", "words"),
         "profiles": Row("texts", "words"),
         "plan": Row("plan.json", "words"),
+        "hostfile": Row("plan.json", "words"),
         "json": Row(1, "words"),
     },
     "profile import-nccl-tests": {

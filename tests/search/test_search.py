@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -217,3 +218,14 @@ def test_options_that_contradict_the_cost_model_are_refused() -> None:
     other = options.model_copy(update={"sequence_parallel": not options.sequence_parallel, "num_nodes": 7})
     with pytest.raises(UserError, match="make them agree"):
         search(model, cost, other)
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_search_tells_how_far_it_is(threads):
+    models, cost, options = problem(3, memory_constraint=4, fine_grained_mode=True, parallel_search=threads)
+    told: list[engine.SearchState] = []
+    result = search(models, cost, options, watch=told.append)
+    assert result.best and told[-1].done == told[-1].families and told[-1].best == result.best.samples_per_s
+    for before, after in pairwise(told):
+        assert before.done <= after.done and before.best <= after.best <= after.limit * (1 + 1e-9)
+        assert after.limit <= before.limit * (1 + 1e-9)

@@ -1,0 +1,179 @@
+"""Writes docs/*/commands.md: every command and option, from the commands themselves.
+
+    python tools/commands_page.py           write both pages
+    python tools/commands_page.py --check   exit code 1 where they are not current
+
+The Chinese page takes what is said of an option from the tables of the other Chinese pages, else from commands_zh.json,
+else as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from typer.main import get_command
+
+from paddlenlp_galvatron.cli.main import COMMANDS
+from paddlenlp_galvatron.options.aliases import ALIASES
+
+DOCS = Path(__file__).parents[1] / "docs"
+CHINESE = json.loads(Path(__file__).with_name("commands_zh.json").read_text(encoding="utf-8"))  # by the English
+DEFAULT = re.compile(r"(?:; must be given)? ?(?:\[default: (.*)\])?$")
+# The page that says more of a command, where it is not of the command's name.
+PAGES = {
+    "plan": "plan_file",
+    "quickstart": "quickstart",
+    "parity": "train",
+    "report": "explain",
+    "doctor": "installation",
+    "what-if": "explain",
+    "validate": "fit",
+}
+
+
+class Words(NamedTuple):
+    """What a language says."""
+
+    title: str
+    begin: str
+    conventions: str
+    argument: str
+    option: str
+    others: str
+    default: str
+    meaning: str
+    needed: str
+    more: str
+
+
+WORDS = {
+    "en": Words(
+        "Commands and options",
+        "Made from the commands themselves: `make pages` writes this page anew.",
+        "`galvatron COMMAND --help` shows the same. Dashes and underscores are one; a boolean takes nothing (true), "
+        "0, 1, true or false; `None` leaves an option unset. Exit codes: 0 done, 1 failed, 2 bad input, "
+        "3 nothing feasible.",
+        "argument",
+        "option",
+        "other names",
+        "default",
+        "meaning",
+        "must be given",
+        "More",
+    ),
+    "zh": Words(
+        "命令与选项",
+        "本页由命令本身生成：`make pages` 会重新写出。其他中文页面没有说明的选项，保留 `--help` 的英文原文。",
+        "`galvatron COMMAND --help` 显示同样的内容。短横线与下划线等价；布尔选项可以不带值（即 true），"
+        "或取 0、1、true、false；`None` 表示不设置。退出码：0 完成，1 失败，2 输入有误，3 无可行方案。",
+        "参数",
+        "选项",
+        "其他名字",
+        "默认值",
+        "含义",
+        "必须给出",
+        "详见",
+    ),
+}
+
+
+def main() -> int:
+    check = "--check" in sys.argv[1:]
+    stale = []
+    for language in WORDS:
+        path, text = DOCS / language / "commands.md", page(language)
+        if check and path.read_text(encoding="utf-8") != text:
+            stale.append(path)
+        elif not check:
+            path.write_text(text, encoding="utf-8")
+    for path in stale:
+        sys.stderr.write(f"{path}: is not what the commands say; write it anew: make pages\n")
+    return bool(stale)
+
+
+def page(language: str) -> str:
+    """The whole page."""
+    words = WORDS[language]
+    parts = [f"# {words.title}\n\n{words.begin}\n{words.conventions}\n"]
+    told = descriptions() if language == "zh" else {}
+    for name in COMMANDS:
+        app = import_module(f"paddlenlp_galvatron.cli.{name.replace('-', '_')}").app
+        command = get_command(app)
+        subcommands = getattr(command, "commands", None)
+        parts.append(f"## {name}\n")
+        target = DOCS / language / f"{PAGES.get(name, name)}.md"
+        if target.exists():
+            heading = target.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+            parts.append(f"{words.more}: [{heading}]({target.name})\n")
+        for sub, one in (subcommands or {"": command}).items():
+            parts += section(f"{name} {sub}".strip(), one, words, told.get(target.name, {}), bool(subcommands))
+    return "\n".join(parts)
+
+
+def section(name: str, command: Any, words: Words, told: dict[str, str], has_heading: bool) -> Iterator[str]:
+    """One command."""
+    if has_heading:
+        yield f"### {name}\n"
+    yield in_words(" ".join((command.help or "").split()), words) + "\n"
+    arguments = [one for one in command.params if not is_option(one)]
+    usage = " ".join(["galvatron", name, *(str(one.metavar or one.name.upper()) for one in arguments), "[OPTIONS]"])
+    yield f"    {usage}\n"
+    rows = [row(one, words, told) for one in command.params if one.name != "help"]
+    if rows:
+        yield f"| {words.option} | {words.others} | {words.default} | {words.meaning} |\n|---|---|---|---|"
+        yield "\n".join(rows) + "\n"
+
+
+def is_option(one: Any) -> bool:
+    return bool(one.param_type_name == "option")
+
+
+def row(one: Any, words: Words, told: dict[str, str]) -> str:
+    """One option, or argument."""
+    name = max(one.opts, key=len).removeprefix("--")
+    shown = f"`--{name}`" if is_option(one) else f"`{one.metavar or one.name.upper()}`"
+    short = [opt for opt in one.opts if not opt.startswith("--")] if is_option(one) else []
+    others = [*short, *(f"--{other}" for other, ours in ALIASES.items() if ours == name and is_option(one))]
+    text = " ".join((one.help or "").split())
+    found = DEFAULT.search(text)
+    default = found[1] if found and found[1] else plain_default(one)
+    needed = one.required or "; must be given" in text
+    text = told.get(name) or in_words(DEFAULT.sub("", text), words)
+    text = text.replace("|", "\\|")
+    cells = [shown, " ".join(f"`{other}`" for other in others), words.needed if needed else default, text]
+    return "| " + " | ".join(cells) + " |"
+
+
+def in_words(text: str, words: Words) -> str:
+    return CHINESE.get(text, text) if words is WORDS["zh"] else text
+
+
+def plain_default(one: Any) -> str:
+    default = one.default
+    if default is None or callable(default) or default == () or one.required or not is_option(one):
+        return ""
+    return str(int(default) if isinstance(default, bool) else getattr(default, "value", default))
+
+
+def descriptions() -> dict[str, dict[str, str]]:
+    """Of each Chinese page what the last cell of a row says of the options that its first cell names."""
+    found: dict[str, dict[str, str]] = {}
+    for path in sorted((DOCS / "zh").glob("*.md")):
+        if path.name == "commands.md":
+            continue
+        for line in path.read_text(encoding="utf-8").splitlines():
+            cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+            names = re.match(r"`(?:--)?(\w+)(?: \S+)?`$", cells[0])
+            if line.startswith("| ") and names and len(cells) in (3, 4) and cells[-1]:
+                found.setdefault(path.name, {})[names[1]] = cells[-1]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Draws docs/images/*/*.svg: what the concepts' page shows, from the functions that plans, schedules and prices use.
+
+python tools/pictures.py           write all
+python tools/pictures.py --check   exit code 1 where one is not current
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from html import escape
+from pathlib import Path
+
+from paddlenlp_galvatron.cost_model.simulate import StageTimes, timeline
+from paddlenlp_galvatron.cost_model.states import StateBytes
+from paddlenlp_galvatron.plan import LayerStrategy, Precision
+from paddlenlp_galvatron.plan.mesh import Axis
+from paddlenlp_galvatron.plan.schedules import Schedule, in_flight
+from paddlenlp_galvatron.plan.strategy import DataParallel, runs
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+COLOURS = ("#00897b", "#f4a259", "#5b8e7d", "#bc4b51", "#3d5a80", "#8d6a9f", "#c9a227", "#6c757d")
+INK, PAPER, LINE = "#1d2b33", "#ffffff", "#d0d7de"
+FONT = "font-family='system-ui, sans-serif'"
+RANKS, DEGREES = 4, ((1, True), (2, True), (2, False), (4, True))
+STAGES, MICRO_BATCHES, FORWARD, BACKWARD = 4, 6, 1.0, 2.0
+SHARDS = 8
+PLAN = (  # of a model of 32 layers in two stages
+    *[LayerStrategy(2, dp_type=DataParallel.ZERO2, recompute=True)] * 12,
+    *[LayerStrategy(2, dp_type=DataParallel.ZERO2)] * 3,
+    *[LayerStrategy(1, dp_type=DataParallel.ZERO3)] * 16,
+    LayerStrategy(4, ulysses=True, dp_type=DataParallel.ZERO2),
+)
+SPLIT = 15
+
+WORDS = {
+    "en": {
+        "groups": "Four ranks, one layer: who shares its work (one colour: one group)",
+        "degree": "degree",
+        "neighbours": "neighbours",
+        "strided": "strided",
+        "samples": "samples of a micro-batch in",
+        "parts": "part(s)",
+        "rank": "rank",
+        "schedule": "Four stages, six micro-batches: forward (light), backward (dark), idle (white)",
+        "stage": "stage",
+        "step": "units of time; stage 0 holds",
+        "of": "micro-batches at once",
+        "zero": "Bytes a weight on one of eight ranks that share it (bf16, AdamW)",
+        "weight": "weight",
+        "gradient": "gradient",
+        "optimizer": "optimizer states",
+        "plan": "One plan, 32 layers in two stages: every column is a layer, every colour a strategy",
+        "weights": "weights over",
+        "sequence": "sequence over",
+        "whole": "not split",
+        "recompute": "recompute",
+        "layer": "layer",
+    },
+    "zh": {
+        "groups": "四个进程与一层：谁与谁分担这一层（同色为一组）",
+        "degree": "并行度",
+        "neighbours": "相邻",
+        "strided": "间隔",
+        "samples": "微批次的样本分为",
+        "parts": "份",
+        "rank": "进程",
+        "schedule": "四个阶段、六个微批次：前向（浅色）、反向（深色）、空闲（白色）",
+        "stage": "阶段",
+        "step": "个时间单位；阶段 0 同时保留",
+        "of": "个微批次的激活",
+        "zero": "八个进程共有一个权重时，其中一个进程为它保存多少字节（bf16、AdamW）",
+        "weight": "权重",
+        "gradient": "梯度",
+        "optimizer": "优化器状态",
+        "plan": "一个方案：32 层分为两个阶段；每一列是一层，每种颜色是一种策略",
+        "weights": "权重切分",
+        "sequence": "序列切分",
+        "whole": "不切分",
+        "recompute": "重计算",
+        "layer": "层",
+    },
+}
+Words = dict[str, str]
+
+
+def main() -> int:
+    check = "--check" in sys.argv[1:]
+    stale = []
+    for path, text in pictures():
+        if not check:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            stale.append(path)
+    for path in stale:
+        sys.stderr.write(f"{path}: is not what the code draws; draw it anew: make pages\n")
+    return bool(stale)
+
+
+def pictures() -> Iterator[tuple[Path, str]]:
+    drawn: dict[str, Callable[[Words], str]] = {"groups": groups, "schedule": schedule, "zero": zero, "plan": plan}
+    for language, words in WORDS.items():
+        for name, draw in drawn.items():
+            yield IMAGES / language / f"{name}.svg", draw(words)
+
+
+def groups(words: Words) -> str:
+    """Tensor-parallel groups of the rank grid."""
+    parts = [title(words["groups"])]
+    for row, (degree, consecutive) in enumerate(DEGREES):
+        mesh, y = LayerStrategy(degree, consecutive=consecutive).mesh(RANKS), 56 + row * 62
+        firsts = mesh.groups(Axis.TENSOR)[:, 0].tolist()
+        kind = "" if degree in (1, RANKS) else f", {words['neighbours' if consecutive else 'strided']}"
+        parts.append(text(16, y + 20, f"{words['degree']} {degree}{kind}"))
+        parts.append(text(16, y + 38, f"{words['samples']} {mesh.degree(Axis.DATA)} {words['parts']}", 11))
+        for rank in range(RANKS):
+            colour = COLOURS[firsts.index(mesh.group(rank, Axis.TENSOR)[0])]
+            parts.append(box(240 + rank * 100, y, 92, 44, colour))
+            parts.append(text(286 + rank * 100, y + 27, f"{words['rank']} {rank}", 13, PAPER, "middle"))
+    return picture(660, 56 + len(DEGREES) * 62, parts)
+
+
+def schedule(words: Words) -> str:
+    """Both schedules on one scale."""
+    times = StageTimes([FORWARD] * STAGES, [BACKWARD] * STAGES, [0.0] * STAGES, [0.0] * (STAGES - 1))
+    parts, y = [title(words["schedule"])], 56
+    for kind in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
+        spans = timeline(kind, times, MICRO_BATCHES)
+        step = max(span.stop_ms for span in spans)
+        held = in_flight(kind, 0, STAGES, MICRO_BATCHES)
+        parts.append(text(16, y + 12, f"{kind.label}: {step:g} {words['step']} {held} {words['of']}"))
+        y += 22
+        for span in spans:
+            if span.work:
+                x, width = 90 + span.start_ms * 21, (span.stop_ms - span.start_ms) * 21
+                fore = span.work.kind == "forward"
+                parts.append(box(x, y + span.stage * 26, width - 1, 23, "#8fd3c8" if fore else "#00695c", 2))
+                ink = INK if fore else PAPER
+                number = str(span.work.micro_batch)
+                parts.append(text(x + width / 2, y + span.stage * 26 + 16, number, 11, ink, "middle"))
+        parts += [text(16, y + stage * 26 + 16, f"{words['stage']} {stage}", 12) for stage in range(STAGES)]
+        y += STAGES * 26 + 18
+    return picture(690, y, parts)
+
+
+def zero(words: Words) -> str:
+    """What a rank keeps under ddp, zero2 and zero3."""
+    states = StateBytes.of(Precision.BF16)
+    parts = [title(words["zero"])]
+    for row, kind in enumerate(DataParallel):
+        y, x = 62 + row * 46, 90.0
+        whole = {
+            "weight": StateBytes(states.weight, 0, 0),
+            "gradient": StateBytes(0, states.gradient, 0),
+            "optimizer": StateBytes(0, 0, states.optimizer),
+        }
+        parts.append(text(16, y + 20, kind.value))
+        total = 0.0
+        for number, one in enumerate(whole.values()):
+            held = one.held(kind, SHARDS, whole_gradients=False)
+            parts.append(box(x, y, held * 30, 30, COLOURS[number], 2))
+            x, total = x + held * 30, total + held
+        parts.append(text(x + 8, y + 20, f"{total:g}"))
+    for number, name in enumerate(("weight", "gradient", "optimizer")):
+        parts += [
+            box(90 + number * 150, 204, 14, 14, COLOURS[number], 2),
+            text(110 + number * 150, 216, words[name], 12),
+        ]
+    return picture(660, 236, parts)
+
+
+def plan(words: Words) -> str:
+    """Layers by stage, coloured by strategy."""
+    parts = [title(words["plan"])]
+    kinds = list(dict.fromkeys(PLAN))
+    for number, layer in enumerate(PLAN):
+        stage = int(number >= SPLIT)
+        parts.append(box(90 + number * 17.5, 60 + stage * 48, 15.5, 36, COLOURS[kinds.index(layer)], 2))
+    parts += [text(16, 83 + stage * 48, f"{words['stage']} {stage}") for stage in (0, 1)]
+    for number, (layers, layer) in enumerate(runs(PLAN)):
+        y = 172 + number * 22
+        split = words["whole"] if layer.degree == 1 else words["sequence" if layer.ulysses else "weights"]
+        told = [f"{split} {layer.degree}" if layer.degree > 1 else split, layer.dp_type.value]
+        told += [words["recompute"]] if layer.recompute else []
+        span = f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])
+        parts += [
+            box(90, y, 14, 14, COLOURS[kinds.index(layer)], 2),
+            text(112, y + 12, f"{words['layer']} {span}: {', '.join(told)}", 12),
+        ]
+    return picture(690, 270, parts)
+
+
+def title(words: str) -> str:
+    return text(16, 30, words, 14, weight=600)
+
+
+def text(
+    x: float, y: float, words: str, size: int = 13, ink: str = INK, anchor: str = "start", weight: int = 400
+) -> str:
+    place = f"x='{x:g}' y='{y:g}' font-size='{size}' font-weight='{weight}' fill='{ink}' text-anchor='{anchor}'"
+    return f"<text {place}>{escape(words)}</text>"
+
+
+def box(x: float, y: float, width: float, height: float, colour: str, round_: int = 5) -> str:
+    return f"<rect x='{x:g}' y='{y:g}' width='{width:g}' height='{height:g}' rx='{round_}' fill='{colour}'/>"
+
+
+def picture(width: int, height: int, parts: list[str]) -> str:
+    frame = f"<rect width='{width}' height='{height}' rx='8' fill='{PAPER}' stroke='{LINE}'/>"
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' {FONT}>"
+    return "\n".join([head, frame, *parts, "</svg>"]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
