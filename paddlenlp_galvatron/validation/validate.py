@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
 from ..base.errors import UserError
-from ..base.printing import progress_bar
+from ..base.printing import Bars
 from ..base.scratch import scratch_folder
 from ..base.writing import write_text
 from ..cost_model import CostModel, CostOptions, load
@@ -90,8 +88,7 @@ class Validation:
         if given.fresh:
             self._journal(fresh=True)
         end, failures = monotonic() + 60 * given.minutes, 0
-        columns = (TextColumn("plans"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        with watched() as self.disturbance, progress_bar(*columns) as progress:
+        with watched() as self.disturbance, Bars() as progress:
             task = progress.add_task("plans", total=len(plans))
             while (given.num_nodes > 1 or self._missing()) and (left_s := end - monotonic()) > LEAST_S:
                 begun: list[int] = []  # how many were before the plan that was begun last
