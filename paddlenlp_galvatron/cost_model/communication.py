@@ -97,6 +97,8 @@ def _seam_calls(
             yield Call(kind, (axis,), size, times)
 
     forward, backward = _messages(strategy.axes, setting.assumed.sequence_parallel, seams, recompute)
+    if not forward and not backward:
+        return Calls()
     return Calls(tuple(calls(forward)), tuple(calls(backward)))
 
 
