@@ -13,7 +13,7 @@ from operator import add
 from typing import NamedTuple
 
 from ..model import ModelShape, Split
-from ..plan.mesh import Axis
+from ..plan.mesh import Axis, Mesh
 from ..plan.seams import (
     BLOCK,
     EMBEDDING,
@@ -31,7 +31,7 @@ from ..profiles.memory import Role
 from .states import FP32_BYTES, StateBytes
 from .weights import Weights, head_weights, layer_weights, table_weights
 
-Kind = tuple[Collective, Axis, tuple[Axis, ...], Message]  # of a message, the axes along which it differs, its width
+Kind = tuple[Collective, tuple[Axis, ...], int, Message]  # of a message, over axes, parts of all tokens, its width
 
 TWINS = (Axis.PIPELINE,)  # a rank of the first stage and its peer of the last
 COPIES = (Axis.COPIES,)
@@ -87,31 +87,34 @@ def _seam_calls(
     mesh = strategy.mesh(setting.stage_size)
 
     def calls(messages: Counter[Kind]) -> Iterator[Call]:
-        for (kind, axis, apart, message), times in messages.items():
+        for (kind, axes, parts, message), times in messages.items():
             width, each = 1, FP32_BYTES
             if message is not Message.LOSS:
                 width, each = getattr(model, message), setting.assumed.mixed_precision.bytes
             if message is Message.KEYS:
                 width *= max(mesh.degree(Axis.ULYSSES) // model.kv_heads, 1)
-            size = setting.samples * setting.seq * width * each // mesh.degree(*apart)
-            yield Call(kind, (axis,), size, times)
+            size = setting.samples * setting.seq * width * each // parts
+            yield Call(kind, axes, size, times)
 
-    forward, backward = _messages(strategy.axes, setting.assumed.sequence_parallel, seams, recompute)
+    forward, backward = _messages(strategy.axes, mesh, setting.assumed.sequence_parallel, seams, recompute)
+    if not forward and not backward:
+        return Calls()
     return Calls(tuple(calls(forward)), tuple(calls(backward)))
 
 
-@lru_cache(maxsize=1000)
+@lru_cache(maxsize=10_000)
 def _messages(
-    axes: tuple[tuple[Axis, int], ...], sequence_parallel: bool, seams: frozenset[Seam], recompute: bool
+    axes: tuple[tuple[Axis, int], ...], mesh: Mesh, sequence_parallel: bool, seams: frozenset[Seam], recompute: bool
 ) -> tuple[Counter[Kind], Counter[Kind]]:
     """In forward and in backward."""
     forward: Counter[Kind] = Counter()
     backward: Counter[Kind] = Counter()
     for seam, op, axis, apart in seam_ops(axes, sequence_parallel, seams):
+        parts = mesh.degree(*apart)
         if op.forward:
-            forward[op.forward, axis, apart, seam.message] += op.times
+            forward[op.forward, (axis,), parts, seam.message] += op.times
         if op.backward:
-            backward[op.backward, axis, apart, seam.message] += op.times
+            backward[op.backward, (axis,), parts, seam.message] += op.times
     return forward, backward + forward if recompute else backward
 
 
@@ -168,7 +171,8 @@ def _vector_calls(weights: Weights, setting: Setting, sharding: int) -> Iterator
         (weights.whole_vectors, Split.WHOLE),
         (weights.head_vectors, Split.HEADS),
     ):
+        if not count:
+            continue
         axes = summed_over(split, setting.assumed.sequence_parallel)
-        ranks = sharding if axes == SHARDING else setting.stage_size
-        if count and ranks > 1:
+        if (sharding if axes == SHARDING else setting.stage_size) > 1:
             yield Call(Collective.ALL_REDUCE, axes, count * gradient)

@@ -8,7 +8,8 @@ from typing import TypeVar
 from ..base.errors import UserError
 from ..model import ModelShape
 from .layout import token_axes
-from .strategy import DataParallel, LayerStrategy, Plan, runs
+from .mesh import Axis
+from .strategy import DataParallel, Plan, Strategy, runs
 
 T = TypeVar("T")
 
@@ -102,14 +103,13 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
     tokens = plan.assumed.seq_length
     if tokens is None:
         return
-    strategies: list[tuple[str, LayerStrategy]] = [
-        (f"tp_sizes_enc: {layers}", layer) for layers, layer in _named_runs(plan.layers)
-    ]
-    strategies.append(("vtp: the vocabulary layers", plan.vocab.as_layer()))
+    strategies: list[tuple[str, Strategy]] = [("vtp: the vocabulary layers", plan.vocab)]
+    strategies[:0] = [(f"tp_sizes_enc: {layers}", layer) for layers, layer in _named_runs(plan.layers)]
+    axes = token_axes(plan.assumed.sequence_parallel)
     for who, layer in strategies:
-        dp = plan.dp(layer)
-        held = plan.micro_batch // dp * tokens
-        if held % (layer.mesh(plan.stage_size).degree(*token_axes(plan.assumed.sequence_parallel)) // dp):
+        mesh = layer.mesh(plan.stage_size)
+        held = plan.micro_batch // mesh.degree(Axis.DATA) * tokens
+        if held % (mesh.degree(*axes) // mesh.degree(Axis.DATA)):
             yield (
                 f"{who}: {held} tokens of a micro-batch do not split over degree {layer.degree} "
                 f"(sequence parallel); choose a seq_length that is a multiple of {layer.degree}"
