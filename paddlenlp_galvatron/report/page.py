@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from ..cost_model import stage_times, timeline
+from ..cost_model import timeline
 from ..plan import GalvatronError, Plan
 from ..plan.strategy import runs
 from .breakdown import MEMORY, TIME, strategy_words
@@ -60,7 +60,7 @@ def render(explanation: Explanation, points: Sequence[Point], records: Sequence[
     best = explanation.searched.best
     page = environment.get_template("page.html.jinja").render(
         plan=plan,
-        schedule=plan.schedule.label,
+        schedule=plan.schedule_words,
         prediction=prediction,
         model=explanation.problem.shapes[0].name,
         options=explanation.problem.options,
@@ -93,17 +93,17 @@ def render(explanation: Explanation, points: Sequence[Point], records: Sequence[
 
 def _grid(plan: Plan) -> Iterator[list[tuple[str, int, str]]]:
     """Of each stage its runs of like layers: their numbers, how many they are, and their strategy."""
-    for stage in range(len(plan.stages)):
-        layers = plan.stage_layers(stage)
+    for stage in range(plan.pipeline):
         yield [
             (str(layers[run[0]]) if len(run) == 1 else f"{layers[run[0]]}-{layers[run[-1]]}", len(run), words)
+            for layers in (plan.chunk_layers(stage, chunk) for chunk in range(plan.chunks))
             for run, words in runs([strategy_words(plan.layers[layer]) for layer in layers])
         ]
 
 
 def _time_line(explanation: Explanation) -> dict[str, Any]:
     plan, prediction = explanation.plan, explanation.prediction
-    spans = timeline(plan.schedule, stage_times(prediction.stages), plan.micro_batches)
+    spans = timeline(plan.schedule, prediction.times, plan.micro_batches)
     return {"spans": spans[:MOST_SPANS], "spans_left_out": max(0, len(spans) - MOST_SPANS)}
 
 
