@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from . import gpipe, one_f_one_b
+from . import gpipe, interleaved, one_f_one_b
 from .passes import ChunkedRuns, Pass, Run, Runs, expand, held_at_peaks
 
 __all__ = ["Pass", "Run", "Schedule", "arrays", "chunks_in_flight", "in_flight", "order"]
@@ -33,7 +33,7 @@ class Schedule(StrEnum):
         member._value_, member.label, member.of_one_chunk, member.of_chunks = name, label, runs, of_chunks
         return member
 
-    ONE_F_ONE_B = "pipedream_flush", "1F1B", one_f_one_b.runs
+    ONE_F_ONE_B = "pipedream_flush", "1F1B", one_f_one_b.runs, interleaved.runs
     GPIPE = "gpipe", "GPipe", gpipe.runs
 
     def runs(self, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> Iterable[Run]:
