@@ -69,6 +69,14 @@ def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[F
                     yield Family(batch, micro_batches, stages, schedule, world_size)
 
 
+def interleaved_families(options: SearchOptions, world_size: int, layers: int) -> Iterator[Family]:
+    """Every family that the options leave in which stages have several chunks."""
+    for family in families(options, world_size, layers):
+        if family.stages > 1 and family.schedule.of_chunks:
+            for chunks in range(2, min(options.max_virtual_pp_deg, layers // family.stages) + 1):
+                yield replace(family, chunks=chunks)
+
+
 class Space:
     """Strategies of layers and vocabulary, by family. Raises UserError for a model that no strategy can train."""
 
