@@ -192,15 +192,17 @@ PassLists lists_of(const Integers& passes, const Integers& runs, py::ssize_t sta
 
 double step_ms(const Integers& passes, const Integers& runs, std::int64_t micro_batches, const Array& forward,
                const Array& backward, const Array& sync, const Array& send) {
-  const py::ssize_t stages = forward.size();
-  if (stages < 1) throw py::value_error("forward: no stages");
-  check_shape("forward", forward, {stages});
-  check_shape("backward", backward, {stages});
+  const py::ssize_t stages = sync.size();
+  if (stages < 1) throw py::value_error("sync: no stages");
   check_shape("sync", sync, {stages});
-  if (send.ndim() != 1 || send.size() < stages - 1) throw py::value_error("send: one less than there are stages");
   const PassLists lists = lists_of(passes, runs, stages, micro_batches);
+  const py::ssize_t chunks = stages * lists.chunks();
+  check_shape("forward", forward, {chunks});
+  check_shape("backward", backward, {chunks});
+  if (send.ndim() != 1 || send.size() < chunks - 1) throw py::value_error("send: one less than there are chunks of stages");
   std::vector<StageTime> times;
-  for (py::ssize_t s = 0; s < stages; ++s) times.push_back({forward.at(s), backward.at(s), sync.at(s)});
+  for (py::ssize_t at = 0; at < chunks; ++at)
+    times.push_back({forward.at(at), backward.at(at), at < stages ? sync.at(at) : 0});
   Poll poll = poll_for(nullptr);
   return StepTimer(lists)(times, {send.data(), send.data() + send.size()}, poll);
 }

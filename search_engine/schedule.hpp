@@ -20,7 +20,7 @@
 namespace galvatron {
 
 struct StageTime {
-  double forward = 0, backward = 0;  // one micro-batch through all chunks of the stage
+  double forward = 0, backward = 0;  // one micro-batch
   double sync = 0;                   // after the last backward; no other stage waits for it
 };
 
@@ -29,7 +29,7 @@ struct StageTime {
 class Rounds {
  public:
   struct Step {
-    int stage;
+    int stage, chunk;
     bool is_backward;
     int input, output;  // queues; -1: none
   };
@@ -58,12 +58,11 @@ class Rounds {
   int queues() const { return static_cast<int>(queues_.size()); }
   int most_waiting(int queue) const { return queue == turn() ? 0 : queues_[queue].most; }
 
-  // The stages that a queue's messages come from and go to.
+  // The stage that a queue's messages come from.
   int source(int queue) const { return queue % virtual_stages() % lists_.get().stages(); }
-  int target(int queue) const {
-    const int stages = lists_.get().stages(), from = queue % virtual_stages();
-    return (queue < virtual_stages() ? from + 1 : from + stages - 1) % stages;
-  }
+
+  // The first of the two chunks, among those of all stages, between which a queue's messages go.
+  int link(int queue) const { return queue < virtual_stages() ? queue : queue - virtual_stages() - 1; }
 
  private:
   struct Place {  // of a stage in its list
@@ -136,7 +135,7 @@ class Rounds {
         --queues_[input].waiting, ++queues_[input].taken;
       }
       if (output >= 0) queues_[output].most = std::max(queues_[output].most, ++queues_[output].waiting);
-      steps_.push_back({stage, pass.is_backward, input == turn ? -1 : input, output == turn ? -1 : output});
+      steps_.push_back({stage, pass.chunk, pass.is_backward, input == turn ? -1 : input, output == turn ? -1 : output});
       ++place.pass, place.moved = true;
     }
     place.pass = 0;
@@ -179,14 +178,14 @@ class StepTimer {
   // Passes simulated so far: the work done.
   long passes() const { return passes_; }
 
-  // `send`: time from each stage to the next, and of the gradient back, at least one entry for each stage but the last;
-  // with several chunks also from the last stage to the first.
-  double operator()(const std::vector<StageTime>& stages, const std::vector<double>& send, Poll& poll) {
-    passes_ += static_cast<long>(stages.size());
-    if (stages.size() == 1)
-      return lists_.micro_batches() * (stages[0].forward + stages[0].backward) + stages[0].sync;
+  // `chunks`: of all stages, first the first one of each, then the second of each, and so on. `send`: time from each to
+  // the next, and of the gradient back, at least one entry for each but the last.
+  double operator()(const std::vector<StageTime>& chunks, const std::vector<double>& send, Poll& poll) {
+    passes_ += static_cast<long>(chunks.size());
+    if (chunks.size() == 1)
+      return lists_.micro_batches() * (chunks[0].forward + chunks[0].backward) + chunks[0].sync;
     if (!rounds_) prepare();
-    start(stages, send);
+    start(chunks, send);
     for (const Rounds::Round& round : rounds_->rounds()) {
       for (int time = 0; time < round.times; ++time) {
         run(round, poll);
@@ -195,7 +194,11 @@ class StepTimer {
       }
     }
     double latest = 0;
-    for (std::size_t s = 0; s < stages.size(); ++s) latest = std::max(latest, state_[s] + stages[s].sync);
+    for (int s = 0; s < lists_.stages(); ++s) {
+      double sync = 0;
+      for (std::size_t at = s; at < chunks.size(); at += lists_.stages()) sync += chunks[at].sync;
+      latest = std::max(latest, state_[s] + sync);
+    }
     return latest;
   }
 
@@ -222,21 +225,22 @@ class StepTimer {
     auto place = [&](int queue, int& number) { return places_[queue] + number++ % rounds_->most_waiting(queue); };
     for (const Rounds::Step& step : rounds_->steps())
       operations_.push_back({step.stage, step.input < 0 ? nothing : place(step.input, taken[step.input]),
-                             step.input < 0 ? queues : step.input, 2 * step.stage + step.is_backward,
+                             step.input < 0 ? queues : step.input,
+                             2 * (step.chunk * lists_.stages() + step.stage) + step.is_backward,
                              step.output < 0 ? nowhere : place(step.output, sent[step.output])});
   }
 
-  void start(const std::vector<StageTime>& stages, const std::vector<double>& send) {
+  void start(const std::vector<StageTime>& chunks, const std::vector<double>& send) {
     std::fill(state_.begin(), state_.end(), 0);
     durations_.clear();
-    for (const StageTime& stage : stages) {
-      durations_.push_back(stage.forward / lists_.chunks());
-      durations_.push_back(stage.backward / lists_.chunks());
+    for (const StageTime& chunk : chunks) {
+      durations_.push_back(chunk.forward);
+      durations_.push_back(chunk.backward);
     }
     const int queues = rounds_->queues();
     for (int q = 0; q < queues; ++q) {
-      const std::size_t above = q < queues / 2 ? rounds_->source(q) : rounds_->target(q);
-      links_[q] = above < send.size() ? send[above] : 0;
+      const int link = rounds_->link(q);
+      links_[q] = link >= 0 && link < static_cast<int>(send.size()) ? send[link] : 0;
     }
   }
 
@@ -294,7 +298,7 @@ class StepTimer {
   std::vector<int> places_;                                 // of each queue in state_
   std::vector<double> state_;                               // when each stage is free; then the queues
   std::vector<double> links_;                               // how long a message of each queue takes
-  std::vector<double> durations_;                           // of each stage's forward and backward pass
+  std::vector<double> durations_;                           // of each chunk's forward and backward pass
   std::vector<double> now_, before_, earlier_;              // scratch: when stages were free after the last rounds
 };
 

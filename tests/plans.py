@@ -72,6 +72,7 @@ BAD_FIELDS = {
     "no numbers": ({"checkpoint": "1,0,x,0"}, ["checkpoint", "string of numbers", "1,0,x,0"]),
     "flag of 2": ({"use_sp": "0,0,2,0"}, ["use_sp: layer 2", "2"]),
     "degree of 0": ({"tp_sizes_enc": "2,2,0,1"}, ["tp_sizes_enc: layer 2", "0"]),
+    "0 chunks": ({"virtual_pp_deg": 0}, ["virtual_pp_deg", "greater than or equal to 1"]),
     "stage of 0 layers": ({"pp_division": "4,0"}, ["pp_division: stage 1", "0"]),
     "unknown schedule": ({"pipeline_type": "1f1b"}, ["pipeline_type", "pipedream_flush", "1f1b"]),
     "unknown dp type": ({"default_dp_type": "zero1"}, ["default_dp_type", "zero2", "zero1"]),
@@ -84,6 +85,18 @@ BAD_PLANS = {
     "too few entries": ({"use_sp": "0,0,1"}, ["use_sp", "3 entries for 4 layers", "one entry a layer"]),
     "too many entries": ({"tp_sizes_enc": "2,2,4,1,1"}, ["tp_sizes_enc", "5 entries for 4 layers"]),
     "too few stages": ({"pp_deg": 4}, ["pp_division", "2 stages but pp_deg is 4"]),
+    "too few chunks": (
+        {"virtual_pp_deg": 2},
+        ["pp_division", "2 entries for 2 stages of 2 chunks", "give 4: the first chunk of every stage"],
+    ),
+    "chunks of a schedule that has none": (
+        {"virtual_pp_deg": 2, "pp_division": "1,1,1,1", "pipeline_type": "gpipe"},
+        ["virtual_pp_deg", "gpipe has one", "pipedream_flush"],
+    ),
+    "chunks of the only stage": (
+        {"virtual_pp_deg": 2, "pp_deg": 1},
+        ["virtual_pp_deg", "the only stage", "raise pp_deg"],
+    ),
     "two names that differ": ({"vocab_sdp": 1}, ["embed_sdp and vocab_sdp", "keep one"]),
     "stages do not divide the world": ({"world_size": 9}, ["pp_deg", "2 stages", "9 ranks"]),
     "degree does not divide a stage": ({"tp_sizes_enc": "2,3,3,1"}, ["tp_sizes_enc", "3 of layers 1-2", "4 ranks"]),
@@ -101,7 +114,9 @@ BAD_PLANS = {
 @st.composite
 def valid_plans(draw: st.DrawFn) -> Plan:
     """Any plan that can run."""
-    stages = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    pipeline, schedule = draw(st.integers(1, 4)), draw(st.sampled_from(Schedule))
+    chunks = draw(st.integers(1, 3)) if pipeline > 1 and schedule.of_chunks else 1
+    stages = tuple(draw(st.lists(st.integers(1, 4), min_size=pipeline * chunks, max_size=pipeline * chunks)))
     stage_size = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12]))
     default = draw(st.sampled_from(DataParallel))
     degrees = st.sampled_from([d for d in range(1, stage_size + 1) if stage_size % d == 0])
@@ -114,13 +129,14 @@ def valid_plans(draw: st.DrawFn) -> Plan:
         Assumptions, flags, st.sampled_from(Precision), flags, st.none() | tokens, st.none() | flags, st.none() | flags
     )
     return Plan(
-        world_size=stage_size * len(stages),
+        world_size=stage_size * pipeline,
         global_batch=micro_batches * stage_size * draw(st.integers(1, 3)),
         micro_batches=micro_batches,
         stages=stages,
         layers=tuple(draw(st.lists(layer, min_size=sum(stages), max_size=sum(stages)))),
         vocab=draw(st.builds(VocabStrategy, degrees, flags, dp_types)),
-        schedule=draw(st.sampled_from(Schedule)),
+        schedule=schedule,
+        chunks=chunks,
         default_dp_type=default,
         assumed=draw(assumed),
     )
@@ -128,7 +144,7 @@ def valid_plans(draw: st.DrawFn) -> Plan:
 
 def smallest_world(plan: Plan) -> int:
     """Fewest ranks on which the plan's degrees fit."""
-    return len(plan.stages) * math.lcm(plan.vocab.degree, *(layer.degree for layer in plan.layers))
+    return plan.pipeline * math.lcm(plan.vocab.degree, *(layer.degree for layer in plan.layers))
 
 
 json_values = st.recursive(

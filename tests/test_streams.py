@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ import paddle.distributed as dist
 from streams import COMPUTE, Call, Recorder, replay
 
 from paddlenlp_galvatron.plan import LayerStrategy, Plan, Schedule
+from paddlenlp_galvatron.plan.schedules import order
 from paddlenlp_galvatron.runtime.pipeline import Pipeline
 
 MS = {"forward": 1.0, "backward": 2.0}
@@ -26,12 +28,14 @@ class StubGroups:
         return SimpleNamespace(name=f"{ranks}{use}", ranks=ranks, id=0)
 
 
-def programs(stages, micro_batches, schedule, monkeypatch, copies=False):
+def programs(stages, micro_batches, schedule, monkeypatch, copies=False, chunks=1):
     """The calls of each stage's rank in one step. `copies`: each forward of the first and last stage copies its ids."""
-    plan = Plan(stages, micro_batches, micro_batches, (1,) * stages, (LayerStrategy(),) * stages, schedule=schedule)
+    layers = stages * chunks
+    plan = Plan(stages, micro_batches, micro_batches, (1,) * layers, (LayerStrategy(),) * layers)
+    plan = replace(plan, schedule=schedule, chunks=chunks)
     found = []
     for rank in range(stages):
-        recorder = Recorder(rank, stages)
+        recorder = Recorder(rank, stages, chunks)
         monkeypatch.setattr(dist, "isend", recorder.isend)
         monkeypatch.setattr(dist, "irecv", recorder.irecv)
         if copies and (recorder.is_first or recorder.is_last):
@@ -49,6 +53,22 @@ def test_a_step_ends_and_no_stage_idles_beyond_the_schedule(stages, schedule, mo
         calls = programs(stages, micro_batches, schedule, monkeypatch)
         ideal = (micro_batches + stages - 1) * sum(MS.values())
         assert replay(calls, MS.__getitem__) == pytest.approx(ideal), f"{micro_batches} micro-batches"
+        for seed in range(3):
+            draw = random.Random(f"{stages} {micro_batches} {seed}")
+            assert replay(calls, lambda _, draw=draw: draw.uniform(0.1, 3.0)), f"{micro_batches} micro-batches"
+
+
+@pytest.mark.parametrize("chunks", (2, 3))
+@pytest.mark.parametrize("stages", (2, 3, 4, 8))
+def test_interleaved_steps_end_and_no_stage_idles_beyond_the_schedule(stages, chunks, monkeypatch):
+    each = {kind: ms / chunks for kind, ms in MS.items()}
+    for micro_batches in (1, stages - 1, stages, stages + 1, 2 * stages, 2 * stages + 1):
+        calls = programs(stages, micro_batches, Schedule.ONE_F_ONE_B, monkeypatch, chunks=chunks)
+        took = replay(calls, each.__getitem__)
+        lists = [order(Schedule.ONE_F_ONE_B, stage, stages, micro_batches, chunks) for stage in range(stages)]
+        assert [sum(call.kind == COMPUTE for call in some) for some in calls] == [*map(len, lists)]
+        if micro_batches >= stages:
+            assert took == pytest.approx((micro_batches + (stages - 1) / chunks) * sum(MS.values())), micro_batches
         for seed in range(3):
             draw = random.Random(f"{stages} {micro_batches} {seed}")
             assert replay(calls, lambda _, draw=draw: draw.uniform(0.1, 3.0)), f"{micro_batches} micro-batches"

@@ -119,22 +119,21 @@ def show_run(console: Console, plan: Plan, shape: ModelShape) -> None:
     for column in ("stage", "ranks", "layers", "edge tokens", "weights MiB", "states MiB", "predicted MiB"):
         table.add_column(column, justify="right")
     predicted = Predicted.of(plan)
-    for stage in range(min(len(plan.stages), MOST_ROWS)):
+    for stage in range(min(plan.pipeline, MOST_ROWS)):
         first = stage * plan.stage_size
-        layers = plan.stage_layers(stage)
         weights, states = held_mib(plan, shape, stage)
         table.add_row(
             str(stage),
             f"{first}-{first + plan.stage_size - 1}",
-            f"{layers[0]}-{layers[-1]}",
+            plan.layer_spans(stage),
             f"{plan.micro_batch * seq_length // plan.stage_size} x {shape.hidden_size}",
             f"{weights:.1f}",
             f"{states:.1f}",
             f"{predicted.memory_mib[stage] + predicted.reserve_mib:.1f}" if predicted.memory_mib else "not in the plan",
         )
     console.print(table)
-    if len(plan.stages) > MOST_ROWS:
-        console.print(f"and {len(plan.stages) - MOST_ROWS} stages more")
+    if plan.pipeline > MOST_ROWS:
+        console.print(f"and {plan.pipeline - MOST_ROWS} stages more")
     console.print(f"{_groups(plan, shape, seq_length)}; no step was run")
 
 

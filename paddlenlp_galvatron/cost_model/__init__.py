@@ -3,7 +3,7 @@
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms
 from .derived import derive
 from .load import load
-from .model import CostModel, stage_times
+from .model import CostModel
 from .simulate import StageTimes, lower_bound_ms, step_ms, timeline
 from .traffic import step_traffic_bytes
 
@@ -21,7 +21,6 @@ __all__ = [
     "derive",
     "load",
     "lower_bound_ms",
-    "stage_times",
     "step_ms",
     "step_traffic_bytes",
     "timeline",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 from .peak import PartMemory
+from .simulate import StageTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,13 @@ class LayerCost:
         )
 
 
+def without_masks(cost: LayerCost) -> LayerCost:
+    """The cost without attention masks, which a stage has once for all its chunks."""
+    states = cost.terms.states
+    terms = replace(cost.terms, states=states._replace(masks_mib=0.0))
+    return replace(cost, states_mib=cost.states_mib - states.masks_mib, terms=terms)
+
+
 @dataclass(frozen=True, slots=True)
 class StageMemory:
     """Peak of one stage, in MiB, by term. Their total is an upper bound: not all are at their worst at once."""
@@ -137,12 +145,12 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class StagePrediction:
-    """Predicted times of one stage for one micro-batch, in ms, and its memory."""
+    """Predicted times of one stage for one micro-batch, through all its chunks, in ms, and its memory."""
 
     forward_ms: float
     backward_ms: float
     sync_ms: float  # on top of the last backward
-    send_ms: float  # to the next stage, and the gradient back; 0 on the last
+    send_ms: float  # to the next stage, and the gradient back, from all its chunks; 0 from the last of all
     memory: StageMemory
 
 
@@ -154,3 +162,4 @@ class Prediction:
     samples_per_s: float
     bubble_share: float  # of all stages' time, spent waiting
     stages: tuple[StagePrediction, ...]
+    times: StageTimes  # of every chunk of every stage, as they are simulated

@@ -14,7 +14,7 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int) -> tuple[float, float]:
 
     Gradients are whole where they are summed over micro-batches before they are reduced.
     """
-    last = len(plan.stages) - 1
+    last = plan.pipeline - 1
     held: list[tuple[LayerStrategy | VocabStrategy, Weights]] = [
         (layer, layer_weights(shape, layer.tp)) for layer in (plan.layers[index] for index in plan.stage_layers(stage))
     ]

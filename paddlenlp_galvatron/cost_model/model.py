@@ -10,12 +10,13 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 from ..base.errors import UserError
 from ..model import ModelShape
 from ..plan.layout import TokenLayout, token_axes, token_layout
 from ..plan.mesh import Axis, Mesh
-from ..plan.schedules import in_flight, order
+from ..plan.schedules import chunks_in_flight, order
 from ..plan.seams import SHARDING, Collective
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
@@ -26,7 +27,17 @@ from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import Reserve, reserve_of
 from .communication import COPIES, TWINS, Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
-from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms
+from .costs import (
+    CostOptions,
+    LayerCost,
+    Prediction,
+    StageMemory,
+    StagePrediction,
+    States,
+    Task,
+    Terms,
+    without_masks,
+)
 from .module_memory import Room, module_memory
 from .peak import PartMemory, peak_mib
 from .placement import place_of
@@ -193,21 +204,28 @@ class CostModel:
         tokens = self.options.task.forwards * self._token_bytes(micro_batch, layer_type)
         return self.network.send_ms(pipeline, tokens / stage_size / MIB)
 
-    def stage_memory(self, costs: Iterable[LayerCost], micro_batches_in_flight: int) -> StageMemory:
-        """Peak of a stage that holds these layers."""
-        costs = list(costs)
+    def stage_memory(self, chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -> StageMemory:
+        """Peak of a stage of which each chunk holds these parts, for so many micro-batches."""
+        costs = [cost for chunk in chunks for cost in chunk]
         return StageMemory(
             self.context_mib,
             sum(cost.states_mib for cost in costs),
-            micro_batches_in_flight * sum(cost.activation_mib for cost in costs),
+            _held_mib(chunks, in_flight),
             max((cost.working_mib for cost in costs), default=0.0),
         )
 
     def predict(self, plan: Plan) -> Prediction:
         """Time and memory of one step: the one function behind every predicted time. Raises UserError."""
         self._require_mine(plan)
-        stages = tuple(self._stage(plan, stage) for stage in range(len(plan.stages)))
-        times = stage_times(stages)
+        chunks = [[self._chunk(plan, stage, chunk) for stage in range(plan.pipeline)] for chunk in range(plan.chunks)]
+        stages = tuple(self._stage(plan, stage, own) for stage, own in enumerate(zip(*chunks, strict=True)))
+        every = [one for row in chunks for one in row]
+        times = StageTimes(
+            [one.forward_ms for one in every],
+            [one.backward_ms for one in every],
+            [stage.sync_ms for stage in stages],
+            [one.send_ms for one in every[:-1]],
+        )
         time_ms = step_ms(plan.schedule, times, plan.micro_batches)
         busy = sum(plan.micro_batches * (s.forward_ms + s.backward_ms) + s.sync_ms for s in stages)
         return Prediction(
@@ -215,64 +233,87 @@ class CostModel:
             samples_per_s=plan.global_batch / time_ms * 1000,
             bubble_share=1 - busy / (len(stages) * time_ms),
             stages=stages,
+            times=times,
         )
 
+    def in_flight(self, plan: Plan, stage: int) -> tuple[int, ...]:
+        """Micro-batches of each chunk whose activations a stage holds when they take most."""
+        parts = [self.chunk_parts(plan, stage, chunk) for chunk in range(plan.chunks)]
+        return _fullest(plan, stage, parts)
+
     def stage_parts(self, plan: Plan, stage: int) -> list[LayerCost]:
-        """Costs of a stage's parts: its layers in order, before them what comes with the embedding or of the stage
-        before, behind them the LM head where it has it apart."""
-        last = len(plan.stages) - 1
+        """Costs of a stage's parts, chunk by chunk."""
+        return [part for chunk in range(plan.chunks) for part in self.chunk_parts(plan, stage, chunk)]
+
+    def chunk_parts(self, plan: Plan, stage: int, chunk: int) -> list[LayerCost]:
+        """Costs of the parts of a chunk of a stage: its layers in order, before them what comes with the embedding or
+        of the chunk before, behind them the LM head where it has it apart."""
+        last = plan.pipeline - 1
         common = {
             "stage_size": plan.stage_size,
             "micro_batch": plan.micro_batch,
             "micro_batches": plan.micro_batches,
-            "pipeline": len(plan.stages),
+            "pipeline": plan.pipeline,
         }
         parts = [
             self.layer_cost(plan.layers[layer], layer_type=self.layer_types[layer], **common)
-            for layer in plan.stage_layers(stage)
+            for layer in plan.chunk_layers(stage, chunk)
         ]
-        if stage == 0:
+        if plan.is_first(stage, chunk):
             parts.insert(0, self.vocab_cost(plan.vocab, role="first" if last else "only", **common))
-        elif stage == last:
+        elif plan.is_last(stage, chunk):
             parts.append(self.vocab_cost(plan.vocab, role="last", **common))
         else:
-            parts.insert(0, self.middle_cost(stage_size=plan.stage_size, micro_batch=plan.micro_batch))
+            edge = self.middle_cost(stage_size=plan.stage_size, micro_batch=plan.micro_batch)
+            if chunk > 0 or stage in (0, last):  # the masks are counted with another chunk
+                edge = without_masks(edge)
+            parts.insert(0, edge)
         return parts
 
-    def stage_switches(self, plan: Plan, stage: int) -> list[tuple[float, float]]:
-        """(forward, backward) ms of one micro-batch at each seam between a stage's parts."""
+    def chunk_switches(self, plan: Plan, stage: int, chunk: int) -> list[tuple[float, float]]:
+        """(forward, backward) ms of one micro-batch at each seam between the parts of a chunk of a stage."""
         where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch}
+        seams, layers = pairwise(plan.chunk_chain(stage, chunk)), plan.chunk_layers(stage, chunk)
         return [
             self.switch_cost(before, after, layer_type=self.crossing_type(layer), **where)
-            for layer, (before, after) in enumerate(pairwise(plan.stage_chain(stage)), plan.stage_layers(stage).start)
+            for layer, (before, after) in enumerate(seams, layers.start)
         ]
 
-    def _stage(self, plan: Plan, stage: int) -> StagePrediction:
-        parts = self.stage_parts(plan, stage)
-        stages, where = len(plan.stages), {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch}
-        layers = plan.stage_layers(stage)
-        switches = self.stage_switches(plan, stage)
-        send = 0.0
-        if stage < stages - 1:
-            send = self.boundary_cost(pipeline=stages, layer_type=self.crossing_type(layers.stop), **where)
-        return StagePrediction(
+    def _chunk(self, plan: Plan, stage: int, chunk: int) -> _Chunk:
+        parts, switches = self.chunk_parts(plan, stage, chunk), self.chunk_switches(plan, stage, chunk)
+        where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch, "pipeline": plan.pipeline}
+        behind = self.crossing_type(plan.chunk_layers(stage, chunk).stop)
+        return _Chunk(
+            parts,
             sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches),
             sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches),
-            sum(part.sync_ms for part in parts),
-            send,
+            0.0 if plan.is_last(stage, chunk) else self.boundary_cost(layer_type=behind, **where),
+        )
+
+    def _stage(self, plan: Plan, stage: int, chunks: Sequence[_Chunk]) -> StagePrediction:
+        parts = [chunk.parts for chunk in chunks]
+        return StagePrediction(
+            sum(chunk.forward_ms for chunk in chunks),
+            sum(chunk.backward_ms for chunk in chunks),
+            sum(part.sync_ms for some in parts for part in some),
+            sum(chunk.send_ms for chunk in chunks),
             self._walked(plan, stage, parts),
         )
 
-    def _walked(self, plan: Plan, stage: int, parts: Sequence[LayerCost]) -> StageMemory:
-        """Bound and estimate of a stage. The embedding's part has the LM head, where both are one: backward begins
-        with it."""
-        stages, micro_batches = len(plan.stages), plan.micro_batches
-        memory = self.stage_memory(parts, in_flight(plan.schedule, stage, stages, micro_batches))
-        walked = [part.memory for part in (parts if stages > 1 else [*parts[1:], parts[0]])]
+    def _walked(self, plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> StageMemory:
+        """Bound and, of one chunk, estimate of a stage. The embedding's part has the LM head, where both are one:
+        backward begins with it."""
+        memory = self.stage_memory(chunks, _fullest(plan, stage, chunks))
+        if len(chunks) > 1:
+            return memory
+        [parts] = chunks
+        walked = [part.memory for part in (parts if plan.pipeline > 1 else [*parts[1:], parts[0]])]
         known = [part for part in walked if part is not None]
         if len(known) < len(walked):
             return memory
-        return replace(memory, estimate_mib=peak_mib(known, order(plan.schedule, stage, stages, micro_batches)))
+        return replace(
+            memory, estimate_mib=peak_mib(known, order(plan.schedule, stage, plan.pipeline, plan.micro_batches))
+        )
 
     def _require_mine(self, plan: Plan) -> None:
         if plan.world_size != self.world_size:
@@ -504,14 +545,25 @@ class CostModel:
         return longer + min(overlap - 1, 1.0) * shorter
 
 
-def stage_times(stages: Sequence[StagePrediction]) -> StageTimes:
-    """The stages' times as the simulation takes them."""
-    return StageTimes(
-        [stage.forward_ms for stage in stages],
-        [stage.backward_ms for stage in stages],
-        [stage.sync_ms for stage in stages],
-        [stage.send_ms for stage in stages[:-1]],
-    )
+class _Chunk(NamedTuple):
+    """A chunk of a stage, and its times for one micro-batch."""
+
+    parts: list[LayerCost]
+    forward_ms: float
+    backward_ms: float
+    send_ms: float  # to the next one, and the gradient back
+
+
+def _held_mib(chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -> float:
+    """Activations of chunks of which so many micro-batches are in flight."""
+    each = (sum(part.activation_mib for part in chunk) for chunk in chunks)
+    return sum(count * mib for count, mib in zip(in_flight, each, strict=True))
+
+
+def _fullest(plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> tuple[int, ...]:
+    """Micro-batches of each chunk that a stage holds when their activations take most."""
+    peaks = chunks_in_flight(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks)
+    return max(peaks, key=lambda held: _held_mib(chunks, held))
 
 
 def _samples(strategy: Strategy, mesh: Mesh, stage_size: int, micro_batch: int) -> int:

@@ -1,7 +1,7 @@
 """Time of one step of a pipeline: the event simulation of a schedule's lists of passes (`plan.schedules`).
 
 A pass starts when its stage has finished the pass before it and its input has arrived; a message to a neighbour delays
-its arrival and keeps neither stage busy. A stage's chunks share its time evenly. After its last backward each stage is
+its arrival and keeps neither stage busy. After its last backward each stage is
 busy for `sync` more, for which no other stage waits; the step ends with the last of them. All results are sums and
 maxima of the inputs, so the step time is monotone in each of them.
 """
@@ -21,14 +21,25 @@ from ..plan.schedules import Pass, Schedule, arrays, in_flight, order
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """What the simulation needs to know of each stage, in ms."""
+    """What the simulation needs to know of a pipeline, in ms.
 
-    forward: Sequence[float]  # one micro-batch
-    backward: Sequence[float]  # one micro-batch
-    sync: Sequence[float]  # after the last backward
-    send: Sequence[
-        float
-    ]  # from stage s to s + 1, and the same back; one entry fewer, or with chunks the last to the first
+    Where stages have several chunks, each list but `sync` goes through the first of every stage, then through the
+    second of every stage, and so on.
+    """
+
+    forward: Sequence[float]  # of each chunk, one micro-batch
+    backward: Sequence[float]  # of each chunk, one micro-batch
+    sync: Sequence[float]  # of each stage, after the last backward
+    send: Sequence[float]  # from each chunk to the next, and the same back; one entry fewer
+
+    @property
+    def stages(self) -> int:
+        return len(self.sync)
+
+    @property
+    def chunks(self) -> int:
+        """Of a stage."""
+        return len(self.forward) // len(self.sync)
 
 
 class Span(NamedTuple):
@@ -42,7 +53,7 @@ class Span(NamedTuple):
 
 def step_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
     """Time of one step in ms, by the core: O(stages^2), as rounds of passes are skipped once they are steady."""
-    passes, runs = arrays(schedule, len(times.forward), micro_batches)
+    passes, runs = arrays(schedule, times.stages, micro_batches, times.chunks)
     return float(
         galvatron_dp_core.step_ms(
             passes, runs, micro_batches, times.forward, times.backward, times.sync, np.array(times.send, dtype=float)
@@ -56,9 +67,9 @@ def lower_bound_ms(schedule: Schedule, times: StageTimes, micro_batches: int) ->
     For each stage: its input needs the forwards before it, the last gradients of the stages before it come after its
     own, and in between it either works all the time; or waits for its first gradient, which goes down the pipeline and
     back; or waits so for its last one. `early` forwards come before the first backward, as many backwards after the
-    last forward.
+    last forward. Of one chunk a stage.
     """
-    m, stages = micro_batches, len(times.forward)
+    m, stages = micro_batches, times.stages
     send = [*times.send, 0.0]
     columns = list(zip(times.forward, times.backward, times.sync, send, strict=True))
     below = [*accumulate((f + b + 2 * p for f, b, _, p in reversed(columns)), initial=0.0)][::-1]
@@ -80,11 +91,10 @@ def lower_bound_ms(schedule: Schedule, times: StageTimes, micro_batches: int) ->
 
 def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[Span]:
     """Every pass of every stage with its start and stop; `step_ms` is the latest stop."""
-    stages = len(times.forward)
-    queues = [order(schedule, stage, stages, micro_batches) for stage in range(stages)]
-    chunks = 1 + max(work.chunk for work in queues[0])
+    stages, chunks = times.stages, times.chunks
+    queues = [order(schedule, stage, stages, micro_batches, chunks) for stage in range(stages)]
     place, free = [0] * stages, [0.0] * stages
-    stop: dict[tuple[int, Pass], float] = {}
+    stop: dict[_Done, float] = {}
     spans: list[Span] = []
     waiting = True
     while waiting:
@@ -92,16 +102,17 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
         for stage, queue in enumerate(queues):
             while place[stage] < len(queue):
                 work = queue[place[stage]]
-                before = _input(stage, stages, work, chunks)
+                at = work.chunk * stages + stage  # among all chunks of all stages
+                before = _input(at, work, stages * chunks - 1)
                 ready = 0.0 if before is None else stop.get(before)
                 if ready is None:
                     waiting = True
                     break
-                if before and before[0] != stage:
-                    ready += times.send[before[0] if work.kind == "forward" else stage]
+                if before and before[0] != at:
+                    ready += times.send[min(at, before[0])]
                 start = max(free[stage], ready)
-                long = (times.forward if work.kind == "forward" else times.backward)[stage] / chunks
-                free[stage] = stop[stage, work] = start + long
+                long = (times.forward if work.kind == "forward" else times.backward)[at]
+                free[stage] = stop[at, work.kind, work.micro_batch] = start + long
                 spans.append(Span(stage, work, start, start + long))
                 place[stage] += 1
     spans += [
@@ -110,11 +121,11 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
     return sorted(spans, key=lambda span: (span.start_ms, span.stage))
 
 
-def _input(stage: int, stages: int, work: Pass, chunks: int) -> tuple[int, Pass] | None:
-    """The pass, and its stage, from which a pass takes its input; None: the first of all."""
-    kind, chunk, micro_batch = work
-    at = chunk * stages + stage  # among all chunks of all stages
-    if kind == "backward" and at == chunks * stages - 1:
-        return stage, Pass("forward", chunk, micro_batch)
-    at += -1 if kind == "forward" else 1
-    return (at % stages, Pass(kind, at // stages, micro_batch)) if at >= 0 else None
+_Done = tuple[int, str, int]  # a pass: its chunk among those of all stages, kind, micro-batch
+
+
+def _input(at: int, work: Pass, last: int) -> _Done | None:
+    """The pass from which a pass takes its input; None: the first of all."""
+    if work.kind == "backward":
+        return (at, "forward", work.micro_batch) if at == last else (at + 1, "backward", work.micro_batch)
+    return (at - 1, "forward", work.micro_batch) if at else None

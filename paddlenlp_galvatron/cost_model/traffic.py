@@ -33,25 +33,26 @@ def step_traffic_bytes(plan: Plan, model: ModelShape) -> dict[str, int]:
     each, once = plan.micro_batches * plan.stage_size, plan.stage_size
     token = model.hidden_size * plan.assumed.mixed_precision.bytes
     total: Counter[str] = Counter()
-    for stage in range(len(plan.stages)):
+    for stage in range(plan.pipeline):
         for calls in _stage_calls(plan, stage, model, setting):
             for some in (calls.forward, calls.backward, calls.gather_forward, calls.gather_backward):
                 _add(total, some, each)
             _add(total, calls.reduce, once if plan.assumed.async_grad_reduce else each)
             _add(total, calls.finish + calls.vectors + calls.publish, once)
         sharded = plan.assumed.sequence_parallel
-        layouts = [token_layout(part, plan.stage_size, sharded) for part in plan.stage_chain(stage)]
-        for source, target in pairwise(layouts):
-            ways = ((source, target), (target, source))
-            moved = sum(redistribution(*way, plan.micro_batch * seq).all_tokens for way in ways)
-            total[NAMES[Collective.ALL_TO_ALL]] += plan.micro_batches * moved * token
-    hops = 2 * plan.micro_batches * (len(plan.stages) - 1)
+        for chunk in range(plan.chunks):
+            layouts = [token_layout(part, plan.stage_size, sharded) for part in plan.chunk_chain(stage, chunk)]
+            for source, target in pairwise(layouts):
+                ways = ((source, target), (target, source))
+                moved = sum(redistribution(*way, plan.micro_batch * seq).all_tokens for way in ways)
+                total[NAMES[Collective.ALL_TO_ALL]] += plan.micro_batches * moved * token
+    hops = 2 * plan.micro_batches * (len(plan.stages) - 1)  # from chunk to chunk and back
     total[NAMES[Collective.SEND]] += hops * plan.micro_batch * seq * token
     return {kind: count for kind, count in total.items() if count}
 
 
 def _stage_calls(plan: Plan, stage: int, model: ModelShape, setting: Setting) -> Iterable[Calls]:
-    last = len(plan.stages) - 1
+    last = plan.pipeline - 1
     for layer in plan.stage_layers(stage):
         yield layer_calls(model, plan.layers[layer], setting)
     if stage in (0, last):

@@ -43,10 +43,27 @@ def find_faults(plan: Plan, model: ModelShape | None = None) -> list[str]:
 
 
 def _grid_faults(plan: Plan) -> Iterator[str]:
-    pipeline = len(plan.stages)
-    for stage, count in enumerate(plan.stages):
+    if plan.chunks < 1 or len(plan.stages) % plan.chunks:
+        yield (
+            f"virtual_pp_deg: {plan.chunks} chunks a stage do not divide the {len(plan.stages)} entries of "
+            "pp_division; give one entry a chunk of every stage"
+        )
+        return
+    pipeline = plan.pipeline
+    for place, count in enumerate(plan.stages):
         if count < 1:
-            yield f"pp_division: stage {stage} has {count} layers; give every stage at least one"
+            chunk = f"chunk {place // pipeline} of stage" if plan.chunks > 1 else "stage"
+            yield (
+                f"pp_division: {chunk} {place % pipeline} has {count} layers; "
+                f"give every {'chunk' if plan.chunks > 1 else 'stage'} at least one"
+            )
+    if plan.chunks > 1 and plan.schedule.of_chunks is None:
+        yield (
+            f"virtual_pp_deg: {plan.chunks} chunks a stage, but {plan.schedule} has one; "
+            "set virtual_pp_deg to 1 or pipeline_type to pipedream_flush"
+        )
+    if plan.chunks > 1 and pipeline == 1:
+        yield f"virtual_pp_deg: {plan.chunks} chunks of the only stage would be one; set it to 1 or raise pp_deg"
     if plan.world_size % pipeline:
         yield (
             f"pp_deg: {pipeline} stages do not divide {plan.world_size} ranks; "

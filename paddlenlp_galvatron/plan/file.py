@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, Strict
 
 from ..base.errors import UserError
-from ..base.limits import MOST_LAYERS, MOST_RANKS, Number, Ranks, Samples, Size
+from ..base.limits import MOST_LAYERS, MOST_RANKS, Layers, Number, Ranks, Samples, Size
 from ..base.reading import read_json
 from ..base.writing import write_text
 from .check import require_valid
@@ -102,7 +102,9 @@ class StrategyFile(BaseModel):
     checkpoint: Flags = Field(description="per layer: 1 = recompute activations in backward")
     global_bsz: Samples = Field(description="samples per optimizer step, over all ranks")
     chunks: Samples = Field(description="micro-batches per step")
-    pp_division: Division = Field(description="layers of each stage")
+    pp_division: Division = Field(
+        description="layers of each stage; with virtual_pp_deg of each chunk: the first of every stage, then the second"
+    )
     pipeline_type: Annotated[Schedule, Strict(False), PlainSerializer(str)] = Field(
         description="schedule; pipedream_flush is 1F1B"
     )
@@ -112,6 +114,7 @@ class StrategyFile(BaseModel):
     embed_sdp: Flag = Field(description="embedding and LM head: 0 = default_dp_type, 1 = zero3")
     vocab_sdp: Flag | None = Field(None, description="other name of embed_sdp, written beside it")
     world_size: Ranks | None = Field(None, description="ranks; may be absent")
+    virtual_pp_deg: Layers = Field(1, description="chunks of layers a stage has; more than 1: interleaved 1F1B")
     galvatron: GalvatronObject | None = Field(None, description="what this project adds")
     # Fields of Galvatron for parallelism that is not supported here, accepted at their neutral value.
     cp_sizes_enc: Ones | None = Field(None, description="context-parallel degrees; only 1")
@@ -155,7 +158,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The strategy file's content, every field that this project and Galvatron read."""
     layers = plan.layers
     fields = StrategyFile.model_construct(
-        pp_deg=len(plan.stages),
+        pp_deg=plan.pipeline,
         tp_sizes_enc=[layer.degree for layer in layers],
         tp_consecutive_flags=[int(layer.consecutive) for layer in layers],
         dp_types_enc=[int(layer.dp_type is DataParallel.ZERO3) for layer in layers],
@@ -171,8 +174,11 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         embed_sdp=int(plan.vocab.dp_type is DataParallel.ZERO3),
         vocab_sdp=int(plan.vocab.dp_type is DataParallel.ZERO3),
         world_size=plan.world_size,
+        virtual_pp_deg=plan.chunks,
     )
     content = fields.model_dump(exclude_none=True)
+    if plan.chunks == 1:  # so that Galvatron, which does not know the field, reads the file
+        del content["virtual_pp_deg"]
     assumed = {key: value for key, value in asdict(plan.assumed).items() if value is not None}
     content["galvatron"] = {"format_version": FORMAT_VERSION, "assumed": assumed, **plan.metadata}
     return content
@@ -214,9 +220,13 @@ def _wrong_lengths(fields: StrategyFile) -> list[str]:
         for name in PER_LAYER
         if len(getattr(fields, name)) != layers
     ]
-    if len(fields.pp_division) != fields.pp_deg:
+    count, chunks = len(fields.pp_division), fields.virtual_pp_deg
+    if count != fields.pp_deg * chunks:
         faults.append(
-            f"pp_division: has {len(fields.pp_division)} stages but pp_deg is {fields.pp_deg}; give one entry a stage"
+            f"pp_division: has {count} stages but pp_deg is {fields.pp_deg}; give one entry a stage"
+            if chunks == 1
+            else f"pp_division: has {count} entries for {fields.pp_deg} stages of {chunks} chunks; give "
+            f"{fields.pp_deg * chunks}: the first chunk of every stage, then the second of every stage, and so on"
         )
     return faults
 
@@ -270,6 +280,7 @@ def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
         ),
         vocab=VocabStrategy(fields.vtp, bool(fields.vsp), dp_type(fields.embed_sdp)),
         schedule=fields.pipeline_type,
+        chunks=fields.virtual_pp_deg,
         default_dp_type=default,
         assumed=Assumptions(
             assumed.sequence_parallel,

@@ -120,10 +120,11 @@ class Plan:
     world_size: int
     global_batch: int  # samples per optimizer step, over all ranks
     micro_batches: int
-    stages: tuple[int, ...]  # layers of each pipeline stage
+    stages: tuple[int, ...]  # layers of each pipeline stage; with several chunks, of each chunk, in the model's order
     layers: tuple[LayerStrategy, ...]
     vocab: VocabStrategy = VocabStrategy()
     schedule: Schedule = Schedule.ONE_F_ONE_B
+    chunks: int = 1  # of layers that a stage has: first the first one of every stage, then the second of every stage, …
     default_dp_type: DataParallel = DataParallel.DDP
     assumed: Assumptions = Assumptions()
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # assumptions that the plan's file names itself
@@ -133,7 +134,12 @@ class Plan:
     @property
     def stage_size(self) -> int:
         """Ranks of one pipeline stage."""
-        return self.world_size // len(self.stages)
+        return self.world_size // self.pipeline
+
+    @property
+    def pipeline(self) -> int:
+        """Number of pipeline stages."""
+        return len(self.stages) // self.chunks
 
     @property
     def micro_batch(self) -> int:
@@ -144,16 +150,41 @@ class Plan:
         """Degree of data parallelism over samples of a layer with this strategy."""
         return strategy.mesh(self.stage_size).degree(Axis.DATA)
 
-    def stage_layers(self, stage: int) -> range:
-        """Indices of the layers of a stage."""
-        start = sum(self.stages[:stage])
-        return range(start, start + self.stages[stage])
+    @property
+    def schedule_words(self) -> str:
+        """`1F1B`, or `interleaved 1F1B of 2 chunks a stage`."""
+        label = self.schedule.label
+        return label if self.chunks == 1 else f"interleaved {label} of {self.chunks} chunks a stage"
 
-    def stage_chain(self, stage: int) -> list[Strategy | None]:
-        """Strategies of what hands tokens on in a stage: embedding, layers, LM head; None is an edge to a neighbour."""
-        first, last = stage == 0, stage == len(self.stages) - 1
-        layers = [self.layers[layer] for layer in self.stage_layers(stage)]
-        return [self.vocab if first else None, *layers, self.vocab if last else None]
+    def chunk_layers(self, stage: int, chunk: int) -> range:
+        """Indices of the layers of a chunk of a stage."""
+        place = chunk * self.pipeline + stage
+        start = sum(self.stages[:place])
+        return range(start, start + self.stages[place])
+
+    def layer_spans(self, stage: int) -> str:
+        """The layers of a stage in words: `0-3`, or `0-3, 8-11` of two chunks."""
+        chunks = (self.chunk_layers(stage, chunk) for chunk in range(self.chunks))
+        return ", ".join(f"{layers.start}-{layers.stop - 1}" for layers in chunks)
+
+    def is_first(self, stage: int, chunk: int) -> bool:
+        """Whether a chunk of a stage has the embedding."""
+        return stage == chunk == 0
+
+    def is_last(self, stage: int, chunk: int) -> bool:
+        """Whether a chunk of a stage has the LM head."""
+        return stage == self.pipeline - 1 and chunk == self.chunks - 1
+
+    def stage_layers(self, stage: int) -> list[int]:
+        """Indices of all layers of a stage, rising."""
+        return [layer for chunk in range(self.chunks) for layer in self.chunk_layers(stage, chunk)]
+
+    def chunk_chain(self, stage: int, chunk: int) -> list[Strategy | None]:
+        """Strategies of what hands tokens on in a chunk of a stage: embedding, layers, LM head; None is an edge to a
+        neighbour."""
+        layers = [self.layers[layer] for layer in self.chunk_layers(stage, chunk)]
+        first = self.vocab if self.is_first(stage, chunk) else None
+        return [first, *layers, self.vocab if self.is_last(stage, chunk) else None]
 
 
 def runs(values: Sequence[T]) -> Iterator[tuple[range, T]]:

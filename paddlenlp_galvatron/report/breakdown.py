@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ..cost_model import CostModel, Prediction, Terms
 from ..plan import LayerStrategy, Plan
-from ..plan.schedules import in_flight
 from ..plan.strategy import runs
 
 # Terms of a step's time on one stage, in ms, by key and name. They and `waiting` add up to the step.
@@ -68,7 +67,7 @@ def breakdown(
     plan: Plan, cost: CostModel, prediction: Prediction, budget_mib: float | None = None
 ) -> list[StageBreakdown]:
     """Every stage of a plan. `budget_mib`: memory of a device, of which `free` is what is left; None: no `free`."""
-    return [_stage(plan, cost, prediction, stage, budget_mib) for stage in range(len(plan.stages))]
+    return [_stage(plan, cost, prediction, stage, budget_mib) for stage in range(plan.pipeline)]
 
 
 def _stage(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, budget_mib: float | None) -> StageBreakdown:
@@ -76,7 +75,7 @@ def _stage(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, budg
     parts = tuple(_parts(plan, cost, stage))
     time_ms = {key: sum(part.time_ms.get(key, 0.0) for part in parts) for key in TIME}
     hidden_ms = {key: sum(part.hidden_ms.get(key, 0.0) for part in parts) for key in ("gathers", "gradients")}
-    switches = cost.stage_switches(plan, stage)
+    switches = [switch for chunk in range(plan.chunks) for switch in cost.chunk_switches(plan, stage, chunk)]
     time_ms["layouts"] = plan.micro_batches * sum(forward + backward for forward, backward in switches)
     busy = plan.micro_batches * (predicted.forward_ms + predicted.backward_ms) + predicted.sync_ms
     time_ms["waiting"] = max(0.0, prediction.time_s * 1000 - busy)
@@ -89,11 +88,15 @@ def _stage(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, budg
 
 
 def _parts(plan: Plan, cost: CostModel, stage: int) -> Iterator[Part]:
-    costs = cost.stage_parts(plan, stage)
-    last = len(plan.stages) - 1
-    held = in_flight(plan.schedule, stage, len(plan.stages), plan.micro_batches)
-    layers = plan.stage_layers(stage)
-    before = 0 if stage == last and last else 1
+    for chunk, held in enumerate(cost.in_flight(plan, stage)):
+        yield from _chunk_parts(plan, cost, stage, chunk, held)
+
+
+def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int) -> Iterator[Part]:
+    """`held`: micro-batches in flight when the stage's activations take most."""
+    costs, layers = cost.chunk_parts(plan, stage, chunk), plan.chunk_layers(stage, chunk)
+    is_first, is_last = plan.is_first(stage, chunk), plan.is_last(stage, chunk)
+    before = 0 if is_last and not is_first else 1
 
     def part(name: str, first: int, count: int, vocabulary: bool) -> Part:
         some = costs[first : first + count]
@@ -117,7 +120,7 @@ def _parts(plan: Plan, cost: CostModel, stage: int) -> Iterator[Part]:
         )
 
     if before:
-        name = "embedding" if stage == 0 and last else "the stage's input" if stage else "embedding, LM head"
+        name = "the stage's input" if not is_first else "embedding, LM head" if is_last else "embedding"
         yield part(name, 0, 1, vocabulary=True)
     for run, _ in runs([plan.layers[layer] for layer in layers]):
         start, stop = layers[run[0]], layers[run[-1]]

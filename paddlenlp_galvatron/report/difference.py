@@ -40,7 +40,7 @@ def fields(plan: Plan) -> dict[str, str]:
     return {
         "ranks": str(plan.world_size),
         "stages": ", ".join(f"{count}" for count in plan.stages),
-        "schedule": plan.schedule.label,
+        "schedule": plan.schedule_words,
         "batch": str(plan.global_batch),
         "micro-batches": str(plan.micro_batches),
         "embedding, LM head": strategy_words(plan.vocab.as_layer()),
@@ -79,7 +79,7 @@ def differing_layers(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
 
 
 def _placed(plan: Plan) -> Iterator[str]:
-    for stage in range(len(plan.stages)):
+    for stage in range(plan.pipeline):
         for layer in plan.stage_layers(stage):
             yield f"stage {stage}: {strategy_words(plan.layers[layer])}"
 

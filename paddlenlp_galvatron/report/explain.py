@@ -174,7 +174,8 @@ def _of(candidate: Candidate) -> dict[str, Any]:
         "time_s": candidate.time_s,
         "samples_per_s": candidate.samples_per_s,
         "chunks": plan.micro_batches,
-        "pp_deg": len(plan.stages),
+        "pp_deg": plan.pipeline,
+        **({"virtual_pp_deg": plan.chunks} if plan.chunks > 1 else {}),
         "pipeline_type": plan.schedule.value,
     }
 

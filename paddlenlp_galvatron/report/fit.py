@@ -125,7 +125,7 @@ def in_words(plan: Plan) -> str:
     most = max(plan.layers, key=plan.layers.count)
     again = sum(layer.recompute for layer in plan.layers)
     words = [
-        f"pp {len(plan.stages)}" if len(plan.stages) > 1 else "",
+        f"pp {plan.pipeline}" if plan.pipeline > 1 else "",
         f"{'Ulysses' if most.ulysses else 'tp'} {most.degree}" if most.degree > 1 else "",
         f"dp {plan.dp(most)} {most.dp_type}" if plan.dp(most) > 1 else "",
         f"{plan.micro_batches} micro-batches",

@@ -30,7 +30,7 @@ def out_of_memory_report(
     table = Table(box=None, pad_edge=False)
     for column in ("stage", "predicted MiB", "measured MiB", ""):
         table.add_column(column, justify="right" if column else "left")
-    for each in range(len(plan.stages)):
+    for each in range(plan.pipeline):
         guess = f"{predicted.memory_mib[each]:.0f}" if predicted.memory_mib else "not in the plan"
         truth = f"{reached[each]:.0f}" if each in reached else "no step done"
         table.add_row(str(each), guess, truth, f"rank {rank} wanted more" if each == stage else "")

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..cost_model import Prediction, stage_times, timeline
+from ..cost_model import Prediction, timeline
 from ..plan import GalvatronError, Plan
 from ..plan.strategy import runs
 from ..profiles.reserve import Reserve
@@ -102,7 +102,7 @@ def drawn(
     tensors_mib = [stage.memory.total_mib - stage.memory.context_mib for stage in prediction.stages]
     bounds_mib = [reserve.bound_mib(mib) for mib in tensors_mib] if reserve.parts else []
     strategies = list(dict.fromkeys(strategy_words(layer) for layer in plan.layers))
-    spans = timeline(plan.schedule, stage_times(prediction.stages), plan.micro_batches)
+    spans = timeline(plan.schedule, prediction.times, plan.micro_batches)
     return {
         "plan": plan,
         "schedule": plan.schedule.label,
@@ -128,10 +128,10 @@ def _as_it_is(name: str) -> Markup:
 
 def _grid(plan: Plan) -> Iterator[list[tuple[str, int, str]]]:
     """Of each stage its runs of like layers: their numbers, how many they are, and their strategy."""
-    for stage in range(len(plan.stages)):
-        layers = plan.stage_layers(stage)
+    for stage in range(plan.pipeline):
         yield [
             (str(layers[run[0]]) if len(run) == 1 else f"{layers[run[0]]}-{layers[run[-1]]}", len(run), words)
+            for layers in (plan.chunk_layers(stage, chunk) for chunk in range(plan.chunks))
             for run, words in runs([strategy_words(plan.layers[layer]) for layer in layers])
         ]
 

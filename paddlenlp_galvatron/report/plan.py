@@ -67,7 +67,7 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
     facts = [
         (
             "ranks",
-            f"{plan.world_size} in {count(len(plan.stages), 'stage')} of {plan.stage_size}, {plan.schedule.label}",
+            f"{plan.world_size} in {count(plan.pipeline, 'stage')} of {plan.stage_size}, {plan.schedule_words}",
         ),
         ("batch", f"{count(plan.global_batch, 'sample')} a step, {micro_batches} of {plan.micro_batch}"),
         ("assumed", _assumed(plan)),
@@ -132,7 +132,7 @@ def _table(plan: Plan) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("stage", "layers", "split by", "degree", "dp", "model states", "recompute", "groups"):
         table.add_column(title, no_wrap=True)
-    first, last = 0, len(plan.stages) - 1
+    first, last = 0, plan.pipeline - 1
     table.add_row(str(first), "embedding", *_cells(plan, plan.vocab))
     for row in islice(_rows(plan), MOST_ROWS):
         table.add_row(*row)
@@ -143,11 +143,12 @@ def _table(plan: Plan) -> Table:
 
 
 def _rows(plan: Plan) -> Iterator[list[str]]:
-    for stage in range(len(plan.stages)):
-        layers = plan.stage_layers(stage)
-        for run, strategy in runs([plan.layers[layer] for layer in layers]):
-            start, stop = layers[run[0]], layers[run[-1]]
-            yield [str(stage), str(start) if start == stop else f"{start}-{stop}", *_cells(plan, strategy)]
+    for stage in range(plan.pipeline):
+        for chunk in range(plan.chunks):
+            layers = plan.chunk_layers(stage, chunk)
+            for run, strategy in runs([plan.layers[layer] for layer in layers]):
+                start, stop = layers[run[0]], layers[run[-1]]
+                yield [str(stage), str(start) if start == stop else f"{start}-{stop}", *_cells(plan, strategy)]
 
 
 def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy) -> list[str]:

@@ -25,7 +25,7 @@ class Predicted:
         stages = fields.get("stages") or []
         reserve = max((stage.get("memory", {}).get("context_mib", 0.0) for stage in stages), default=0.0)
         memory = tuple(_tensors_mib(stage, reserve) for stage in stages if "memory_mib" in stage)
-        return Predicted(fields.get("time_s"), memory if len(memory) == len(plan.stages) else (), reserve)
+        return Predicted(fields.get("time_s"), memory if len(memory) == plan.pipeline else (), reserve)
 
 
 def _tensors_mib(stage: Mapping[str, Any], reserve_mib: float) -> float:
@@ -40,5 +40,5 @@ def stage_peaks_mib(plan: Plan, records: Sequence[Mapping[str, Any]]) -> list[fl
     size = plan.stage_size
     return [
         max(max(record["peak_memory_mib"][stage * size : (stage + 1) * size]) for record in records)
-        for stage in range(len(plan.stages))
+        for stage in range(plan.pipeline)
     ]

@@ -75,15 +75,16 @@ def _family(candidate: Candidate) -> dict[str, Any]:
     return {
         "global_bsz": plan.global_batch,
         "chunks": plan.micro_batches,
-        "pp_deg": len(plan.stages),
+        "pp_deg": plan.pipeline,
         "pipeline_type": plan.schedule.value,
+        **({"virtual_pp_deg": plan.chunks} if plan.chunks > 1 else {}),
     }
 
 
 def _binding(need: Need) -> dict[str, Any]:
     return {
         "stage": need.stage,
-        "layers": [need.layers.start, need.layers.stop - 1],
+        "layers": [need.layers[0], need.layers[-1]],
         "term": need.term,
         "term_mib": need.term_mib,
         "part": need.part,
@@ -120,8 +121,8 @@ def _rejected(result: SearchResult) -> Table | None:
 
 
 def runner_up(number: int, other: Candidate, best: Candidate) -> str:
-    plan, stages = other.plan, len(other.plan.stages)
-    schedule = "" if stages == 1 else f" ({plan.schedule.label})"
+    plan, stages = other.plan, other.plan.pipeline
+    schedule = "" if stages == 1 else f" ({plan.schedule_words})"
     return (
         f"{number}. batch {plan.global_batch} in {count(plan.micro_batches, 'micro-batch', 'micro-batches')}, "
         f"{count(stages, 'stage')}{schedule}: "

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..base.tracing import Event
-from ..cost_model import CostModel, LayerCost, Prediction, stage_times, timeline
+from ..cost_model import CostModel, LayerCost, Prediction, timeline
 from ..plan import Plan
 
 MOST_EVENTS = 200_000  # with the layers of every pass; a trace of more shows passes alone
@@ -18,12 +18,16 @@ Piece = tuple[str, str, float]  # name, category, ms
 
 def predicted_events(plan: Plan, cost: CostModel, prediction: Prediction) -> list[Event]:
     """Of one step that begins at 0."""
-    spans = timeline(plan.schedule, stage_times(prediction.stages), plan.micro_batches)
+    spans = timeline(plan.schedule, prediction.times, plan.micro_batches)
     passes = 2 * plan.micro_batches
     detailed = passes * 3 * (len(plan.layers) + 2 * len(plan.stages)) <= MOST_EVENTS
-    inside = [_inside(plan, cost, stage) for stage in range(len(plan.stages))] if detailed else []
+    inside = {
+        (stage, chunk): _inside(plan, cost, stage, chunk)
+        for stage in range(plan.pipeline if detailed else 0)
+        for chunk in range(plan.chunks)
+    }
     events: list[Event] = []
-    free = [0.0] * len(plan.stages)
+    free = [0.0] * plan.pipeline
     step_ms = prediction.time_s * 1000
     for span in spans:
         rank = span.stage * plan.stage_size
@@ -32,8 +36,9 @@ def predicted_events(plan: Plan, cost: CostModel, prediction: Prediction) -> lis
             name, category = "end of step", "sync"
             pieces: Iterable[Piece] = _sync(cost.stage_parts(plan, span.stage))
         else:
-            name, category = f"{span.work.kind} {span.work.micro_batch}", span.work.kind
-            pieces = inside[span.stage][span.work.kind] if detailed else []
+            chunk = f", chunk {span.work.chunk}" if plan.chunks > 1 else ""
+            name, category = f"{span.work.kind} {span.work.micro_batch}{chunk}", span.work.kind
+            pieces = inside[span.stage, span.work.chunk][span.work.kind] if detailed else []
         events += _event(name, category, span.start_ms, span.stop_ms, rank)
         start = span.start_ms
         for piece, kind, ms in pieces:
@@ -50,7 +55,7 @@ def rank_names(plan: Plan) -> dict[int, str]:
     size = plan.stage_size
     return {
         stage * size: f"rank {stage * size}, predicted for all {size} of stage {stage}"
-        for stage in range(len(plan.stages))
+        for stage in range(plan.pipeline)
     }
 
 
@@ -63,14 +68,13 @@ def _event(name: str, category: str, start_ms: float, stop_ms: float, rank: int)
     ]
 
 
-def _inside(plan: Plan, cost: CostModel, stage: int) -> dict[str, list[Piece]]:
-    """What a forward and a backward pass of a stage consist of, in order."""
-    parts, switches = cost.stage_parts(plan, stage), cost.stage_switches(plan, stage)
-    layers, last = plan.stage_layers(stage), len(plan.stages) - 1
-    names = [f"layer {layer}" for layer in layers]
-    if stage == 0:
-        names.insert(0, "embedding" if last else "embedding, LM head")
-    elif stage == last:
+def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> dict[str, list[Piece]]:
+    """What a forward and a backward pass of a chunk of a stage consist of, in order."""
+    parts, switches = cost.chunk_parts(plan, stage, chunk), cost.chunk_switches(plan, stage, chunk)
+    names = [f"layer {layer}" for layer in plan.chunk_layers(stage, chunk)]
+    if plan.is_first(stage, chunk):
+        names.insert(0, "embedding, LM head" if plan.is_last(stage, chunk) else "embedding")
+    elif plan.is_last(stage, chunk):
         names.append("LM head")
     else:
         names.insert(0, "input")

@@ -158,7 +158,7 @@ class OtherStrategy:
 def one_layer_changed(problem: Problem, plan: Plan) -> list[OtherStrategy]:
     """Every other strategy that a layer of this plan may have: the best of the plans in which one layer has it."""
     cost, options = problem.cost, problem.options
-    family = Family(plan.global_batch, plan.micro_batches, len(plan.stages), plan.schedule, plan.world_size)
+    family = Family.of(plan)
     budget_mib = options.memory_constraint * GB_MIB
     spaces = [
         Space(shape, replace(cost.assumed, seq_length=seq), options).layers(family)
@@ -186,8 +186,9 @@ def _order(other: OtherStrategy) -> tuple[bool, float, float]:
 def _edges(plan: Plan, cost: CostModel) -> Sequence[int]:
     """First and last layer of every run of like layers in a stage: those within it change a plan no otherwise."""
     found: set[int] = set()
-    for stage in range(len(plan.stages)):
-        layers = plan.stage_layers(stage)
-        for run, _ in runs([(plan.layers[layer], cost.layer_types[layer]) for layer in layers]):
-            found |= {layers[run[0]], layers[run[-1]]}
+    for stage in range(plan.pipeline):
+        for chunk in range(plan.chunks):
+            layers = plan.chunk_layers(stage, chunk)
+            for run, _ in runs([(plan.layers[layer], cost.layer_types[layer]) for layer in layers]):
+                found |= {layers[run[0]], layers[run[-1]]}
     return sorted(found)

@@ -25,7 +25,9 @@ from . import cpu_backend, device, paddle_private, under_way
 Ranks = tuple[int, ...]
 
 # Uses that have communicators of their own; the others' is "".
-DOWN, UP = DIRECTIONS = ("down", "up")  # of messages between two stages
+DOWN, UP = "down", "up"  # messages between two neighbouring stages
+ON, BACK = "on", "back"  # from a chunk of the last stage to the next chunk of the first one, and its gradient
+DIRECTIONS = (DOWN, UP, ON, BACK)
 REDISTRIBUTE = "redistribute"
 
 SUMMARY = "Error Message Summary:"  # Paddle's, above what an error says
@@ -115,7 +117,7 @@ def _use_once(group: Any, rank: int, use: str = "", exchanges: bool = False) -> 
     numbers = paddle.zeros([len(group.ranks)])
     with status.waiting(f"the first use of the group of {named(tuple(group.ranks))}"):
         if use in DIRECTIONS:
-            source, target = group.ranks if use == DOWN else reversed(group.ranks)
+            source, target = group.ranks if use in (DOWN, BACK) else reversed(group.ranks)
             message = dist.isend(numbers, target, group) if rank == source else dist.irecv(numbers, source, group)
             message.wait()
         else:

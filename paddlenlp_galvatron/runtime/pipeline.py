@@ -1,7 +1,8 @@
 """Runs one step of a stage: its passes in the plan's order, activations and gradients to its neighbours meanwhile.
 
 Activations go down from stage to stage and gradients up, on a communicator each: the two directions never wait for
-one another. Sends return at once; a receive is posted one pass ahead, so that it hides under compute.
+one another. Where stages have several chunks, the first and the last stage are neighbours, too, on two more. Sends
+return at once; a receive is posted one pass ahead, so that it hides under compute.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import Any
 import paddle
 
 from ..plan import Plan
-from ..plan.schedules import order
+from ..plan.schedules import Pass, order
 from .collectives import Pending, receive_start, send_start
-from .groups import DOWN, UP, Groups
+from .groups import BACK, DOWN, ON, UP, Groups
 from .stage import Stage, Tokens
 from .trace import span
 
@@ -38,6 +39,11 @@ class Link:
         buffer = paddle.empty(self._shape, self._dtype)
         self._posted.append(receive_start(buffer, self._peer, self._group))
 
+    @property
+    def is_posted(self) -> bool:
+        """Whether the receive of the next message is."""
+        return bool(self._posted)
+
     def receive(self) -> Any:
         """The next message; posts it where that has not been done."""
         if not self._posted:
@@ -55,62 +61,82 @@ class Pipeline:
 
     def __init__(self, plan: Plan, stage: Stage, rank: int, groups: Groups):
         self._stage = stage
-        self._micro_batches = plan.micro_batches
-        self._order = order(plan.schedule, stage.index, len(plan.stages), plan.micro_batches)
-        before, after = rank - plan.stage_size, rank + plan.stage_size
+        self._micro_batches, self._chunks = plan.micro_batches, plan.chunks
+        self._order = order(plan.schedule, stage.index, plan.pipeline, plan.micro_batches, plan.chunks)
+        size, first = plan.stage_size, rank % plan.stage_size
+        last = first + plan.world_size - size
 
-        def link(first: int, second: int, use: str, peer: int) -> Link:
-            return Link(groups.get((first, second), use), peer, stage.boundary_shape, stage.numbers.stored)
+        def links(low: int, high: int, uses: tuple[str, str]) -> list[Link]:
+            """For activations, and for gradients."""
+            peer = low + high - rank
+            return [
+                Link(groups.get((low, high), use), peer, stage.boundary_shape, stage.numbers.stored) for use in uses
+            ]
 
-        self._from_before = None if stage.is_first else link(before, rank, DOWN, before)
-        self._to_before = None if stage.is_first else link(before, rank, UP, before)
-        self._to_after = None if stage.is_last else link(rank, after, DOWN, after)
-        self._from_after = None if stage.is_last else link(rank, after, UP, after)
+        before: list[Link] | None = None
+        after: list[Link] | None = None
+        around: list[Link] | None = None
+        if not stage.is_first:
+            before = links(rank - size, rank, (DOWN, UP))
+        if not stage.is_last:
+            after = links(rank, rank + size, (DOWN, UP))
+        if plan.chunks > 1 and (stage.is_first or stage.is_last):
+            around = links(first, last, (ON, BACK))
+        self._links = [link for pair in (before, after, around) if pair for link in pair]
+        # Of each chunk: where its input comes from and where its output goes to.
+        self._above = [around if stage.is_first and chunk else before for chunk in range(plan.chunks)]
+        self._below = [around if stage.is_last and chunk < plan.chunks - 1 else after for chunk in range(plan.chunks)]
 
     def run(self, ids: Tokens, labels: Tokens, scale: float) -> Any:
         """One step over all micro-batches; gradients of `scale` times the summed loss are added to the parameters.
 
         `ids` and `labels` [micro-batches, M·S]. Returns the sum of this dp share's losses on the last stage, else 0.
         """
-        held: deque[tuple[Any, Any]] = deque()  # input and output of the micro-batches in flight
+        held: list[deque[tuple[Any, Any]]] = [deque() for _ in range(self._chunks)]  # inputs and outputs in flight
         own_ids, own_labels = self._take(ids, labels)
         total = paddle.zeros([], "float32")
         for position, step in enumerate(self._order):
+            above, below = self._above[step.chunk], self._below[step.chunk]
             if step.kind == "forward":
                 x = self._input(position)
-                with span(f"forward {step.micro_batch}", "forward"):
-                    out = self._stage.forward(x, own_ids[step.micro_batch], own_labels[step.micro_batch])
-                if self._stage.is_last:
+                with span(f"forward {self._name(step)}", "forward"):
+                    out = self._stage.forward(x, own_ids[step.micro_batch], own_labels[step.micro_batch], step.chunk)
+                if below:
+                    below[0].send(out.detach())
+                else:
                     total += out.detach()
-                if self._to_after:
-                    self._to_after.send(out.detach())
-                held.append((x, out))
+                held[step.chunk].append((x, out))
             else:
-                x, out = held.popleft()
-                self._stage.chain.last_backward = step.micro_batch == self._micro_batches - 1
+                x, out = held[step.chunk].popleft()
+                self._stage.chains[step.chunk].last_backward = step.micro_batch == self._micro_batches - 1
                 self._backward(out, scale, position)
                 self._stage.settle()
-                if self._to_before:
-                    self._to_before.send(x.grad)
-        for link in (self._to_after, self._to_before):
-            if link:
-                link.flush()
+                if above:
+                    above[1].send(x.grad)
+        self._flush()
         return total
 
     def evaluate(self, ids: Tokens, labels: Tokens) -> Any:
         """As `run`, without gradients: forward passes alone."""
         total = paddle.zeros([], "float32")
+        own_ids, own_labels = self._take(ids, labels)
         with paddle.no_grad():
-            for micro_ids, micro_labels in zip(*self._take(ids, labels), strict=True):
-                x = self._from_before.receive() if self._from_before else None
-                out = self._stage.forward(x, micro_ids, micro_labels)
-                if self._to_after:
-                    self._to_after.send(out)
+            for step in self._order:
+                if step.kind == "backward":
+                    continue
+                above, below = self._above[step.chunk], self._below[step.chunk]
+                x = above[0].receive() if above else None
+                out = self._stage.forward(x, own_ids[step.micro_batch], own_labels[step.micro_batch], step.chunk)
+                if below:
+                    below[0].send(out)
                 else:
                     total += out
-        if self._to_after:
-            self._to_after.flush()
+        self._flush()
         return total
+
+    def _flush(self) -> None:
+        for link in self._links:
+            link.flush()
 
     def _take(self, ids: Tokens, labels: Tokens) -> tuple[list[Any], list[Any]]:
         """What the stage needs of a step's tokens, by micro-batch."""
@@ -120,26 +146,44 @@ class Pipeline:
             self._stage.take(labels) if self._stage.is_last else nothing,
         )
 
+    def _name(self, step: Pass) -> str:
+        return str(step.micro_batch) if self._chunks == 1 else f"{step.micro_batch}, chunk {step.chunk}"
+
+    def _source(self, step: Pass) -> Link | None:
+        """Where a pass receives what it begins with."""
+        if step.kind == "forward":
+            links = self._above[step.chunk]
+            return links[0] if links else None
+        links = self._below[step.chunk]
+        return links[1] if links else None
+
     def _input(self, position: int) -> Any:
-        if self._from_before is None:
+        link = self._source(self._order[position])
+        if link is None:
+            self._post_next(position)
             return None
-        x = self._from_before.receive()
+        x = link.receive()
         x.stop_gradient = False
-        self._post_next(self._from_before, "forward", position)
+        self._post_next(position)
         return x
 
     def _backward(self, out: Any, scale: float, position: int) -> None:
-        name = f"backward {self._order[position].micro_batch}"
-        if self._from_after is None:
+        step = self._order[position]
+        name = f"backward {self._name(step)}"
+        link = self._source(step)
+        if link is None:
+            self._post_next(position)
             with span(name, "backward"):
                 (out * scale).backward()
             return
-        grad = self._from_after.receive()
-        self._post_next(self._from_after, "backward", position)
+        grad = link.receive()
+        self._post_next(position)
         with span(name, "backward"):
             paddle.autograd.backward([out], [grad])
 
-    def _post_next(self, link: Link, kind: str, position: int) -> None:
-        """Post a receive when this pass is followed, at once or after one other, by another that needs it."""
-        if any(step.kind == kind for step in self._order[position + 1 : position + 3]):
-            link.post()
+    def _post_next(self, position: int) -> None:
+        """Post the receive of the next pass, and of the one after it, where that has not been done."""
+        for step in self._order[position + 1 : position + 3]:
+            link = self._source(step)
+            if link and not link.is_posted:
+                link.post()

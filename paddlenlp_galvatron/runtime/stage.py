@@ -5,10 +5,10 @@ Shapes: M samples of a micro-batch over the whole stage, S sequence, H hidden, T
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
-from typing import Any
+from itertools import islice, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -21,7 +21,7 @@ from ..plan.seams import Collective, seam_ops, summed_over
 from . import device
 from .adapter import PLAIN, Adapter, Kernels
 from .block import Block, Placement
-from .groups import DIRECTIONS, REDISTRIBUTE, Groups, Ranks
+from .groups import BACK, DOWN, ON, REDISTRIBUTE, UP, Groups, Ranks
 from .precision import Numbers
 from .redistribute import Redistribution, redistribution_groups
 from .units import Chain, Trainable, Unit, UnitMaker, whole
@@ -37,10 +37,10 @@ def inputs_and_labels(batch: Batch) -> tuple[Tokens, Tokens]:
     return batch if isinstance(batch, tuple) else (batch[:, :-1], batch[:, 1:])
 
 
-def stage_edges(plan: Plan, stage: int) -> list[TokenLayout]:
-    """Token layouts of what a stage chains: embedding or boundary, layers, head or boundary."""
+def chunk_edges(plan: Plan, stage: int, chunk: int) -> list[TokenLayout]:
+    """Token layouts of what a chunk of a stage chains: embedding or boundary, layers, head or boundary."""
     sharded = plan.assumed.sequence_parallel
-    return [token_layout(part, plan.stage_size, sharded) for part in plan.stage_chain(stage)]
+    return [token_layout(part, plan.stage_size, sharded) for part in plan.chunk_chain(stage, chunk)]
 
 
 def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[tuple[Ranks, str]]:
@@ -58,18 +58,18 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[tuple[Ra
             groups.append(mesh.sharing(strategy.tp // shape.kv_heads).groups(Axis.COPIES))
         local |= {(tuple(ranks), "") for some in groups for ranks in some.tolist()}
     wanted: set[tuple[Ranks, str]] = set()
-    for stage in range(len(plan.stages)):
-        edges = stage_edges(plan, stage)
+    for stage in range(plan.pipeline):
+        seams = {seam for chunk in range(plan.chunks) for seam in pairwise(chunk_edges(plan, stage, chunk))}
         exchanges = {
-            (ranks, REDISTRIBUTE)
-            for before, after in set(pairwise(edges))
-            for ranks in redistribution_groups(before, after, tokens)
+            (ranks, REDISTRIBUTE) for before, after in seams for ranks in redistribution_groups(before, after, tokens)
         }
         wanted |= {(tuple(stage * size + r for r in ranks), use) for ranks, use in local | exchanges}
         if stage:
             pairs = [(rank - size, rank) for rank in range(stage * size, (stage + 1) * size)]
-            wanted |= {(pair, use) for pair in pairs for use in DIRECTIONS}
-    if shape.tied_embeddings and len(plan.stages) > 1:
+            wanted |= {(pair, use) for pair in pairs for use in (DOWN, UP)}
+    if plan.chunks > 1:
+        wanted |= {(_twins(plan, rank), use) for rank in range(size) for use in (ON, BACK)}
+    if shape.tied_embeddings and plan.pipeline > 1:
         wanted |= {(_twins(plan, rank), "tied") for rank in range(size)}
     return {(ranks, use) for ranks, use in wanted if len(ranks) > 1}
 
@@ -88,9 +88,19 @@ def exchanging(plan: Plan) -> set[Ranks]:
 
 
 def _twins(plan: Plan, rank: int) -> Ranks:
-    """The ranks of first and last stage that hold the same rows of a tied embedding."""
+    """A rank of the first stage and its peer of the last: they hold the same rows of a tied embedding."""
     local = rank % plan.stage_size
     return local, plan.world_size - plan.stage_size + local
+
+
+class _Chunk(NamedTuple):
+    """Layers of a stage that follow each other, with what chains them."""
+
+    embedding: Embedding | None
+    blocks: Sequence[Block]
+    head: Head | None
+    chain: Chain
+    redistributions: Sequence[Redistribution | None]  # before each block, and behind the last one
 
 
 class Stage:
@@ -111,13 +121,12 @@ class Stage:
         """Without `numbers`, the types are those of the plan's precision on this device."""
         self.numbers = numbers or Numbers.of(plan.assumed.mixed_precision)
         self.index = rank // plan.stage_size
-        self.is_first, self.is_last = self.index == 0, self.index == len(plan.stages) - 1
+        self.is_first, self.is_last = self.index == 0, self.index == plan.pipeline - 1
         self._seq_length = seq_length
         self._tokens = plan.micro_batch * seq_length
         self._local = rank % plan.stage_size
         self.config = config = family.config(shape, seq_length, kernels)
         self._causal_itself = kernels.flash_attention
-        edges = stage_edges(plan, self.index)
 
         def place(strategy: LayerStrategy) -> Placement:
             return Placement(plan, strategy, rank, groups, self.numbers)
@@ -129,7 +138,7 @@ class Stage:
         tied = shape.tied_embeddings
         table: ShardedParameter | None = None
         if self.is_first or (tied and self.is_last):
-            twins = groups.get(_twins(plan, rank), "tied") if tied and len(plan.stages) > 1 else None
+            twins = groups.get(_twins(plan, rank), "tied") if tied and plan.pipeline > 1 else None
             table = embedding_table(shape, place(vocab), source, twins)
         units = UnitMaker(every_micro_batch=not plan.assumed.async_grad_reduce)
         self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
@@ -148,42 +157,60 @@ class Stage:
             fused = kernels.fused_cross_entropy
             self._head = Head(family, shape, config, place(vocab), source, shared, fused)
             units.adopt(self._head.parameters, plan.vocab.dp_type)
-        self.chain, self.vectors = Chain(units.chain, starts_with_embedding=self.is_first), units.vectors
+        self.vectors = units.vectors
+        self._chunks = self._cut(plan, units.chain, groups)
         self.trainables: list[Trainable] = [t for unit in self.units for t in unit.make_trainables()]
         self.trainables += [whole(vector) for vector in self.vectors]
-        self._redistributions = [
-            None
-            if before == after
-            else Redistribution(before, after, self._tokens, self._local, rank - self._local, groups)
-            for before, after in pairwise(edges)
-        ]
         start, stop = token_layout(None, plan.stage_size).intervals(self._tokens)[self._local, 0].tolist()
         self.boundary_shape = [stop - start, shape.hidden_size]
         self.loss_replicas = plan.vocab.tp
         self.mask = self._mask()  # before the first step, in which messages are under way
 
+    def _cut(self, plan: Plan, units: Sequence[Unit], groups: Groups) -> list[_Chunk]:
+        """The stage's chunks, of its blocks and its units in the order of the forward pass."""
+        tokens, first_rank = self._tokens, self.index * plan.stage_size
+        blocks, rest, chunks = iter(self._blocks), iter(units), []
+        for chunk in range(plan.chunks):
+            embedding = self._embedding if plan.is_first(self.index, chunk) else None
+            head = self._head if plan.is_last(self.index, chunk) else None
+            mine = [*islice(blocks, len(plan.chunk_layers(self.index, chunk)))]
+            modules = len(mine) + (embedding is not None) + (head is not None)
+            chain = Chain([*islice(rest, modules)], starts_with_embedding=embedding is not None)
+            redistributions = [
+                None if before == after else Redistribution(before, after, tokens, self._local, first_rank, groups)
+                for before, after in pairwise(chunk_edges(plan, self.index, chunk))
+            ]
+            chunks.append(_Chunk(embedding, mine, head, chain, redistributions))
+        return chunks
+
+    @property
+    def chains(self) -> list[Chain]:
+        """Of each chunk."""
+        return [chunk.chain for chunk in self._chunks]
+
     @property
     def units(self) -> list[Unit]:
         """Each unit once."""
-        return list(dict.fromkeys(self.chain.units))
+        return list(dict.fromkeys(unit for chain in self.chains for unit in chain.units))
 
-    def forward(self, x: Any, ids: Any, labels: Any) -> Any:
-        """One micro-batch through the stage.
+    def forward(self, x: Any, ids: Any, labels: Any, chunk: int = 0) -> Any:
+        """One micro-batch through a chunk of the stage.
 
-        `x` [T, H] from the stage before (None on the first), `ids` and `labels` [U] its row of `take`'s. Returns
-        [T, H] for the next stage, or on the last the sum of this dp share's losses.
+        `x` [T, H] from the chunk before (None of the first of all), `ids` and `labels` [U] its row of `take`'s.
+        Returns [T, H] for the next chunk, or of the last of all the sum of this dp share's losses.
         """
-        run, position = self.chain.run, 0
-        if self._embedding is not None:
-            x = run(position, self._embedding, ids)
+        embedding, blocks, head, chain, redistributions = self._chunks[chunk]
+        run, position = chain.run, 0
+        if embedding is not None:
+            x = run(position, embedding, ids)
             position += 1
-        for redistribution, block in zip(self._redistributions, self._blocks, strict=False):
+        for redistribution, block in zip(redistributions, blocks, strict=False):
             x = redistribution(x) if redistribution else x
             x = run(position, block, x, self.mask, block.samples(self._tokens))
             position += 1
-        if self._redistributions[-1]:
-            x = self._redistributions[-1](x)
-        return x if self._head is None else run(position, self._head.loss, x, labels)
+        if redistributions[-1]:
+            x = redistributions[-1](x)
+        return x if head is None else run(position, head.loss, x, labels)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -43,7 +43,7 @@ def axes_of(plan: Plan, strategy: LayerStrategy) -> CommunicateTopology:
     """The grid of ranks of a layer with this strategy, the last axis over neighbouring ranks."""
     dp, zero = plan.dp(strategy), strategy.dp_type is not DataParallel.DDP
     degrees = {
-        "pipe": len(plan.stages),
+        "pipe": plan.pipeline,
         "data": 1 if zero else dp,
         "sharding": dp if zero else 1,
         "sep": strategy.degree if strategy.ulysses else 1,

@@ -18,9 +18,10 @@ import galvatron_dp_core
 from ..cost_model import CostModel, Prediction
 from ..model import joint_fingerprint
 from ..plan import LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
+from . import interleaved
 from .options import SearchOptions
 from .result import Candidate, Need, Outcome, SearchResult
-from .space import Family, Space, families
+from .space import Family, Space, families, interleaved_families
 from .tables import Tables, build, sketch_ms
 
 MS_PER_S = 1000.0
@@ -129,6 +130,7 @@ class _Search:
             self._work_in_threads()
         else:
             self._work()
+        self._interleave()
         ranked = sorted(self.found.values(), key=lambda candidate: -candidate.samples_per_s)[: self.options.top_k]
         lower_bound_s = inf
         if ranked:
@@ -280,6 +282,49 @@ class _Search:
         known = self.found.get(family)
         if known is None or candidate.samples_per_s > known.samples_per_s:
             self.found[family] = candidate
+
+    def _interleave(self) -> None:
+        """Search the families of several chunks a stage, the least bound first. Nothing is proven but their bounds."""
+        entries: list[tuple[float, int, Family, _Choices]] = []
+        for family in interleaved_families(self.options, self.cost.world_size, len(self.cost.layer_types)):
+            spaces = self._spaces(replace(family, chunks=1)) if len(self.models) == 1 else []
+            self.outcomes[family] = Outcome.OUT_OF_MEMORY if spaces else Outcome.NOT_DIVISIBLE
+            for layers, vocabularies in spaces:
+                least_ms = interleaved.bound_ms(family, layers, vocabularies, self.cost, self.options.budget_mib)
+                entries.append((least_ms / family.global_batch, len(entries), family, (layers, vocabularies)))
+        for bound, _, family, choices in sorted(entries, key=lambda entry: entry[:2]):
+            if self.cancel.cancelled or bound == inf:
+                continue
+            if bound >= self._limit(family):
+                self._note(family, Outcome.OUT_OF_BOUND)
+                self.bounds_s[family] = min(self.bounds_s.get(family, inf), bound * family.global_batch / MS_PER_S)
+                continue
+            if found := self._interleaved(family, *choices):
+                self._keep(found, family)
+            self.unproven = min(self.unproven, bound)
+            self._note(family, Outcome.GIVEN_UP)
+            self.log(f"{family}: {found.time_s * MS_PER_S if found else inf:.3f} ms a step, not proven")
+
+    def _interleaved(
+        self,
+        family: Family,
+        layers: Sequence[Sequence[LayerStrategy]],
+        vocabularies: Sequence[VocabStrategy],
+    ) -> Candidate | None:
+        """A good plan of the family; None: none was found."""
+        budget_mib, cancelled = self.options.budget_mib, lambda: self.cancel.cancelled
+        tables = interleaved.start(family, layers, vocabularies, self.cost, budget_mib)
+        try:
+            time_ms, _, vocab, division, choice = tables.core.solve(inf, interleaved.EFFORT, self.cancel)
+        except galvatron_dp_core.TooHard:
+            return None
+        if time_ms == inf:
+            return None
+        first = interleaved.cut(tables.plan(vocab, division, choice, self.bare), family.chunks)
+        strategies = layers[0] if not self.options.one_strategy else ()
+        limit_s = self._limit(family) * family.global_batch / MS_PER_S
+        found = first and interleaved.improved(first, strategies, self.cost, budget_mib, limit_s, cancelled)
+        return Candidate(*found) if found else None
 
     def _limit(self, family: Family) -> float:
         """Time per sample, in ms, that a plan of the family must beat to be among the top_k families."""

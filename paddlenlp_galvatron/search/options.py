@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Number, Positive, Ranks, Samples, Size, Threads
+from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Layers, Number, Positive, Ranks, Samples, Size, Threads
 from ..cost_model import CostOptions
 from ..options.group import Options
 from ..plan import Assumptions, DataParallel, Precision, Schedule
@@ -82,6 +82,9 @@ class SearchOptions(Options):
     max_tp_deg: Ranks = Field(8, description="largest tensor-parallel or Ulysses degree")
     max_sp_deg: Ranks | None = Field(None, description="the same limit for Ulysses: as max_tp_deg, or refused")
     max_pp_deg: Ranks = Field(8, description="most pipeline stages")
+    max_virtual_pp_deg: Layers = Field(
+        1, description="most chunks of layers a stage has (interleaved 1F1B); above 1 the answer may be left with a gap"
+    )
     disable_dp: bool = Field(False, description="no data parallelism")
     disable_sdp: bool = Field(False, description="no zero3 beside default_dp_type")
     disable_tp: bool = Field(False, description="no tensor parallelism")

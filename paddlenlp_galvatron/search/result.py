@@ -9,7 +9,6 @@ from math import ceil, inf
 
 from ..cost_model import CostModel, Prediction
 from ..plan import Infeasible, Plan, UserError
-from ..plan.schedules import in_flight
 from .space import Family
 
 
@@ -64,8 +63,12 @@ class Need:
         totals = [stage.memory.total_mib for stage in prediction.stages]
         stage = totals.index(max(totals))
         memory = prediction.stages[stage].memory
-        held = in_flight(plan.schedule, stage, len(plan.stages), plan.micro_batches)
         parts = dict(zip(_part_names(plan, stage), cost.stage_parts(plan, stage), strict=True))
+        held = [
+            count
+            for chunk, count in enumerate(cost.in_flight(plan, stage))
+            for _ in cost.chunk_parts(plan, stage, chunk)
+        ]
 
         def most(mib: Mapping[str, float]) -> tuple[str, float]:
             return max(mib.items(), key=lambda item: item[1])
@@ -80,7 +83,9 @@ class Need:
         )
         in_term: Mapping[str, Mapping[str, float]] = {
             "model states": {name: part.states_mib for name, part in parts.items()},
-            "activations": {name: held * part.activation_mib for name, part in parts.items()},
+            "activations": {
+                name: count * part.activation_mib for count, (name, part) in zip(held, parts.items(), strict=True)
+            },
             "working memory": {name: part.working_mib for name, part in parts.items()},
             "reserve": {"every layer": memory.context_mib},
         }
@@ -92,18 +97,18 @@ class Need:
         return self.prediction.stages[self.stage].memory.total_mib
 
     @property
-    def layers(self) -> range:
+    def layers(self) -> list[int]:
         """Of the stage that needs most."""
         return self.plan.stage_layers(self.stage)
 
     @property
     def binds(self) -> str:
         """The term that takes most, and where."""
-        return f"{self.term} on stage {self.stage}" if len(self.plan.stages) > 1 else self.term
+        return f"{self.term} on stage {self.stage}" if self.plan.pipeline > 1 else self.term
 
     def __str__(self) -> str:
         enough_gb = ceil(self.memory_mib / 1024 * 1000) / 1000
-        layers = f"layers {self.layers.start}-{self.layers.stop - 1}"
+        layers = f"layers {self.plan.layer_spans(self.stage)}"
         most = f", {self.part_mib / 1024:.3f} GB of it in {self.part}" if self.part_mib < self.term_mib else ""
         return (
             f"{enough_gb:.3f} GB a device would do; of the plan that needs least, stage {self.stage} ({layers}) binds "
@@ -113,11 +118,16 @@ class Need:
 
 def _part_names(plan: Plan, stage: int) -> list[str]:
     """In the order of `CostModel.stage_parts`."""
-    layers = [f"layer {layer}" for layer in plan.stage_layers(stage)]
-    last = len(plan.stages) - 1
-    if stage == 0:
-        return ["embedding" if last else "embedding and LM head", *layers]
-    return [*layers, "LM head"] if stage == last else ["the stage's input", *layers]
+    names = []
+    for chunk in range(plan.chunks):
+        layers = [f"layer {layer}" for layer in plan.chunk_layers(stage, chunk)]
+        if plan.is_first(stage, chunk):
+            names += ["embedding and LM head" if plan.is_last(stage, chunk) else "embedding", *layers]
+        elif plan.is_last(stage, chunk):
+            names += [*layers, "LM head"]
+        else:
+            names += [f"the input of chunk {chunk}" if plan.chunks > 1 else "the stage's input", *layers]
+    return names
 
 
 class Outcome(IntEnum):

@@ -24,6 +24,12 @@ class Family:
     stages: int
     schedule: Schedule
     world_size: int
+    chunks: int = 1  # of layers a stage
+
+    @classmethod
+    def of(cls, plan: Plan) -> Family:
+        """The one that a plan belongs to."""
+        return cls(plan.global_batch, plan.micro_batches, plan.pipeline, plan.schedule, plan.world_size, plan.chunks)
 
     @property
     def stage_size(self) -> int:
@@ -34,7 +40,11 @@ class Family:
         return self.global_batch // self.micro_batches
 
     def __str__(self) -> str:
-        return f"batch {self.global_batch}, {self.micro_batches} micro-batches, {self.stages} stages, {self.schedule}"
+        chunks = f" of {self.chunks} chunks" if self.chunks > 1 else ""
+        return (
+            f"batch {self.global_batch}, {self.micro_batches} micro-batches, {self.stages} stages{chunks}, "
+            f"{self.schedule}"
+        )
 
 
 def divisors(number: int) -> list[int]:
@@ -44,7 +54,8 @@ def divisors(number: int) -> list[int]:
 
 
 def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[Family]:
-    """Every family that the options leave. A pipeline of one stage has no schedule, so it is listed under one."""
+    """Every family of one chunk a stage that the options leave. A pipeline of one stage has no schedule: it is listed
+    under one."""
     most = min(options.max_pp_deg, layers) if options.allows("pp") else 1
     for batch in options.batches:
         for micro_batches in divisors(batch):
@@ -56,6 +67,14 @@ def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[F
                 schedules = options.schedules if stages > 1 else (options.pipeline_type or Schedule.ONE_F_ONE_B,)
                 for schedule in schedules:
                     yield Family(batch, micro_batches, stages, schedule, world_size)
+
+
+def interleaved_families(options: SearchOptions, world_size: int, layers: int) -> Iterator[Family]:
+    """Every family that the options leave in which stages have several chunks."""
+    for family in families(options, world_size, layers):
+        if family.stages > 1 and family.schedule.of_chunks:
+            for chunks in range(2, min(options.max_virtual_pp_deg, layers // family.stages) + 1):
+                yield replace(family, chunks=chunks)
 
 
 class Space:

@@ -50,18 +50,20 @@ def build(
     vocabularies: Sequence[VocabStrategy],
     cost: CostModel,
     budget_mib: float,
+    held: Sequence[int] | None = None,
 ) -> Tables:
     """Price every strategy in the family and hand the tables to the core; `layers` are the strategies of each type.
 
-    `budget_mib` is what a plan may use on a device, the cost model's reserve already taken off. Raises UserError where
-    a profile lacks what a strategy needs.
+    `budget_mib` is what a plan may use on a device, the cost model's reserve already taken off. `held`:
+    micro-batches whose activations each stage holds, if not those of the schedule. Raises UserError where a profile
+    lacks what a strategy needs.
     """
 
     def vocab_row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
         return _numbers(cost.vocab_cost(vocab, role=role, **_where(family)))
 
     core = galvatron_dp_core.Pipeline(
-        **_shape(family, cost),
+        **_shape(family, cost, held),
         **_seams(family, layers, vocabularies, cost),
         strategies=_array(
             [_numbers(price) for kind, some in enumerate(layers) for price in _prices(some, kind, family, cost)]
@@ -179,18 +181,59 @@ def sketch_ms(family: Family, layers: Sequence[Sequence[LayerStrategy]], cost: C
         **_shape(family, cost),
         strategies=_array(rows),
         groups=np.array(groups, dtype=np.int32),
-        types=np.arange(kinds, dtype=np.int32),
-        change=np.zeros((kinds, kinds, 2)),
-        enter=np.zeros((2, kinds, 2)),
-        leave=np.zeros((2, kinds, 2)),
         vocabs=np.zeros((1, 2, 6)),
-        vocab_enter=np.zeros((1, kinds, 2)),
-        vocab_leave=np.zeros((1, kinds, 2)),
         middle=np.zeros(6),
-        send=np.zeros((2, kinds)),
         budget_mib=0.0,
+        **_free_seams(kinds, 1),
     )
     return float(core.bound())
+
+
+def relaxed_ms(
+    family: Family,
+    layers: Sequence[Sequence[LayerStrategy]],
+    vocabularies: Sequence[VocabStrategy],
+    cost: CostModel,
+    budget_mib: float,
+    held: int,
+) -> float:
+    """A lower bound, in ms, of the time that the stages of a plan of the family work together; infinite: none fits.
+
+    As if one stage had all layers at the family's prices: it holds `held` micro-batches within `budget_mib`, and
+    switches are free.
+    """
+    kinds = len(layers)
+
+    def vocab_row(vocab: VocabStrategy) -> tuple[float, ...]:
+        roles: tuple[Role, Role] = ("first", "last")
+        first, last = (_numbers(cost.vocab_cost(vocab, role=role, **_where(family))) for role in roles)
+        return (*(one + other for one, other in zip(first[:-1], last[:-1], strict=True)), max(first[-1], last[-1]))
+
+    core = galvatron_dp_core.Pipeline(
+        **_shape(replace(family, stages=1, chunks=1), cost, [held]),
+        strategies=_array(
+            [_numbers(price) for kind, some in enumerate(layers) for price in _prices(some, kind, family, cost)]
+        ),
+        groups=np.array([kind for kind, some in enumerate(layers) for _ in some], dtype=np.int32),
+        vocabs=_array([(vocab_row(vocab), _numbers(NOTHING)) for vocab in vocabularies]),
+        middle=np.zeros(6),
+        budget_mib=budget_mib,
+        **_free_seams(kinds, len(vocabularies)),
+    )
+    return float(core.bound())
+
+
+def _free_seams(kinds: int, vocabularies: int) -> dict[str, Any]:
+    """Groups of which each is a layer type's, between which tokens are handed on for nothing."""
+    return {
+        "types": np.arange(kinds, dtype=np.int32),
+        "change": np.zeros((kinds, kinds, 2)),
+        "enter": np.zeros((2, kinds, 2)),
+        "leave": np.zeros((2, kinds, 2)),
+        "vocab_enter": np.zeros((vocabularies, kinds, 2)),
+        "vocab_leave": np.zeros((vocabularies, kinds, 2)),
+        "send": np.zeros((2, kinds)),
+    }
 
 
 def _where(family: Family) -> dict[str, int]:
@@ -203,16 +246,16 @@ def _where(family: Family) -> dict[str, int]:
     }
 
 
-def _shape(family: Family, cost: CostModel) -> dict[str, Any]:
+def _shape(family: Family, cost: CostModel, held: Sequence[int] | None = None) -> dict[str, Any]:
     """Size and schedule of the family's pipelines, as arguments of the core."""
-    held = (in_flight(family.schedule, s, family.stages, family.micro_batches) for s in range(family.stages))
+    held = held or [in_flight(family.schedule, s, family.stages, family.micro_batches) for s in range(family.stages)]
     passes, runs = arrays(family.schedule, family.stages, family.micro_batches)
     return {
         "layers": np.bincount(cost.layer_types).astype(np.int32),
         "micro_batches": family.micro_batches,
         "passes": passes,
         "runs": runs,
-        "in_flight": np.fromiter(held, dtype=np.int32),
+        "in_flight": np.array(held, dtype=np.int32),
     }
 
 

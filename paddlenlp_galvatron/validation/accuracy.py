@@ -77,7 +77,7 @@ def outcome(plan: Plan, kind: str, run: Run, cost: CostModel, shape: ModelShape)
     size = plan.stage_size
     stages = tuple(
         _stage(plan, stage, run, cost, prediction, slice(stage * size, (stage + 1) * size))
-        for stage in range(len(plan.stages))
+        for stage in range(plan.pipeline)
     )
     predicted_bytes = sum(step_traffic_bytes(plan, shape).values())
     return Outcome(plan, kind, prediction.time_s, run.step_s, stages, predicted_bytes, sum(run.bytes.values()))

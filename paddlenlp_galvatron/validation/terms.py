@@ -71,7 +71,7 @@ def _term(span: Mapping[str, Any], outer: str) -> str:
 def predicted_ms(plan: Plan, cost: CostModel, stage: int, step_ms: float) -> dict[str, float]:
     """The same terms of one stage, predicted; waiting and being idle are told together, as waiting."""
     parts, times = [part.terms for part in cost.stage_parts(plan, stage)], plan.micro_batches
-    switches = cost.stage_switches(plan, stage)
+    switches = [ms for chunk in range(plan.chunks) for ms in cost.chunk_switches(plan, stage, chunk)]
     terms = {
         "forward": times * sum(one.forward_ms for one in parts),
         "backward": times * sum(one.backward_ms for one in parts),

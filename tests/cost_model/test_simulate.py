@@ -2,37 +2,38 @@
 
 import random
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interleaved import CHUNKS, INTERLEAVED
 
 from paddlenlp_galvatron.cost_model import StageTimes, lower_bound_ms, step_ms, timeline
 from paddlenlp_galvatron.plan import Schedule
-from paddlenlp_galvatron.plan.schedules import order
+from paddlenlp_galvatron.plan.schedules import Pass, order
 
 
 def longest_path_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
     """Step time by definition: the longest chain of passes, each after its stage's previous one and its input's, and at
     its end the stage's sync."""
-    stages = len(times.forward)
-    orders = [[(kind, k) for kind, _, k in order(schedule, s, stages, micro_batches)] for s in range(stages)]
+    stages, chunks = len(times.sync), len(times.forward) // len(times.sync)
+    orders = [order(schedule, s, stages, micro_batches, chunks) for s in range(stages)]
+    previous = {(s, work): before for s in range(stages) for before, work in pairwise(orders[s])}
 
     @cache
-    def stop(stage: int, work: tuple[str, int]) -> float:
-        kind, k = work
+    def stop(stage: int, work: Pass) -> float:
+        kind, chunk, k = work
+        at = chunk * stages + stage
         ready = []
-        position = orders[stage].index(work)
-        if position:
-            ready.append(stop(stage, orders[stage][position - 1]))
-        if kind == "forward" and stage > 0:
-            ready.append(stop(stage - 1, work) + times.send[stage - 1])
-        if kind == "backward" and stage < stages - 1:
-            ready.append(stop(stage + 1, work) + times.send[stage])
-        if kind == "backward" and stage == stages - 1:
-            ready.append(stop(stage, ("forward", k)))
-        return max(ready, default=0.0) + (times.forward if kind == "forward" else times.backward)[stage]
+        if (stage, work) in previous:
+            ready.append(stop(stage, previous[stage, work]))
+        if kind == "forward" and at > 0:
+            ready.append(stop((at - 1) % stages, Pass(kind, (at - 1) // stages, k)) + times.send[at - 1])
+        if kind == "backward" and at < stages * chunks - 1:
+            ready.append(stop((at + 1) % stages, Pass(kind, (at + 1) // stages, k)) + times.send[at])
+        if kind == "backward" and at == stages * chunks - 1:
+            ready.append(stop(stage, Pass("forward", chunk, k)))
+        return max(ready, default=0.0) + (times.forward if kind == "forward" else times.backward)[at]
 
     return max(stop(stage, orders[stage][-1]) + times.sync[stage] for stage in range(stages))
 
@@ -88,20 +89,37 @@ def test_gpipe_is_its_closed_form():
         assert step_ms(Schedule.GPIPE, times, micro_batches) == pytest.approx(down + up, rel=1e-11)
 
 
-def test_chunks_of_a_stage_take_turns():
-    """The textbook of interleaving: the bubble shrinks by the number of chunks. And core and time line agree."""
+def random_chunk_times(rng: random.Random, stages: int, chunks: int) -> StageTimes:
+    count, spread = stages * chunks, rng.choice([0.0, 0.2, 1.0, 3.0])
+
+    def vector(scale: float, length: int) -> list[float]:
+        return [scale * (1 + spread * rng.random()) for _ in range(length)]
+
+    send = rng.choice([0.0, 0.01, 0.3, 2.0])
+    return StageTimes(vector(1.0, count), vector(2.0, count), vector(rng.random(), stages), vector(send, count - 1))
+
+
+def test_interleaved_step_time_is_the_longest_chain_of_passes():
+    """Every chunk of its own time; micro-batches that fill the rounds, and others."""
     rng = random.Random(23)
-    for _ in range(200):
-        times = random_times(rng)
-        stages = len(times.forward)
-        times = StageTimes(times.forward, times.backward, times.sync, [*times.send, rng.random()])
-        micro_batches = stages * rng.randint(1, 5)
-        spans = timeline(INTERLEAVED, times, micro_batches)
-        expected = pytest.approx(max(span.stop_ms for span in spans), rel=1e-12)
-        assert step_ms(INTERLEAVED, times, micro_batches) == expected, (times, micro_batches)
-        even = StageTimes([1.0] * stages, [2.0] * stages, [0.0] * stages, [0.0] * stages)
-        textbook = 3 * (micro_batches + (stages - 1) / CHUNKS)
-        assert step_ms(INTERLEAVED, even, micro_batches) == pytest.approx(textbook)
+    for _ in range(600):
+        stages, chunks, micro_batches = rng.randint(2, 6), rng.randint(2, 4), rng.randint(1, 16)
+        times = random_chunk_times(rng, stages, chunks)
+        truth = longest_path_ms(Schedule.ONE_F_ONE_B, times, micro_batches)
+        assert step_ms(Schedule.ONE_F_ONE_B, times, micro_batches) == pytest.approx(truth, rel=1e-9)
+        last = max(span.stop_ms for span in timeline(Schedule.ONE_F_ONE_B, times, micro_batches))
+        assert last == pytest.approx(truth, rel=1e-12)
+
+
+def test_interleaving_divides_the_bubble_by_the_chunks():
+    """The textbook: (P - 1) / (m v) of the work, also where micro-batches don't fill the rounds."""
+    for stages in range(2, 9):
+        for chunks in range(1, 5):
+            count = stages * chunks
+            equal = StageTimes([1.0 / chunks] * count, [2.0 / chunks] * count, [0.0] * stages, [0.0] * (count - 1))
+            for micro_batches in (stages, stages + 1, 2 * stages - 1, 2 * stages, 3 * stages + 1, 40):
+                bubble = step_ms(Schedule.ONE_F_ONE_B, equal, micro_batches) / (3.0 * micro_batches) - 1
+                assert bubble == pytest.approx((stages - 1) / (micro_batches * chunks)), (stages, chunks, micro_batches)
 
 
 positive = st.floats(0.01, 10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Schedule, VocabStrategy
 from paddlenlp_galvatron.plan.check import require_valid
@@ -50,6 +50,7 @@ def plan(
     schedule: Schedule = Schedule.ONE_F_ONE_B,
     default: DataParallel = DataParallel.DDP,
     async_reduce: bool = True,
+    chunks: int = 1,
 ) -> Plan:
     strategies = layers(code, default)
     [head] = layers(vocab, default)
@@ -62,6 +63,7 @@ def plan(
         vocab=VocabStrategy(head.degree, head.ulysses, head.dp_type),
         default_dp_type=default,
         schedule=schedule,
+        chunks=chunks,
         assumed=Assumptions(sequence_parallel=megatron_sp, async_grad_reduce=async_reduce),
     )
     require_valid(made)
@@ -133,5 +135,68 @@ EIGHT = [
         plan(8, "2 1 2r 1 1", (1, 1, 1, 2), vocab="2", micro_batches=4, batch=16),
         "qwen2",
         "adamw",
+    ),
+]
+
+
+def interleaved(world_size: int, code: str, stages: tuple[int, ...], chunks: int, **others: Any) -> Plan:
+    return plan(world_size, code, stages, chunks=chunks, **others)
+
+
+# Rounds of micro-batches that are full, longer, and shorter than there are stages.
+INTERLEAVED_TWO = [
+    Named("2 chunks", interleaved(2, "1 1r 1 1 1", (1, 2, 1, 1), 2, micro_batches=4), "qwen2"),
+    Named("3 chunks, 5 micro-batches", interleaved(2, "1 1r 1 1 1r 1", (1,) * 6, 3, micro_batches=5, batch=5), "llama"),
+    Named(
+        "2 chunks, tied, reduced every micro-batch",
+        interleaved(2, "1 1 1 1r", (1,) * 4, 2, micro_batches=3, batch=6, async_reduce=False),
+        "qwen3",
+        tied=True,
+    ),
+]
+INTERLEAVED_FOUR = [
+    Named(
+        "2 chunks, tp with Megatron-SP, uneven",
+        interleaved(4, "1 2r 2 1 2r 1", (1, 2, 2, 1), 2, vocab="2", micro_batches=4),
+        "qwen2",
+    ),
+    Named(
+        "2 chunks, zero3 and zero2, tied",
+        interleaved(4, "1z 2zr 1 2", (1,) * 4, 2, vocab="1z", micro_batches=3, batch=12, default=DataParallel.ZERO2),
+        "llama",
+        "adamw",
+        tied=True,
+    ),
+    Named(
+        "3 chunks, Ulysses, strided, plain tp",
+        interleaved(4, "2u 2 1 1 2r 2", (1,) * 6, 3, vocab="2u", micro_batches=2, megatron_sp=False),
+        "qwen2",
+    ),
+    Named(
+        "2 chunks, zero3, reduced every micro-batch",
+        interleaved(4, "1z 2zr 2 1z 1", (2, 1, 1, 1), 2, micro_batches=4, async_reduce=False),
+        "qwen2",
+    ),
+    Named("4 stages of 2 chunks", interleaved(4, "1 1r 1 1 1 1r 1 1", (1,) * 8, 2, micro_batches=4), "llama"),
+    Named(
+        "4 stages of 2 chunks, 7 micro-batches, tied",
+        interleaved(4, "1 1 1r 1 1 1 1 1 1r", (1, 1, 2, 1, 1, 1, 1, 1), 2, micro_batches=7, batch=7),
+        "qwen2",
+        tied=True,
+    ),
+    Named("4 stages of 2 chunks, 2 micro-batches", interleaved(4, "1 " * 8, (1,) * 8, 2, micro_batches=2), "llama"),
+]
+INTERLEAVED_EIGHT = [
+    Named(
+        "4 stages of 2 chunks, all mixed",
+        interleaved(8, "2 1z 2u 2r 1 2zr 1 2", (1,) * 8, 2, vocab="2", micro_batches=6, batch=24, megatron_sp=False),
+        "llama",
+    ),
+    Named(
+        "2 stages of 3 chunks, tp 1-4, tied",
+        interleaved(8, "1 4r 2 2s 4z 1", (1,) * 6, 3, vocab="4", micro_batches=3, batch=12, default=DataParallel.ZERO2),
+        "qwen2",
+        "adamw",
+        tied=True,
     ),
 ]

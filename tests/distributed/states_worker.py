@@ -24,20 +24,20 @@ class Watch:
     """Listens to an engine: passes in order, micro-batches in flight, whole weights of zero3 units at once."""
 
     def __init__(self, engine: Engine):
-        self.passes: list[tuple[str, int]] = []
+        self.passes: list[tuple[str, int, int]] = []
         self.copies: list[str] = []
         self.in_flight = self.most_in_flight = self.most_gathered = 0
         self._sharded = [u for u in engine.stage.units if isinstance(u, ShardedUnit) and not u._keep_whole]
         stage, pipeline = engine.stage, engine._pipeline
         forward, backward = stage.forward, pipeline._backward
 
-        def watched_forward(*args: Any) -> Any:
-            self._passed("forward", +1)
-            return forward(*args)
+        def watched_forward(x: Any, ids: Any, labels: Any, chunk: int) -> Any:
+            self._passed("forward", chunk, +1)
+            return forward(x, ids, labels, chunk)
 
-        def watched_backward(*args: Any) -> Any:
-            result = backward(*args)
-            self._passed("backward", -1)
+        def watched_backward(out: Any, scale: float, position: int) -> Any:
+            result = backward(out, scale, position)
+            self._passed("backward", pipeline._order[position].chunk, -1)
             return result
 
         stage.forward, pipeline._backward = watched_forward, watched_backward  # type: ignore[method-assign]
@@ -46,8 +46,8 @@ class Watch:
         for unit in self._sharded:
             self._listen(unit)
 
-    def _passed(self, kind: str, change: int) -> None:
-        self.passes.append((kind, sum(name == kind for name, _ in self.passes)))
+    def _passed(self, kind: str, chunk: int, change: int) -> None:
+        self.passes.append((kind, chunk, sum(one[:2] == (kind, chunk) for one in self.passes)))
         self.in_flight += change
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
 

@@ -21,18 +21,22 @@ from paddlenlp_galvatron.proof.parity import Case, write_cases
 from .plans import plan
 
 SEQ = 16
-SHAPE = ModelShape("tiny", "qwen2", 3, 64, 96, heads=8, kv_heads=4, vocab_size=251, max_position_embeddings=SEQ)
+SHAPE = ModelShape("tiny", "qwen2", 4, 64, 96, heads=8, kv_heads=4, vocab_size=251, max_position_embeddings=SEQ)
 BEFORE, AFTER = 2, 2
 SAVED = {
-    "tp, Megatron-SP": plan(4, "2 4 1", vocab="4"),
-    "zero3 beside Ulysses": plan(4, "1z 2uz 4u", vocab="2z"),
-    "two stages, zero2": plan(4, "1 2 1", (1, 2), vocab="2", micro_batches=4, default=DataParallel.ZERO2),
-    "strided, plain tp": plan(4, "2s 4 2sz", megatron_sp=False),
+    "tp, Megatron-SP": plan(4, "2 4 1 1", vocab="4"),
+    "zero3 beside Ulysses": plan(4, "1z 2uz 4u 1", vocab="2z"),
+    "two stages, zero2": plan(4, "1 2 1 1", (1, 3), vocab="2", micro_batches=4, default=DataParallel.ZERO2),
+    "strided, plain tp": plan(4, "2s 4 2sz 2", megatron_sp=False),
+    "two stages of two chunks": plan(4, "1 2z 2 1r", (1,) * 4, vocab="2", micro_batches=4, chunks=2),
 }
 LOADED = {
-    8: [plan(8, "8 2z 4u", vocab="8"), plan(8, "1z 2 4", (1, 2), vocab="2z")],
-    2: [plan(2, "1 1r 1", (2, 1), micro_batches=4)],
-    1: [plan(1, "1 1 1")],
+    8: [plan(8, "8 2z 4u 2", vocab="8"), plan(8, "1z 2 4 1", (1, 3), vocab="2z")],
+    2: [
+        plan(2, "1 1r 1 1", (2, 2), micro_batches=4),
+        plan(2, "1 1r 1 1", (1,) * 4, micro_batches=4, chunks=2),
+    ],
+    1: [plan(1, "1 1 1 1")],
 }
 
 

@@ -63,8 +63,9 @@ def named(cases: list[plans.Named]) -> list[Case]:
     return [small_case(c.plan, c.family, c.optimizer, STEPS, tied=c.tied, kv_heads=c.kv_heads) for c in cases]
 
 
-# A pipeline, both vocabularies, Ulysses, strided groups, zero2, zero3, tied tables, reduction of every micro-batch.
+# Pipelines, both vocabularies, Ulysses, strided groups, zero2, zero3, tied tables, reduction of every micro-batch.
 SOME = [plans.FOUR[2], plans.FOUR[5], plans.FOUR[7], plans.ZERO[2], plans.ZERO[4], plans.ZERO[5], plans.ZERO[9]]
+SOME += [plans.INTERLEAVED_FOUR[1], plans.INTERLEAVED_FOUR[5]]
 
 
 def test_some_plans_train_as_one_process_does(tmp_path):
@@ -74,7 +75,12 @@ def test_some_plans_train_as_one_process_does(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cases",
-    [plans.TWO, [*plans.FOUR, *plans.ZERO], plans.SIX, plans.EIGHT],
+    [
+        [*plans.TWO, *plans.INTERLEAVED_TWO],
+        [*plans.FOUR, *plans.ZERO, *plans.INTERLEAVED_FOUR],
+        plans.SIX,
+        [*plans.EIGHT, *plans.INTERLEAVED_EIGHT],
+    ],
     ids=["2 ranks", "4 ranks", "6 ranks", "8 ranks"],
 )
 def test_other_plans_train_as_one_process_does(tmp_path, cases):

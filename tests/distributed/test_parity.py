@@ -14,8 +14,15 @@ from . import plans
 
 @pytest.mark.parametrize(
     "cases",
-    [plans.TWO, plans.FOUR, plans.ZERO, plans.SIX, plans.EIGHT],
-    ids=["2 ranks", "4 ranks", "4 ranks, ZeRO and shared weights", "6 ranks", "8 ranks"],
+    [
+        [*plans.TWO, *plans.INTERLEAVED_TWO],
+        plans.FOUR,
+        plans.ZERO,
+        plans.INTERLEAVED_FOUR,
+        plans.SIX,
+        [*plans.EIGHT, *plans.INTERLEAVED_EIGHT],
+    ],
+    ids=["2 ranks", "4 ranks", "4 ranks, ZeRO and shared weights", "4 ranks, interleaved", "6 ranks", "8 ranks"],
 )
 def test_plans_train_as_one_process_does(cases):
     results = check_parity(

@@ -14,6 +14,7 @@ from paddlenlp_galvatron.cost_model.simulate import StageTimes, timeline
 from paddlenlp_galvatron.cost_model.states import StateBytes
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan, Precision, Schedule
+from paddlenlp_galvatron.plan.schedules import chunks_in_flight
 from paddlenlp_galvatron.proof.parity import Case, write_cases
 
 from .plans import plan
@@ -36,6 +37,9 @@ PIPELINES = {
     "4 stages": plan(8, "1 1 1 1 1", (1, 1, 2, 1), batch=12, micro_batches=6),
     "8 stages": plan(8, "1 1 1 1 1 1 1 1", (1,) * 8, batch=10, micro_batches=10),
     "8 stages, few micro-batches": plan(8, "1 1 1 1 1 1 1 1", (1,) * 8, batch=3, micro_batches=3),
+    "2 stages of 2 chunks": plan(8, "1 1 1 1", (1,) * 4, batch=24, micro_batches=6, chunks=2),
+    "4 stages of 2 chunks, 7 micro-batches": plan(8, "1 " * 8, (1,) * 8, batch=14, micro_batches=7, chunks=2),
+    "8 stages of 3 chunks, few micro-batches": plan(8, "1 " * 24, (1,) * 24, batch=3, micro_batches=3, chunks=3),
     "4 stages, GPipe": plan(8, "1 1 1 1", (1,) * 4, batch=10, micro_batches=5, schedule=Schedule.GPIPE),
 }
 
@@ -104,15 +108,15 @@ def test_states_take_the_bytes_of_their_arithmetic(tmp_path):
 def test_passes_run_in_the_order_of_the_simulator(tmp_path):
     reports = run(tmp_path, [case_of(of, 16) for of in PIPELINES.values()])
     for (name, of), ranks in zip(PIPELINES.items(), reports, strict=True):
-        stages = len(of.stages)
-        times = StageTimes(
-            forward=(1.0,) * stages, backward=(2.0,) * stages, sync=(0.0,) * stages, send=(0.0,) * (stages - 1)
-        )
+        stages, count = of.pipeline, len(of.stages)
+        times = StageTimes((1.0,) * count, (2.0,) * count, (0.0,) * stages, (0.0,) * (count - 1))
         spans = timeline(of.schedule, times, of.micro_batches)
         for rank, report in enumerate(ranks):
             stage = rank // of.stage_size
-            simulated = [[span.work.kind, span.work.micro_batch] for span in spans if span.stage == stage and span.work]
+            simulated = [[*span.work] for span in spans if span.stage == stage and span.work]
             assert report["passes"] == simulated, f"{name}, rank {rank}"
             assert report["copies"] == [], f"{name}, rank {rank}: copies between host and device within the pipeline"
-            if of.schedule is Schedule.ONE_F_ONE_B:
+            peaks = chunks_in_flight(of.schedule, stage, stages, of.micro_batches, of.chunks)
+            assert report["most_in_flight"] == max(map(sum, peaks)), f"{name}, rank {rank}"
+            if of.schedule is Schedule.ONE_F_ONE_B and of.chunks == 1:
                 assert report["most_in_flight"] == min(of.micro_batches, stages - stage), f"{name}, rank {rank}"

@@ -160,6 +160,7 @@ ROWS = {
     "max_tp_deg": Row(1, "answer.stages", TIGHT),
     "max_sp_deg": Row(2, "refusal"),
     "max_pp_deg": Row(1, "plan.pp_deg"),
+    "max_virtual_pp_deg": Row(2, "families"),
     "disable_dp": Row(1, "answer.stages"),
     "disable_sdp": Row(1, "calls.strategies"),
     "disable_tp": Row(1, "plan.tp_sizes_enc", TIGHT),

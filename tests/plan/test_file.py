@@ -52,7 +52,7 @@ def galvatron_reads(path: Path) -> dict:
     assert fields["pipeline_type"] in ("gpipe", "pipedream_flush")
     assert fields["default_dp_type"] in ("ddp", "zero2", "zero3")
     layers = sum(read["pp_division"])
-    assert len(read["pp_division"]) == read["pp_deg"]
+    assert len(read["pp_division"]) == read["pp_deg"] * fields.get("virtual_pp_deg", 1)
     for name in lists[:-1]:
         assert len(read[name]) == layers
     for name in lists[1:-1]:

@@ -20,6 +20,10 @@ SAID = {
     "Megatron-SP without tp": (plan(sp=True), "2 1"),
     "Ulysses": (plan(tp=2, use_ulysses=True), "4 1 --sep_parallel_degree 2"),
     "pipeline": (plan(tp=2, pp=2, chunks=4), "2 4 --tensor_parallel_degree 2 --pipeline_parallel_degree 2"),
+    "interleaved": (
+        replace(plan(pp=2, chunks=4), stages=(1, 1, 1, 1), chunks=2),
+        "1 4 --pipeline_parallel_degree 2 --virtual_pp_degree 2",
+    ),
     "zero2, gradients summed first": (
         plan(pp=2, chunks=4, default_dp_type="zero2"),
         "1 4 --pipeline_parallel_degree 2 --sharding stage1 --sharding_parallel_degree 4",
@@ -58,6 +62,10 @@ REFUSED = {
     "strided": (plan(tp=2, global_tp_consec=False), ["tp_consecutive_flags"]),
     "vocabulary": (plan(tp=2, vocab_tp=4), ["vtp"]),
     "uneven stages": (replace(plan(pp=2, chunks=2), stages=(3, 1)), ["pp_division"]),
+    "few micro-batches of chunks": (
+        replace(plan(pp=2, chunks=2), stages=(1, 1, 1, 1), chunks=2),
+        ["virtual_pp_deg"],
+    ),
     "gpipe": (plan(pp=2, chunks=2, pipeline_type="gpipe"), ["pipeline_type"]),
     "zero3 in a pipeline": (plan(pp=2, chunks=2, sdp=True), ["dp_types_enc"]),
     "zero3 with tp": (plan(tp=2, sdp=True), ["dp_types_enc"]),

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from cost_examples import MODEL, example, one_node
 
-from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task, stage_times, timeline
+from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task, timeline
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, Schedule, VocabStrategy
 from paddlenlp_galvatron.report.breakdown import COMMUNICATION, breakdown
 
@@ -24,6 +24,7 @@ PLANS = {
     "two stages": (PLAN, example()),
     "gpipe": (replace(PLAN, schedule=Schedule.GPIPE), example()),
     "four stages": (replace(PLAN, stages=(1, 1, 1, 1), layers=(LayerStrategy(2),) * 4, micro_batches=8), example()),
+    "two chunks a stage": (replace(PLAN, stages=(1, 1, 1, 1), chunks=2), example()),
     "one stage": (replace(PLAN, stages=(4,)), example()),
     "one micro-batch": (replace(PLAN, stages=(4,), micro_batches=1), one_node()),
     "reduced each time": (PLAN, one_node(async_grad_reduce=False)),
@@ -67,7 +68,7 @@ def test_every_term_adds_up_to_the_prediction(plan: Plan, cost: CostModel):
 def test_waiting_is_what_the_time_line_leaves_free(plan: Plan, cost: CostModel):
     plan = replace(plan, assumed=cost.assumed)
     prediction = cost.predict(plan)
-    spans = timeline(plan.schedule, stage_times(prediction.stages), plan.micro_batches)
+    spans = timeline(plan.schedule, prediction.times, plan.micro_batches)
     for number, stage in enumerate(breakdown(plan, cost, prediction)):
         mine = [span for span in spans if span.stage == number]
         idle = sum(after.start_ms - before.stop_ms for before, after in pairwise(mine))

@@ -13,7 +13,7 @@ from paddlenlp_galvatron.cost_model.redistribution import redistribution
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
 from paddlenlp_galvatron.plan.layout import token_layout
 from paddlenlp_galvatron.search import SearchOptions
-from paddlenlp_galvatron.search.space import Space, families
+from paddlenlp_galvatron.search.space import Space, families, interleaved_families
 
 
 def model_of(layers: int, hidden_size: int = 96, seq_length: int | None = None) -> ModelShape:
@@ -83,7 +83,8 @@ def best_by_enumeration(models: Sequence[ModelShape], cost: CostModel, options: 
     """Least seconds per sample over every plan of the space that fits, each priced by `predict`."""
     spaces = [Space(m, replace(cost.assumed, seq_length=s), options) for m, s in zip(models, cost.seqs, strict=True)]
     best, kinds = inf, cost.layer_types
-    for family in families(options, cost.world_size, len(kinds)):
+    where = options, cost.world_size, len(kinds)
+    for family in (*families(*where), *interleaved_families(*where)):
         layers = [space.layers(family) for space in spaces]
         vocabularies = [v for v in spaces[0].vocabularies(family) if v in spaces[-1].vocabularies(family)]
         pairs = product(product(*(layers[kind] for kind in kinds)), vocabularies)
@@ -93,7 +94,7 @@ def best_by_enumeration(models: Sequence[ModelShape], cost: CostModel, options: 
                 for layer, vocab in spaces[0].uniform(family)
                 if all(layer in some for some in layers) and vocab in vocabularies
             )
-        for (strategies, vocab), stages in product(pairs, divisions(len(kinds), family.stages)):
+        for (strategies, vocab), stages in product(pairs, divisions(len(kinds), family.stages * family.chunks)):
             plan = Plan(
                 world_size=family.world_size,
                 global_batch=family.global_batch,
@@ -102,6 +103,7 @@ def best_by_enumeration(models: Sequence[ModelShape], cost: CostModel, options: 
                 layers=strategies,
                 vocab=vocab,
                 schedule=family.schedule,
+                chunks=family.chunks,
                 default_dp_type=options.default_dp_type,
                 assumed=cost.assumed,
             )

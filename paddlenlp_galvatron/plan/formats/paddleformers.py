@@ -36,7 +36,7 @@ def formers_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, 
         arguments["max_seq_len"] = plan.assumed.seq_length
     arguments |= {
         "tensor_model_parallel_size": layer.tp,
-        "pipeline_model_parallel_size": len(plan.stages),
+        "pipeline_model_parallel_size": plan.pipeline,
         "sequence_parallel": layer.tp > 1 and plan.assumed.sequence_parallel,
         "sharding": f"stage{stage}" if stage else "",  # its default is stage1
     }
@@ -53,7 +53,7 @@ def formers_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, 
 
 def formers_notes(plan: Plan) -> list[str]:
     """What is worth knowing of a plan that PaddleFormers can express."""
-    if len(plan.stages) > 1 and plan.dp(plan.layers[0]) > 1:
+    if plan.pipeline > 1 and plan.dp(plan.layers[0]) > 1:
         return [
             f"{NAME} puts the ranks of a pipeline side by side and data parallelism across them; "
             "in the plan the ranks of a stage are neighbours"
@@ -70,9 +70,11 @@ def _unlike(plan: Plan) -> Iterator[str]:
         yield f"use_sp: {NAME}'s Llama and Qwen2 have no Ulysses"
     if len({each.recompute for each in plan.layers}) > 1:
         yield f"checkpoint: {NAME} recomputes all layers or none"
-    if len(plan.stages) > 1 and plan.schedule is not Schedule.ONE_F_ONE_B:
+    if plan.pipeline > 1 and plan.schedule is not Schedule.ONE_F_ONE_B:
         yield f"pipeline_type: {NAME}'s pipeline is 1F1B, the plan's {plan.schedule}"
-    if len(plan.stages) > 1 and stage > 1:
+    if plan.chunks > 1:
+        yield f"virtual_pp_deg: {plan.chunks} chunks a stage are not written for {NAME}"
+    if plan.pipeline > 1 and stage > 1:
         yield f"dp_types_enc: {NAME}'s pipeline goes with sharding stage1 alone, the plan has {layer.dp_type}"
     if layer.tp > 1 and stage == 3:
         yield f"dp_types_enc: {NAME}'s tensor parallelism does not go with sharding stage3, the plan has zero3"

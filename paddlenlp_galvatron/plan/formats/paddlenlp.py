@@ -38,8 +38,10 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
             arguments["sequence_parallel"] = True
     elif layer.degree > 1:
         arguments["sep_parallel_degree"] = layer.degree
-    if len(plan.stages) > 1:
-        arguments["pipeline_parallel_degree"] = len(plan.stages)
+    if plan.pipeline > 1:
+        arguments["pipeline_parallel_degree"] = plan.pipeline
+    if plan.chunks > 1:
+        arguments["virtual_pp_degree"] = plan.chunks
     if stage := sharding_stage(plan):
         arguments |= {"sharding": f"stage{stage}", "sharding_parallel_degree": plan.dp(layer)}
     kept = [index for index, each in enumerate(plan.layers) if not each.recompute]
@@ -55,7 +57,7 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
 def stock_notes(plan: Plan) -> list[str]:
     """What is worth knowing of a plan that stock PaddleNLP can express."""
     layer, notes = plan.layers[0], []
-    if len(plan.stages) > 1 and plan.dp(layer) > 1 and not sharding_stage(plan):
+    if plan.pipeline > 1 and plan.dp(layer) > 1 and not sharding_stage(plan):
         notes.append(
             "stock PaddleNLP puts the ranks of a pipeline side by side and data parallelism across them; "
             "in the plan the ranks of a stage are neighbours"
@@ -81,11 +83,17 @@ def _words(value: Argument) -> str:
 
 def _unlike_stock(plan: Plan) -> Iterator[str]:
     """What stock PaddleNLP has for no layer."""
-    layer, stage, pipeline = plan.layers[0], sharding_stage(plan), len(plan.stages) > 1
+    layer, stage, pipeline = plan.layers[0], sharding_stage(plan), plan.pipeline > 1
     if strided(plan):
         yield "tp_consecutive_flags: in stock PaddleNLP neighbouring ranks form a tensor-parallel group"
     if pipeline and plan.schedule is not Schedule.ONE_F_ONE_B:
         yield f"pipeline_type: stock PaddleNLP's pipeline is 1F1B, the plan's {plan.schedule}"
+    count = plan.micro_batches
+    if plan.chunks > 1 and (count % plan.pipeline or count < 2 * plan.pipeline):
+        yield (
+            f"virtual_pp_deg: stock PaddleNLP interleaves as the plan does where micro-batches are a multiple of the "
+            f"{plan.pipeline} stages, and twice as many at least; the plan has {count}"
+        )
     if pipeline and stage > 1:
         yield f"dp_types_enc: stock PaddleNLP's pipeline goes with sharding stage1 alone, the plan has {layer.dp_type}"
     if layer.tp > 1 and stage == 3:
@@ -112,5 +120,5 @@ def _unlike_model(plan: Plan, model: ModelShape) -> Iterator[str]:
             yield f"use_sp: {who} has no sep_parallel_degree"
         elif model.kv_heads % layer.degree:
             yield f"use_sp: stock PaddleNLP does not share {model.kv_heads} kv heads among {layer.degree} ranks"
-    if not traits.stock_recomputes_some and len(plan.stages) > 1 and len({each.recompute for each in plan.layers}) > 1:
+    if not traits.stock_recomputes_some and plan.pipeline > 1 and len({each.recompute for each in plan.layers}) > 1:
         yield f"checkpoint: {who} in a pipeline recomputes all layers or none"

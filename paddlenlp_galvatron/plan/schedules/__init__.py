@@ -6,16 +6,17 @@ knows what a schedule does.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import gpipe, one_f_one_b
-from .passes import Pass, Run, Runs, expand, most_in_flight
+from . import gpipe, interleaved, one_f_one_b
+from .passes import ChunkedRuns, Pass, Run, Runs, expand, held_at_peaks
 
-__all__ = ["Pass", "Run", "Schedule", "arrays", "in_flight", "order"]
+__all__ = ["Pass", "Run", "Schedule", "arrays", "chunks_in_flight", "in_flight", "order"]
 
 Integers = NDArray[np.int64]
 
@@ -23,30 +24,48 @@ Integers = NDArray[np.int64]
 class Schedule(StrEnum):
     """A schedule, by its name in files and options (Galvatron's)."""
 
-    runs: Runs
     label: str  # for people
+    of_one_chunk: Runs
+    of_chunks: ChunkedRuns | None  # of several chunks a stage; None: it has no such order
 
-    def __new__(cls, name: str, label: str, runs: Runs) -> Schedule:
+    def __new__(cls, name: str, label: str, runs: Runs, of_chunks: ChunkedRuns | None = None) -> Schedule:
         member = str.__new__(cls, name)
-        member._value_, member.label, member.runs = name, label, runs
+        member._value_, member.label, member.of_one_chunk, member.of_chunks = name, label, runs, of_chunks
         return member
 
-    ONE_F_ONE_B = "pipedream_flush", "1F1B", one_f_one_b.runs
+    ONE_F_ONE_B = "pipedream_flush", "1F1B", one_f_one_b.runs, interleaved.runs
     GPIPE = "gpipe", "GPipe", gpipe.runs
 
+    def runs(self, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> Iterable[Run]:
+        """The runs of a stage, in order."""
+        if chunks == 1:
+            return self.of_one_chunk(stage, stages, micro_batches)
+        assert self.of_chunks, f"{self} has one chunk a stage"
+        return self.of_chunks(stage, stages, micro_batches, chunks)
 
-def order(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> list[Pass]:
+
+def order(schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> list[Pass]:
     """Passes of a stage, in order."""
-    return list(expand(schedule.runs(stage, stages, micro_batches)))
+    return list(expand(schedule.runs(stage, stages, micro_batches, chunks)))
+
+
+@lru_cache(maxsize=4096)
+def chunks_in_flight(
+    schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int = 1
+) -> tuple[tuple[int, ...], ...]:
+    """Micro-batches of each chunk whose activations a stage holds at once, at every moment at which they may take most;
+    with one chunk that is one number."""
+    return held_at_peaks(schedule.runs(stage, stages, micro_batches, chunks), chunks)
 
 
 def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> int:
-    """Largest number of micro-batches whose activations a stage holds at once."""
-    return most_in_flight(schedule.runs(stage, stages, micro_batches))
+    """Largest number of micro-batches whose activations a stage of one chunk holds at once."""
+    [[most]] = chunks_in_flight(schedule, stage, stages, micro_batches)
+    return most
 
 
 @lru_cache(maxsize=1024)
-def arrays(schedule: Schedule, stages: int, micro_batches: int) -> tuple[Integers, Integers]:
+def arrays(schedule: Schedule, stages: int, micro_batches: int, chunks: int = 1) -> tuple[Integers, Integers]:
     """The lists of all stages as the core takes them.
 
     Passes [P, 3]: kind (0: forward, 1: backward), chunk, micro-batch; and runs [R, 4] of them: stage, number of passes,
@@ -54,7 +73,7 @@ def arrays(schedule: Schedule, stages: int, micro_batches: int) -> tuple[Integer
     """
     passes, rows = [], []
     for stage in range(stages):
-        for run in schedule.runs(stage, stages, micro_batches):
+        for run in schedule.runs(stage, stages, micro_batches, chunks):
             if run.times:
                 rows.append((stage, len(run.passes), run.times, run.step))
                 passes += [(one.kind == "backward", one.chunk, one.micro_batch) for one in run.passes]

@@ -5,7 +5,7 @@ order of the micro-batches, and so do backwards: messages between two stages are
 are sent. No stages wait for each other in a circle. Tests hold this, and the core refuses lists that break it.
 
 Chunk c of stage s comes between chunk c of stage s - 1 and of stage s + 1; after the last stage comes chunk c + 1 of
-the first. Where stages have one chunk it is 0; the runtime and the search know no more as yet.
+the first. Where stages have one chunk it is 0.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ class Run(NamedTuple):
 Runs = Callable[[int, int, int], Iterable[Run]]
 """A schedule: the runs of a stage, in order, given stage, number of stages and of micro-batches."""
 
+ChunkedRuns = Callable[[int, int, int, int], Iterable[Run]]
+"""The same of a schedule for several chunks a stage; the last number is theirs."""
+
 
 def forward(micro_batch: int, chunk: int = 0) -> Pass:
     return Pass("forward", chunk, micro_batch)
@@ -51,14 +54,45 @@ def expand(runs: Iterable[Run]) -> Iterator[Pass]:
                 yield Pass(kind, chunk, micro_batch + time * run.step)
 
 
-def most_in_flight(runs: Iterable[Run]) -> int:
-    """Largest number of micro-batches whose activations are held at once; a chunk holds an even share of a stage's."""
-    held = most = last_chunk = 0
+def joined(steps: Iterable[tuple[Pass, ...]]) -> Iterator[Run]:
+    """Passes in steps; steps that follow each other, each one micro-batch further, are one run."""
+    passes: tuple[Pass, ...] = ()
+    times = 0
+    for step in steps:
+        if times and step == tuple(one._replace(micro_batch=one.micro_batch + times) for one in passes):
+            times += 1
+            continue
+        if times:
+            yield Run(passes, times)
+        passes, times = step, 1
+    if times:
+        yield Run(passes, times)
+
+
+def held_at_peaks(runs: Iterable[Run], chunks: int) -> tuple[tuple[int, ...], ...]:
+    """Micro-batches of each chunk whose activations are held at once, at every moment at which, whatever those of a
+    chunk take, they may take most."""
+    held = nothing = (0,) * chunks
+    found: set[tuple[int, ...]] = set()
     for run in runs:
-        changes = [*accumulate(1 if one.kind == "forward" else -1 for one in run.passes)]
-        if run.times:
-            more = changes[-1] * (run.times - 1)  # held before the run's last time, beyond what was before its first
-            most = max(most, held + max(changes) + max(more, 0))
-            held += more + changes[-1]
-            last_chunk = max(last_chunk, *(one.chunk for one in run.passes))
-    return -(-most // (last_chunk + 1))
+        if not run.times:
+            continue
+        _, *changes = accumulate(run.passes, _after, initial=nothing)
+        for time in (0, run.times - 1):  # in between, what is held lies between
+            before = _sum(held, changes[-1], time)
+            found |= {_sum(before, change) for change in changes}
+        held = _sum(held, changes[-1], run.times)
+    return tuple(sorted(one for one in found if not any(_exceeds(other, one) for other in found)))
+
+
+def _after(held: tuple[int, ...], one: Pass) -> tuple[int, ...]:
+    more = 1 if one.kind == "forward" else -1
+    return (*held[: one.chunk], held[one.chunk] + more, *held[one.chunk + 1 :])
+
+
+def _sum(held: tuple[int, ...], change: tuple[int, ...], times: int = 1) -> tuple[int, ...]:
+    return tuple(n + times * more for n, more in zip(held, change, strict=True))
+
+
+def _exceeds(more: tuple[int, ...], less: tuple[int, ...]) -> bool:
+    return more != less and all(a >= b for a, b in zip(more, less, strict=True))
