@@ -31,7 +31,8 @@ def break_at(place: str, engine: Engine, optimizer: Any) -> None:
     elif place == "backward":
         pipeline._backward = dies  # type: ignore[method-assign]
     elif place == "p2p":
-        pipeline._from_before.receive = dies
+        for link in pipeline._links:
+            link.receive = dies  # type: ignore[method-assign]
     elif place == "optimizer":
         optimizer.step = dies
     elif place == "shape":

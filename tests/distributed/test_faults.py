@@ -34,7 +34,7 @@ TIMEOUT_S = 600.0
             (place, f"rank {FAULTY_RANK} was ended by signal 9")
             for place in ("forward", "backward", "p2p", "optimizer")
         ),
-        ("shape", f"^rank {FAULTY_RANK} failed: "),
+        ("shape", f"^rank {FAULTY_RANK} failed in step 1: "),
     ],
 )
 def test_a_rank_that_fails_ends_all_and_is_named(tmp_path, monkeypatch, place, message):

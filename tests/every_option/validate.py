@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from paddlenlp_galvatron.plan import plan_to_dict
 from paddlenlp_galvatron.validation import validate
+from paddlenlp_galvatron.validation.disturbance import Disturbance
 from paddlenlp_galvatron.validation.terms import TERMS
 from paddlenlp_galvatron.validation.validate import Validation
 from paddlenlp_galvatron.validation.work import RankRun, Run, key_of
@@ -48,7 +49,8 @@ class ValidateSeen(Seen):
                 self._journal().get(key_of(plan), run.model_dump)
 
         patched = patch.multiple(Validation, _journal=opened, _launch=launched)
-        with patch.object(validate, "_cost", priced), patched:
+        idle = patch.object(validate, "watched", lambda: nullcontext(Disturbance()))
+        with patch.object(validate, "_cost", priced), patched, idle:
             yield calls
 
 
