@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from plans import valid_plans
 
 from paddlenlp_galvatron.plan import DataParallel, Plan, Schedule, UserError, plan_from_dict, plan_to_dict
@@ -236,6 +236,7 @@ def test_sizes_mean_what_they_say():
 @given(valid_plans())
 def test_the_port_says_what_a_plan_says(plan: Plan):
     """Any plan that the port's file can hold, written as the port writes it, is the same plan."""
+    assume(plan.chunks == 1)
     stages = {"ddp": "0", "zero2": "2", "zero3": "3"}
     file = {
         "pp_size": len(plan.stages),

@@ -35,7 +35,10 @@ def test_passes_and_waits_fill_the_step(plan: Plan, cost: CostModel):
         assert passes[-1]["ts"] + passes[-1]["dur"] == pytest.approx(prediction.time_s * 1e6)
         names = [event["name"] for event in passes if event["cat"] in PASSES[:2]]
         assert sorted(names) == sorted(
-            f"{kind} {number}" for kind in PASSES[:2] for number in range(plan.micro_batches)
+            f"{kind} {number}" + (f", chunk {chunk}" if plan.chunks > 1 else "")
+            for kind in PASSES[:2]
+            for number in range(plan.micro_batches)
+            for chunk in range(plan.chunks)
         )
         inside = [event for event in mine if event["cat"] not in PASSES]
         busy = sum(event["dur"] for event in passes if event["cat"] != "wait")
