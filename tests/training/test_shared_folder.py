@@ -29,6 +29,7 @@ def gathering(monkeypatch):
         return everybody
 
     monkeypatch.setattr(resume, "gather_objects", gather)
+    monkeypatch.setattr(resume, "from_first", lambda engine, mine: gather(engine, mine)[0])
     monkeypatch.setattr(resume, "VISIBLE_S", 0.5)
 
 
