@@ -55,7 +55,7 @@ class Part:
         kernels = Kernels(flash_attention, fused_rope=fused, fused_rms_norm=fused)
         self._stage = Stage(plan, shape, family, seq_length, rank, SilentGroups(), weights, None, kernels)
         tokens = np.random.default_rng(0).integers(shape.vocab_size, size=(1, samples * seq_length))
-        (self._tokens,) = self._stage.take(tokens) if embedding or head else [None]
+        self._tokens: Any = self._stage.take(tokens)[0] if embedding or head else None
         self._received = None if embedding else self._boundary()
         self._returned = None if head else self._boundary()
         self._x: Any = None
