@@ -18,16 +18,18 @@ from ..runtime.engine import Engine
 from ..runtime.paddle_private import next_rate
 from ..runtime.units import Trainable
 from ..runtime.weights import WHOLE, Array, Slice
-from .resharding import Part, transfers
+from .resharding import WeightPart, transfers
 from .stored import MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart
 from .tensor_file import CODES, naming
 
 MOST_OPEN = 64  # files at once: processes may open 1,024
 
 
-def parts_of(trainable: Trainable) -> list[tuple[Part, int]]:
+def parts_of(trainable: Trainable) -> list[tuple[WeightPart, int]]:
     """The parts that a trainable tensor holds, and where each begins in it."""
-    return [(Part(p.weight.name, p.weight.shape, p.weight.slice, p.start, p.stop), p.offset) for p in trainable.pieces]
+    return [
+        (WeightPart(p.weight.name, p.weight.shape, p.weight.slice, p.start, p.stop), p.offset) for p in trainable.pieces
+    ]
 
 
 def state_key(trainable: Trainable, kind: str) -> str:
@@ -84,7 +86,7 @@ def whole_weights(checkpoint: Checkpoint, kind: str = WEIGHT) -> Iterator[tuple[
     stored = _Stored(checkpoint)
     for name, shape in sorted(stored.shapes().items()):
         array = np.zeros(int(np.prod(shape)), np.float32)
-        stored.fill_part(Part(name, shape, WHOLE, 0, array.size), kind, array)
+        stored.fill_part(WeightPart(name, shape, WHOLE, 0, array.size), kind, array)
         yield name, array.reshape(shape)
 
 
@@ -102,7 +104,7 @@ class CheckpointWeights:
         intervals = (part.interval(axis, length) for axis, length in enumerate(shape))
         local = [stop - start for start, stop in intervals]
         array = np.zeros(math.prod(local), np.float32)
-        self._stored.fill_part(Part(name, shape, part, 0, array.size), WEIGHT, array)
+        self._stored.fill_part(WeightPart(name, shape, part, 0, array.size), WEIGHT, array)
         return array.reshape(local)
 
 
@@ -112,7 +114,7 @@ class _Stored:
     def __init__(self, checkpoint: Checkpoint):
         self._folder = checkpoint.folder
         self._opened: Any = lru_cache(maxsize=MOST_OPEN)(partial(safe_open, framework="numpy"))
-        self._parts: dict[str, list[tuple[Part, range, str, str, int]]] = {}  # part, its rows, file, key, offset
+        self._parts: dict[str, list[tuple[WeightPart, range, str, str, int]]] = {}  # part, its rows, file, key, offset
         for stored in checkpoint.index.files:
             for tensor in stored.tensors:
                 for item in tensor.parts:
@@ -126,7 +128,7 @@ class _Stored:
             self.fill_part(part, kind, out[offset : offset + part.stop - part.start])
         return out
 
-    def fill_part(self, part: Part, kind: str, out: Any) -> None:
+    def fill_part(self, part: WeightPart, kind: str, out: Any) -> None:
         """Write the numbers of a part into a flat array."""
         filled, wanted = np.zeros(len(out), bool), part.rows
         for source, rows, file, key, begin in self._parts.get(part.weight, ()):
@@ -142,7 +144,9 @@ class _Stored:
         """Shape of each whole weight."""
         return {name: parts[0][0].shape for name, parts in self._parts.items()}
 
-    def _copy(self, source: Part, target: Part, file: str, key: str, begin: int, out: Any, filled: Any) -> None:
+    def _copy(
+        self, source: WeightPart, target: WeightPart, file: str, key: str, begin: int, out: Any, filled: Any
+    ) -> None:
         for move in transfers(source, target):
             given, wanted = move.source, move.target
             first = begin + given.begin + (move.row - given.row) * given.columns + move.column - given.column
@@ -206,5 +210,5 @@ class _Once(_Stored):
             raise self._fault
 
 
-def _part(item: StoredPart) -> Part:
-    return Part(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
+def _part(item: StoredPart) -> WeightPart:
+    return WeightPart(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)

@@ -40,7 +40,7 @@ class Transfer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightPart:
     """A piece of a weight by numbers alone, as checkpoints describe it."""
 
     weight: str
@@ -87,7 +87,7 @@ class Part:
         return sum(rectangle.rows * rectangle.columns for rectangle in self.rectangles())
 
 
-def transfers(source: Part, target: Part) -> Iterator[Transfer]:
+def transfers(source: WeightPart, target: WeightPart) -> Iterator[Transfer]:
     """What of a stored part a part of the target needs. Both are of one weight."""
     for given in source.rectangles():
         for wanted in target.rectangles():

@@ -32,7 +32,7 @@ class App(typer.Typer):
     """A command, or a group of commands where it has more than one, whose options follow the conventions."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(add_completion=False, rich_markup_mode=None, cls=Group, **settings)
+        super().__init__(add_completion=False, rich_markup_mode=None, cls=CommandGroup, **settings)
 
     def command(self, name: str | None = None, beside: Mapping[str, str] = {}, **settings: Any) -> Callable[[F], F]:
         made = type("Command", (Command,), {"beside": beside})
@@ -62,7 +62,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, words)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group that says which commands it has, and names the one that it does not know."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ from paddlenlp_galvatron.plan import UserError
 from .conventions import App, within
 
 if TYPE_CHECKING:
-    from paddlenlp_galvatron.trial.findings import Finding
+    from paddlenlp_galvatron.trial.findings import TrialFinding
 
 app = App(help="Try in ten minutes whether this node's devices train as they should.")
 
@@ -57,7 +57,7 @@ def gpu_check(
     devices_of(ranks)
     _renew(output)
     console = Console(soft_wrap=True)
-    findings: list[Finding] = []
+    findings: list[TrialFinding] = []
     if not as_json:
         console.print(f"{', '.join(wanted)} on {' and '.join(map(str, run.worlds(ranks)))} ranks ({device}): {output}")
     for finding in run.check(wanted, ranks, device, output, 60 * minutes):
@@ -87,7 +87,7 @@ def _renew(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def _table(findings: list[Finding]) -> Table:
+def _table(findings: list[TrialFinding]) -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("part", "ranks", "", "", "s", "found"):
         table.add_column(column, justify="right" if column in ("ranks", "s") else "left", overflow="fold")

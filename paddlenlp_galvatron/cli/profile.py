@@ -15,7 +15,7 @@ from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.profiler.cluster.hosts import nodes_of
 from paddlenlp_galvatron.profiler.cluster.launch_line import options_of_launch
 from paddlenlp_galvatron.profiler.layers.points import measured_model, runnable_degrees
-from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, RunOptions
+from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileRunOptions
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.training.prepare import GROUPS
@@ -26,7 +26,7 @@ from .grouped import add_command
 app = App(help="Measure this machine and a model; writes the profile files that the search reads.")
 
 
-Profiled = TypeVar("Profiled", bound=RunOptions)
+Profiled = TypeVar("Profiled", bound=ProfileRunOptions)
 
 
 def _for_device(options: Profiled) -> Profiled:
@@ -168,7 +168,7 @@ def import_nccl_tests(
     ],
     num_nodes: Annotated[int, typer.Option(parser=within(Ranks), help="nodes of the cluster")] = 1,
     num_gpus_per_node: Annotated[int, typer.Option(parser=within(Ranks), help="devices of a node")] = 8,
-    output: Annotated[Path, typer.Option(help="folder of the profile files")] = RunOptions.model_fields[
+    output: Annotated[Path, typer.Option(help="folder of the profile files")] = ProfileRunOptions.model_fields[
         "output"
     ].default,
 ) -> None:

@@ -39,7 +39,7 @@ LONG = (
 )
 
 
-class RunOptions(Options):
+class AnswerOptions(Options):
     """What becomes of the answer."""
 
     output_config_path: Path | None = Field(
@@ -49,14 +49,14 @@ class RunOptions(Options):
     save_runners_up: bool = Field(False, description="write the runners-up, too, beside the plan: *_2.json, ...")
 
 
-GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, RunOptions)
+GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, AnswerOptions)
 
 
 def search(values: dict[str, Any], json: bool) -> None:
     """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 where none fits."""
     model = ModelOptions.among(values).resolve()
     options = SearchOptions.among({**values, "seq_length": model.seq_length})
-    run = RunOptions.among(values)
+    run = AnswerOptions.among(values)
 
     heard: list[str] = []
     cost = load(

@@ -27,12 +27,28 @@ KEPT = 64  # latest records of the log, of which health is told
 TOLD = ("goes on at ", "writing ", "saved ", "warning: ")  # how rank 0 begins what it says of checkpoints
 
 
+class NewLines:
+    """Lines of a file that grows, each told once; one that is being written waits."""
+
+    def __init__(self, path: Path):
+        self._path, self._position = path, 0
+
+    def read(self) -> list[bytes]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            lines = [line for line in file.readlines() if line.endswith(b"\n")]
+        self._position += sum(map(len, lines))
+        return lines
+
+
 class LogTail:
     """The end of a log, read as it grows. A run begins by writing its log anew, with the lines that it goes on behind:
     one that lies there from before is no news."""
 
     def __init__(self, path: Path):
-        self._path, self._position = path, 0
+        self._path, self._lines = path, NewLines(path)
         self._before = path.stat().st_ino if path.exists() else None
         self.count = 0
         self.first: StepRecord | None = None
@@ -40,14 +56,10 @@ class LogTail:
         self.start = 0  # the first step of this run, or one close to it
 
     def read(self) -> bool:
-        """Take in new records, and say whether there are any; a line that is being written waits."""
+        """Take in new records, and say whether there are any."""
         if not self._path.exists() or self._path.stat().st_ino == self._before:
             return False
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            lines = [line for line in file.readlines() if line.endswith(b"\n")]
-        self._position += sum(map(len, lines))
-        records = [record for line in lines if (record := record_of(line))]
+        records = [record for line in self._lines.read() if (record := record_of(line))]
         if records and not self.count:
             self.first, self.start = records[0], records[-1]["step"]
         self.count += len(records)
@@ -55,21 +67,15 @@ class LogTail:
         return bool(records)
 
 
-class Told:
+class CheckpointNews:
     """What a rank says of checkpoints in its log, as it grows."""
 
     def __init__(self, path: Path):
-        self._path, self._position = path, 0
+        self._lines = NewLines(path)
 
     def read(self) -> list[str]:
-        """New lines; one that is being written waits."""
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            lines = [line for line in file.readlines() if line.endswith(b"\n")]
-        self._position += sum(map(len, lines))
-        return [text for line in lines if (text := line.decode(errors="replace").rstrip("\n")).startswith(TOLD)]
+        texts = [line.decode(errors="replace").rstrip("\n") for line in self._lines.read()]
+        return [text for text in texts if text.startswith(TOLD)]
 
 
 class TrainingRun:
@@ -79,7 +85,7 @@ class TrainingRun:
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
         self._health = Health(plan, shape, settings.peak_tflops or _device_tflops(plan))
         self.log = LogTail(settings.log)
-        self._told = Told(settings.output_dir / "log" / "workerlog.0")
+        self._told = CheckpointNews(settings.output_dir / "log" / "workerlog.0")
         self._began = False
         self._lines = 0  # of health that are due up to the last one that was shown
 

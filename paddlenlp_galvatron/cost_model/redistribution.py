@@ -11,7 +11,7 @@ import numpy as np
 from ..plan.layout import TokenLayout
 
 
-class Redistribution(NamedTuple):
+class LayoutTraffic(NamedTuple):
     """Traffic of one change of layout; all of it stays inside blocks of `span` consecutive ranks."""
 
     span: int
@@ -20,14 +20,14 @@ class Redistribution(NamedTuple):
 
 
 @lru_cache(maxsize=100_000)
-def redistribution(source: TokenLayout, target: TokenLayout, tokens: int) -> Redistribution:
+def redistribution(source: TokenLayout, target: TokenLayout, tokens: int) -> LayoutTraffic:
     """Tokens that move when `tokens` of a micro-batch go from one layout to the other (as `plan.layout.moves` does)."""
     if source == target:
-        return Redistribution(1, 0, 0)
+        return LayoutTraffic(1, 0, 0)
     held, wanted = source.intervals(tokens)[:, :, None], target.intervals(tokens)[:, None]
     kept = np.maximum(np.minimum(held[..., 1], wanted[..., 1]) - np.maximum(held[..., 0], wanted[..., 0]), 0)
     received = (wanted[..., 1] - wanted[..., 0]).sum((1, 2)) - kept.sum((1, 2))
-    return Redistribution(lcm(_block(source), _block(target)), int(received.max()), int(received.sum()))
+    return LayoutTraffic(lcm(_block(source), _block(target)), int(received.max()), int(received.sum()))
 
 
 def _block(layout: TokenLayout) -> int:

@@ -138,30 +138,30 @@ class TrainingData(BatchSource):
         return sample
 
 
-class Part(NamedTuple):
+class BlendPart(NamedTuple):
     """A data set of a blend."""
 
     weight: float
     path: Path  # without .bin and .idx
 
 
-def parse_data(data: str) -> list[Part]:
+def parse_data(data: str) -> list[BlendPart]:
     """What PaddleNLP's `input_dir` names: a data set, a folder of them, or weights and paths. Raises UserError."""
     path, words = Path(data), data.split()
     try:
         if path.is_dir():
-            inside = [Part(1.0, file.with_suffix("")) for file in sorted(path.glob("*.idx"))]
+            inside = [BlendPart(1.0, file.with_suffix("")) for file in sorted(path.glob("*.idx"))]
             if not inside:
                 raise UserError(
                     f"{path}: the folder holds no data set (.bin and .idx); make one: galvatron data prepare"
                 )
             return inside
         if len(words) == 1 or path.with_name(f"{path.name}.idx").is_file():
-            return [Part(1.0, path)]
+            return [BlendPart(1.0, path)]
     except OSError as error:
         raise UserError(f"data: {data}: cannot be read: {error.strerror}") from None
     try:
-        parts = [Part(float(weight), Path(name)) for weight, name in zip(words[::2], words[1::2], strict=True)]
+        parts = [BlendPart(float(weight), Path(name)) for weight, name in zip(words[::2], words[1::2], strict=True)]
     except ValueError:
         parts = []
     if not parts or min(part.weight for part in parts) <= 0 or not np.isfinite(sum(part.weight for part in parts)):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from .out_of_memory import ended_out_of_memory, kernel_kills, told_peak_mib, told_reason
-from .status import Board, Outcome, Told, in_step, lost_a_peer
+from .status import Board, RankOutcome, RankStatus, in_step, lost_a_peer
 
 STOPPED_S = 20.0  # after which a rank that a signal stopped is given up
 IDLE_S = 5.0  # for which a rank must have computed to be blamed by those that wait for it
@@ -117,7 +117,7 @@ class Crew:
         return [
             Wait(rank.number, one.waits_for, now - one.since)
             for rank, one in told
-            if one.waits_for and (one.outcome is Outcome.LOST_A_PEER if one.outcome else rank.alive)
+            if one.waits_for and (one.outcome is RankOutcome.LOST_A_PEER if one.outcome else rank.alive)
         ]
 
     def starved(self, limit_s: float) -> list[Fault]:
@@ -147,7 +147,7 @@ class Crew:
         everybody = f"rank {numbers} did not end within {limit_s:.0f} s; logs: {logs}"
         return found or [Fault(Kind.CONSEQUENCE, late[0].number if late else None, everybody)]
 
-    def _fault(self, rank: Rank, told: Told, speak: bool) -> Fault | None:
+    def _fault(self, rank: Rank, told: RankStatus, speak: bool) -> Fault | None:
         now, code = time.monotonic(), rank.process.poll()
         if code is None:
             stopped = _state(rank.process.pid) == "T"
@@ -156,33 +156,33 @@ class Crew:
                 return self._stopped(rank, told)
         else:
             rank.ended_at = rank.ended_at or now
-        if told.outcome > Outcome.DONE:
+        if told.outcome > RankOutcome.DONE:
             return self._told(rank, told, code)
-        if code is None or told.outcome is Outcome.DONE:
+        if code is None or told.outcome is RankOutcome.DONE:
             return None
         return self._untold(rank, told, code) if code or speak else None
 
-    def _stopped(self, rank: Rank, told: Told) -> Fault:
+    def _stopped(self, rank: Rank, told: RankStatus) -> Fault:
         age = time.monotonic() - (rank.stopped_since or 0)
         message = f"{rank.name} was stopped by a signal (process {rank.process.pid}){in_step(told.step)} "
         message += "and did not go on for "
         return Fault(Kind.CAUSE, rank.number, f"{message}{age:.0f} s; its log: {rank.log}", age)
 
-    def _told(self, rank: Rank, told: Told, code: int | None) -> Fault:
-        kind = Kind.CONSEQUENCE if told.outcome is Outcome.LOST_A_PEER else Kind.CAUSE
+    def _told(self, rank: Rank, told: RankStatus, code: int | None) -> Fault:
+        kind = Kind.CONSEQUENCE if told.outcome is RankOutcome.LOST_A_PEER else Kind.CAUSE
         age = time.monotonic() - told.since
         if told.exit_code == OUT_OF_MEMORY or (code and ended_out_of_memory(code, "", self._starved)):
             return self._memory(rank, age)
         if kind is Kind.CONSEQUENCE:
             message = f"{rank.name} lost another rank in {told.waits_for or 'a collective'}: {told.message}"
-        elif told.outcome is Outcome.REFUSED:
+        elif told.outcome is RankOutcome.REFUSED:
             first, *rest = told.message.splitlines() or [""]
             message = "\n".join([f"{first} ({rank.name})", *rest])
         else:
             message = f"{rank.name} failed{in_step(told.step)}: {told.message}"
         return Fault(kind, rank.number, f"{message}; its log: {rank.log}", age, told.exit_code)
 
-    def _untold(self, rank: Rank, told: Told, code: int) -> Fault:
+    def _untold(self, rank: Rank, told: RankStatus, code: int) -> Fault:
         """Of a rank that ended without a word."""
         said = rank.said()
         age = time.monotonic() - (rank.ended_at or 0)

@@ -30,7 +30,7 @@ MISFIT_WORDS = ("enforce fail", "Enforce failed", "EnforceNotMet")
 BEFORE_STEPS = -1
 
 
-class Outcome(IntEnum):
+class RankOutcome(IntEnum):
     """How a rank's work ended, by its own account."""
 
     NONE = 0
@@ -41,11 +41,11 @@ class Outcome(IntEnum):
 
 
 @dataclass(frozen=True)
-class Told:
+class RankStatus:
     """What a rank told last. Times are of the monotonic clock, which the processes of a node share."""
 
     began: bool = False
-    outcome: Outcome = Outcome.NONE
+    outcome: RankOutcome = RankOutcome.NONE
     exit_code: int = 0
     step: int = BEFORE_STEPS
     since: float = 0.0  # of what it does now, or of its end
@@ -61,15 +61,15 @@ class Board:
         os.ftruncate(self.descriptor, BYTES)
         self._memory = mmap.mmap(self.descriptor, BYTES)
 
-    def write(self, told: Told) -> None:
+    def write(self, told: RankStatus) -> None:
         began, outcome, code, step, since, waits_for, message = astuple(told)
         texts = (_cut(waits_for, 160), _cut(message, 3000))
         LAYOUT.pack_into(self._memory, 0, began, code, step - BEFORE_STEPS, since, *texts, outcome)
 
-    def read(self) -> Told:
+    def read(self) -> RankStatus:
         began, code, step, since, *texts, outcome = LAYOUT.unpack_from(self._memory)
         waits_for, message = (text.rstrip(b"\0").decode(errors="replace") for text in texts)
-        return Told(bool(began), Outcome(outcome), code, step + BEFORE_STEPS, since, waits_for, message)
+        return RankStatus(bool(began), RankOutcome(outcome), code, step + BEFORE_STEPS, since, waits_for, message)
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -117,12 +117,12 @@ def step() -> int:
 
 def done() -> None:
     """It has come to its end, with all others."""
-    _board.write(Told(True, Outcome.DONE, step=_step, since=time.monotonic()))
+    _board.write(RankStatus(True, RankOutcome.DONE, step=_step, since=time.monotonic()))
 
 
-def failed(outcome: Outcome, message: str, exit_code: int = 1) -> None:
+def failed(outcome: RankOutcome, message: str, exit_code: int = 1) -> None:
     """It failed, and will end with an exit code."""
-    _board.write(Told(True, outcome, exit_code, _step, time.monotonic(), _failed_in, message))
+    _board.write(RankStatus(True, outcome, exit_code, _step, time.monotonic(), _failed_in, message))
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def longest_wait() -> tuple[str, float] | None:
 
 
 def _tell() -> None:
-    _board.write(Told(_began, step=_step, since=time.monotonic(), waits_for=_waits[0][0] if _waits else ""))
+    _board.write(RankStatus(_began, step=_step, since=time.monotonic(), waits_for=_waits[0][0] if _waits else ""))
 
 
 def lost_a_peer(text: str) -> bool:

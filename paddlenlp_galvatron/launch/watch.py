@@ -65,7 +65,7 @@ class Report:
         return cls(**told | lists | {"waits": [Wait(**one) for one in told["waits"]]})
 
 
-class Head(Alone):
+class FirstNode(Alone):
     """Node 0, which has the store."""
 
     def __init__(self, nodes: Nodes, server: StoreServer):
@@ -172,7 +172,7 @@ def watch(nodes: Nodes, server: StoreServer | None, token: str) -> Alone:
     """This node's part."""
     if nodes.num_nodes == 1:
         return Alone()
-    return Head(nodes, server) if server else Member(nodes, token)
+    return FirstNode(nodes, server) if server else Member(nodes, token)
 
 
 def await_first(nodes: Nodes, timeout_s: float = MEETING_S) -> None:

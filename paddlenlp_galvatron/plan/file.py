@@ -46,30 +46,30 @@ class AssumedFields(BaseModel):
     )
 
 
-class Told(BaseModel):
+class OpenObject(BaseModel):
     """An object of which these fields are read; others are kept as they are."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
 
-class StageMemoryFields(Told):
+class StageMemoryFields(OpenObject):
     context_mib: Number = Field(0.0, description="reserve of a device, MiB")
     estimate_mib: Number | None = Field(None, description="most that tensors are expected to hold, MiB")
 
 
-class StageFields(Told):
+class StageFields(OpenObject):
     memory_mib: Number = Field(0.0, description="most that a rank holds, with the reserve, MiB")
     memory: StageMemoryFields = Field(default_factory=lambda: StageMemoryFields(), description="what it consists of")
 
 
-class PredictedFields(Told):
+class PredictedFields(OpenObject):
     """What the cost model expects of the plan."""
 
     time_s: Number | None = Field(None, description="a step, s")
     stages: list[StageFields] = Field(default_factory=list, description="one entry a stage")
 
 
-class SearchedFields(Told):
+class SearchedFields(OpenObject):
     """What the plan was searched from."""
 
     model_fingerprint: str | None = Field(None, description="of the model's shape")

@@ -12,7 +12,7 @@ from ..base.scratch import scratch_folder
 from ..launch.nodes import LOOPBACK, ONE_NODE, Nodes
 from ..launch.processes import Launch
 from ..profiles import Fingerprint, Meta
-from .options import RunOptions
+from .options import ProfileRunOptions
 
 PROGRESS = re.compile(r"^progress (\d+)/(\d+)$", re.MULTILINE)
 NOTE = re.compile(r"^note (.+)$", re.MULTILINE)
@@ -21,7 +21,9 @@ SHOWN_FLAGS = 2
 MODULES = {"hardware": "cluster.measure", "model": "layers.measure"}
 
 
-def run_ranks(profile: str, arguments: str, options: RunOptions, what: str, timeout_s: float = TIMEOUT_S) -> None:
+def run_ranks(
+    profile: str, arguments: str, options: ProfileRunOptions, what: str, timeout_s: float = TIMEOUT_S
+) -> None:
     """Run a kind of profile, of MODULES, as the ranks of this node, with progress; its one argument is JSON.
 
     Raises LaunchError.
@@ -46,7 +48,7 @@ def run_ranks(profile: str, arguments: str, options: RunOptions, what: str, time
             told = len(notes)
 
 
-def _nodes(options: RunOptions) -> Nodes:
+def _nodes(options: ProfileRunOptions) -> Nodes:
     if options.num_nodes == 1:
         return ONE_NODE
     return Nodes(options.num_nodes, options.node_rank, options.master_addr or LOOPBACK, options.master_port)

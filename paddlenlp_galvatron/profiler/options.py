@@ -27,7 +27,7 @@ def _from_environment(value: Any) -> Any:
     return os.environ.get(value[1:].strip("{}")) if isinstance(value, str) and value.startswith("$") else value
 
 
-class RunOptions(Options):
+class ProfileRunOptions(Options):
     """What every profile has."""
 
     output: Path = Field(Path("configs"), description="folder of the profile files")
@@ -96,7 +96,7 @@ class RunOptions(Options):
         return self.num_nodes * self.ranks_per_node
 
 
-class Part(StrEnum):
+class HardwarePart(StrEnum):
     """What one of Galvatron's five hardware scripts measures."""
 
     ALL_REDUCE = "allreduce"  # bandwidth of every kind of group
@@ -106,19 +106,21 @@ class Part(StrEnum):
     OVERLAP = "overlap"  # the overlap coefficient
 
 
-KINDS: dict[Part, tuple[Collective, ...]] = {
-    Part.ALL_REDUCE: (Collective.ALL_REDUCE,),
-    Part.P2P: (Collective.SEND,),
-    Part.ALL_REDUCE_SP: (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
-    Part.ALL_TO_ALL: (Collective.ALL_TO_ALL,),
-    Part.OVERLAP: (),
+KINDS: dict[HardwarePart, tuple[Collective, ...]] = {
+    HardwarePart.ALL_REDUCE: (Collective.ALL_REDUCE,),
+    HardwarePart.P2P: (Collective.SEND,),
+    HardwarePart.ALL_REDUCE_SP: (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
+    HardwarePart.ALL_TO_ALL: (Collective.ALL_TO_ALL,),
+    HardwarePart.OVERLAP: (),
 }
 
 
-class HardwareOptions(RunOptions):
+class HardwareOptions(ProfileRunOptions):
     """What is measured of a cluster."""
 
-    parts: tuple[Part, ...] = Field(tuple(Part), description="what is measured: some of " + ",".join(Part))
+    parts: tuple[HardwarePart, ...] = Field(
+        tuple(HardwarePart), description="what is measured: some of " + ",".join(HardwarePart)
+    )
     start_mb: Positive = Field(1, description="smallest message beside those for latency, MiB")
     end_mb: Positive = Field(1024, description="largest message, MiB")
     scale: int = Field(2, ge=2, le=1024, description="factor from one message size to the next")
@@ -172,7 +174,7 @@ class ProfileMode(StrEnum):
     SEQUENCE = "sequence"  # the length, at profile_batch_size samples
 
 
-class PointOptions(RunOptions):
+class PointOptions(ProfileRunOptions):
     """What is measured of a model."""
 
     profile_mode: ProfileMode = Field(ProfileMode.STATIC, description="what is varied: " + ", ".join(ProfileMode))

@@ -28,7 +28,7 @@ FILLED_DEGREES = (2, 4, 8)  # that are half of the degree before them where they
 Layers = tuple[int, ...]  # how many of each type a run had
 
 
-class Point(NamedTuple):
+class RunPoint(NamedTuple):
     """What the runs that are compared have in common."""
 
     batch: int  # samples
@@ -40,10 +40,10 @@ def derived_times(content: Mapping[str, Any]) -> tuple[dict[str, float], list[st
 
     A layer takes what a run with more of its type takes longer; the rest is all but the layers.
     """
-    runs: dict[Point, dict[Layers, float]] = {}
+    runs: dict[RunPoint, dict[Layers, float]] = {}
     for key, value in content.items():
         if (match := TIME_RUN.fullmatch(key)) and match[2] and _is_number(value):
-            runs.setdefault(Point(int(match[2]), match[3] or ""), {})[_layers(match[1])] = float(value)
+            runs.setdefault(RunPoint(int(match[2]), match[3] or ""), {})[_layers(match[1])] = float(value)
     entries: dict[str, float] = {}
     useless: list[str] = []
     for point, times in runs.items():
@@ -54,7 +54,9 @@ def derived_times(content: Mapping[str, Any]) -> tuple[dict[str, float], list[st
             useless.append(f"layernum[…]{where}")
             continue
         for i, ms in enumerate(layer_ms):
-            entries[f"layertype_{i}" + _suffix(Point(point.batch, lengths[i] if i < len(lengths) else point.seq))] = ms
+            entries[
+                f"layertype_{i}" + _suffix(RunPoint(point.batch, lengths[i] if i < len(lengths) else point.seq))
+            ] = ms
         spent = sum(n * ms for n, ms in zip(base, layer_ms, strict=True))
         entries["layertype_other" + where] = max(times[base] / point.batch - spent, 0.0)
     known = {kind_of(key) for key in content}
@@ -88,11 +90,13 @@ class _Run:
     vocab_split: bool
     recompute: bool
     sp: bool
-    cells: dict[Point, dict[Layers, dict[str, float]]] = field(default_factory=dict)  # -> first_ms, last_act, … in MiB
+    cells: dict[RunPoint, dict[Layers, dict[str, float]]] = field(
+        default_factory=dict
+    )  # -> first_ms, last_act, … in MiB
 
     def at(self, seq: str) -> tuple[int, Mapping[Layers, Mapping[str, float]]]:
         """Batch and runs of the smallest batch at a length."""
-        point = min((point for point in self.cells if point.seq == seq), default=Point(1, seq))
+        point = min((point for point in self.cells if point.seq == seq), default=RunPoint(1, seq))
         return point.batch, self.cells.get(point, {})
 
 
@@ -110,7 +114,7 @@ def _runs(content: Mapping[str, Any], dialect: Dialect) -> Iterator[_Run]:
             cell = _CELL.fullmatch(name)
             if not cell or not cell[2] or not _is_number(mib):
                 continue
-            point = Point(int(cell[2]), cell[3] or "")
+            point = RunPoint(int(cell[2]), cell[3] or "")
             numbers = run.cells.setdefault(point, {}).setdefault(_layers(cell[1]), {})
             for end in _ends(cell[4], pp * tp * dp):
                 numbers[f"{end}_{cell[5]}"] = float(mib)
@@ -230,7 +234,7 @@ def _layers(text: str) -> Layers:
     return tuple(int(number) for number in text.split(","))
 
 
-def _suffix(point: Point) -> str:
+def _suffix(point: RunPoint) -> str:
     return f"_bsz{point.batch}" + (f"_seq{point.seq}" if point.seq else "")
 
 

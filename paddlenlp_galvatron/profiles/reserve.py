@@ -13,7 +13,7 @@ from .data_sheet import DataSheet, data_sheet_of
 GIB_MIB = 1024.0
 
 
-class Part(NamedTuple):
+class ReservePart(NamedTuple):
     """Something on a device that is no tensor of the model."""
 
     name: str
@@ -21,15 +21,17 @@ class Part(NamedTuple):
     source: str
 
 
-CONTEXT = Part("CUDA context", 600.0, "nvidia-smi beside one empty tensor on A100 and H100: 420 to 560 MiB, by driver")
-WORKSPACES = Part("workspaces", 128.0, "cuBLAS documents 32 MiB a handle and stream on Hopper; four of them")
+CONTEXT = ReservePart(
+    "CUDA context", 600.0, "nvidia-smi beside one empty tensor on A100 and H100: 420 to 560 MiB, by driver"
+)
+WORKSPACES = ReservePart("workspaces", 128.0, "cuBLAS documents 32 MiB a handle and stream on Hopper; four of them")
 # NCCL allocates the receive buffers of a channel for LL (512 KiB), LL128 (4.7 MiB) and Simple (4 MiB): init.cc's
 # buffer sizes. A ring inside a node has 16 channels.
 COMMUNICATOR_MIB = 16 * (0.5 + 4.7 + 4.0)
 # A rank's distinct groups: tensor, sharding and whole stage, those of the vocabulary layers, and both neighbours in
 # the pipeline. A layer-wise plan of 1,024 ranks was counted to have 9 at most.
 COMMUNICATORS = 9
-COMMUNICATION = Part(
+COMMUNICATION = ReservePart(
     "communicators", COMMUNICATORS * COMMUNICATOR_MIB, f"{COMMUNICATORS} of 16 channels, NCCL's default buffers"
 )
 # Where no profile measured it. Mist's artifact: 19,274 MB in tensors, 20,862 MB reserved.
@@ -40,7 +42,7 @@ ALLOCATOR = 0.08
 class Reserve:
     """What a device holds beside tensors."""
 
-    parts: tuple[Part, ...] = ()  # whatever tensors take
+    parts: tuple[ReservePart, ...] = ()  # whatever tensors take
     allocator: float = 0.0  # reserved by the allocator and used by no tensor, as a share of what tensors take
     allocator_source: str = ""
 
@@ -56,10 +58,10 @@ class Reserve:
         """What is to be taken off a device so that tensors in the rest are within its size by their bound."""
         return device_mib - max(device_mib - self.fixed_mib, 0.0) / (1 + self.allocator)
 
-    def told(self, device_mib: float) -> list[Part]:
+    def told(self, device_mib: float) -> list[ReservePart]:
         """All parts on a device that is filled."""
         share = self.context_mib(device_mib) - self.fixed_mib
-        return [*self.parts, *([Part("allocator", share, self.allocator_source)] if self.allocator else ())]
+        return [*self.parts, *([ReservePart("allocator", share, self.allocator_source)] if self.allocator else ())]
 
 
 def gpu_sheet(device: str | None) -> DataSheet | None:

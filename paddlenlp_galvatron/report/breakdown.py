@@ -38,7 +38,7 @@ MEMORY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlanPart:
     """Layers of one strategy that follow each other, or a vocabulary layer: time of a step and memory of a device."""
 
     name: str
@@ -55,7 +55,7 @@ class StageBreakdown:
     hidden_ms: Mapping[str, float]
     hand_over_ms: float  # messages to the next stage and back: hidden, or within `waiting` of some stage
     memory_mib: Mapping[str, float]
-    parts: tuple[Part, ...]
+    parts: tuple[PlanPart, ...]
 
     @property
     def busy_ms(self) -> float:
@@ -87,22 +87,22 @@ def _stage(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, budg
     return StageBreakdown(time_ms, hidden_ms, hand_over, memory, parts)
 
 
-def _parts(plan: Plan, cost: CostModel, stage: int) -> Iterator[Part]:
+def _parts(plan: Plan, cost: CostModel, stage: int) -> Iterator[PlanPart]:
     for chunk, held in enumerate(cost.in_flight(plan, stage)):
         yield from _chunk_parts(plan, cost, stage, chunk, held)
 
 
-def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int) -> Iterator[Part]:
+def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int) -> Iterator[PlanPart]:
     """`held`: micro-batches in flight when the stage's activations take most."""
     costs, layers = cost.chunk_parts(plan, stage, chunk), plan.chunk_layers(stage, chunk)
     is_first, is_last = plan.is_first(stage, chunk), plan.is_last(stage, chunk)
     before = 0 if is_last and not is_first else 1
 
-    def part(name: str, first: int, count: int, vocabulary: bool) -> Part:
+    def part(name: str, first: int, count: int, vocabulary: bool) -> PlanPart:
         some = costs[first : first + count]
         times = [_times(one.terms, plan.micro_batches, vocabulary) for one in some]
         states = [one.terms.states for one in some]
-        return Part(
+        return PlanPart(
             name,
             {key: sum(one.get(key, 0.0) for one in times) for key in TIME if any(one.get(key) for one in times)},
             {

@@ -32,14 +32,14 @@ PAGES = Path(__file__).parent / "pages"
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class FrontierPoint:
     """Of the frontier."""
 
     memory_gb: float
     time_s: float | None  # None: no plan fits
 
 
-def frontier(problem: Problem) -> list[Point]:
+def frontier(problem: Problem) -> list[FrontierPoint]:
     """The best step time of the plan's batch under budgets around the plan's, each found by a search."""
     points = []
     for share in BUDGETS:
@@ -48,11 +48,11 @@ def frontier(problem: Problem) -> list[Point]:
             time_s = problem.search(memory_constraint=memory_gb).require().time_s
         except GalvatronError:
             time_s = None
-        points.append(Point(memory_gb, time_s))
+        points.append(FrontierPoint(memory_gb, time_s))
     return points
 
 
-def render(explanation: Explanation, points: Sequence[Point], records: Sequence[Mapping[str, Any]] = ()) -> str:
+def render(explanation: Explanation, points: Sequence[FrontierPoint], records: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page. `records`: lines of train_log.jsonl."""
     plan, prediction = explanation.plan, explanation.prediction
     best = explanation.searched.best
@@ -81,16 +81,22 @@ def render(explanation: Explanation, points: Sequence[Point], records: Sequence[
 
 
 def fill(template: str, **values: Any) -> Markup:
-    """A page of `pages/`, or a part of one; whatever a value holds is text in it."""
-    environment = Environment(
-        loader=PackageLoader("paddlenlp_galvatron.report", "pages"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    """A page of `pages/`, or a part of one."""
+    return filled(
+        PackageLoader("paddlenlp_galvatron.report", "pages"),
+        template,
+        colours=COLOURS,
+        page_js=_as_it_is("page.js"),
+        **values,
     )
-    common = {"colours": COLOURS, "page_js": _as_it_is("page.js")}
-    page = environment.get_template(template).render(common | values)
+
+
+def filled(loader: PackageLoader, template: str, **values: Any) -> Markup:
+    """A template of a package without its blank lines; whatever a value holds is text in it."""
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template(template).render(values)
     return Markup("\n".join(line for line in page.splitlines() if line.strip()) + "\n")
 
 
@@ -136,7 +142,7 @@ def _grid(plan: Plan) -> Iterator[list[tuple[str, int, str]]]:
         ]
 
 
-def _frontier_chart(points: Sequence[Point], explanation: Explanation) -> str:
+def _frontier_chart(points: Sequence[FrontierPoint], explanation: Explanation) -> str:
     here_gb = explanation.problem.options.memory_constraint
     times = {point.memory_gb: point.time_s for point in points}
     mine = {gb: explanation.prediction.time_s if gb == here_gb else None for gb in sorted({*times, here_gb})}

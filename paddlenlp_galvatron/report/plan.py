@@ -27,7 +27,7 @@ class Memory(BaseModel):
     working_mib: float
 
 
-class Stage(BaseModel):
+class StageSummary(BaseModel):
     """What the search writes of a stage; times of a micro-batch."""
 
     memory_mib: float
@@ -43,7 +43,7 @@ class Searched(BaseModel):
     time_s: float
     samples_per_s: float
     lower_bound_s: float
-    stages: list[Stage]
+    stages: list[StageSummary]
 
     @staticmethod
     def of(predicted: Any) -> Searched | None:

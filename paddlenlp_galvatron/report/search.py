@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from ..plan import ModelShape
-from ..search import Candidate, Need, Outcome, SearchResult
+from ..search import Candidate, FamilyOutcome, Need, SearchResult
 from .plan import count, describe
 
 GB_MIB = 1024
@@ -112,9 +112,9 @@ def _memory(best: Candidate) -> Iterator[str]:
 def _rejected(result: SearchResult) -> Table | None:
     best = result.best and len(result.runners_up) + 1
     counts = Counter(result.outcomes.values())
-    counts[Outcome.SOLVED] -= best or 0
+    counts[FamilyOutcome.SOLVED] -= best or 0
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for outcome in Outcome:
+    for outcome in FamilyOutcome:
         if counts[outcome] > 0:
             table.add_row(str(counts[outcome]), outcome.words)
     return table if table.row_count else None

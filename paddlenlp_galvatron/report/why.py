@@ -16,7 +16,7 @@ from ..profiles.network import Network
 from ..search import SearchOptions, SearchResult, search
 from ..search.device import with_reserve
 from ..search.engine import Watch
-from ..search.space import Family, Space
+from ..search.space import PlanFamily, Space
 
 RUNNERS_UP = 4  # plans of other families that are told beside the best one
 GB_MIB = 1024
@@ -158,7 +158,7 @@ class OtherStrategy:
 def one_layer_changed(problem: Problem, plan: Plan) -> list[OtherStrategy]:
     """Every other strategy that a layer of this plan may have: the best of the plans in which one layer has it."""
     cost, options = problem.cost, problem.options
-    family = Family.of(plan)
+    family = PlanFamily.of(plan)
     budget_mib = options.memory_constraint * GB_MIB
     spaces = [
         Space(shape, replace(cost.assumed, seq_length=seq), options).layers(family)

@@ -17,7 +17,7 @@ from ..launch import status
 from ..launch.faults import named
 from ..launch.out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from ..launch.out_of_memory import is_out_of_memory, tell_out_of_memory
-from ..launch.status import Outcome
+from ..launch.status import RankOutcome
 from ..launch.store import connect
 from ..plan import GalvatronError, UserError
 from . import cpu_backend, device, paddle_private, under_way
@@ -83,14 +83,14 @@ def run_as_rank(work: Callable[[], None]) -> NoReturn:
                 dist.barrier()
         status.done()
     except GalvatronError as error:
-        status.failed(Outcome.REFUSED, str(error), error.exit_code)
+        status.failed(RankOutcome.REFUSED, str(error), error.exit_code)
         for line in str(error).splitlines():
             sys.stderr.write(f"error: {line}\n")
         code = error.exit_code
     except Exception as error:
         code = OUT_OF_MEMORY if is_out_of_memory(error) else 1
         lost = code == 1 and status.lost_a_peer(str(error))
-        status.failed(Outcome.LOST_A_PEER if lost else Outcome.FAILED, sentence(error), code)
+        status.failed(RankOutcome.LOST_A_PEER if lost else RankOutcome.FAILED, sentence(error), code)
         if code == 1:
             traceback.print_exc()
         else:

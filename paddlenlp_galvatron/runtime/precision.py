@@ -71,7 +71,7 @@ def add(total: Any, part: Any, dtype: str) -> Any:
     return (total.astype("float32") + part.astype("float32")).astype(dtype)
 
 
-class Weight(Protocol):
+class MasterWeight(Protocol):
     """A stored weight, and where its gradient goes."""
 
     tensor: Any
@@ -79,7 +79,7 @@ class Weight(Protocol):
     def accumulate(self, gradient: Any) -> None: ...
 
 
-def compute_weight(weight: Weight, numbers: Numbers) -> Any:
+def compute_weight(weight: MasterWeight, numbers: Numbers) -> Any:
     """A weight in the type that layers compute in. Its gradient is added to `weight` all the same."""
     if not numbers.casts:
         return weight.tensor
@@ -89,7 +89,7 @@ def compute_weight(weight: Weight, numbers: Numbers) -> Any:
 
 
 @contextmanager
-def compute_weights(slots: Sequence[tuple[Any, str, Weight]], numbers: Numbers) -> Iterator[None]:
+def compute_weights(slots: Sequence[tuple[Any, str, MasterWeight]], numbers: Numbers) -> Iterator[None]:
     """Let layers find their weights in the type that they compute in. Slots: layer, attribute, weight."""
     if not numbers.casts:
         yield
@@ -105,7 +105,7 @@ def compute_weights(slots: Sequence[tuple[Any, str, Weight]], numbers: Numbers) 
 
 class _Cast(PyLayer):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, anchor: Any, weight: Weight, dtype: str) -> Any:
+    def forward(ctx: Any, anchor: Any, weight: MasterWeight, dtype: str) -> Any:
         ctx.weight = weight
         return weight.tensor.astype(dtype)
 

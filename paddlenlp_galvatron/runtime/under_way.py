@@ -14,7 +14,7 @@ from typing import Any
 
 from ..launch import status
 from ..launch.faults import WAIT_S, named
-from ..launch.status import Outcome
+from ..launch.status import RankOutcome
 
 CHECK_S = 5.0  # from one look of the watchdog to the next
 MESSAGES = ("send", "receive")  # between stages; all others are collectives
@@ -77,7 +77,7 @@ def _watch(limit_s: float) -> None:
         time.sleep(min(CHECK_S, limit_s))
         if (wait := oldest()) and time.monotonic() - wait[1] > limit_s:
             message = f"{wait[0]} has not ended within {limit_s:.0f} s"
-            status.failed(Outcome.LOST_A_PEER, message)
+            status.failed(RankOutcome.LOST_A_PEER, message)
             sys.stderr.write(f"error: {message}\n")
             sys.stderr.flush()
             os._exit(1)

@@ -2,7 +2,7 @@
 
 from .engine import search
 from .options import SearchOptions
-from .result import Candidate, Need, Outcome, SearchResult
+from .result import Candidate, FamilyOutcome, Need, SearchResult
 from .solver import Solution, solve
 
-__all__ = ["Candidate", "Need", "Outcome", "SearchOptions", "SearchResult", "Solution", "search", "solve"]
+__all__ = ["Candidate", "FamilyOutcome", "Need", "SearchOptions", "SearchResult", "Solution", "search", "solve"]

@@ -20,8 +20,8 @@ from ..model import joint_fingerprint
 from ..plan import LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
 from . import interleaved
 from .options import SearchOptions
-from .result import Candidate, Need, Outcome, SearchResult
-from .space import Family, Space, families, interleaved_families
+from .result import Candidate, FamilyOutcome, Need, SearchResult
+from .space import PlanFamily, Space, families, interleaved_families
 from .tables import Tables, build, sketch_ms
 
 MS_PER_S = 1000.0
@@ -80,7 +80,7 @@ class _Open:
     bound: float  # ms per sample
     number: int  # of equal bounds the first goes first
     stage: _Stage = field(compare=False)
-    family: Family = field(compare=False)
+    family: PlanFamily = field(compare=False)
     layers: Sequence[Sequence[LayerStrategy]] = field(compare=False)  # of each layer type
     vocabularies: Sequence[VocabStrategy] = field(compare=False)
     tables: Tables | None = field(compare=False, default=None)
@@ -111,9 +111,9 @@ class _Search:
             stated=frozenset(name for name, value in asdict(cost.assumed).items() if value is not None),
         )
         self.cancel = galvatron_dp_core.Cancel()
-        self.found: dict[Family, Candidate] = {}
-        self.outcomes: dict[Family, Outcome] = {}
-        self.bounds_s: dict[Family, float] = {}  # of families that cannot win
+        self.found: dict[PlanFamily, Candidate] = {}
+        self.outcomes: dict[PlanFamily, FamilyOutcome] = {}
+        self.bounds_s: dict[PlanFamily, float] = {}  # of families that cannot win
         self.unproven = inf  # ms per sample: least lower bound of the families that were given up
         self.waiting: list[_Open] = []
         self.too_big: list[tuple[float, Plan]] = []  # of families that do not fit: least MiB a device, and the plan
@@ -150,14 +150,14 @@ class _Search:
     def _sketched(self) -> Iterator[_Open]:
         numbers = count()
         for family, spaces in self._divisible().items():
-            self.outcomes[family] = Outcome.OUT_OF_MEMORY if spaces else Outcome.NOT_DIVISIBLE
+            self.outcomes[family] = FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE
             for layers, vocabularies in spaces:
                 bound = sketch_ms(family, layers, self.cost) / family.global_batch
                 yield _Open(bound, next(numbers), _Stage.SKETCHED, family, layers, vocabularies)
 
-    def _divisible(self) -> dict[Family, list[_Choices]]:
+    def _divisible(self) -> dict[PlanFamily, list[_Choices]]:
         """What the plans of every family may choose from. Raises UserError where that is too much to look at."""
-        found: dict[Family, list[_Choices]] = {}
+        found: dict[PlanFamily, list[_Choices]] = {}
         total = 0
         for family in families(self.options, self.cost.world_size, len(self.cost.layer_types)):
             found[family] = self._spaces(family)
@@ -176,7 +176,7 @@ class _Search:
                 )
         return found
 
-    def _spaces(self, family: Family) -> list[_Choices]:
+    def _spaces(self, family: PlanFamily) -> list[_Choices]:
         """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
         layers = [space.layers(family) for space in self.spaces]
         others = self.spaces[-1].vocabularies(family)
@@ -226,14 +226,14 @@ class _Search:
         except galvatron_dp_core.TooHard:
             entry.tables = None
             self.unproven = min(self.unproven, entry.bound)
-            self._note(entry.family, Outcome.GIVEN_UP)
+            self._note(entry.family, FamilyOutcome.GIVEN_UP)
             return False
 
     def _bounded_or_solved(self, entry: _Open) -> bool:
         family, batch = entry.family, entry.family.global_batch
         limit = self._limit(family)
         if entry.bound >= limit:
-            self._note(family, Outcome.OUT_OF_BOUND)
+            self._note(family, FamilyOutcome.OUT_OF_BOUND)
             self.bounds_s[family] = min(self.bounds_s.get(family, inf), entry.bound * batch / MS_PER_S)
             return False
         if entry.tables is None:
@@ -254,20 +254,20 @@ class _Search:
         family, batch = entry.family, entry.family.global_batch
         limit_ms = limit * batch
         time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, self.options.effort, self.cancel)
-        outcome = Outcome.SOLVED
+        outcome = FamilyOutcome.SOLVED
         if time_ms < inf:
             plan = tables.plan(vocab, division, choice, self.bare)
             found = Candidate(plan, self.cost.predict(plan))
             self._keep(found, family)
             time_ms = found.time_s * MS_PER_S
         elif limit < inf:
-            outcome = Outcome.OUT_OF_BOUND
+            outcome = FamilyOutcome.OUT_OF_BOUND
             self.bounds_s[family] = min(self.bounds_s.get(family, inf), proven_ms / MS_PER_S)
         else:
-            outcome = Outcome.OUT_OF_MEMORY
+            outcome = FamilyOutcome.OUT_OF_MEMORY
             self._set_aside(tables)
         if proven_ms < min(time_ms, limit_ms) * (1 - ROUNDING):
-            outcome = Outcome.GIVEN_UP
+            outcome = FamilyOutcome.GIVEN_UP
             self.unproven = min(self.unproven, proven_ms / batch)
         self._note(family, outcome)
         self.log(f"{family}: {time_ms:.3f} ms a step, at least {entry.bound * batch:.3f}")
@@ -278,17 +278,17 @@ class _Search:
             mib, vocab, division, choice = tables.core.least_memory(self.cancel)
             self.too_big.append((mib, tables.plan(vocab, division, choice, self.bare)))
 
-    def _keep(self, candidate: Candidate, family: Family) -> None:
+    def _keep(self, candidate: Candidate, family: PlanFamily) -> None:
         known = self.found.get(family)
         if known is None or candidate.samples_per_s > known.samples_per_s:
             self.found[family] = candidate
 
     def _interleave(self) -> None:
         """Search the families of several chunks a stage, the least bound first. Nothing is proven but their bounds."""
-        entries: list[tuple[float, int, Family, _Choices]] = []
+        entries: list[tuple[float, int, PlanFamily, _Choices]] = []
         for family in interleaved_families(self.options, self.cost.world_size, len(self.cost.layer_types)):
             spaces = self._spaces(replace(family, chunks=1)) if len(self.models) == 1 else []
-            self.outcomes[family] = Outcome.OUT_OF_MEMORY if spaces else Outcome.NOT_DIVISIBLE
+            self.outcomes[family] = FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE
             for layers, vocabularies in spaces:
                 least_ms = interleaved.bound_ms(family, layers, vocabularies, self.cost, self.options.budget_mib)
                 entries.append((least_ms / family.global_batch, len(entries), family, (layers, vocabularies)))
@@ -296,18 +296,18 @@ class _Search:
             if self.cancel.cancelled or bound == inf:
                 continue
             if bound >= self._limit(family):
-                self._note(family, Outcome.OUT_OF_BOUND)
+                self._note(family, FamilyOutcome.OUT_OF_BOUND)
                 self.bounds_s[family] = min(self.bounds_s.get(family, inf), bound * family.global_batch / MS_PER_S)
                 continue
             if found := self._interleaved(family, *choices):
                 self._keep(found, family)
             self.unproven = min(self.unproven, bound)
-            self._note(family, Outcome.GIVEN_UP)
+            self._note(family, FamilyOutcome.GIVEN_UP)
             self.log(f"{family}: {found.time_s * MS_PER_S if found else inf:.3f} ms a step, not proven")
 
     def _interleaved(
         self,
-        family: Family,
+        family: PlanFamily,
         layers: Sequence[Sequence[LayerStrategy]],
         vocabularies: Sequence[VocabStrategy],
     ) -> Candidate | None:
@@ -326,14 +326,14 @@ class _Search:
         found = first and interleaved.improved(first, strategies, self.cost, budget_mib, limit_s, cancelled)
         return Candidate(*found) if found else None
 
-    def _limit(self, family: Family) -> float:
+    def _limit(self, family: PlanFamily) -> float:
         """Time per sample, in ms, that a plan of the family must beat to be among the top_k families."""
         others = sorted(MS_PER_S / c.samples_per_s for other, c in list(self.found.items()) if other != family)
         limit = others[self.options.top_k - 1] if len(others) >= self.options.top_k else inf
         mine = self.found.get(family)
         return min(limit, MS_PER_S / mine.samples_per_s) if mine else limit
 
-    def _note(self, family: Family, outcome: Outcome) -> None:
+    def _note(self, family: PlanFamily, outcome: FamilyOutcome) -> None:
         self.outcomes[family] = max(self.outcomes[family], outcome)
 
     def _work_in_threads(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ..cost_model import CostModel, Prediction
 from ..plan import LayerStrategy, Plan, VocabStrategy
 from ..plan.schedules import chunks_in_flight
-from .space import Family
+from .space import PlanFamily
 from .tables import Tables, build, relaxed_ms
 
 EFFORT = 1_000_000  # passes simulated to find where to begin
@@ -22,7 +22,7 @@ NEAR = 1.1  # improving seldom gains more
 
 
 def bound_ms(
-    family: Family,
+    family: PlanFamily,
     layers: Sequence[Sequence[LayerStrategy]],
     vocabularies: Sequence[VocabStrategy],
     cost: CostModel,
@@ -38,7 +38,7 @@ def bound_ms(
 
 
 def start(
-    family: Family,
+    family: PlanFamily,
     layers: Sequence[Sequence[LayerStrategy]],
     vocabularies: Sequence[VocabStrategy],
     cost: CostModel,
@@ -125,5 +125,5 @@ def _joined(plan: Plan, pieces: Sequence[Sequence[LayerStrategy]], chunks: int) 
     return replace(plan, stages=stages, layers=layers, chunks=chunks)
 
 
-def _peaks(family: Family, stage: int) -> tuple[tuple[int, ...], ...]:
+def _peaks(family: PlanFamily, stage: int) -> tuple[tuple[int, ...], ...]:
     return chunks_in_flight(family.schedule, stage, family.stages, family.micro_batches, family.chunks)

@@ -9,7 +9,7 @@ from math import ceil, inf
 
 from ..cost_model import CostModel, Prediction
 from ..plan import Infeasible, Plan, UserError
-from .space import Family
+from .space import PlanFamily
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _part_names(plan: Plan, stage: int) -> list[str]:
     return names
 
 
-class Outcome(IntEnum):
+class FamilyOutcome(IntEnum):
     """What became of a family of plans; of a family searched in parts, the highest."""
 
     NOT_DIVISIBLE = 0  # no strategy splits batch, heads and ranks evenly
@@ -143,11 +143,11 @@ class Outcome(IntEnum):
     def words(self) -> str:
         """For people, of a family that is not the best."""
         return {
-            Outcome.NOT_DIVISIBLE: "divisibility: batch, heads and ranks do not split evenly",
-            Outcome.OUT_OF_MEMORY: "memory: no plan of it fits",
-            Outcome.OUT_OF_BOUND: "bound: no plan of it beats what was found",
-            Outcome.SOLVED: "searched to the end",
-            Outcome.GIVEN_UP: "left with a gap",
+            FamilyOutcome.NOT_DIVISIBLE: "divisibility: batch, heads and ranks do not split evenly",
+            FamilyOutcome.OUT_OF_MEMORY: "memory: no plan of it fits",
+            FamilyOutcome.OUT_OF_BOUND: "bound: no plan of it beats what was found",
+            FamilyOutcome.SOLVED: "searched to the end",
+            FamilyOutcome.GIVEN_UP: "left with a gap",
         }[self]
 
 
@@ -158,8 +158,10 @@ class SearchResult:
     best: Candidate | None
     lower_bound_s: float  # no plan of the best one's batch takes less, nor one of another batch less per sample
     search_time_s: float
-    outcomes: Mapping[Family, Outcome]
-    bounds_s: Mapping[Family, float] = field(default_factory=dict)  # least step times of families rejected by theirs
+    outcomes: Mapping[PlanFamily, FamilyOutcome]
+    bounds_s: Mapping[PlanFamily, float] = field(
+        default_factory=dict
+    )  # least step times of families rejected by theirs
     runners_up: tuple[Candidate, ...] = ()  # the best of other families, if top_k asks for them
     need: Need | None = None  # where nothing fits
 
@@ -178,17 +180,17 @@ class SearchResult:
         """How far below the best plan's time the optimum may lie, as a fraction; 0: it is the optimum."""
         return max(0.0, 1 - self.lower_bound_s / self.best.time_s) if self.best else 0.0
 
-    def fate(self, family: Family) -> str:
+    def fate(self, family: PlanFamily) -> str:
         """What became of a family, for people."""
         outcome = self.outcomes[family]
-        bound = f" (at least {self.bounds_s[family]:.4g} s a step)" if outcome is Outcome.OUT_OF_BOUND else ""
+        bound = f" (at least {self.bounds_s[family]:.4g} s a step)" if outcome is FamilyOutcome.OUT_OF_BOUND else ""
         return outcome.words + bound
 
     def require(self) -> Candidate:
         """The best plan. Raises Infeasible, which tells the least memory that would do, or UserError where the search
         was given up before any plan was found."""
         if self.best is None:
-            if given_up := sum(outcome is Outcome.GIVEN_UP for outcome in self.outcomes.values()):
+            if given_up := sum(outcome is FamilyOutcome.GIVEN_UP for outcome in self.outcomes.values()):
                 raise UserError(
                     f"search_space: too wide: {given_up} of {len(self.outcomes)} families of plans were given up "
                     "before one was found; lower max_tp_deg or max_pp_deg, leave tp_consec at 1, or raise effort"

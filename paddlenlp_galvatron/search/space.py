@@ -16,7 +16,7 @@ from .options import SearchOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class PlanFamily:
     """Plans that share their batch, micro-batches, number of stages and schedule."""
 
     global_batch: int
@@ -27,7 +27,7 @@ class Family:
     chunks: int = 1  # of layers a stage
 
     @classmethod
-    def of(cls, plan: Plan) -> Family:
+    def of(cls, plan: Plan) -> PlanFamily:
         """The one that a plan belongs to."""
         return cls(plan.global_batch, plan.micro_batches, plan.pipeline, plan.schedule, plan.world_size, plan.chunks)
 
@@ -53,7 +53,7 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[Family]:
+def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[PlanFamily]:
     """Every family of one chunk a stage that the options leave. A pipeline of one stage has no schedule: it is listed
     under one."""
     most = min(options.max_pp_deg, layers) if options.allows("pp") else 1
@@ -66,10 +66,10 @@ def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[F
                     break
                 schedules = options.schedules if stages > 1 else (options.pipeline_type or Schedule.ONE_F_ONE_B,)
                 for schedule in schedules:
-                    yield Family(batch, micro_batches, stages, schedule, world_size)
+                    yield PlanFamily(batch, micro_batches, stages, schedule, world_size)
 
 
-def interleaved_families(options: SearchOptions, world_size: int, layers: int) -> Iterator[Family]:
+def interleaved_families(options: SearchOptions, world_size: int, layers: int) -> Iterator[PlanFamily]:
     """Every family that the options leave in which stages have several chunks."""
     for family in families(options, world_size, layers):
         if family.stages > 1 and family.schedule.of_chunks:
@@ -88,7 +88,7 @@ class Space:
             raise UserError(faults)
         self._fits = lru_cache(maxsize=None)(lambda *where: not self._faults(*where))
 
-    def layers(self, family: Family) -> list[LayerStrategy]:
+    def layers(self, family: PlanFamily) -> list[LayerStrategy]:
         """Strategies of one layer."""
         options = self._options
         return [
@@ -99,7 +99,7 @@ class Space:
             for recompute in ((False, True) if options.allows("ckpt") else (False,))
         ]
 
-    def vocabularies(self, family: Family) -> list[VocabStrategy]:
+    def vocabularies(self, family: PlanFamily) -> list[VocabStrategy]:
         """Strategies of the vocabulary layers."""
         return [
             VocabStrategy(degree, ulysses, dp_type)
@@ -107,7 +107,7 @@ class Space:
             for dp_type in self._vocab_dp_types(family, degree, ulysses)
         ]
 
-    def uniform(self, family: Family) -> Iterator[tuple[LayerStrategy, VocabStrategy]]:
+    def uniform(self, family: PlanFamily) -> Iterator[tuple[LayerStrategy, VocabStrategy]]:
         """One strategy for all layers, and its like for the vocabulary."""
         vocabularies = self.vocabularies(family)
         for layer in self.layers(family):
@@ -115,7 +115,7 @@ class Space:
                 if (vocab.degree, vocab.ulysses) == (layer.degree, layer.ulysses):
                     yield layer, vocab
 
-    def _degrees(self, family: Family, tensor: str) -> Iterator[tuple[int, bool]]:
+    def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[tuple[int, bool]]:
         """Degrees and whether they are Ulysses, of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
         options, size = self._options, family.stage_size
         for degree in divisors(size):
@@ -128,17 +128,17 @@ class Space:
                 if allowed and self._fits(size, family.micro_batch, degree, ulysses, tensor == "tp"):
                     yield degree, ulysses
 
-    def _strides(self, family: Family, degree: int) -> bool:
+    def _strides(self, family: PlanFamily, degree: int) -> bool:
         return not self._options.tp_consec and 1 < degree < family.stage_size
 
-    def _dp_types(self, family: Family, degree: int, ulysses: bool) -> list[DataParallel]:
+    def _dp_types(self, family: PlanFamily, degree: int, ulysses: bool) -> list[DataParallel]:
         default = self._options.default_dp_type
         alone = degree == family.stage_size and not ulysses  # no other rank holds these weights
         if alone or default is DataParallel.ZERO3 or not self._options.allows("sdp"):
             return [default]
         return [default, DataParallel.ZERO3]
 
-    def _vocab_dp_types(self, family: Family, degree: int, ulysses: bool) -> list[DataParallel]:
+    def _vocab_dp_types(self, family: PlanFamily, degree: int, ulysses: bool) -> list[DataParallel]:
         alone, wanted = degree == family.stage_size and not ulysses, self._options.embed_sdp
         if wanted is None:
             return self._dp_types(family, degree, ulysses)

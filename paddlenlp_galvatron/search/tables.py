@@ -16,7 +16,7 @@ from ..plan.layout import TokenLayout, token_layout
 from ..plan.schedules import arrays, in_flight
 from ..plan.strategy import Strategy
 from ..profiles.memory import Role
-from .space import Family
+from .space import PlanFamily
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
 NOTHING = LayerCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -26,7 +26,7 @@ NOTHING = LayerCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 class Tables:
     """A family's search problem: the core's object, and what its numbers stand for."""
 
-    family: Family
+    family: PlanFamily
     strategies: Sequence[LayerStrategy]  # of all layer types, one type after the other
     vocabularies: Sequence[VocabStrategy]
     core: galvatron_dp_core.Pipeline
@@ -45,7 +45,7 @@ class Tables:
 
 
 def build(
-    family: Family,
+    family: PlanFamily,
     layers: Sequence[Sequence[LayerStrategy]],
     vocabularies: Sequence[VocabStrategy],
     cost: CostModel,
@@ -83,7 +83,10 @@ def build(
 
 
 def _seams(
-    family: Family, layers: Sequence[Sequence[LayerStrategy]], vocabularies: Sequence[VocabStrategy], cost: CostModel
+    family: PlanFamily,
+    layers: Sequence[Sequence[LayerStrategy]],
+    vocabularies: Sequence[VocabStrategy],
+    cost: CostModel,
 ) -> dict[str, Any]:
     """Groups, and what it costs to hand tokens on between them and at the edges of stages.
 
@@ -160,7 +163,7 @@ def _through(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray
     return np.asarray((first[:, :, None] + second[None]).min(axis=1))
 
 
-def sketch_ms(family: Family, layers: Sequence[Sequence[LayerStrategy]], cost: CostModel) -> float:
+def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cost: CostModel) -> float:
     """A lower bound, in ms, of the step time of every plan of the family, for a few prices.
 
     Memory, vocabulary, gradient sums and switches are free. Recompute only adds to a layer's passes, so it is left out,
@@ -190,7 +193,7 @@ def sketch_ms(family: Family, layers: Sequence[Sequence[LayerStrategy]], cost: C
 
 
 def relaxed_ms(
-    family: Family,
+    family: PlanFamily,
     layers: Sequence[Sequence[LayerStrategy]],
     vocabularies: Sequence[VocabStrategy],
     cost: CostModel,
@@ -236,7 +239,7 @@ def _free_seams(kinds: int, vocabularies: int) -> dict[str, Any]:
     }
 
 
-def _where(family: Family) -> dict[str, int]:
+def _where(family: PlanFamily) -> dict[str, int]:
     """What every price of the family depends on, as arguments of the cost model."""
     return {
         "stage_size": family.stage_size,
@@ -246,7 +249,7 @@ def _where(family: Family) -> dict[str, int]:
     }
 
 
-def _shape(family: Family, cost: CostModel, held: Sequence[int] | None = None) -> dict[str, Any]:
+def _shape(family: PlanFamily, cost: CostModel, held: Sequence[int] | None = None) -> dict[str, Any]:
     """Size and schedule of the family's pipelines, as arguments of the core."""
     held = held or [in_flight(family.schedule, s, family.stages, family.micro_batches) for s in range(family.stages)]
     passes, runs = arrays(family.schedule, family.stages, family.micro_batches)
@@ -259,7 +262,7 @@ def _shape(family: Family, cost: CostModel, held: Sequence[int] | None = None) -
     }
 
 
-def _prices(layers: Sequence[LayerStrategy], kind: int, family: Family, cost: CostModel) -> list[LayerCost]:
+def _prices(layers: Sequence[LayerStrategy], kind: int, family: PlanFamily, cost: CostModel) -> list[LayerCost]:
     return [cost.layer_cost(layer, layer_type=kind, **_where(family)) for layer in layers]
 
 

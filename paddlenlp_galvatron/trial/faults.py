@@ -10,7 +10,7 @@ from ..plan import DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, 
 from ..plan.strategy import Assumptions
 from ..training.recipe import Recipe
 from ..training.settings import TrainSettings
-from .findings import Finding, Setting
+from .findings import TrialFinding, TrialSetting
 
 STRAIGHT, HALVES = "straight", "halves"  # folders of the two runs
 STEPS, SEQ = 4, 16
@@ -27,7 +27,7 @@ MODEL = {
 GPU_TOLERANCE = 1e-3  # of a loss: some of Paddle's GPU kernels add in any order, and training amplifies it
 
 
-def resume(setting: Setting) -> Iterator[Finding]:
+def resume(setting: TrialSetting) -> Iterator[TrialFinding]:
     """Training that is interrupted, under zero3 and a split vocabulary, ends as one that ran straight through."""
     folder, precision = setting.folder, Precision.BF16 if setting.on_gpus else Precision.FP32
     wide = min(2, setting.ranks)
@@ -61,7 +61,7 @@ def resume(setting: Setting) -> Iterator[Finding]:
     yield setting.found("interrupted and straight", holds, told)
 
 
-def memory(setting: Setting) -> Iterator[Finding]:
+def memory(setting: TrialSetting) -> Iterator[TrialFinding]:
     """A rank that runs out of memory in a step is named, and ends the others."""
     rank, name = setting.ranks - 1, "a rank without memory"
     try:
@@ -74,11 +74,11 @@ def memory(setting: Setting) -> Iterator[Finding]:
         yield setting.found(name, False, "it trained all the same")
 
 
-def _launch(setting: Setting, worker: str, words: list[str]) -> None:
+def _launch(setting: TrialSetting, worker: str, words: list[str]) -> None:
     logs = setting.folder / worker
     launch(f"{__package__}.{worker}", words, setting.ranks, logs, setting.launch_s, device=setting.device)
 
 
-def _losses(setting: Setting, name: str) -> list[float]:
+def _losses(setting: TrialSetting, name: str) -> list[float]:
     lines = (setting.folder / name / "train_log.jsonl").read_text().splitlines()
     return [json.loads(line)["loss"] for line in lines]

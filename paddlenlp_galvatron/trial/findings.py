@@ -13,7 +13,7 @@ from ..launch.processes import Device
 LAUNCH_S = 120.0  # of small models on GPUs: what takes longer hangs
 
 
-class State(StrEnum):
+class TrialState(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     TOLD = "told"  # a figure that nothing judges
@@ -21,19 +21,19 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class TrialFinding:
     """One line of the result."""
 
     part: str
     ranks: int
     name: str
-    state: State
+    state: TrialState
     told: str  # the figure, the fault, or why it was left out
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class Setting:
+class TrialSetting:
     """What a part runs on."""
 
     part: str
@@ -55,13 +55,13 @@ class Setting:
         """What a launch may take. On CPUs that is all that is left, as its processes may share them with anything."""
         return max(1.0, min(self.left_s, LAUNCH_S) if self.on_gpus else self.left_s)
 
-    def found(self, name: str, holds: bool | None, told: str) -> Finding:
+    def found(self, name: str, holds: bool | None, told: str) -> TrialFinding:
         """`holds`: None where nothing judges it."""
-        state = State.TOLD if holds is None else State.PASSED if holds else State.FAILED
-        return Finding(self.part, self.ranks, name, state, told)
+        state = TrialState.TOLD if holds is None else TrialState.PASSED if holds else TrialState.FAILED
+        return TrialFinding(self.part, self.ranks, name, state, told)
 
-    def left_out(self, name: str, why: str) -> Finding:
-        return Finding(self.part, self.ranks, name, State.LEFT_OUT, why)
+    def left_out(self, name: str, why: str) -> TrialFinding:
+        return TrialFinding(self.part, self.ranks, name, TrialState.LEFT_OUT, why)
 
 
-Part = Callable[[Setting], Iterator[Finding]]
+TrialPart = Callable[[TrialSetting], Iterator[TrialFinding]]

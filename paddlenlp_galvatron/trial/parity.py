@@ -8,11 +8,11 @@ from ..base.scratch import scratch_folder
 from ..launch.processes import LaunchError, launch
 from ..plan import Precision
 from ..proof.parity import TOLERANCES, WORKER, compare, write_cases
-from .findings import Finding, Setting
+from .findings import TrialFinding, TrialSetting
 from .plans import ONE_RANK, Named, parity_cases, schedule_cases
 
 
-def parity(setting: Setting) -> Iterator[Finding]:
+def parity(setting: TrialSetting) -> Iterator[TrialFinding]:
     """Loss and every gradient of twelve plans, fp32 (on GPUs without TF32) and bf16."""
     for precision in (Precision.FP32, Precision.BF16):
         cases = parity_cases(setting.ranks, precision, setting.on_gpus)
@@ -24,7 +24,7 @@ def parity(setting: Setting) -> Iterator[Finding]:
         yield setting.left_out("flash attention", "Paddle has it on GPUs alone")
 
 
-def schedules(setting: Setting) -> Iterator[Finding]:
+def schedules(setting: TrialSetting) -> Iterator[TrialFinding]:
     """One step and one evaluation of pipelines, whose ranks would wait for ever if one waited for the wrong thing."""
     if setting.ranks == 1:
         yield setting.left_out("pipelines", "they need 2 ranks or more")
@@ -34,7 +34,7 @@ def schedules(setting: Setting) -> Iterator[Finding]:
     yield from _tried(setting, list(schedule_cases(setting.ranks)))
 
 
-def _tried(setting: Setting, cases: Sequence[Named]) -> Iterator[Finding]:
+def _tried(setting: TrialSetting, cases: Sequence[Named]) -> Iterator[TrialFinding]:
     """All cases in one launch; where that ends in a case, those behind it in another."""
     first, launches = 0, 0
     while first < len(cases):
@@ -50,7 +50,7 @@ def _tried(setting: Setting, cases: Sequence[Named]) -> Iterator[Finding]:
             first += 1
 
 
-def _launched(setting: Setting, cases: Sequence[Named], log: str) -> tuple[list[Finding], str]:
+def _launched(setting: TrialSetting, cases: Sequence[Named], log: str) -> tuple[list[TrialFinding], str]:
     """What was found of the cases that ended, in order, and why the next one did not."""
     fault = ""
     with scratch_folder("galvatron-check-") as folder:

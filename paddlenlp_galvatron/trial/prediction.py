@@ -22,7 +22,7 @@ from ..profiler.options import HardwareOptions, PointOptions
 from ..profiles import Shape
 from ..profiles.reserve import Reserve, reserve_of
 from ..proof.parity import Case, write_cases
-from .findings import Finding, Setting
+from .findings import TrialFinding, TrialSetting
 from .plans import training_assumptions
 
 # Half a billion weights: 10 GiB with their states on one GPU. On CPU: as large as its tensors must be to fill memory.
@@ -37,7 +37,7 @@ PROFILE_SHARE = 0.25  # of the part's time, for either profile
 CPU_PROFILE_S = 10.0  # for either, where times are told and not judged
 
 
-def prediction(setting: Setting) -> Iterator[Finding]:
+def prediction(setting: TrialSetting) -> Iterator[TrialFinding]:
     """Time, memory and bytes of a step, predicted from a profile of this node that is made now."""
     shape = GPU_MODEL if setting.on_gpus else CPU_MODEL
     seq = shape.max_position_embeddings
@@ -71,7 +71,7 @@ def _plans(shape: ModelShape, ranks: int, assumed: Assumptions) -> dict[str, Pla
     return plans
 
 
-def _profile(setting: Setting, shape: ModelShape, precision: Precision, folder: Path) -> None:
+def _profile(setting: TrialSetting, shape: ModelShape, precision: Precision, folder: Path) -> None:
     each: dict[str, Any] = {
         "output": folder,
         "nproc": setting.ranks,
@@ -88,7 +88,7 @@ def _profile(setting: Setting, shape: ModelShape, precision: Precision, folder: 
     run_ranks("model", run.model_dump_json(), options, "layers", max(1.0, setting.left_s))
 
 
-def _measured(setting: Setting, shape: ModelShape, plans: dict[str, Plan]) -> list[list[dict[str, Any]]]:
+def _measured(setting: TrialSetting, shape: ModelShape, plans: dict[str, Plan]) -> list[list[dict[str, Any]]]:
     """By plan and rank."""
     cases = [Case(plan, shape, "adamw", STEPS) for plan in plans.values()]
     with scratch_folder("galvatron-check-") as folder:
@@ -102,8 +102,8 @@ def _measured(setting: Setting, shape: ModelShape, plans: dict[str, Plan]) -> li
 
 
 def _beside(
-    setting: Setting, name: str, plan: Plan, costs: CostModel, ranks: list[dict[str, Any]], reserve: Reserve
-) -> Iterator[Finding]:
+    setting: TrialSetting, name: str, plan: Plan, costs: CostModel, ranks: list[dict[str, Any]], reserve: Reserve
+) -> Iterator[TrialFinding]:
     predicted: Prediction = costs.predict(plan)
     measured_s = max(rank["step_ms"] for rank in ranks) / 1000
     near = abs(predicted.time_s / measured_s - 1) <= TIME_TOLERANCE

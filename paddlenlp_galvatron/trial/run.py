@@ -20,7 +20,7 @@ from ..doctor.checks import Files
 from ..launch.processes import Device
 from ..plan import GalvatronError
 from . import faults, parity, prediction, stock
-from .findings import Finding, Part, Setting, State
+from .findings import TrialFinding, TrialPart, TrialSetting, TrialState
 
 LEAST_S = 5.0  # with less left a part is not begun
 RESULT = "result.json"
@@ -32,7 +32,7 @@ COMMANDS = (["nvidia-smi"], ["nvidia-smi", "topo", "-m"], ["uname", "-a"])
 class Timed(NamedTuple):
     """A part, and its share of the time that is left when it begins."""
 
-    run: Part
+    run: TrialPart
     share: float
     every_world: bool = False  # on the smallest number of ranks, too
 
@@ -52,7 +52,9 @@ def worlds(ranks: int) -> list[int]:
     return sorted({min(2, ranks), ranks})
 
 
-def check(parts: Sequence[str], most_ranks: int, device: Device, folder: Path, seconds: float) -> Iterator[Finding]:
+def check(
+    parts: Sequence[str], most_ranks: int, device: Device, folder: Path, seconds: float
+) -> Iterator[TrialFinding]:
     """Run parts one after the other; `folder` is new. A part that fails keeps no other from running."""
     end = time.monotonic() + seconds
     write_text(folder / "machine.json", json.dumps(_machine(), indent=2) + "\n")
@@ -62,7 +64,7 @@ def check(parts: Sequence[str], most_ranks: int, device: Device, folder: Path, s
             continue
         left_s = end - time.monotonic()
         own = folder / part / f"{ranks}-ranks"
-        setting = Setting(part, ranks, device, own, time.monotonic() + PARTS[part].share * left_s)
+        setting = TrialSetting(part, ranks, device, own, time.monotonic() + PARTS[part].share * left_s)
         if left_s < LEAST_S:
             yield setting.left_out("all of it", f"no time was left of {seconds:.0f} s")
             continue
@@ -70,7 +72,7 @@ def check(parts: Sequence[str], most_ranks: int, device: Device, folder: Path, s
         yield from _found(setting)
 
 
-def _found(setting: Setting) -> Iterator[Finding]:
+def _found(setting: TrialSetting) -> Iterator[TrialFinding]:
     """What a part finds, with the time that each finding took."""
     since, findings = time.monotonic(), PARTS[setting.part].run(setting)
     while True:
@@ -88,9 +90,9 @@ def _found(setting: Setting) -> Iterator[Finding]:
         since = now
 
 
-def write_result(folder: Path, device: Device, findings: Sequence[Finding]) -> bool:
+def write_result(folder: Path, device: Device, findings: Sequence[TrialFinding]) -> bool:
     """Write the result; returns whether nothing failed."""
-    holds = not any(finding.state is State.FAILED for finding in findings)
+    holds = not any(finding.state is TrialState.FAILED for finding in findings)
     content = {"ok": holds, "device": device, "findings": [asdict(finding) for finding in findings]}
     write_text(folder / RESULT, json.dumps(content, indent=2) + "\n")
     return holds

@@ -14,7 +14,7 @@ from unittest import mock
 from ..launch.processes import LaunchError, launch
 from ..plan import ModelShape, Plan, plan_to_dict, uniform_plan
 from ..training.recipe import Recipe
-from .findings import Finding, Setting
+from .findings import TrialFinding, TrialSetting
 from .plans import training_assumptions
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"  # of a checkout, which has what PaddleNLP lacks on CPU
@@ -23,7 +23,7 @@ CPU_MODEL = ModelShape("check", "llama", 2, 256, 704, 8, 8, 2000, 64)
 WARM_UP, STEPS = 2, 5
 
 
-def stock(setting: Setting) -> Iterator[Finding]:
+def stock(setting: TrialSetting) -> Iterator[TrialFinding]:
     """Our step's time beside PaddleNLP's, for plans that it can express."""
     if not BENCHMARKS.exists():
         yield setting.left_out("PaddleNLP's Trainer", "it needs the folder benchmarks of a checkout of this project")
@@ -55,7 +55,7 @@ def _degrees(ranks: int) -> dict[str, dict[str, Any]]:
     return plans
 
 
-def _beside(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Finding:
+def _beside(setting: TrialSetting, name: str, plan: Plan, shape: ModelShape) -> TrialFinding:
     folder = setting.folder / name.replace(" ", "-")
     folder.mkdir(parents=True)
     recipe = Recipe(learning_rate=3e-4, weight_decay=0.01, lr_scheduler_type="constant")

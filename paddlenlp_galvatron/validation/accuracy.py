@@ -13,7 +13,7 @@ from ..plan import ModelShape, Plan
 from .contests import Contest
 from .options import ValidateOptions
 from .terms import TERMS, busy_ms, predicted_ms
-from .work import Run, key_of
+from .work import MeasuredRun, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Outcome:
         return max(off, key=lambda name: abs(off[name]))
 
 
-def outcome(plan: Plan, kind: str, run: Run, cost: CostModel, shape: ModelShape) -> Outcome:
+def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape) -> Outcome:
     """Raises UserError where the plan cannot be priced."""
     prediction = cost.predict(plan)
     size = plan.stage_size
@@ -83,7 +83,9 @@ def outcome(plan: Plan, kind: str, run: Run, cost: CostModel, shape: ModelShape)
     return Outcome(plan, kind, prediction.time_s, run.step_s, stages, predicted_bytes, sum(run.bytes.values()))
 
 
-def _stage(plan: Plan, stage: int, run: Run, cost: CostModel, prediction: Prediction, mine: slice) -> StageOutcome:
+def _stage(
+    plan: Plan, stage: int, run: MeasuredRun, cost: CostModel, prediction: Prediction, mine: slice
+) -> StageOutcome:
     ranks, memory = run.ranks[mine], prediction.stages[stage].memory
     return StageOutcome(
         predicted_ms(plan, cost, stage, 1000 * prediction.time_s),

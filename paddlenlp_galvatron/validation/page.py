@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import PackageLoader
 
+from ..report.page import filled
 from .accuracy import Accuracy
 from .options import ValidateOptions
 from .terms import TERMS
@@ -28,13 +29,6 @@ class Dot:
 
 def render(accuracy: Accuracy, model: str, options: ValidateOptions) -> str:
     """The page."""
-    environment = Environment(
-        loader=PackageLoader("paddlenlp_galvatron.validation", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     kinds = list(dict.fromkeys(one.kind for one in accuracy.outcomes))
     times = [(one.predicted_s, one.measured_s) for one in accuracy.outcomes]
     memory = [(stage.predicted_mib, stage.peak_mib, one) for one in accuracy.outcomes for stage in one.stages]
@@ -49,7 +43,9 @@ def render(accuracy: Accuracy, model: str, options: ValidateOptions) -> str:
         Dot(SIDE * one.measured_s / slowest, SIDE / 2 * (1 - one.time_error / widest), one.kind, tip)
         for one, tip in zip(accuracy.outcomes, tips, strict=True)
     ]
-    return environment.get_template("page.html.jinja").render(
+    return filled(
+        PackageLoader("paddlenlp_galvatron.validation", "."),
+        "page.html.jinja",
         model=model,
         options=options,
         accuracy=accuracy,

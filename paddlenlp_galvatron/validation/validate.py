@@ -23,7 +23,7 @@ from .contests import contests
 from .disturbance import Disturbance, watched
 from .draw import draw
 from .options import ValidateOptions
-from .work import FILE, JOURNAL, Run, Work, key_of
+from .work import FILE, JOURNAL, MeasuredRun, Work, key_of
 
 METHOD = 1  # how a step is measured: raised when that changes
 WORKER = f"{__package__}.worker"
@@ -105,7 +105,7 @@ class Validation:
                     self._note_failure(under_way, str(error))
 
     def _note_failure(self, plan: Plan, why: str) -> None:
-        self._journal().get(key_of(plan), lambda: Run(failed=why).model_dump())
+        self._journal().get(key_of(plan), lambda: MeasuredRun(failed=why).model_dump())
 
     def _launch(self, seconds: float, begun: list[int], tell: Callable[[int], None]) -> None:
         given = self.options
@@ -139,9 +139,9 @@ class Validation:
     def _journal(self, fresh: bool = False) -> Journal:
         return Journal.open(self.options.output, JOURNAL, self.identity, rank=0, world_size=1, fresh=fresh)
 
-    def runs(self) -> dict[str, Run]:
+    def runs(self) -> dict[str, MeasuredRun]:
         """All that were run, by key."""
-        return {key: Run.model_validate(value) for key, value in self._journal().items()}
+        return {key: MeasuredRun.model_validate(value) for key, value in self._journal().items()}
 
     def _missing(self) -> list[Plan]:
         runs = self.runs()

@@ -47,7 +47,7 @@ class RankRun(BaseModel):
     processor_ms: dict[str, float]  # the terms of another step by the time that the process computed
 
 
-class Run(BaseModel):
+class MeasuredRun(BaseModel):
     """What a plan took."""
 
     steps_s: tuple[float, ...] = ()  # of the slowest rank, in order

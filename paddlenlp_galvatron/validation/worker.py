@@ -27,7 +27,7 @@ from ..runtime.paddle_private import next_rate
 from ..runtime.trace import Clock, span, traced
 from ..training.recipe import Recipe
 from .terms import TERMS, measured_ms
-from .work import JOURNAL, RankRun, Run, Work, key_of
+from .work import JOURNAL, MeasuredRun, RankRun, Work, key_of
 
 WARM_UP = 3  # steps: the first makes the optimizer's states, allocates and connects
 LEAST_STEPS = 6
@@ -54,7 +54,7 @@ def _measure(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch) -> di
     return _run(work, plan, groups, stopwatch).model_dump()
 
 
-def _run(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch) -> Run:
+def _run(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch) -> MeasuredRun:
     """Steps as training's: their time is from the end of the one before to their own end."""
     gc.collect()
     before = device.allocated_mib()
@@ -83,7 +83,7 @@ def _run(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch) -> Run:
     peaks = [max(row[1][rank] for row in rows) for rank in range(plan.world_size)]
     _, computing = _step(engine, optimizer, recipe, next(batches), time.process_time(), time.process_time_ns)
     computed = engine.gather(*computing.values())
-    return Run(
+    return MeasuredRun(
         steps_s=tuple(max(row[0]) for row in rows),
         step_s=max(chosen[0]),
         ranks=tuple(

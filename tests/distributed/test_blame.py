@@ -45,8 +45,8 @@ def path(monkeypatch):
 
 
 def test_a_launch_listens_on_the_loopback_alone(tmp_path):
-    seen: set[str] = set()
-    with Launch(WORKER, ["pauses", "step", "0"], 2, tmp_path, TIMEOUT_S) as running:
+    seen: set[str] = set()  # gloo listens only until its peer has come: one that pauses leaves the time to see it
+    with Launch(WORKER, ["pauses", "start", "0"], 2, tmp_path, TIMEOUT_S) as running:
         for _ in running.wait():
             for pid in [os.getpid(), *(rank.process.pid for rank in running._crew.ranks)]:
                 seen |= listening(pid)

@@ -24,7 +24,7 @@ from paddlenlp_galvatron.launch.faults import Fault, Judge, Kind
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import LaunchError, launch
 from paddlenlp_galvatron.launch.store import StoreServer
-from paddlenlp_galvatron.launch.watch import Head
+from paddlenlp_galvatron.launch.watch import FirstNode
 
 SCRIPT = """
 import os, signal, sys, time
@@ -143,7 +143,7 @@ def test_a_node_that_does_not_join_is_named(monkeypatch):
     monkeypatch.setattr(watch, "LATE_S", 0.1)
     server = StoreServer("127.0.0.1", 0, "")
     try:
-        head = Head(Nodes(2, 0, "node-0", server.port), server)
+        head = FirstNode(Nodes(2, 0, "node-0", server.port), server)
         deadline = time.monotonic() + 30
         while not (fault := head.verdict([], [], [])):
             assert time.monotonic() < deadline

@@ -20,7 +20,7 @@ from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.profiles import Collective, MessageGroup, Shape
 from paddlenlp_galvatron.search import engine
-from paddlenlp_galvatron.search.space import Family, Space
+from paddlenlp_galvatron.search.space import PlanFamily, Space
 
 from .model import rows, write_model
 from .row import Row, Seen, words_of
@@ -75,7 +75,7 @@ class SearchSeen(Seen):
         load = search.load
 
         class Noting(Space):
-            def layers(self, family: Family) -> Any:
+            def layers(self, family: PlanFamily) -> Any:
                 found = super().layers(family)
                 calls["strategies"] |= set(found)
                 return found

@@ -14,7 +14,7 @@ from paddlenlp_galvatron.validation import validate
 from paddlenlp_galvatron.validation.disturbance import Disturbance
 from paddlenlp_galvatron.validation.terms import TERMS
 from paddlenlp_galvatron.validation.validate import Validation
-from paddlenlp_galvatron.validation.work import RankRun, Run, key_of
+from paddlenlp_galvatron.validation.work import MeasuredRun, RankRun, key_of
 
 from . import search
 from .row import Row, Seen, Values
@@ -45,7 +45,7 @@ class ValidateSeen(Seen):
             calls["seconds"], calls["steps"] = round(seconds, -1), self.options.steps
             rank = RankRun(terms_ms=dict.fromkeys(TERMS, 1.0), peak_mib=1e6, processor_ms={})
             for number, plan in enumerate(self.kinds):
-                run = Run(step_s=0.1 + 0.01 * (number % 3), ranks=(rank,) * plan.world_size)
+                run = MeasuredRun(step_s=0.1 + 0.01 * (number % 3), ranks=(rank,) * plan.world_size)
                 self._journal().get(key_of(plan), run.model_dump)
 
         patched = patch.multiple(Validation, _journal=opened, _launch=launched)

@@ -10,7 +10,7 @@ import paddle.distributed as dist
 
 from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
-from paddlenlp_galvatron.profiler.layers.part import Part
+from paddlenlp_galvatron.profiler.layers.part import MeasuredPart
 from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.engine import Engine
 
@@ -37,7 +37,7 @@ def real(plan: Plan) -> float:
 
 
 def alone(sequence_parallel: bool, recompute: bool) -> float:
-    part = Part(
+    part = MeasuredPart(
         SHAPE,
         load_family(SHAPE.family),
         layers=SHAPE.layers,

@@ -5,7 +5,7 @@ import pytest
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.layers.computation import MOST_TURNS, PINNED_TURNS, SMALL_MS, ComputationProfiler
-from paddlenlp_galvatron.profiler.layers.summary import Pass, PassPoint, PassTurn, computation_profile, doubtful
+from paddlenlp_galvatron.profiler.layers.summary import PassPoint, PassTimings, PassTurn, computation_profile, doubtful
 from paddlenlp_galvatron.profiler.stopwatch import Stopwatch
 from paddlenlp_galvatron.profiles import EMBEDDING, HEAD, Meta, PassKey, Shape
 
@@ -105,7 +105,7 @@ def test_what_is_small_is_measured_in_all_turns(shape):
 def test_the_quickest_turn_counts_and_the_spread_is_that_of_all():
     slow = PassTurn([8.0, 8.0, 8.0], [5.0, 5.0, 5.0], 4.0)
     quick = PassTurn([4.0, 4.0, 4.0], [5.0, 5.0, 5.0], 3.0)
-    found = Pass.of_turns([slow, quick])
+    found = PassTimings.of_turns([slow, quick])
     assert (found.forward.ms, found.backward.ms, found.recompute_ms) == (4, 5, 3)
     assert found.forward.spread == pytest.approx(4 / 6) and found.backward.spread == 0
 

@@ -4,7 +4,7 @@ from paddlenlp_galvatron.profiler.cluster.measure import curves
 from paddlenlp_galvatron.profiler.cluster.messages import ENOUGH, MessagePoint, Messages, Turn, doubtful
 from paddlenlp_galvatron.profiler.cluster.summary import apart_note, hardware_profile
 from paddlenlp_galvatron.profiler.journal import Journal
-from paddlenlp_galvatron.profiler.options import HardwareOptions, Part
+from paddlenlp_galvatron.profiler.options import HardwareOptions, HardwarePart
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 
 PAIR = MessageGroup(Collective.ALL_REDUCE, 2)
@@ -98,11 +98,11 @@ def test_files_have_what_was_measured_and_nothing_else(tmp_path):
 @pytest.mark.parametrize(
     ("part", "kinds"),
     [
-        (Part.ALL_REDUCE, {"allreduce"}),
-        (Part.P2P, {"p2p"}),
-        (Part.ALL_REDUCE_SP, {"allreduce", "allgather", "reducescatter"}),
-        (Part.ALL_TO_ALL, {"all2all"}),
-        (Part.OVERLAP, set()),
+        (HardwarePart.ALL_REDUCE, {"allreduce"}),
+        (HardwarePart.P2P, {"p2p"}),
+        (HardwarePart.ALL_REDUCE_SP, {"allreduce", "allgather", "reducescatter"}),
+        (HardwarePart.ALL_TO_ALL, {"all2all"}),
+        (HardwarePart.OVERLAP, set()),
     ],
 )
 def test_a_part_measures_its_kinds_on_every_group(part, kinds):
@@ -113,5 +113,5 @@ def test_a_part_measures_its_kinds_on_every_group(part, kinds):
         strided = [] if kind == "p2p" else [(size, False) for size in (2, 3, 4, 6)]
         assert sorted(sizes) == sorted([(size, True) for size in (2, 3, 4, 6, 12)] + strided)
     limited = curves(HardwareOptions(parts=(part,), max_tp_deg=4, max_pp_deg=3), 12)
-    largest = {Part.ALL_REDUCE: 12, Part.P2P: 3}.get(part, 4)
+    largest = {HardwarePart.ALL_REDUCE: 12, HardwarePart.P2P: 3}.get(part, 4)
     assert max((group.size for group in limited), default=largest) == largest

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from small_model import GROUPED_MODEL
 
 from paddlenlp_galvatron.profiler.journal import FOLDER
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, MemoryProfile
@@ -60,17 +61,7 @@ def profile_through_kills(words: list[str], folder: Path, kills: int, seed: int)
 
 @pytest.fixture
 def config(tmp_path) -> Path:
-    content = {
-        "model_type": "qwen2",
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "vocab_size": 250,
-        "max_position_embeddings": 64,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(content))
+    (tmp_path / "config.json").write_text(json.dumps(GROUPED_MODEL))
     return tmp_path / "config.json"
 
 

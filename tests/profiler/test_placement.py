@@ -2,7 +2,7 @@
 
 import pytest
 
-from paddlenlp_galvatron.profiler.cpu_host.placement import FIRST_TRIES, NEAR, TRIES_A_NUMBER, Placement
+from paddlenlp_galvatron.profiler.cpu_host.placement import FIRST_TRIES, NEAR, TRIES_A_NUMBER, ProcessorPlacement
 from paddlenlp_galvatron.profiler.cpu_host.processors import Spinners
 
 pytest.importorskip("paddle")
@@ -28,7 +28,7 @@ class Host:
 def test_the_reference_is_as_quick_as_it_was_when_a_number_is_measured():
     slow = NEAR * 1.1
     host = Host([slow] * FIRST_TRIES + [1.0] + [1.1] * 8 + [slow] + [slow, slow, 1.1])
-    placement = Placement(host, Spinners(), [], matters=True)
+    placement = ProcessorPlacement(host, Spinners(), [], matters=True)
     for _ in range(9):
         assert placement.improve() <= NEAR
         assert host.wakings == FIRST_TRIES
@@ -40,12 +40,12 @@ def test_the_reference_is_as_quick_as_it_was_when_a_number_is_measured():
 
 def test_a_host_that_keeps_ranks_apart_is_not_asked_for_ever():
     host = Host([1.0] + [2.0] * 1000)
-    placement = Placement(host, Spinners(), [], matters=True)
+    placement = ProcessorPlacement(host, Spinners(), [], matters=True)
     assert [placement.improve() for _ in range(50)] == [2.0] * 50
     assert host.wakings == FIRST_TRIES + 50 * TRIES_A_NUMBER
 
 
 def test_where_it_does_not_matter_nothing_is_done():
     host = Host([])
-    assert Placement(host, Spinners(), [], matters=False).improve() == 0
+    assert ProcessorPlacement(host, Spinners(), [], matters=False).improve() == 0
     assert not host.wakings

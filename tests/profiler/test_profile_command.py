@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from small_model import GROUPED_MODEL
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.profiler.cluster.measure import group_kinds
@@ -45,18 +46,8 @@ def test_hardware_of_four_processes(tmp_path):
 
 @pytest.fixture
 def config(tmp_path):
-    content = {
-        "model_type": "qwen2",
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "vocab_size": 250,
-        "max_position_embeddings": 64,
-    }
     file = tmp_path / "small.json"
-    file.write_text(json.dumps(content))
+    file.write_text(json.dumps(GROUPED_MODEL))
     return file
 
 

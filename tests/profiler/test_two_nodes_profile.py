@@ -5,6 +5,7 @@ import sys
 from contextlib import ExitStack
 
 import pytest
+from small_model import GROUPED_MODEL
 from two_nodes import ADDRESSES, two_nodes_or_skip
 
 from paddlenlp_galvatron.profiles import (
@@ -20,16 +21,6 @@ pytest.importorskip("paddle")
 
 PAYLOAD = 1448 / 1514  # of a full frame: 1500 bytes less IP and TCP headers, beside 14 of Ethernet
 PORT = 29_571
-MODEL = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 250,
-    "max_position_embeddings": 32,
-}
 START = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"
 
 
@@ -37,7 +28,7 @@ START = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(mai
 @pytest.mark.parametrize(("mbit_per_s", "end_mb"), [(200, 4), (1000, 32)])
 def test_bandwidths_are_those_of_the_link_and_tell_inside_from_across(tmp_path, mbit_per_s, end_mb):
     (tmp_path / "hosts").write_text("".join(f"{address}\n" for address in ADDRESSES))
-    (tmp_path / "model.json").write_text(json.dumps(MODEL))
+    (tmp_path / "model.json").write_text(json.dumps(GROUPED_MODEL))
     words = ["profile", "all", "--parts", "allreduce,p2p,overlap", "--nproc", "2", "--hostfile", tmp_path / "hosts"]
     words += ["--model", tmp_path / "model.json", "--seq_length", "32"]
     words += ["--master_port", PORT, "--output", tmp_path, "--end_mb", end_mb, "--budget_ms", "60"]

@@ -19,7 +19,7 @@ from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.report.breakdown import breakdown
 from paddlenlp_galvatron.report.explain import Explanation, printed
 from paddlenlp_galvatron.report.explain import explain as find_out
-from paddlenlp_galvatron.report.page import Point, frontier, render
+from paddlenlp_galvatron.report.page import FrontierPoint, frontier, render
 from paddlenlp_galvatron.report.why import Problem
 from paddlenlp_galvatron.search import SearchOptions, search
 
@@ -164,7 +164,7 @@ def test_it_works_in_a_browser(real, large, tmp_path):
     button, and is no wider than a phone: a small plan with a log, and one of 126 layers on 1,024 GPUs."""
     pages = {
         "small": render(real, frontier(real.problem), records(real.plan, 300, real.prediction.time_s, 20_000.0)),
-        "large": render(large, [Point(gb, 9.0 - gb / 20) for gb in (40.0, 60.0, 80.0, 100.0)]),
+        "large": render(large, [FrontierPoint(gb, 9.0 - gb / 20) for gb in (40.0, 60.0, 80.0, 100.0)]),
     }
     with browser() as opened:
         for name, page in pages.items():

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Schedule, UserError, VocabStrategy
 from paddlenlp_galvatron.search import SearchOptions
-from paddlenlp_galvatron.search.space import Family, Space, divisors, families
+from paddlenlp_galvatron.search.space import PlanFamily, Space, divisors, families
 
 from .random_cost import model_of
 
 
 def space_of(stages: int = 1, gpus: int = 4, **values: Any) -> tuple[list[LayerStrategy], list[VocabStrategy]]:
     options = SearchOptions.from_mapping({"num_gpus_per_node": gpus, "seq_length": 12} | values)
-    family = Family(12, 1, stages, Schedule.GPIPE, gpus)
+    family = PlanFamily(12, 1, stages, Schedule.GPIPE, gpus)
     space = Space(model_of(4), options.assumptions, options)
     return space.layers(family), space.vocabularies(family)
 

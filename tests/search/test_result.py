@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cost_examples import MODEL, example
 
-from paddlenlp_galvatron.search import Outcome, SearchOptions, SearchResult, search
+from paddlenlp_galvatron.search import FamilyOutcome, SearchOptions, SearchResult, search
 
 VALUES = {"num_nodes": 2, "num_gpus_per_node": 4, "settle_bsz": 32, "seq_length": 512, "memory_constraint": 8}
 
@@ -30,11 +30,13 @@ def test_the_parts_of_a_step_add_up_and_name_the_loss() -> None:
 
 def test_every_family_has_a_fate_and_no_rejected_one_could_win() -> None:
     result = answer(disable_tp=True)
-    assert result.best and set(result.outcomes.values()) >= {Outcome.NOT_DIVISIBLE, Outcome.SOLVED}
-    assert set(result.bounds_s) >= {f for f, outcome in result.outcomes.items() if outcome is Outcome.OUT_OF_BOUND}
+    assert result.best and set(result.outcomes.values()) >= {FamilyOutcome.NOT_DIVISIBLE, FamilyOutcome.SOLVED}
+    assert set(result.bounds_s) >= {
+        f for f, outcome in result.outcomes.items() if outcome is FamilyOutcome.OUT_OF_BOUND
+    }
     for family, outcome in result.outcomes.items():
         assert outcome.words in result.fate(family)
-        if outcome is Outcome.OUT_OF_BOUND:
+        if outcome is FamilyOutcome.OUT_OF_BOUND:
             assert result.bounds_s[family] / family.global_batch >= result.time_s / result.plan.global_batch * (
                 1 - 1e-9
             )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from paddlenlp_galvatron.plan import Infeasible, ModelShape, UserError, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.search import Outcome, SearchOptions, engine, search
+from paddlenlp_galvatron.search import FamilyOutcome, SearchOptions, engine, search
 
 from .random_cost import RandomCost, best_by_enumeration, model_of
 
@@ -184,7 +184,7 @@ def test_the_best_families_are_kept_in_order() -> None:
     speeds = [candidate.samples_per_s for candidate in (result.best, *result.runners_up)]
     assert speeds == sorted(speeds, reverse=True)
     kept = {(c.plan.micro_batches, len(c.plan.stages), c.plan.schedule) for c in (result.best, *result.runners_up)}
-    assert len(kept) == len(speeds) == sum(outcome is Outcome.SOLVED for outcome in result.outcomes.values())
+    assert len(kept) == len(speeds) == sum(outcome is FamilyOutcome.SOLVED for outcome in result.outcomes.values())
 
 
 def test_the_plan_says_what_was_predicted_and_searched(tmp_path: Path) -> None:

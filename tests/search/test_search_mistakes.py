@@ -21,7 +21,7 @@ from cost_examples import MODEL, SEQ, example, one_node
 from paddlenlp_galvatron.cost_model import LayerCost
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, Schedule, UserError
 from paddlenlp_galvatron.search import SearchOptions, search
-from paddlenlp_galvatron.search.space import Family, Space
+from paddlenlp_galvatron.search.space import PlanFamily, Space
 from paddlenlp_galvatron.search.tables import build
 
 from .random_cost import RandomCost, model_of
@@ -34,7 +34,7 @@ def options(**values: Any) -> SearchOptions:
 def space_of(gpus: int, **values: Any) -> list[LayerStrategy]:
     chosen = options(num_gpus_per_node=gpus, seq_length=12, **values)
     space = Space(model_of(4), chosen.assumptions, chosen)
-    return space.layers(Family(2 * gpus, 1, 1, Schedule.ONE_F_ONE_B, gpus))
+    return space.layers(PlanFamily(2 * gpus, 1, 1, Schedule.ONE_F_ONE_B, gpus))
 
 
 def test_1_a_batch_that_does_not_split_has_only_plans_that_run() -> None:
@@ -89,7 +89,7 @@ def test_8_every_divisor_is_tried_and_what_heads_do_not_split_into_is_not() -> N
 
 def test_8_layers_that_are_left_over_do_not_go_to_the_last_stage() -> None:
     cost = one_node(model=replace(MODEL, layers=9))
-    family = Family(32, 16, 2, Schedule.ONE_F_ONE_B, 8)
+    family = PlanFamily(32, 16, 2, Schedule.ONE_F_ONE_B, 8)
     plain = [LayerStrategy(4)]
     tables = build(family, [plain], Space(MODEL, cost.assumed, options()).vocabularies(family)[:1], cost, 1e6)
     *_, division, _ = tables.core.solve(inf, 10**9, None)

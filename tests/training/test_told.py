@@ -1,11 +1,11 @@
 """What rank 0 says of checkpoints comes to the terminal, a whole line at a time."""
 
-from paddlenlp_galvatron.cli.training_run import Told
+from paddlenlp_galvatron.cli.training_run import CheckpointNews
 
 
 def test_lines_of_checkpoints_are_told_once(tmp_path):
     log = tmp_path / "workerlog.0"
-    told = Told(log)
+    told = CheckpointNews(log)
     assert told.read() == []
     log.write_text("[INFO] of others\ngoes on at step 3\nsaved output/checkpoints/step-000")
     assert told.read() == ["goes on at step 3"]

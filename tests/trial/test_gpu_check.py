@@ -21,12 +21,12 @@ from paddlenlp_galvatron.plan import DataParallel, GalvatronError, LayerStrategy
 from paddlenlp_galvatron.profiles.reserve import Reserve
 from paddlenlp_galvatron.proof.parity import Parity
 from paddlenlp_galvatron.trial import faults, parity, prediction, run, stock
-from paddlenlp_galvatron.trial.findings import Finding, Setting, State
+from paddlenlp_galvatron.trial.findings import TrialFinding, TrialSetting, TrialState
 from paddlenlp_galvatron.trial.plans import ONE_RANK, parity_cases, schedule_cases
 
 
-def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float = 60.0) -> Setting:
-    return Setting(part, ranks, "cpu", folder, time.monotonic() + seconds)
+def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float = 60.0) -> TrialSetting:
+    return TrialSetting(part, ranks, "cpu", folder, time.monotonic() + seconds)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 6, 8])
@@ -81,10 +81,15 @@ def test_a_case_that_hangs_is_named_and_those_behind_it_are_tried(tmp_path, monk
     found = list(parity._tried(setting(tmp_path), cases))
     assert launches == [4, 2]
     assert [finding.name for finding in found] == [named.name for named in cases]
-    assert [finding.state for finding in found] == [State.PASSED, State.FAILED, State.PASSED, State.PASSED]
+    assert [finding.state for finding in found] == [
+        TrialState.PASSED,
+        TrialState.FAILED,
+        TrialState.PASSED,
+        TrialState.PASSED,
+    ]
     assert found[1].told == "rank 1 is late, in a message"
     late = list(parity._tried(setting(tmp_path, seconds=0), cases))
-    assert {finding.state for finding in late} == {State.LEFT_OUT}
+    assert {finding.state for finding in late} == {TrialState.LEFT_OUT}
 
 
 def test_one_part_keeps_no_other_from_running_and_all_is_packed(tmp_path, monkeypatch):
@@ -108,8 +113,8 @@ def test_one_part_keeps_no_other_from_running_and_all_is_packed(tmp_path, monkey
     found = list(run.check([*parts], 8, "cpu", folder, 60.0))
     states = Counter((finding.part, finding.state) for finding in found)
     assert states == {
-        ("good", State.PASSED): 2, ("bad", State.PASSED): 1, ("bad", State.FAILED): 1,
-        ("ended", State.PASSED): 1, ("ended", State.FAILED): 1, ("broken", State.FAILED): 1,
+        ("good", TrialState.PASSED): 2, ("bad", TrialState.PASSED): 1, ("bad", TrialState.FAILED): 1,
+        ("ended", TrialState.PASSED): 1, ("ended", TrialState.FAILED): 1, ("broken", TrialState.FAILED): 1,
     }  # fmt: skip
     assert [finding.ranks for finding in found] == [2, 8, 8, 8, 8, 8, 8]
     assert {finding.told for finding in found} >= {"rank 0 ended", "RuntimeError: of Paddle"}
@@ -122,17 +127,17 @@ def test_one_part_keeps_no_other_from_running_and_all_is_packed(tmp_path, monkey
     machine = json.loads((folder / "machine.json").read_text())
     assert machine["versions"]["numpy"] and machine["doctor"]
     late = list(run.check(["good"], 2, "cpu", folder, 1.0))
-    assert [finding.state for finding in late] == [State.LEFT_OUT]
+    assert [finding.state for finding in late] == [TrialState.LEFT_OUT]
 
 
 def test_one_rank_says_what_it_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(parity, "_tried", lambda of, cases: [of.found(named.name, True, "") for named in cases])
     found = [*parity.parity(setting(tmp_path, ranks=1)), *parity.schedules(setting(tmp_path, ranks=1))]
-    assert Counter(finding.state for finding in found) == {State.PASSED: 2 * len(ONE_RANK), State.LEFT_OUT: 4}
-    assert all("2 ranks" in f.told or "GPUs" in f.told for f in found if f.state is State.LEFT_OUT)
+    assert Counter(finding.state for finding in found) == {TrialState.PASSED: 2 * len(ONE_RANK), TrialState.LEFT_OUT: 4}
+    assert all("2 ranks" in f.told or "GPUs" in f.told for f in found if f.state is TrialState.LEFT_OUT)
     monkeypatch.setattr(stock, "BENCHMARKS", tmp_path / "missing")
     [finding] = stock.stock(setting(tmp_path))
-    assert finding.state is State.LEFT_OUT and "checkout" in finding.told
+    assert finding.state is TrialState.LEFT_OUT and "checkout" in finding.told
 
 
 def taken(plan, predicted, slower: float = 1.0, more_mib: float = 0.0, more_bytes: int = 0) -> list[dict]:
@@ -160,16 +165,16 @@ def test_what_is_not_as_predicted_fails(tmp_path, device, change, failed):
     plan = example_plan(costs, stages=(2, 2), layers=(LayerStrategy(2),) * 4, micro_batches=4)
     of = replace(setting(tmp_path, "prediction", 8), device=device)
     found = list(prediction._beside(of, "x", plan, costs, taken(plan, costs.predict(plan), **change), Reserve()))
-    assert {word for f in found if f.state is State.FAILED for word in failed if word in f.name} == failed
-    assert bool(failed) == any(f.state is State.FAILED for f in found)
+    assert {word for f in found if f.state is TrialState.FAILED for word in failed if word in f.name} == failed
+    assert bool(failed) == any(f.state is TrialState.FAILED for f in found)
     assert [f.name for f in found] == ["x: step", "x: memory of stage 0", "x: memory of stage 1", "x: bytes"]
-    assert (found[0].state is State.TOLD) == (device == "cpu")
+    assert (found[0].state is TrialState.TOLD) == (device == "cpu")
 
 
 def test_a_rank_that_does_not_run_out_fails_the_part(tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "launch", lambda *_, **__: None)
     [finding] = faults.memory(setting(tmp_path))
-    assert finding.state is State.FAILED
+    assert finding.state is TrialState.FAILED
 
 
 def test_what_is_asked_wrongly_is_refused(tmp_path, galvatron):
@@ -196,15 +201,15 @@ def test_faults_are_tried_on_cpu_processes(tmp_path, galvatron):
 @pytest.mark.parametrize(
     ("part", "states"),
     [
-        ("parity", {State.PASSED: 24, State.LEFT_OUT: 1}),
-        ("schedules", {State.PASSED: 10, State.LEFT_OUT: 1}),
-        ("prediction", {State.PASSED: 11, State.TOLD: 5, State.LEFT_OUT: 1}),
-        ("stock", {State.TOLD: 3}),
+        ("parity", {TrialState.PASSED: 24, TrialState.LEFT_OUT: 1}),
+        ("schedules", {TrialState.PASSED: 10, TrialState.LEFT_OUT: 1}),
+        ("prediction", {TrialState.PASSED: 11, TrialState.TOLD: 5, TrialState.LEFT_OUT: 1}),
+        ("stock", {TrialState.TOLD: 3}),
     ],
 )
 def test_all_parts_run_on_cpu_processes(tmp_path, galvatron, part, states):
     ran = galvatron("gpu-check", "--parts", part, "--nproc", 2, "--minutes", 60, "--output", tmp_path / "out")
-    findings = [Finding(**one) for one in json.loads((tmp_path / "out" / run.RESULT).read_text())["findings"]]
-    failed = [finding for finding in findings if finding.state is State.FAILED]
+    findings = [TrialFinding(**one) for one in json.loads((tmp_path / "out" / run.RESULT).read_text())["findings"]]
+    failed = [finding for finding in findings if finding.state is TrialState.FAILED]
     assert ran.code == 0 and not failed, failed
     assert Counter(finding.state for finding in findings) == states

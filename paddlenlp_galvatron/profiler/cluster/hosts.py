@@ -11,7 +11,7 @@ from typing import Any
 
 from ...base.reading import LARGEST_OPTIONS, read_text
 from ...plan import UserError
-from ..options import RunOptions
+from ..options import ProfileRunOptions
 
 LOOKUP_S = 10.0  # in which names are looked up; a resolver may let each of them wait for as long
 LOOKUPS = 8  # at once
@@ -26,7 +26,7 @@ def nodes_of(hostfile: Path, given: dict[str, Any]) -> dict[str, Any]:
     hosts = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not hosts:
         raise UserError(f"hostfile: {hostfile} names no node; write one address a line")
-    wanted = RunOptions.among(given).num_nodes if "num_nodes" in given else len(hosts)
+    wanted = ProfileRunOptions.among(given).num_nodes if "num_nodes" in given else len(hosts)
     if len(hosts) < wanted:
         raise UserError(f"hostfile: {hostfile} names {len(hosts)} nodes, but num_nodes is {wanted}")
     found = {"num_nodes": len(hosts), "master_addr": hosts[0]} | given

@@ -22,11 +22,11 @@ from ...runtime import collectives
 from ...runtime.groups import Groups, Ranks, run_as_rank, start_world
 from ...runtime.precision import DTYPES
 from ..clock import Array
-from ..cpu_host.placement import Placement
+from ..cpu_host.placement import ProcessorPlacement
 from ..cpu_host.processors import awake, pinned, shares
 from ..journal import Journal
 from ..launcher import fingerprint, impossible_note, report_note, report_progress
-from ..options import KINDS, HardwareOptions, Part
+from ..options import KINDS, HardwareOptions, HardwarePart
 from ..refine import coarse, uncertain
 from ..stopwatch import Stopwatch, Timing
 from .messages import ENOUGH, MessagePoint, Messages, Turn, Turns, doubtful, timings
@@ -62,7 +62,7 @@ def curves(options: HardwareOptions, world_size: int) -> list[MessageGroup]:
     """The collectives and groups of the parts that are asked for, each once."""
     found: dict[MessageGroup, None] = {}
     for part in options.parts:
-        limit = {Part.P2P: options.max_pp_deg, Part.ALL_REDUCE: None}.get(part, options.max_tp_deg)
+        limit = {HardwarePart.P2P: options.max_pp_deg, HardwarePart.ALL_REDUCE: None}.get(part, options.max_tp_deg)
         for kind in KINDS[part]:
             for size, consecutive in group_kinds(world_size):
                 if size <= (limit or size) and (consecutive or kind is not Collective.SEND):
@@ -80,14 +80,14 @@ class HardwareProfiler:
     stopwatch: Stopwatch
     groups: Groups
     journal: Journal
-    placement: Placement
+    placement: ProcessorPlacement
 
     def measure(self) -> None:
         """Measure all that the journal does not know."""
         self.groups.create(set(self._communicators()))
         wanted = curves(self.options, self.world_size)
         rounds = PINNED_ROUNDS if self.placement.matters else ROUNDS
-        kinds = overlapping_kinds() if Part.OVERLAP in self.options.parts and self.world_size > 1 else []
+        kinds = overlapping_kinds() if HardwarePart.OVERLAP in self.options.parts and self.world_size > 1 else []
         overlaps = [(kind, turn) for turn in range(max(rounds, OVERLAPS)) for kind in kinds]
         done, total = 0, rounds * len(wanted) + len(overlaps)
         for turn in range(rounds):
@@ -219,7 +219,7 @@ def main() -> None:
     processors = [share[0] for share in shares(per_node)] if rank % per_node == 0 else []
     with pinned(rank % per_node, per_node, stopwatch.pinned), awake(stopwatch.pinned) as spinners:
         # Between hosts the link takes far longer than what processors of one of them do.
-        placement = Placement(stopwatch, spinners, processors, stopwatch.pinned and options.num_nodes == 1)
+        placement = ProcessorPlacement(stopwatch, spinners, processors, stopwatch.pinned and options.num_nodes == 1)
         HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal, placement).measure()
     report_note(*apart_note(journal))
     if rank == 0:

@@ -24,7 +24,7 @@ FIRST_TRIES = 10  # before the quickest is known
 TRIES_A_NUMBER = 0.2  # on average: some hosts have no room
 
 
-class Placement:
+class ProcessorPlacement:
     """Ranks of one launch. A reference message tells whether they stand as well as they ever did."""
 
     def __init__(self, stopwatch: Stopwatch, spinners: Spinners, processors: Sequence[int], matters: bool):

@@ -17,7 +17,7 @@ from ..clock import Array
 from ..journal import Journal
 from ..refine import coarse, uncertain
 from ..stopwatch import Stopwatch, Timing
-from .part import Part
+from .part import MeasuredPart
 from .summary import OPTIMIZER, PassPoint, PassTurn, doubtful, measured
 
 TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what the second turn does not confirm more often
@@ -89,8 +89,8 @@ class ComputationProfiler:
     def _measure(self, point: PassPoint) -> None:
         self.journal.get(point.name, lambda: self._end(point.key) if point.key.part in ENDS else self._layer(point.key))
 
-    def _part(self, key: PassKey, **what: Any) -> Part:
-        return Part(
+    def _part(self, key: PassKey, **what: Any) -> MeasuredPart:
+        return MeasuredPart(
             self._shape(key.part),
             self.family,
             samples=key.batch,

@@ -14,7 +14,7 @@ from ...profiles.memory import STATE_BYTES, Role
 from ...runtime import device
 from ...runtime.adapter import Adapter
 from ..journal import Journal
-from .part import Part
+from .part import MeasuredPart
 
 MIB = 2**20
 FLOAT_BYTES = 4
@@ -148,12 +148,12 @@ class MemoryProfiler:
 
         def measure() -> Use:
             shape, precision, flash = self.shapes[number], self.precision, self.flash_attention
-            return _measure(Part(shape, self.family, precision=precision, flash_attention=flash, **settings))
+            return _measure(MeasuredPart(shape, self.family, precision=precision, flash_attention=flash, **settings))
 
         return Use(*self.journal.get(key, measure))
 
 
-def _measure(part: Part) -> Use:
+def _measure(part: MeasuredPart) -> Use:
     part.forward()  # makes what stays: gradients and masks
     part.backward()
     gc.collect()  # of the part before, too: nothing may be freed while this one is measured

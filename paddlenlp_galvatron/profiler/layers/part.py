@@ -15,7 +15,7 @@ from ...runtime.units import Trainable
 from .silent import PatternWeights, SilentGroups
 
 
-class Part:
+class MeasuredPart:
     """Some layers, embedding or head of a model, split `tp` ways; this rank is the first of its tp group.
 
     The peers' part of every collective is left out. `forward` and `backward` alternate; gradients are added up, as

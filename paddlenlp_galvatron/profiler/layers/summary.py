@@ -46,7 +46,7 @@ class PassTurn(NamedTuple):
         return float(np.median(self.forward) + np.median(self.backward))
 
 
-class Pass(NamedTuple):
+class PassTimings(NamedTuple):
     """Times of one part at one point."""
 
     forward: Timing
@@ -54,7 +54,7 @@ class Pass(NamedTuple):
     recompute_ms: float | None
 
     @classmethod
-    def of_turns(cls, turns: Sequence[PassTurn]) -> Pass:
+    def of_turns(cls, turns: Sequence[PassTurn]) -> PassTimings:
         """What disturbs a measurement only adds time, so the quickest turn counts. The spread is that of all laps."""
         best = min(turns, key=lambda turn: turn.ms)
         forward = Timing.of(np.concatenate([turn.forward for turn in turns]))
@@ -76,9 +76,9 @@ def line_of(key: PassKey, by_batch: bool) -> tuple[str, int, int]:
     return key.part, key.tp, key.seq if by_batch else key.batch
 
 
-def measured(journal: Journal) -> dict[PassKey, Pass]:
+def measured(journal: Journal) -> dict[PassKey, PassTimings]:
     """Every point that the journal knows."""
-    return {key: Pass.of_turns(turns) for key, turns in _turns(journal).items()}
+    return {key: PassTimings.of_turns(turns) for key, turns in _turns(journal).items()}
 
 
 def doubtful(journal: Journal) -> set[PassKey]:
@@ -94,7 +94,7 @@ def _turns(journal: Journal) -> dict[PassKey, list[PassTurn]]:
     return turns
 
 
-def _falling(known: Mapping[PassKey, Pass]) -> dict[PassKey, float]:
+def _falling(known: Mapping[PassKey, PassTimings]) -> dict[PassKey, float]:
     """Points that take less time than a smaller batch at the same length, with that time in ms."""
     result = {}
     for line in {line_of(key, by_batch=True) for key in known}:
@@ -104,7 +104,7 @@ def _falling(known: Mapping[PassKey, Pass]) -> dict[PassKey, float]:
     return result
 
 
-def fit_errors(known: Mapping[PassKey, Pass]) -> dict[str, float]:
+def fit_errors(known: Mapping[PassKey, PassTimings]) -> dict[str, float]:
     """Median relative error of predicting each point from the others, over batches and over time a token by lengths."""
     errors: dict[str, list[float]] = {}
     for by_batch in (True, False):
