@@ -57,6 +57,9 @@ from .task import (
 from .weights import Weights, layer_weights
 
 MIB = 2**20
+ENDS = ("embedding", "last norm", "LM head")  # weights that no layer has
+ID_BYTES = 8  # of a token's number
+BATCHES = 2  # of which a rank holds its own rows: the one in use and the next
 MESSAGES = 2  # that a rank holds for each neighbouring stage: one in use, the next one posted or the last one leaving
 
 
@@ -94,7 +97,7 @@ class CostModel:
         self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))
         self.layer_types = tuple(kind for kind, shape in enumerate(self.models) for _ in range(shape.layers))
         self._layers: dict[tuple[LayerStrategy, int, int, bool, int, int], LayerCost] = {}
-        self._vocab: dict[tuple[VocabStrategy, int, int, bool, int, Role], LayerCost] = {}
+        self._vocab: dict[tuple[VocabStrategy, int, int, int, int, Role], LayerCost] = {}
         self._switches: dict[tuple[Strategy | None, Strategy | None, int, int, int], tuple[float, float]] = {}
         first, last = self.models[0], self.models[-1]
         if first.tied_embeddings and first.hidden_size != last.hidden_size:
@@ -158,7 +161,7 @@ class CostModel:
         self, vocab: VocabStrategy, *, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
     ) -> LayerCost:
         """Embedding and LM head as a stage of this role has them. Raises UserError as `layer_cost` does."""
-        key = (vocab, stage_size, micro_batch, self._whole_gradients(micro_batches), pipeline, role)
+        key = (vocab, stage_size, micro_batch, micro_batches, pipeline, role)
         if key not in self._vocab:
             self._vocab[key] = self._vocabulary(*key)
         return self._vocab[key]
@@ -168,7 +171,7 @@ class CostModel:
         its output, too."""
         widest = max(self._token_bytes(micro_batch, kind) for kind in range(len(self.models)))
         input_mib = widest / stage_size / MIB
-        fixed_mib = self._mask_mib + 2 * MESSAGES * input_mib
+        fixed_mib = self._constants_mib + 2 * MESSAGES * input_mib
         memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
         return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, 0.0, memory)
 
@@ -365,7 +368,8 @@ class CostModel:
         activation = self.memory.activation_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / split
         working = self.memory.working_mib(layer_type, strategy.tp, seq, sequence_parallel, samples / split)
         gathered = sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer
-        if gathered and not working:  # a measured working set has the gathered tokens in it
+        measured = working > 0
+        if gathered and not measured:  # a measured working set has the gathered tokens in it
             working += samples * seq * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
         products = product_share(model, seq)
         if self.options.task.frozen:
@@ -373,12 +377,13 @@ class CostModel:
         again_ms = 0.0
         if strategy.recompute:
             again_ms = times.recompute_ms or 0.0
-            working += activation
             checkpoint = self.memory.checkpoint_mib(layer_type, seq) * samples
-            activation = checkpoint / (mesh.degree(*token_axes(sequence_parallel)) // mesh.degree(Axis.DATA))
+            input_mib = checkpoint / (mesh.degree(*token_axes(sequence_parallel)) // mesh.degree(Axis.DATA))
+            working += activation + (input_mib if measured else 0.0)  # its output, made anew, is as large
+            activation = input_mib
         weights = layer_weights(model, strategy.tp)
-        measured = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
-        held = replace(weights, matrices=round(weights.matrices * measured))
+        share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
+        held = replace(weights, matrices=round(weights.matrices * share))
         room = Room(activation, working)
         times = PassTimes(times.forward_ms, times.backward_ms, again_ms)
         cost = self._trained(strategy, mesh, pipeline, calls, times, held, whole, room)
@@ -393,7 +398,7 @@ class CostModel:
         return together(cost, self._cost(strategy, mesh, pipeline, *small, Room(kept, 0.0)))
 
     def _vocabulary(
-        self, vocab: VocabStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, role: Role
+        self, vocab: VocabStrategy, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
     ) -> LayerCost:
         first, last = 0, len(self.models) - 1
         mesh = vocab.mesh(stage_size)
@@ -413,8 +418,14 @@ class CostModel:
         held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES))
         if self.options.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
             times = PassTimes(times.forward_ms, 0.0 if role == "first" else parts[-1].forward_ms)
+        whole = self._whole_gradients(micro_batches)
         cost = self._trained(vocab, mesh, pipeline, calls, times, held, whole, Room(kept, peak - kept))
-        fixed_mib = self._mask_mib
+        fixed_mib = self._constants_mib
+        if self._knows_constants:
+            rows = samples * micro_batches
+            fixed_mib += (
+                BATCHES * rows * (seq + 1) * ID_BYTES + 2 * micro_batches * FP32_BYTES
+            ) / MIB  # losses, counts
         if role != "only":
             tokens = self._token_bytes(micro_batch, first if role == "first" else last)
             fixed_mib += MESSAGES * tokens / stage_size / MIB
@@ -426,10 +437,23 @@ class CostModel:
         )
         return LayerCost.of(replace(cost.terms, states=states), cost.activation_mib, cost.working_mib, memory)
 
+    @property
+    def _knows_constants(self) -> bool:
+        """Whether the memory profile tells what a stage keeps beside weights and activations; Galvatron's do not."""
+        return bool(self.memory.profile.mask_mib)
+
     @cached_property
-    def _mask_mib(self) -> float:
-        """Attention masks, which every stage keeps."""
-        return sum(self.memory.mask_mib(seq) for seq in set(self.seqs))
+    def _constants_mib(self) -> float:
+        """What every stage keeps for all its layers: attention masks, sine and cosine of each position, and AdamW's
+        powers of its betas, two for each weight of any stage."""
+        masks_mib = sum(self.memory.mask_mib(seq) for seq in set(self.seqs))
+        if not self._knows_constants:
+            return masks_mib
+        tables = {(seq, model.head_dim) for seq, model in zip(self.seqs, self.models, strict=True)}
+        numbers = sum(2 * seq * width for seq, width in tables)
+        for model in self.models:
+            numbers += 2 * (model.layers * len(model.block.weights) + len(ENDS))
+        return masks_mib + numbers * FP32_BYTES / MIB
 
     def _vocab_calls(self, vocab: VocabStrategy, role: Role, stage_size: int, micro_batch: int) -> Calls:
         """The embedding is of the first layer type's width and length, the LM head of the last one's."""

@@ -25,6 +25,11 @@ class PartMemory:
     gathered_mib: float = 0.0  # zero3's weights while the part runs
     joined_mib: float = 0.0  # the message in which gradients are reduced
 
+    @property
+    def shard_mib(self) -> float:
+        """Of the gradients, what is kept of a message that goes when all of it has been reduced."""
+        return self.kept_mib + self.joined_mib - self.gradient_mib if self.kept_mib < self.gradient_mib else 0.0
+
 
 def peak_mib(parts: Sequence[PartMemory], passes: Sequence[Pass]) -> float:
     """`parts` in the order of forward; `passes` of the stage. Gradients are reduced after the last micro-batch."""
@@ -47,17 +52,18 @@ def _backward(parts: Sequence[PartMemory], held_mib: float, in_flight: int, firs
     """The peak of one micro-batch's backward with so many in flight."""
     now = held_mib + in_flight * sum(part.activation_mib for part in parts)
     now += 0.0 if first else sum(part.gradient_mib for part in parts)
-    peak = now
+    peak, sent = now, PartMemory()  # whose gradients are being reduced
     before = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
     for part, following in zip(reversed(parts), before, strict=True):
         weights = part.gathered_mib + following.gathered_mib
-        peak = max(peak, now + weights + part.working_mib)
+        peak = max(peak, now + weights + part.working_mib + sent.shard_mib)
         made = part.gradient_mib - part.late_mib if first else 0.0
         now += made - part.activation_mib
-        peak = max(peak, now + weights)
+        peak = max(peak, now + weights + sent.shard_mib)
         if last:
-            peak = max(peak, now + weights + part.joined_mib)
-            now += (part.kept_mib - part.gradient_mib) * (1 - _late(part))
+            now += (sent.kept_mib - sent.gradient_mib) * (1 - _late(sent))
+            peak, sent = max(peak, now + weights + part.joined_mib), part
+    now += (sent.kept_mib - sent.gradient_mib) * (1 - _late(sent))
     for part in parts:
         now += part.late_mib if first else 0.0
         if last and part.late_mib:

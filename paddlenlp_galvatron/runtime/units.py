@@ -112,6 +112,7 @@ class Unit:
     """Matrices of one module, kept whole on every rank of the group (ddp), and what all kinds of units share."""
 
     every_micro_batch = False
+    sends_whole = False  # whether a reduction holds whole gradients of which less is kept
 
     def __init__(self, weights: Sequence[ShardedParameter], group: Any):
         self.weights = tuple(weights)
@@ -215,6 +216,8 @@ class JoinedUnit(Unit):
 
 class ShardedUnit(Unit):
     """Matrices whose optimizer states and gradients (zero2), and weights too (zero3), are sharded over the group."""
+
+    sends_whole = True
 
     def __init__(self, weights: Sequence[ShardedParameter], group: Any, every_micro_batch: bool, keep_whole: bool):
         super().__init__(weights, group)
@@ -401,7 +404,7 @@ class Chain:
         """A module's backward is done: let its weights go and reduce its gradients when it is time."""
         unit = self.units[position]
         unit.release()
-        if unit.every_micro_batch and self._reducing is not None:
+        if self._reducing is not None and (unit.every_micro_batch or self._reducing.sends_whole):
             self._reducing.take()  # its whole message goes before the next one is made
         unit.backward_done(self.last_backward)
         self._reducing = unit

@@ -190,13 +190,17 @@ def test_a_middle_stage_holds_its_input_for_each_micro_batch_in_flight():
     assert held == pytest.approx(3 * (layer + tokens * MODEL.hidden_size * 2 / 2**20))
 
 
-def test_every_stage_keeps_the_attention_mask():
+def test_every_stage_keeps_mask_and_positions_and_its_ends_the_ids():
     plan = example_plan(
         one_node(), stages=(1, 1, 1, 1), micro_batches=8, global_batch=32, layers=(LayerStrategy(),) * 4
     )
     masked = MemoryUse(replace(MEMORY, mask_mib={SEQ // 2: 1.5}))
-    for without, having in zip(*(m.predict(plan).stages for m in (one_node(), one_node(memory=masked))), strict=True):
-        assert having.memory.states_mib == pytest.approx(without.memory.states_mib + 4 * 1.5)
+    stages = zip(*(m.predict(plan).stages for m in (one_node(), one_node(memory=masked))), strict=True)
+    kept = 2 * SEQ * MODEL.head_dim * 4 + 8 * (4 * len(MODEL.block.weights) + 3)  # positions, powers of the betas
+    ids = 2 * 32 // plan.stage_size * (SEQ + 1) * 8 + 8 * plan.micro_batches  # losses, too
+    for stage, (without, having) in enumerate(stages):
+        more = kept + (ids if stage in (0, 3) else 0)
+        assert having.memory.states_mib == pytest.approx(without.memory.states_mib + 4 * 1.5 + more / 2**20, abs=1e-9)
 
 
 def test_tied_embeddings_add_the_exchange_between_first_and_last_stage():

@@ -21,13 +21,16 @@ MIB = 2**20
 
 
 class Watch:
-    """Listens to an engine: passes in order, micro-batches in flight, whole weights of zero3 units at once."""
+    """Listens to an engine: passes in order, micro-batches in flight, whole weights of zero3 units and whole
+    gradients in messages at once."""
 
     def __init__(self, engine: Engine):
         self.passes: list[tuple[str, int, int]] = []
         self.copies: list[str] = []
         self.in_flight = self.most_in_flight = self.most_gathered = 0
-        self._sharded = [u for u in engine.stage.units if isinstance(u, ShardedUnit) and not u._keep_whole]
+        self.most_sent = 0
+        self._reducing = [u for u in engine.stage.units if isinstance(u, ShardedUnit)]
+        self._sharded = [u for u in self._reducing if not u._keep_whole]
         stage, pipeline = engine.stage, engine._pipeline
         forward, backward = stage.forward, pipeline._backward
 
@@ -45,6 +48,8 @@ class Watch:
             self._count_copies(owner, name)
         for unit in self._sharded:
             self._listen(unit)
+        for unit in self._reducing:
+            self._count_messages(unit)
 
     def _passed(self, kind: str, chunk: int, change: int) -> None:
         self.passes.append((kind, chunk, sum(one[:2] == (kind, chunk) for one in self.passes)))
@@ -75,6 +80,15 @@ class Watch:
 
         unit.gather, unit.prefetch = watched(gather), watched(prefetch)  # type: ignore[method-assign]
 
+    def _count_messages(self, unit: ShardedUnit) -> None:
+        start = unit._start
+
+        def watched() -> None:
+            start()
+            self.most_sent = max(self.most_sent, sum(bool(u._pending) for u in self._reducing))
+
+        unit._start = watched  # type: ignore[method-assign]
+
 
 def run_case(case: Case, folder: Path, index: int) -> None:
     def held() -> float:
@@ -104,6 +118,7 @@ def run_case(case: Case, folder: Path, index: int) -> None:
         "copies": watch.copies,
         "most_in_flight": watch.most_in_flight,
         "most_gathered": watch.most_gathered,
+        "most_sent": watch.most_sent,
     }
     (folder / f"{index}.{engine.rank}.json").write_text(json.dumps(report))
 
