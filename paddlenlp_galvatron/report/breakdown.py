@@ -29,7 +29,7 @@ MEMORY = {
     "parameters": "parameters",
     "gradients": "gradients",
     "moments": "optimizer states",
-    "masks": "attention mask, positions, ids, messages between stages",
+    "masks": "masks, ids, messages between stages",
     "activations": "activations in flight",
     "working": "working set",
     "reserve": "reserve",
