@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..base.errors import UserError
-from ..model import ModelShape
+from ..model import ModelShape, Recompute
 from ..plan.layout import TokenLayout, token_axes, token_layout
 from ..plan.mesh import Axis, Mesh
 from ..plan.schedules import chunks_in_flight, order
@@ -41,6 +41,7 @@ from .costs import (
 from .module_memory import Room, module_memory
 from .peak import PartMemory, peak_mib
 from .placement import place_of
+from .recompute import partly
 from .redistribution import redistribution
 from .simulate import StageTimes, step_ms
 from .states import FP32_BYTES, StateBytes
@@ -370,12 +371,15 @@ class CostModel:
         products = product_share(model, seq)
         if self.options.task.frozen:
             times = frozen_times(times, products)
-        again_ms = 0.0
-        if strategy.recompute:
+        recompute, again_ms = strategy.recompute, 0.0
+        if recompute is Recompute.FULL:
             again_ms = times.recompute_ms or 0.0
             working += activation
             checkpoint = self.memory.checkpoint_mib(layer_type, seq) * samples
             activation = checkpoint / (mesh.degree(*token_axes(sequence_parallel)) // mesh.degree(Axis.DATA))
+        elif recompute:
+            again_ms, spared = partly(model, strategy, times, self.memory, layer_type, seq, self.assumed)
+            working, activation = working + spared * activation, (1 - spared) * activation
         weights = layer_weights(model, strategy.tp)
         measured = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         held = replace(weights, matrices=round(weights.matrices * measured))
@@ -388,7 +392,7 @@ class CostModel:
         adapters = adapter_weights(model, strategy.tp, rank)
         own_ms = times.forward_ms * products * adapters.all / weights.all
         each = rank * samples * seq * setting.states.weight / split / MIB
-        kept = 0.0 if strategy.recompute else adapted(model) * each
+        kept = 0.0 if recompute is Recompute.FULL else adapted(model) * each
         small = weight_calls(adapters, strategy, setting), PassTimes(own_ms, 2 * own_ms), adapters, whole
         return together(cost, self._cost(strategy, mesh, pipeline, *small, Room(kept, 0.0)))
 
