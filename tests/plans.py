@@ -105,7 +105,7 @@ BAD_PLANS = {
     ),
     "parts of recompute that checkpoint contradicts": (
         {"recompute_enc": "norms,none,full,mlp"},
-        ["recompute_enc: layers 0 to 0 say norms", "checkpoint 1"],
+        ["recompute_enc: norms in layer 0, but checkpoint 1"],
     ),
     "too few parts of recompute": ({"recompute_enc": "full,none,none"}, ["recompute_enc", "3 entries for 4 layers"]),
     "two names that differ": ({"vocab_sdp": 1}, ["embed_sdp and vocab_sdp", "keep one"]),

@@ -232,11 +232,12 @@ def _wrong_lengths(fields: StrategyFile) -> list[str]:
         if getattr(fields, name) is not None and len(getattr(fields, name)) != layers
     ]
     pairs = [*zip(fields.recompute_enc or (), fields.checkpoint, strict=False)]
-    for layers_of, (said, flag) in runs(pairs):
+    for run, (said, flag) in runs(pairs):
         if flag != (said is Recompute.FULL):
+            where = f"layer {run[0]}" if len(run) == 1 else f"layers {run[0]}-{run[-1]}"
             faults.append(
-                f"recompute_enc: layers {layers_of[0]} to {layers_of[-1]} say {said.words}, but checkpoint {flag}; "
-                "make checkpoint 1 for full and 0 for all else"
+                f"recompute_enc: {said.words} in {where}, but checkpoint {flag}; make checkpoint 1 for full and 0 for "
+                "all else"
             )
     count, chunks = len(fields.pp_division), fields.virtual_pp_deg
     if count != fields.pp_deg * chunks:
