@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+from plans import MODEL
 
 from paddlenlp_galvatron.cost_model import CostModel
+from paddlenlp_galvatron.cost_model.communication import Setting, layer_calls
 from paddlenlp_galvatron.cost_model.derived import derive
+from paddlenlp_galvatron.cost_model.states import StateBytes
+from paddlenlp_galvatron.cost_model.traffic import NAMES
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import APART, PARTLY
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, Recompute
@@ -76,3 +81,28 @@ def test_what_a_profile_does_not_tell_is_derived():
         derived, known = (model.layer_cost(layer, **WHERE) for model in (cost, told))
         assert derived.activation_mib == known.activation_mib
         assert derived.backward_ms == pytest.approx(known.backward_ms, rel=0.03)
+
+
+@pytest.mark.parametrize("megatron_sp", [True, False])
+def test_the_runtime_calls_what_is_priced(megatron_sp):
+    """To the byte, of one rank of a tensor-parallel pair whose peer is silent."""
+    pytest.importorskip("paddle")
+    from paddlenlp_galvatron.adapters import load_family
+    from paddlenlp_galvatron.profiler.layers.part import MeasuredPart
+    from paddlenlp_galvatron.runtime import collectives
+
+    shape = replace(MODEL, vocab_size=64)
+    assumed = Assumptions(megatron_sp, seq_length=8)
+    setting = Setting(2, 8, 2, assumed, StateBytes.of(Precision.FP32))
+    for recompute in (Recompute.NONE, Recompute.FULL, *PARTLY):
+        where = {"samples": 2, "seq_length": 8, "tp": 2, "sequence_parallel": megatron_sp}
+        part = MeasuredPart(shape, load_family(shape.family), layers=1, recompute=recompute, **where)
+        collectives.forget_traffic()
+        part.forward()
+        part.backward()
+        calls = layer_calls(shape, LayerStrategy(2, recompute=recompute), setting)
+        priced: Counter[str] = Counter()
+        for call in (*calls.forward, *calls.backward):
+            priced[NAMES[call.kind]] += call.bytes * call.times
+        del collectives.traffic_bytes["all_to_all"]  # of tokens that change their layout at the edges
+        assert collectives.traffic_bytes == priced, recompute
