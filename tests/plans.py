@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from paddlenlp_galvatron.model.layer import PARTLY
 from paddlenlp_galvatron.plan import (
     Assumptions,
     DataParallel,
@@ -15,6 +16,7 @@ from paddlenlp_galvatron.plan import (
     ModelShape,
     Plan,
     Precision,
+    Recompute,
     Schedule,
     VocabStrategy,
     uniform_plan,
@@ -73,6 +75,10 @@ BAD_FIELDS = {
     "flag of 2": ({"use_sp": "0,0,2,0"}, ["use_sp: layer 2", "2"]),
     "degree of 0": ({"tp_sizes_enc": "2,2,0,1"}, ["tp_sizes_enc: layer 2", "0"]),
     "0 chunks": ({"virtual_pp_deg": 0}, ["virtual_pp_deg", "greater than or equal to 1"]),
+    "unknown part": ({"recompute_enc": "full,norms+mpl,none,none"}, ["recompute_enc: layer 1", "norms+mpl"]),
+    "a part twice": ({"recompute_enc": "full,mlp+mlp,none,none"}, ["recompute_enc: layer 1", "mlp+mlp"]),
+    "all and a part": ({"recompute_enc": "full+norms,none,none,none"}, ["recompute_enc: layer 0", "full+norms"]),
+    "parts as a number": ({"recompute_enc": 1}, ["recompute_enc", "string of words"]),
     "stage of 0 layers": ({"pp_division": "4,0"}, ["pp_division: stage 1", "0"]),
     "unknown schedule": ({"pipeline_type": "1f1b"}, ["pipeline_type", "pipedream_flush", "1f1b"]),
     "unknown dp type": ({"default_dp_type": "zero1"}, ["default_dp_type", "zero2", "zero1"]),
@@ -97,6 +103,11 @@ BAD_PLANS = {
         {"virtual_pp_deg": 2, "pp_deg": 1},
         ["virtual_pp_deg", "the only stage", "raise pp_deg"],
     ),
+    "parts of recompute that checkpoint contradicts": (
+        {"recompute_enc": "norms,none,full,mlp"},
+        ["recompute_enc: norms in layer 0, but checkpoint 1"],
+    ),
+    "too few parts of recompute": ({"recompute_enc": "full,none,none"}, ["recompute_enc", "3 entries for 4 layers"]),
     "two names that differ": ({"vocab_sdp": 1}, ["embed_sdp and vocab_sdp", "keep one"]),
     "stages do not divide the world": ({"world_size": 9}, ["pp_deg", "2 stages", "9 ranks"]),
     "degree does not divide a stage": ({"tp_sizes_enc": "2,3,3,1"}, ["tp_sizes_enc", "3 of layers 1-2", "4 ranks"]),
@@ -122,7 +133,8 @@ def valid_plans(draw: st.DrawFn) -> Plan:
     degrees = st.sampled_from([d for d in range(1, stage_size + 1) if stage_size % d == 0])
     dp_types = st.sampled_from([default, DataParallel.ZERO3])
     flags = st.booleans()
-    layer = st.builds(LayerStrategy, degrees, flags, flags, dp_types, flags)
+    recompute = st.sampled_from([Recompute.NONE, Recompute.FULL, *PARTLY])
+    layer = st.builds(LayerStrategy, degrees, flags, flags, dp_types, recompute)
     micro_batches = draw(st.integers(1, 6))
     tokens = st.integers(1, 5).map(lambda k: k * stage_size)
     assumed = st.builds(

@@ -23,6 +23,7 @@ from ..plan.seams import (
     Collective,
     Message,
     Seam,
+    repeated,
     seam_ops,
     summed_over,
 )
@@ -76,14 +77,18 @@ class Setting:
 
 def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
     """Collectives of one decoder layer."""
-    seams = _seam_calls(model, strategy, setting, BLOCK, strategy.recompute)
+    seams = _seam_calls(model, strategy, setting, BLOCK, repeated(strategy.recompute))
     return seams.also(weight_calls(layer_weights(model, strategy.tp), strategy, setting))
 
 
 def _seam_calls(
-    model: ModelShape, strategy: Strategy, setting: Setting, seams: frozenset[Seam], recompute: bool = False
+    model: ModelShape,
+    strategy: Strategy,
+    setting: Setting,
+    seams: frozenset[Seam],
+    again: frozenset[Seam] = frozenset(),
 ) -> Calls:
-    """Collectives at these seams."""
+    """Collectives at these seams, of which backward repeats those of forward at some."""
     mesh = strategy.mesh(setting.stage_size)
 
     def calls(messages: Counter[Kind]) -> Iterator[Call]:
@@ -96,7 +101,7 @@ def _seam_calls(
             size = setting.samples * setting.seq * width * each // parts
             yield Call(kind, axes, size, times)
 
-    forward, backward = _messages(strategy.axes, mesh, setting.assumed.sequence_parallel, seams, recompute)
+    forward, backward = _messages(strategy.axes, mesh, setting.assumed.sequence_parallel, seams, again)
     if not forward and not backward:
         return Calls()
     return Calls(tuple(calls(forward)), tuple(calls(backward)))
@@ -104,7 +109,11 @@ def _seam_calls(
 
 @lru_cache(maxsize=10_000)
 def _messages(
-    axes: tuple[tuple[Axis, int], ...], mesh: Mesh, sequence_parallel: bool, seams: frozenset[Seam], recompute: bool
+    axes: tuple[tuple[Axis, int], ...],
+    mesh: Mesh,
+    sequence_parallel: bool,
+    seams: frozenset[Seam],
+    again: frozenset[Seam],
 ) -> tuple[Counter[Kind], Counter[Kind]]:
     """In forward and in backward."""
     forward: Counter[Kind] = Counter()
@@ -115,7 +124,9 @@ def _messages(
             forward[op.forward, (axis,), parts, seam.message] += op.times
         if op.backward:
             backward[op.backward, (axis,), parts, seam.message] += op.times
-    return forward, backward + forward if recompute else backward
+        if op.forward and seam in again:
+            backward[op.forward, (axis,), parts, seam.message] += op.times
+    return forward, backward
 
 
 def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Setting) -> Calls:

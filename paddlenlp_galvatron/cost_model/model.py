@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..base.errors import UserError
-from ..model import ModelShape
+from ..model import ModelShape, Recompute
 from ..plan.layout import TokenLayout, token_axes, token_layout
 from ..plan.mesh import Axis, Mesh
 from ..plan.schedules import chunks_in_flight, order
@@ -27,6 +27,7 @@ from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import Reserve, reserve_of
 from .communication import COPIES, TWINS, Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
+from .constants import constants_mib
 from .costs import (
     CostOptions,
     LayerCost,
@@ -41,6 +42,7 @@ from .costs import (
 from .module_memory import Room, module_memory
 from .peak import PartMemory, peak_mib
 from .placement import place_of
+from .recompute import partly
 from .redistribution import redistribution
 from .simulate import StageTimes, step_ms
 from .states import FP32_BYTES, StateBytes
@@ -57,9 +59,6 @@ from .task import (
 from .weights import Weights, layer_weights
 
 MIB = 2**20
-ENDS = ("embedding", "last norm", "LM head")  # weights that no layer has
-ID_BYTES = 8  # of a token's number
-BATCHES = 2  # of which a rank holds its own rows: the one in use and the next
 MESSAGES = 2  # that a rank holds for each neighbouring stage: one in use, the next one posted or the last one leaving
 
 
@@ -374,13 +373,16 @@ class CostModel:
         products = product_share(model, seq)
         if self.options.task.frozen:
             times = frozen_times(times, products)
-        again_ms = 0.0
-        if strategy.recompute:
+        recompute, again_ms = strategy.recompute, 0.0
+        if recompute is Recompute.FULL:
             again_ms = times.recompute_ms or 0.0
             checkpoint = self.memory.checkpoint_mib(layer_type, seq) * samples
             input_mib = checkpoint / (mesh.degree(*token_axes(sequence_parallel)) // mesh.degree(Axis.DATA))
             working += activation + (input_mib if measured else 0.0)  # its output, made anew, is as large
             activation = input_mib
+        elif recompute:
+            again_ms, spared = partly(model, strategy, times, self.memory, layer_type, seq, self.assumed)
+            working, activation = working + spared * activation, (1 - spared) * activation
         weights = layer_weights(model, strategy.tp)
         share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         held = replace(weights, matrices=round(weights.matrices * share))
@@ -393,7 +395,7 @@ class CostModel:
         adapters = adapter_weights(model, strategy.tp, rank)
         own_ms = times.forward_ms * products * adapters.all / weights.all
         each = rank * samples * seq * setting.states.weight / split / MIB
-        kept = 0.0 if strategy.recompute else adapted(model) * each
+        kept = 0.0 if recompute is Recompute.FULL else adapted(model) * each
         small = weight_calls(adapters, strategy, setting), PassTimes(own_ms, 2 * own_ms), adapters, whole
         return together(cost, self._cost(strategy, mesh, pipeline, *small, Room(kept, 0.0)))
 
@@ -437,23 +439,9 @@ class CostModel:
         )
         return LayerCost.of(replace(cost.terms, states=states), cost.activation_mib, cost.working_mib, memory)
 
-    @property
-    def _knows_constants(self) -> bool:
-        """Whether the memory profile tells what a stage keeps beside weights and activations; Galvatron's do not."""
-        return bool(self.memory.profile.mask_mib)
-
     @cached_property
     def _constants_mib(self) -> float:
-        """What every stage keeps for all its layers: attention masks, sine and cosine of each position, and AdamW's
-        powers of its betas, two for each weight of any stage."""
-        masks_mib = sum(self.memory.mask_mib(seq) for seq in set(self.seqs))
-        if not self._knows_constants:
-            return masks_mib
-        tables = {(seq, model.head_dim) for seq, model in zip(self.seqs, self.models, strict=True)}
-        numbers = sum(2 * seq * width for seq, width in tables)
-        for model in self.models:
-            numbers += 2 * (model.layers * len(model.block.weights) + len(ENDS))
-        return masks_mib + numbers * FP32_BYTES / MIB
+        return constants_mib(self.models, self.seqs, self.memory)
 
     def _vocab_calls(self, vocab: VocabStrategy, role: Role, stage_size: int, micro_batch: int) -> Calls:
         """The embedding is of the first layer type's width and length, the LM head of the last one's."""

@@ -2,13 +2,14 @@
 
 from .config import config_of, load_model, preset_names, shape_from_config
 from .families import FAMILIES
-from .layer import LayerKind, Split, Weight
+from .layer import LayerKind, Recompute, Split, Weight
 from .shape import ModelShape, joint_fingerprint, measured_fingerprint
 
 __all__ = [
     "FAMILIES",
     "LayerKind",
     "ModelShape",
+    "Recompute",
     "Split",
     "Weight",
     "config_of",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, Flag
 from functools import cached_property
 from math import prod
 
@@ -72,6 +72,44 @@ def linear(
         yield Weight(f"{name}.bias", (outputs,), split, most_parts)
 
 
+class Recompute(Flag):
+    """What of a layer backward computes again instead of keeping it: nothing, parts of the layer, or all of it.
+
+    A part ends in front of the matrix products that read its output, which is not kept either.
+    """
+
+    NONE = 0
+    FULL = 1
+    NORMS = 2  # both norms, and the MLP's activation function
+    ATTENTION = 4  # attention's core: what it makes of q, k and v, behind the rotary positions
+    MLP = 8  # gate, up, and their product by the activation function
+
+    @property
+    def words(self) -> str:
+        """As it stands in plan files: `none`, `norms+mlp`, `full`."""
+        return "+".join(str(part.name).lower() for part in self) or "none"
+
+    @classmethod
+    def of(cls, words: str) -> Recompute:
+        """From words, the parts in any order. Raises ValueError."""
+        for known in (cls.NONE, cls.FULL, *PARTLY):
+            if sorted(words.split("+")) == sorted(known.words.split("+")):
+                return known
+        raise ValueError("must be none, full, or those of norms, attention and mlp that are recomputed, joined by +")
+
+
+PARTS = (Recompute.NORMS, Recompute.ATTENTION, Recompute.MLP)
+PARTLY = tuple(Recompute(number) for number in range(2, 16, 2))  # every choice of parts
+# Choices that tell all others, as their bytes and times add up: norms and MLP share the activation function.
+APART = (*PARTS, Recompute.NORMS | Recompute.MLP)
+
+
+def apart(recompute: Recompute) -> tuple[Recompute, ...]:
+    """The entries of APART that a choice of parts is the sum of."""
+    sides = recompute & APART[-1], recompute & Recompute.ATTENTION
+    return tuple(side for side in sides if side)
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """Numbers a token that are kept for backward, by how they lie in a tensor-parallel group."""
@@ -91,12 +129,23 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class Again:
+    """What is not kept where one of some parts is recomputed, and what it takes to make it again."""
+
+    parts: Recompute  # any of them
+    spared: Kept
+    flops: int = 0  # operations of matrix products, a token
+    plain: bool = False  # without flash attention alone
+
+
+@dataclass(frozen=True, slots=True)
 class Sublayer:
     """Attention, the MLP, or the norms of a layer."""
 
     name: str
     weights: tuple[Weight, ...]
     kept: Kept = Kept()
+    again: tuple[Again, ...] = ()
     heads: int = 0  # of attention; a probability for every pair of tokens is kept for each, or a sum for every token
     head_dim: int = 0
     # What a degree must divide, by name: (number, whether ranks beyond it may share).
@@ -130,6 +179,11 @@ class LayerKind:
     @cached_property
     def kept(self) -> Kept:
         return sum((sublayer.kept for sublayer in self.sublayers), Kept())
+
+    def again(self, recompute: Recompute, flash_attention: bool) -> tuple[Again, ...]:
+        """What these parts make again in backward."""
+        every = (one for sublayer in self.sublayers for one in sublayer.again)
+        return tuple(one for one in every if one.parts & recompute and not (one.plain and flash_attention))
 
     @cached_property
     def heads(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .families import FAMILIES
 from .family import Family
-from .layer import Kept, LayerKind, Split, Sublayer, Weight, linear
+from .layer import Again, Kept, LayerKind, Recompute, Split, Sublayer, Weight, linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,11 @@ def _attention(shape: ModelShape) -> Sublayer:
             *(scales if traits.qk_norm else ()),
         ),
         Kept(split=6 * q + 2 * kv) + (normed if traits.qk_norm else Kept()),
+        (
+            Again(Recompute.ATTENTION, Kept(split=q)),  # what the output projection reads
+            # Plain attention keeps k and v once for each head of q; recomputed, as they come.
+            Again(Recompute.ATTENTION, Kept(split=2 * (q - kv)), plain=True),
+        ),
         shape.heads,
         shape.head_dim,
         (("attention heads", shape.heads, False), ("kv heads", heads, True)),
@@ -157,6 +162,10 @@ def _mlp(shape: ModelShape) -> Sublayer:
             *linear("mlp.down_proj", inner, hidden, Split.ROW, bias=bias),
         ),
         Kept(split=3 * inner),
+        (
+            Again(Recompute.MLP, Kept(split=2 * inner), flops=4 * hidden * inner),
+            Again(Recompute.NORMS | Recompute.MLP, Kept(split=inner)),
+        ),
         divided=(("columns of the MLP", inner, False),),
     )
 
@@ -165,7 +174,8 @@ def _norms(shape: ModelShape) -> Sublayer:
     """Before attention and before the MLP: each keeps what comes in, that over its size, one scale, and its output."""
     names, hidden = ("input_layernorm", "post_attention_layernorm"), shape.hidden_size
     weights = tuple(Weight(f"{name}.weight", (hidden,)) for name in names)
-    return Sublayer("norms", weights, Kept(tokens=4 * hidden, gathered=2 * hidden, scalars=2))
+    again = Again(Recompute.NORMS, Kept(tokens=2 * hidden, gathered=2 * hidden, scalars=2))
+    return Sublayer("norms", weights, Kept(tokens=4 * hidden, gathered=2 * hidden, scalars=2), (again,))
 
 
 def joint_fingerprint(models: Sequence[ModelShape]) -> str:

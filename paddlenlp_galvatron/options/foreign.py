@@ -37,7 +37,7 @@ HOLDS = {
     "global_tp_of_ep_deg": ("1|-1", NO_EXPERTS),
     "expert_parallel_degree": ("1|-1", NO_EXPERTS),
     "virtual_pp_degree": ("1|-1", "stages are not interleaved"),
-    "recompute_granularity": ("full", "a layer recomputes whole or not at all"),
+    "recompute_granularity": ("full", "the plan says which parts a layer recomputes; search: recompute_parts"),
     "per_device_eval_batch_size": ("-1", "evaluation takes the training's global batches; leave it out"),
     "fp16_opt_level": ("O2", "16-bit training keeps fp32 masters of 16-bit weights, which is O2"),
     "extra_args_str": ("", "there is no other launcher that it could go to; leave it out"),

@@ -1,7 +1,7 @@
 """What a strategy is: dataclasses, the JSON file, validation, rank layout, schedules."""
 
 from ..base.errors import GalvatronError, Infeasible, UserError
-from ..model import ModelShape, load_model
+from ..model import ModelShape, Recompute, load_model
 from .assume import with_assumptions, with_defaults
 from .file import json_schema, plan_from_dict, plan_to_dict, read_plan, write_plan
 from .schedules import Schedule
@@ -17,6 +17,7 @@ __all__ = [
     "ModelShape",
     "Plan",
     "Precision",
+    "Recompute",
     "Schedule",
     "UserError",
     "VocabStrategy",

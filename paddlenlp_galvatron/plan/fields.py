@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import difflib
 import re
+from itertools import permutations
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, InstanceOf, PlainSerializer, ValidationError
 from pydantic.json_schema import WithJsonSchema
 
 from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, Layers, Ranks
 from ..base.text import shortened
+from ..model import Recompute
+from ..model.layer import PARTLY
 
 LONGEST_LIST = 16 * MOST_LAYERS  # characters
 T = TypeVar("T")
@@ -29,6 +32,21 @@ def _split(value: object) -> list[int]:
     if not isinstance(value, str) or not re.fullmatch(_listed("(0|[1-9][0-9]{0,8})"), value):
         raise ValueError(f'must be a string of numbers separated by commas, such as "1,2,2,1"; it is {shown(value)}')
     return [int(part) for part in value.split(",")]
+
+
+def _words(value: object) -> list[str]:
+    if not isinstance(value, str):
+        raise ValueError(f'must be a string of words, such as "none,norms+mlp,full"; it is {shown(value)}')
+    if len(value) > 2 * LONGEST_LIST:
+        raise ValueError(f"has {len(value):,} characters; a model has at most {MOST_LAYERS} layers")
+    return [word.strip() for word in value.split(",")]
+
+
+def _recompute(word: object) -> Recompute:
+    try:
+        return Recompute.of(str(word))
+    except ValueError as error:
+        raise ValueError(f"{error}; it is {shown(word)}") from None
 
 
 def shown(value: object) -> str:
@@ -52,6 +70,13 @@ COUNTS = WithJsonSchema({"type": "string", "pattern": _listed("[1-9][0-9]{0,8}")
 Degrees = Annotated[ListOf[Ranks], COUNTS]
 Division = Annotated[ListOf[Layers], COUNTS]
 Flags = Annotated[ListOf[Flag], WithJsonSchema({"type": "string", "pattern": _listed("[01]")})]
+_PARTLY = "|".join("[+]".join(order) for each in PARTLY for order in permutations(each.words.split("+")))
+Recomputes = Annotated[
+    list[Annotated[InstanceOf[Recompute], BeforeValidator(_recompute)]],
+    BeforeValidator(_words),
+    PlainSerializer(lambda layers: ",".join(each.words for each in layers), return_type=str),
+    WithJsonSchema({"type": "string", "pattern": _listed(f"(none|full|{_PARTLY})")}),
+]
 Ones = Annotated[ListOf[One], WithJsonSchema({"type": "string", "pattern": _listed("1")})]
 
 

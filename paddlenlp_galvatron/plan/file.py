@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from math import lcm
 from pathlib import Path
@@ -14,11 +15,12 @@ from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, MOST_RANKS, Layers, Number, Ranks, Samples, Size
 from ..base.reading import read_json
 from ..base.writing import write_text
+from ..model import Recompute
 from .check import require_valid
-from .fields import Degrees, Division, Flag, Flags, One, Ones, parse
+from .fields import Degrees, Division, Flag, Flags, One, Ones, Recomputes, parse
 from .formats.published import as_current
 from .schedules import Schedule
-from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
+from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs
 
 FORMAT_VERSION = 1
 LARGEST_BYTES = 4 * 2**20  # of a strategy file; one of 1,000 layers in 100 stages has 60 kB
@@ -99,7 +101,7 @@ class StrategyFile(BaseModel):
     tp_consecutive_flags: Flags = Field(description="per layer: 1 = neighbouring ranks form a tp group, 0 = strided")
     dp_types_enc: Flags = Field(description="per layer: 0 = default_dp_type, 1 = zero3")
     use_sp: Flags = Field(description="per layer: 1 = the degree is Ulysses (sequence), 0 = tensor parallel")
-    checkpoint: Flags = Field(description="per layer: 1 = recompute activations in backward")
+    checkpoint: Flags = Field(description="per layer: 1 = recompute all activations in backward")
     global_bsz: Samples = Field(description="samples per optimizer step, over all ranks")
     chunks: Samples = Field(description="micro-batches per step")
     pp_division: Division = Field(
@@ -115,6 +117,9 @@ class StrategyFile(BaseModel):
     vocab_sdp: Flag | None = Field(None, description="other name of embed_sdp, written beside it")
     world_size: Ranks | None = Field(None, description="ranks; may be absent")
     virtual_pp_deg: Layers = Field(1, description="chunks of layers a stage has; more than 1: interleaved 1F1B")
+    recompute_enc: Recomputes | None = Field(
+        None, description="per layer: none, full, or norms, attention, mlp joined by +; absent: as checkpoint says"
+    )
     galvatron: GalvatronObject | None = Field(None, description="what this project adds")
     # Fields of Galvatron for parallelism that is not supported here, accepted at their neutral value.
     cp_sizes_enc: Ones | None = Field(None, description="context-parallel degrees; only 1")
@@ -123,7 +128,7 @@ class StrategyFile(BaseModel):
     tp_of_ep_sizes_enc: Ones | None = Field(None, description="tp degrees inside experts; only 1")
 
 
-PER_LAYER = ("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint")
+PER_LAYER = ("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint", "recompute_enc")
 
 
 def read_plan(
@@ -163,7 +168,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         tp_consecutive_flags=[int(layer.consecutive) for layer in layers],
         dp_types_enc=[int(layer.dp_type is DataParallel.ZERO3) for layer in layers],
         use_sp=[int(layer.ulysses) for layer in layers],
-        checkpoint=[int(layer.recompute) for layer in layers],
+        checkpoint=[int(layer.recompute is Recompute.FULL) for layer in layers],
         global_bsz=plan.global_batch,
         chunks=plan.micro_batches,
         pp_division=list(plan.stages),
@@ -175,6 +180,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         vocab_sdp=int(plan.vocab.dp_type is DataParallel.ZERO3),
         world_size=plan.world_size,
         virtual_pp_deg=plan.chunks,
+        recompute_enc=[layer.recompute for layer in layers] if _partly(layers) else None,
     )
     content = fields.model_dump(exclude_none=True)
     if plan.chunks == 1:  # so that Galvatron, which does not know the field, reads the file
@@ -182,6 +188,11 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     assumed = {key: value for key, value in asdict(plan.assumed).items() if value is not None}
     content["galvatron"] = {"format_version": FORMAT_VERSION, "assumed": assumed, **plan.metadata}
     return content
+
+
+def _partly(layers: Sequence[LayerStrategy]) -> bool:
+    """Whether any layer recomputes some parts alone, so that `checkpoint` does not tell it."""
+    return any(layer.recompute not in (Recompute.NONE, Recompute.FULL) for layer in layers)
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -218,8 +229,16 @@ def _wrong_lengths(fields: StrategyFile) -> list[str]:
         f"{name}: has {len(getattr(fields, name))} entries for {layers} layers (pp_division sums to {layers}); "
         "give one entry a layer"
         for name in PER_LAYER
-        if len(getattr(fields, name)) != layers
+        if getattr(fields, name) is not None and len(getattr(fields, name)) != layers
     ]
+    pairs = [*zip(fields.recompute_enc or (), fields.checkpoint, strict=False)]
+    for run, (said, flag) in runs(pairs):
+        if flag != (said is Recompute.FULL):
+            where = f"layer {run[0]}" if len(run) == 1 else f"layers {run[0]}-{run[-1]}"
+            faults.append(
+                f"recompute_enc: {said.words} in {where}, but checkpoint {flag}; make checkpoint 1 for full and 0 for "
+                "all else"
+            )
     count, chunks = len(fields.pp_division), fields.virtual_pp_deg
     if count != fields.pp_deg * chunks:
         faults.append(
@@ -264,7 +283,7 @@ def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
         fields.use_sp,
         fields.tp_consecutive_flags,
         fields.dp_types_enc,
-        fields.checkpoint,
+        fields.recompute_enc or map(Recompute, fields.checkpoint),
         strict=True,
     )
     extra = fields.galvatron or GalvatronObject()
@@ -275,7 +294,7 @@ def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
         micro_batches=fields.chunks,
         stages=tuple(fields.pp_division),
         layers=tuple(
-            LayerStrategy(degree, bool(ulysses), bool(consecutive), dp_type(zero3), bool(recompute))
+            LayerStrategy(degree, bool(ulysses), bool(consecutive), dp_type(zero3), recompute)
             for degree, ulysses, consecutive, zero3, recompute in columns
         ),
         vocab=VocabStrategy(fields.vtp, bool(fields.vsp), dp_type(fields.embed_sdp)),

@@ -12,7 +12,7 @@ from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..model import Split
+from ..model import Recompute, Split
 from .layout import token_axes
 from .mesh import Axis
 from .strategy import DataParallel
@@ -60,6 +60,21 @@ EVERYWHERE = frozenset(Seam)
 EMBEDDING = frozenset([Seam.OUT_OF_EMBEDDING])
 HEAD = frozenset([Seam.INTO_HEAD, Seam.LOSS])
 BLOCK = EVERYWHERE - EMBEDDING - HEAD
+
+
+# What backward calls again, with a part that it recomputes: the part's output is what comes behind the seam. The MLP's
+# part begins behind its seam, whose result it keeps, unless the norm in front of it is recomputed, too.
+REPEATED = {
+    Recompute.FULL: BLOCK,
+    Recompute.NORMS: frozenset([Seam.INTO_ATTENTION, Seam.INTO_MLP]),
+    Recompute.ATTENTION: frozenset([Seam.CONTEXT]),
+    Recompute.MLP: frozenset[Seam](),
+}
+
+
+def repeated(recompute: Recompute) -> frozenset[Seam]:
+    """Seams whose operations of forward backward repeats."""
+    return frozenset[Seam]().union(*(REPEATED[part] for part in recompute))
 
 
 class Op(Enum):

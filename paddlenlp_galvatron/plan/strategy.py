@@ -12,6 +12,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any, TypeVar
 
+from ..model import Recompute
 from .mesh import Axis, Mesh
 from .schedules import Schedule
 
@@ -71,7 +72,10 @@ class LayerStrategy(_Degrees):
 
     consecutive: bool = True  # ranks of one tp group are neighbours; else strided by the dp degree
     dp_type: DataParallel = DataParallel.DDP
-    recompute: bool = False
+    recompute: Recompute = Recompute.NONE  # True and False are taken, too: all of the layer, and nothing
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recompute", Recompute(self.recompute))
 
     def mesh(self, stage_size: int) -> Mesh:
         return Mesh.of(stage_size, *self.axes, consecutive=self.consecutive)

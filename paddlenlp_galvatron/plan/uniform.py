@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from ..base.errors import UserError
+from ..model import Recompute
 from .check import require_valid
 from .schedules import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
@@ -58,7 +59,8 @@ def uniform_plan(
         global_batch=global_train_batch_size,
         micro_batches=chunks,
         stages=even_stages(layers, pp_deg),
-        layers=(LayerStrategy(global_tp_deg, use_ulysses, global_tp_consec, dp_type, global_checkpoint),) * layers,
+        layers=(LayerStrategy(global_tp_deg, use_ulysses, global_tp_consec, dp_type, Recompute(global_checkpoint)),)
+        * layers,
         vocab=VocabStrategy(vocab_tp, use_ulysses, DataParallel.ZERO3 if embed_sdp else vocab_type),
         schedule=_member(Schedule, pipeline_type, "pipeline_type"),
         default_dp_type=default,

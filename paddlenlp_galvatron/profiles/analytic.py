@@ -8,8 +8,10 @@ this project's runtime, counted in numbers a token; measured layer by layer on C
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
-from ..model import ModelShape, measured_fingerprint
+from ..model import ModelShape, Recompute, measured_fingerprint
+from ..model.layer import APART, Kept
 from ..plan.strategy import Precision
 from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, Shape, layer_part
 from .data_sheet import DataSheet
@@ -85,6 +87,9 @@ def analytic_computation(
     def kept(seq: int, tp: int) -> float:
         return precision.bytes * sum(layer_numbers_per_token(model, seq, tp, True, flash_attention))
 
+    def again(seq: int, tp: int = 1) -> dict[Recompute, float]:
+        return recompute_shares(model, seq, tp, precision, flash_attention, flops_per_ms / bytes_per_ms)
+
     def passes(tokens: int, flops: float, kept: float) -> PassTimes:
         """Times for this many matrix-product operations and kept bytes a token."""
         traffic = 2 * kept * tokens / bytes_per_ms
@@ -99,7 +104,7 @@ def analytic_computation(
         layer_flops = 2 * model.layer_parameters + pairs * model.block.pair_flops
         for batch in BATCHES:
             tokens, shape = batch * seq, Shape(batch, seq)
-            layer = passes(tokens, layer_flops, (kept_bytes or kept)(seq, 1))
+            layer = replace(passes(tokens, layer_flops, (kept_bytes or kept)(seq, 1)), shares=again(seq))
             embedding = passes(tokens, 0.0, model.hidden_size * precision.bytes)
             head = passes(tokens, 2 * model.hidden_size * model.vocab_size, 1.5 * model.vocab_size * FP32_BYTES)
             layer_ms[shape] = layer.forward_ms / batch
@@ -108,7 +113,7 @@ def analytic_computation(
                 measured[PassKey(part, batch, seq)] = times
             for tp in DEGREES[1:]:  # not all that a layer writes is split
                 split = passes(tokens, layer_flops / tp, (kept_bytes or kept)(seq, tp))
-                measured[PassKey(layer_part(), batch, seq, tp)] = split
+                measured[PassKey(layer_part(), batch, seq, tp)] = replace(split, shares=again(seq, tp))
     # AdamW reads gradient, master weight and moments and writes the last three and the weight.
     optimizer_bytes = 7 * FP32_BYTES + precision.bytes
     return ComputationProfile(
@@ -174,7 +179,42 @@ def layer_numbers_per_token(
     Megatron-SP tokens between split projections stay whole on every rank of the tp group. With it all is split but
     the gathered inputs of the split projections.
     """
-    kept, heads = model.block.kept, model.block.heads
+    return _on_a_rank(model.block.kept, model.block.heads, seq, tp, sequence_parallel, flash_attention)
+
+
+def spared_numbers_per_token(
+    model: ModelShape, seq: int, tp: int, sequence_parallel: bool, flash_attention: bool, recompute: Recompute
+) -> tuple[float, float]:
+    """What of it a layer does not keep that recomputes some parts, in the same numbers."""
+    spared = sum((one.spared for one in model.block.again(recompute, flash_attention)), Kept())
+    heads = model.block.heads if Recompute.ATTENTION in recompute else 0
+    return _on_a_rank(spared, heads, seq, tp, sequence_parallel, flash_attention)
+
+
+def recompute_shares(
+    model: ModelShape, seq: int, tp: int, precision: Precision, flash_attention: bool, flops_per_byte: float
+) -> dict[Recompute, float]:
+    """How much of a layer's forward its parts take, by matrix products and kept numbers alike; `flops_per_byte`: that
+    a device computes while it moves a byte."""
+    pairs = seq / 2 if flash_attention else seq
+
+    def work(flops: float, numbers: tuple[float, float]) -> float:
+        return flops / tp + 2 * precision.bytes * sum(numbers) * flops_per_byte
+
+    where = (model, seq, tp, True, flash_attention)
+    core = pairs * model.block.pair_flops
+    whole = work(2 * model.layer_parameters + core, layer_numbers_per_token(*where))
+    shares = {}
+    for part in APART:
+        products = sum(one.flops for one in model.block.again(part, flash_attention))
+        flops = products + (core if Recompute.ATTENTION in part else 0)
+        shares[part] = work(flops, spared_numbers_per_token(*where, part)) / whole
+    return shares
+
+
+def _on_a_rank(
+    kept: Kept, heads: int, seq: int, tp: int, sequence_parallel: bool, flash_attention: bool
+) -> tuple[float, float]:
     probabilities, sums = (0, heads) if flash_attention else (heads * seq, 0)
     split = (kept.split + probabilities) / tp
     if sequence_parallel and tp > 1:

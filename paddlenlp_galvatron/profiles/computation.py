@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import UserError
-from ..model import ModelShape
+from ..model import ModelShape, Recompute
+from ..model.layer import APART
 from .files import (
     Faults,
     Lengths,
@@ -63,6 +64,7 @@ class PassTimes:
     forward_ms: float
     backward_ms: float
     recompute_ms: float | None = None  # the forward inside backward; None: as long as forward
+    shares: Mapping[Recompute, float] = field(default_factory=dict)  # of it, that recomputing parts alone takes
 
 
 _TIME = re.compile(rf"layertype_(?:(\d+)|(other)(?:_\d+)?)(?:_bsz(\d+))?(?:_seq({SEQ}|\d+))?")
@@ -98,6 +100,7 @@ class ComputationProfile:
                 "forward": times.forward_ms,
                 "backward": times.backward_ms,
                 **({} if times.recompute_ms is None else {"recompute": times.recompute_ms}),
+                **({"recompute_shares": {p.words: share for p, share in times.shares.items()}} if times.shares else {}),
             }
             for key, times in sorted(self.passes.items())
         }
@@ -244,5 +247,19 @@ def _read_passes(path: str | Path, value: object) -> dict[PassKey, PassTimes]:
         )
         recompute = not_negative(path, where, times["recompute"], "ms") if "recompute" in times else None
         batch, seq, tp = (whole_number(path, where, match[i]) for i in (2, 3, 4))
-        result[PassKey(match[1], batch, seq, tp)] = PassTimes(forward, backward, recompute)
+        told = "recompute_shares" in times
+        shares = _read_shares(path, f"{where}.recompute_shares", times["recompute_shares"]) if told else {}
+        result[PassKey(match[1], batch, seq, tp)] = PassTimes(forward, backward, recompute, shares)
     return result
+
+
+def _read_shares(path: str | Path, where: str, value: object) -> dict[Recompute, float]:
+    known = {parts.words: parts for parts in APART}
+    shares = {}
+    for words, share in objects(path, where, value):
+        if words not in known:
+            raise unknown_key(path, f"{where}.{words}", " or ".join(known))
+        shares[known[words]] = not_negative(path, f"{where}.{words}", share, "of recomputing all of the layer")
+    if missing := [words for words, parts in known.items() if parts not in shares]:
+        raise UserError(f"{path}: {where}: {missing[0]} is missing; add it or profile again")
+    return shares

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..base.errors import UserError
-from ..model import ModelShape
+from ..model import ModelShape, Recompute
 from .files import (
     LARGEST,
     Dialect,
@@ -70,6 +70,19 @@ class LayerMemory:
     checkpoint_mib: float | None = None  # kept with recompute, per sample, tp 1
     working_mib: Mapping[int, float] = field(default_factory=dict)  # tp -> backward's own peak above that, per sample
     working_constant_mib: Mapping[int, float] = field(default_factory=dict)  # and whatever the samples: a gradient
+    # tp -> of activation_mib, what is not kept where parts are recomputed.
+    spared_norms_mib: Mapping[int, float] = field(default_factory=dict)
+    spared_attention_mib: Mapping[int, float] = field(default_factory=dict)
+    spared_mlp_mib: Mapping[int, float] = field(default_factory=dict)
+    spared_norms_mlp_mib: Mapping[int, float] = field(default_factory=dict)
+
+    def spared_mib(self, parts: Recompute) -> Mapping[int, float]:
+        """Of one of `APART`."""
+        return {
+            Recompute.NORMS: self.spared_norms_mib,
+            Recompute.ATTENTION: self.spared_attention_mib,
+            Recompute.MLP: self.spared_mlp_mib,
+        }.get(parts, self.spared_norms_mlp_mib)
 
 
 @dataclass(frozen=True)
@@ -89,7 +102,14 @@ UNMEASURED_MIB = 1e6  # that Galvatron writes for degree 1 (and halves of it for
 _LAYER = re.compile(r"layertype_(\d+)(_sp)?")
 _VOCAB = re.compile(r"(other_memory_pp_(?:off|on_first|on_last))(_sp)?")
 # Fields that stand under our own key of the file, by their names.
-OF_LAYERS = ("working_mib", "working_constant_mib")
+OF_LAYERS = (
+    "working_mib",
+    "working_constant_mib",
+    "spared_norms_mib",
+    "spared_attention_mib",
+    "spared_mlp_mib",
+    "spared_norms_mlp_mib",
+)
 OF_VOCABULARY = ("kept_mib", "peak_mib", "peak_constant_mib")
 UNITS = {
     "parameter_size": "MiB of all weights at 4 bytes each",

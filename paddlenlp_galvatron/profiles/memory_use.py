@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import TypeVar
 
 from ..base.errors import UserError
+from ..model import Recompute
+from ..model.layer import apart
 from .curves import Curve
 from .memory import LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
 
@@ -81,6 +83,23 @@ class MemoryUse:
         raise UserError(
             f"layertype_{layer_type}: the memory profile has no checkpoint entry, so recompute cannot be priced; "
             "measure it with `galvatron profile memory` or search with disable_ckpt"
+        )
+
+    def spared_mib(
+        self, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
+    ) -> float | None:
+        """Of `activation_mib`, what a layer does not keep that recomputes parts; None: it was not measured."""
+        lengths, _ = self._layer(layer_type, sequence_parallel)
+        known = [
+            {length: mib for length, memory in lengths.items() if (mib := memory.spared_mib(parts))}
+            for parts in apart(recompute)
+        ]
+        if not all(known):
+            return None
+        name = f"layertype_{layer_type}.spared_{recompute.words}_mib"
+        return sum(
+            self._over_lengths(name, mib, seq, lambda by_degree: _at_degree(name, by_degree, tp, split=True))
+            for mib in known
         )
 
     def mask_mib(self, seq: int) -> float:

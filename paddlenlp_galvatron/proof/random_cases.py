@@ -7,7 +7,18 @@ from random import Random
 from typing import Literal, TypeVar
 
 from ..model import FAMILIES
-from ..plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Schedule, UserError, VocabStrategy
+from ..model.layer import PARTLY
+from ..plan import (
+    Assumptions,
+    DataParallel,
+    LayerStrategy,
+    Plan,
+    Precision,
+    Recompute,
+    Schedule,
+    UserError,
+    VocabStrategy,
+)
 from ..plan.check import require_valid
 from .parity import Case, small_case
 
@@ -67,8 +78,15 @@ def _layer(random: Random, size: int, default: DataParallel) -> LayerStrategy:
         ulysses=kind == "ulysses" and degree > 1,
         consecutive=kind != "strided" or degree in (1, size),
         dp_type=random.choice((default, default, DataParallel.ZERO3)),
-        recompute=random.random() < 0.3,
+        recompute=_recompute(random.random()),
     )
+
+
+def _recompute(number: float) -> Recompute:
+    """From a number below 1: all of the layer below 0.15, some of its parts below 0.3."""
+    if number >= 0.3:
+        return Recompute.NONE
+    return Recompute.FULL if number < 0.15 else PARTLY[int((number / 0.15 - 1) * len(PARTLY))]
 
 
 def _vocab(random: Random, size: int, default: DataParallel) -> VocabStrategy:

@@ -123,7 +123,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 def in_words(plan: Plan) -> str:
     """A plan in a few words: what most of its layers do, and how many recompute."""
     most = max(plan.layers, key=plan.layers.count)
-    again = sum(layer.recompute for layer in plan.layers)
+    again = sum(bool(layer.recompute) for layer in plan.layers)
     words = [
         f"pp {plan.pipeline}" if plan.pipeline > 1 else "",
         f"{'Ulysses' if most.ulysses else 'tp'} {most.degree}" if most.degree > 1 else "",

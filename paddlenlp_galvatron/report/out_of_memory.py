@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ..plan import DataParallel, Plan
+from ..plan import DataParallel, Plan, Recompute
 from .prediction import Predicted, stage_peaks_mib
 
 GB_MIB = 1024  # memory_constraint counts in these
@@ -48,7 +48,7 @@ def _advice(plan: Plan, predicted: Predicted, stage: int, reached_mib: float | N
     if guess_mib and reached_mib and reached_mib > guess_mib:
         yield "the prediction is too low; measure again first: galvatron profile memory"
     layers = [plan.layers[layer] for layer in plan.stage_layers(stage)]
-    if kept := sum(not layer.recompute for layer in layers):
+    if kept := sum(layer.recompute is not Recompute.FULL for layer in layers):
         yield (
             f"or let more layers of stage {stage} recompute (checkpoint): {kept} of its {len(layers)} keep activations"
         )

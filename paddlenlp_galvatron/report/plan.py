@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.text import shortened
-from ..plan import LayerStrategy, ModelShape, Plan, VocabStrategy
+from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
 from ..plan.strategy import runs
 
 MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a second to print
@@ -131,7 +131,7 @@ def _assumed(plan: Plan) -> str:
 def _table(plan: Plan) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("stage", "layers", "split by", "degree", "dp", "model states", "recompute", "groups"):
-        table.add_column(title, no_wrap=True)
+        table.add_column(title, no_wrap=title != "recompute")
     first, last = 0, plan.pipeline - 1
     table.add_row(str(first), "embedding", *_cells(plan, plan.vocab))
     for row in islice(_rows(plan), MOST_ROWS):
@@ -155,7 +155,12 @@ def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy) -> list[str]:
     layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
     split = "-" if layer.degree == 1 else "sequence" if layer.ulysses else "weights"
     groups = "-" if layer.degree == 1 else "neighbours" if layer.consecutive else "strided"
-    return [split, str(layer.degree), str(plan.dp(layer)), layer.dp_type, "yes" if layer.recompute else "no", groups]
+    return [split, str(layer.degree), str(plan.dp(layer)), layer.dp_type, _recomputed(layer), groups]
+
+
+def _recomputed(layer: LayerStrategy) -> str:
+    words = {Recompute.NONE: "no", Recompute.FULL: "yes"}
+    return words.get(layer.recompute, layer.recompute.words.replace("+", ", "))
 
 
 def notes(plan: Plan, shape: ModelShape | None) -> list[str]:

@@ -6,19 +6,22 @@ whole sequences: [B, S, …] with B·S tokens of the layer's dp share. What is c
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import paddle
 from paddle.distributed.fleet.utils import recompute
+from paddle.incubate.nn.functional import swiglu
 
 from ..model import ModelShape, Weight
-from ..plan import LayerStrategy, Plan
+from ..plan import LayerStrategy, Plan, Recompute
 from ..plan.mesh import Axis, Mesh
 from ..plan.seams import Seam, seam_ops, summed_over
 from .adapter import Adapter
 from .groups import Groups
 from .ops import Crossing
 from .precision import Numbers, cast, compute_weights
+from .recompute import RecomputedPart
 from .trace import span
 from .weights import ShardedParameter, Slice, WeightSource, make_parameter, shard_layer
 
@@ -94,11 +97,10 @@ class Block:
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
         self._cut_seams()
 
-    def __call__(self, x: Any, mask: Any, samples: int) -> Any:
-        """`x` [T, H] of B `samples`; `mask` [1, 1, S, S] to add to attention scores, or None where attention is causal
-        itself."""
-        again = self._recompute and paddle.is_grad_enabled()
-        return recompute(self._twice, x, mask, samples) if again else self._run(x, mask, samples)
+    def __call__(self, x: Any, mask: Any) -> Any:
+        """`x` [T, H]; `mask` [1, 1, S, S] to add to attention scores, or None where attention is causal itself."""
+        again = self._recompute is Recompute.FULL and paddle.is_grad_enabled()
+        return recompute(self._twice, x, mask) if again else self._run(x, mask)
 
     def share_positions(self, other: Block) -> None:
         """Use another layer's table of positions, which is the same: of 4096 tokens each takes 4 MiB."""
@@ -108,20 +110,14 @@ class Block:
         """With dropout, as for training, or without."""
         self._layer.train() if training else self._layer.eval()
 
-    def samples(self, tokens: int) -> int:
-        """Sequences of a micro-batch of so many tokens that this layer's attention sees here."""
-        return tokens // self._placement.mesh.degree(Axis.DATA) // self._seq_length
-
-    def _twice(self, x: Any, mask: Any, samples: int) -> Any:
+    def _twice(self, x: Any, mask: Any) -> Any:
         if not paddle.is_grad_enabled():  # the first time
-            return self._run(x, mask, samples)
+            return self._run(x, mask)
         with span("recompute", "recompute"):
-            return self._run(x, mask, samples)
+            return self._run(x, mask)
 
-    def _run(self, x: Any, mask: Any, samples: int) -> Any:
+    def _run(self, x: Any, mask: Any) -> Any:
         numbers = self._placement.numbers
-        if mask is not None:
-            mask = mask.expand([samples, 1, -1, -1])  # PaddleNLP wants it whole; gone when attention has used it
         with compute_weights(self._slots, numbers):
             return cast(self._layer(cast(x, numbers.computed), attention_mask=mask), numbers.stored)
 
@@ -131,17 +127,63 @@ class Block:
         attention.num_heads = shape.heads // degree
         attention.num_key_value_heads = max(shape.kv_heads // degree, 1)
         attention.num_key_value_groups = attention.num_heads // attention.num_key_value_heads
-        self._after(layer.input_layernorm, lambda x: place.cross(Seam.INTO_ATTENTION, x))
-        self._after(layer.post_attention_layernorm, lambda x: place.cross(Seam.INTO_MLP, x))
         for seam, projection, heads in (
             (Seam.QUERY, attention.q_proj, shape.heads),
             (Seam.KEY, attention.k_proj, shape.kv_heads),
             (Seam.VALUE, attention.v_proj, shape.kv_heads),
         ):
             self._after(projection, lambda x, seam=seam, heads=heads: self._to_attention(seam, x, heads))
-        attention.o_proj.register_forward_pre_hook(lambda _, inputs: (place.cross(Seam.CONTEXT, _flat(inputs[0])),))
         self._leave_behind(attention.o_proj, Seam.OUT_OF_ATTENTION)
         self._leave_behind(layer.mlp.down_proj, Seam.OUT_OF_MLP)
+        self._cut_attention(layer.input_layernorm, attention)
+        self._cut_mlp(layer.post_attention_layernorm, layer.mlp)
+
+    def _cut_attention(self, norm: Any, attention: Any) -> None:
+        place, normed, core = self._placement, norm.forward, attention.attn_func
+        into = self._part(Recompute.NORMS, attention.q_proj, attention.k_proj, attention.v_proj)
+        norm.forward = partial(into, lambda x: place.cross(Seam.INTO_ATTENTION, normed(x)))
+        groups = 1
+        if Recompute.ATTENTION in self._recompute and not attention.config.use_flash_attention:
+            # k and v are repeated for the heads of q in what is recomputed, so that they are kept but once.
+            groups, attention.num_key_value_groups = attention.num_key_value_groups, 1
+        part = self._part(Recompute.ATTENTION, attention.o_proj)
+
+        def context(q: Any, config: Any, k: Any, v: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+            def run(q: Any, k: Any, v: Any) -> Any:
+                k, v = (x if groups == 1 else paddle.repeat_interleave(x, groups, axis=2) for x in (k, v))
+                # PaddleNLP wants the mask whole; it is gone when attention has used it.
+                whole = None if mask is None else mask.expand([q.shape[0], 1, -1, -1])
+                return place.cross(Seam.CONTEXT, _flat(core(q, config, k, v, whole, *rest, **named)))
+
+            return part(run, q, k, v)
+
+        attention.attn_func = context
+
+    def _cut_mlp(self, norm: Any, mlp: Any) -> None:
+        normed, gate, up, down = norm.forward, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        part = self._part(Recompute.NORMS | Recompute.MLP, down)
+
+        def into(x: Any) -> Any:
+            return self._placement.cross(Seam.INTO_MLP, normed(x))
+
+        def product(x: Any) -> Any:
+            return swiglu(gate(x), up(x))
+
+        if Recompute.NORMS | Recompute.MLP in self._recompute:  # one part
+            norm.forward = lambda x: x
+            mlp.forward = lambda x: down(part(lambda x: product(into(x)), x))
+            return
+        norm.forward = partial(self._part(Recompute.NORMS, gate, up), into)
+        if Recompute.MLP in self._recompute:
+            mlp.forward = lambda x: down(part(product, x))
+        elif Recompute.NORMS in self._recompute:
+            mlp.forward = lambda x: down(part(swiglu, gate(x), up(x)))
+
+    def _part(self, parts: Recompute, *readers: Any) -> Any:
+        """What calls a function for these readers' input: again in backward, where any of the parts is recomputed."""
+        if not parts & self._recompute:
+            return lambda run, *inputs: run(*inputs)
+        return RecomputedPart(readers, partial(compute_weights, self._slots, self._placement.numbers))
 
     def _leave_behind(self, projection: Any, seam: Seam) -> None:
         """Sum what a row-split projection puts out, and only then add its bias, if it has one."""

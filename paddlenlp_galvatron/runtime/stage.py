@@ -206,7 +206,7 @@ class Stage:
             position += 1
         for redistribution, block in zip(redistributions, blocks, strict=False):
             x = redistribution(x) if redistribution else x
-            x = run(position, block, x, self.mask, block.samples(self._tokens))
+            x = run(position, block, x, self.mask)
             position += 1
         if redistributions[-1]:
             x = redistributions[-1](x)

@@ -11,8 +11,9 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Layers, Number, Positive, Ranks, Samples, Size, Threads
 from ..cost_model import CostOptions
+from ..model.layer import PARTLY
 from ..options.group import Options
-from ..plan import Assumptions, DataParallel, Precision, Schedule
+from ..plan import Assumptions, DataParallel, Precision, Recompute, Schedule
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "pp", "ckpt", "vtp")
 
@@ -91,6 +92,9 @@ class SearchOptions(Options):
     disable_sp: bool = Field(False, description="no Ulysses")
     disable_pp: bool = Field(False, description="no pipeline")
     disable_ckpt: bool = Field(False, description="no recompute")
+    recompute_parts: bool = Field(
+        False, description="recompute of norms, attention or MLP alone is tried, too, beside none and whole layers"
+    )
     disable_vtp: bool = Field(False, description="vocabulary layers on degree 1")
     embed_sdp: bool | None = Field(
         None, description="vocabulary layers under zero3, where ranks share them: 0, 1, or unset: searched"
@@ -212,6 +216,13 @@ class SearchOptions(Options):
         if self.settle_bsz != -1:
             return [self.settle_bsz]
         return list(range(self.min_bsz, self.max_bsz + 1, self.bsz_scale))
+
+    @property
+    def recomputes(self) -> tuple[Recompute, ...]:
+        """What layers may recompute."""
+        if not self.allows("ckpt"):
+            return (Recompute.NONE,)
+        return (Recompute.NONE, Recompute.FULL, *(PARTLY if self.recompute_parts else ()))
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:

@@ -96,7 +96,7 @@ class Space:
             for degree, ulysses in self._degrees(family, "tp")
             for consecutive in ((True, False) if self._strides(family, degree) else (True,))
             for dp_type in self._dp_types(family, degree, ulysses)
-            for recompute in ((False, True) if options.allows("ckpt") else (False,))
+            for recompute in options.recomputes
         ]
 
     def vocabularies(self, family: PlanFamily) -> list[VocabStrategy]:

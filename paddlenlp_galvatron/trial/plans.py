@@ -11,6 +11,7 @@ from ..plan import (
     LayerStrategy,
     Plan,
     Precision,
+    Recompute,
     Schedule,
     VocabStrategy,
     with_defaults,
@@ -37,7 +38,8 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
     wide, inner = min(2, n), half if half > 1 else 1
     one, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)
     split, whole, ulysses = LayerStrategy(wide), LayerStrategy(n), LayerStrategy(wide, ulysses=wide > 1)
-    again, shard = LayerStrategy(recompute=True), LayerStrategy(dp_type=ZERO3)
+    full = Recompute.FULL
+    again, shard = LayerStrategy(recompute=full), LayerStrategy(dp_type=ZERO3)
     low = LayerStrategy(inner)
     stages = (1, 2) if n > 1 else (3,)
     plain = Assumptions(mixed_precision=precision, fp32_gradients=False, flash_attention=False)
@@ -49,7 +51,7 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
         "tensor parallel": (_plan(n, (whole, whole), plain, vocab=n), "qwen2", False),
         "tensor parallel, Megatron-SP": (_plan(n, (whole, again), megatron, vocab=n), "llama", False),
         "degrees mixed, strided, recompute": (_plan(n, (strided, again, whole), megatron, vocab=wide), "qwen3", False),
-        "Ulysses": (_plan(n, (ulysses, replace(ulysses, recompute=True), one), plain, vocab=wide), "qwen2", False),
+        "Ulysses": (_plan(n, (ulysses, replace(ulysses, recompute=full), one), plain, vocab=wide), "qwen2", False),
         "zero2, reduced every micro-batch": (_plan(n, (one, split), each, default=ZERO2), "llama", False),
         "zero3": (_plan(n, (shard, replace(split, dp_type=ZERO3), one), plain), "qwen2", False),
         "tied tables": (_plan(n, (one, split), usual, vocab=wide), "llama", True),

@@ -8,7 +8,7 @@ from itertools import pairwise
 from random import Random
 
 from ..base.errors import UserError
-from ..plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Plan, Schedule, VocabStrategy
+from ..plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, VocabStrategy
 from ..plan.check import require_valid
 from ..plan.uniform import even_stages
 
@@ -78,7 +78,7 @@ def _alone(random: Random, base: Plan) -> Plan:
         layers(degree=degree, ulysses=True),
         layers(dp_type=DataParallel.ZERO3),
         replace(layers(dp_type=DataParallel.ZERO2), default_dp_type=DataParallel.ZERO2),
-        layers(recompute=True),
+        layers(recompute=Recompute.FULL),
         replace(base, vocab=VocabStrategy(degree)),
         replace(base, vocab=VocabStrategy(degree, ulysses=True)),
         replace(base, vocab=VocabStrategy(dp_type=DataParallel.ZERO3)),
@@ -152,7 +152,7 @@ def _layer(random: Random, plan: Plan) -> LayerStrategy:
         ulysses=kind == "ulysses" and degree > 1,
         consecutive=kind != "strided" or degree in (1, size),
         dp_type=random.choice((plan.default_dp_type, plan.default_dp_type, DataParallel.ZERO3)),
-        recompute=random.random() < 0.3,
+        recompute=Recompute(random.random() < 0.3),
     )
 
 

@@ -32,8 +32,13 @@ def _strategy(strategy: LayerStrategy | VocabStrategy) -> str:
     layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
     split = "dp" if layer.degree == 1 else f"{'sp' if layer.ulysses else 'tp'}{layer.degree}"
     strided = "" if layer.consecutive or layer.degree == 1 else "s"
-    words = [split + strided, DATA_PARALLEL[layer.dp_type], "r" if layer.recompute else ""]
+    words = [split + strided, DATA_PARALLEL[layer.dp_type], _again(layer)]
     return " ".join(word for word in words if word)
+
+
+def _again(layer: LayerStrategy) -> str:
+    """`r`, of parts `r(norms+mlp)`."""
+    return f"r({layer.recompute.words})".replace("(full)", "") if layer.recompute else ""
 
 
 def tables(accuracy: Accuracy) -> Iterator[str | Table]:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import Any, Literal
 
-from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Schedule, VocabStrategy
+from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Recompute, Schedule, VocabStrategy
 from paddlenlp_galvatron.plan.check import require_valid
 
 
 def layers(code: str, default: DataParallel = DataParallel.DDP) -> tuple[LayerStrategy, ...]:
     """Strategies from words: "1 2r 2u 4sz" is 4 layers.
 
-    A word is a degree, then u = Ulysses, s = strided groups, r = recompute, z = zero3 instead of the default type.
+    A word is a degree, then u = Ulysses, s = strided groups, r = recompute, of n = norms, a = attention, m = MLP alone,
+    z = zero3 instead of the default type.
     """
+    parts = {"r": Recompute.FULL, "n": Recompute.NORMS, "a": Recompute.ATTENTION, "m": Recompute.MLP}
     return tuple(
         LayerStrategy(
-            int(word.rstrip("usrz")),
+            int(word.rstrip("usrnamz")),
             ulysses="u" in word,
             consecutive="s" not in word,
             dp_type=DataParallel.ZERO3 if "z" in word else default,
-            recompute="r" in word,
+            recompute=reduce(or_, (parts[letter] for letter in word if letter in parts), Recompute.NONE),
         )
         for word in code.split()
     )
@@ -199,4 +203,32 @@ INTERLEAVED_EIGHT = [
         "adamw",
         tied=True,
     ),
+]
+
+
+# Layers that recompute some of their parts.
+PARTS_TWO = [
+    Named("parts, tp with Megatron-SP", plan(2, "2n 2a 2m 2nm", vocab="2"), "qwen2"),
+    Named("parts, Ulysses and dp", plan(2, "2una 2um 1nam 1a", vocab="2u"), "llama"),
+]
+PARTS_FOUR = [
+    Named("parts alone, one kv head", plan(4, "1n 1a 1m 1na 1nm 1am 1nam"), "llama", kv_heads=1),
+    Named("parts, tp 2-4 with Megatron-SP, kv heads shared", plan(4, "2nam 4nm 4a 2n", vocab="4"), "qwen2", kv_heads=2),
+    Named("parts, tp without Megatron-SP", plan(4, "2n 4m 2nm 1a", vocab="2", megatron_sp=False), "llama"),
+    Named("parts, Ulysses, fewer kv heads than ranks", plan(4, "4ua 2unam 4um", vocab="2u"), "qwen2", kv_heads=2),
+    Named("parts, zero3", plan(4, "1znm 2za 1znam 1zm", vocab="1z"), "qwen2"),
+    Named("parts, zero2, AdamW", plan(4, "1n 2nam 1m", vocab="2", default=DataParallel.ZERO2), "llama", "adamw"),
+    Named("parts in a pipeline", plan(4, "1n 2nm 2a 1m", (1, 3), vocab="2", micro_batches=4), "qwen2"),
+    Named(
+        "parts, GPipe, reduced every micro-batch",
+        plan(4, "2nam 1zn 1m", (2, 1), micro_batches=4, schedule=Schedule.GPIPE, async_reduce=False),
+        "llama",
+    ),
+    Named(
+        "parts, 2 chunks, zero3, tied",
+        interleaved(4, "1zn 2nm 1a 2znam 1r", (1, 2, 1, 1), 2, vocab="1z", micro_batches=4),
+        "qwen2",
+        tied=True,
+    ),
+    Named("parts, norms of q and k", plan(4, "2nam 1a 4nm", vocab="4"), "qwen3"),
 ]

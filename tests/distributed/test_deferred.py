@@ -65,7 +65,7 @@ def named(cases: list[plans.Named]) -> list[Case]:
 
 # Pipelines, both vocabularies, Ulysses, strided groups, zero2, zero3, tied tables, reduction of every micro-batch.
 SOME = [plans.FOUR[2], plans.FOUR[5], plans.FOUR[7], plans.ZERO[2], plans.ZERO[4], plans.ZERO[5], plans.ZERO[9]]
-SOME += [plans.INTERLEAVED_FOUR[1], plans.INTERLEAVED_FOUR[5]]
+SOME += [plans.INTERLEAVED_FOUR[1], plans.INTERLEAVED_FOUR[5], *plans.PARTS_FOUR[1:5:2], plans.PARTS_FOUR[8]]
 
 
 def test_some_plans_train_as_one_process_does(tmp_path):
@@ -76,8 +76,8 @@ def test_some_plans_train_as_one_process_does(tmp_path):
 @pytest.mark.parametrize(
     "cases",
     [
-        [*plans.TWO, *plans.INTERLEAVED_TWO],
-        [*plans.FOUR, *plans.ZERO, *plans.INTERLEAVED_FOUR],
+        [*plans.TWO, *plans.INTERLEAVED_TWO, *plans.PARTS_TWO],
+        [*plans.FOUR, *plans.ZERO, *plans.INTERLEAVED_FOUR, *plans.PARTS_FOUR],
         plans.SIX,
         [*plans.EIGHT, *plans.INTERLEAVED_EIGHT],
     ],

@@ -24,8 +24,9 @@ def step(code: str, dropout: float, seed: int = 0) -> tuple[float, list[float]]:
     return loss, [float(trainable.gradient.abs().sum()) for trainable in engine.trainables]
 
 
-def test_a_recomputed_layer_sees_the_same_mask():
-    plain, recomputed = step("1 1 1", 0.5), step("1r 1r 1r", 0.5)
+@pytest.mark.parametrize("code", ["1r 1r 1r", "1a 1nam 1am"])
+def test_a_recomputed_layer_sees_the_same_mask(code):
+    plain, recomputed = step("1 1 1", 0.5), step(code, 0.5)
     assert recomputed[0] == plain[0]
     assert recomputed[1] == pytest.approx(plain[1], rel=1e-5)
     assert step("1 1 1", 0.0)[0] != plain[0]

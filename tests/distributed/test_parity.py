@@ -15,14 +15,23 @@ from . import plans
 @pytest.mark.parametrize(
     "cases",
     [
-        [*plans.TWO, *plans.INTERLEAVED_TWO],
+        [*plans.TWO, *plans.INTERLEAVED_TWO, *plans.PARTS_TWO],
         plans.FOUR,
+        plans.PARTS_FOUR,
         plans.ZERO,
         plans.INTERLEAVED_FOUR,
         plans.SIX,
         [*plans.EIGHT, *plans.INTERLEAVED_EIGHT],
     ],
-    ids=["2 ranks", "4 ranks", "4 ranks, ZeRO and shared weights", "4 ranks, interleaved", "6 ranks", "8 ranks"],
+    ids=[
+        "2 ranks",
+        "4 ranks",
+        "4 ranks, parts",
+        "4 ranks, ZeRO, shared weights",
+        "4 ranks, interleaved",
+        "6 ranks",
+        "8 ranks",
+    ],
 )
 def test_plans_train_as_one_process_does(cases):
     results = check_parity(

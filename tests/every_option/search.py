@@ -167,6 +167,7 @@ ROWS = {
     "disable_sp": Row(1, "calls.strategies", {"sp_space": "tp+sp"}),
     "disable_pp": Row(1, "plan.pp_deg"),
     "disable_ckpt": Row(1, "calls.strategies"),
+    "recompute_parts": Row(1, "calls.strategies"),
     "disable_vtp": Row(1, "plan.vtp", TIGHT),
     "embed_sdp": Row(0, "plan.embed_sdp", {"disable_pp": 1, "disable_vtp": 1}),
     "tp_consec": Row(0, "calls.strategies"),

@@ -15,6 +15,7 @@ from paddlenlp_galvatron.plan import (
     DataParallel,
     Plan,
     Precision,
+    Recompute,
     UserError,
     json_schema,
     plan_from_dict,
@@ -74,7 +75,7 @@ def test_galvatron_reads_our_file_and_finds_the_same_plan(tmp_path_factory, plan
     assert read["tp_sizes_enc"] == [layer.degree for layer in plan.layers]
     assert read["use_sp"] == [layer.ulysses for layer in plan.layers]
     assert read["tp_consecutive_flags"] == [layer.consecutive for layer in plan.layers]
-    assert read["checkpoint"] == [layer.recompute for layer in plan.layers]
+    assert read["checkpoint"] == [layer.recompute is Recompute.FULL for layer in plan.layers]
     assert [dp_type(flag) for flag in read["dp_types_enc"]] == [layer.dp_type for layer in plan.layers]
     assert (read["vtp"], read["vsp"]) == (plan.vocab.degree, plan.vocab.ulysses)
     assert dp_type(read["vocab_sdp"]) == plan.vocab.dp_type

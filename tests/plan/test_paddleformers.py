@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from plans import MODEL, plan, recomputing, valid_plans, with_layer
 
-from paddlenlp_galvatron.plan import Assumptions, Precision, UserError
+from paddlenlp_galvatron.plan import Assumptions, Precision, Recompute, UserError
 from paddlenlp_galvatron.plan.file import StrategyFile
 from paddlenlp_galvatron.plan.formats.paddleformers import formers_arguments, formers_notes
 
@@ -73,6 +73,7 @@ REFUSED = {
     "Ulysses": (plan(tp=2, use_ulysses=True), ["use_sp"]),
     "strided": (plan(tp=2, global_tp_consec=False), ["tp_consecutive_flags"]),
     "recompute of some layers": (recomputing(plan(), 1, 3), ["checkpoint"]),
+    "recompute of the MLP": (with_layer(plan(), recompute=Recompute.MLP), ["checkpoint", "recompute_enc"]),
     "uneven stages": (replace(plan(pp=2, chunks=2), stages=(3, 1)), ["pp_division"]),
     "gpipe": (plan(pp=2, chunks=2, pipeline_type="gpipe"), ["pipeline_type"]),
     "zero3 in a pipeline": (plan(pp=2, chunks=2, sdp=True), ["dp_types_enc"]),

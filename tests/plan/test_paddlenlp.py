@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from plans import MODEL, plan, recomputing, valid_plans, with_layer
 
-from paddlenlp_galvatron.plan import Assumptions, DataParallel, Precision, UserError
+from paddlenlp_galvatron.plan import Assumptions, DataParallel, Precision, Recompute, UserError
 from paddlenlp_galvatron.plan.file import StrategyFile
 from paddlenlp_galvatron.plan.formats.paddlenlp import as_flags, stock_arguments, stock_notes
 
@@ -38,6 +38,10 @@ SAID = {
     "recompute of some layers": (
         recomputing(plan(), 1, 3),
         "2 1 --recompute true --recompute_granularity full --no_recompute_layers 0 2",
+    ),
+    "recompute of attention in some layers": (
+        with_layer(plan(), recompute=Recompute.ATTENTION),
+        "2 1 --recompute true --recompute_granularity core_attn --no_recompute_layers 0 1 2",
     ),
     "bf16": (
         plan(assumed=Assumptions(mixed_precision=Precision.BF16, seq_length=128)),
@@ -70,6 +74,11 @@ REFUSED = {
     "zero3 in a pipeline": (plan(pp=2, chunks=2, sdp=True), ["dp_types_enc"]),
     "zero3 with tp": (plan(tp=2, sdp=True), ["dp_types_enc"]),
     "sharded Ulysses": (plan(tp=2, chunks=2, use_ulysses=True, default_dp_type="zero2"), ["use_sp"]),
+    "recompute of the MLP": (with_layer(plan(), recompute=Recompute.MLP), ["recompute_enc"]),
+    "two granularities": (
+        with_layer(plan(global_checkpoint=True), recompute=Recompute.ATTENTION),
+        ["recompute_enc"],
+    ),
     "two": (replace(plan(tp=2, pp=2, chunks=2, vocab_tp=1), stages=(3, 1)), ["vtp", "pp_division"]),
 }
 
@@ -107,6 +116,7 @@ def test_a_note_says_where_ranks_or_results_differ():
     assert not stock_notes(plan(tp=2)) and not stock_notes(plan(pp=2, chunks=2, default_dp_type="zero2"))
     assert "ranks of a pipeline" in stock_notes(plan(pp=2, chunks=2))[0]
     assert "alltoall" in stock_notes(plan(tp=2, use_ulysses=True))[0]
+    assert "core_attn" in stock_notes(with_layer(plan(), recompute=Recompute.ATTENTION))[0]
 
 
 @given(valid_plans())

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddlenlp_galvatron.plan import DataParallel, Schedule, UserError, plan_from_dict, plan_to_dict, uniform_plan
+from paddlenlp_galvatron.plan import (
+    DataParallel,
+    Recompute,
+    Schedule,
+    UserError,
+    plan_from_dict,
+    plan_to_dict,
+    uniform_plan,
+)
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.uniform import even_stages
 
@@ -28,7 +36,7 @@ def test_every_option_is_in_the_plan():
         use_ulysses=True,
     )
     (layer,) = set(plan.layers)
-    assert (layer.degree, layer.ulysses, layer.consecutive, layer.recompute) == (4, True, False, True)
+    assert (layer.degree, layer.ulysses, layer.consecutive, layer.recompute) == (4, True, False, Recompute.FULL)
     assert layer.dp_type is plan.vocab.dp_type is DataParallel.ZERO3
     assert (plan.vocab.degree, plan.vocab.ulysses, plan.default_dp_type) == (2, True, DataParallel.ZERO2)
     assert (plan.stages, plan.schedule) == ((4, 3), Schedule.GPIPE)

@@ -2,14 +2,22 @@
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from paddlenlp_galvatron.cost_model import CostModel, load
+from paddlenlp_galvatron.model.layer import PARTLY
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, UserError, uniform_plan
 from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, Variant, VocabVariant
-from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
+from paddlenlp_galvatron.profiles.analytic import (
+    analytic_computation,
+    analytic_hardware,
+    analytic_memory,
+    layer_numbers_per_token,
+    spared_numbers_per_token,
+)
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import data_sheets, load_data_sheet
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
@@ -39,8 +47,12 @@ def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq):
         assert derived.head(12, seq).forward_ms == pytest.approx(head, rel=0.1)
 
 
-@pytest.mark.parametrize("size", [(128, 384, 8, 8), (256, 640, 8, 4), (320, 512, 4, 4)])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+SIZES = [(128, 384, 8, 8), (256, 640, 8, 4), (320, 512, 4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("family", "size"), [*product(["llama", "qwen2"], SIZES), ("qwen3", SIZES[1])], ids=lambda value: str(value)
+)
 def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
     """fp32 and plain attention: what runs on CPU, where Paddle's statistics are exact."""
     pytest.importorskip("paddle")
@@ -63,6 +75,12 @@ def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
         assert ours.checkpoint_mib == pytest.approx(truth.checkpoint_mib, rel=0.02)
         for tp in degrees:
             assert ours.activation_mib[tp] == pytest.approx(truth.activation_mib[tp], rel=0.02), (tp, sequence_parallel)
+            for parts in PARTLY:
+                where = (shape, seq, tp, sequence_parallel, False)
+                kept = zip(layer_numbers_per_token(*where), spared_numbers_per_token(*where, parts), strict=True)
+                kept_mib = 4 * seq / 2**20 * sum(whole - spared for whole, spared in kept)
+                spared_mib = MemoryUse(measured).spared_mib(0, parts, tp, seq, sequence_parallel)
+                assert kept_mib == pytest.approx(truth.activation_mib[tp] - spared_mib, rel=0.02), (parts, *where)
         for role in ("only", "first", "last"):
             tables, known = (p.vocab[VocabVariant(role, sequence_parallel)][seq] for p in (derived, measured))
             for tp in degrees:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from paddlenlp_galvatron.model.layer import PARTLY
 from paddlenlp_galvatron.plan import Infeasible, ModelShape, UserError, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.search import FamilyOutcome, SearchOptions, engine, search
@@ -83,6 +84,21 @@ def test_several_layer_types_equal_exhaustive_enumeration(types: int) -> None:
     assert 25 < feasible < 50
 
 
+def test_recompute_of_parts_equals_exhaustive_enumeration() -> None:
+    partly = 0
+    narrow = {"disable_ckpt": False, "disable_sdp": True, "disable_vtp": True, "sp_space": "tp", "num_gpus_per_node": 2}
+    for seed in range(8):
+        _, _, options = problem(seed, recompute_parts=True, settle_bsz=4, **narrow)
+        models = [model_of(2)]
+        cost = RandomCost(models, options, seed)
+        result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
+        assert (result.best is None) is (best == inf), seed
+        if result.best is not None:
+            assert result.time_s / result.plan.global_batch == pytest.approx(best, rel=1e-9), seed
+            partly += any(layer.recompute in PARTLY for layer in result.plan.layers)
+    assert partly > 1
+
+
 def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound() -> None:
     gaps = []
     for seed in range(40):
@@ -131,6 +147,7 @@ def test_equals_exhaustive_enumeration_often(types: int, seeds: int) -> None:
 
 WIDER = {
     "disable_ckpt": False,
+    "recompute_parts": True,
     "disable_sdp": False,
     "disable_vtp": False,
     "pipeline_type": None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...base.errors import UserError
-from ...model import ModelShape
+from ...model import ModelShape, Recompute
 from ..schedules import Schedule
 from ..strategy import Plan, Precision
 from .one_degree import Argument, sharding_stage, strided, uneven
@@ -70,6 +70,10 @@ def _unlike(plan: Plan) -> Iterator[str]:
         yield f"use_sp: {NAME}'s Llama and Qwen2 have no Ulysses"
     if len({each.recompute for each in plan.layers}) > 1:
         yield f"checkpoint: {NAME} recomputes all layers or none"
+    if partly := dict.fromkeys(
+        each.recompute.words for each in plan.layers if each.recompute not in (Recompute.NONE, Recompute.FULL)
+    ):
+        yield f"recompute_enc: {', '.join(partly)} is not written for {NAME}"
     if plan.pipeline > 1 and plan.schedule is not Schedule.ONE_F_ONE_B:
         yield f"pipeline_type: {NAME}'s pipeline is 1F1B, the plan's {plan.schedule}"
     if plan.chunks > 1:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...base.errors import UserError
-from ...model import ModelShape
+from ...model import ModelShape, Recompute
 from ..schedules import Schedule
 from ..strategy import Plan, Precision
 from .one_degree import Argument, sharding_stage, sharing, strided, uneven
 
 STOCK = "stock PaddleNLP"
+# Its `recompute_granularity`, one for all layers that recompute. Of the core it keeps the output, which we do not.
+GRANULARITY = {Recompute.FULL: "full", Recompute.ATTENTION: "core_attn"}
 
 
 def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Argument]:
@@ -46,7 +48,8 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
         arguments |= {"sharding": f"stage{stage}", "sharding_parallel_degree": plan.dp(layer)}
     kept = [index for index, each in enumerate(plan.layers) if not each.recompute]
     if len(kept) < len(plan.layers):
-        arguments |= {"recompute": True, "recompute_granularity": "full"}
+        [how] = {each.recompute for each in plan.layers if each.recompute}
+        arguments |= {"recompute": True, "recompute_granularity": GRANULARITY[how]}
         if kept:
             arguments["no_recompute_layers"] = kept
     if plan.assumed.mixed_precision is not Precision.FP32:
@@ -66,6 +69,11 @@ def stock_notes(plan: Plan) -> list[str]:
         notes.append(
             "sep_parallel_degree of PaddleNLP 3.0.0b4 is wrong on Paddle 3: it hands the two lists of "
             "paddle.distributed.alltoall over in Paddle 2's order"
+        )
+    if any(each.recompute is Recompute.ATTENTION for each in plan.layers):
+        notes.append(
+            "core_attn of stock PaddleNLP keeps what attention puts out, and k and v once for each head of q; the "
+            "plan keeps neither, so that the memory predicted for it is less"
         )
     return notes
 
@@ -88,6 +96,14 @@ def _unlike_stock(plan: Plan) -> Iterator[str]:
         yield "tp_consecutive_flags: in stock PaddleNLP neighbouring ranks form a tensor-parallel group"
     if pipeline and plan.schedule is not Schedule.ONE_F_ONE_B:
         yield f"pipeline_type: stock PaddleNLP's pipeline is 1F1B, the plan's {plan.schedule}"
+    hows = dict.fromkeys(each.recompute for each in plan.layers if each.recompute)
+    if len(hows) > 1:
+        yield (
+            f"recompute_enc: {STOCK} has one granularity for all layers that recompute, the plan has "
+            f"{', '.join(how.words for how in hows)}"
+        )
+    for how in [how for how in hows if how not in GRANULARITY]:
+        yield f"recompute_enc: {STOCK} recomputes attention (core_attn) or all of a layer, the plan has {how.words}"
     count = plan.micro_batches
     if plan.chunks > 1 and (count % plan.pipeline or count < 2 * plan.pipeline):
         yield (

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ...plan import ModelShape, Precision
+from ...model.layer import APART
+from ...plan import ModelShape, Precision, Recompute
 from ...profiles import EMBEDDING, HEAD, PassKey, Shape, layer_part
 from ...runtime.adapter import Adapter
 from ...runtime.gradients import global_norm, update_in_turns
@@ -18,7 +19,7 @@ from ..journal import Journal
 from ..refine import coarse, uncertain
 from ..stopwatch import Stopwatch, Timing
 from .part import MeasuredPart
-from .summary import OPTIMIZER, PassPoint, PassTurn, doubtful, measured
+from .summary import OPTIMIZER, PassPoint, PassTurn, SharePoint, doubtful, measured
 
 TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what the second turn does not confirm more often
 PINNED_TURNS = 4  # where CPU processes are pinned: a small part took up to 8 % longer than at best for 5 to 10 s
@@ -51,6 +52,10 @@ class ComputationProfiler:
                     self._measure_line(part, line, tp)
                 settled += len(line)
                 tick(settled)
+        for line in _lines(points):
+            for tp in degrees:
+                for number in range(len(self.shapes)):
+                    self._measure_shares(self._key(layer_part(number), line[0], tp))
         self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
         for turn in range(1, MOST_TURNS):
             if not self.stopwatch.is_late():
@@ -107,12 +112,28 @@ class ComputationProfiler:
         parts = [
             self._part(key, layers=few),
             self._part(key, layers=many),
-            self._part(key, layers=few, recompute=True),
+            self._part(key, layers=few, recompute=Recompute.FULL),
         ]
         steps = [step for part in parts for step in (part.forward, part.backward)]
         few_f, few_b, many_f, many_b, _, again_b = self.stopwatch.apart(*steps).T
         recompute_ms = max(0.0, float(np.median(again_b - few_b)) / few)
         return PassTurn(self._of_one(few_f, many_f), self._of_one(few_b, many_b), recompute_ms)
+
+    def _measure_shares(self, key: PassKey) -> None:
+        """Of the time of recomputing a whole layer, what its parts take: at one batch, as they grow alike."""
+        if not self.stopwatch.is_late():
+            self.journal.get(SharePoint.of(key).name, lambda: self._shares(key))
+
+    def _shares(self, key: PassKey) -> dict[str, float]:
+        how = (Recompute.NONE, Recompute.FULL, *APART)
+        parts = [self._part(key, layers=1, recompute=each) for each in how]
+        laps = self.stopwatch.apart(*(step for part in parts for step in (part.forward, part.backward)))
+        plain, whole, *others = laps[:, 1::2].T  # backward
+        most = float(np.median(whole - plain))
+        if most <= 0:  # noise swallows it: the model's arithmetic tells
+            return {}
+        ms = [float(np.median(each - plain)) for each in others]
+        return {each.words: min(max(found / most, 0.0), 1.0) for each, found in zip(APART, ms, strict=True)}
 
     def _of_one(self, few: Array, many: Array) -> list[float]:
         """Laps of one layer from those of few and of many."""

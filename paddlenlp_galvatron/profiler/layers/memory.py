@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...plan import ModelShape, Precision
+from ...plan import ModelShape, Precision, Recompute
 from ...profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
 from ...profiles.memory import STATE_BYTES, Role
 from ...runtime import device
@@ -80,11 +80,14 @@ class MemoryProfiler:
     def _layer(self, number: int, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> LayerMemory:
         few, many = self.layers
 
-        def use(layers: int, tp: int, recompute: bool = False) -> Use:
+        def use(layers: int, tp: int, recompute: Recompute = Recompute.NONE) -> Use:
             return self._use(number, seq, tp, sequence_parallel, layers=layers, recompute=recompute)
 
-        def of_one(tp: int, recompute: bool = False) -> float:
+        def of_one(tp: int, recompute: Recompute = Recompute.NONE) -> float:
             return (use(many, tp, recompute).kept - use(few, tp, recompute).kept) / (many - few) / self.samples
+
+        def spared(parts: Recompute) -> dict[int, float]:
+            return {tp: (use(few, tp).kept - use(few, tp, parts).kept) / few / self.samples for tp in degrees}
 
         def working(tp: int) -> tuple[float, float]:
             return self._line(
@@ -95,9 +98,13 @@ class MemoryProfiler:
         return LayerMemory(
             parameter_mib=FLOAT_BYTES * weights / MIB,
             activation_mib={tp: of_one(tp) for tp in degrees},
-            checkpoint_mib=of_one(1, recompute=True),
+            checkpoint_mib=of_one(1, Recompute.FULL),
             working_mib={tp: working(tp)[1] for tp in degrees},
             working_constant_mib={tp: working(tp)[0] for tp in degrees},
+            spared_norms_mib=spared(Recompute.NORMS),
+            spared_attention_mib=spared(Recompute.ATTENTION),
+            spared_mlp_mib=spared(Recompute.MLP),
+            spared_norms_mlp_mib=spared(Recompute.NORMS | Recompute.MLP),
         )
 
     def _line(self, mib: Callable[[int], float]) -> tuple[float, float]:
@@ -144,7 +151,8 @@ class MemoryProfiler:
     ) -> Use:
         samples = samples or self.samples
         settings = {"samples": samples, "seq_length": seq, "tp": tp, "sequence_parallel": sequence_parallel} | what
-        key = f"memory {number} " + " ".join(f"{name}={int(value)}" for name, value in settings.items())
+        told = {name: value.value if isinstance(value, Recompute) else int(value) for name, value in settings.items()}
+        key = f"memory {number} " + " ".join(f"{name}={value}" for name, value in told.items())
 
         def measure() -> Use:
             shape, precision, flash = self.shapes[number], self.precision, self.flash_attention

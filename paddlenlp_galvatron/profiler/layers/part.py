@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
+from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, Recompute, VocabStrategy
 from ...runtime.adapter import Adapter, Kernels
 from ...runtime.device import on_gpu
 from ...runtime.stage import Stage
@@ -34,7 +34,7 @@ class MeasuredPart:
         seq_length: int,
         tp: int = 1,
         sequence_parallel: bool = False,
-        recompute: bool = False,
+        recompute: Recompute = Recompute.NONE,
         precision: Precision = Precision.FP32,
         flash_attention: bool = False,
     ):

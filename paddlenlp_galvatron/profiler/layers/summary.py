@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...plan import ModelShape, Precision
+from ...plan import ModelShape, Precision, Recompute
 from ...profiles import EMBEDDING, HEAD, ComputationProfile, Meta, PassKey, PassTimes, Shape, layer_part
 from ..journal import Journal
 from ..refine import falling, misses
@@ -31,6 +31,22 @@ class PassPoint(NamedTuple):
         _, part, *numbers = name.split()
         batch, seq, tp, turn = map(int, numbers)
         return cls(PassKey(part, batch, seq, tp), turn)
+
+
+class SharePoint(NamedTuple):
+    """Where it is measured what recomputing a layer's parts takes, as it stands in the journal."""
+
+    part: str
+    seq: int
+    tp: int
+
+    @classmethod
+    def of(cls, key: PassKey) -> SharePoint:
+        return cls(key.part, key.seq, key.tp)
+
+    @property
+    def name(self) -> str:
+        return " ".join(map(str, ["shares", *self]))
 
 
 class PassTurn(NamedTuple):
@@ -132,6 +148,9 @@ def computation_profile(
         spread |= {f"{name}.forward": found.forward.spread, f"{name}.backward": found.backward.spread}
         if longer_ms := fallen.get(key):
             flags[name] = f"{found.whole.ms:.3g} ms, but a smaller batch takes {longer_ms:.3g} ms"
+    shares = {
+        name: {Recompute.of(words): share for words, share in found.items()} for name, found in journal.items("shares ")
+    }
     [optimizer_ms] = [ms for _, ms in journal.items(OPTIMIZER)] or [0.0]
     told = meta.model_dump() | {"spread": spread, "flags": flags, "fit_error": fit_errors(known)}
     return ComputationProfile(
@@ -147,7 +166,10 @@ def computation_profile(
             for (part, point), ms in alone.items()
             if part == EMBEDDING and (HEAD, point) in alone
         },
-        {key: PassTimes(p.forward.ms, p.backward.ms, p.recompute_ms) for key, p in known.items()},
+        {
+            key: PassTimes(p.forward.ms, p.backward.ms, p.recompute_ms, shares.get(SharePoint.of(key).name, {}))
+            for key, p in known.items()
+        },
         optimizer_ms,
         meta=Meta.model_validate(told),
     )

@@ -1,0 +1,63 @@
+"""What a layer that recomputes some of its parts does not keep, and how long it computes again: measured, or derived.
+
+What the profiles do not tell comes from the model's arithmetic: bytes as a share of what was measured that a layer
+keeps, times as a share of the measured time of recomputing all of it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ..model import ModelShape, Recompute
+from ..model.layer import apart
+from ..plan.strategy import Assumptions, LayerStrategy, Precision
+from ..profiles.analytic import layer_numbers_per_token, recompute_shares, spared_numbers_per_token
+from ..profiles.computation import PassTimes
+from ..profiles.memory_use import MemoryUse
+from .states import FP32_BYTES
+
+# Operations of matrix products in the time in which a byte is moved: of A100 144, of H100 277, in 16 bits and at the
+# shares of the peaks that their data sheets tell.
+FLOPS_PER_BYTE = 200.0
+
+
+def partly(
+    model: ModelShape,
+    strategy: LayerStrategy,
+    times: PassTimes,
+    memory: MemoryUse,
+    layer_type: int,
+    seq: int,
+    assumed: Assumptions,
+) -> tuple[float, float]:
+    """(ms of recompute, share of what the layer would keep that it does not) of a layer that recomputes parts.
+
+    `times`: those of its passes, and of recomputing all of it.
+    """
+    parts, tp, megatron = strategy.recompute, strategy.tp, assumed.sequence_parallel
+    how = assumed.mixed_precision, assumed.flash_attention is not False
+    shares = times.shares or recompute_shares(model, seq, tp, *how, FLOPS_PER_BYTE)
+    whole_ms = times.forward_ms if times.recompute_ms is None else times.recompute_ms
+    spared_mib = memory.spared_mib(layer_type, parts, tp, seq, megatron)
+    if spared_mib is None:
+        spared = _spared_share(model, parts, seq, tp, megatron, *how)
+    else:
+        spared = min(spared_mib / memory.activation_mib(layer_type, tp, seq, megatron), 1.0)
+    return whole_ms * sum(shares[part] for part in apart(parts)), spared
+
+
+@lru_cache(maxsize=10_000)
+def _spared_share(
+    model: ModelShape,
+    parts: Recompute,
+    seq: int,
+    tp: int,
+    sequence_parallel: bool,
+    precision: Precision,
+    flash: bool,
+) -> float:
+    def size(numbers: float, scalars: float) -> float:
+        return precision.bytes * numbers + FP32_BYTES * scalars
+
+    where = (model, seq, tp, sequence_parallel, flash)
+    return size(*spared_numbers_per_token(*where, parts)) / size(*layer_numbers_per_token(*where))

@@ -1,0 +1,108 @@
+"""Layers that recompute some of their parts: between those that recompute nothing and those that recompute all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from plans import MODEL
+
+from paddlenlp_galvatron.cost_model import CostModel
+from paddlenlp_galvatron.cost_model.communication import Setting, layer_calls
+from paddlenlp_galvatron.cost_model.derived import derive
+from paddlenlp_galvatron.cost_model.states import StateBytes
+from paddlenlp_galvatron.cost_model.traffic import NAMES
+from paddlenlp_galvatron.model import load_model
+from paddlenlp_galvatron.model.layer import APART, PARTLY
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, Recompute
+from paddlenlp_galvatron.plan.seams import repeated
+from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
+from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+
+WHERE = {"stage_size": 8, "micro_batch": 8, "micro_batches": 4, "pipeline": 1}
+
+
+def h100(model: str = "llama3-8b", flash: bool = True, megatron_sp: bool = True) -> CostModel:
+    assumed = Assumptions(megatron_sp, Precision.BF16, seq_length=4096, flash_attention=flash)
+    return derive(load_model(model), load_data_sheet("h100-80gb"), 1, 8, assumed)
+
+
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize("model", ["llama3-8b", "llama2-7b", "qwen2.5-7b", "qwen3-8b"])
+def test_more_parts_keep_less_and_take_longer(model, tp, flash):
+    cost = h100(model, flash)
+    every = (Recompute.NONE, Recompute.FULL, *PARTLY)
+    of = {each: cost.layer_cost(LayerStrategy(tp, recompute=each), **WHERE) for each in every}
+    for more, price in of.items():
+        for less, other in of.items():
+            if less in more and less is not more:
+                assert price.activation_mib < other.activation_mib and price.backward_ms > other.backward_ms
+        assert price.activation_mib >= of[Recompute.FULL].activation_mib
+        assert price.backward_ms <= of[Recompute.FULL].backward_ms
+        held = price.activation_mib + price.working_mib  # what is made again is there at one time or the other
+        assert held == pytest.approx(of[Recompute.NONE].activation_mib + of[Recompute.NONE].working_mib, rel=0.1) or (
+            more is Recompute.FULL
+        )
+
+
+def test_norms_cost_little_and_spare_much():
+    """What makes recompute by parts pay: a third of the activations for a tenth of the time of recomputing all."""
+    cost = h100("llama2-7b")
+    none, norms, full = (
+        cost.layer_cost(LayerStrategy(recompute=each), **WHERE)
+        for each in (Recompute.NONE, Recompute.NORMS, Recompute.FULL)
+    )
+    assert 1 - norms.activation_mib / none.activation_mib > 0.28
+    assert (norms.backward_ms - none.backward_ms) / (full.backward_ms - none.backward_ms) < 0.15
+
+
+def test_collectives_that_are_repeated_are_paid_for():
+    """Norms under Megatron-SP gather their tokens again; the MLP keeps what was gathered."""
+    cost = h100()
+    none, norms, mlp, full = (
+        cost.layer_cost(LayerStrategy(4, recompute=each), **WHERE).terms.tensor_backward_ms
+        for each in (Recompute.NONE, Recompute.NORMS, Recompute.MLP, Recompute.FULL)
+    )
+    assert none == mlp < norms < full
+    assert full - none == pytest.approx(2 * (norms - none), rel=1e-6)  # gathers and scatters take as long
+    assert repeated(Recompute.NORMS | Recompute.ATTENTION) == repeated(Recompute.NORMS) | repeated(Recompute.ATTENTION)
+
+
+def test_what_a_profile_does_not_tell_is_derived():
+    """Bytes as a share of what was measured, times as a share of recomputing all."""
+    cost = h100()
+    passes = {key: replace(times, shares={}) for key, times in cost.times.profile.passes.items()}
+    cost.times = ComputeTimes(replace(cost.times.profile, passes=passes))
+    told = h100()
+    for parts in APART:
+        layer = LayerStrategy(2, recompute=parts)
+        derived, known = (model.layer_cost(layer, **WHERE) for model in (cost, told))
+        assert derived.activation_mib == known.activation_mib
+        assert derived.backward_ms == pytest.approx(known.backward_ms, rel=0.03)
+
+
+@pytest.mark.parametrize("megatron_sp", [True, False])
+def test_the_runtime_calls_what_is_priced(megatron_sp):
+    """To the byte, of one rank of a tensor-parallel pair whose peer is silent."""
+    pytest.importorskip("paddle")
+    from paddlenlp_galvatron.adapters import load_family
+    from paddlenlp_galvatron.profiler.layers.part import MeasuredPart
+    from paddlenlp_galvatron.runtime import collectives
+
+    shape = replace(MODEL, vocab_size=64)
+    assumed = Assumptions(megatron_sp, seq_length=8)
+    setting = Setting(2, 8, 2, assumed, StateBytes.of(Precision.FP32))
+    for recompute in (Recompute.NONE, Recompute.FULL, *PARTLY):
+        where = {"samples": 2, "seq_length": 8, "tp": 2, "sequence_parallel": megatron_sp}
+        part = MeasuredPart(shape, load_family(shape.family), layers=1, recompute=recompute, **where)
+        collectives.forget_traffic()
+        part.forward()
+        part.backward()
+        calls = layer_calls(shape, LayerStrategy(2, recompute=recompute), setting)
+        priced: Counter[str] = Counter()
+        for call in (*calls.forward, *calls.backward):
+            priced[NAMES[call.kind]] += call.bytes * call.times
+        del collectives.traffic_bytes["all_to_all"]  # of tokens that change their layout at the edges
+        assert collectives.traffic_bytes == priced, recompute
