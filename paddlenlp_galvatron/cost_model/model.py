@@ -27,7 +27,7 @@ from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import Reserve, reserve_of
 from .communication import COPIES, TWINS, Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
-from .constants import constants_mib
+from .constants import batch_mib, constants_mib
 from .costs import (
     CostOptions,
     LayerCost,
@@ -423,11 +423,7 @@ class CostModel:
         whole = self._whole_gradients(micro_batches)
         cost = self._trained(vocab, mesh, pipeline, calls, times, held, whole, Room(kept, peak - kept))
         fixed_mib = self._constants_mib
-        if self._knows_constants:
-            rows = samples * micro_batches
-            fixed_mib += (
-                BATCHES * rows * (seq + 1) * ID_BYTES + 2 * micro_batches * FP32_BYTES
-            ) / MIB  # losses, counts
+        fixed_mib += batch_mib(self.memory, samples * micro_batches, seq, micro_batches)
         if role != "only":
             tokens = self._token_bytes(micro_batch, first if role == "first" else last)
             fixed_mib += MESSAGES * tokens / stage_size / MIB
