@@ -9,11 +9,14 @@ export PYTHON
 # GPUs need Paddle's GPU build, which is installed by hand: its environment's `galvatron` is taken where one is active.
 GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
-.PHONY: help setup quickstart gpu-check lint test test-full validate docs pages clean
+# Ranks that are launched mostly wait for each other. The tests that compute in one process run beside them.
+LAUNCHING := $(addprefix tests/,distributed profiler trial validation)
+
+.PHONY: help setup quickstart gpu-check lint test test-launching test-beside test-full validate docs pages clean
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
-	@echo "make test         style, types, room boundaries and tests (at most 25 minutes on two cores)"
+	@echo "make test         style, types, room boundaries and tests (at most 20 minutes on two cores)"
 	@echo "make test-full    the long tests too (at most 80 minutes)"
 	@echo "make validate     predictions held against real steps, on two idle cores (at most 20 minutes)"
 	@echo "make gpu-check    try this node's GPUs in ten minutes, in the active environment (ARGS='--nproc 2 --parts parity')"
@@ -39,7 +42,15 @@ lint: setup
 	@$(BIN)/lint-imports
 
 test: lint
-	@$(BIN)/pytest -m "not slow"
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-launching test-beside
+
+test-launching:
+	@MAKEFLAGS= $(BIN)/pytest -m "not slow" $(LAUNCHING)
+
+# Its report comes when it ends, in one piece.
+test-beside:
+	@report=$$(MAKEFLAGS= $(BIN)/pytest -m "not slow" $(LAUNCHING:%=--ignore=%) 2>&1); \
+		code=$$?; printf '%s\n' "$$report"; exit $$code
 
 test-full: lint
 	@scripts/test_full.sh $(VENV)

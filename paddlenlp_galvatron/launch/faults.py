@@ -23,7 +23,7 @@ SEARCH_S = 3.0  # for which a cause is looked for where all that failed lost ano
 # For which ranks may wait where nothing else ends it: Paddle's own limit of a group. Gloo's are 30 s.
 WAIT_S = 1800.0
 NAMED_RANKS = 6  # of many
-STACK_S = 0.5  # in which a rank writes where it is
+STACK_S = 5.0  # in which a rank writes where it is
 
 
 class Kind(IntEnum):
@@ -219,11 +219,13 @@ def _state(pid: int) -> str:
 
 def _place(rank: Rank) -> str:
     """Where its Python is; the whole stack goes to its log."""
-    before = len(rank.said())
+    before, end = len(rank.said()), time.monotonic() + STACK_S
     rank.process.send_signal(signal.SIGUSR1)
-    time.sleep(STACK_S)
-    frames = [line.strip() for line in rank.said()[before:].splitlines() if line.strip().startswith("File ")]
-    return frames[0] if frames else "a place that it does not tell"
+    while time.monotonic() < end:
+        time.sleep(0.05)
+        if frame := re.search(r"^ *(File .+)\n", rank.said()[before:], re.MULTILINE):
+            return frame[1]
+    return "a place that it does not tell"
 
 
 def with_waits(fault: Fault, waits: Iterable[Wait]) -> Fault:

@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
 
 VARIABLE = "GALVATRON_STATUS"  # the descriptor of the memory, from a launcher to its rank
@@ -62,9 +62,9 @@ class Board:
         self._memory = mmap.mmap(self.descriptor, BYTES)
 
     def write(self, told: RankStatus) -> None:
-        began, outcome, code, step, since, waits_for, message = astuple(told)
-        texts = (_cut(waits_for, 160), _cut(message, 3000))
-        LAYOUT.pack_into(self._memory, 0, began, code, step - BEFORE_STEPS, since, *texts, outcome)
+        texts = (_cut(told.waits_for, 160), _cut(told.message, 3000))
+        numbers = (told.began, told.exit_code, told.step - BEFORE_STEPS, told.since)
+        LAYOUT.pack_into(self._memory, 0, *numbers, *texts, told.outcome)
 
     def read(self) -> RankStatus:
         began, code, step, since, *texts, outcome = LAYOUT.unpack_from(self._memory)

@@ -185,7 +185,7 @@ def test_ctrl_c_ends_it_at_once(busy):
         server.process.send_signal(signal.SIGINT)
         _, err = server.process.communicate(timeout=WAIT_S)
         assert server.process.returncode == 130 and err == "interrupted\n"
-        assert time.monotonic() - start < 10  # at once, where the machine is not busy
+        assert time.monotonic() - start < 30  # at once, where the machine is not busy
         if busy:
             connection.close()
 

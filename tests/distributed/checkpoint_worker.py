@@ -12,17 +12,18 @@ from paddlenlp_galvatron.checkpoint.saving import Writer
 from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, verify
 from paddlenlp_galvatron.proof.parity import batch_of, read_cases
 from paddlenlp_galvatron.runtime.engine import Engine
-from paddlenlp_galvatron.runtime.groups import run_as_rank
+from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
+    groups = Groups(start_world()[0])
     jobs = json.loads(
         (folder / "jobs.json").read_text()
     )  # name, checkpoint to load or "", steps before saving and after
     for case, (name, source, before, after) in zip(read_cases(folder), jobs, strict=True):
-        engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length)
+        engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length, groups=groups)
         optimizer = case.recipe.build(engine.tensors, engine.decaying)
         if source:
             checkpoint = open_checkpoint(Path(source), case.shape)

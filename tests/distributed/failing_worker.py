@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import paddle
 import paddle.distributed as dist
@@ -18,6 +19,7 @@ from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world
 
 STEPS = 3
 PAUSE_S, LONG_S = 2, 600
+UNTIL = "until "  # before the name of a file that is waited for
 
 
 def fail(how: str) -> None:
@@ -31,6 +33,9 @@ def fail(how: str) -> None:
         time.sleep(LONG_S)
     elif how == "pauses":
         time.sleep(PAUSE_S)
+    elif how.startswith(UNTIL):
+        while not Path(how.removeprefix(UNTIL)).exists():
+            time.sleep(0.05)
     elif how == "raises":
         raise ValueError("the reason\nand more of it")
     elif how == "refuses":

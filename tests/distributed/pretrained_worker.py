@@ -16,7 +16,7 @@ from paddlenlp_galvatron.checkpoint.saving import Writer
 from paddlenlp_galvatron.plan import load_model, plan_from_dict
 from paddlenlp_galvatron.runtime import vocabulary
 from paddlenlp_galvatron.runtime.engine import Engine
-from paddlenlp_galvatron.runtime.groups import run_as_rank
+from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
 from paddlenlp_galvatron.training.recipe import Recipe
 
@@ -35,11 +35,12 @@ class Watched(cross_entropy):
 
 def main() -> None:
     vocabulary.VocabularyCrossEntropy = Watched
-    folder = Path(sys.argv[1])
+    folder, groups = Path(sys.argv[1]), Groups(start_world()[0])
     for number, (name, weights, fields) in enumerate(json.loads((folder / "jobs.json").read_text())):
         shape, oracle = load_model(FOLDER / name), oracle_of(name)
         source = weights_from(Path(weights), shape)
-        engine = Engine(plan_from_dict(fields), shape, load_family(shape.family), oracle.seq_length, source)
+        plan, family = plan_from_dict(fields), load_family(shape.family)
+        engine = Engine(plan, shape, family, oracle.seq_length, source, groups=groups)
         recipe = Recipe(**oracle.recipe)
         optimizer = recipe.build(engine.tensors, engine.decaying)
         writer, losses = Writer(folder / f"{number}", engine, keep=1), []

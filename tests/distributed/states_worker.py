@@ -14,7 +14,7 @@ from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.proof.parity import Case, batch_of, read_cases
 from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.engine import Engine
-from paddlenlp_galvatron.runtime.groups import run_as_rank
+from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.units import ShardedUnit
 
 MIB = 2**20
@@ -90,13 +90,13 @@ class Watch:
         unit._start = watched  # type: ignore[method-assign]
 
 
-def run_case(case: Case, folder: Path, index: int) -> None:
+def run_case(case: Case, folder: Path, index: int, groups: Groups) -> None:
     def held() -> float:
         gc.collect()
         return device.allocated_mib() * MIB
 
     empty = held()
-    engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length)
+    engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length, groups=groups)
     weights = held()
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
     engine.forward_backward(batch_of(case, 0))  # makes what stays, such as the attention mask
@@ -124,9 +124,9 @@ def run_case(case: Case, folder: Path, index: int) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    folder, groups = Path(sys.argv[1]), Groups(start_world()[0])
     for index, case in enumerate(read_cases(folder)):
-        run_case(case, folder, index)
+        run_case(case, folder, index, groups)
 
 
 if __name__ == "__main__":

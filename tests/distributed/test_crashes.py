@@ -123,18 +123,21 @@ class Life:
     def require_alive(self) -> None:
         assert len(self.alive()) == len(self.ranks) and time.time() - self.begun < TIMEOUT_S, self.log
 
-    def wait_until_writing(self, chance: random.Random) -> None:
-        """Until some moment in which a checkpoint is being written."""
+    def stop_while_writing(self, chance: random.Random) -> None:
+        """Stop the ranks at some moment in which a checkpoint is being written."""
         while not self.writing:
             self.require_alive()
             time.sleep(0.002)
         time.sleep(chance.uniform(0, WRITE_S))
+        self.tell(signal.SIGSTOP)
         if not self.writing:
-            self.wait_until_writing(chance)
+            self.tell(signal.SIGCONT)
+            self.stop_while_writing(chance)
 
     def kill(self, rank: int) -> None:
         """Kill a rank, then end the others as the launcher does."""
         self.ranks[rank].kill()
+        self.tell(signal.SIGCONT)
         time.sleep(0.1)
         told = self.terminate()
         while alive := self.alive():
@@ -143,9 +146,12 @@ class Life:
             time.sleep(0.01)
 
     def terminate(self) -> float:
-        for pid in self.alive():
-            os.kill(pid, signal.SIGTERM)
+        self.tell(signal.SIGTERM)
         return time.time()
+
+    def tell(self, number: int) -> None:
+        for rank in self.ranks:
+            rank.send_signal(number)
 
     def wait(self) -> None:
         while self.alive():
@@ -191,10 +197,11 @@ def test_kills_at_random_moments_cost_no_more_than_the_save_interval(runs, of, k
     for kill in range(kills):
         life = runs.start(output, of, max_steps=NO_END, save_steps=SAVE_STEPS)
         if kill % 2:
-            life.wait_until_writing(chance)
+            life.stop_while_writing(chance)
         else:
             life.wait_for_steps(saved, count := chance.randrange(2 * SAVE_STEPS))
             time.sleep(chance.uniform(0, WRITE_S if count else START_S))
+            life.tell(signal.SIGSTOP)  # until the kill nothing changes, however late this process has its turns
         writing = life.writing
         life.kill(chance.randrange(len(life.ranks)))
         hits += bool(writing)

@@ -22,7 +22,7 @@ from paddlenlp_galvatron.base.scratch import scratch_folder
 from paddlenlp_galvatron.launch import faults, processes, status, watch
 from paddlenlp_galvatron.launch.faults import Fault, Judge, Kind
 from paddlenlp_galvatron.launch.nodes import Nodes
-from paddlenlp_galvatron.launch.processes import LaunchError, launch
+from paddlenlp_galvatron.launch.processes import Launch, LaunchError, launch
 from paddlenlp_galvatron.launch.store import StoreServer
 from paddlenlp_galvatron.launch.watch import FirstNode
 
@@ -30,12 +30,16 @@ SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 from paddlenlp_galvatron.launch import status
-from paddlenlp_galvatron.launch.status import Outcome
+from paddlenlp_galvatron.launch.status import RankOutcome
 how, rank = sys.argv[1], int(os.environ["PADDLE_TRAINER_ID"])
 if how == "silent":
     time.sleep(60)
 if rank == 1 and how == "does not import":
     raise ImportError("no such module")
+folder = Path(__file__).parent
+(folder / f"begun.{rank}").touch()
+while len(list(folder.glob("begun.*"))) < 3:  # on a busy machine one may begin seconds before another
+    time.sleep(0.05)
 status.begin()
 status.enter(3)
 if rank == 1:
@@ -49,10 +53,10 @@ if rank == 1:
     if how == "left":
         os._exit(0)
     if how == "refused":
-        status.failed(Outcome.REFUSED, "field: the reason", 2)
+        status.failed(RankOutcome.REFUSED, "field: the reason", 2)
         sys.exit(2)
     if how == "failed":
-        status.failed(Outcome.FAILED, "ValueError: the reason")
+        status.failed(RankOutcome.FAILED, "ValueError: the reason")
         time.sleep(0.3)  # ends after those that fail for want of it
         sys.exit(1)
     if how in ("stalled", "hangs"):
@@ -68,7 +72,7 @@ try:
             time.sleep(60)
         raise OSError
 except OSError:
-    status.failed(Outcome.LOST_A_PEER, "gloo/transport/tcp: the noise")
+    status.failed(RankOutcome.LOST_A_PEER, "gloo/transport/tcp: the noise")
     sys.exit(1)
 """
 CASES = {
@@ -119,8 +123,14 @@ def test_late_ranks_are_named(tmp_path):
 
 def test_of_late_ranks_only_the_stopped_one_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "STOPPED_S", 100.0)
-    with pytest.raises(LaunchError, match=r"^rank 1 was stopped by a signal"):
-        launch("failing_rank", ["stopped"], 3, tmp_path / "log", timeout_s=3)
+    told = pytest.raises(LaunchError, match=r"^rank 1 was stopped by a signal")
+    with told, Launch("failing_rank", ["stopped"], 3, tmp_path / "log", timeout_s=1) as running:
+        deadline = time.monotonic() + 300
+        while faults._state(running._crew.ranks[1].process.pid) != "T":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        for _ in running.wait():
+            pass
 
 
 def test_who_is_waited_for_is_named_where_no_collective_ends_by_itself(tmp_path, monkeypatch):

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.data.source import TrainingData
 from paddlenlp_galvatron.plan import ModelShape, Plan, load_model, read_plan
 from paddlenlp_galvatron.proof.one_process import train_one_process
@@ -52,33 +54,38 @@ def text(tmp_path_factory) -> Path:
     """The beginning of Python's standard library, tokenised: the path of the data set."""
     folder = tmp_path_factory.mktemp("text")
     words = ["data", "prepare", "--output", "text", "--standard_library", "--vocab_size", str(MODEL["vocab_size"])]
-    command = [sys.executable, "-m", "paddlenlp_galvatron.cli.main", *words, "--limit_mib", "1"]
-    subprocess.run(command, cwd=folder, check=True, timeout=600)
+    with chdir(folder):
+        assert main([*words, "--limit_mib", "1"]) == 0
     return folder / "text"
 
 
 def search_layer_wise(folder: Path, world_size: int) -> Plan:
     """The plan of the largest memory under which no one strategy is best for all layers; it lies in configs/."""
     plan_path = folder / "configs" / "galvatron_config.json"
+    words = ("scripts/search_dist.sh", "--context_mib", "0", "--no_global_memory_buffer", "1")
+    variables = {
+        "NUM_GPUS_PER_NODE": str(world_size),
+        "MODEL_SIZE": "model.json",
+        "SEQ_LENGTH": str(SEQ_LENGTH),
+        "MIN_BSZ": str(BATCH),
+        "MAX_BSZ": str(BATCH),
+        "MAX_PP_SIZE": "2",
+        "MIXED_PRECISION": "fp32",
+        "OUTPUT_CONFIG_PATH": str(plan_path),
+    }
+    search = script(folder, *words, GALVATRON="echo", **variables).split()
     for memory in BUDGETS:
-        script(
-            folder,
-            "scripts/search_dist.sh",
-            *("--context_mib", "0", "--no_global_memory_buffer", "1"),
-            NUM_GPUS_PER_NODE=str(world_size),
-            MEMORY=memory,
-            MODEL_SIZE="model.json",
-            SEQ_LENGTH=str(SEQ_LENGTH),
-            MIN_BSZ=str(BATCH),
-            MAX_BSZ=str(BATCH),
-            MAX_PP_SIZE="2",
-            MIXED_PRECISION="fp32",
-            OUTPUT_CONFIG_PATH=str(plan_path),
-        )
+        with chdir(folder):
+            assert main([*search, "--memory_upper_limit", memory]) == 0
         plan = read_plan(plan_path)
         if len({(layer.tp, layer.ulysses, layer.dp_type) for layer in plan.layers}) > 1:
-            return plan
-    raise AssertionError("under no budget do layers differ")
+            break
+    else:
+        raise AssertionError("under no budget do layers differ")
+    plan_path.unlink()
+    script(folder, *words, MEMORY=memory, **variables)
+    assert read_plan(plan_path).layers == plan.layers
+    return plan
 
 
 def one_process(shape: ModelShape, text: Path) -> list[float]:
@@ -100,8 +107,8 @@ def test_a_searched_plan_trains_as_one_process_does(family, world_size, text, tm
     (tmp_path / "model.json").write_text(json.dumps({"model_type": family, **MODEL, **FAMILIES[family]}))
     words = ["profile", "all", "--analytic", "a100", "--nproc", str(world_size), "--model", "model.json"]
     words += ["--seq_length", str(SEQ_LENGTH), "--mixed_precision", "fp32", "--use_flash_attn", "0"]
-    command = [sys.executable, "-m", "paddlenlp_galvatron.cli.main", *words]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=600)
+    with chdir(tmp_path):
+        assert main(words) == 0
     search_layer_wise(tmp_path, world_size)
     out = script(
         tmp_path,

@@ -36,7 +36,7 @@ if rank == who:
         time.sleep(0.2)
     time.sleep(2)  # its launcher has told so
     if how == "raises":
-        status.failed(status.Outcome.FAILED, "ValueError: the reason")
+        status.failed(status.RankOutcome.FAILED, "ValueError: the reason")
     if how in ("dies", "stops"):
         os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
     if how in ("raises", "leaves"):

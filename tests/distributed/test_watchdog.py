@@ -25,8 +25,9 @@ WHERE = "receive of ranks 0, 1 in step 3"
 )
 def test_a_wait_without_end_is_named(tmp_path, who, limit_s, message):
     with pytest.raises(LaunchError, match=message):
-        launch(str(WORKER), [who, str(limit_s)], 2, tmp_path, timeout_s=120)
-    assert f"error: {WHERE} has not ended within {limit_s} s" in (tmp_path / "workerlog.0").read_text()
+        launch(str(WORKER), [who, str(limit_s)], 2, tmp_path, timeout_s=600)
+    logs = [(tmp_path / f"workerlog.{rank}").read_text() for rank in (0, 1)]
+    assert any(f"error: {WHERE} has not ended within {limit_s} s" in log for log in logs)  # who ends first ends both
 
 
 def test_a_rank_that_reads_what_its_device_has_yet_to_receive_waits(monkeypatch):

@@ -94,6 +94,7 @@ def test_a_hardware_profile_killed_ten_times_goes_on_where_it_stopped(tmp_path):
 def test_a_rank_that_dies_ends_the_launch_with_its_name(config):
     process = start(model_words(config, nproc=2))
     while not (ranks := _children(process.pid)):
+        assert process.poll() is None
         time.sleep(0.05)
     time.sleep(1)
     begin = time.monotonic()

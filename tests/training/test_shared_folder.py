@@ -23,9 +23,9 @@ def gathering(monkeypatch):
 
     def gather(engine, mine):
         given[engine.rank] = mine
-        meeting.wait(10)
+        meeting.wait(60)
         everybody = [given[rank] for rank in range(RANKS)]
-        meeting.wait(10)
+        meeting.wait(60)
         return everybody
 
     monkeypatch.setattr(resume, "gather_objects", gather)
