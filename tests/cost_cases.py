@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from distributed.plans import FOUR, INTERLEAVED_FOUR, PARTS_FOUR, ZERO
+from distributed.plans import CONTEXT_FOUR, FOUR, INTERLEAVED_FOUR, PARTS_FOUR, ZERO
 
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 
@@ -24,7 +24,7 @@ class RealCase:
 def real_cases() -> list[RealCase]:
     """The parity tests' plans on four ranks; those of ZeRO in bf16 as well, some with norms of q and k."""
     normed = [replace(named, name=f"{named.name}, qwen3", family="qwen3") for named in FOUR[:2] + FOUR[-1:] + ZERO[-3:]]
-    plain = FOUR + ZERO + normed + INTERLEAVED_FOUR + PARTS_FOUR
+    plain = FOUR + ZERO + normed + INTERLEAVED_FOUR + PARTS_FOUR + CONTEXT_FOUR
     cases = [(named, Precision.FP32) for named in plain] + [(named, Precision.BF16) for named in ZERO + PARTS_FOUR[1:2]]
     return [
         RealCase(

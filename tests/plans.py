@@ -82,8 +82,8 @@ BAD_FIELDS = {
     "stage of 0 layers": ({"pp_division": "4,0"}, ["pp_division: stage 1", "0"]),
     "unknown schedule": ({"pipeline_type": "1f1b"}, ["pipeline_type", "pipedream_flush", "1f1b"]),
     "unknown dp type": ({"default_dp_type": "zero1"}, ["default_dp_type", "zero2", "zero1"]),
-    "context parallel": ({"cp_sizes_enc": "1,2,1,1"}, ["cp_sizes_enc", "not supported", "remove it"]),
-    "vocabulary context parallel": ({"vcp": 2}, ["vcp", "not supported"]),
+    "context parallel degree of 0": ({"cp_sizes_enc": "1,0,1,1"}, ["cp_sizes_enc: layer 1", "0"]),
+    "vocabulary's context parallel degree of 0": ({"vcp": 0}, ["vcp", "greater than or equal to 1"]),
     "expert parallel": ({"ep_sizes_enc": "1,1,1,2"}, ["ep_sizes_enc", "not supported"]),
 }
 # The same for fields that are right one by one.
@@ -113,6 +113,16 @@ BAD_PLANS = {
     "degree does not divide a stage": ({"tp_sizes_enc": "2,3,3,1"}, ["tp_sizes_enc", "3 of layers 1-2", "4 ranks"]),
     "degree beyond a stage": ({"world_size": 4}, ["tp_sizes_enc: degree 4 of layer 2", "2 ranks of a stage"]),
     "vtp does not divide a stage": ({"vtp": 3}, ["vtp", "degree 3", "4 ranks of a stage"]),
+    "too few context parallel degrees": ({"cp_sizes_enc": "2,1"}, ["cp_sizes_enc", "2 entries for 4 layers"]),
+    "degrees beyond a stage together": (
+        {"cp_sizes_enc": "1,1,2,1"},
+        ["cp_sizes_enc: 2 beside degree 4 of layer 2", "4 ranks of a stage", "product"],
+    ),
+    "vocabulary's degrees beyond a stage": ({"vcp": 4}, ["vcp: 4 beside degree 2 of the vocabulary layers"]),
+    "tokens that are no chunks": (
+        {"cp_sizes_enc": "2,2,1,2", "galvatron": {"assumed": {"seq_length": 10}}},
+        ["cp_sizes_enc: 10 tokens of a sample", "two equal chunks", "2 ranks of layer 0", "multiple of 4"],
+    ),
     "chunks do not divide the batch": ({"chunks": 3}, ["chunks", "3 micro-batches", "global_bsz 16"]),
     "dp does not divide the micro-batch": ({"chunks": 8}, ["global_bsz", "dp degree 4 of layer 3", "multiple of 32"]),
     "tokens do not split": (
@@ -130,13 +140,24 @@ def valid_plans(draw: st.DrawFn) -> Plan:
     stages = tuple(draw(st.lists(st.integers(1, 4), min_size=pipeline * chunks, max_size=pipeline * chunks)))
     stage_size = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12]))
     default = draw(st.sampled_from(DataParallel))
-    degrees = st.sampled_from([d for d in range(1, stage_size + 1) if stage_size % d == 0])
+    divisors = [d for d in range(1, stage_size + 1) if stage_size % d == 0]
+    both = st.sampled_from([(d, c) for d in divisors for c in divisors if stage_size % (d * c) == 0])
     dp_types = st.sampled_from([default, DataParallel.ZERO3])
     flags = st.booleans()
     recompute = st.sampled_from([Recompute.NONE, Recompute.FULL, *PARTLY])
-    layer = st.builds(LayerStrategy, degrees, flags, flags, dp_types, recompute)
+    layer = st.builds(
+        lambda degrees, *others: LayerStrategy(degrees[0], *others, context=degrees[1]),
+        both,
+        flags,
+        flags,
+        dp_types,
+        recompute,
+    )
+    vocab = st.builds(
+        lambda degrees, *others: VocabStrategy(degrees[0], *others, context=degrees[1]), both, flags, dp_types
+    )
     micro_batches = draw(st.integers(1, 6))
-    tokens = st.integers(1, 5).map(lambda k: k * stage_size)
+    tokens = st.integers(1, 5).map(lambda k: 2 * k * stage_size)
     assumed = st.builds(
         Assumptions, flags, st.sampled_from(Precision), flags, st.none() | tokens, st.none() | flags, st.none() | flags
     )
@@ -146,7 +167,7 @@ def valid_plans(draw: st.DrawFn) -> Plan:
         micro_batches=micro_batches,
         stages=stages,
         layers=tuple(draw(st.lists(layer, min_size=sum(stages), max_size=sum(stages)))),
-        vocab=draw(st.builds(VocabStrategy, degrees, flags, dp_types)),
+        vocab=draw(vocab),
         schedule=schedule,
         chunks=chunks,
         default_dp_type=default,
@@ -156,7 +177,7 @@ def valid_plans(draw: st.DrawFn) -> Plan:
 
 def smallest_world(plan: Plan) -> int:
     """Fewest ranks on which the plan's degrees fit."""
-    return plan.pipeline * math.lcm(plan.vocab.degree, *(layer.degree for layer in plan.layers))
+    return plan.pipeline * math.lcm(plan.vocab.ranks, *(layer.ranks for layer in plan.layers))
 
 
 json_values = st.recursive(

@@ -97,7 +97,7 @@ def _seam_calls(
             if message is not Message.LOSS:
                 width, each = getattr(model, message), setting.assumed.mixed_precision.bytes
             if message is Message.KEYS:
-                width *= max(mesh.degree(Axis.ULYSSES) // model.kv_heads, 1)
+                width *= max(mesh.degree(Axis.ULYSSES, Axis.TENSOR) // model.kv_heads, 1)
             size = setting.samples * setting.seq * width * each // parts
             yield Call(kind, axes, size, times)
 

@@ -58,7 +58,7 @@ class Terms:
     forward_ms: float = 0.0  # compute
     backward_ms: float = 0.0  # compute, recompute left out
     recompute_ms: float = 0.0
-    tensor_forward_ms: float = 0.0  # tensor parallelism's and Ulysses' collectives
+    tensor_forward_ms: float = 0.0  # collectives of tensor and context parallelism and Ulysses
     tensor_backward_ms: float = 0.0
     gather_forward_ms: float = 0.0  # ZeRO-3's weights
     gather_backward_ms: float = 0.0

@@ -17,7 +17,7 @@ from ..model import ModelShape, Recompute
 from ..plan.layout import TokenLayout, token_axes, token_layout
 from ..plan.mesh import Axis, Mesh
 from ..plan.schedules import chunks_in_flight, order
-from ..plan.seams import SHARDING, Collective
+from ..plan.seams import OF_A_SAMPLE, SHARDING, Collective
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
@@ -39,7 +39,7 @@ from .costs import (
     Terms,
     without_masks,
 )
-from .module_memory import Room, module_memory
+from .module_memory import Room, module_memory, others_mib
 from .peak import PartMemory, peak_mib
 from .placement import place_of
 from .recompute import partly
@@ -345,7 +345,7 @@ class CostModel:
     def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
         """A change of layout takes as long as an all-gather in which a rank receives as much."""
         tokens = micro_batch * self.seqs[layer_type]
-        change = redistribution(source, target, tokens)
+        change = redistribution(source, target, tokens, micro_batch)
         if not change.most_tokens:
             return 0.0
         mesh = Mesh.of(source.size, (Axis.TENSOR, change.span))
@@ -360,7 +360,7 @@ class CostModel:
         mesh = strategy.mesh(stage_size)
         samples = _samples(strategy, mesh, stage_size, micro_batch)
         calls = layer_calls(model, strategy, self._setting(stage_size, micro_batch, layer_type))
-        split = mesh.degree(Axis.ULYSSES)  # each rank computes its share of whole weights
+        split = mesh.degree(*OF_A_SAMPLE)  # each rank computes its share of whole weights
         times = self.times.layer(layer_type, samples / split, seq, strategy.tp)
 
         sequence_parallel = self.assumed.sequence_parallel
@@ -369,7 +369,10 @@ class CostModel:
         gathered = sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer
         measured = working > 0
         if gathered and not measured:  # a measured working set has the gathered tokens in it
-            working += samples * seq * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
+            tokens = samples * seq / mesh.degree(Axis.CONTEXT)
+            working += tokens * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
+        others = samples * others_mib(model, mesh, seq, self.assumed)
+        working += others  # their gradients
         products = product_share(model, seq)
         if self.options.task.frozen:
             times = frozen_times(times, products)
@@ -378,11 +381,13 @@ class CostModel:
             again_ms = times.recompute_ms or 0.0
             checkpoint = self.memory.checkpoint_mib(layer_type, seq) * samples
             input_mib = checkpoint / (mesh.degree(*token_axes(sequence_parallel)) // mesh.degree(Axis.DATA))
-            working += activation + (input_mib if measured else 0.0)  # its output, made anew, is as large
-            activation = input_mib
+            # Its output, made anew, is as large as its input.
+            working += activation + others + (input_mib if measured else 0.0)
+            activation, others = input_mib, 0.0
         elif recompute:
             again_ms, spared = partly(model, strategy, times, self.memory, layer_type, seq, self.assumed)
             working, activation = working + spared * activation, (1 - spared) * activation
+        activation += others  # attention's inputs, which no part makes anew
         weights = layer_weights(model, strategy.tp)
         share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         held = replace(weights, matrices=round(weights.matrices * share))
@@ -406,7 +411,7 @@ class CostModel:
         mesh = vocab.mesh(stage_size)
         samples = _samples(vocab, mesh, stage_size, micro_batch)
         calls = self._vocab_calls(vocab, role, stage_size, micro_batch)
-        split = mesh.degree(Axis.ULYSSES)
+        split = mesh.degree(*OF_A_SAMPLE)
         parts = []
         if role != "last":
             parts.append(self.times.embedding(samples / split, self.seqs[first], vocab.tp))

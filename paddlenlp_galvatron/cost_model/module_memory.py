@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..plan.strategy import JOINED_NUMBERS, DataParallel
+from ..model import ModelShape
+from ..plan.mesh import Axis, Mesh
+from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from .costs import States
 from .peak import PartMemory
 from .states import StateBytes
@@ -73,3 +75,11 @@ def module_memory(
         joined_mib=joined_mib,
     )
     return states, max(in_backward, at_its_end), part
+
+
+def others_mib(model: ModelShape, mesh: Mesh, seq: int, assumed: Assumptions) -> float:
+    """Keys and values of other ranks' tokens that a context-parallel rank keeps of a sample, in MiB. Plain attention
+    keeps them for each head; flash attention once, for all heads that share them."""
+    heads_split, context = mesh.degree(Axis.ULYSSES, Axis.TENSOR), mesh.degree(Axis.CONTEXT)
+    width = model.kv_width * max(heads_split // model.kv_heads, 1) if assumed.flash_attention else model.q_width
+    return 2 * width / heads_split * seq * (1 - 1 / context) * assumed.mixed_precision.bytes / MIB

@@ -44,7 +44,7 @@ def step_traffic_bytes(plan: Plan, model: ModelShape) -> dict[str, int]:
             layouts = [token_layout(part, plan.stage_size, sharded) for part in plan.chunk_chain(stage, chunk)]
             for source, target in pairwise(layouts):
                 ways = ((source, target), (target, source))
-                moved = sum(redistribution(*way, plan.micro_batch * seq).all_tokens for way in ways)
+                moved = sum(redistribution(*way, plan.micro_batch * seq, plan.micro_batch).all_tokens for way in ways)
                 total[NAMES[Collective.ALL_TO_ALL]] += plan.micro_batches * moved * token
     hops = 2 * plan.micro_batches * (len(plan.stages) - 1)  # from chunk to chunk and back
     total[NAMES[Collective.SEND]] += hops * plan.micro_batch * seq * token

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 NO_EXPERTS = "models with experts are not supported"
-NO_CONTEXT = "context parallelism is not supported"
+NO_CONTEXT = "context parallelism is told layer by layer: cp_sizes_enc of a plan's file"
 # Says what holds anyway: the values at which it does, one of several apart by |, and why there is no other.
 HOLDS = {
     "recommend_min_bsz": ("0", "the search needs no head start; give min_bsz"),
@@ -21,7 +21,6 @@ HOLDS = {
     "profile_unit": ("all", "layers are measured whole"),
     "profile_flow_control": ("all", "what was measured before is not measured again; --fresh forgets it"),
     "disable_embedding_lmhead_sp": ("0", "vocabulary layers split the sequence where their neighbours do; disable_sp"),
-    "disable_cp": ("1", NO_CONTEXT),
     "global_cp_deg": ("1|-1", NO_CONTEXT),
     "vocab_cp": ("1|-1", NO_CONTEXT),
     "context_parallel_degree": ("1|-1", NO_CONTEXT),
@@ -72,7 +71,6 @@ IDLE = {
     "granularity_type": "the plan says whether layers differ",
     "zero_with_slight_noise": "the cost model has no such term",
     "estimate_tp_time_type": "collectives are priced by what was measured",
-    "max_cp_deg": NO_CONTEXT,
     "profile_dp_type": "parts are measured without data parallelism",
     "max_per_device_train_batch_size": "the batch is profile_batch_size",
     "mpi_path": NO_MPI,

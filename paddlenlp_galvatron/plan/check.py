@@ -81,6 +81,13 @@ def _grid_faults(plan: Plan) -> Iterator[str]:
         yield (
             f"vtp: degree {plan.vocab.degree} does not divide the {size} ranks of a stage; choose a divisor of {size}"
         )
+    for field, who, part in _parts(plan, "cp_sizes_enc", "vcp"):
+        alone_fits = part.degree > 0 and size % part.degree == 0
+        if part.context < 1 or (alone_fits and size % part.ranks):
+            yield (
+                f"{field}: {part.context} beside degree {part.degree} of {who} does not divide the {size} ranks of a "
+                "stage; choose degrees whose product does"
+            )
 
 
 def _batch_faults(plan: Plan) -> Iterator[str]:
@@ -88,10 +95,10 @@ def _batch_faults(plan: Plan) -> Iterator[str]:
     if batch % chunks:
         yield f"chunks: {chunks} micro-batches do not divide global_bsz {batch}; choose a divisor of {batch}"
         return
-    for layers, degree in _named_runs([layer.degree for layer in plan.layers]):
-        dp = plan.stage_size // degree
+    for layers, ranks in _named_runs([layer.ranks for layer in plan.layers]):
+        dp = plan.stage_size // ranks
         if plan.micro_batch % dp:
-            yield _batch_fault(plan, f"{layers} with degree {degree}", dp)
+            yield _batch_fault(plan, f"{layers} with degree {ranks}", dp)
     if plan.micro_batch % plan.dp(plan.vocab):
         yield _batch_fault(plan, f"the vocabulary layers with vtp {plan.vocab.degree}", plan.dp(plan.vocab))
 
@@ -120,16 +127,20 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
     tokens = plan.assumed.seq_length
     if tokens is None:
         return
-    strategies: list[tuple[str, Strategy]] = [("vtp: the vocabulary layers", plan.vocab)]
-    strategies[:0] = [(f"tp_sizes_enc: {layers}", layer) for layers, layer in _named_runs(plan.layers)]
-    axes = token_axes(plan.assumed.sequence_parallel)
-    for who, layer in strategies:
-        mesh = layer.mesh(plan.stage_size)
-        held = plan.micro_batch // mesh.degree(Axis.DATA) * tokens
-        if held % (mesh.degree(*axes) // mesh.degree(Axis.DATA)):
+    for field, who, part in _parts(plan, "cp_sizes_enc", "vcp"):
+        if part.context > 1 and tokens % (2 * part.context):
             yield (
-                f"{who}: {held} tokens of a micro-batch do not split over degree {layer.degree} "
-                f"(sequence parallel); choose a seq_length that is a multiple of {layer.degree}"
+                f"{field}: {tokens} tokens of a sample are not two equal chunks for each of the {part.context} ranks "
+                f"of {who}; choose a seq_length that is a multiple of {2 * part.context}"
+            )
+    axes = token_axes(plan.assumed.sequence_parallel)
+    for field, who, part in _parts(plan, "tp_sizes_enc", "vtp"):
+        mesh = part.mesh(plan.stage_size)
+        held = plan.micro_batch * tokens // mesh.degree(Axis.DATA, Axis.CONTEXT)
+        if held % (mesh.degree(*axes) // mesh.degree(Axis.DATA, Axis.CONTEXT)):
+            yield (
+                f"{field}: {who}: {held} tokens of a micro-batch do not split over degree {part.degree} "
+                f"(sequence parallel); choose a seq_length that is a multiple of {part.ranks}"
             )
 
 
@@ -152,6 +163,12 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
                     f"tp_sizes_enc: degree {degree} of {layers} does not divide the {count} {what} of "
                     f"{model.name}; choose a divisor of {count}"
                 )
+
+
+def _parts(plan: Plan, of_layers: str, of_vocabulary: str) -> Iterator[tuple[str, str, Strategy]]:
+    """Layers that are alike, and the vocabulary layers: the field that tells what is asked, who, strategy."""
+    yield from ((of_layers, layers, layer) for layers, layer in _named_runs(plan.layers))
+    yield of_vocabulary, "the vocabulary layers", plan.vocab
 
 
 def _named_runs(values: Sequence[T]) -> Iterator[tuple[str, T]]:

@@ -55,7 +55,7 @@ def shown(value: object) -> str:
 
 def _only_one(value: int) -> int:
     if value != 1:
-        raise ValueError("context and expert parallelism are not supported; set it to 1 or remove it")
+        raise ValueError("expert parallelism is not supported; set it to 1 or remove it")
     return value
 
 

@@ -17,7 +17,7 @@ from ..base.reading import read_json
 from ..base.writing import write_text
 from ..model import Recompute
 from .check import require_valid
-from .fields import Degrees, Division, Flag, Flags, One, Ones, Recomputes, parse
+from .fields import Degrees, Division, Flag, Flags, Ones, Recomputes, parse
 from .formats.published import as_current
 from .schedules import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs
@@ -120,15 +120,23 @@ class StrategyFile(BaseModel):
     recompute_enc: Recomputes | None = Field(
         None, description="per layer: none, full, or norms, attention, mlp joined by +; absent: as checkpoint says"
     )
+    cp_sizes_enc: Degrees | None = Field(None, description="per layer: context-parallel degree; absent: 1")
+    vcp: Ranks = Field(1, description="context-parallel degree of embedding and LM head")
     galvatron: GalvatronObject | None = Field(None, description="what this project adds")
     # Fields of Galvatron for parallelism that is not supported here, accepted at their neutral value.
-    cp_sizes_enc: Ones | None = Field(None, description="context-parallel degrees; only 1")
-    vcp: One | None = Field(None, description="context-parallel degree of the vocabulary layers; only 1")
     ep_sizes_enc: Ones | None = Field(None, description="expert-parallel degrees; only 1")
     tp_of_ep_sizes_enc: Ones | None = Field(None, description="tp degrees inside experts; only 1")
 
 
-PER_LAYER = ("tp_sizes_enc", "tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint", "recompute_enc")
+PER_LAYER = (
+    "tp_sizes_enc",
+    "tp_consecutive_flags",
+    "dp_types_enc",
+    "use_sp",
+    "checkpoint",
+    "recompute_enc",
+    "cp_sizes_enc",
+)
 
 
 def read_plan(
@@ -181,10 +189,14 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         world_size=plan.world_size,
         virtual_pp_deg=plan.chunks,
         recompute_enc=[layer.recompute for layer in layers] if _partly(layers) else None,
+        cp_sizes_enc=[layer.context for layer in layers],
+        vcp=plan.vocab.context,
     )
     content = fields.model_dump(exclude_none=True)
     if plan.chunks == 1:  # so that Galvatron, which does not know the field, reads the file
         del content["virtual_pp_deg"]
+    if all(part.context == 1 for part in (*layers, plan.vocab)):  # older readers know no other
+        del content["cp_sizes_enc"], content["vcp"]
     assumed = {key: value for key, value in asdict(plan.assumed).items() if value is not None}
     content["galvatron"] = {"format_version": FORMAT_VERSION, "assumed": assumed, **plan.metadata}
     return content
@@ -264,12 +276,17 @@ def _world_size(fields: StrategyFile, given: int | None, smallest_world: bool) -
 
 
 def _smallest_world(fields: StrategyFile) -> int:
-    stage = fields.vtp
-    for degree in sorted(set(fields.tp_sizes_enc)):
+    stage = fields.vtp * fields.vcp
+    for degree in sorted({tp * cp for tp, cp in zip(fields.tp_sizes_enc, _contexts(fields), strict=True)}):
         stage = lcm(stage, degree)
         if fields.pp_deg * stage > MOST_RANKS:
             raise UserError(f"tp_sizes_enc: no world of up to {MOST_RANKS} ranks fits all these degrees; correct them")
     return fields.pp_deg * stage
+
+
+def _contexts(fields: StrategyFile) -> list[int]:
+    """Context-parallel degree of each layer."""
+    return fields.cp_sizes_enc or [1] * len(fields.tp_sizes_enc)
 
 
 def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
@@ -284,6 +301,7 @@ def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
         fields.tp_consecutive_flags,
         fields.dp_types_enc,
         fields.recompute_enc or map(Recompute, fields.checkpoint),
+        _contexts(fields),
         strict=True,
     )
     extra = fields.galvatron or GalvatronObject()
@@ -294,10 +312,10 @@ def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
         micro_batches=fields.chunks,
         stages=tuple(fields.pp_division),
         layers=tuple(
-            LayerStrategy(degree, bool(ulysses), bool(consecutive), dp_type(zero3), recompute)
-            for degree, ulysses, consecutive, zero3, recompute in columns
+            LayerStrategy(degree, bool(ulysses), bool(consecutive), dp_type(zero3), recompute, context=context)
+            for degree, ulysses, consecutive, zero3, recompute, context in columns
         ),
-        vocab=VocabStrategy(fields.vtp, bool(fields.vsp), dp_type(fields.embed_sdp)),
+        vocab=VocabStrategy(fields.vtp, bool(fields.vsp), dp_type(fields.embed_sdp), context=fields.vcp),
         schedule=fields.pipeline_type,
         chunks=fields.virtual_pp_deg,
         default_dp_type=default,

@@ -3,11 +3,15 @@
 The tokens of one micro-batch, samples one after the other, are numbered 0..N-1. Because they are cut in the order of
 the ranks, all consecutive layers with sharded tokens (dp, Megatron-SP and Ulysses of any degree) have one layout: going
 from one to another moves nothing.
+
+Context parallelism's ranks hold two chunks of each sample, one as far from its front as the other from its end: so each
+has as many pairs of a token and one before it, which is what causal attention takes time for.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -23,27 +27,62 @@ from .strategy import Strategy
 Intervals = NDArray[np.int64]
 
 
+def own_chunks(index: int, degree: int, length: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """First and last-plus-one token of the two chunks that rank `index` of `degree` holds of a sample's `length`."""
+    size, last = length // (2 * degree), 2 * degree - 1
+    return (index * size, (index + 1) * size), ((last - index) * size, (last - index + 1) * size)
+
+
+class Cut(NamedTuple):
+    """Of the part that the cut before left, local rank r has part r // stride % parts."""
+
+    parts: int
+    stride: int
+    mirrored: bool = False  # a part is `own_chunks` of each sample
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
     """Which tokens each local rank of a stage holds at a layer's edge. Equal layouts are equal objects."""
 
     size: int  # ranks of the stage
-    # (parts, stride), the coarsest first: of the part that the cut before left, rank r has part r // stride % parts.
-    cuts: tuple[tuple[int, int], ...]
+    cuts: tuple[Cut, ...]  # the coarsest first; at most one is mirrored, and what is in front of it cuts samples apart
 
-    def intervals(self, tokens: int) -> Intervals:
-        """What each local rank holds of the micro-batch's `tokens`."""
+    def intervals(self, tokens: int, samples: int | None = None) -> Intervals:
+        """What each local rank holds of the micro-batch's `tokens`; they are `samples` of one length, which a layout
+        with a mirrored cut must be told. Some intervals of a rank may be empty then."""
+        place = next((place for place, cut in enumerate(self.cuts) if cut.mirrored), None)
+        part, parts = self._parts(self.cuts[:place])
+        if place is None:
+            whole: Intervals = np.stack([part, part + 1], axis=1) * tokens // parts
+            return whole[:, None]
+        assert samples is not None, "a mirrored cut is of samples"
+        degree, stride, _ = self.cuts[place]
+        length, each = tokens // samples, samples // parts
+        chunks = np.array([own_chunks(index, degree, length) for index in range(degree)])
+        own = chunks[np.arange(self.size) // stride % degree]  # [ranks, 2, 2]
+        firsts = (part[:, None] * each + np.arange(each)) * length  # [ranks, samples of each]
+        starts: Intervals = (firsts[:, :, None, None] + own[:, None, :, :1]).reshape(self.size, 2 * each, 1)
+        part, parts = self._parts(self.cuts[place + 1 :])
+        size = length // (2 * degree)
+        # What a finer cut leaves of these, laid one after the other.
+        kept = np.stack([part, part + 1], axis=1)[:, None] * (2 * each * size) // parts
+        edges: Intervals = starts + np.clip(kept - size * np.arange(2 * each)[:, None], 0, size)
+        return edges
+
+    def _parts(self, cuts: Sequence[Cut]) -> tuple[NDArray[np.int64], int]:
+        """Which part each rank has after these cuts, of how many."""
         ranks = np.arange(self.size)
         part = np.zeros_like(ranks)
-        for parts, stride in self.cuts:
+        for parts, stride, _ in cuts:
             part = part * parts + ranks // stride % parts
-        edges: Intervals = np.stack([part, part + 1], axis=1) * tokens // prod(parts for parts, _ in self.cuts)
-        return edges[:, None]
+        return part, prod(cut.parts for cut in cuts)
 
 
 def token_axes(sequence_parallel: bool) -> tuple[Axis, ...]:
     """Axes whose ranks hold different tokens between layers, the coarsest cut first."""
-    return (Axis.DATA, Axis.ULYSSES, Axis.TENSOR) if sequence_parallel else (Axis.DATA, Axis.ULYSSES)
+    axes = (Axis.DATA, Axis.CONTEXT, Axis.ULYSSES)
+    return (*axes, Axis.TENSOR) if sequence_parallel else axes
 
 
 @lru_cache(maxsize=100_000)
@@ -53,15 +92,15 @@ def token_layout(strategy: Strategy | None, stage_size: int, sequence_parallel: 
     None is the edge of a stage: there each rank sends its own slice to its peer, nothing twice.
     """
     if strategy is None:
-        return TokenLayout(stage_size, ((stage_size, 1),) if stage_size > 1 else ())
+        return TokenLayout(stage_size, (Cut(stage_size, 1),) if stage_size > 1 else ())
     mesh = strategy.mesh(stage_size)
-    cuts: list[tuple[int, int]] = []
+    cuts: list[Cut] = []
     for axis in token_axes(sequence_parallel):
-        parts, stride = mesh.degree(axis), mesh.stride(axis)
-        if cuts and cuts[-1][1] == parts * stride:  # together they are one cut
-            parts *= cuts.pop()[0]
+        parts, stride, mirrored = mesh.degree(axis), mesh.stride(axis), axis is Axis.CONTEXT
+        if cuts and cuts[-1] == (cuts[-1].parts, parts * stride, mirrored):  # together they are one cut
+            parts *= cuts.pop().parts
         if parts > 1:
-            cuts.append((parts, stride))
+            cuts.append(Cut(parts, stride, mirrored))
     return TokenLayout(stage_size, tuple(cuts))
 
 

@@ -21,6 +21,7 @@ class Axis(StrEnum):
     """What the ranks along an axis share out among them."""
 
     DATA = "dp"  # samples: what the other axes leave of a stage
+    CONTEXT = "cp"  # the tokens of their samples, in attention, too: there each has the keys and values of all
     ULYSSES = "ulysses"  # the tokens of their samples; in attention the heads
     TENSOR = "tp"  # weights; under Megatron-SP tokens, too, between layers
     COPIES = "copies"  # nothing: the neighbours in a tensor-parallel group that have the same kv head

@@ -33,7 +33,7 @@ class Message(StrEnum):
 
     HIDDEN = "hidden_size"
     QUERIES = "q_width"
-    KEYS = "kv_width"  # repeated to a head for each rank, where Ulysses has more ranks than there are kv heads
+    KEYS = "kv_width"  # repeated to a head for each rank, where more ranks split heads than there are kv heads
     LOSS = "one, in fp32"
 
 
@@ -44,6 +44,8 @@ class Seam(Enum):
     QUERY = "behind q's projection", Message.QUERIES
     KEY = "behind k's", Message.KEYS
     VALUE = "behind v's", Message.KEYS
+    ALL_KEYS = "behind k's positions, in front of attention's core", Message.KEYS
+    ALL_VALUES = "in front of attention's core", Message.KEYS
     CONTEXT = "in front of the output projection", Message.QUERIES
     OUT_OF_ATTENTION = "behind the output projection", Message.HIDDEN
     INTO_MLP = "behind the norm in front of the MLP", Message.HIDDEN
@@ -60,6 +62,7 @@ EVERYWHERE = frozenset(Seam)
 EMBEDDING = frozenset([Seam.OUT_OF_EMBEDDING])
 HEAD = frozenset([Seam.INTO_HEAD, Seam.LOSS])
 BLOCK = EVERYWHERE - EMBEDDING - HEAD
+CORE = frozenset([Seam.ALL_KEYS, Seam.ALL_VALUES])  # where a rank has its own heads alone
 
 
 # What backward calls again, with a part that it recomputes: the part's output is what comes behind the seam. The MLP's
@@ -86,6 +89,7 @@ class Op(Enum):
     REDUCE = "parts of sums -> sums on every rank", Collective.ALL_REDUCE, None
     TO_HEADS = "all heads of a rank's tokens -> a rank's heads of all tokens", *[Collective.ALL_TO_ALL] * 2
     TO_TOKENS = "and back", *[Collective.ALL_TO_ALL] * 2
+    GATHER_CHUNKS = "a rank's two chunks of each sample -> all", Collective.ALL_GATHER, Collective.REDUCE_SCATTER
     LOSS = "logits of a rank's vocabulary -> losses", Collective.ALL_REDUCE, None
 
     def __init__(self, _: str, forward: Collective | None, backward: Collective | None):
@@ -99,6 +103,7 @@ _OUT_OF = (Seam.OUT_OF_ATTENTION, Seam.OUT_OF_MLP, Seam.OUT_OF_EMBEDDING)
 _LOSS = {Seam.LOSS: Op.LOSS}
 TENSOR_PARALLEL = dict.fromkeys(_INTO, Op.REPLICATE) | dict.fromkeys(_OUT_OF, Op.REDUCE) | _LOSS
 MEGATRON_SP = dict.fromkeys(_INTO, Op.GATHER) | dict.fromkeys(_OUT_OF, Op.SCATTER) | _LOSS
+CONTEXT_PARALLEL = dict.fromkeys((Seam.ALL_KEYS, Seam.ALL_VALUES), Op.GATHER_CHUNKS)
 ULYSSES = dict.fromkeys((Seam.QUERY, Seam.KEY, Seam.VALUE), Op.TO_HEADS) | {Seam.CONTEXT: Op.TO_TOKENS}
 
 
@@ -108,7 +113,7 @@ class SeamOp(NamedTuple):
     seam: Seam
     op: Op
     axis: Axis  # over which it goes
-    apart: tuple[Axis, ...]  # axes whose ranks have different tokens in their messages
+    apart: tuple[Axis, ...]  # axes whose ranks have different tokens, or heads of them, in their messages
 
 
 @lru_cache(maxsize=1000)
@@ -116,10 +121,19 @@ def seam_ops(
     axes: tuple[tuple[Axis, int], ...], sequence_parallel: bool, seams: frozenset[Seam] = EVERYWHERE
 ) -> tuple[SeamOp, ...]:
     """The operations of a strategy with these axes at these seams."""
-    tables = {Axis.TENSOR: MEGATRON_SP if sequence_parallel else TENSOR_PARALLEL, Axis.ULYSSES: ULYSSES}
-    cut = token_axes(sequence_parallel)
+    tables = {
+        Axis.TENSOR: MEGATRON_SP if sequence_parallel else TENSOR_PARALLEL,
+        Axis.ULYSSES: ULYSSES,
+        Axis.CONTEXT: CONTEXT_PARALLEL,
+    }
+    between = token_axes(sequence_parallel)
+
+    def apart(seam: Seam, op: Op, axis: Axis) -> tuple[Axis, ...]:
+        cut = STAGE if seam in CORE else between
+        return tuple(other for other in cut if not (op.whole and other is axis))
+
     return tuple(
-        SeamOp(seam, op, axis, tuple(other for other in cut if not (op.whole and other is axis)))
+        SeamOp(seam, op, axis, apart(seam, op, axis))
         for axis, degree in axes
         if degree > 1
         for seam, op in tables[axis].items()
@@ -142,9 +156,10 @@ WEIGHT_OPS = {
     DataParallel.ZERO3: WeightOps(Collective.REDUCE_SCATTER, gather=Collective.ALL_GATHER),
 }
 
-STAGE = (Axis.DATA, Axis.ULYSSES, Axis.TENSOR)
+STAGE = (Axis.DATA, Axis.CONTEXT, Axis.ULYSSES, Axis.TENSOR)
 SPLIT_BY = {Split.COLUMN: Axis.TENSOR, Split.ROW: Axis.TENSOR}  # axes that split weights
 SHARDING = tuple(axis for axis in STAGE if axis not in SPLIT_BY.values())
+OF_A_SAMPLE = tuple(axis for axis in SHARDING if axis is not Axis.DATA)  # share out its tokens, under whole weights
 
 
 @lru_cache(maxsize=100)

@@ -50,11 +50,17 @@ class _Degrees:
 
     degree: int = 1
     ulysses: bool = False  # the degree splits the sequence (heads in attention) instead of the weights
+    context: int = field(default=1, kw_only=True)  # degree of context parallelism, beside the other
 
     @property
     def axes(self) -> tuple[tuple[Axis, int], ...]:
         """The axes beside data parallelism with their degrees, that over the nearest ranks last."""
-        return ((Axis.ULYSSES if self.ulysses else Axis.TENSOR, self.degree),)
+        return (Axis.CONTEXT, self.context), (Axis.ULYSSES if self.ulysses else Axis.TENSOR, self.degree)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that work on the same samples."""
+        return self.context * self.degree
 
     @property
     def tp(self) -> int:
@@ -89,7 +95,7 @@ class VocabStrategy(_Degrees):
 
     def as_layer(self) -> LayerStrategy:
         """The same placement, as that of a layer."""
-        return LayerStrategy(degree=self.degree, ulysses=self.ulysses, dp_type=self.dp_type)
+        return LayerStrategy(self.degree, self.ulysses, dp_type=self.dp_type, context=self.context)
 
 
 Strategy = LayerStrategy | VocabStrategy

@@ -102,13 +102,15 @@ def small_case(
     kv_heads: int | None = None,
 ) -> Case:
     """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
-    degrees = lcm(*(layer.degree for layer in plan.layers), plan.vocab.degree)
+    parts = (*plan.layers, plan.vocab)
+    degrees = lcm(*(part.degree for part in parts))
     heads = 2 * max(degrees, 2)
     traits = FAMILIES[family]
     kv_heads = kv_heads or heads // traits.heads_per_kv_head
     if heads % kv_heads:
         raise UserError(f"kv_heads: {heads} heads do not share {kv_heads} kv heads evenly")
-    seq_length = -(-16 // degrees) * degrees
+    tokens = lcm(*(part.ranks * (2 if part.context > 1 else 1) for part in parts))  # that a sample is a multiple of
+    seq_length = -(-16 // tokens) * tokens
     shape = ModelShape(
         name=f"small-{family}",
         family=family,

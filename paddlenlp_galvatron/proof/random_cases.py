@@ -73,13 +73,19 @@ def _plan(random: Random, world_size: int, precision: Precision) -> Plan:
 
 def _layer(random: Random, size: int, default: DataParallel) -> LayerStrategy:
     degree, kind = random.choice(_divisors(size)), random.choice(("tp", "tp", "ulysses", "strided"))
+    context = _context(random, size // degree)
     return LayerStrategy(
         degree,
         ulysses=kind == "ulysses" and degree > 1,
-        consecutive=kind != "strided" or degree in (1, size),
+        consecutive=kind != "strided" or degree * context in (1, size),
         dp_type=random.choice((default, default, DataParallel.ZERO3)),
         recompute=_recompute(random.random()),
+        context=context,
     )
+
+
+def _context(random: Random, most: int) -> int:
+    return random.choice(_divisors(most)) if random.random() < 0.3 else 1
 
 
 def _recompute(number: float) -> Recompute:
@@ -92,7 +98,10 @@ def _recompute(number: float) -> Recompute:
 def _vocab(random: Random, size: int, default: DataParallel) -> VocabStrategy:
     degree = random.choice(_divisors(size))
     return VocabStrategy(
-        degree, degree > 1 and random.random() < 0.3, random.choice((default, default, DataParallel.ZERO3))
+        degree,
+        degree > 1 and random.random() < 0.3,
+        random.choice((default, default, DataParallel.ZERO3)),
+        context=_context(random, size // degree),
     )
 
 

@@ -126,10 +126,11 @@ def in_words(plan: Plan) -> str:
     again = sum(bool(layer.recompute) for layer in plan.layers)
     words = [
         f"pp {plan.pipeline}" if plan.pipeline > 1 else "",
+        f"cp {most.context}" if most.context > 1 else "",
         f"{'Ulysses' if most.ulysses else 'tp'} {most.degree}" if most.degree > 1 else "",
         f"dp {plan.dp(most)} {most.dp_type}" if plan.dp(most) > 1 else "",
         f"{plan.micro_batches} micro-batches",
         f"recompute {again} of {len(plan.layers)}" if again else "",
-        "mixed" if len({(layer.degree, layer.dp_type) for layer in plan.layers}) > 1 else "",
+        "mixed" if len({(layer.axes, layer.dp_type) for layer in plan.layers}) > 1 else "",
     ]
     return ", ".join(word for word in words if word)

@@ -96,6 +96,7 @@ def _options(
             "memory_constraint": searched.get("memory_constraint_gb"),
             "world_size": plan.world_size,
             "sp_space": "tp+sp" if any(layer.ulysses for layer in plan.layers) else "tp",
+            "max_cp_deg": max(part.context for part in (*plan.layers, plan.vocab)),
         }
         files = searched.get("profiles")
         if isinstance(files, list) and files:

@@ -130,7 +130,8 @@ def _assumed(plan: Plan) -> str:
 
 def _table(plan: Plan) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("stage", "layers", "split by", "degree", "dp", "model states", "recompute", "groups"):
+    degrees = ("split by", "degree", *_context(plan, "cp"), "dp")
+    for title in ("stage", "layers", *degrees, "model states", "recompute", "groups"):
         table.add_column(title, no_wrap=title != "recompute")
     first, last = 0, plan.pipeline - 1
     table.add_row(str(first), "embedding", *_cells(plan, plan.vocab))
@@ -154,8 +155,14 @@ def _rows(plan: Plan) -> Iterator[list[str]]:
 def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy) -> list[str]:
     layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
     split = "-" if layer.degree == 1 else "sequence" if layer.ulysses else "weights"
-    groups = "-" if layer.degree == 1 else "neighbours" if layer.consecutive else "strided"
-    return [split, str(layer.degree), str(plan.dp(layer)), layer.dp_type, _recomputed(layer), groups]
+    groups = "-" if layer.ranks == 1 else "neighbours" if layer.consecutive else "strided"
+    degrees = [split, str(layer.degree), *_context(plan, str(layer.context)), str(plan.dp(layer))]
+    return [*degrees, layer.dp_type, _recomputed(layer), groups]
+
+
+def _context(plan: Plan, cell: str) -> list[str]:
+    """The column of context parallelism, in a plan that has any."""
+    return [cell] if any(part.context > 1 for part in (*plan.layers, plan.vocab)) else []
 
 
 def _recomputed(layer: LayerStrategy) -> str:

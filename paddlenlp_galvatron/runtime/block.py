@@ -15,11 +15,13 @@ from paddle.incubate.nn.functional import swiglu
 
 from ..model import ModelShape, Weight
 from ..plan import LayerStrategy, Plan, Recompute
+from ..plan.layout import own_chunks
 from ..plan.mesh import Axis, Mesh
 from ..plan.seams import Seam, seam_ops, summed_over
 from .adapter import Adapter
 from .groups import Groups
 from .ops import Crossing
+from .ops.context import OwnPositions, by_rows, hidden_rows, own_rows
 from .precision import Numbers, cast, compute_weights
 from .recompute import RecomputedPart
 from .trace import span
@@ -89,7 +91,11 @@ class Block:
         self._placement = placement
         self._recompute = strategy.recompute
         self._shape = shape
+        context = placement.mesh.degree(Axis.CONTEXT)
         self._seq_length: int = config.seq_length
+        self._own_length = self._seq_length // context  # tokens of a sample that attention's queries are of here
+        place = placement.mesh.index(placement.local, Axis.CONTEXT)
+        self._chunks = own_chunks(place, context, self._seq_length) if context > 1 else None
         with paddle.LazyGuard():  # whole weights are never made
             self._layer = family.decoder_layer(shape, config)
         kind, prefix = shape.block, f"{shape.traits.prefix}.layers.{index}."
@@ -104,7 +110,11 @@ class Block:
 
     def share_positions(self, other: Block) -> None:
         """Use another layer's table of positions, which is the same: of 4096 tokens each takes 4 MiB."""
-        self._layer.self_attn.rotary_emb = other._layer.self_attn.rotary_emb
+        self._use_positions(other._positions)
+
+    def _use_positions(self, table: Any) -> None:
+        self._positions = table
+        self._layer.self_attn.rotary_emb = OwnPositions(table, self._chunks) if self._chunks else table
 
     def train(self, training: bool) -> None:
         """With dropout, as for training, or without."""
@@ -127,6 +137,7 @@ class Block:
         attention.num_heads = shape.heads // degree
         attention.num_key_value_heads = max(shape.kv_heads // degree, 1)
         attention.num_key_value_groups = attention.num_heads // attention.num_key_value_heads
+        self._use_positions(attention.rotary_emb)
         for seam, projection, heads in (
             (Seam.QUERY, attention.q_proj, shape.heads),
             (Seam.KEY, attention.k_proj, shape.kv_heads),
@@ -142,9 +153,12 @@ class Block:
         place, normed, core = self._placement, norm.forward, attention.attn_func
         into = self._part(Recompute.NORMS, attention.q_proj, attention.k_proj, attention.v_proj)
         norm.forward = partial(into, lambda x: place.cross(Seam.INTO_ATTENTION, normed(x)))
-        groups = 1
-        if Recompute.ATTENTION in self._recompute and not attention.config.use_flash_attention:
-            # k and v are repeated for the heads of q in what is recomputed, so that they are kept but once.
+        groups, chunks, flash = 1, self._chunks, attention.config.use_flash_attention
+        if chunks and flash:
+            core = by_rows(hidden_rows(chunks, self._seq_length))
+        if not flash and (chunks or Recompute.ATTENTION in self._recompute):
+            # k and v are repeated for the heads of q in what is recomputed, so that they are kept but once; and behind
+            # what gathers them.
             groups, attention.num_key_value_groups = attention.num_key_value_groups, 1
         part = self._part(Recompute.ATTENTION, attention.o_proj)
 
@@ -155,6 +169,9 @@ class Block:
                 whole = None if mask is None else mask.expand([q.shape[0], 1, -1, -1])
                 return place.cross(Seam.CONTEXT, _flat(core(q, config, k, v, whole, *rest, **named)))
 
+            if chunks:
+                k, v = place.cross(Seam.ALL_KEYS, k), place.cross(Seam.ALL_VALUES, v)
+                mask = None if mask is None else own_rows(mask, chunks, axis=2)
             return part(run, q, k, v)
 
         attention.attn_func = context
@@ -201,7 +218,7 @@ class Block:
             each = x.reshape([x.shape[0], heads, -1])
             x = paddle.repeat_interleave(each, copies, axis=1).reshape([x.shape[0], -1])
         x = self._placement.cross(seam, x)
-        return x.reshape([-1, self._seq_length, x.shape[-1]])
+        return x.reshape([-1, self._own_length, x.shape[-1]])
 
     def _after(self, layer: Any, seam: Any) -> None:
         layer.register_forward_post_hook(lambda _layer, _inputs, output: seam(output))

@@ -14,9 +14,9 @@ from .groups import REDISTRIBUTE, Groups, Ranks
 from .trace import span
 
 
-def redistribution_groups(source: TokenLayout, target: TokenLayout, tokens: int) -> list[Ranks]:
+def redistribution_groups(source: TokenLayout, target: TokenLayout, tokens: int, samples: int) -> list[Ranks]:
     """Local ranks that exchange tokens with each other, in either direction; those that keep theirs are left out."""
-    held, wanted = source.intervals(tokens), target.intervals(tokens)
+    held, wanted = source.intervals(tokens, samples), target.intervals(tokens, samples)
     exchanges = [*moves(held, wanted), *moves(wanted, held)]
     return _components((move.source, move.target) for move in exchanges if move.source != move.target)
 
@@ -34,11 +34,21 @@ def _components(edges: Iterable[tuple[int, int]]) -> list[Ranks]:
 class Redistribution:
     """Turns this rank's tokens [T, …] of one layout into those of another. Differentiable; backward moves back."""
 
-    def __init__(self, source: TokenLayout, target: TokenLayout, tokens: int, local: int, first: int, groups: Groups):
-        """`tokens` are the whole micro-batch's; `local` is this rank in its stage, which starts at rank `first`."""
-        ranks = next((r for r in redistribution_groups(source, target, tokens) if local in r), (local,))
+    def __init__(
+        self,
+        source: TokenLayout,
+        target: TokenLayout,
+        tokens: int,
+        samples: int,
+        local: int,
+        first: int,
+        groups: Groups,
+    ):
+        """`tokens` and `samples` are the whole micro-batch's; `local` is this rank in its stage, which starts at rank
+        `first`."""
+        ranks = next((r for r in redistribution_groups(source, target, tokens, samples) if local in r), (local,))
         group = groups.get(tuple(first + r for r in ranks), REDISTRIBUTE)
-        held, wanted = source.intervals(tokens), target.intervals(tokens)
+        held, wanted = source.intervals(tokens, samples), target.intervals(tokens, samples)
         self._forward = _Exchange(held, wanted, local, ranks, group)
         self._backward = _Exchange(wanted, held, local, ranks, group)
 

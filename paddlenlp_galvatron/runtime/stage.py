@@ -61,7 +61,9 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[tuple[Ra
     for stage in range(plan.pipeline):
         seams = {seam for chunk in range(plan.chunks) for seam in pairwise(chunk_edges(plan, stage, chunk))}
         exchanges = {
-            (ranks, REDISTRIBUTE) for before, after in seams for ranks in redistribution_groups(before, after, tokens)
+            (ranks, REDISTRIBUTE)
+            for before, after in seams
+            for ranks in redistribution_groups(before, after, tokens, plan.micro_batch)
         }
         wanted |= {(tuple(stage * size + r for r in ranks), use) for ranks, use in local | exchanges}
         if stage:
@@ -133,8 +135,8 @@ class Stage:
 
         vocab = plan.vocab.as_layer()
         # Ids go in, and labels to the loss, on all ranks that split the vocabulary.
-        inside = token_layout(plan.vocab, plan.stage_size, sequence_parallel=False).intervals(self._tokens)
-        self._taken = inside[self._local].tolist()
+        inside = token_layout(plan.vocab, plan.stage_size, sequence_parallel=False)
+        self._taken = inside.intervals(self._tokens, plan.micro_batch)[self._local].tolist()
         tied = shape.tied_embeddings
         table: ShardedParameter | None = None
         if self.is_first or (tied and self.is_last):
@@ -168,7 +170,8 @@ class Stage:
 
     def _cut(self, plan: Plan, units: Sequence[Unit], groups: Groups) -> list[_Chunk]:
         """The stage's chunks, of its blocks and its units in the order of the forward pass."""
-        tokens, first_rank = self._tokens, self.index * plan.stage_size
+        tokens = self._tokens, plan.micro_batch
+        here = self._local, self.index * plan.stage_size
         blocks, rest, chunks = iter(self._blocks), iter(units), []
         for chunk in range(plan.chunks):
             embedding = self._embedding if plan.is_first(self.index, chunk) else None
@@ -177,7 +180,7 @@ class Stage:
             modules = len(mine) + (embedding is not None) + (head is not None)
             chain = Chain([*islice(rest, modules)], starts_with_embedding=embedding is not None)
             redistributions = [
-                None if before == after else Redistribution(before, after, tokens, self._local, first_rank, groups)
+                None if before == after else Redistribution(before, after, *tokens, *here, groups)
                 for before, after in pairwise(chunk_edges(plan, self.index, chunk))
             ]
             chunks.append(_Chunk(embedding, mine, head, chain, redistributions))

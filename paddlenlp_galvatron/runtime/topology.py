@@ -6,7 +6,7 @@ layers agree, and refused where they do not. Axes, of which the product is the w
 
     pipe      stages
     model     tensor parallel
-    sep       Ulysses
+    sep       context parallel and Ulysses
     sharding  ranks with other samples, where ZeRO shards model states over them
     data      ranks with other samples, where it does not
 """
@@ -22,6 +22,7 @@ from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.base.topology import CommunicateTopology, HybridCommunicateGroup
 
 from ..plan import DataParallel, LayerStrategy, Plan, UserError
+from ..plan.seams import OF_A_SAMPLE
 from ..plan.strategy import runs
 from .groups import Groups, Ranks
 from .paddle_private import groups_along, install_group, uninstall_group
@@ -46,7 +47,7 @@ def axes_of(plan: Plan, strategy: LayerStrategy) -> CommunicateTopology:
         "pipe": plan.pipeline,
         "data": 1 if zero else dp,
         "sharding": dp if zero else 1,
-        "sep": strategy.degree if strategy.ulysses else 1,
+        "sep": strategy.mesh(plan.stage_size).degree(*OF_A_SAMPLE),
         "model": strategy.tp,
     }
     names = ["pipe", *DATA, *SPLIT] if strategy.consecutive else ["pipe", *SPLIT, *DATA]

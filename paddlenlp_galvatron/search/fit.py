@@ -57,6 +57,7 @@ class FitOptions(TaskOptions):
         None, description=f"tokens of a sample; unset: {SEQ}, or the model's positions where they are fewer"
     )
     global_train_batch_size: Samples = Field(256, description="samples of a step; of dpo two are a pair")
+    max_cp_deg: Ranks = Field(1, description="most ranks over which a layer splits a sample by context parallelism")
     tokens: float = Field(1e9, gt=0, le=1e18, allow_inf_nan=False, description="tokens of the run, for its days")
 
     def of(self, shape: ModelShape) -> FitOptions:
@@ -195,6 +196,7 @@ class _Row:
             default_dp_type=DataParallel.ZERO2,
             pipeline_type=Schedule.ONE_F_ONE_B,
             max_pp_deg=MOST_STAGES,
+            max_cp_deg=self.options.max_cp_deg,
         )
         return search(cost.models, cost.reserving(context_mib), options, watch=self.watch)
 

@@ -15,7 +15,7 @@ from ..model.layer import PARTLY
 from ..options.group import Options
 from ..plan import Assumptions, DataParallel, Precision, Recompute, Schedule
 
-DIMENSIONS = ("dp", "sdp", "tp", "sp", "pp", "ckpt", "vtp")
+DIMENSIONS = ("dp", "sdp", "tp", "sp", "cp", "pp", "ckpt", "vtp")
 
 PATH_OPTIONS = (
     "time_profiling_path",
@@ -82,6 +82,7 @@ class SearchOptions(Options):
     sp_space: Literal["tp", "tp+sp", "sp"] = Field("tp", description="tensor parallel, Ulysses, or both")
     max_tp_deg: Ranks = Field(8, description="largest tensor-parallel or Ulysses degree")
     max_sp_deg: Ranks | None = Field(None, description="the same limit for Ulysses: as max_tp_deg, or refused")
+    max_cp_deg: Ranks = Field(1, description="most ranks over which a layer splits a sample by context parallelism")
     max_pp_deg: Ranks = Field(8, description="most pipeline stages")
     max_virtual_pp_deg: Layers = Field(
         1, description="most chunks of layers a stage has (interleaved 1F1B); above 1 the answer may be left with a gap"
@@ -90,6 +91,7 @@ class SearchOptions(Options):
     disable_sdp: bool = Field(False, description="no zero3 beside default_dp_type")
     disable_tp: bool = Field(False, description="no tensor parallelism")
     disable_sp: bool = Field(False, description="no Ulysses")
+    disable_cp: bool = Field(False, description="no context parallelism, whatever max_cp_deg")
     disable_pp: bool = Field(False, description="no pipeline")
     disable_ckpt: bool = Field(False, description="no recompute")
     recompute_parts: bool = Field(

@@ -84,7 +84,7 @@ class Space:
         self._one_layer = replace(model, layers=1)
         self._assumed = assumed
         self._options = options
-        if faults := self._faults(1, 1, 1, False, True):  # even of one rank with one sample: no strategy helps
+        if faults := self._faults(1, 1, 1, False, 1, True):  # even of one rank with one sample: no strategy helps
             raise UserError(faults)
         self._fits = lru_cache(maxsize=None)(lambda *where: not self._faults(*where))
 
@@ -92,9 +92,9 @@ class Space:
         """Strategies of one layer."""
         options = self._options
         return [
-            LayerStrategy(degree, ulysses, consecutive, dp_type, recompute)
-            for degree, ulysses in self._degrees(family, "tp")
-            for consecutive in ((True, False) if self._strides(family, degree) else (True,))
+            LayerStrategy(degree, ulysses, consecutive, dp_type, recompute, context=context)
+            for degree, ulysses, context in self._degrees(family, "tp")
+            for consecutive in ((True, False) if self._strides(family, degree * context) else (True,))
             for dp_type in self._dp_types(family, degree, ulysses)
             for recompute in options.recomputes
         ]
@@ -102,8 +102,8 @@ class Space:
     def vocabularies(self, family: PlanFamily) -> list[VocabStrategy]:
         """Strategies of the vocabulary layers."""
         return [
-            VocabStrategy(degree, ulysses, dp_type)
-            for degree, ulysses in self._degrees(family, "vtp")
+            VocabStrategy(degree, ulysses, dp_type, context=context)
+            for degree, ulysses, context in self._degrees(family, "vtp")
             for dp_type in self._vocab_dp_types(family, degree, ulysses)
         ]
 
@@ -112,24 +112,28 @@ class Space:
         vocabularies = self.vocabularies(family)
         for layer in self.layers(family):
             for vocab in vocabularies:
-                if (vocab.degree, vocab.ulysses) == (layer.degree, layer.ulysses):
+                if vocab.axes == layer.axes:
                     yield layer, vocab
 
-    def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[tuple[int, bool]]:
-        """Degrees and whether they are Ulysses, of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
+    def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[tuple[int, bool, int]]:
+        """Degrees, whether they are Ulysses, and degrees of context parallelism beside them, of layers (`tensor` "tp")
+        or of the vocabulary ("vtp")."""
         options, size = self._options, family.stage_size
         for degree in divisors(size):
             if degree > options.max_tp_deg:
                 return
-            if degree < size and not options.allows("dp") and options.allows(tensor):
-                continue
-            for ulysses in (False, True):
-                allowed = options.allows("sp" if ulysses else tensor) if degree > 1 else not ulysses
-                if allowed and self._fits(size, family.micro_batch, degree, ulysses, tensor == "tp"):
-                    yield degree, ulysses
+            for context in divisors(size // degree):
+                if context > (options.max_cp_deg if options.allows("cp") else 1):
+                    break
+                if degree * context < size and not options.allows("dp") and options.allows(tensor):
+                    continue
+                for ulysses in (False, True):
+                    allowed = options.allows("sp" if ulysses else tensor) if degree > 1 else not ulysses
+                    if allowed and self._fits(size, family.micro_batch, degree, ulysses, context, tensor == "tp"):
+                        yield degree, ulysses, context
 
-    def _strides(self, family: PlanFamily, degree: int) -> bool:
-        return not self._options.tp_consec and 1 < degree < family.stage_size
+    def _strides(self, family: PlanFamily, ranks: int) -> bool:
+        return not self._options.tp_consec and 1 < ranks < family.stage_size
 
     def _dp_types(self, family: PlanFamily, degree: int, ulysses: bool) -> list[DataParallel]:
         default = self._options.default_dp_type
@@ -144,15 +148,17 @@ class Space:
             return self._dp_types(family, degree, ulysses)
         return [DataParallel.ZERO3 if wanted and not alone else self._options.default_dp_type]
 
-    def _faults(self, stage_size: int, micro_batch: int, degree: int, ulysses: bool, for_layer: bool) -> list[str]:
-        """Why no layer (or vocabulary) can have this degree on such a stage."""
+    def _faults(
+        self, stage_size: int, micro_batch: int, degree: int, ulysses: bool, context: int, for_layer: bool
+    ) -> list[str]:
+        """Why no layer (or vocabulary) can have these degrees on such a stage."""
         one = Plan(
             world_size=stage_size,
             global_batch=micro_batch,
             micro_batches=1,
             stages=(1,),
-            layers=(LayerStrategy(degree, ulysses),),
-            vocab=VocabStrategy(degree, ulysses),
+            layers=(LayerStrategy(degree, ulysses, context=context),),
+            vocab=VocabStrategy(degree, ulysses, context=context),
             assumed=self._assumed,
         )
         return find_faults(one, self._one_layer if for_layer else None)

@@ -173,9 +173,7 @@ def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cos
     for kind, some in enumerate(layers):
         plain = [layer for layer in some if not layer.recompute] or list(some)
         if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
-            plain = list(
-                {(layer.degree, layer.ulysses, layer.consecutive): layer for layer in reversed(plain)}.values()
-            )
+            plain = list({(layer.axes, layer.consecutive): layer for layer in reversed(plain)}.values())
         prices = _prices(plain, kind, family, cost)
         rows += [(price.forward_ms, price.backward_ms, 0.0, 0.0, 0.0, 0.0) for price in prices]
         groups += [kind] * len(plain)

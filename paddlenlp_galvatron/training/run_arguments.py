@@ -31,7 +31,7 @@ class RunArguments(TrainingArguments):  # type: ignore[misc]
 
     def tell(self, plan: Plan, group: PlanGroup) -> None:
         """Take over the plan. PaddleNLP's own checks of degrees, which are fleet's, must be over."""
-        index = max(range(len(plan.layers)), key=lambda layer: plan.layers[layer].degree)
+        index = max(range(len(plan.layers)), key=lambda layer: plan.layers[layer].ranks)
         layer, view = plan.layers[index], group.of_layer(index)
         self.tensor_parallel_degree = view.get_model_parallel_world_size()
         self.sep_parallel_degree = view.get_sep_parallel_world_size()

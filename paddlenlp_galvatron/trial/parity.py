@@ -1,4 +1,4 @@
-"""Parts that train small models under a plan and in one process: twelve plans, and schedules that could hang."""
+"""Parts that train small models under a plan and in one process: thirteen plans, and schedules that could hang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .plans import ONE_RANK, Named, parity_cases, schedule_cases
 
 
 def parity(setting: TrialSetting) -> Iterator[TrialFinding]:
-    """Loss and every gradient of twelve plans, fp32 (on GPUs without TF32) and bf16."""
+    """Loss and every gradient of thirteen plans, fp32 (on GPUs without TF32) and bf16."""
     for precision in (Precision.FP32, Precision.BF16):
         cases = parity_cases(setting.ranks, precision, setting.on_gpus)
         if setting.ranks == 1:

@@ -19,7 +19,7 @@ from ..plan import (
 from ..proof.parity import Case, small_case
 
 DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
-ONE_RANK = ("data parallel", "degrees mixed, strided, recompute", "tied tables")  # what one carries of the twelve
+ONE_RANK = ("data parallel", "degrees mixed, strided, recompute", "tied tables")  # what one carries of the thirteen
 MICRO_BATCHES = (1, 2, 3, 4, 8)  # of the schedules' cases: from three on, two stages of 1F1B once hung
 
 
@@ -32,7 +32,7 @@ class Named:
 
 
 def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
-    """Twelve plans: every degree, way to split, ZeRO stage and schedule. `on_gpus`: some with what training has there
+    """Thirteen plans: every degree, way to split, ZeRO stage and schedule. `on_gpus`: some with what training has there
     by default, flash attention and other kernels; the others are plain."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1
@@ -40,7 +40,7 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
     split, whole, ulysses = LayerStrategy(wide), LayerStrategy(n), LayerStrategy(wide, ulysses=wide > 1)
     full = Recompute.FULL
     again, shard = LayerStrategy(recompute=full), LayerStrategy(dp_type=ZERO3)
-    low = LayerStrategy(inner)
+    low, context = LayerStrategy(inner), LayerStrategy(context=wide)
     stages = (1, 2) if n > 1 else (3,)
     plain = Assumptions(mixed_precision=precision, fp32_gradients=False, flash_attention=False)
     usual = Assumptions(mixed_precision=precision)
@@ -52,6 +52,7 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
         "tensor parallel, Megatron-SP": (_plan(n, (whole, again), megatron, vocab=n), "llama", False),
         "degrees mixed, strided, recompute": (_plan(n, (strided, again, whole), megatron, vocab=wide), "qwen3", False),
         "Ulysses": (_plan(n, (ulysses, replace(ulysses, recompute=full), one), plain, vocab=wide), "qwen2", False),
+        "context parallel": (_plan(n, (context, replace(context, recompute=full), split), usual), "qwen3", False),
         "zero2, reduced every micro-batch": (_plan(n, (one, split), each, default=ZERO2), "llama", False),
         "zero3": (_plan(n, (shard, replace(split, dp_type=ZERO3), one), plain), "qwen2", False),
         "tied tables": (_plan(n, (one, split), usual, vocab=wide), "llama", True),

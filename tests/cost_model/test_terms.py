@@ -23,7 +23,7 @@ from paddlenlp_galvatron.plan import (
     UserError,
     VocabStrategy,
 )
-from paddlenlp_galvatron.plan.layout import moves, token_layout
+from paddlenlp_galvatron.plan.layout import TokenLayout, moves, token_layout
 from paddlenlp_galvatron.plan.mesh import Axis, Mesh
 from paddlenlp_galvatron.plan.seams import SHARDING
 from paddlenlp_galvatron.profiles import Collective
@@ -74,17 +74,24 @@ def test_a_vocabulary_that_does_not_split_is_padded():
 
 @given(st.integers(1, 12), st.integers(1, 5), st.data())
 def test_redistribution_moves_what_the_layout_room_says(size, per_rank, data):
-    degrees, flags = st.sampled_from([d for d in range(1, size + 1) if size % d == 0]), st.tuples(*[st.booleans()] * 2)
-    source, target = (
-        token_layout(LayerStrategy(data.draw(degrees), *data.draw(flags)), size, data.draw(st.booleans())) for _ in "ab"
-    )
-    tokens = per_rank * size
+    divisors = [d for d in range(1, size + 1) if size % d == 0]
+    degrees = st.sampled_from([(d, c) for d in divisors for c in divisors if size % (d * c) == 0])
+    flags = st.tuples(*[st.booleans()] * 2)
+
+    def drawn() -> TokenLayout:
+        degree, context = data.draw(degrees)
+        strategy = LayerStrategy(degree, *data.draw(flags), context=context)
+        return token_layout(strategy, size, data.draw(st.booleans()))
+
+    source, target = drawn(), drawn()
+    samples = per_rank * size
+    tokens = samples * 2 * size
     received = [0] * size
-    moved = moves(source.intervals(tokens), target.intervals(tokens))
+    moved = moves(source.intervals(tokens, samples), target.intervals(tokens, samples))
     for move in moved:
         if move.source != move.target:
             received[move.target] += move.stop - move.start
-    change = redistribution(source, target, tokens)
+    change = redistribution(source, target, tokens, samples)
     assert (change.most_tokens, change.all_tokens) == (max(received), sum(received))
     crossing = [m for m in moved if m.source // change.span != m.target // change.span]
     assert not crossing

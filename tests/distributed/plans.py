@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -12,21 +13,22 @@ from paddlenlp_galvatron.plan.check import require_valid
 
 
 def layers(code: str, default: DataParallel = DataParallel.DDP) -> tuple[LayerStrategy, ...]:
-    """Strategies from words: "1 2r 2u 4sz" is 4 layers.
+    """Strategies from words: "1 2r 2u 4sz 2c4" is 5 layers.
 
-    A word is a degree, then u = Ulysses, s = strided groups, r = recompute, of n = norms, a = attention, m = MLP alone,
-    z = zero3 instead of the default type.
+    A word is a degree, c and that of context parallelism beside it, then u = Ulysses, s = strided groups,
+    r = recompute, of n = norms, a = attention, m = MLP alone, z = zero3 instead of the default type.
     """
     parts = {"r": Recompute.FULL, "n": Recompute.NORMS, "a": Recompute.ATTENTION, "m": Recompute.MLP}
     return tuple(
         LayerStrategy(
-            int(word.rstrip("usrnamz")),
-            ulysses="u" in word,
-            consecutive="s" not in word,
-            dp_type=DataParallel.ZERO3 if "z" in word else default,
-            recompute=reduce(or_, (parts[letter] for letter in word if letter in parts), Recompute.NONE),
+            int(degree),
+            ulysses="u" in flags,
+            consecutive="s" not in flags,
+            dp_type=DataParallel.ZERO3 if "z" in flags else default,
+            recompute=reduce(or_, (parts[letter] for letter in flags if letter in parts), Recompute.NONE),
+            context=int(context or 1),
         )
-        for word in code.split()
+        for degree, context, flags in re.findall(r"(\d+)(?:c(\d+))?([usrnamz]*)", code)
     )
 
 
@@ -64,7 +66,7 @@ def plan(
         micro_batches=micro_batches,
         stages=stages or (len(strategies),),
         layers=strategies,
-        vocab=VocabStrategy(head.degree, head.ulysses, head.dp_type),
+        vocab=VocabStrategy(head.degree, head.ulysses, head.dp_type, context=head.context),
         default_dp_type=default,
         schedule=schedule,
         chunks=chunks,
@@ -121,7 +123,32 @@ ZERO = [
     Named("one kv head, tp without Megatron-SP, zero3", plan(4, "4 2z 1", megatron_sp=False), "llama", kv_heads=1),
     Named("fewer kv heads than Ulysses", plan(4, "4u 2uz 4ur"), "qwen2", kv_heads=2),
 ]
+CONTEXT_FOUR = [
+    Named("cp 2, grouped kv heads, recompute", plan(4, "1c2 1c2r 1"), "qwen2"),
+    Named("cp 4, the vocabulary, too", plan(4, "1c4 1c4r 1c4", vocab="1c4", batch=4), "llama"),
+    Named("cp beside tp with Megatron-SP, norms of heads", plan(4, "2c2 2c2r 4 1c4", vocab="2c2"), "qwen3"),
+    Named("cp beside tp without Megatron-SP", plan(4, "2c2 2c2r 1c2 2", vocab="2", megatron_sp=False), "llama"),
+    Named("cp beside Ulysses", plan(4, "2c2u 4u 2c2ur 1c2", vocab="2c2u"), "qwen2"),
+    Named("fewer kv heads than ranks that split them", plan(4, "2c2 2c2u 1c4"), "llama", kv_heads=1),
+    Named("strided cp, with tp and alone", plan(4, "2c2s 1c2s 1c2 2s", vocab="2"), "qwen2"),
+    Named("cp under zero2 and zero3", plan(4, "1c2 1c4z 2c2zr 1z", vocab="1c2z", default=DataParallel.ZERO2), "qwen2"),
+    Named("cp under zero3, reduced every micro-batch", plan(4, "1c2z 1c4 2c2z", async_reduce=False), "qwen3"),
+    Named("cp in a pipeline, tied", plan(4, "1c2 2r 1c2r 1", (2, 2), micro_batches=4), "qwen2", tied=True),
+    Named(
+        "cp in an interleaved pipeline",
+        plan(4, "1c2 1c2r 2 1c2z", (1, 1, 1, 1), vocab="1c2", micro_batches=3, batch=6, chunks=2),
+        "llama",
+    ),
+    Named("cp with parts recomputed", plan(4, "1c2a 2c2nm 1c4na 2c2ma", vocab="2c2"), "qwen2", kv_heads=4),
+    Named("cp under AdamW", plan(4, "1c2z 2c2r 1c4", vocab="2"), "qwen2", "adamw"),
+]
+CONTEXT_EIGHT = [
+    Named("cp 2, 4, 8 beside tp", plan(8, "2c4 4c2r 1c8 2c2z 8", vocab="2c4"), "qwen2"),
+    Named("cp beside tp and Ulysses, two stages", plan(8, "2c2 2c2ur 1c4 4", (2, 2), vocab="4"), "qwen3"),
+    Named("strided, without Megatron-SP", plan(8, "2c2s 4c2 1c2s 2c4r", vocab="8", megatron_sp=False), "llama"),
+]
 SIX = [
+    Named("cp 3 and 6", plan(6, "1c3 2c3r 1c6 3c2u", vocab="3", batch=12), "llama"),
     Named("3-way and 6-way tp", plan(6, "3 6r 2 1", vocab="3", batch=12), "llama"),
     Named(
         "three stages, 2-way Ulysses", plan(6, "2u 1 2r 2", (1, 1, 2), vocab="2", micro_batches=3, batch=12), "qwen2"

@@ -20,8 +20,9 @@ from . import plans
         plans.PARTS_FOUR,
         plans.ZERO,
         plans.INTERLEAVED_FOUR,
+        plans.CONTEXT_FOUR,
         plans.SIX,
-        [*plans.EIGHT, *plans.INTERLEAVED_EIGHT],
+        [*plans.EIGHT, *plans.INTERLEAVED_EIGHT, *plans.CONTEXT_EIGHT],
     ],
     ids=[
         "2 ranks",
@@ -29,6 +30,7 @@ from . import plans
         "4 ranks, parts",
         "4 ranks, ZeRO, shared weights",
         "4 ranks, interleaved",
+        "4 ranks, context",
         "6 ranks",
         "8 ranks",
     ],

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.plan import LayerStrategy
-from paddlenlp_galvatron.plan.layout import TokenLayout, moves, token_axes, token_layout
+from paddlenlp_galvatron.plan.layout import TokenLayout, moves, own_chunks, token_axes, token_layout
 from paddlenlp_galvatron.plan.mesh import Axis, Mesh
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12])
@@ -44,8 +44,17 @@ def layouts(sizes=SIZES):
 pairs_of_layouts = SIZES.flatmap(lambda size: st.tuples(layouts(st.just(size)), layouts(st.just(size))))
 
 
-def held_by(layout: TokenLayout, tokens: int) -> list[list[int]]:
-    return [list(chain(*(range(*each) for each in some))) for some in layout.intervals(tokens).tolist()]
+def held_by(layout: TokenLayout, tokens: int, samples: int | None = None) -> list[list[int]]:
+    return [list(chain(*(range(*each) for each in some))) for some in layout.intervals(tokens, samples).tolist()]
+
+
+@st.composite
+def with_context(draw, size: int):
+    """A layout of a stage of this size in which samples may be cut into mirrored chunks, and what its layer does."""
+    degree = draw(st.sampled_from(divisors(size)))
+    context, way = draw(st.sampled_from(divisors(size // degree))), draw(st.sampled_from(WAYS))
+    strategy = LayerStrategy(degree, way == "Ulysses", draw(st.booleans()), context=context)
+    return strategy, token_layout(strategy, size, way == "Megatron-SP"), way == "Megatron-SP"
 
 
 @given(meshes())
@@ -112,6 +121,38 @@ def test_layouts_are_equal_where_ranks_hold_the_same(pair, each: int):
     one, other = pair
     tokens = one.size * each
     assert (one == other) == (held_by(one, tokens) == held_by(other, tokens))
+
+
+@given(st.sampled_from([4, 6, 8, 12]), st.integers(1, 2), st.integers(1, 2), st.data())
+def test_chunks_of_every_sample_are_mirrored(size: int, each: int, piece: int, data):
+    """The ranks of a place on the context axis have, of each sample of their dp index, a chunk near the front and the
+    one as near the end, and share them out; over all places that is the whole sample, and as much to attend to."""
+    strategy, layout, sequence_parallel = data.draw(with_context(size))
+    mesh, context = strategy.mesh(size), strategy.context
+    samples, length = each * mesh.degree(Axis.DATA), 2 * size * piece
+    held = held_by(layout, samples * length, samples)
+    assert all(tokens == sorted(tokens) for tokens in held)
+    for rank in range(size):
+        place, first = mesh.index(rank, Axis.CONTEXT), mesh.index(rank, Axis.DATA) * each
+        chunks = own_chunks(place, context, length) if context > 1 else ((0, length),)
+        whole = [
+            sample * length + token
+            for sample in range(first, first + each)
+            for start, stop in chunks
+            for token in range(start, stop)
+        ]
+        finer = set(token_axes(sequence_parallel)) - {Axis.DATA, Axis.CONTEXT}
+        shares = [held[other] for other in mesh.group(rank, *finer)]
+        assert list(chain(*shares)) == whole
+        if context > 1:
+            assert sum(start + stop for start, stop in chunks) == 2 * length
+
+
+@given(st.sampled_from([4, 6, 8]), st.integers(1, 2), st.data())
+def test_moves_between_mirrored_chunks_and_others_deliver(size: int, each: int, data):
+    (_, source, _), (_, target, _) = (data.draw(with_context(size)) for _ in range(2))
+    samples, length = each * size, 2 * size
+    check_moves(*(layout.intervals(samples * length, samples) for layout in (source, target)))
 
 
 def check_moves(source: np.ndarray, target: np.ndarray) -> None:

@@ -172,13 +172,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         later(48, 1, 1024, pp_deg=8, pp_division="3,7,7,7,7,7,7,3", chunks=41),
         "chunks: 41 micro-batches do not divide global_bsz 1024",
     ),
-    "context parallel": (
-        later(4, 2, 8, cp_sizes_enc="2,2,2,2"),
-        "cp_sizes_enc: layers 0 to 3, 4 of them: context",
-    ),
-    "experts": (later(4, 2, 8, ep_sizes_enc="1,1,1,4"), "ep_sizes_enc: layer 3: context and expert"),
+    "experts": (later(4, 2, 8, ep_sizes_enc="1,1,1,4"), "ep_sizes_enc: layer 3: expert"),
     "rewritten, tensor parallel and Ulysses at once": (sizes(32, 2, 2, 2), "layer 0 is both tensor parallel and"),
-    "rewritten, context parallel": (sizes(8, 2, 1, 2, cp_size_enc=row((1, 7), (2, 1))), "cp_size_enc: layer 7: conte"),
+    "rewritten, context parallel beside what it leaves no ranks for": (
+        sizes(8, 2, 1, 4, cp_size_enc=row((1, 7), (2, 1))),
+        "ranks: 8, 16",
+    ),
     "rewritten, vocabulary neither default nor zero3": (
         sizes(8, 2, 1, 4, embedding_lmhead_dp_type="ddp"),
         "embedding_lmhead_dp_type: is ddp beside default_dp_type zero2",
@@ -232,13 +231,18 @@ def test_sizes_mean_what_they_say():
     assert [bool(layer.recompute) for layer in tensor.layers[:3]] == [True, True, False]
     ulysses = plan_from_dict(PUBLISHED["rewritten search, Ulysses"][1])
     assert ulysses.layers[0].ulysses and ulysses.layers[0].degree == 4
+    context = sizes(32, 2, 1, 2, cp_size_enc=row((2, 32)), embedding_lmhead_sp_size=2, embedding_lmhead_cp_size=4)
+    plan = plan_from_dict(context)
+    assert (plan.world_size, plan.dp(plan.layers[0]), plan.layers[0].context) == (8, 2, 2)
+    assert (plan.vocab.degree, plan.vocab.context) == (2, 4)
 
 
 @given(valid_plans())
 def test_the_port_says_what_a_plan_says(plan: Plan):
     """Any plan that the port's file can hold, written as the port writes it, is the same plan."""
     assume(plan.chunks == 1)
-    plan = replace(plan, layers=tuple(replace(each, recompute=bool(each.recompute)) for each in plan.layers))
+    plain = (replace(each, recompute=bool(each.recompute), context=1) for each in plan.layers)
+    plan = replace(plan, layers=tuple(plain))
     stages = {"ddp": "0", "zero2": "2", "zero3": "3"}
     file = {
         "pp_size": len(plan.stages),

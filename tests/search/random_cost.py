@@ -39,7 +39,7 @@ class RandomCost(CostModel):
         return LayerCost(draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200), draw(0, 150))
 
     def layer_cost(self, strategy, *, stage_size, micro_batch, micro_batches, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
-        where = (strategy.degree, strategy.ulysses, strategy.consecutive, stage_size, micro_batch, pipeline)
+        where = (strategy.axes, strategy.consecutive, stage_size, micro_batch, pipeline)
         plain, whole = (self._draw(*what, layer_type) for what in ((where,), (where, strategy, micro_batches > 1)))
         # ZeRO-3 and recompute only add to a layer's passes.
         gathered = whole.forward_ms - 1 if strategy.dp_type is DataParallel.ZERO3 else 0.0
@@ -56,9 +56,10 @@ class RandomCost(CostModel):
         rate = random.Random(repr((self.seed, stage_size, micro_batch))).uniform(0, 2) * self._width(layer_type)
         sharded = self.assumed.sequence_parallel
         source, target = (token_layout(strategy, stage_size, sharded) for strategy in (before, after))
-        tokens = 64 * stage_size
+        tokens = 64 * stage_size * micro_batch
         there, back = (
-            redistribution(*way, tokens).most_tokens / tokens for way in ((source, target), (target, source))
+            redistribution(*way, tokens, micro_batch).most_tokens / tokens
+            for way in ((source, target), (target, source))
         )
         if self.crooked:
             rate *= random.Random(repr((self.seed, source, target, micro_batch))).uniform(0, 3)

@@ -56,9 +56,9 @@ def problem(seed: int, types: int = 1, **fixed: Any) -> Problem:
     return models, RandomCost(models, options, seed), options
 
 
-def check_against_enumeration(seed: int, types: int = 1) -> bool:
+def check_against_enumeration(seed: int, types: int = 1, **fixed: Any) -> bool:
     """Whether there was a plan."""
-    models, cost, options = problem(seed, types)
+    models, cost, options = problem(seed, types, **fixed)
     result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
     if best == inf:
         assert result.best is None, seed
@@ -97,6 +97,16 @@ def test_recompute_of_parts_equals_exhaustive_enumeration() -> None:
             assert result.time_s / result.plan.global_batch == pytest.approx(best, rel=1e-9), seed
             partly += any(layer.recompute in PARTLY for layer in result.plan.layers)
     assert partly > 1
+
+
+def test_context_parallel_equals_exhaustive_enumeration() -> None:
+    fixed = {"max_cp_deg": 6, "disable_sdp": True, "disable_ckpt": True, "settle_chunk": 2}
+    chosen = 0
+    for seed in range(13, 32):
+        if check_against_enumeration(seed, **fixed):
+            plan = search(*problem(seed, **fixed)).plan
+            chosen += any(part.context > 1 for part in (*plan.layers, plan.vocab))
+    assert chosen > 2
 
 
 def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound() -> None:
@@ -155,6 +165,7 @@ WIDER = {
     "fine_grained_mode": True,
     "sp_space": "tp+sp",
     "tp_consec": False,
+    "max_cp_deg": 6,
 }
 
 

@@ -31,6 +31,8 @@ def sharding_stage(plan: Plan, layer: LayerStrategy | None = None) -> int:
 def uneven(plan: Plan, program: str) -> Iterator[str]:
     """Fields in which layers, or layers and vocabulary, or stages are unlike, as `program` cannot have them."""
     parts = (*plan.layers, plan.vocab.as_layer())
+    if any(part.context > 1 for part in parts):
+        yield f"cp_sizes_enc: context parallelism is not written for {program}"
     for field, of_vocab, values in (
         ("tp_sizes_enc", "vtp", [str(part.degree) for part in parts]),
         ("use_sp", "vsp", ["1" if part.ulysses and part.degree > 1 else "0" for part in parts]),
@@ -48,4 +50,4 @@ def uneven(plan: Plan, program: str) -> Iterator[str]:
 
 def strided(plan: Plan) -> bool:
     """Whether any group of a layer is not of neighbouring ranks."""
-    return any(not each.consecutive and 1 < each.degree < plan.stage_size for each in plan.layers)
+    return any(not each.consecutive and 1 < each.ranks < plan.stage_size for each in plan.layers)

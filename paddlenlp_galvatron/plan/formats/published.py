@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ...base.errors import UserError
 from ...base.limits import Rank, Ranks, Samples
-from ..fields import Degrees, Flag, Flags, ListOf, One, Ones, parse
+from ..fields import Degrees, Flag, Flags, ListOf, parse
 
 Fields = dict[str, Any]
 
@@ -95,14 +95,14 @@ class SizesFile(BaseModel):
     pp_size: Ranks = Field(description="number of pipeline stages")
     tp_size_enc: Degrees = Field(description="per layer: tensor-parallel degree")
     sp_size_enc: Degrees = Field(description="per layer: Ulysses degree")
-    cp_size_enc: Ones = Field(description="per layer: context-parallel degree; only 1")
+    cp_size_enc: Degrees = Field(description="per layer: context-parallel degree")
     dp_size_enc: Degrees = Field(description="per layer: data-parallel degree")
     dp_type_enc: Flags = Field(description="per layer: 0 = default_dp_type, 1 = zero3")
     checkpoint_enc: Flags = Field(description="per layer: 1 = recompute activations in backward")
     default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="what 0 in dp_type_enc stands for")
     embedding_lmhead_tp_size: Ranks = Field(description="tensor-parallel degree of embedding and LM head")
     embedding_lmhead_sp_size: Ranks = Field(description="their Ulysses degree")
-    embedding_lmhead_cp_size: One = Field(description="their context-parallel degree; only 1")
+    embedding_lmhead_cp_size: Ranks = Field(description="their context-parallel degree")
     embedding_lmhead_dp_size: Ranks = Field(description="their data-parallel degree")
     embedding_lmhead_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="where their states are")
     global_bsz: Samples = Field(description="samples per optimizer step, over all ranks")
@@ -124,6 +124,7 @@ class SizesFile(BaseModel):
                 "give it the default or zero3"
             )
         degrees = [max(sizes) for sizes in self._degrees()]
+        ranks = [degree * context for degree, context in zip(degrees, self.cp_size_enc, strict=False)]
         return {
             "pp_deg": self.pp_size,
             "tp_sizes_enc": _listed(degrees),
@@ -134,10 +135,12 @@ class SizesFile(BaseModel):
             "checkpoint": _listed(self.checkpoint_enc),
             "vtp": max(self.embedding_lmhead_tp_size, self.embedding_lmhead_sp_size),
             "vsp": int(self.embedding_lmhead_sp_size > 1),
+            "cp_sizes_enc": _listed(self.cp_size_enc),
+            "vcp": self.embedding_lmhead_cp_size,
             "embed_sdp": int(vocab == "zero3"),
             "global_bsz": self.global_bsz,
             "chunks": self.chunks,
-            "world_size": _world_size(self.pp_size, self.dp_size_enc, degrees),
+            "world_size": _world_size(self.pp_size, self.dp_size_enc, ranks),
         }
 
     def _degrees(self) -> list[tuple[int, int]]:

@@ -1,0 +1,78 @@
+"""Context parallelism in attention: the tokens of a rank, two chunks of each sample, attend to the keys of all of it.
+
+What is causal is told by true positions. A rank's own positions rise, so that those of its tokens that a key is behind
+of are its first ones, as many as lie in front of the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn.functional import flashmask_attention
+
+from ...plan.seams import Op
+from .. import device
+from ..collectives import all_gather, reduce_scatter
+
+Chunks = Sequence[tuple[int, int]]  # first and last-plus-one position of those that a rank has of each sample, rising
+
+
+def _gather(x: Any, group: Any) -> Any:
+    """[B, 2·s, …], a rank's two chunks of s tokens -> [B, 2·n·s, …], all in order."""
+    ranks, (samples, own, *rest) = range(group.nranks), x.shape
+    chunks = all_gather(x, group).reshape([len(ranks), samples, 2, own // 2, *rest])
+    fronts, ends = ([chunks[rank, :, half] for rank in ranks] for half in (0, 1))
+    return paddle.concat([*fronts, *reversed(ends)], axis=1)
+
+
+def _scatter(grad: Any, group: Any) -> Any:
+    """[B, 2·n·s, …] -> [B, 2·s, …]: a rank's two chunks of the sum over the group."""
+    chunks = grad.split(2 * group.nranks, axis=1)
+    by_rank = [paddle.concat([chunks[rank], chunks[-1 - rank]], axis=1) for rank in range(group.nranks)]
+    return reduce_scatter(paddle.concat(by_rank), group)
+
+
+OPS = {Op.GATHER_CHUNKS: (_gather, _scatter)}
+
+
+def own_rows(x: Any, chunks: Chunks, axis: int) -> Any:
+    """Of a tensor with an entry for every position along the axis, those of this rank."""
+    parts = (x.slice([axis], [start], [stop]) for start, stop in chunks)
+    return paddle.concat(list(parts), axis)
+
+
+class OwnPositions(nn.Layer):  # type: ignore[misc]
+    """PaddleNLP's table of rotary positions, as far as it is of a rank's own tokens."""
+
+    def __init__(self, table: Any, chunks: Chunks):
+        super().__init__()
+        self._table, self._chunks = table, chunks
+
+    def forward(self, x: Any, seq_len: int) -> Any:
+        """(cosines, sines), each [1, own tokens, 1, D]."""
+        every = self._table(x, seq_len=self._chunks[-1][1])
+        return tuple(own_rows(part, self._chunks, axis=1) for part in every)
+
+
+def by_rows(hidden: Any) -> Callable[..., Any]:
+    """Flash attention of own queries [B, 2·s, heads, D] to all keys and values [B, S, kv heads, D], by `hidden_rows`,
+    called as PaddleNLP calls its own: where the rows of its causal form begin, of fewer queries than keys, differs by
+    Paddle's version."""
+
+    def attend(query: Any, _config: Any, key: Any, value: Any, *_rest: Any, **_named: Any) -> Any:
+        return flashmask_attention(query, key, value, hidden.expand([key.shape[0], -1, -1, -1])).flatten(2)
+
+    return attend
+
+
+@lru_cache(maxsize=8)
+def hidden_rows(chunks: Chunks, length: int) -> Any:
+    """[1, 1, S, 2] for each key: the row behind the last one, and how many of the first rows lie in front of it."""
+    own = np.concatenate([np.arange(start, stop) for start, stop in chunks])
+    before = np.searchsorted(own, np.arange(length))
+    return device.to_device(np.stack([np.full(length, len(own)), before], axis=-1).astype(np.int32)[None, None])

@@ -1,0 +1,61 @@
+"""Context parallelism's attention on one rank: causal by true positions, by a mask and by rows of flash attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("paddle")
+
+import paddle
+from paddlenlp.transformers.qwen2.modeling import Qwen2RotaryEmbedding, scaled_dot_product_attention
+
+from paddlenlp_galvatron.plan.layout import own_chunks
+from paddlenlp_galvatron.runtime.ops import context
+
+LENGTH, HEADS, KV_HEADS, DIM = 24, 4, 2, 8
+
+
+class Config:
+    use_flash_attention = False
+    attention_dropout = 0.0
+
+
+def by_rows(query, key, value, rows):
+    """What Paddle documents of flashmask_attention without `causal`: in each column rows from the first number on and
+    rows before the second one are hidden."""
+    places = paddle.arange(query.shape[1], dtype="int32").reshape([1, 1, -1, 1])
+    start, end = (part.transpose([0, 1, 3, 2]) for part in rows.split(2, axis=-1))
+    hidden = paddle.logical_or(places >= start, places < end)
+    mask = hidden.astype("float32") * -1e30
+    key, value = (paddle.repeat_interleave(each, HEADS // KV_HEADS, axis=2) for each in (key, value))
+    return scaled_dot_product_attention(query, Config, key, value, mask, False).reshape(query.shape)
+
+
+@pytest.mark.parametrize("degree", [2, 3, 4])
+def test_mask_and_rows_of_flash_attention_give_what_a_whole_sample_has(degree, monkeypatch):
+    monkeypatch.setattr(context, "flashmask_attention", by_rows)
+    query, key, value = (
+        paddle.to_tensor(np.random.default_rng(seed).standard_normal((2, LENGTH, heads, DIM)).astype("float32"))
+        for seed, heads in enumerate((HEADS, KV_HEADS, KV_HEADS))
+    )
+    causal = paddle.triu(paddle.full([1, 1, LENGTH, LENGTH], -1e30), diagonal=1).expand([2, 1, -1, -1])
+    repeated = [paddle.repeat_interleave(each, HEADS // KV_HEADS, axis=2) for each in (key, value)]
+    whole = scaled_dot_product_attention(query, Config, *repeated, causal, False)
+    for place in range(degree):
+        chunks = own_chunks(place, degree, LENGTH)
+        own, mask = context.own_rows(query, chunks, 1), context.own_rows(causal, chunks, 2)
+        rows = context.hidden_rows(chunks, LENGTH)
+        masked = scaled_dot_product_attention(own, Config, *repeated, mask, False)
+        rowwise = context.by_rows(rows)(own, Config, key, value, None, False)
+        for found in (masked, rowwise):
+            np.testing.assert_allclose(found, context.own_rows(whole, chunks, 1), atol=1e-6)
+
+
+def test_a_rank_turns_its_tokens_by_their_true_positions():
+    table = Qwen2RotaryEmbedding(DIM, LENGTH)
+    chunks = own_chunks(1, 3, LENGTH)
+    for own, every in zip(
+        context.OwnPositions(table, chunks)(paddle.zeros([1]), seq_len=8), table(paddle.zeros([1]), LENGTH), strict=True
+    ):
+        np.testing.assert_array_equal(own[0, :, 0], every.numpy()[0, [4, 5, 6, 7, 16, 17, 18, 19], 0])
