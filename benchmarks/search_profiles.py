@@ -19,10 +19,10 @@ INSIDE_MIB_PER_MS, ACROSS_MIB_PER_MS = 300e9 / 2**20 / 1e3, 40e9 / 2**20 / 1e3
 MIB = 2**20
 
 
-def cost_model(model: ModelShape, options: SearchOptions, folder: Path) -> CostModel:
-    """Write the profiles to the folder and load them."""
+def cost_model(model: ModelShape, options: SearchOptions, folder: Path, across: float = 1.0) -> CostModel:
+    """Write the profiles to the folder and load them; links between nodes are `across` times as fast as above."""
     seq = options.seq_length or 8192
-    write_profiles(model, options.num_nodes, options.num_gpus_per_node, seq, folder)
+    write_profiles(model, options.num_nodes, options.num_gpus_per_node, seq, folder, across)
     return load(
         model,
         options.num_nodes,
@@ -33,7 +33,8 @@ def cost_model(model: ModelShape, options: SearchOptions, folder: Path) -> CostM
     )
 
 
-def write_profiles(model: ModelShape, nodes: int, gpus: int, seq: int, folder: Path) -> None:
+def write_profiles(model: ModelShape, nodes: int, gpus: int, seq: int, folder: Path, across: float = 1.0) -> None:
+    across_mib_per_ms = across * ACROSS_MIB_PER_MS
     cluster = f"{nodes}nodes_{gpus}gpus_per_node"
     shape = f"bf16_hidden_{model.hidden_size}_head_{model.heads}"
     sizes = [2**power for power in range(1, 20) if 2**power <= nodes * gpus]
@@ -41,11 +42,11 @@ def write_profiles(model: ModelShape, nodes: int, gpus: int, seq: int, folder: P
         f"allreduce_bandwidth_{cluster}": {
             f"allreduce_size_{size}_consec_{consecutive}": INSIDE_MIB_PER_MS
             if size <= gpus and (consecutive or nodes == 1)
-            else ACROSS_MIB_PER_MS * min(size, gpus)
+            else across_mib_per_ms * min(size, gpus)
             for size in sizes
             for consecutive in (0, 1)
         },
-        f"p2p_bandwidth_{cluster}": {f"pp_size_{size}": ACROSS_MIB_PER_MS for size in sizes},
+        f"p2p_bandwidth_{cluster}": {f"pp_size_{size}": across_mib_per_ms for size in sizes},
         "overlap_coefficient": {"overlap_coe": 1.15},
         f"sp_time_{cluster}": {
             f"{kind}_size_{size}_{mib}MB_time": 0.02 + factor * mib / INSIDE_MIB_PER_MS

@@ -56,9 +56,8 @@ class Mixes {
     return least;
   }
 
-  // The mix of least cost.
-  Mix solve(const Layers& layers, Room room, Walks& walks, Poll& poll) {
-    Mix best;
+  // The mix of least cost; `best` is one that is known.
+  Mix solve(const Layers& layers, Room room, Walks& walks, Poll& poll, Mix best = {}) {
     const int types = layers.last_type - layers.first_type + 1;
     // One group a type first: what that costs keeps most other sets from being looked at.
     for (const bool all : {false, true}) {

@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "game.hpp"
 #include "layers.hpp"
 #include "pipeline.hpp"
 
@@ -26,7 +27,7 @@ using Array = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
 // Within these, sums, products and quotients of entries, and of their differences, neither overflow nor vanish.
 constexpr double kSmallest = 1e-60, kLargest = 1e60;
-constexpr py::ssize_t kMostLayers = 100'000, kMostStrategies = 2'000, kMostVocabs = 2'000, kMostCells = 5'000'000;
+constexpr py::ssize_t kMostLayers = 100'000, kMostLayerTypes = 8, kMostStrategies = 2'000, kMostVocabs = 2'000, kMostCells = 5'000'000;
 constexpr std::int64_t kMostMicroBatches = 1'000'000, kMostChunks = 1'000;
 
 // Set by one thread to end a search in another.
@@ -79,7 +80,13 @@ void check_shape(const std::string& name, const Array& array, const std::vector<
   throw py::value_error(name + ": has shape " + shape_of(array) + "; give [" + wanted + "]");
 }
 
-py::tuple solve_layers(const Array& memory, const Array& time, const Array& change, double budget, double gap,
+// A named tuple of the module.
+template <class... Values>
+py::object named(const char* name, Values&&... values) {
+  return py::module_::import("galvatron_dp_core").attr(name)(std::forward<Values>(values)...);
+}
+
+py::object solve_layers(const Array& memory, const Array& time, const Array& change, double budget, double gap,
                        const Cancel* cancel) {
   if (memory.ndim() != 2 || memory.size() == 0)
     throw py::value_error("memory_mib: has shape " + shape_of(memory) +
@@ -108,7 +115,7 @@ py::tuple solve_layers(const Array& memory, const Array& time, const Array& chan
     py::gil_scoped_release release;
     solution = LayerProblem(tables, budget).solve(gap, poll);
   }
-  return py::make_tuple(solution.cost, solution.choice, solution.memory, solution.bound);
+  return named("LayersFound", solution.cost, solution.choice, solution.memory, solution.bound);
 }
 
 using Integers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
@@ -136,7 +143,7 @@ BySeam<std::vector<Change>> changes_by_seam(const Array& array, py::ssize_t coun
 
 // First layer of each type, and the number of layers. Checks the counts.
 std::vector<int> starts_of(const Integers& layers) {
-  if (layers.ndim() != 1 || layers.size() < 1 || layers.size() > kMostTypes)
+  if (layers.ndim() != 1 || layers.size() < 1 || layers.size() > kMostLayerTypes)
     throw py::value_error("layers: give the number of layers of each type, of 8 types at most");
   std::vector<int> starts{0};
   for (py::ssize_t type = 0; type < layers.size(); ++type) {
@@ -207,13 +214,12 @@ double step_ms(const Integers& passes, const Integers& runs, std::int64_t micro_
   return StepTimer(lists)(times, {send.data(), send.data() + send.size()}, poll);
 }
 
-std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t micro_batches, const Integers& passes,
-                                        const Integers& runs, const Array& strategies, const Integers& groups,
-                                        const Integers& types, const Array& change, const Array& enter,
-                                        const Array& leave, const Array& vocabs,
-                                        const Array& vocab_enter, const Array& vocab_leave, const Array& middle,
-                                        const Integers& in_flight, const Array& send, double budget) {
-  const py::ssize_t stages = in_flight.size(), count = strategies.ndim() ? strategies.shape(0) : 0;
+// What pipelines of one chunk a stage and of several have in common; all but what a stage holds.
+PipelineTables tables_of(py::ssize_t stages, const Integers& layers, std::int64_t micro_batches, const Integers& passes,
+                         const Integers& runs, const Array& strategies, const Integers& groups, const Integers& types,
+                         const Array& change, const Array& enter, const Array& leave, const Array& vocabs,
+                         const Array& vocab_enter, const Array& vocab_leave, const Array& send, double budget) {
+  const py::ssize_t count = strategies.ndim() ? strategies.shape(0) : 0;
   const py::ssize_t kinds = types.size(), options = vocabs.ndim() ? vocabs.shape(0) : 0;
   PipelineTables tables;
   tables.starts = starts_of(layers);
@@ -222,7 +228,6 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t mic
   if (tables.layers * stages > kMostCells)
     throw py::value_error("in_flight: layers times stages are more than 5000000");
   tables.passes = lists_of(passes, runs, stages, micro_batches);
-  if (tables.passes.chunks() > 1) throw py::value_error("passes: the search knows one chunk a stage");
   if (count < 1 || count > kMostStrategies) throw py::value_error("strategies: none, or more than 2000");
   if (options > kMostVocabs) throw py::value_error("vocabs: more than 2000");
   if (types.ndim() != 1 || kinds < 1 || kinds > kMostGroups)
@@ -234,7 +239,6 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t mic
   check_all("vocabs", vocabs, {options, 2, 6});
   check_all("vocab_enter", vocab_enter, {options, kinds, 2});
   check_all("vocab_leave", vocab_leave, {options, kinds, 2});
-  check_all("middle", middle, {6});
   check_all("send", send, {2, tables.type_count()});
   if (std::isnan(budget)) throw py::value_error("budget_mib: is NaN");  // below 0: the reserve is more than there is
   if (groups.ndim() != 1 || groups.size() != count) throw py::value_error("groups: one a strategy");
@@ -256,53 +260,104 @@ std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t mic
   for (py::ssize_t v = 0; v < options; ++v)
     tables.vocabs.push_back({part_of(vocabs.data(v)), part_of(vocabs.data(v) + 6),
                              changes_of(vocab_enter.data(v), kinds), changes_of(vocab_leave.data(v), kinds)});
-  tables.middle = part_of(middle.data());
-  for (py::ssize_t s = 0; s < stages; ++s) {
-    if (in_flight.data()[s] < 1 || in_flight.data()[s] > micro_batches)
-      throw py::value_error("in_flight: between 1 and micro_batches");
-    tables.in_flight.push_back(static_cast<int>(in_flight.data()[s]));
-  }
   tables.send.inside.assign(send.data(0), send.data(0) + tables.type_count());
   tables.send.between.assign(send.data(1), send.data(1) + tables.type_count());
+  return tables;
+}
+
+int in_flight_of(std::int64_t count, int micro_batches) {
+  if (count < 1 || count > micro_batches) throw py::value_error("in_flight: between 1 and micro_batches");
+  return static_cast<int>(count);
+}
+
+std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t micro_batches, const Integers& passes,
+                                        const Integers& runs, const Array& strategies, const Integers& groups,
+                                        const Integers& types, const Array& change, const Array& enter,
+                                        const Array& leave, const Array& vocabs, const Array& vocab_enter,
+                                        const Array& vocab_leave, const Array& middle, const Integers& in_flight,
+                                        const Array& send, double budget) {
+  PipelineTables tables = tables_of(in_flight.size(), layers, micro_batches, passes, runs, strategies, groups, types,
+                                    change, enter, leave, vocabs, vocab_enter, vocab_leave, send, budget);
+  if (tables.passes.chunks() > 1) throw py::value_error("passes: an Interleaved has several chunks a stage");
+  check_all("middle", middle, {6});
+  tables.middle = part_of(middle.data());
+  for (py::ssize_t s = 0; s < in_flight.size(); ++s)
+    tables.in_flight.push_back(in_flight_of(in_flight.data()[s], tables.micro_batches));
+  for (const int count : tables.in_flight) tables.held.push_back({{count}});
   return std::make_unique<Pipeline>(std::move(tables));
 }
 
-double pipeline_bound(Pipeline& pipeline, const Cancel* cancel) {
+std::unique_ptr<PathGame> make_interleaved(const Integers& layers, std::int64_t micro_batches, const Integers& passes,
+                                              const Integers& runs, const Array& strategies, const Integers& groups,
+                                              const Integers& types, const Array& change, const Array& enter,
+                                              const Array& leave, const Array& vocabs, const Array& vocab_enter,
+                                              const Array& vocab_leave, const Array& middle, const Integers& in_flight,
+                                              const Array& send, double budget) {
+  if (in_flight.ndim() != 2 || in_flight.shape(0) < 1 || in_flight.shape(1) < 3)
+    throw py::value_error("in_flight: give stage and micro-batches of each of its chunks, a moment a row");
+  const std::int64_t stages = in_flight.at(in_flight.shape(0) - 1, 0) + 1;
+  if (stages < 2 || stages > kMostLayers) throw py::value_error("in_flight: fewer than two stages, or too many");
+  PipelineTables tables = tables_of(stages, layers, micro_batches, passes, runs, strategies, groups, types, change, enter,
+                                    leave, vocabs, vocab_enter, vocab_leave, send, budget);
+  if (layers.size() > 1) throw py::value_error("layers: those of stages of several chunks are of one type");
+  if (in_flight.shape(1) != 1 + tables.passes.chunks()) throw py::value_error("in_flight: not as many chunks as in passes");
+  if (tables.layers < stages * tables.passes.chunks()) throw py::value_error("layers: fewer than chunks");
+  check_all("middle", middle, {2, 6});
+  tables.middle = part_of(middle.data(0));
+  tables.later = part_of(middle.data(1));
+  tables.held.resize(stages);
+  for (py::ssize_t row = 0; row < in_flight.shape(0); ++row) {
+    const std::int64_t stage = in_flight.at(row, 0);
+    if (stage < 0 || stage >= stages) throw py::value_error("in_flight: a stage is out of range");
+    std::vector<int> moment;
+    for (int chunk = 0; chunk < tables.passes.chunks(); ++chunk) {
+      const std::int64_t count = in_flight.at(row, 1 + chunk);
+      moment.push_back(count == 0 ? 0 : in_flight_of(count, tables.micro_batches));
+    }
+    tables.held[stage].push_back(std::move(moment));
+  }
+  for (const auto& moments : tables.held)
+    if (moments.empty()) throw py::value_error("in_flight: a stage is missing");
+  return std::make_unique<PathGame>(std::move(tables));
+}
+
+// Of pipelines of one chunk a stage, or of several.
+template <class Searched>
+double bound_of(Searched& pipeline, const Cancel* cancel) {
   Poll poll = poll_for(cancel);
   py::gil_scoped_release release;
   return pipeline.bound(poll);
 }
 
-double pipeline_tight_bound(Pipeline& pipeline, double limit, const Cancel* cancel) {
+template <class Searched>
+double tight_bound_of(Searched& pipeline, double limit, const Cancel* cancel) {
   check_number("limit_ms", limit);
   Poll poll = poll_for(cancel);
   py::gil_scoped_release release;
   return pipeline.tight_bound(limit, poll);
 }
 
-py::tuple pipeline_solve(Pipeline& pipeline, double limit, long effort, const Cancel* cancel) {
+template <class Searched>
+py::object solved(Searched& pipeline, double limit, long effort, const Cancel* cancel) {
   check_number("limit_ms", limit);
   Poll poll = poll_for(cancel);
-  PipelineSolution best;
+  Found best;
   double bound = 0;
   {
     py::gil_scoped_release release;
     best = pipeline.solve(limit, effort, bound, poll);
   }
-  py::list choice;
-  for (const StagePoint& point : best.points)
-    for (const int k : pipeline.sequence(point)) choice.append(k);
-  return py::make_tuple(best.cost, bound, best.vocab, best.division, choice);
+  return named("PipelineFound", best.cost, bound, best.vocab, best.division, best.strategies);
 }
 
-py::tuple pipeline_least_memory(const Pipeline& pipeline, const Cancel* cancel) {
+py::object pipeline_least_memory(const Pipeline& pipeline, const Cancel* cancel) {
   Poll poll = poll_for(cancel);
   LeastMemory least;
   {
     py::gil_scoped_release release;
     least = pipeline.least_memory(poll);
   }
-  return py::make_tuple(least.budget, least.vocab, least.division, least.strategy);
+  return named("LeastMemory", least.budget, least.vocab, least.division, least.strategy);
 }
 
 }  // namespace
@@ -311,6 +366,15 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
   py::register_exception<TooHard>(module, "TooHard", PyExc_MemoryError);
   module.doc() = "Exact search for parallel strategies: the compiled core of paddlenlp_galvatron.search.";
 
+  // Their types, and all signatures: galvatron_dp_core.pyi.
+  const auto tuple = [&](const char* name, const char* fields) {
+    module.attr(name) =
+        py::module_::import("collections").attr("namedtuple")(name, fields, py::arg("module") = "galvatron_dp_core");
+  };
+  tuple("LayersFound", "time_s choice memory_mib lower_bound_s");
+  tuple("PipelineFound", "time_ms lower_bound_ms vocab division choice");
+  tuple("LeastMemory", "memory_mib vocab division choice");
+
   py::class_<Cancel>(module, "Cancel", "Ends searches that run in other threads.")
       .def(py::init<>())
       .def("cancel", &Cancel::cancel)
@@ -318,7 +382,7 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
 
   module.def("solve_layers", &solve_layers, py::arg("memory_mib"), py::arg("time_s"), py::arg("switch_s"),
              py::arg("budget_mib"), py::arg("gap") = 0.0, py::arg("cancel") = nullptr,
-             "See paddlenlp_galvatron.search.solver.solve. Returns (time_s, choice, memory_mib, lower_bound_s).");
+             "See paddlenlp_galvatron.search.solver.solve.");
 
   module.def("step_ms", &step_ms, py::arg("passes"), py::arg("runs"), py::arg("micro_batches"), py::arg("forward_ms"),
              py::arg("backward_ms"), py::arg("sync_ms"), py::arg("send_ms"),
@@ -332,13 +396,27 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
            py::arg("runs"), py::arg("strategies"), py::arg("groups"), py::arg("types"), py::arg("change"), py::arg("enter"),
            py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("middle"),
            py::arg("in_flight"), py::arg("send"), py::arg("budget_mib"))
-      .def("bound", &pipeline_bound, py::arg("cancel") = nullptr,
+      .def("bound", &bound_of<Pipeline>, py::arg("cancel") = nullptr,
            "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
-      .def("tight_bound", &pipeline_tight_bound, py::arg("limit_ms"), py::arg("cancel") = nullptr,
+      .def("tight_bound", &tight_bound_of<Pipeline>, py::arg("limit_ms"), py::arg("cancel") = nullptr,
            "A better one: stages at their exact optima. The limit where nothing takes less.")
-      .def("solve", &pipeline_solve, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr,
-           "(step ms, lower bound ms, vocabulary strategy, layers of each stage, strategy of each layer); infinite and "
-           "-1 where nothing takes less than the limit.")
+      .def("solve", &solved<Pipeline>, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr,
+           "The fastest plan: vocabulary strategy, layers of each stage, strategy of each layer. Infinite and -1 where "
+           "nothing takes less than the limit.")
       .def("least_memory", &pipeline_least_memory, py::arg("cancel") = nullptr,
-           "(MiB a device, vocabulary strategy, layers of each stage, strategy of each layer) of what needs least.");
+           "The plan that needs least on a device.");
+
+  py::class_<PathGame>(module, "Interleaved",
+                          "Pipelines whose stages have several chunks of layers. Arrays as Pipeline's, but `middle` twice "
+                          "(in a stage's first chunk, in a later one) and `in_flight` by moments.")
+      .def(py::init(&make_interleaved), py::kw_only(), py::arg("layers"), py::arg("micro_batches"), py::arg("passes"),
+           py::arg("runs"), py::arg("strategies"), py::arg("groups"), py::arg("types"), py::arg("change"), py::arg("enter"),
+           py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("middle"),
+           py::arg("in_flight"), py::arg("send"), py::arg("budget_mib"))
+      .def("bound", &bound_of<PathGame>, py::arg("cancel") = nullptr,
+           "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
+      .def("tight_bound", &tight_bound_of<PathGame>, py::arg("limit_ms"), py::arg("cancel") = nullptr,
+           "A better one. The limit where nothing takes less.")
+      .def("solve", &solved<PathGame>, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr,
+           "As Pipeline's; layers of each chunk.");
 }

@@ -3,15 +3,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "common.hpp"
 #include "cuts.hpp"
 #include "division.hpp"
+#include "game.hpp"
 #include "needs.hpp"
 #include "stages.hpp"
 #include "tables.hpp"
@@ -28,12 +27,8 @@ struct LeastMemory {
 
 class Pipeline {
  public:
-  explicit Pipeline(PipelineTables tables) : tables_(std::move(tables)), cuts_(tables_), cache_(tables_) {
-    std::vector<std::vector<double>> numbers;
-    for (const Vocab& vocab : tables_.vocabs) numbers.push_back(numbers_of(vocab));
-    for (int v = 0; v < static_cast<int>(numbers.size()); ++v)
-      if (!beaten(v, numbers)) useful_.push_back(v);
-  }
+  explicit Pipeline(PipelineTables tables)
+      : tables_(std::move(tables)), cuts_(tables_), cache_(tables_), useful_(useful_vocabs(tables_)) {}
 
   Pipeline(const Pipeline&) = delete;
 
@@ -54,7 +49,7 @@ class Pipeline {
 
   // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
   // `effort` passes, or where it would take too much memory or time: then the best one found.
-  PipelineSolution solve(double limit, long effort, double& proven, Poll& poll) {
+  Found solve(double limit, long effort, double& proven, Poll& poll) {
     const Turn turn(busy_, poll);
     PipelineSolution best;
     best.cost = limit;
@@ -75,17 +70,9 @@ class Pipeline {
     poll.allow(4 * kMostSteps);
     if (best.vocab < 0 && unproven < best.cost) take_least_memory(candidates, best, poll);
     proven = std::min(unproven, best.cost);
-    if (best.vocab < 0) best.cost = kInfinity;
-    return best;
-  }
-
-  // Strategy of each layer of a stage: group by group, in the groups' order.
-  std::vector<int> sequence(const StagePoint& point) const {
-    std::vector<int> result;
-    for (const int group : point.order)
-      for (const auto& [id, layers] : point.counts)
-        if (tables_.strategies[id].group == group) result.insert(result.end(), layers, id);
-    return result;
+    Found found = found_of(best);
+    if (proven < best.cost && tables_.type_count() == 1) play(found, best.cost, effort, proven, poll);
+    return found;
   }
 
   LeastMemory least_memory(Poll& poll) const {
@@ -122,22 +109,27 @@ class Pipeline {
 
   using Candidates = std::vector<Candidate>;
 
-  // The one thread that works on a pipeline; others wait.
-  class Turn {
-   public:
-    Turn(std::atomic<bool>& busy, const Poll& poll) : busy_(busy) {
-      poll.check();
-      while (busy_.exchange(true)) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        poll.check();
-      }
+  // What is left open between the bound and the best plan, as a game.
+  void play(Found& best, double limit, long effort, double& proven, Poll& poll) const {
+    PathGame game(tables_);
+    double bound = 0;
+    try {
+      Found found = game.solve(limit, effort, bound, poll);
+      if (found.vocab >= 0) best = std::move(found);
+      proven = std::max(proven, bound);
+    } catch (const TooHard&) {
     }
-    ~Turn() { busy_ = false; }
-    Turn(const Turn&) = delete;
+  }
 
-   private:
-    std::atomic<bool>& busy_;
-  };
+  Found found_of(const PipelineSolution& solution) const {
+    if (solution.vocab < 0) return {};
+    Found found{solution.cost, solution.vocab, solution.division, {}};
+    for (const StagePoint& point : solution.points)  // group by group, in the groups' order
+      for (const int group : point.order)
+        for (const auto& [id, layers] : point.counts)
+          if (tables_.strategies[id].group == group) found.strategies.insert(found.strategies.end(), layers, id);
+    return found;
+  }
 
   // See `bound`.
   double ideal_bound(Poll& poll) {
@@ -242,29 +234,6 @@ class Pipeline {
 
   static Change least_of_each(const Change& a, const Change& b) {
     return {std::min(a.forward, b.forward), std::min(a.backward, b.backward)};
-  }
-
-  // Whether another vocabulary strategy is as good in everything (of equal ones, the first stays).
-  static bool beaten(int v, const std::vector<std::vector<double>>& numbers) {
-    const std::vector<double>& own = numbers[v];
-    for (int other = 0; other < static_cast<int>(numbers.size()); ++other) {
-      const std::vector<double>& rival = numbers[other];
-      const bool as_good =
-          other != v && std::equal(rival.begin(), rival.end(), own.begin(), [](double a, double b) { return a <= b; });
-      if (as_good && (rival != own || other < v)) return true;
-    }
-    return false;
-  }
-
-  static std::vector<double> numbers_of(const Vocab& vocab) {
-    std::vector<double> numbers;
-    for (const Part* part : {&vocab.first, &vocab.last})
-      for (const double number :
-           {part->time.forward, part->time.backward, part->time.sync, part->states, part->activation, part->working})
-        numbers.push_back(number);
-    for (const std::vector<Change>* changes : {&vocab.enter, &vocab.leave})
-      for (const Change& change : *changes) numbers.push_back(change.forward), numbers.push_back(change.backward);
-    return numbers;
   }
 
   PipelineTables tables_;

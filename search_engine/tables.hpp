@@ -52,6 +52,9 @@ struct PipelineTables {
   BySeam<std::vector<Change>> enter, leave;   // by group: from, to the edge of a stage
   std::vector<Vocab> vocabs;
   Part middle;                        // what a stage without vocabulary layers has beside its layers
+  Part later;                         // what its second chunk has, and a further one of any stage
+  std::vector<std::vector<std::vector<int>>> held;  // of each stage: micro-batches in flight of each of its chunks, at
+                                                    // each moment at which they may take most
   std::vector<int> in_flight;         // micro-batches whose activations a stage holds
   BySeam<std::vector<double>> send;   // ms from a stage to the next, by the type of the layer after
   double budget;                      // MiB a device
@@ -93,6 +96,43 @@ struct PipelineTables {
       layers.of[type] = std::min(span.end(), starts[type + 1]) - std::max(span.first, starts[type]);
     return layers;
   }
+};
+
+// Vocabulary strategies that no other one beats in everything (of equal ones, the first stays).
+inline std::vector<int> useful_vocabs(const PipelineTables& tables) {
+  std::vector<std::vector<double>> numbers;
+  for (const Vocab& vocab : tables.vocabs) {
+    std::vector<double> own;
+    for (const Part* part : {&vocab.first, &vocab.last})
+      for (const double number :
+           {part->time.forward, part->time.backward, part->time.sync, part->states, part->activation, part->working})
+        own.push_back(number);
+    for (const std::vector<Change>* changes : {&vocab.enter, &vocab.leave})
+      for (const Change& change : *changes) own.push_back(change.forward), own.push_back(change.backward);
+    numbers.push_back(std::move(own));
+  }
+  auto beaten = [&](int v) {
+    const std::vector<double>& own = numbers[v];
+    for (int other = 0; other < static_cast<int>(numbers.size()); ++other) {
+      const std::vector<double>& rival = numbers[other];
+      const bool as_good =
+          other != v && std::equal(rival.begin(), rival.end(), own.begin(), [](double a, double b) { return a <= b; });
+      if (as_good && (rival != own || other < v)) return true;
+    }
+    return false;
+  };
+  std::vector<int> useful;
+  for (int v = 0; v < static_cast<int>(numbers.size()); ++v)
+    if (!beaten(v)) useful.push_back(v);
+  return useful;
+}
+
+// A plan of the core's.
+struct Found {
+  double cost = kInfinity;      // step time, ms
+  int vocab = -1;               // number of the vocabulary strategy; -1: nothing found
+  std::vector<int> division;    // layers of each stage; of several chunks: of each chunk, in the layers' order
+  std::vector<int> strategies;  // of each layer
 };
 
 }  // namespace galvatron

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from .peak import PartMemory
@@ -113,13 +113,6 @@ class LayerCost:
             terms,
             memory,
         )
-
-
-def without_masks(cost: LayerCost) -> LayerCost:
-    """The cost without attention masks, which a stage has once for all its chunks."""
-    states = cost.terms.states
-    terms = replace(cost.terms, states=states._replace(masks_mib=0.0))
-    return replace(cost, states_mib=cost.states_mib - states.masks_mib, terms=terms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,6 @@ from .costs import (
     States,
     Task,
     Terms,
-    without_masks,
 )
 from .module_memory import Room, module_memory, others_mib
 from .peak import PartMemory, peak_mib
@@ -165,12 +164,12 @@ class CostModel:
             self._vocab[key] = self._vocabulary(*key)
         return self._vocab[key]
 
-    def middle_cost(self, *, stage_size: int, micro_batch: int) -> LayerCost:
+    def middle_cost(self, *, stage_size: int, micro_batch: int, later: bool = False) -> LayerCost:
         """What a stage without embedding and LM head has beside its layers: its input, which the stage before keeps as
-        its output, too."""
+        its output, too. `later`: of a stage whose masks and messages are counted with another chunk."""
         widest = max(self._token_bytes(micro_batch, kind) for kind in range(len(self.models)))
         input_mib = widest / stage_size / MIB
-        fixed_mib = self._constants_mib + 2 * MESSAGES * input_mib
+        fixed_mib = 0.0 if later else self._constants_mib + 2 * MESSAGES * input_mib
         memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
         return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, 0.0, memory)
 
@@ -266,10 +265,8 @@ class CostModel:
         elif plan.is_last(stage, chunk):
             parts.append(self.vocab_cost(plan.vocab, role="last", **common))
         else:
-            edge = self.middle_cost(stage_size=plan.stage_size, micro_batch=plan.micro_batch)
-            if chunk > 0 or stage in (0, last):  # the masks are counted with another chunk
-                edge = without_masks(edge)
-            parts.insert(0, edge)
+            later = chunk > 0 or stage in (0, last)
+            parts.insert(0, self.middle_cost(stage_size=plan.stage_size, micro_batch=plan.micro_batch, later=later))
         return parts
 
     def chunk_switches(self, plan: Plan, stage: int, chunk: int) -> list[tuple[float, float]]:

@@ -15,11 +15,11 @@ from typing import Any
 
 import galvatron_dp_core
 
-from ..cost_model import CostModel, Prediction
+from ..cost_model.costs import Prediction
 from ..model import joint_fingerprint
 from ..plan import LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
-from . import interleaved
 from .options import SearchOptions
+from .prices import PricedPlans
 from .result import Candidate, FamilyOutcome, Need, SearchResult
 from .space import PlanFamily, Space, families, interleaved_families
 from .tables import Tables, build, sketch_ms
@@ -45,7 +45,7 @@ Watch = Callable[[SearchState], None]
 
 def search(
     model: ModelShape | Sequence[ModelShape],
-    cost: CostModel,
+    cost: PricedPlans,
     options: SearchOptions = SearchOptions(),
     log: Callable[[str], None] | None = None,
     watch: Watch | None = None,
@@ -90,7 +90,7 @@ class _Search:
     def __init__(
         self,
         models: Sequence[ModelShape],
-        cost: CostModel,
+        cost: PricedPlans,
         options: SearchOptions,
         log: Callable[[str], None],
         watch: Watch | None,
@@ -116,6 +116,7 @@ class _Search:
         self.bounds_s: dict[PlanFamily, float] = {}  # of families that cannot win
         self.unproven = inf  # ms per sample: least lower bound of the families that were given up
         self.waiting: list[_Open] = []
+        self.later: list[_Open] = []
         self.too_big: list[tuple[float, Plan]] = []  # of families that do not fit: least MiB a device, and the plan
         self.active: list[_Open] = []  # that some thread works on
         self.opened = 0
@@ -123,14 +124,16 @@ class _Search:
 
     def run(self) -> SearchResult:
         start = time.perf_counter()
-        self.waiting = list(self._sketched())
-        heapify(self.waiting)
-        self.opened = len(self.waiting)
-        if self.options.parallel_search:
-            self._work_in_threads()
-        else:
-            self._work()
-        self._interleave()
+        self.later = list(self._sketched())
+        self.opened = len(self.later)
+        for most in (1, inf):  # what is fast without chunks keeps most families of several from being solved
+            self.waiting = [entry for entry in self.later if entry.family.chunks <= most]
+            self.later = [entry for entry in self.later if entry.family.chunks > most]
+            heapify(self.waiting)
+            if self.options.parallel_search:
+                self._work_in_threads()
+            else:
+                self._work()
         ranked = sorted(self.found.values(), key=lambda candidate: -candidate.samples_per_s)[: self.options.top_k]
         lower_bound_s = inf
         if ranked:
@@ -159,7 +162,8 @@ class _Search:
         """What the plans of every family may choose from. Raises UserError where that is too much to look at."""
         found: dict[PlanFamily, list[_Choices]] = {}
         total = 0
-        for family in families(self.options, self.cost.world_size, len(self.cost.layer_types)):
+        where = self.options, self.cost.world_size, len(self.cost.layer_types)
+        for family in (*families(*where), *interleaved_families(*where)):
             found[family] = self._spaces(family)
             strategies = sum(len(some) for layers, _ in found[family] for some in layers)
             total += strategies
@@ -178,6 +182,8 @@ class _Search:
 
     def _spaces(self, family: PlanFamily) -> list[_Choices]:
         """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
+        if family.chunks > 1 and len(self.models) > 1:
+            return []
         layers = [space.layers(family) for space in self.spaces]
         others = self.spaces[-1].vocabularies(family)
         if self.options.one_strategy:
@@ -214,10 +220,12 @@ class _Search:
 
     def _state(self) -> SearchState:
         best = max((candidate.samples_per_s for candidate in self.found.values()), default=0.0)
-        open_ms = min((entry.bound for entry in (*self.active, *self.waiting[:1])), default=inf)  # a heap: least first
+        open_ms = min((entry.bound for entry in (*self.active, *self.waiting[:1], *self.later)), default=inf)
         least_ms = min(open_ms, self.unproven)
         limit = MS_PER_S / least_ms if least_ms else inf
-        return SearchState(self.opened, self.opened - len(self.waiting) - len(self.active), best, max(limit, best))
+        return SearchState(
+            self.opened, self.opened - len(self.waiting) - len(self.later) - len(self.active), best, max(limit, best)
+        )
 
     def _advance(self, entry: _Open) -> bool:
         """Bound a family better, or solve it. Whether it is still open."""
@@ -273,8 +281,9 @@ class _Search:
         self.log(f"{family}: {time_ms:.3f} ms a step, at least {entry.bound * batch:.3f}")
 
     def _set_aside(self, tables: Tables) -> None:
-        """Remember what a family that does not fit would need, for when nothing else fits either."""
-        if not self.found:
+        """Remember what a family that does not fit would need, for when nothing else fits either. Where several chunks
+        a stage would fit, one does."""
+        if not self.found and isinstance(tables.core, galvatron_dp_core.Pipeline):
             mib, vocab, division, choice = tables.core.least_memory(self.cancel)
             self.too_big.append((mib, tables.plan(vocab, division, choice, self.bare)))
 
@@ -282,49 +291,6 @@ class _Search:
         known = self.found.get(family)
         if known is None or candidate.samples_per_s > known.samples_per_s:
             self.found[family] = candidate
-
-    def _interleave(self) -> None:
-        """Search the families of several chunks a stage, the least bound first. Nothing is proven but their bounds."""
-        entries: list[tuple[float, int, PlanFamily, _Choices]] = []
-        for family in interleaved_families(self.options, self.cost.world_size, len(self.cost.layer_types)):
-            spaces = self._spaces(replace(family, chunks=1)) if len(self.models) == 1 else []
-            self.outcomes[family] = FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE
-            for layers, vocabularies in spaces:
-                least_ms = interleaved.bound_ms(family, layers, vocabularies, self.cost, self.options.budget_mib)
-                entries.append((least_ms / family.global_batch, len(entries), family, (layers, vocabularies)))
-        for bound, _, family, choices in sorted(entries, key=lambda entry: entry[:2]):
-            if self.cancel.cancelled or bound == inf:
-                continue
-            if bound >= self._limit(family):
-                self._note(family, FamilyOutcome.OUT_OF_BOUND)
-                self.bounds_s[family] = min(self.bounds_s.get(family, inf), bound * family.global_batch / MS_PER_S)
-                continue
-            if found := self._interleaved(family, *choices):
-                self._keep(found, family)
-            self.unproven = min(self.unproven, bound)
-            self._note(family, FamilyOutcome.GIVEN_UP)
-            self.log(f"{family}: {found.time_s * MS_PER_S if found else inf:.3f} ms a step, not proven")
-
-    def _interleaved(
-        self,
-        family: PlanFamily,
-        layers: Sequence[Sequence[LayerStrategy]],
-        vocabularies: Sequence[VocabStrategy],
-    ) -> Candidate | None:
-        """A good plan of the family; None: none was found."""
-        budget_mib, cancelled = self.options.budget_mib, lambda: self.cancel.cancelled
-        tables = interleaved.start(family, layers, vocabularies, self.cost, budget_mib)
-        try:
-            time_ms, _, vocab, division, choice = tables.core.solve(inf, interleaved.EFFORT, self.cancel)
-        except galvatron_dp_core.TooHard:
-            return None
-        if time_ms == inf:
-            return None
-        first = interleaved.cut(tables.plan(vocab, division, choice, self.bare), family.chunks)
-        strategies = layers[0] if not self.options.one_strategy else ()
-        limit_s = self._limit(family) * family.global_batch / MS_PER_S
-        found = first and interleaved.improved(first, strategies, self.cost, budget_mib, limit_s, cancelled)
-        return Candidate(*found) if found else None
 
     def _limit(self, family: PlanFamily) -> float:
         """Time per sample, in ms, that a plan of the family must beat to be among the top_k families."""
@@ -380,7 +346,7 @@ def predicted(prediction: Prediction, lower_bound_s: float) -> dict[str, Any]:
     }
 
 
-def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: SearchOptions) -> None:
+def _require_agreement(models: Sequence[ModelShape], cost: PricedPlans, options: SearchOptions) -> None:
     faults = []
     if models != cost.models:
         faults.append("model: it is not the one that the cost model is of; make them agree")

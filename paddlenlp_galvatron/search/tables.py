@@ -10,16 +10,16 @@ import galvatron_dp_core
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cost_model import CostModel, LayerCost
 from ..plan import LayerStrategy, Plan, UserError, VocabStrategy
 from ..plan.layout import TokenLayout, token_layout
-from ..plan.schedules import arrays, in_flight
+from ..plan.schedules import arrays, chunks_in_flight
 from ..plan.strategy import Strategy
 from ..profiles.memory import Role
+from .prices import Price, Prices
 from .space import PlanFamily
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
-NOTHING = LayerCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Tables:
     family: PlanFamily
     strategies: Sequence[LayerStrategy]  # of all layer types, one type after the other
     vocabularies: Sequence[VocabStrategy]
-    core: galvatron_dp_core.Pipeline
+    core: galvatron_dp_core.Pipeline | galvatron_dp_core.Interleaved
 
     def plan(self, vocab: int, division: Sequence[int], choice: Sequence[int], bare: Plan) -> Plan:
         """The plan that numbers of the core stand for; `bare` gives what is the same for all plans of a search."""
@@ -41,6 +41,7 @@ class Tables:
             layers=tuple(self.strategies[k] for k in choice),
             vocab=self.vocabularies[vocab],
             schedule=self.family.schedule,
+            chunks=self.family.chunks,
         )
 
 
@@ -48,22 +49,23 @@ def build(
     family: PlanFamily,
     layers: Sequence[Sequence[LayerStrategy]],
     vocabularies: Sequence[VocabStrategy],
-    cost: CostModel,
+    cost: Prices,
     budget_mib: float,
-    held: Sequence[int] | None = None,
 ) -> Tables:
     """Price every strategy in the family and hand the tables to the core; `layers` are the strategies of each type.
 
-    `budget_mib` is what a plan may use on a device, the cost model's reserve already taken off. `held`:
-    micro-batches whose activations each stage holds, if not those of the schedule. Raises UserError where a profile
-    lacks what a strategy needs.
+    `budget_mib` is what a plan may use on a device, the cost model's reserve already taken off. Raises UserError where
+    a profile lacks what a strategy needs.
     """
 
     def vocab_row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
         return _numbers(cost.vocab_cost(vocab, role=role, **_where(family)))
 
-    core = galvatron_dp_core.Pipeline(
-        **_shape(family, cost, held),
+    where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
+    middle, later = (_numbers(cost.middle_cost(later=later, **where)) for later in (False, True))
+    of_chunks = family.chunks > 1
+    core = (galvatron_dp_core.Interleaved if of_chunks else galvatron_dp_core.Pipeline)(
+        **_shape(family, cost),
         **_seams(family, layers, vocabularies, cost),
         strategies=_array(
             [_numbers(price) for kind, some in enumerate(layers) for price in _prices(some, kind, family, cost)]
@@ -72,11 +74,11 @@ def build(
             [
                 (vocab_row(vocab, "first"), vocab_row(vocab, "last"))
                 if family.stages > 1
-                else (vocab_row(vocab, "only"), _numbers(NOTHING))
+                else (vocab_row(vocab, "only"), NOTHING)
                 for vocab in vocabularies
             ]
         ),
-        middle=_array(_numbers(cost.middle_cost(stage_size=family.stage_size, micro_batch=family.micro_batch))),
+        middle=_array([middle, later] if of_chunks else middle),
         budget_mib=budget_mib,
     )
     return Tables(family, [layer for some in layers for layer in some], vocabularies, core)
@@ -86,7 +88,7 @@ def _seams(
     family: PlanFamily,
     layers: Sequence[Sequence[LayerStrategy]],
     vocabularies: Sequence[VocabStrategy],
-    cost: CostModel,
+    cost: Prices,
 ) -> dict[str, Any]:
     """Groups, and what it costs to hand tokens on between them and at the edges of stages.
 
@@ -163,10 +165,11 @@ def _through(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray
     return np.asarray((first[:, :, None] + second[None]).min(axis=1))
 
 
-def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cost: CostModel) -> float:
+def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cost: Prices) -> float:
     """A lower bound, in ms, of the step time of every plan of the family, for a few prices.
 
-    Memory, vocabulary, gradient sums and switches are free. Recompute only adds to a layer's passes, so it is left out,
+    Memory, vocabulary, gradient sums and switches are free, and stages of several chunks share all work evenly without
+    ever waiting. Recompute only adds to a layer's passes, so it is left out,
     and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper.
     """
     rows, groups = [], []
@@ -178,63 +181,24 @@ def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cos
         rows += [(price.forward_ms, price.backward_ms, 0.0, 0.0, 0.0, 0.0) for price in prices]
         groups += [kind] * len(plain)
     kinds = len(layers)
+    shared = family.stages if family.chunks > 1 else 1  # stages taken for one
+    free = np.zeros((2, kinds, 2))
     core = galvatron_dp_core.Pipeline(
-        **_shape(family, cost),
+        **_shape(replace(family, stages=family.stages // shared, chunks=1), cost),
         strategies=_array(rows),
         groups=np.array(groups, dtype=np.int32),
+        types=np.arange(kinds, dtype=np.int32),
+        change=np.zeros((kinds, kinds, 2)),
+        enter=free,
+        leave=free,
         vocabs=np.zeros((1, 2, 6)),
+        vocab_enter=free[:1],
+        vocab_leave=free[:1],
         middle=np.zeros(6),
+        send=np.zeros((2, kinds)),
         budget_mib=0.0,
-        **_free_seams(kinds, 1),
     )
-    return float(core.bound())
-
-
-def relaxed_ms(
-    family: PlanFamily,
-    layers: Sequence[Sequence[LayerStrategy]],
-    vocabularies: Sequence[VocabStrategy],
-    cost: CostModel,
-    budget_mib: float,
-    held: int,
-) -> float:
-    """A lower bound, in ms, of the time that the stages of a plan of the family work together; infinite: none fits.
-
-    As if one stage had all layers at the family's prices: it holds `held` micro-batches within `budget_mib`, and
-    switches are free.
-    """
-    kinds = len(layers)
-
-    def vocab_row(vocab: VocabStrategy) -> tuple[float, ...]:
-        roles: tuple[Role, Role] = ("first", "last")
-        first, last = (_numbers(cost.vocab_cost(vocab, role=role, **_where(family))) for role in roles)
-        return (*(one + other for one, other in zip(first[:-1], last[:-1], strict=True)), max(first[-1], last[-1]))
-
-    core = galvatron_dp_core.Pipeline(
-        **_shape(replace(family, stages=1, chunks=1), cost, [held]),
-        strategies=_array(
-            [_numbers(price) for kind, some in enumerate(layers) for price in _prices(some, kind, family, cost)]
-        ),
-        groups=np.array([kind for kind, some in enumerate(layers) for _ in some], dtype=np.int32),
-        vocabs=_array([(vocab_row(vocab), _numbers(NOTHING)) for vocab in vocabularies]),
-        middle=np.zeros(6),
-        budget_mib=budget_mib,
-        **_free_seams(kinds, len(vocabularies)),
-    )
-    return float(core.bound())
-
-
-def _free_seams(kinds: int, vocabularies: int) -> dict[str, Any]:
-    """Groups of which each is a layer type's, between which tokens are handed on for nothing."""
-    return {
-        "types": np.arange(kinds, dtype=np.int32),
-        "change": np.zeros((kinds, kinds, 2)),
-        "enter": np.zeros((2, kinds, 2)),
-        "leave": np.zeros((2, kinds, 2)),
-        "vocab_enter": np.zeros((vocabularies, kinds, 2)),
-        "vocab_leave": np.zeros((vocabularies, kinds, 2)),
-        "send": np.zeros((2, kinds)),
-    }
+    return core.bound() / shared
 
 
 def _where(family: PlanFamily) -> dict[str, int]:
@@ -247,24 +211,27 @@ def _where(family: PlanFamily) -> dict[str, int]:
     }
 
 
-def _shape(family: PlanFamily, cost: CostModel, held: Sequence[int] | None = None) -> dict[str, Any]:
+def _shape(family: PlanFamily, cost: Prices) -> dict[str, Any]:
     """Size and schedule of the family's pipelines, as arguments of the core."""
-    held = held or [in_flight(family.schedule, s, family.stages, family.micro_batches) for s in range(family.stages)]
-    passes, runs = arrays(family.schedule, family.stages, family.micro_batches)
+    size = family.stages, family.micro_batches, family.chunks
+    passes, runs = arrays(family.schedule, *size)
+    held = [
+        (stage, *moment) for stage in range(family.stages) for moment in chunks_in_flight(family.schedule, stage, *size)
+    ]
     return {
         "layers": np.bincount(cost.layer_types).astype(np.int32),
         "micro_batches": family.micro_batches,
         "passes": passes,
         "runs": runs,
-        "in_flight": np.array(held, dtype=np.int32),
+        "in_flight": np.array(held if family.chunks > 1 else [count for _, count in held], dtype=np.int32),
     }
 
 
-def _prices(layers: Sequence[LayerStrategy], kind: int, family: PlanFamily, cost: CostModel) -> list[LayerCost]:
+def _prices(layers: Sequence[LayerStrategy], kind: int, family: PlanFamily, cost: Prices) -> list[Price]:
     return [cost.layer_cost(layer, layer_type=kind, **_where(family)) for layer in layers]
 
 
-def _numbers(cost: LayerCost) -> tuple[float, ...]:
+def _numbers(cost: Price) -> tuple[float, ...]:
     """In the core's order."""
     return (
         cost.forward_ms,

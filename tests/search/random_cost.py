@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from math import inf
 
@@ -33,6 +34,8 @@ class RandomCost(CostModel):
         self.layer_types = tuple(kind for kind, model in enumerate(models) for _ in range(model.layers))
         self.seqs = tuple(model.seq_length or options.seq_length for model in models)
         self.seed = seed
+        for name in ("layer_cost", "vocab_cost", "middle_cost", "switch_cost", "boundary_cost"):
+            setattr(self, name, cache(getattr(self, name)))
 
     def _draw(self, *question: object) -> LayerCost:
         draw = random.Random(repr((self.seed, question))).uniform
@@ -49,7 +52,7 @@ class RandomCost(CostModel):
     def vocab_cost(self, vocab, *, stage_size, micro_batch, micro_batches, pipeline, role):  # type: ignore[no-untyped-def]
         return self._draw(vocab, stage_size, micro_batch, micro_batches > 1, pipeline, role)
 
-    def middle_cost(self, *, stage_size, micro_batch):  # type: ignore[no-untyped-def]
+    def middle_cost(self, *, stage_size, micro_batch, later=False):  # type: ignore[no-untyped-def]
         return replace(self._draw("middle", stage_size, micro_batch), forward_ms=0.0, backward_ms=0.0, sync_ms=0.0)
 
     def switch_cost(self, before, after, *, stage_size, micro_batch, layer_type=0):  # type: ignore[no-untyped-def]

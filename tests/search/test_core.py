@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -55,7 +56,7 @@ def test_one_line_builds_it(tmp_path: Path) -> None:
         timeout=120,
         check=True,
     )
-    assert ran.stdout == "(2.0, [0], 1.0, 2.0)\n"
+    assert ran.stdout == "LayersFound(time_s=2.0, choice=[0], memory_mib=1.0, lower_bound_s=2.0)\n"
 
 
 def documented_line(language: str) -> str:
@@ -90,7 +91,7 @@ def _site_packages() -> str:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("optimize", "seeds"), [("-O0", 40), pytest.param("-O1", 1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("optimize", "seeds"), [("-O0", 8), pytest.param("-O1", 1000, marks=pytest.mark.slow)])
 def test_is_clean_under_sanitizers(optimize: str, seeds: int, tmp_path: Path) -> None:
     """Whole pipelines and single stages against brute force, with every access and sum of the core watched."""
     compile_core(tmp_path, optimize, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
@@ -102,11 +103,14 @@ import sys
 sys.path[:0] = {[str(tmp_path), str(Path(__file__).parents[1]), str(ENGINE.parent), _site_packages()]!r}
 import galvatron_dp_core
 assert galvatron_dp_core.__file__.startswith({str(tmp_path)!r})
+from search.test_interleaved import check as check_interleaved
 from search.test_pipeline import check
 from search.test_solver import KINDS, instance
 from paddlenlp_galvatron.search.solver import solve
 for seed in range({seeds}):
     check(seed)
+    if seed % 4 == 0:
+        check_interleaved(seed)
     for kind in KINDS:
         solve(*instance(seed, kind, 12, 8))
 print("clean")
@@ -116,6 +120,18 @@ print("clean")
         [sys.executable, "-S", "-c", program], env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     assert ran.stdout == "clean\n", ran.stderr[-4000:]
+
+
+def test_the_stub_says_what_the_module_has() -> None:
+    """Signatures aside, which compiled functions do not tell."""
+    command = [sys.executable, "-m", "mypy.stubtest", "galvatron_dp_core", "--ignore-missing-stub"]
+    environment = os.environ | {"MYPYPATH": str(ENGINE)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    stub = (ENGINE / "galvatron_dp_core.pyi").read_text()
+    for name in ("LayersFound", "PipelineFound", "LeastMemory"):
+        fields = re.findall(r"^    (\w+): ", stub.partition(f"class {name}(")[2].partition("\n\n")[0], re.MULTILINE)
+        assert getattr(galvatron_dp_core, name)._fields == tuple(fields)
 
 
 def endless() -> tuple[Any, ...]:

@@ -73,15 +73,10 @@ def check_against_enumeration(seed: int, types: int = 1, **fixed: Any) -> bool:
     return True
 
 
-def test_equals_exhaustive_enumeration() -> None:
-    feasible = sum(check_against_enumeration(seed) for seed in range(60))
-    assert 30 < feasible < 60
-
-
-@pytest.mark.parametrize("types", [2, 3])
-def test_several_layer_types_equal_exhaustive_enumeration(types: int) -> None:
-    feasible = sum(check_against_enumeration(seed, types) for seed in range(50))
-    assert 25 < feasible < 50
+@pytest.mark.parametrize(("types", "seeds"), [(1, 20), (2, 14), (3, 14)])
+def test_equals_exhaustive_enumeration(types: int, seeds: int) -> None:
+    feasible = sum(check_against_enumeration(seed, types) for seed in range(seeds))
+    assert seeds / 2 < feasible < seeds
 
 
 def test_recompute_of_parts_equals_exhaustive_enumeration() -> None:
@@ -109,9 +104,10 @@ def test_context_parallel_equals_exhaustive_enumeration() -> None:
     assert chosen > 2
 
 
-def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound() -> None:
+@pytest.mark.parametrize("seeds", [12, pytest.param(100, marks=pytest.mark.slow)])
+def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound(seeds: int) -> None:
     gaps = []
-    for seed in range(40):
+    for seed in range(seeds):
         model, cost, options = problem(seed, sequence_parallel=False, num_gpus_per_node=4)
         cost.crooked = True
         result, best = search(model, cost, options), best_by_enumeration(model, cost, options)
@@ -124,34 +120,10 @@ def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound() -> None:
     assert sum(gap < 1e-9 for gap in gaps) > len(gaps) / 2
 
 
-def test_interleaving_is_never_slower_and_its_bound_never_wrong() -> None:
-    """Of plans with several chunks a stage only a bound is proven; the plan is often the best one all the same."""
-    chosen = optimal = tried = 0
-    for seed in range(60):
-        models, cost, options = problem(seed, pipeline_type=None, num_gpus_per_node=2)
-        if models[0].layers < 4:
-            models, cost, options = [model_of(4)], RandomCost([model_of(4)], options, seed), options
-        options = options.model_copy(update={"disable_sdp": True, "disable_ckpt": True, "settle_chunk": 2})
-        narrow = search(models, cost, options)
-        options = options.model_copy(update={"max_virtual_pp_deg": 2})
-        wide, best = search(models, cost, options), best_by_enumeration(models, cost, options)
-        assert wide.time_s <= narrow.time_s * (1 + 1e-12), seed
-        if wide.best is None:
-            continue
-        tried += 1
-        batch = wide.plan.global_batch
-        assert wide.lower_bound_s / batch <= best * (1 + 1e-9) <= wide.time_s / batch * (1 + 2e-9), seed
-        assert max(stage.memory.total_mib for stage in wide.best.prediction.stages) <= options.memory_constraint * 1024
-        assert find_faults(wide.plan, models[0]) == []
-        chosen += wide.plan.chunks > 1
-        optimal += wide.time_s / batch <= best * (1 + 1e-9)
-    assert chosen > tried / 10 and optimal > 0.8 * tried
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("types", "seeds"), [(1, 600), (2, 100), (3, 100)])
 def test_equals_exhaustive_enumeration_often(types: int, seeds: int) -> None:
-    for seed in range(1000, 1000 + seeds):
+    for seed in range(seeds):
         check_against_enumeration(seed, types)
 
 

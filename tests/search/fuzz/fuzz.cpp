@@ -155,6 +155,7 @@ PipelineTables random_pipeline(Draw& draw) {
   tables.middle.time = {};
   for (int s = 0; s < tables.stages; ++s)
     tables.in_flight.push_back(gpipe ? tables.micro_batches : std::min(tables.stages - s, tables.micro_batches));
+  for (const int count : tables.in_flight) tables.held.push_back({{count}});
   tables.send = {std::vector<double>(types, 0.5), std::vector<double>(types, 0.25)};
   tables.budget = 10 * draw.unit() * (tables.layers + 2) * (gpipe && tables.micro_batches < 10 ? 3 : 2);
   return tables;
@@ -217,7 +218,7 @@ void check_pipeline(unsigned long seed, bool shared) {
     Poll poll([] {});
     const double bound = pipeline.bound(poll), tight = pipeline.tight_bound(kInfinity, poll);
     double proven = 0;
-    const PipelineSolution solution = pipeline.solve(kInfinity, 1'000'000'000, proven, poll);
+    const Found solution = pipeline.solve(kInfinity, 1'000'000'000, proven, poll);
     const LeastMemory least = pipeline.least_memory(poll);
     if (solution.cost < best && !near(solution.cost, best)) fail(seed, "below the optimum", solution.cost, best);
     if (solution.cost > best_within && !near(solution.cost, best_within))

@@ -1,0 +1,321 @@
+// Stages of one or several chunks of alike layers: how long a stage works at least, and strategies with which it does.
+//
+// A chunk is to a stage what a type of layers is to it elsewhere: its layers hold as many micro-batches as the schedule has
+// of it in flight. What they hold together is most at one of some moments; each moment alone is a relaxation. Of several
+// chunks, changes of group within a chunk are left out of the bound, and a stage is tried in each group alone, too.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "common.hpp"
+#include "counts.hpp"
+#include "stages.hpp"
+#include "tables.hpp"
+#include "walks.hpp"
+
+namespace galvatron {
+
+constexpr int kMostChunks = kMostTypes - 1;  // of a stage
+
+// A stage with all its layers' strategies, chunk by chunk.
+struct ChunkedPoint {
+  std::vector<double> forward, backward;  // ms of one micro-batch in each chunk
+  double sync = 0;                        // ms
+  std::vector<std::vector<int>> strategies;
+};
+
+// Time that a stage works in a step, with its sync or without.
+struct Work {
+  double least = 0;                           // ms; infinite: nothing fits
+  std::shared_ptr<const ChunkedPoint> point;  // that fits and takes least, as far as is known
+};
+
+class ChunkedStages {
+ public:
+  ChunkedStages(const PipelineTables& tables, const Vocab& vocab, const ChoiceCache& cache)
+      : tables_(tables), vocab_(vocab), useful_(cache.useful()), chunks_(tables.passes.chunks()) {
+    if (chunks_ > kMostChunks) throw TooHard("the search knows 16 chunks a stage");
+    groups_ = chunks_ == 1 ? tables.groups() : 1;
+  }
+
+  // Of a stage whose chunks have so many layers, and `more` wherever they need least.
+  const Work& work(int stage, std::vector<int> layers, int more, bool with_sync, Poll& poll) {
+    if (chunks_ == 1) layers[0] += std::exchange(more, 0);
+    const auto key = std::make_tuple(stage, with_sync, more, layers);
+    const auto found = works_.find(key);
+    if (found != works_.end()) return found->second;
+    return works_.emplace(key, solve({stage, layers, more, with_sync}, poll)).first->second;
+  }
+
+  // Times of a chunk beside its layers' own, at least.
+  StageTime beside(int stage, int chunk) const {
+    StageTime time = part(stage, chunk).time;
+    Change enters{kInfinity, kInfinity}, leaves = enters;
+    for (int group = 0; group < tables_.groups(); ++group) {
+      enters = least(enters, entry(stage, chunk)[group]);
+      leaves = least(leaves, exit(stage, chunk)[group]);
+    }
+    time.forward += enters.forward + leaves.forward;
+    time.backward += enters.backward + leaves.backward;
+    return time;
+  }
+
+  const Part& part(int stage, int chunk) const {
+    if (stage == 0 && chunk == 0) return vocab_.first;
+    if (stage == tables_.stages - 1 && chunk == chunks_ - 1) return vocab_.last;
+    return stage > 0 && stage < tables_.stages - 1 && chunk == 0 ? tables_.middle : tables_.later;
+  }
+
+ private:
+  static constexpr int kMostMoments = 4;  // tried one after the other before all at once
+
+  struct Question {
+    int stage;
+    const std::vector<int>& layers;
+    int more;
+    bool with_sync;
+  };
+  using Held = std::vector<int>;  // micro-batches of each chunk
+
+  static Change least(const Change& a, const Change& b) {
+    return {std::min(a.forward, b.forward), std::min(a.backward, b.backward)};
+  }
+
+  const std::vector<Change>& entry(int stage, int chunk) const {
+    return stage == 0 && chunk == 0 ? vocab_.enter : tables_.enter.inside;
+  }
+  const std::vector<Change>& exit(int stage, int chunk) const {
+    return stage == tables_.stages - 1 && chunk == chunks_ - 1 ? vocab_.leave : tables_.leave.inside;
+  }
+
+  double busy(const StageTime& time, bool with_sync) const {
+    return tables_.micro_batches * (time.forward + time.backward) + (with_sync ? time.sync : 0);
+  }
+  double busy(const Change& change) const { return tables_.micro_batches * (change.forward + change.backward); }
+
+  // Strategies' numbers count on by the chunk; those of `more` come last.
+  int id(int chunk, int strategy) const { return chunk * static_cast<int>(tables_.strategies.size()) + strategy; }
+  int group(int chunk, int strategy) const {
+    return chunk * groups_ + (groups_ > 1 ? tables_.strategies[strategy].group : 0);
+  }
+
+  Mixes& mixes(const Question& asked, const Held& held, int only) {
+    std::unique_ptr<Mixes>& mixes = mixes_[{asked.with_sync, only, held}];
+    if (mixes) return *mixes;
+    std::vector<Choice> choices;
+    for (int chunk = 0; chunk <= chunks_; ++chunk)
+      for (const int k : useful_) {
+        const Part& part = tables_.strategies[k];
+        if (only >= 0 && part.group != only) continue;
+        const int count = chunk < chunks_ ? held[chunk] : *std::min_element(held.begin(), held.end());
+        choices.push_back({part.states + count * part.activation, busy(part.time, asked.with_sync), part.working,
+                           id(chunk, k), chunk < chunks_ ? group(chunk, k) : chunks_ * groups_, chunk});
+      }
+    mixes = std::make_unique<Mixes>(undominated(std::move(choices)));
+    return *mixes;
+  }
+
+  // Of a change at a chunk's edge; of several chunks the least of all groups.
+  double price(const std::vector<Change>& changes, int group) const {
+    if (chunks_ == 1) return busy(changes[group]);
+    double least = kInfinity;
+    for (const Change& change : changes) least = std::min(least, busy(change));
+    return least;
+  }
+
+  Walks& walks(const Question& asked) {
+    std::unique_ptr<Walks>& walks = walks_[{asked.stage, asked.more > 0}];
+    if (walks) return *walks;
+    GroupPrices prices;
+    const int all = chunks_ * groups_ + 1;  // the last one of `more`
+    prices.enter.assign(all, 0), prices.leave.assign(all, 0);
+    prices.change.assign(all, Vector<double>(all, 0));
+    for (int at = 0; at < all; ++at) prices.types.push_back(at / groups_);
+    prices.types.back() = chunks_;
+    for (int chunk = 0; chunk < chunks_; ++chunk)
+      for (int g = 0; g < groups_; ++g) {
+        const int own = chunk * groups_ + g;
+        const double leaves = price(exit(asked.stage, chunk), g);
+        if (chunk == 0) prices.enter[own] = price(entry(asked.stage, chunk), g);
+        if (chunk == chunks_ - 1) prices.leave[own] = prices.change[own][all - 1] = leaves;
+        for (int other = 0; other < groups_; ++other) {
+          if (groups_ > 1) prices.change[own][other] = busy(tables_.change[g][other]);
+          if (chunk < chunks_ - 1)
+            prices.change[own][own - g + groups_ + other] = leaves + price(entry(asked.stage, chunk + 1), other);
+        }
+      }
+    walks = std::make_unique<Walks>(std::move(prices), 0, asked.more > 0 ? chunks_ : chunks_ - 1);
+    return *walks;
+  }
+
+  Layers layers_of(const Question& asked) const {
+    Layers layers;
+    std::copy(asked.layers.begin(), asked.layers.end(), layers.of.begin());
+    layers.of[chunks_] = asked.more;
+    layers.last_type = asked.more > 0 ? chunks_ : chunks_ - 1;
+    return layers;
+  }
+
+  Room room(const Question& asked, const Held& held) const {
+    Room room{tables_.budget, 0};
+    for (int chunk = 0; chunk < chunks_; ++chunk) {
+      const Part& beside = part(asked.stage, chunk);
+      room.budget -= beside.states + held[chunk] * beside.activation;
+      room.working = std::max(room.working, beside.working);
+    }
+    return room;
+  }
+
+  Work solve(const Question& asked, Poll& poll) {
+    Work work;
+    const ChunkedPoint any = point_within(asked, -1, work.least, poll);
+    double best = kInfinity;
+    auto take = [&](ChunkedPoint point) {
+      if (point.strategies.empty()) return;
+      StageTime time{0, 0, point.sync};
+      for (int c = 0; c < chunks_; ++c) time.forward += point.forward[c], time.backward += point.backward[c];
+      if (!is_less(busy(time, asked.with_sync), best)) return;
+      best = busy(time, asked.with_sync);
+      work.point = std::make_shared<ChunkedPoint>(std::move(point));
+    };
+    take(any);
+    for (int group = 0; chunks_ > 1 && !asked.more && work.least < kInfinity && group < tables_.groups(); ++group) {
+      double least = 0;
+      if (is_less(work.least, best)) take(point_within(asked, group, least, poll));
+    }
+    return work;
+  }
+
+  // A point that fits, with the strategies of one group (-1: of all); without strategies: none was found, or there are
+  // layers of `more`. Raises the least that any takes.
+  ChunkedPoint point_within(const Question& asked, int only, double& least, Poll& poll) {
+    const std::vector<Held>& moments = tables_.held[asked.stage];
+    Held held = *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
+      return layers_held(asked, a) < layers_held(asked, b);
+    });
+    for (int tried = 0; tried <= kMostMoments; ++tried) {
+      const Mix mix = least_mix(asked, held, only, poll);
+      if (tried < kMostMoments) least = std::max(least, fixed(asked) + std::min(mix.cost, mix.bound));
+      if (mix.counts.empty() || asked.more > 0) break;
+      ChunkedPoint point = point_of(asked, mix, poll);
+      const Held& fullest = *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
+        return memory(asked.stage, point, a) < memory(asked.stage, point, b);
+      });
+      if (memory(asked.stage, point, fullest) <= within(tables_.budget)) return point;
+      held = fullest;
+      for (const Held& moment : moments)  // at last all at once
+        for (int chunk = 0; tried + 1 == kMostMoments && chunk < chunks_; ++chunk)
+          held[chunk] = std::max(held[chunk], moment[chunk]);
+    }
+    return {};
+  }
+
+  static double layers_held(const Question& asked, const Held& held) {
+    double sum = asked.more * *std::min_element(held.begin(), held.end());
+    for (std::size_t chunk = 0; chunk < held.size(); ++chunk) sum += asked.layers[chunk] * held[chunk];
+    return sum;
+  }
+
+  double fixed(const Question& asked) const {
+    double sum = 0;
+    for (int chunk = 0; chunk < chunks_; ++chunk) sum += busy(part(asked.stage, chunk).time, asked.with_sync);
+    return sum;
+  }
+
+  Mix least_mix(const Question& asked, const Held& held, int only, Poll& poll) {
+    Mixes& mixes = this->mixes(asked, held, only);
+    const Layers layers = layers_of(asked);
+    const Room room = this->room(asked, held);
+    Walks& walks = this->walks(asked);
+    const Mix mix = mixes.solve(layers, room, walks, poll, uniform(asked, held, only, room, walks, poll));
+    walks.forget();
+    return mix;
+  }
+
+  // The best of those mixes in which all layers take the same strategy.
+  Mix uniform(const Question& asked, const Held& held, int only, Room room, Walks& walks, Poll& poll) const {
+    Mix best;
+    const int last = asked.more > 0 ? chunks_ : chunks_ - 1, least = *std::min_element(held.begin(), held.end());
+    for (const int k : useful_) {
+      const Part& part = tables_.strategies[k];
+      if (only >= 0 && part.group != only) continue;
+      double memory = std::max(part.working, room.working);
+      int layers = 0;
+      GroupSet set = 0;
+      for (int chunk = 0; chunk <= last; ++chunk) {
+        const int own = chunk < chunks_ ? asked.layers[chunk] : asked.more;
+        memory += own * (part.states + (chunk < chunks_ ? held[chunk] : least) * part.activation);
+        layers += own;
+        set |= bit(chunk < chunks_ ? group(chunk, k) : chunks_ * groups_);
+      }
+      if (memory > within(room.budget)) continue;
+      const double cost = layers * busy(part.time, asked.with_sync) + walks.cost(set, poll);
+      if (!(cost < best.cost)) continue;
+      best.cost = cost;
+      best.counts.clear();
+      for (int chunk = 0; chunk <= last; ++chunk)
+        best.counts.push_back({id(chunk, k), chunk < chunks_ ? asked.layers[chunk] : asked.more});
+    }
+    return best;
+  }
+
+  ChunkedPoint point_of(const Question& asked, const Mix& mix, Poll& poll) {
+    const int count = static_cast<int>(tables_.strategies.size());
+    GroupSet used = 0;
+    for (const auto& [id, layers] : mix.counts) used |= bit(group(id / count, id % count));
+    ChunkedPoint point{{}, {}, 0, std::vector<std::vector<int>>(chunks_)};
+    for (const int group : walks(asked).order(used, poll))
+      for (const auto& [id, layers] : mix.counts)
+        if (this->group(id / count, id % count) == group) {
+          std::vector<int>& own = point.strategies[id / count];
+          own.insert(own.end(), layers, id % count);
+        }
+    for (int chunk = 0; chunk < chunks_; ++chunk) {
+      std::vector<int>& own = point.strategies[chunk];
+      if (groups_ == 1)
+        std::stable_sort(own.begin(), own.end(), [&](int a, int b) {
+          return tables_.strategies[a].group < tables_.strategies[b].group;
+        });
+      StageTime time = part(asked.stage, chunk).time;
+      auto pass = [&](const Change& change) { time.forward += change.forward, time.backward += change.backward; };
+      pass(entry(asked.stage, chunk)[tables_.strategies[own.front()].group]);
+      for (std::size_t i = 0; i < own.size(); ++i) {
+        const Part& layer = tables_.strategies[own[i]];
+        time.forward += layer.time.forward, time.backward += layer.time.backward, time.sync += layer.time.sync;
+        if (i > 0) pass(tables_.change[tables_.strategies[own[i - 1]].group][layer.group]);
+      }
+      pass(exit(asked.stage, chunk)[tables_.strategies[own.back()].group]);
+      point.forward.push_back(time.forward), point.backward.push_back(time.backward), point.sync += time.sync;
+    }
+    return point;
+  }
+
+  double memory(int stage, const ChunkedPoint& point, const Held& held) const {
+    double mib = 0, working = 0;
+    for (int chunk = 0; chunk < chunks_; ++chunk) {
+      auto add = [&](const Part& part) {
+        mib += part.states + held[chunk] * part.activation;
+        working = std::max(working, part.working);
+      };
+      add(part(stage, chunk));
+      for (const int k : point.strategies[chunk]) add(tables_.strategies[k]);
+    }
+    return mib + working;
+  }
+
+  const PipelineTables& tables_;
+  const Vocab& vocab_;
+  const std::vector<int>& useful_;
+  int chunks_, groups_;
+  std::map<std::tuple<bool, int, Held>, std::unique_ptr<Mixes>> mixes_;
+  std::map<std::pair<int, bool>, std::unique_ptr<Walks>> walks_;  // by stage, and whether there are `more`
+  std::map<std::tuple<int, bool, int, std::vector<int>>, Work> works_;
+};
+
+}  // namespace galvatron

@@ -1,0 +1,84 @@
+"""What the compiled core answers and takes; `tests/search/test_core.py` holds the module to it."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+class TooHard(MemoryError): ...
+
+class Cancel:
+    """Ends searches that run in other threads."""
+
+    def __init__(self) -> None: ...
+    def cancel(self) -> None: ...
+    @property
+    def cancelled(self) -> bool: ...
+
+class LayersFound(NamedTuple):
+    time_s: float
+    choice: list[int]
+    memory_mib: float
+    lower_bound_s: float
+
+class PipelineFound(NamedTuple):
+    time_ms: float  # infinite: nothing takes less than the limit
+    lower_bound_ms: float
+    vocab: int
+    division: list[int]
+    choice: list[int]
+
+class LeastMemory(NamedTuple):
+    memory_mib: float
+    vocab: int
+    division: list[int]
+    choice: list[int]
+
+def solve_layers(
+    memory_mib: ArrayLike,
+    time_s: ArrayLike,
+    switch_s: ArrayLike,
+    budget_mib: float,
+    gap: float = 0.0,
+    cancel: Cancel | None = None,
+) -> LayersFound: ...
+def step_ms(
+    passes: NDArray[np.integer],
+    runs: NDArray[np.integer],
+    micro_batches: int,
+    forward_ms: ArrayLike,
+    backward_ms: ArrayLike,
+    sync_ms: ArrayLike,
+    send_ms: ArrayLike,
+) -> float: ...
+
+class _Searched:
+    def __init__(
+        self,
+        *,
+        layers: NDArray[np.integer],
+        micro_batches: int,
+        passes: NDArray[np.integer],
+        runs: NDArray[np.integer],
+        strategies: NDArray[np.float64],
+        groups: NDArray[np.integer],
+        types: NDArray[np.integer],
+        change: NDArray[np.float64],
+        enter: NDArray[np.float64],
+        leave: NDArray[np.float64],
+        vocabs: NDArray[np.float64],
+        vocab_enter: NDArray[np.float64],
+        vocab_leave: NDArray[np.float64],
+        middle: NDArray[np.float64],
+        in_flight: NDArray[np.integer],
+        send: NDArray[np.float64],
+        budget_mib: float,
+    ) -> None: ...
+    def bound(self, cancel: Cancel | None = None) -> float: ...
+    def tight_bound(self, limit_ms: float, cancel: Cancel | None = None) -> float: ...
+    def solve(self, limit_ms: float, effort: int, cancel: Cancel | None = None) -> PipelineFound: ...
+
+class Pipeline(_Searched):
+    def least_memory(self, cancel: Cancel | None = None) -> LeastMemory: ...
+
+class Interleaved(_Searched): ...
