@@ -124,10 +124,10 @@ print("clean")
 
 def test_the_stub_says_what_the_module_has() -> None:
     """Signatures aside, which compiled functions do not tell."""
-    command = [sys.executable, "-m", "mypy.stubtest", "galvatron_dp_core", "--ignore-missing-stub"]
+    command = [sys.executable, "-m", "mypy.stubtest", "galvatron_dp_core", "--concise"]
     environment = os.environ | {"MYPYPATH": str(ENGINE)}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert ran.returncode == 0, ran.stdout[-4000:]
+    assert not ran.stderr and [line for line in ran.stdout.splitlines() if "metaclass differs" not in line] == []
     stub = (ENGINE / "galvatron_dp_core.pyi").read_text()
     for name in ("LayersFound", "PipelineFound", "LeastMemory"):
         fields = re.findall(r"^    (\w+): ", stub.partition(f"class {name}(")[2].partition("\n\n")[0], re.MULTILINE)
