@@ -32,8 +32,8 @@ PAGES = {
     "parity": "train",
     "report": "explain",
     "doctor": "installation",
-    "what-if": "explain",
-    "validate": "fit",
+    "what-if": "what_if",
+    "gpu-check": "gpus",
 }
 
 
