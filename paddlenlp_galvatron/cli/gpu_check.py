@@ -45,9 +45,9 @@ def gpu_check(
     ] = Path("gpu-check"),
     as_json: Annotated[bool, typer.Option("--json", help="print only the result, as JSON")] = False,
 ) -> int:
-    """Train small models on 2 ranks, then on all, and hold what happens against one process, prediction and PaddleNLP.
+    """Train small models on 2 ranks, then on all, and compare with one process, the prediction and PaddleNLP.
 
-    Exit code 1 where something failed; a file to send back is packed then.
+    Exit code 1 if something failed; then a file is packed that you can send with a report.
     """
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.launch.processes import Device, devices_of

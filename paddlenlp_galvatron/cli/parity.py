@@ -58,9 +58,9 @@ def parity(
     ] = 300,
     as_json: Annotated[bool, typer.Option("--json", help="print only the final line of JSON")] = False,
 ) -> None:
-    """Train a small random model with the plan's layers under the plan and in one process, and compare.
+    """Train a small random model by the plan and in one process, and compare losses and gradients.
 
-    Ends with one line of JSON. Exit code 1 where loss or gradients differ by more than rounding explains.
+    Ends with one line of JSON. Exit code 1 if they differ by more than rounding explains.
     """
     from paddlenlp_galvatron.proof.parity import check_parity, small_case
 
