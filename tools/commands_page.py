@@ -32,8 +32,8 @@ PAGES = {
     "parity": "train",
     "report": "explain",
     "doctor": "installation",
-    "what-if": "explain",
-    "validate": "fit",
+    "what-if": "what_if",
+    "gpu-check": "gpus",
 }
 
 
@@ -168,7 +168,7 @@ def descriptions() -> dict[str, dict[str, str]]:
         if path.name == "commands.md":
             continue
         for line in path.read_text(encoding="utf-8").splitlines():
-            cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
             names = re.match(r"`(?:--)?(\w+)(?: \S+)?`$", cells[0])
             if line.startswith("| ") and names and len(cells) in (3, 4) and cells[-1]:
                 found.setdefault(path.name, {})[names[1]] = cells[-1]

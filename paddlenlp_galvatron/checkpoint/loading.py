@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache, partial
 from typing import Any
 
@@ -81,15 +80,6 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
     next_rate(optimizer, checkpoint.step)
 
 
-def whole_weights(checkpoint: Checkpoint, kind: str = WEIGHT) -> Iterator[tuple[str, Any]]:
-    """Every weight by name, fp32 and whole, one at a time; or a moment of each."""
-    stored = _Stored(checkpoint)
-    for name, shape in sorted(stored.shapes().items()):
-        array = np.zeros(int(np.prod(shape)), np.float32)
-        stored.fill_part(WeightPart(name, shape, WHOLE, 0, array.size), kind, array)
-        yield name, array.reshape(shape)
-
-
 class CheckpointWeights:
     """The weights of a checkpoint, as a `runtime.weights.WeightSource`: only what is asked for is read."""
 
@@ -139,10 +129,6 @@ class _Stored:
             self._copy(source, part, file, f"{key}.{kind}", begin, out, filled)
         if int(filled.sum()) != part.real:
             raise BrokenCheckpoint(f"{self._folder}: lacks numbers of {part.weight}")
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each whole weight."""
-        return {name: parts[0][0].shape for name, parts in self._parts.items()}
 
     def _copy(
         self, source: WeightPart, target: WeightPart, file: str, key: str, begin: int, out: Any, filled: Any

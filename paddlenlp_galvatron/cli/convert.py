@@ -19,9 +19,9 @@ app = App(help="Turn Hugging Face models into checkpoints, and checkpoints into 
 
 MIB = 2**20
 
-Input = Annotated[Path, typer.Argument(metavar="INPUT", help="folder that is read")]
-Output = Annotated[Path, typer.Argument(metavar="OUTPUT", help="folder that is written, whole or not at all")]
-ANOTHER = f"refuse models of another family than this: {', '.join(FAMILIES)}, or qwen for any of its"
+Input = Annotated[Path, typer.Argument(metavar="INPUT", help="folder to read")]
+Output = Annotated[Path, typer.Argument(metavar="OUTPUT", help="folder to write; it is written whole or not at all")]
+ANOTHER = f"refuse a model of any other family: {', '.join(FAMILIES)}, or qwen for any Qwen"
 Only = Annotated[str | None, typer.Option("--family", help=ANOTHER)]
 
 
@@ -46,20 +46,25 @@ def g2h(
     output: Output,
     family: Only = None,
     load_iteration: Annotated[
-        int | None, typer.Option(min=0, help="step of the checkpoint where INPUT is a run's folder; absent: the newest")
+        int | None,
+        typer.Option(
+            min=0, help="step whose checkpoint is converted, where INPUT is the folder of a run; unset: the newest"
+        ),
     ] = None,
     dtype: Annotated[
-        Precision | None, typer.Option(help="type of the tensors; absent: the one that the model came or trained in")
+        Precision | None,
+        typer.Option(help="number type of the tensors; unset: the type in which the model was given or trained"),
     ] = None,
     max_shard_mib: Annotated[
-        int, typer.Option(parser=within(Count), help="size of a file, if one tensor is not larger")
+        int,
+        typer.Option(parser=within(Count), help="largest size of a file, MiB; only a single larger tensor exceeds it"),
     ] = 5120,
     like: Annotated[
         Path | None,
-        typer.Option(help="Hugging Face model whose config.json and tokenizer are copied; absent: those of INPUT"),
+        typer.Option(help="Hugging Face model from which config.json and tokenizer are copied; unset: INPUT"),
     ] = None,
 ) -> None:
-    """Convert a checkpoint, a converted or a run's, to a Hugging Face model."""
+    """Convert a checkpoint, either a converted one or one of a run, to a Hugging Face model."""
     from paddlenlp_galvatron.checkpoint.choice import checkpoint_of
     from paddlenlp_galvatron.checkpoint.convert import precision_of, to_huggingface
     from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, verify

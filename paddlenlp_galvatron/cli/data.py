@@ -34,13 +34,19 @@ def data() -> None:
 def prepare(
     output: Annotated[Path, typer.Option(help="path of the data set, without .bin and .idx")],
     inputs: Annotated[list[Path] | None, typer.Argument(help="files or folders", metavar="PATH...")] = None,
-    input: Annotated[list[Path] | None, typer.Option(help="the same, as an option")] = None,
-    standard_library: Annotated[bool, typer.Option(help="take the sources of Python's standard library")] = False,
+    input: Annotated[list[Path] | None, typer.Option(help="files or folders, given as an option instead")] = None,
+    standard_library: Annotated[
+        bool, typer.Option(help="use the source code of Python's standard library as text")
+    ] = False,
     tokenizer: Annotated[str, typer.Option(help='a tokenizer.json, its folder, or "train" to make one')] = TRAIN,
-    vocab_size: Annotated[int, typer.Option(parser=within(Trained), help="tokens of a tokenizer to train")] = 32000,
-    end_token: Annotated[str | None, typer.Option(help="token that ends a document, if not a well-known one")] = None,
+    vocab_size: Annotated[
+        int, typer.Option(parser=within(Trained), help="vocabulary size of the tokenizer that is trained")
+    ] = 32000,
+    end_token: Annotated[
+        str | None, typer.Option(help="token that ends a document; well-known ones are recognised")
+    ] = None,
     text_key: Annotated[str, typer.Option(help="field of a JSON line that holds the text")] = "text",
-    limit_mib: Annotated[int | None, typer.Option(parser=within(Count), help="stop after so much text (MiB)")] = None,
+    limit_mib: Annotated[int | None, typer.Option(parser=within(Count), help="stop after this much text, MiB")] = None,
 ) -> None:
     """Tokenise text and JSON lines into a Megatron-compatible data set, OUTPUT.bin and OUTPUT.idx.
 

@@ -23,13 +23,14 @@ app = App(help="Whether this machine is fit to plan and to train.")
 def doctor(
     output_dir: Annotated[Path, typer.Option(help="folder that a run would write to")] = Path("output"),
     profiles: Annotated[Path, typer.Option(help="folder of the profile files")] = Path("configs"),
-    plan: Annotated[Path | None, typer.Option(help="the plan file that is to be trained")] = None,
+    plan: Annotated[Path | None, typer.Option(help="a plan file to check against this machine")] = None,
     hostfile: Annotated[
-        Path | None, typer.Option(help="one node's address a line, as the profiler takes it", envvar="HOSTFILE")
+        Path | None,
+        typer.Option(help="file with one node address per line, as the profiler takes it", envvar="HOSTFILE"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> int:
-    """Look at programs, devices, system, network and files: exit code 0, or 1 where something will not work."""
+    """Check programs, devices, system, network and files: exit code 0, or 1 if something will not work."""
     findings = examine(Machine(), Files(output_dir, profiles, plan, hostfile))
     faults = sum(finding.state is State.FAULT for finding in findings)
     if as_json:

@@ -19,7 +19,7 @@ app = App(help="Why a plan is as it is.")
 
 
 def explain(values: dict[str, Any], json: bool) -> None:
-    """Show where a plan's time and memory go, what binds, what comes next best and what would change it."""
+    """Show where a plan's time and memory go, what limits it, which plans come next, and what would change it."""
     plan, problem = read_origin(OriginOptions.among(values), say_note)
     with watched() as watch:
         explanation = find_out(plan, replace(problem, watch=watch))

@@ -19,7 +19,7 @@ app = App(help="How many cards a model needs for a task, and how fast it is on t
 
 
 def fit(values: dict[str, Any], json: bool) -> None:
-    """Search the fastest plan on each number of cards, from a data sheet or measured profiles. Exit code 3 where none
+    """Search the fastest plan on each number of cards, from a data sheet or measured profiles. Exit code 3 if none
     fits."""
     given = FitOptions.among(values)
     shape, sheet = load_model(given.model_size), sheet_of(given)

@@ -28,18 +28,26 @@ PROCESSES = 2  # where there is no GPU
 @app.command()
 def gpu_check(
     nproc: Annotated[
-        int | None, typer.Option(parser=within(Ranks), help="most ranks, 1 or even; unset: all GPUs, or 2 processes")
+        int | None,
+        typer.Option(
+            parser=within(Ranks),
+            help="largest number of ranks, 1 or an even number; unset: all GPUs, or 2 processes on CPU",
+        ),
     ] = None,
     parts: Annotated[
         str | None, typer.Option(help="some of parity,schedules,resume,memory,prediction,stock; unset: all")
     ] = None,
-    minutes: Annotated[float, typer.Option(parser=within(Positive), help="after which nothing more is begun")] = 10,
-    output: Annotated[Path, typer.Option(help="folder of logs and result, made anew")] = Path("gpu-check"),
-    as_json: Annotated[bool, typer.Option("--json", help="print the result as JSON alone")] = False,
+    minutes: Annotated[
+        float, typer.Option(parser=within(Positive), help="minutes after which no further check is started")
+    ] = 10,
+    output: Annotated[
+        Path, typer.Option(help="folder for logs and results; those of an earlier check are replaced")
+    ] = Path("gpu-check"),
+    as_json: Annotated[bool, typer.Option("--json", help="print only the result, as JSON")] = False,
 ) -> int:
-    """Train small models on 2 ranks, then on all, and hold what happens against one process, prediction and PaddleNLP.
+    """Train small models on 2 ranks, then on all, and compare with one process, the prediction and PaddleNLP.
 
-    Exit code 1 where something failed; a file to send back is packed then.
+    Exit code 1 if something failed; then a file is packed that you can send with a report.
     """
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.launch.processes import Device, devices_of

@@ -16,7 +16,7 @@ from paddlenlp_galvatron.plan import UserError
 from .config_file import read_options
 from .conventions import App, say_note
 
-CONFIG = "file of options, YAML or JSON; what is given beside it wins"
+CONFIG = "file of options, YAML or JSON; options on the command line win over it"
 
 
 def add_command(

@@ -39,24 +39,28 @@ def parity(
     plan: Annotated[Path, typer.Argument(help="the plan file", metavar="PLAN")],
     model: Annotated[Family, typer.Option(help="family of the small random model")] = Family("llama"),
     nproc: Annotated[
-        int | None, typer.Option(parser=within(Ranks), help="processes; by default the plan's world_size, else 4")
+        int | None, typer.Option(parser=within(Ranks), help="number of processes; unset: the plan's world_size, else 4")
     ] = None,
-    optimizer: Annotated[Optimizer, typer.Option(help="SGD shows a wrong gradient scale")] = Optimizer.SGD,
+    optimizer: Annotated[
+        Optimizer, typer.Option(help="optimizer, sgd or adamw; only SGD shows a wrong scale of gradients")
+    ] = Optimizer.SGD,
     steps: Annotated[int, typer.Option(parser=within(Samples), help="optimizer steps")] = 4,
-    sequence_parallel: Annotated[bool | None, typer.Option(help="Megatron-SP, where the plan leaves it open")] = None,
+    sequence_parallel: Annotated[bool | None, typer.Option(help="use Megatron-SP, if the plan leaves it open")] = None,
     mixed_precision: Annotated[
-        Precision | None, typer.Option(help="type of weights and messages, where the plan leaves it open")
+        Precision | None, typer.Option(help="number type of weights and messages, if the plan leaves it open")
     ] = None,
-    device: Annotated[Device, typer.Option(help="what the processes compute on; on GPUs without TF32")] = Device.CPU,
-    seed: Annotated[int, typer.Option(parser=within(Seed), help="of weights and data")] = 0,
+    device: Annotated[
+        Device, typer.Option(help="cpu or gpu: what the processes compute on; TF32 is off on GPUs")
+    ] = Device.CPU,
+    seed: Annotated[int, typer.Option(parser=within(Seed), help="seed of weights and data")] = 0,
     timeout: Annotated[
-        float, typer.Option(parser=within(Positive), help="seconds after which the processes are ended")
+        float, typer.Option(parser=within(Positive), help="seconds after which the run is stopped")
     ] = 300,
-    as_json: Annotated[bool, typer.Option("--json", help="print the closing JSON line alone")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print only the final line of JSON")] = False,
 ) -> None:
-    """Train a small random model with the plan's layers under the plan and in one process, and compare.
+    """Train a small random model by the plan and in one process, and compare losses and gradients.
 
-    Ends with one line of JSON. Exit code 1 where loss or gradients differ by more than rounding explains.
+    Ends with one line of JSON. Exit code 1 if they differ by more than rounding explains.
     """
     from paddlenlp_galvatron.proof.parity import check_parity, small_case
 

@@ -49,21 +49,30 @@ PRICED_GB = 1  # any budget: what a plan takes does not depend on it
 File = Annotated[Path, typer.Argument(help="the plan file", metavar="FILE")]
 WorldSize = Annotated[
     int | None,
-    typer.Option(help="ranks at hand; unset: as the file or its name says, else the fewest", parser=within(Ranks)),
+    typer.Option(
+        help="number of ranks; unset: as the file or its name says, else the fewest that the plan fits",
+        parser=within(Ranks),
+    ),
+]
+Task = Annotated[
+    str | None, typer.Option(help="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for")
+]
+LoraRank = Annotated[
+    int | None, typer.Option(help="rank of the adapters; unset: as the plan names it", parser=within(Size))
 ]
 Model = Annotated[str | None, typer.Option(help="a config.json, its folder, or the name of a preset such as llama2-7b")]
 
 
 @app.command()
 def show(file: File, world_size: WorldSize = None, model: Model = None) -> None:
-    """Print a plan for people, equal layers as one line."""
+    """Print a plan as a table in which equal layers share a line."""
     plan, shape = _read(file, world_size, model)
     Console().print(*describe(plan, shape))
 
 
 @app.command()
 def check(file: File, world_size: WorldSize = None, model: Model = None) -> None:
-    """Say whether a plan can run: exit code 0, or 2 and a line a fault."""
+    """Check whether a plan can run: exit code 0, or 2 and one line per fault."""
     plan, shape = _read(file, world_size, model)
     fits = f" and fits {shape.name}" if shape else ""
     say(f"{file}: valid on {plan.world_size} ranks{fits}")
@@ -85,7 +94,7 @@ class FileOptions(Options):
 
 
 def uniform(values: dict[str, Any]) -> None:
-    """Write a plan with one strategy for all layers, by the options of Galvatron's GLOBAL mode."""
+    """Write a plan with one strategy for all layers, from the options of Galvatron's GLOBAL mode."""
     file = FileOptions.among(values)
     shape = load_model(file.model_size)
     assumed = Assumptions(file.sequence_parallel, file.mixed_precision, seq_length=file.seq_length)
@@ -101,18 +110,22 @@ add_command(app, "uniform", uniform, UniformOptions, FileOptions)
 @app.command()
 def diff(
     first: Annotated[Path, typer.Argument(help="a plan file", metavar="FIRST")],
-    second: Annotated[Path, typer.Argument(help="another one", metavar="SECOND")],
-    profiles: Annotated[Path | None, typer.Option(help="folder of the profile files; unset: as the plans say")] = None,
+    second: Annotated[Path, typer.Argument(help="the plan file to compare it with", metavar="SECOND")],
+    profiles: Annotated[
+        Path | None, typer.Option(help="folder of the profile files; unset: the one that the plans name")
+    ] = None,
     model: Model = None,
+    task: Task = None,
+    lora_rank: LoraRank = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Say what differs between two plans: fields, layers and, with profiles, time and memory by term."""
+    """Show what differs between two plans: fields, layers and, with profiles, time and memory by term."""
     one, other = (_read(file, None, None)[0] for file in (first, second))
     prices = None
     try:
-        prices = _price(first, profiles, model), _price(second, profiles, model)
+        prices = _price(first, profiles, model, task, lora_rank), _price(second, profiles, model, task, lora_rank)
     except UserError as error:
-        if profiles:
+        if profiles or task or lora_rank:
             raise
         say(f"note: time and memory are left out: {error.faults[0]}", err=True)
     if as_json:
@@ -125,24 +138,32 @@ def diff(
 def trace(
     file: File,
     output: Annotated[Path, typer.Option("--output", "-o", help="the file to write: Chrome-trace JSON")],
-    profiles: Annotated[Path | None, typer.Option(help="folder of the profile files; unset: as the plan says")] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="folder of the profile files; unset: the one that the plan names")
+    ] = None,
     model: Model = None,
+    task: Task = None,
+    lora_rank: LoraRank = None,
 ) -> None:
     """Write the predicted time line of a step for Perfetto; `galvatron train --trace` writes a measured one."""
-    plan, problem = _origin(file, profiles, model)
+    plan, problem = _origin(file, profiles, model, task, lora_rank)
     prediction = problem.cost.predict(plan)
     write_trace(output, predicted_events(plan, problem.cost, prediction), rank_names(plan))
     say(f"{output}: a step of {prediction.time_s:.4g} s; open it in https://ui.perfetto.dev")
 
 
-def _origin(file: Path, profiles: Path | None, model: str | None) -> tuple[Plan, Problem]:
+def _origin(
+    file: Path, profiles: Path | None, model: str | None, task: str | None, lora_rank: int | None
+) -> tuple[Plan, Problem]:
     """Raises UserError where the plan's file does not tell what it was searched from."""
-    values = {"plan": file, "profiles": profiles, "model_size": model}
+    values = {"plan": file, "profiles": profiles, "model_size": model, "task": task, "lora_rank": lora_rank}
     return read_origin(OriginOptions.among(values), budget_gb=PRICED_GB)
 
 
-def _price(file: Path, profiles: Path | None, model: str | None) -> difference.Priced:
-    return difference.Priced.of(*_origin(file, profiles, model))
+def _price(
+    file: Path, profiles: Path | None, model: str | None, task: str | None, lora_rank: int | None
+) -> difference.Priced:
+    return difference.Priced.of(*_origin(file, profiles, model, task, lora_rank))
 
 
 @app.command("to-paddlenlp")

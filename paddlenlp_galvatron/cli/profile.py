@@ -124,17 +124,17 @@ def _placed(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hardware(values: dict[str, Any]) -> None:
-    """Measure collectives by group and message size, sends between stages, and how work and messages overlap."""
+    """Measure collectives by group and message size, sends between stages, and how computation and messages overlap."""
     profile_hardware(HardwareOptions.among(_placed(values)))
 
 
 def _computation(values: dict[str, Any]) -> None:
-    """Measure how long a model's layers and its vocabulary layers compute."""
+    """Measure how long a model's layers, embedding and LM head compute."""
     profile_model(PointOptions.among(_placed(values)), ModelOptions.among(values), memory=False)
 
 
 def _memory(values: dict[str, Any]) -> None:
-    """Measure what a model's layers and its vocabulary layers keep in memory."""
+    """Measure how much memory a model's layers, embedding and LM head need."""
     profile_model(PointOptions.among(_placed(values)), ModelOptions.among(values), computation=False)
 
 
@@ -164,10 +164,10 @@ add_command(app, "all", _all, PointOptions, HardwareOptions, ModelOptions)
 @app.command("import-nccl-tests")
 def import_nccl_tests(
     logs: Annotated[
-        list[Path], typer.Argument(help="outputs of nccl-tests, one group of ranks each", metavar="LOG...")
+        list[Path], typer.Argument(help="outputs of nccl-tests, each of one group of ranks", metavar="LOG...")
     ],
-    num_nodes: Annotated[int, typer.Option(parser=within(Ranks), help="nodes of the cluster")] = 1,
-    num_gpus_per_node: Annotated[int, typer.Option(parser=within(Ranks), help="devices of a node")] = 8,
+    num_nodes: Annotated[int, typer.Option(parser=within(Ranks), help="number of nodes of the cluster")] = 1,
+    num_gpus_per_node: Annotated[int, typer.Option(parser=within(Ranks), help="devices on each node")] = 8,
     output: Annotated[Path, typer.Option(help="folder of the profile files")] = ProfileRunOptions.model_fields[
         "output"
     ].default,

@@ -71,12 +71,12 @@ SEARCHED = {"seq_length": SEQ_LENGTH, "settle_bsz": GLOBAL_BATCH, "sp_space": "t
 
 @app.command()
 def quickstart(
-    output: Annotated[Path, typer.Option(help="folder for everything that is made")] = Path("runs/quickstart"),
+    output: Annotated[Path, typer.Option(help="folder for all files that are made")] = Path("runs/quickstart"),
     nproc: Annotated[int, typer.Option(min=2, max=MOST_RANKS, help="processes")] = 4,
     steps: Annotated[int, typer.Option(min=COMPARED_STEPS, max=MOST_STEPS, help="training steps")] = 60,
     dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
 ) -> None:
-    """From nothing to a trained model: text, profiles, a searched plan, training, predicted beside measured."""
+    """Go from nothing to a trained model: data, profiles, a searched plan, training, compared with the prediction."""
     from paddlenlp_galvatron.training.step_log import read_log
     from paddlenlp_galvatron.validation.disturbance import watched
 

@@ -30,22 +30,30 @@ LARGEST_LOG_BYTES = 2**30
 def report(
     plan: Annotated[Path, typer.Argument(help="the plan file", metavar="PLAN")],
     output: Annotated[Path, typer.Option("--output", "-o", help="the file to write")] = Path("report.html"),
-    profiles: Annotated[Path | None, typer.Option(help="folder of the profile files; unset: as the plan says")] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="folder of the profile files; unset: the one that the plan names")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="a preset's name, a config.json, or its folder")] = None,
     memory_constraint: Annotated[
         float | None,
-        typer.Option(help="memory of a device, GB (1024 MiB); unset: as the plan says", parser=within(Positive)),
+        typer.Option(help="memory of a device, GB (1024 MiB); unset: as in the plan", parser=within(Positive)),
     ] = None,
     num_gpus_per_node: Annotated[
-        int | None, typer.Option(help="devices of a node; unset: as the plan says, or 8", parser=within(Ranks))
+        int | None, typer.Option(help="devices on each node; unset: as in the plan, or 8", parser=within(Ranks))
     ] = None,
-    task: Annotated[str, typer.Option(help="pretrain, sft, lora or dpo: what is trained")] = "pretrain",
+    task: Annotated[
+        str | None,
+        typer.Option(help="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for"),
+    ] = None,
     lora_rank: Annotated[
-        int | None, typer.Option(help="rank of the adapters; unset: 16 with lora", parser=within(Size))
+        int | None, typer.Option(help="rank of the adapters; unset: as the plan names it", parser=within(Size))
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="train_log.jsonl of a run under the plan")] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(help="train_log.jsonl of a run of this plan, to show measured values beside the predicted ones"),
+    ] = None,
 ) -> None:
-    """Write a plan's layers, memory, time line, what binds and what would change it, beside what a run measured."""
+    """Write a page with a plan's layers, memory, time line, limits and what-ifs, and with what a run measured."""
     records = _records(log) if log else []
     values = {
         "plan": plan,

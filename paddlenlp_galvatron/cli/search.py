@@ -43,10 +43,10 @@ class AnswerOptions(Options):
     """What becomes of the answer."""
 
     output_config_path: Path | None = Field(
-        None, description="the plan, or a folder for it under its documented name; unset: in configs"
+        None, description="file to write the plan to, or a folder, in which it gets its usual name; unset: configs"
     )
-    log_dir: Path = Field(Path("logs"), description="folder of the search's log, Search_*.log")
-    save_runners_up: bool = Field(False, description="write the runners-up, too, beside the plan: *_2.json, ...")
+    log_dir: Path = Field(Path("logs"), description="folder for the search's log, Search_*.log")
+    save_runners_up: bool = Field(False, description="also write the runners-up, beside the plan: *_2.json, ...")
 
 
 GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, AnswerOptions)
@@ -69,6 +69,8 @@ def search(values: dict[str, Any], json: bool) -> None:
     )
     reserve = cost.reserve if options.context_mib is None else Reserve()
     options, cost = on_device(options, cost, heard.append)
+    if options.planned_only:
+        heard.append(f"task: {options.task} is planned only; galvatron train trains all weights, and refuses the plan")
     notes = list(dict.fromkeys(heard))
     title = _title(model, options)
     log = [f"Search {line}" for line in title]
@@ -125,7 +127,8 @@ def _output_path(given: Path | None, model: Model, options: SearchOptions) -> Pa
         return given
     memory = f"{options.memory_constraint:g}GB_{options.mixed_precision}"
     cluster = f"{options.num_nodes}nodes_{options.num_gpus_per_node}gpus_per_node"
-    return (given or Path("configs")) / f"galvatron_config_{model.name}_{cluster}_{memory}.json"
+    task = f"_{options.task}" if options.planned_only else ""
+    return (given or Path("configs")) / f"galvatron_config_{model.name}_{cluster}_{memory}{task}.json"
 
 
 def _write(result: SearchResult, path: Path, runners_up: bool) -> list[Path]:

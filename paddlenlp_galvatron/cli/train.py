@@ -157,7 +157,7 @@ add_command(
     None,
     train,
     *GROUPS,
-    switches={"dry_run": "show shapes, groups and memory; train nothing"},
+    switches={"dry_run": "show shapes, groups and memory, and train nothing"},
     positional=("galvatron_config_path", "PLAN"),
     beside=BESIDE,
 )

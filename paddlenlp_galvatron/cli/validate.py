@@ -17,8 +17,8 @@ app = App(help="Run plans and hold what was predicted against what they take.")
 
 
 def validate(values: dict[str, Any], json: bool) -> None:
-    """Draw plans across the space, run each, and show predicted beside measured. Ends with exit code 1 where the
-    accuracy is below what is demanded."""
+    """Draw random plans, run each, and compare predictions with measurements. Exit code 1 if the accuracy is
+    below what is demanded."""
     options = ValidateOptions.among(values)
     from paddlenlp_galvatron.validation.accuracy import shortcomings
     from paddlenlp_galvatron.validation.page import render

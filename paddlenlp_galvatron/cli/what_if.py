@@ -50,11 +50,11 @@ SAVED = {"Content-Disposition": 'attachment; filename="plan.json"'}
 class ServeOptions(Options):
     """Where the page is."""
 
-    port: Port | None = Field(None, description="port of this machine; unset: a free one")
+    port: Port | None = Field(None, description="port to listen on; unset: a free one")
 
 
 def what_if(values: dict[str, Any], no_browser: bool) -> None:
-    """Serve a page on which a change of model, cluster, budget, batch or length shows the best plan at once."""
+    """Open a page that shows the best plan as soon as you change model, cluster, memory, batch or length."""
     question = Question.among(values)
     work(question)  # what cannot be asked ends the command
     form = {name: str(value) for name, value in question.model_dump(exclude_none=True, mode="json").items()}
@@ -201,6 +201,6 @@ add_command(
     what_if,
     Question,
     ServeOptions,
-    switches={"no_browser": "print the address, and open no browser"},
+    switches={"no_browser": "only print the address instead of opening a browser"},
     positional=("model_size", "MODEL"),
 )

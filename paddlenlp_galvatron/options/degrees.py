@@ -30,16 +30,17 @@ class DegreeOptions(Options):
     sep_parallel_degree: Degree | None = Field(None, description="PaddleNLP's global_tp_deg with use_ulysses")
     pipeline_parallel_degree: Degree | None = Field(None, description="PaddleNLP's pp_deg")
     data_parallel_degree: Degree | None = Field(
-        None, description="ranks that the other degrees leave: as many, or with sharding their share, or refused"
+        None,
+        description="refused unless it is what the other degrees leave of the ranks, or its share with sharding",
     )
     sharding: Literal["", "stage1", "stage2", "stage3"] | None = Field(
         None, description="stage1, stage2: default_dp_type zero2; stage3: sdp"
     )
     sharding_parallel_degree: Degree | None = Field(
-        None, description="ranks that share the states: 1, or all that see other samples, or refused"
+        None, description="refused unless it is 1 or the whole data-parallel degree"
     )
     per_device_train_batch_size: Samples | None = Field(
-        None, description="samples of a rank and micro-batch; says global_train_batch_size"
+        None, description="samples of a rank in a micro-batch; gives global_train_batch_size"
     )
     gradient_accumulation_steps: Samples | None = Field(None, description="PaddleNLP's chunks")
     recompute: bool | None = Field(None, description="PaddleNLP's global_checkpoint")

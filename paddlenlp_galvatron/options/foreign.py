@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 NO_EXPERTS = "models with experts are not supported"
 NO_CONTEXT = "context parallelism is told layer by layer: cp_sizes_enc of a plan's file"
+INTERLEAVED = "a plan says it: virtual_pp_deg in its file; galvatron search --max_virtual_pp_deg finds one"
 # Says what holds anyway: the values at which it does, one of several apart by |, and why there is no other.
 HOLDS = {
     "recommend_min_bsz": ("0", "the search needs no head start; give min_bsz"),
@@ -27,7 +28,7 @@ HOLDS = {
     "context_parallel_size": ("1|-1", NO_CONTEXT),
     "expert_model_parallel_size": ("1|-1", NO_EXPERTS),
     "use_distributed_optimizer": ("0", "optimizer states are sharded by ZeRO-2: default_dp_type zero2"),
-    "num_layers_per_virtual_pipeline_stage": ("", "stages are not interleaved"),
+    "num_layers_per_virtual_pipeline_stage": ("", INTERLEAVED),
     "is_moe_model": ("0", NO_EXPERTS),
     "use_fsep": ("0", NO_EXPERTS),
     "set_experts_manually": ("0", NO_EXPERTS),
@@ -35,7 +36,7 @@ HOLDS = {
     "global_ep_deg": ("1|-1", NO_EXPERTS),
     "global_tp_of_ep_deg": ("1|-1", NO_EXPERTS),
     "expert_parallel_degree": ("1|-1", NO_EXPERTS),
-    "virtual_pp_degree": ("1|-1", "stages are not interleaved"),
+    "virtual_pp_degree": ("1|-1", INTERLEAVED),
     "recompute_granularity": ("full", "the plan says which parts a layer recomputes; search: recompute_parts"),
     "per_device_eval_batch_size": ("-1", "evaluation takes the training's global batches; leave it out"),
     "fp16_opt_level": ("O2", "16-bit training keeps fp32 masters of 16-bit weights, which is O2"),

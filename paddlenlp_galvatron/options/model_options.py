@@ -48,32 +48,39 @@ class ModelOptions(Options):
 
     model_size: str | None = Field(None, description="a preset's name, a config.json, or its folder")
     set_model_config_manually: bool | None = Field(
-        None, description="1: the numbers below hold, those not given are model_size's; 0: they are ignored"
+        None, description="1: use the numbers below, and model_size's for the others; 0: ignore them"
     )
-    set_layernum_manually: bool | None = Field(None, description="1: num_layers holds; 0: it is ignored")
+    set_layernum_manually: bool | None = Field(None, description="1: use num_layers; 0: ignore it")
     set_seqlen_manually: bool | None = Field(
         None,
-        description="1: seq_length holds, and the model gets positions for it; 0: samples are as long as its positions",
+        description="1: use seq_length and give the model positions for it; 0: samples are as long as its positions",
     )
-    model_type: str | None = Field(None, description=" or ".join(FAMILIES))
+    model_type: str | None = Field(None, description="family of the model: " + ", ".join(FAMILIES))
     hidden_size: Size | None = Field(None, description="hidden size")
     num_layers: Layers | None = Field(None, description="number of layers")
     num_attention_heads: Size | None = Field(None, description="attention heads")
     num_key_value_heads: Size | None = Field(None, description="kv heads; unset: as many as attention heads")
     intermediate_size: Size | None = Field(None, description="width of the MLP")
-    vocab_size: Size | None = Field(None, description="words of the vocabulary")
-    max_position_embeddings: Size | None = Field(None, description="longest sample that the model has positions for")
+    vocab_size: Size | None = Field(None, description="size of the vocabulary")
+    max_position_embeddings: Size | None = Field(
+        None, description="number of positions: the longest sample that the model takes"
+    )
     tie_word_embeddings: bool | None = Field(None, description="1: embedding and LM head share their weights")
     make_vocab_size_divisible_by: Size | None = Field(
-        None, description="refused where vocab_size is no multiple of it: the vocabulary is padded to its degree alone"
+        None,
+        description="refused unless it divides vocab_size: the vocabulary is padded only to its parallel degree",
     )
     seq_length: Size | None = Field(None, description="tokens of a sample")
-    num_layertype: Layers | None = Field(None, description="types of layers; unset: as many as the lists below have")
-    hidden_size_list: Sizes | None = Field(
-        None, description="hidden size of each type; heads and MLP of a type grow in proportion"
+    num_layertype: Layers | None = Field(
+        None, description="number of layer types; unset: the length of the lists below"
     )
-    layernum_list: Sizes | None = Field(None, description="layers of each type, type 0 first")
-    seqlen_list: Sizes | None = Field(None, description="tokens of a sample that each type sees; the run's: type 0's")
+    hidden_size_list: Sizes | None = Field(
+        None, description="hidden size of each layer type; its heads and MLP scale in proportion"
+    )
+    layernum_list: Sizes | None = Field(None, description="number of layers of each type, type 0 first")
+    seqlen_list: Sizes | None = Field(
+        None, description="tokens of a sample in layers of each type; type 0 gives the length of the whole run"
+    )
 
     def resolve(self, default_seq_length: int | None = None) -> Model:
         """The model; `default_seq_length` holds where nothing is said of it. Raises UserError: no such preset, a number

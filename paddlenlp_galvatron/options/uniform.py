@@ -16,7 +16,9 @@ class UniformOptions(Options):
 
     pp_deg: Ranks | None = Field(None, description="pipeline stages")
     global_tp_deg: Ranks | None = Field(None, description="tensor-parallel degree of all layers")
-    global_tp_consec: bool | None = Field(None, description="1: neighbouring ranks form a tp group; 0: strided")
+    global_tp_consec: bool | None = Field(
+        None, description="1: a tensor-parallel group consists of neighbouring ranks; 0: of strided ranks"
+    )
     sdp: bool | None = Field(None, description="1: zero3 instead of default_dp_type")
     default_dp_type: str | None = Field(None, description="ddp, zero2 or zero3")
     global_train_batch_size: Samples | None = Field(None, description="samples of an optimizer step, over all ranks")
@@ -24,7 +26,7 @@ class UniformOptions(Options):
     global_checkpoint: bool | None = Field(None, description="1: recompute activations of all layers")
     pipeline_type: str | None = Field(None, description="pipedream_flush (1F1B) or gpipe")
     vocab_tp: Ranks | None = Field(None, description="tensor-parallel degree of embedding and LM head")
-    embed_sdp: bool | None = Field(None, description="1: vocabulary layers under zero3; 0: not; unset: as sdp says")
+    embed_sdp: bool | None = Field(None, description="1: zero3 for embedding and LM head; 0: not; unset: as sdp says")
     use_ulysses: bool | None = Field(None, description="1: the degrees split the sequence instead of the weights")
 
     def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:

@@ -13,6 +13,8 @@ from .strategy import DataParallel, Plan, Strategy, runs
 
 T = TypeVar("T")
 
+PLANNED_ONLY = ("lora", "dpo")  # tasks that have a price, and no training yet
+
 
 def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
     """Raise UserError with every fault of the plan, if it has any."""
@@ -22,8 +24,16 @@ def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
 
 
 def require_model(plan: Plan, model: ModelShape) -> None:
-    """Raise UserError when the plan was searched for another model, whose times and memory it is made for."""
+    """Raise UserError when the plan was searched for another model, whose times and memory it is made for, or for a
+    task that is planned only."""
     searched = plan.metadata.get("searched_from") or {}
+    options = searched.get("options")
+    task = options.get("task") if isinstance(options, dict) else None
+    if task in PLANNED_ONLY:
+        raise UserError(
+            f"galvatron.searched_from: the plan was searched for {task}, and training trains all weights; search a "
+            "plan without --task"
+        )
     if searched.get("model_fingerprint", model.fingerprint) != model.fingerprint:
         raise UserError(
             f"galvatron.searched_from: the plan was searched for {searched.get('model', 'another model')}, "

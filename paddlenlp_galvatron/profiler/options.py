@@ -31,13 +31,13 @@ class ProfileRunOptions(Options):
     """What every profile has."""
 
     output: Path = Field(Path("configs"), description="folder of the profile files")
-    num_nodes: Ranks = Field(1, description="nodes; start the same command on each")
+    num_nodes: Ranks = Field(1, description="number of nodes; start the same command on each")
     num_gpus_per_node: Ranks | None = Field(
-        None, description="ranks of a node (processes on CPU), measured at once; unset: 1, or the data sheet's"
+        None, description="ranks on each node (on CPU: processes); unset: 1, or as many as the data sheet has"
     )
     nproc: Ranks | None = Field(None, description="the same as num_gpus_per_node")
     node_rank: Annotated[Rank, BeforeValidator(lambda value: _from_environment(value) or 0)] = Field(
-        0, description="which node this is"
+        0, description="number of this node, from 0"
     )
     master_addr: Annotated[str | None, BeforeValidator(_from_environment)] = Field(
         None, description="address of node 0"
@@ -46,22 +46,25 @@ class ProfileRunOptions(Options):
         None, description="free port of node 0"
     )
     hostfile: Path | None = Field(
-        None, description="file with one node's address a line, node 0 first; says num_nodes, node_rank, master_addr"
+        None, description="file with one node address per line, node 0 first; sets num_nodes, node_rank and master_addr"
     )
     launch: str | None = Field(
-        None, description="line that starts Paddle's launcher, as PaddleNLP's scripts have it: says nodes and devices"
+        None, description="command line of Paddle's launcher, as PaddleNLP's scripts have it; sets nodes and devices"
     )
     time_budget_s: Positive | None = Field(
-        None, description="seconds after which nothing is measured that can be left out, and the rest is brief"
+        None, description="seconds after which optional measurements are skipped and the others kept short"
     )
-    adaptive: bool = Field(True, description="0: measure every point, also those that a line through others tells")
-    fresh: bool = Field(False, description="measure again what was measured before")
-    budget_ms: Number = Field(150, description="time for the repetitions of a number in each round, ms")
+    adaptive: bool = Field(
+        True, description="0: measure every point, also where a line through the neighbouring points predicts it"
+    )
+    fresh: bool = Field(False, description="measure everything again instead of continuing where the last run stopped")
+    budget_ms: Number = Field(150, description="time for the repetitions of one measurement in each round, ms")
     mixed_precision: Precision | None = Field(
-        None, description="type of weights, activations and messages; unset: bf16 where derived or on GPUs, else fp32"
+        None,
+        description="type of weights, activations and messages; unset: bf16 on GPUs and with analytic, else fp32",
     )
-    bf16: bool = Field(False, description="1: mixed_precision bf16")
-    fp16: bool = Field(False, description="1: mixed_precision fp16")
+    bf16: bool = Field(False, description="1: the same as mixed_precision bf16")
+    fp16: bool = Field(False, description="1: the same as mixed_precision fp16")
     analytic: str | None = Field(
         None, description="derive from this data sheet (a100, h100, h200, h800 or a file) instead of measuring"
     )
@@ -121,21 +124,31 @@ class HardwareOptions(ProfileRunOptions):
     parts: tuple[HardwarePart, ...] = Field(
         tuple(HardwarePart), description="what is measured: some of " + ",".join(HardwarePart)
     )
-    start_mb: Positive = Field(1, description="smallest message beside those for latency, MiB")
+    start_mb: Positive = Field(
+        1, description="smallest message, MiB; three smaller ones are measured as well, for latency"
+    )
     end_mb: Positive = Field(1024, description="largest message, MiB")
     scale: int = Field(2, ge=2, le=1024, description="factor from one message size to the next")
-    max_tp_deg: Ranks | None = Field(None, description="largest group whose messages are timed by size; unset: all")
-    max_pp_deg: Ranks | None = Field(None, description="most pipeline stages; unset: all")
-    avg_or_min_or_first: Literal["avg", "min", "first"] = Field(
-        "min", description="whose time counts: the mean over the ranks, the slowest (least bandwidth), the first"
+    max_tp_deg: Ranks | None = Field(
+        None, description="largest group whose messages are timed by size; unset: no limit"
     )
-    overlap_time_multiply: Samples = Field(1, description="work beside messages lasts so many times as long as they")
-    link_gb_per_s: Positive | None = Field(None, description="GB/s that no bandwidth can exceed: more is flagged")
+    max_pp_deg: Ranks | None = Field(None, description="largest number of pipeline stages; unset: no limit")
+    avg_or_min_or_first: Literal["avg", "min", "first"] = Field(
+        "min",
+        description="whose time counts: avg (mean of the ranks), min (the slowest: least bandwidth) or first (rank 0)",
+    )
+    overlap_time_multiply: Samples = Field(
+        1, description="how many times as long as the messages the computation beside them takes"
+    )
+    link_gb_per_s: Positive | None = Field(
+        None, description="bandwidth of the link, GB/s; a measurement above it is flagged as impossible"
+    )
     backend: Literal["nccl", "torch", "paddle"] | None = Field(
-        None, description="nccl: refuse to measure without GPUs; torch, paddle: the framework's collectives, Paddle's"
+        None,
+        description="nccl: refuse to measure without GPUs; torch, paddle: collectives of the framework, that is Paddle",
     )
     envs: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
-        (), description="variables that ranks get beside the environment of the command, as NCCL_DEBUG=WARN A=B"
+        (), description="more environment variables for the ranks, such as NCCL_DEBUG=WARN A=B"
     )
 
     @field_validator("parts", mode="before")
@@ -178,30 +191,33 @@ class PointOptions(ProfileRunOptions):
     """What is measured of a model."""
 
     profile_mode: ProfileMode = Field(ProfileMode.STATIC, description="what is varied: " + ", ".join(ProfileMode))
-    profile_batch_size: Samples = Field(1, description="samples, in modes static and sequence")
-    profile_min_batch_size: Samples = Field(1, description="smallest number of samples in mode batch")
-    profile_max_batch_size: Samples = Field(8, description="largest number of samples in mode batch")
-    profile_batch_size_step: Samples = Field(1, description="step between numbers of samples in mode batch")
+    profile_batch_size: Samples = Field(1, description="batch size in modes static and sequence")
+    profile_min_batch_size: Samples = Field(1, description="smallest batch size in mode batch")
+    profile_max_batch_size: Samples = Field(8, description="largest batch size in mode batch")
+    profile_batch_size_step: Samples = Field(1, description="step between batch sizes in mode batch")
     profile_seq_length_list: Sizes | None = Field(
-        None, description="sequence lengths in modes static and batch, as 512,1024; unset: seq_length"
+        None, description="sequence lengths in modes static and batch, such as 512,1024; unset: seq_length"
     )
     profile_min_seq_length: Size = Field(512, description="smallest sequence length in mode sequence")
     profile_max_seq_length: Size = Field(2048, description="largest sequence length in mode sequence")
     profile_seq_length_step: Size = Field(512, description="step between sequence lengths in mode sequence")
     profile_type: Literal["computation", "memory"] | None = Field(
-        None, description="what the command measures anyway, or refused"
+        None, description="accepted if it is what the command measures anyway, else refused"
     )
     profile_for: Literal["galvatron"] | None = Field(
-        None, description="galvatron: every size is measured, as Galvatron's own search reads them; as adaptive 0"
+        None, description="galvatron: measure every size, as Galvatron's own search needs; the same as adaptive 0"
     )
     max_tp_deg: Ranks = Field(8, description="largest tensor-parallel degree")
-    layernum_min: Layers = Field(1, description="layers of the smaller model; the difference to the larger counts")
-    layernum_max: Layers = Field(3, description="layers of the larger model")
+    layernum_min: Layers = Field(
+        1, description="layers of the smaller of two models; their difference gives the time of a layer"
+    )
+    layernum_max: Layers = Field(3, description="layers of the larger of the two models")
     sequence_parallel: bool = Field(
-        False, description="time layers with Megatron-SP; memory is measured with and without"
+        False, description="time layers with Megatron-SP; memory is measured both with and without it"
     )
     use_flash_attention: bool | None = Field(
-        None, description="Paddle's flash attention, on GPUs; unset: derived files and those of 16-bit GPUs are with it"
+        None,
+        description="use Paddle's flash attention, on GPUs only; unset: with analytic and in 16 bits on GPUs",
     )
 
     @model_validator(mode="after")

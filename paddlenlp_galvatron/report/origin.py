@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import Field
 
 from ..base.errors import UserError
-from ..base.limits import Positive, Ranks
+from ..base.limits import Positive, Ranks, Size
 from ..cost_model import CostModel, load
-from ..options.group import canonical_options
+from ..options.group import Options, canonical_options
 from ..options.model_options import ModelOptions
 from ..plan import Plan, read_plan
 from ..plan.check import require_valid
@@ -22,22 +22,28 @@ from ..profiles.reserve import GIB_MIB
 from ..search import SearchOptions
 from ..search.device import with_reserve, within_size
 from ..search.options import PATH_OPTIONS
-from ..search.task import TaskOptions
+from ..search.task import RANK, Kind
 from .why import Problem
 
 
-class OriginOptions(TaskOptions):
+class OriginOptions(Options):
     """Which plan, and where its prices come from."""
 
     plan: Path = Field(description="the plan file")
-    profiles: Path | None = Field(None, description="folder of the profile files; unset: as the plan names them")
+    profiles: Path | None = Field(None, description="folder of the profile files; unset: the one that the plan names")
     model_size: str | None = Field(
-        None, description="a preset's name, a config.json, or its folder; unset: as the plan names it"
+        None, description="a preset's name, a config.json, or its folder; unset: the plan's model"
     )
     memory_constraint: Positive | None = Field(
-        None, description="memory of a device, GB (1024 MiB); unset: what the plan was searched with"
+        None, description="memory of a device, GB (1024 MiB); unset: as in the plan"
     )
-    num_gpus_per_node: Ranks | None = Field(None, description="devices of a node; unset: as the plan names them, or 8")
+    num_gpus_per_node: Ranks | None = Field(None, description="devices on each node; unset: as in the plan, or 8")
+    task: Kind | None = Field(
+        None, description="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for"
+    )
+    lora_rank: Size | None = Field(
+        None, description=f"rank of the adapters; unset: as the plan names it, or {RANK} with lora"
+    )
 
 
 def read_origin(
@@ -57,7 +63,7 @@ def read_origin(
         options.num_nodes,
         options.num_gpus_per_node,
         options.assumptions,
-        **options.profile_arguments | {"options": replace(options.cost_options, task=origin.trained)},
+        **options.profile_arguments,
         note=note,
     )
     if _is_its_own_reserve(options.context_mib, searched.get("memory_constraint_gb"), cost):
@@ -106,6 +112,10 @@ def _options(
         asked["profiles"] = origin.profiles
     if origin.num_gpus_per_node:
         asked |= {"num_nodes": None, "num_gpus_per_node": origin.num_gpus_per_node, "world_size": plan.world_size}
+    if origin.task and origin.task != asked.get("task"):
+        asked |= {"task": origin.task, "lora_rank": None}
+    if origin.lora_rank:
+        asked["lora_rank"] = origin.lora_rank
     if origin.memory_constraint:
         asked["memory_constraint"] = origin.memory_constraint
     if asked.get("memory_constraint") is None:

@@ -41,9 +41,11 @@ class Question(Options):
     device: str | None = Field(
         None, description=f"data sheet of the nodes: one that ships, by name, or a file; unset: {DEVICE}"
     )
-    profiles: Path | None = Field(None, description="folder of measured profiles in the place of a data sheet")
-    num_nodes: Ranks = Field(1, description="nodes, alike")
-    num_gpus_per_node: Ranks | None = Field(None, description="devices of a node; unset: the data sheet's, or 8")
+    profiles: Path | None = Field(None, description="folder of measured profiles, used instead of a data sheet")
+    num_nodes: Ranks = Field(1, description="number of nodes; all are alike")
+    num_gpus_per_node: Ranks | None = Field(
+        None, description="devices on each node; unset: as the data sheet has, or 8"
+    )
     memory_constraint: Positive | None = Field(
         None, description="memory of a device, GB (1024 MiB); unset: all that it has"
     )

@@ -119,7 +119,8 @@ class Engine:
         # Dropout falls on attention weights only, which no two ranks share: each rank draws masks of its own, and a
         # step's depend on nothing before it.
         status.enter(self.steps_done)
-        paddle.seed(hash((self._seed, self.steps_done, self.rank)) % 2**31)
+        mixed = np.random.SeedSequence((self._seed, self.steps_done, self.rank))  # the same under any version
+        paddle.seed(int(mixed.generate_state(1)[0]))
         ids, labels, tokens = batch if isinstance(batch, Share) else self._share_of_whole(batch)
         total = self._pipeline.run(ids, labels, self.gradient_scale / tokens)
         with span("reduce gradients", "sync"):

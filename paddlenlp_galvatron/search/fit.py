@@ -46,19 +46,27 @@ class FitOptions(TaskOptions):
     """What is to be trained, and on what."""
 
     model_size: str = Field(description="a preset's name, a config.json, or its folder")
-    gpus: Cards | None = Field(None, description="numbers of cards, 8,16,32; unset: from the least that fits upwards")
+    gpus: Cards | None = Field(
+        None, description="numbers of cards, such as 8,16,32; unset: from the least that fits upwards"
+    )
     device: str | None = Field(
         None,
         description=f"data sheet of the nodes: one that ships, by name, or a file; unset: the profiles', else {DEVICE}",
     )
-    memory_constraint: Positive | None = Field(None, description="memory of a card, GB (1024 MiB); unset: the device's")
-    profiles: Path | None = Field(None, description="folder of measured profiles; unset: derived from the data sheet")
+    memory_constraint: Positive | None = Field(
+        None, description="memory of a card, GB (1024 MiB); unset: all that the device has"
+    )
+    profiles: Path | None = Field(
+        None, description="folder of measured profiles; unset: times and memory are derived from the data sheet"
+    )
     seq_length: Size | None = Field(
         None, description=f"tokens of a sample; unset: {SEQ}, or the model's positions where they are fewer"
     )
-    global_train_batch_size: Samples = Field(256, description="samples of a step; of dpo two are a pair")
-    max_cp_deg: Ranks = Field(1, description="most ranks over which a layer splits a sample by context parallelism")
-    tokens: float = Field(1e9, gt=0, le=1e18, allow_inf_nan=False, description="tokens of the run, for its days")
+    global_train_batch_size: Samples = Field(256, description="samples of a step; with dpo a pair counts as two")
+    max_cp_deg: Ranks = Field(1, description="largest number of ranks over which context parallelism splits a sample")
+    tokens: float = Field(
+        1e9, gt=0, le=1e18, allow_inf_nan=False, description="number of tokens to train on, for the column of days"
+    )
 
     def of(self, shape: ModelShape) -> FitOptions:
         """With the length of samples settled. Raises UserError where the model has no positions for it."""
@@ -187,6 +195,8 @@ class _Row:
     def _search(self, cost: CostModel, reserve: Reserve, gib: float) -> SearchResult:
         context_mib = reserve.context_mib(gib * GIB_MIB)
         options = SearchOptions(
+            task=self.options.task,
+            lora_rank=self.options.lora_rank,
             num_nodes=cost.num_nodes,
             num_gpus_per_node=cost.gpus_per_node,
             memory_constraint=gib,

@@ -12,8 +12,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Layers, Number, Positive, Ranks, Samples, Size, Threads
 from ..cost_model import CostOptions
 from ..model.layer import PARTLY
-from ..options.group import Options
 from ..plan import Assumptions, DataParallel, Precision, Recompute, Schedule
+from .task import TaskOptions
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "cp", "pp", "ckpt", "vtp")
 
@@ -51,82 +51,100 @@ def _workers() -> int:
     return min(2 * (os.cpu_count() or 1), MOST_THREADS)
 
 
-class SearchOptions(Options):
+class SearchOptions(TaskOptions):
     """What is searched, within what, under what assumptions."""
 
     # The cluster and what fits.
-    num_nodes: Ranks = Field(1, description="nodes, alike")
-    num_gpus_per_node: Ranks = Field(GPUS_PER_NODE, description="devices of a node")
+    num_nodes: Ranks = Field(1, description="number of nodes; all are alike")
+    num_gpus_per_node: Ranks = Field(GPUS_PER_NODE, description="devices on each node")
     world_size: Ranks = Field(
         GPUS_PER_NODE,
-        description="devices; says num_nodes x num_gpus_per_node where one of them is not given",
+        description="number of devices; gives num_nodes or num_gpus_per_node where one of them is unset",
     )
     profile_gpu_num: Ranks | None = Field(
-        None, description="devices that were profiled: as many as are searched for, or refused"
+        None, description="number of devices that were profiled; refused unless it equals world_size"
     )
     memory_constraint: Positive = Field(24.0, description="memory of a device, GB (1024 MiB)")
     context_mib: Number | None = Field(
-        None, description="reserve on every device, MiB, off memory_constraint; unset: on GPUs the sum of its parts"
+        None,
+        description="memory that plans leave free on each device, MiB; unset: on GPUs what is no tensor, else 0",
     )
 
     # Batches.
-    min_bsz: Samples = Field(8, description="first global batch tried, samples")
-    max_bsz: Samples = Field(8, description="no larger global batch is tried, samples")
-    bsz_scale: Samples = Field(8, description="what is added from one global batch to the next, samples")
-    settle_bsz: Settled = Field(-1, description="the only global batch tried; -1: min_bsz to max_bsz")
-    settle_chunk: Settled = Field(-1, description="the only number of micro-batches tried; -1: all divisors")
+    min_bsz: Samples = Field(8, description="smallest global batch size that is tried, samples")
+    max_bsz: Samples = Field(8, description="largest global batch size that is tried, samples")
+    bsz_scale: Samples = Field(8, description="step from one global batch size to the next, samples")
+    settle_bsz: Settled = Field(-1, description="the only global batch size that is tried; -1: min_bsz to max_bsz")
+    settle_chunk: Settled = Field(
+        -1, description="the only number of micro-batches that is tried; -1: all divisors of the batch size"
+    )
 
     # The space.
     search_space: str = Field("full", description="full, 3d, or dimensions joined by +: " + ", ".join(DIMENSIONS))
     fine_grained_mode: bool = Field(True, description="0: one strategy for all layers")
-    sp_space: Literal["tp", "tp+sp", "sp"] = Field("tp", description="tensor parallel, Ulysses, or both")
+    sp_space: Literal["tp", "tp+sp", "sp"] = Field(
+        "tp", description="what is tried: tensor parallelism (tp), Ulysses (sp) or both (tp+sp)"
+    )
     max_tp_deg: Ranks = Field(8, description="largest tensor-parallel or Ulysses degree")
-    max_sp_deg: Ranks | None = Field(None, description="the same limit for Ulysses: as max_tp_deg, or refused")
-    max_cp_deg: Ranks = Field(1, description="most ranks over which a layer splits a sample by context parallelism")
-    max_pp_deg: Ranks = Field(8, description="most pipeline stages")
+    max_sp_deg: Ranks | None = Field(None, description="largest Ulysses degree; refused unless it equals max_tp_deg")
+    max_cp_deg: Ranks = Field(1, description="largest number of ranks over which context parallelism splits a sample")
+    max_pp_deg: Ranks = Field(8, description="largest number of pipeline stages")
     max_virtual_pp_deg: Layers = Field(
-        1, description="most chunks of layers a stage has (interleaved 1F1B); above 1 the answer may be left with a gap"
+        1, description="largest number of layer chunks per stage (interleaved 1F1B); above 1 a gap may remain"
     )
     disable_dp: bool = Field(False, description="no data parallelism")
-    disable_sdp: bool = Field(False, description="no zero3 beside default_dp_type")
+    disable_sdp: bool = Field(False, description="do not try zero3 beside default_dp_type")
     disable_tp: bool = Field(False, description="no tensor parallelism")
     disable_sp: bool = Field(False, description="no Ulysses")
     disable_cp: bool = Field(False, description="no context parallelism, whatever max_cp_deg")
     disable_pp: bool = Field(False, description="no pipeline")
     disable_ckpt: bool = Field(False, description="no recompute")
     recompute_parts: bool = Field(
-        False, description="recompute of norms, attention or MLP alone is tried, too, beside none and whole layers"
+        False, description="also try recomputing only norms, attention or MLP, beside none and whole layers"
     )
-    disable_vtp: bool = Field(False, description="vocabulary layers on degree 1")
+    disable_vtp: bool = Field(False, description="do not split embedding and LM head")
     embed_sdp: bool | None = Field(
-        None, description="vocabulary layers under zero3, where ranks share them: 0, 1, or unset: searched"
+        None, description="zero3 for embedding and LM head: 0 never, 1 where several ranks share them; unset: searched"
     )
-    tp_consec: bool = Field(True, description="0: strided tensor-parallel groups are tried too")
-    pipeline_type: Schedule | None = Field(None, description="gpipe, pipedream_flush, or unset: both")
-    default_dp_type: DataParallel = Field(DataParallel.DDP, description="data parallelism of layers without zero3")
+    tp_consec: bool = Field(True, description="0: also try tensor-parallel groups of strided ranks")
+    pipeline_type: Schedule | None = Field(None, description="gpipe or pipedream_flush (1F1B); unset: both are tried")
+    default_dp_type: DataParallel = Field(
+        DataParallel.DDP, description="data parallelism of layers without zero3: ddp or zero2; zero3: all layers"
+    )
 
     # What plans are priced under.
     seq_length: Size | None = Field(None, description="tokens of a sample")
     sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
     mixed_precision: Precision = Field(Precision.BF16, description="type of weights and activations")
-    no_async_grad_reduce: bool = Field(False, description="gradients are reduced after every micro-batch")
+    no_async_grad_reduce: bool = Field(
+        False, description="reduce gradients after every micro-batch instead of once a step"
+    )
     amp_master_grad: bool | None = Field(
-        None, description="gradients are summed and reduced in fp32; unset: where training is in 16 bits"
+        None, description="sum and reduce gradients in fp32; unset: yes where training is in 16 bits"
     )
     use_flash_attention: bool | None = Field(
-        None, description="Paddle's flash attention; unset: as the memory profile was measured, or left to training"
+        None, description="plan with Paddle's flash attention; unset: as in the memory profile, else left to training"
     )
-    no_global_memory_buffer: bool = Field(False, description="no room for Megatron-SP's gathered activations")
+    no_global_memory_buffer: bool = Field(
+        False, description="do not count the buffer for Megatron-SP's gathered activations"
+    )
 
     # Where the profiles are, and how they are read.
-    profiles: Path = Field(Path("configs"), description="folder of the profile files that are not named one by one")
-    profile_mode: Literal["static", "batch", "sequence"] | None = Field(
-        None, description="both modes below where they are not given; batch: times by batch, memory static"
+    profiles: Path = Field(
+        Path("configs"), description="folder of the profile files; the path options below name single ones"
     )
-    time_profile_mode: Literal["static", "batch", "sequence"] = Field("static", description="how times are read")
-    memory_profile_mode: Literal["static", "sequence"] = Field("static", description="how memory is read")
+    profile_mode: Literal["static", "batch", "sequence"] | None = Field(
+        None,
+        description="sets both modes below where they are unset; batch means batch for times and static for memory",
+    )
+    time_profile_mode: Literal["static", "batch", "sequence"] = Field(
+        "static", description="how times are read: static, batch or sequence"
+    )
+    memory_profile_mode: Literal["static", "sequence"] = Field(
+        "static", description="how memory is read: static or sequence"
+    )
     profile_dialect: Literal["galvatron", "paddlenlp"] | None = Field(
-        None, description="units of the memory file, where it does not tell them itself"
+        None, description="units of the memory file, galvatron's or paddlenlp's, where the file does not show them"
     )
     time_profiling_path: Path | None = Field(None, description="computation_profiling_*.json, or its folder")
     memory_profiling_path: Path | None = Field(None, description="memory_profiling_*.json, or its folder")
@@ -134,7 +152,7 @@ class SearchOptions(Options):
     p2p_bandwidth_config_path: Path | None = Field(None, description="p2p_bandwidth_*.json, or its folder")
     overlap_coe_path: Path | None = Field(None, description="overlap_coefficient.json, or its folder")
     sp_time_path: Path | None = Field(None, description="sp_time_*.json, or its folder")
-    allow_foreign_profiles: bool = Field(False, description="take profiles of another model or device")
+    allow_foreign_profiles: bool = Field(False, description="accept profiles of another model or device")
 
     # How it is searched.
     parallel_search: bool = Field(False, description="search with several threads")
@@ -143,10 +161,10 @@ class SearchOptions(Options):
         1,
         ge=1,
         le=MOST_PLANS,
-        description="how many plans are kept, each of its own batch, chunks, stages, schedule",
+        description="number of plans to keep; no two share batch size, micro-batches, stages and schedule",
     )
     effort: Count = Field(
-        100_000_000, description="passes simulated for one family; what is not proven then is left with a gap"
+        100_000_000, description="largest number of passes simulated per family of plans; a gap may remain beyond it"
     )
 
     @field_validator("worker", mode="before")
@@ -252,7 +270,7 @@ class SearchOptions(Options):
 
     @property
     def cost_options(self) -> CostOptions:
-        return CostOptions(self.reserve_mib, not self.no_global_memory_buffer)
+        return CostOptions(self.reserve_mib, not self.no_global_memory_buffer, self.trained)
 
 
 def _modes(values: Mapping[str, Any]) -> dict[str, Any]:

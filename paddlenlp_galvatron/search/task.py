@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from ..base.limits import Size
 from ..cost_model import Task
 from ..options.group import Options
+from ..plan.check import PLANNED_ONLY
 
 Kind = Literal["pretrain", "sft", "lora", "dpo"]
 RANK = 16  # of LoRA's adapters, where none is given: PEFT's and LLaMA-Factory's examples
@@ -18,17 +19,23 @@ class TaskOptions(Options):
     """What learns, and what is computed beside it."""
 
     task: Kind = Field(
-        "pretrain", description="pretrain, sft (the same work), lora (frozen weights), dpo (a reference model beside)"
+        "pretrain",
+        description="what is trained: pretrain, sft (same cost), lora (adapters) or dpo (beside a reference model)",
     )
     lora_rank: Size | None = Field(
         None, description=f"rank of the adapters; unset: {RANK} with lora; with dpo adapters instead of all weights"
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.lora_rank is not None and self.task not in ("lora", "dpo"):
+    def _ranked(self) -> Self:
+        if self.lora_rank is not None and not self.planned_only:
             raise ValueError(f"lora_rank: {self.task} trains all weights; give --task lora or dpo, or leave it out")
         return self
+
+    @property
+    def planned_only(self) -> bool:
+        """Whether it has a price, and no training yet."""
+        return self.task in PLANNED_ONLY
 
     @property
     def trained(self) -> Task:

@@ -40,13 +40,15 @@ class PlanOptions(Options):
 class LaunchOptions(Options):
     """Which processes; of several nodes each starts the same command."""
 
-    nproc: Ranks | None = Field(None, description="processes of a node; unset: as the plan says, or a GPU each")
+    nproc: Ranks | None = Field(
+        None, description="processes on each node; unset: as the plan says, or one for each GPU"
+    )
     num_gpus_per_node: Ranks | None = Field(None, description="the same as nproc")
     num_nodes: Ranks | None = Field(None, description="nodes")
-    node_rank: Rank | None = Field(None, description="which node this is, from 0")
+    node_rank: Rank | None = Field(None, description="number of this node, from 0")
     master_addr: str | None = Field(None, description="address of node 0")
     master_port: Port | None = Field(None, description="free port of node 0")
-    timeout: Positive | None = Field(None, description="seconds after which the processes are ended; unset: never")
+    timeout: Positive | None = Field(None, description="seconds after which the run is stopped; unset: never")
 
 
 GROUPS: tuple[type[Options], ...] = (

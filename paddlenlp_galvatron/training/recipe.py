@@ -21,15 +21,15 @@ class Recipe(Options):
         "linear", description="linear, cosine, constant, constant_with_warmup or polynomial"
     )
     min_learning_rate: RateOrNone = Field(1e-5, description="lowest learning rate of linear and cosine")
-    warmup_steps: CountOrNone = Field(0, description="steps of linear rise from 0")
+    warmup_steps: CountOrNone = Field(0, description="number of steps in which the learning rate rises linearly from 0")
     warmup_ratio: float = Field(0.0, ge=0, le=1, description="warmup_steps as a share of all steps")
     decay_steps: Count | None = Field(None, description="step at which the lowest rate is reached; unset: the last")
-    weight_decay: RateOrNone = Field(0.0, description="AdamW's; never on norms and biases")
+    weight_decay: RateOrNone = Field(0.0, description="weight decay of AdamW; never applied to norms and biases")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's")
     adam_epsilon: Rate = Field(1e-8, description="AdamW's")
     use_multi_tensor: bool | None = Field(
-        None, description="AdamW updates all tensors in a few kernels; unset: on GPUs"
+        None, description="let AdamW update all tensors in a few kernels; unset: on GPUs only"
     )
     max_grad_norm: Positive = Field(1.0, description="global norm to which gradients are clipped")
 

@@ -46,24 +46,25 @@ def _steps(value: str) -> range:
 class RunOptions(Options):
     """A training run by PaddleNLP's names and with its defaults, where it has them."""
 
-    output_dir: Path = Field(Path("output"), description="folder of log, checkpoints and the ranks' logs")
+    output_dir: Path = Field(Path("output"), description="folder for the training log, checkpoints and the ranks' logs")
     input_dir: str | None = Field(
-        None, description='Megatron data without .bin/.idx, a folder, or "0.7 a 0.3 b"; unset: random tokens'
+        None, description='Megatron data without .bin/.idx, a folder, or a blend, "0.7 a 0.3 b"; unset: random tokens'
     )
-    split: str = Field("949,50,1", description="shares of the documents for training, validation and test")
+    split: str = Field("949,50,1", description="relative shares of the documents for training, validation and test")
     max_steps: CountOrAll = Field(-1, description="optimizer steps; -1: as num_train_epochs says")
     num_train_epochs: Positive = Field(1.0, description="passes over the training split")
     sequence_parallel: bool | None = Field(None, description="Megatron-SP; unset: as the plan says")
     no_async_grad_reduce: bool | None = Field(
-        None, description="1: gradients are reduced after every micro-batch; unset: as the plan says"
+        None, description="1: reduce gradients after every micro-batch; unset: as the plan says"
     )
     mixed_precision: Precision | None = Field(
         None, description="type of weights and messages, bf16, fp16 or fp32; unset: the plan's"
     )
-    bf16: bool | None = Field(None, description="1: mixed_precision bf16")
-    fp16: bool | None = Field(None, description="1: mixed_precision fp16")
+    bf16: bool | None = Field(None, description="1: the same as mixed_precision bf16")
+    fp16: bool | None = Field(None, description="1: the same as mixed_precision fp16")
     amp_master_grad: bool | None = Field(
-        None, description="16-bit training sums and reduces gradients in fp32; unset: as the plan says, else on GPUs"
+        None,
+        description="sum and reduce gradients in fp32 in 16-bit training; unset: as the plan says, else on GPUs only",
     )
     compute_precision: Precision | None = Field(
         None, description="what layers compute in; unset: mixed_precision on GPUs, fp32 on CPUs"
@@ -81,45 +82,56 @@ class RunOptions(Options):
         None, description="Paddle's fused loss over a split vocabulary, on GPUs; unset: as the plan says, else on"
     )
     load: Path | None = Field(
-        None, description="weights to begin with: a Hugging Face directory, a converted or a training checkpoint"
+        None, description="weights to start from: a Hugging Face directory, or a converted or training checkpoint"
     )
-    continue_training: bool = Field(False, description="1: load is the model's own folder")
-    load_distributed: bool = Field(False, description="1: load is a training checkpoint to go on from")
+    continue_training: bool = Field(False, description="1: take the model's own folder as load")
+    load_distributed: bool = Field(False, description="1: load is a training checkpoint, whose run is continued")
     load_iteration: CountOrNone | None = Field(
-        None, description="step of the checkpoint that is taken where load is a run's folder; unset: the newest"
+        None, description="step whose checkpoint is taken, where load is the folder of a run; unset: the newest"
     )
     initializer_range: Rate | None = Field(
-        None, description="standard deviation of weights that are drawn; unset: the model's"
+        None, description="standard deviation of random initial weights; unset: the model's"
     )
-    overwrite_output_dir: bool = Field(False, description="1: begins anew, as resume_from_checkpoint none")
-    device: Literal["cpu", "gpu"] | None = Field(None, description="what ranks run on anyway, or refused")
-    resume_from_checkpoint: str = Field("auto", description="auto: the newest whole one, if any; none; or a folder")
-    save_strategy: Interval = Field("steps", description="when a checkpoint is written: no, steps or epoch")
-    save_steps: CountOrNone = Field(500, description="steps from one checkpoint to the next; 0: none but on SIGTERM")
-    save_total_limit: Count = Field(2, description="how many checkpoints are kept, the newest")
-    do_eval: bool = Field(False, description="1: evaluation_strategy steps")
-    evaluation_strategy: Interval = Field("no", description="when the validation split is evaluated")
-    eval_steps: Count | None = Field(None, description="steps from one evaluation to the next; unset: logging_steps")
-    max_evaluate_steps: CountOrAll = Field(-1, description="global batches of an evaluation; -1: the whole split")
-    logging_steps: Count = Field(10, description="steps from one entry of PaddleNLP's log to the next")
-    logging_first_step: bool = Field(False, description="1: an entry after the first step, too")
+    overwrite_output_dir: bool = Field(False, description="1: start from the beginning, as resume_from_checkpoint none")
+    device: Literal["cpu", "gpu"] | None = Field(
+        None, description="accepted if it is what the ranks run on anyway, else refused"
+    )
+    resume_from_checkpoint: str = Field(
+        "auto", description="checkpoint to continue from: auto (the newest undamaged one, if any), none, or a folder"
+    )
+    save_strategy: Interval = Field("steps", description="when checkpoints are written: no, steps or epoch")
+    save_steps: CountOrNone = Field(500, description="steps between checkpoints; 0: write one only on SIGTERM")
+    save_total_limit: Count = Field(2, description="number of checkpoints to keep; older ones are deleted")
+    do_eval: bool = Field(False, description="1: the same as evaluation_strategy steps")
+    evaluation_strategy: Interval = Field(
+        "no", description="when the validation split is evaluated: no, steps or epoch"
+    )
+    eval_steps: Count | None = Field(None, description="steps between evaluations; unset: logging_steps")
+    max_evaluate_steps: CountOrAll = Field(
+        -1, description="number of global batches in an evaluation; -1: the whole split"
+    )
+    logging_steps: Count = Field(10, description="steps between entries of PaddleNLP's log")
+    logging_first_step: bool = Field(False, description="1: also write an entry after the first step")
     peak_tflops: Positive | None = Field(
-        None, description="peak TFLOP/s of a device, for MFU; unset: by the data sheet of its name"
+        None, description="peak TFLOP/s of a device, for MFU; unset: from the data sheet of the device"
     )
-    logging_dir: Path | None = Field(None, description="VisualDL's folder; unset: in output_dir")
+    logging_dir: Path | None = Field(None, description="folder for VisualDL; unset: in output_dir")
     report_to: Names | None = Field(
-        None, description="visualdl, tensorboard, wandb, …; none; unset: VisualDL where it is installed"
+        None, description="visualdl, tensorboard, wandb, … or none; unset: VisualDL if it is installed"
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop", description="what to do about a step whose loss or gradients are NaN or Inf: stop or skip"
+        "stop", description="what to do if loss or gradients of a step are NaN or Inf: stop the run or skip the step"
     )
     max_skipped: int = Field(
-        20, ge=0, le=10**6, description="steps that may be left out of the latest 2 x max_skipped before the run ends"
+        20,
+        ge=0,
+        le=10**6,
+        description="the run ends when more than this many of the latest 2 x max_skipped steps were skipped",
     )
     trace: Annotated[str, AfterValidator(lambda value: _steps(value) and value)] | None = Field(
         None, description="steps whose time line is written to trace.json, such as 10 or 10-12, counted from 0"
     )
-    seed: Seed = Field(42, description="of weights, dropout and the data's order")
+    seed: Seed = Field(42, description="seed of weights, dropout and the order of the data")
 
     @model_validator(mode="after")
     def _one_precision(self) -> Self:

@@ -24,6 +24,7 @@ MODEL = {
     "vocab_size": 64,
     "max_position_embeddings": SEQ,
 }
+ROOM_MIB = 100  # that the rank without memory may still take: less than its gradients
 GPU_TOLERANCE = 1e-3  # of a loss: some of Paddle's GPU kernels add in any order, and training amplifies it
 
 
@@ -65,7 +66,7 @@ def memory(setting: TrialSetting) -> Iterator[TrialFinding]:
     """A rank that runs out of memory in a step is named, and ends the others."""
     rank, name = setting.ranks - 1, "a rank without memory"
     try:
-        _launch(setting, "starved_worker", [str(rank)])
+        _launch(setting, "starved_worker", [str(rank), str(ROOM_MIB)])
     except OutOfMemory as error:
         yield setting.found(name, error.rank == rank, str(error))
     except LaunchError as error:

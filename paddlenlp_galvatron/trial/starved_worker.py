@@ -1,10 +1,14 @@
-"""One rank of a training in which the rank that is told has next to no memory left once its weights are there."""
+"""One rank of a training in which one rank may take only so many MiB more once its weights are there.
+
+Arguments: that rank, and the MiB.
+"""
 
 from __future__ import annotations
 
 import re
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +23,12 @@ from ..runtime.engine import Engine
 from ..runtime.groups import run_as_rank, start_world
 
 MIB = 2**20
-BLOCK_MIB = 64  # of what a GPU is filled with: as much may be left
-ROOM_MIB = 100  # that a process on CPU may take beside its weights
 SEQ = 16
 SHAPE = ModelShape("large", "llama", 2, 1024, 2048, 8, 8, 24_000, SEQ)  # 70 million weights: 1 GiB with their states
 
 
 def main() -> None:
-    starved = int(sys.argv[1])
+    starved, room_mib = int(sys.argv[1]), int(sys.argv[2])
     rank, ranks = start_world()
     plan = uniform_plan(
         layers=SHAPE.layers,
@@ -37,28 +39,28 @@ def main() -> None:
     )
     case = Case(plan, SHAPE, "adamw")
     engine = Engine(plan, SHAPE, load_family(SHAPE.family), SEQ)
-    filled = starve() if rank == starved else []
+    filled = starve(room_mib) if rank == starved else []
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
     engine.forward_backward(batch_of(case, 0))
     engine.update(optimizer, 1.0)
     filled.clear()
 
 
-def starve() -> list[Any]:
-    """Leave no room; what is returned holds it."""
+def starve(room_mib: int) -> list[Any]:
+    """Leave no more room than this; what is returned holds the rest of a GPU's memory."""
     if device.on_gpu():
-        return list(_blocks())
+        return list(_blocks(room_mib))
     found = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert found
-    limit = int(found[1]) * 1024 + ROOM_MIB * MIB
+    limit = int(found[1]) * 1024 + room_mib * MIB
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     return []
 
 
-def _blocks() -> Any:
+def _blocks(size_mib: int) -> Iterator[Any]:
     while True:
         try:
-            yield paddle.empty([BLOCK_MIB * MIB], "uint8")
+            yield paddle.empty([size_mib * MIB], "uint8")
         except Exception as error:  # Paddle has several classes for it
             if is_out_of_memory(error):
                 return

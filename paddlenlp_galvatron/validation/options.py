@@ -23,34 +23,53 @@ class ValidateOptions(Options):
     """What is run, on what, and what is demanded."""
 
     model_size: str = Field(description="a preset's name, a config.json, or its folder")
-    profiles: Path = Field(Path("configs"), description="folder of the profile files, of as many ranks as are started")
-    output: Path = Field(
-        Path("runs/validate"), description="folder of the journal, validation.json and validation.html"
+    profiles: Path = Field(
+        Path("configs"), description="folder of the profile files, measured on as many ranks as are started here"
     )
-    num_nodes: Ranks = Field(1, description="nodes; start the same command on each")
-    nproc: Ranks = Field(2, description="ranks of a node; on CPU processes, pinned where each has a processor")
-    node_rank: Rank = Field(0, description="which node this is")
+    output: Path = Field(
+        Path("runs/validate"), description="folder for the journal, validation.json and validation.html"
+    )
+    num_nodes: Ranks = Field(1, description="number of nodes; start the same command on each")
+    nproc: Ranks = Field(2, description="ranks on each node; on CPU processes, pinned if there is a processor for each")
+    node_rank: Rank = Field(0, description="number of this node, from 0")
     master_addr: str | None = Field(None, description="address of node 0")
     master_port: Port | None = Field(None, description="free port of node 0")
 
-    count: int = Field(24, ge=0, le=MOST_PLANS, description="plans drawn across the space")
-    seed: Seed = Field(0, description="of the plans that are drawn, and of the data")
-    plans: Annotated[tuple[Path, ...], BeforeValidator(_listed)] = Field((), description="plan files, a.json,b.json")
+    count: int = Field(24, ge=0, le=MOST_PLANS, description="number of plans to draw from the space")
+    seed: Seed = Field(0, description="seed of the drawn plans and of the data")
+    plans: Annotated[tuple[Path, ...], BeforeValidator(_listed)] = Field(
+        (), description="plan files to run as well, such as a.json,b.json"
+    )
     budgets: int = Field(
-        0, ge=0, le=MOST_BUDGETS, description="memory budgets at which the searched plan meets its rivals, for regret"
+        0,
+        ge=0,
+        le=MOST_BUDGETS,
+        description="number of memory budgets at which the searched plan is compared with its rivals",
     )
     global_train_batch_size: Samples = Field(8, description="samples of a step")
     seq_length: Size | None = Field(None, description="tokens of a sample; unset: the model's positions")
     sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
     mixed_precision: Precision = Field(Precision.FP32, description="type of weights and activations")
-    no_async_grad_reduce: bool = Field(False, description="gradients are reduced after every micro-batch")
-    steps: int = Field(14, ge=3, le=MOST_STEPS, description="timed steps of a plan at most, of which one counts")
-    minutes: Positive = Field(10, description="after which no further plan is begun; run again to go on")
-    fresh: bool = Field(False, description="run again what was run before")
+    no_async_grad_reduce: bool = Field(
+        False, description="reduce gradients after every micro-batch instead of once a step"
+    )
+    steps: int = Field(
+        14, ge=3, le=MOST_STEPS, description="largest number of timed steps of a plan; one of them counts"
+    )
+    minutes: Positive = Field(
+        10, description="minutes after which no further plan is started; the same command again continues"
+    )
+    fresh: bool = Field(False, description="run everything again instead of continuing")
 
-    most_mean_error: Rate | None = Field(None, description="mean error of the step time that is let pass, as 0.08")
-    least_tau: float | None = Field(None, ge=-1, le=1, description="Kendall's tau that is demanded, as 0.85")
-    most_memory_error: Rate | None = Field(None, description="peak above the prediction that is let pass, as 0.02")
+    most_mean_error: Rate | None = Field(
+        None, description="fail if the mean error of step times is above this share, such as 0.08"
+    )
+    least_tau: float | None = Field(
+        None, ge=-1, le=1, description="fail if Kendall's tau, how well plans are ranked, is below this, such as 0.85"
+    )
+    most_memory_error: Rate | None = Field(
+        None, description="fail if a memory peak is above its prediction by more than this share, such as 0.02"
+    )
 
     @model_validator(mode="after")
     def _something(self) -> Self:

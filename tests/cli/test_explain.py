@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cost_examples import HARDWARE
+from cost_examples import HARDWARE, MODEL
 
-from paddlenlp_galvatron.plan import DataParallel, read_plan, write_plan
+from paddlenlp_galvatron.plan import DataParallel, UserError, read_plan, write_plan
+from paddlenlp_galvatron.plan.check import require_model
 from paddlenlp_galvatron.report.why import faster_links
 
-from .test_search import OPTIONS, folder, words  # noqa: F401 - a fixture
+from .test_search import OPTIONS, PLAN, folder, words  # noqa: F401 - a fixture
 
 BUDGET_GB = 0.9  # in which strategies differ from layer to layer
 
@@ -117,6 +118,29 @@ def test_a_plan_of_another_program_needs_what_it_does_not_name(folder, galvatron
         (folder / "broken.json").write_text(json.dumps(fields | {"galvatron": {"searched_from": searched}}))
         ran = galvatron("explain", "broken.json")
         assert ran.code == 2 and ran.err.startswith("error: ")
+
+
+def test_what_a_plan_was_searched_for_is_explained_and_not_trained(folder, galvatron):  # noqa: F811
+    """Every command that prices a plan takes the task from its file, or another one that is given."""
+    assert galvatron(*words(**OPTIONS, task="lora", lora_rank=4)).code == 0
+    path = folder / "configs" / PLAN.replace(".json", "_lora.json")
+    plan = read_plan(path)
+    searched_s = plan.metadata["predicted"]["time_s"]
+
+    def step_s(*task: str) -> list[float]:
+        explained = json.loads(galvatron("explain", path, *task, "--json").out)["time_s"]
+        compared = json.loads(galvatron("plan", "diff", path, path, *task, "--json").out)["time_ms"]
+        assert galvatron("plan", "trace", path, *task, "-o", "trace.json").code == 0
+        events = json.loads(Path("trace.json").read_text())["traceEvents"]
+        ends_us = max(event["ts"] + event["dur"] for event in events if "dur" in event)
+        return [explained, sum(compared[1].values()) / 1000, ends_us / 1e6]
+
+    assert step_s() == pytest.approx([searched_s] * 3)
+    for task in (("--task", "lora", "--lora_rank", "16"), ("--task", "dpo"), ("--task", "pretrain")):
+        others = step_s(*task)
+        assert others == pytest.approx([others[0]] * 3) and others[0] > searched_s, task
+    with pytest.raises(UserError, match="was searched for lora, and training trains all weights"):
+        require_model(plan, MODEL)
 
 
 def test_two_plans_differ_by_fields_layers_and_terms(explained, galvatron):

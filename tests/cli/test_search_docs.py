@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
 
+from paddlenlp_galvatron.base.limits import MOST_RANKS, MOST_SAMPLES, MOST_THREADS
 from paddlenlp_galvatron.options.aliases import ALIASES
 from paddlenlp_galvatron.options.group import canonical_options
+from paddlenlp_galvatron.plan import read_plan
+from paddlenlp_galvatron.search import engine
+from paddlenlp_galvatron.search.options import MOST_BATCHES, MOST_PLANS
 
 from .test_search import COMMAND_OPTIONS, FIELDS, OPTIONS, folder, words  # noqa: F401 - a fixture
 
@@ -41,6 +46,30 @@ def test_every_key_of_the_answer_is_named(page, folder, galvatron):  # noqa: F81
     for gb in (8, 0.1):
         ran = galvatron(*words(**OPTIONS | {"memory_constraint": gb}), "--json")
         assert not [key for key in json.loads(ran.out.splitlines()[-1]) if f"`{key}`" not in text and key != "feasible"]
+
+
+@pages
+def test_the_limits_are_those_of_the_code(page):
+    (told,) = re.findall(r"^(?:Limits: |上限：)(.*\n.*)$", page.read_text(), re.MULTILINE)
+    known = [MOST_RANKS, MOST_SAMPLES, MOST_BATCHES, engine.MOST_FAMILIES, engine.MOST_STRATEGIES, engine.MOST_PRICES]
+    known += [MOST_THREADS, MOST_PLANS]
+    assert {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d", told)} == set(known)
+
+
+@pages
+def test_the_program_runs(page, folder):  # noqa: F811
+    """With the example's model and cluster in the place of those that it names."""
+    program = re.search(
+        r"^    from paddlenlp_galvatron\.cost_model.*\n(?:    .*\n|\n)+", page.read_text(), re.MULTILINE
+    )
+    assert program
+    text = textwrap.dedent(program[0])
+    mine = {"llama2-7b": "example.json", '"seq_length": 2048': '"seq_length": 512, "world_size": 8, "num_nodes": 2'}
+    for theirs, ours in mine.items():
+        assert theirs in text
+        text = text.replace(theirs, ours)
+    exec(text, {})
+    assert read_plan(folder / "plan.json").global_batch == 16
 
 
 @pages

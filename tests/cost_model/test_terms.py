@@ -236,6 +236,10 @@ def test_every_plan_that_can_run_has_a_price(plan, gpus_per_node):
     assert -1e-9 <= predicted.bubble_share < 1
     assert all(s.sync_ms >= 0 and s.forward_ms > 0 for s in predicted.stages)
     assert all(s.memory.total_mib > 0 for s in predicted.stages)
+    bounds = [s.memory.total_mib - s.memory.context_mib for s in predicted.stages]
+    estimates = [s.memory.tensors_mib for s in predicted.stages]
+    assert all(0 < estimate <= bound for estimate, bound in zip(estimates, bounds, strict=True))
+    assert plan.assumed.async_grad_reduce or estimates == bounds
 
 
 @pytest.mark.parametrize(

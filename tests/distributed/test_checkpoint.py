@@ -12,11 +12,13 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.checkpoint.loading import whole_weights
+from paddlenlp_galvatron.checkpoint.loading import _Stored
+from paddlenlp_galvatron.checkpoint.resharding import WeightPart
 from paddlenlp_galvatron.checkpoint.stored import MOMENTS, WEIGHT, open_checkpoint, verify, whole_checkpoints
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan, UserError
 from paddlenlp_galvatron.proof.parity import Case, write_cases
+from paddlenlp_galvatron.runtime.weights import WHOLE
 
 from .plans import plan
 
@@ -68,10 +70,17 @@ def saved(worker, tmp_path_factory) -> tuple[dict[str, Path], dict[str, list[flo
 
 
 def numbers(folder: Path) -> dict[str, np.ndarray]:
+    """Every weight and its moments, whole and flat, in fp32."""
     checkpoint = open_checkpoint(folder, SHAPE)
-    return {
-        f"{kind} of {name}": array for kind in (WEIGHT, *MOMENTS) for name, array in whole_weights(checkpoint, kind)
+    stored, found = _Stored(checkpoint), {}
+    shapes = {
+        part.weight: part.shape for file in checkpoint.index.files for tensor in file.tensors for part in tensor.parts
     }
+    for name, shape in shapes.items():
+        for kind in (WEIGHT, *MOMENTS):
+            array = found[f"{kind} of {name}"] = np.zeros(int(np.prod(shape)), np.float32)
+            stored.fill_part(WeightPart(name, shape, WHOLE, 0, array.size), kind, array)
+    return found
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some pairs", "all pairs"])

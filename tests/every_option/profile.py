@@ -67,7 +67,8 @@ class ProfileSeen(Seen):
     @property
     def hardware(self) -> dict[str, Any] | None:
         """What the ranks of a hardware profile build."""
-        parts = ("Stopwatch", "Journal", "hardware_profile", "HardwareProfiler", "Placement", "Groups", "awake")
+        parts = ("Stopwatch", "Journal", "hardware_profile", "HardwareProfiler", "Groups", "awake")
+        parts += ("ProcessorPlacement",)
         return _as_rank(hardware, self.calls["hardware"], parts) if self.options else None
 
     @property

@@ -149,6 +149,8 @@ ROWS = {
     "profile_gpu_num": Row(4, "refusal"),
     "memory_constraint": Row(1.4, "answer.stages"),
     "context_mib": Row(7000, "answer.budget_mib"),
+    "task": Row("lora", "answer.time_s"),
+    "lora_rank": Row(4, "answer.time_s", {"task": "dpo"}),
     "min_bsz": Row(16, "families", BATCHES),
     "max_bsz": Row(16, "families", BATCHES),
     "bsz_scale": Row(12, "families", BATCHES),
@@ -216,6 +218,8 @@ TRACE = {
     "output": Row("mine.json", "files"),
     "profiles": Row("other", "out"),
     "model_size": Row("model.json", "refusal"),
+    "task": Row("lora", "out"),
+    "lora_rank": Row(4, "out", {"task": "dpo"}),
 }
 REPORT = {
     "output": Row("mine.html", "files"),

@@ -169,6 +169,8 @@ TABLES = {
     "plan diff": {
         "profiles": Row("texts", "refusal"),
         "model_size": Row("model.json", "notes"),
+        "task": Row("lora", "refusal"),
+        "lora_rank": Row(4, "refusal"),
         "json": Row(1, "out"),
     },
     "plan to-paddlenlp": OF_FILE | {"json": Row(1, "out")},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,12 @@ def test_step_times_are_within_twenty_percent_and_ten_on_average(benchmark):
 
 def test_the_documents_show_what_the_command_prints(benchmark):
     printed = list(benchmark["table"](benchmark["rows"]))
+    mean, median, most = (
+        f"{error:.1%}".replace("%", " %") for error in benchmark["summary"](benchmark["rows"]).values()
+    )
     for language in ("en", "zh"):
         page = (ROOT / "docs" / language / "benchmarks.md").read_text()
         missing = [line for line in printed if line not in page]
         assert not missing, missing
+        told = re.search(r"\*\*.*?([\d.]+ %).*?([\d.]+ %).*?([\d.]+ %)\*\*", page)
+        assert told and told.groups() == (mean, median, most)

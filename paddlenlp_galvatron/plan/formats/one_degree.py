@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from ...base.errors import UserError
+from ...model import ModelShape
+from ..schedules import Schedule
 from ..strategy import DataParallel, LayerStrategy, Plan
 
 Argument = bool | int | str | list[int]
@@ -28,7 +31,39 @@ def sharding_stage(plan: Plan, layer: LayerStrategy | None = None) -> int:
     return stages[_dp_type(plan, layer or plan.layers[0])]
 
 
-def uneven(plan: Plan, program: str) -> Iterator[str]:
+def require_expressible(plan: Plan, program: str, model: ModelShape | None, own: Iterable[str]) -> None:
+    """Raise UserError with a line for each field that `program` cannot express, for this model where it is given: what
+    such programs lack, and the gaps of its `own`."""
+    gaps = [*_uneven(plan, program), *_unlike(plan, program), *own]
+    tp = plan.layers[0].tp
+    if model and model.vocab_size % tp:
+        gaps.append(f"vtp: {program} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it")
+    if gaps:
+        raise UserError(f"{gap}; run it with galvatron train" for gap in gaps)
+
+
+def placement_note(program: str) -> str:
+    """What a plan with a pipeline and data parallelism becomes there."""
+    return (
+        f"{program} puts the ranks of a pipeline side by side and data parallelism across them; in the plan the ranks "
+        "of a stage are neighbours"
+    )
+
+
+def _unlike(plan: Plan, program: str) -> Iterator[str]:
+    """What such programs have for no layer, or not together."""
+    layer, stage, pipeline = plan.layers[0], sharding_stage(plan), plan.pipeline > 1
+    if any(not each.consecutive and 1 < each.ranks < plan.stage_size for each in plan.layers):
+        yield f"tp_consecutive_flags: in {program} neighbouring ranks form a tensor-parallel group"
+    if pipeline and plan.schedule is not Schedule.ONE_F_ONE_B:
+        yield f"pipeline_type: {program}'s pipeline is 1F1B, the plan's {plan.schedule}"
+    if pipeline and stage > 1:
+        yield f"dp_types_enc: {program}'s pipeline goes with sharding stage1 alone, the plan has {layer.dp_type}"
+    if layer.tp > 1 and stage == 3:
+        yield f"dp_types_enc: {program}'s tensor parallelism does not go with sharding stage3, the plan has zero3"
+
+
+def _uneven(plan: Plan, program: str) -> Iterator[str]:
     """Fields in which layers, or layers and vocabulary, or stages are unlike, as `program` cannot have them."""
     parts = (*plan.layers, plan.vocab.as_layer())
     if any(part.context > 1 for part in parts):
@@ -46,8 +81,3 @@ def uneven(plan: Plan, program: str) -> Iterator[str]:
     if len(set(plan.stages)) > 1:
         shown = ",".join(map(str, plan.stages))
         yield f"pp_division: {program} gives every stage as many layers, the plan {shown}"
-
-
-def strided(plan: Plan) -> bool:
-    """Whether any group of a layer is not of neighbouring ranks."""
-    return any(not each.consecutive and 1 < each.ranks < plan.stage_size for each in plan.layers)

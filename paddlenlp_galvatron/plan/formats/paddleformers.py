@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...base.errors import UserError
 from ...model import ModelShape, Recompute
-from ..schedules import Schedule
 from ..strategy import Plan, Precision
-from .one_degree import Argument, sharding_stage, strided, uneven
+from .one_degree import Argument, placement_note, require_expressible, sharding_stage
 
 NAME = "PaddleFormers"
 
@@ -22,9 +20,7 @@ def formers_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, 
 
     Raises UserError with one line for each field that it cannot express, for this model where it is given.
     """
-    gaps = [*uneven(plan, NAME), *_unlike(plan), *(_unlike_model(plan, model) if model else [])]
-    if gaps:
-        raise UserError(f"{gap}; run it with galvatron train" for gap in gaps)
+    require_expressible(plan, NAME, model, _gaps(plan, model))
     layer, stage = plan.layers[0], sharding_stage(plan)
     arguments: dict[str, Argument] = {
         "stage": "PT",  # its default fine-tunes
@@ -54,18 +50,13 @@ def formers_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, 
 def formers_notes(plan: Plan) -> list[str]:
     """What is worth knowing of a plan that PaddleFormers can express."""
     if plan.pipeline > 1 and plan.dp(plan.layers[0]) > 1:
-        return [
-            f"{NAME} puts the ranks of a pipeline side by side and data parallelism across them; "
-            "in the plan the ranks of a stage are neighbours"
-        ]
+        return [placement_note(NAME)]
     return []
 
 
-def _unlike(plan: Plan) -> Iterator[str]:
-    """What PaddleFormers has for no layer, or not together."""
-    layer, stage = plan.layers[0], sharding_stage(plan)
-    if strided(plan):
-        yield f"tp_consecutive_flags: in {NAME} neighbouring ranks form a tensor-parallel group"
+def _gaps(plan: Plan, model: ModelShape | None) -> Iterator[str]:
+    """What PaddleFormers, and its own model, lack beside what such programs do."""
+    layer = plan.layers[0]
     if layer.ulysses and layer.degree > 1:
         yield f"use_sp: {NAME}'s Llama and Qwen2 have no Ulysses"
     if len({each.recompute for each in plan.layers}) > 1:
@@ -74,20 +65,7 @@ def _unlike(plan: Plan) -> Iterator[str]:
         each.recompute.words for each in plan.layers if each.recompute not in (Recompute.NONE, Recompute.FULL)
     ):
         yield f"recompute_enc: {', '.join(partly)} is not written for {NAME}"
-    if plan.pipeline > 1 and plan.schedule is not Schedule.ONE_F_ONE_B:
-        yield f"pipeline_type: {NAME}'s pipeline is 1F1B, the plan's {plan.schedule}"
     if plan.chunks > 1:
         yield f"virtual_pp_deg: {plan.chunks} chunks a stage are not written for {NAME}"
-    if plan.pipeline > 1 and stage > 1:
-        yield f"dp_types_enc: {NAME}'s pipeline goes with sharding stage1 alone, the plan has {layer.dp_type}"
-    if layer.tp > 1 and stage == 3:
-        yield f"dp_types_enc: {NAME}'s tensor parallelism does not go with sharding stage3, the plan has zero3"
-
-
-def _unlike_model(plan: Plan, model: ModelShape) -> Iterator[str]:
-    """What PaddleFormers' own model lacks."""
-    tp = plan.layers[0].tp
-    if model.vocab_size % tp:
-        yield f"vtp: {NAME} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it"
-    if model.kv_heads % tp:
-        yield f"tp_sizes_enc: {NAME} does not share {model.kv_heads} kv heads among {tp} ranks"
+    if model and model.kv_heads % layer.tp:
+        yield f"tp_sizes_enc: {NAME} does not share {model.kv_heads} kv heads among {layer.tp} ranks"

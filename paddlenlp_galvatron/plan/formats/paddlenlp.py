@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...base.errors import UserError
 from ...model import ModelShape, Recompute
-from ..schedules import Schedule
 from ..strategy import Plan, Precision
-from .one_degree import Argument, sharding_stage, sharing, strided, uneven
+from .one_degree import Argument, placement_note, require_expressible, sharding_stage, sharing
 
 STOCK = "stock PaddleNLP"
 # Its `recompute_granularity`, one for all layers that recompute. Of the core it keeps the output, which we do not.
@@ -24,9 +22,7 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
 
     Raises UserError with one line for each field that it cannot express, for this model where it is given.
     """
-    gaps = [*uneven(plan, STOCK), *_unlike_stock(plan), *(_unlike_model(plan, model) if model else [])]
-    if gaps:
-        raise UserError(f"{gap}; run it with galvatron train" for gap in gaps)
+    require_expressible(plan, STOCK, model, _gaps(plan, model))
     layer = plan.layers[0]
     arguments: dict[str, Argument] = {
         "per_device_train_batch_size": plan.micro_batch // plan.dp(layer),
@@ -61,10 +57,7 @@ def stock_notes(plan: Plan) -> list[str]:
     """What is worth knowing of a plan that stock PaddleNLP can express."""
     layer, notes = plan.layers[0], []
     if plan.pipeline > 1 and plan.dp(layer) > 1 and not sharding_stage(plan):
-        notes.append(
-            "stock PaddleNLP puts the ranks of a pipeline side by side and data parallelism across them; "
-            "in the plan the ranks of a stage are neighbours"
-        )
+        notes.append(placement_note(STOCK))
     if layer.ulysses and layer.degree > 1:
         notes.append(
             "sep_parallel_degree of PaddleNLP 3.0.0b4 is wrong on Paddle 3: it hands the two lists of "
@@ -89,13 +82,9 @@ def _words(value: Argument) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _unlike_stock(plan: Plan) -> Iterator[str]:
-    """What stock PaddleNLP has for no layer."""
-    layer, stage, pipeline = plan.layers[0], sharding_stage(plan), plan.pipeline > 1
-    if strided(plan):
-        yield "tp_consecutive_flags: in stock PaddleNLP neighbouring ranks form a tensor-parallel group"
-    if pipeline and plan.schedule is not Schedule.ONE_F_ONE_B:
-        yield f"pipeline_type: stock PaddleNLP's pipeline is 1F1B, the plan's {plan.schedule}"
+def _gaps(plan: Plan, model: ModelShape | None) -> Iterator[str]:
+    """What stock PaddleNLP, and its own model of this family, lack beside what such programs do."""
+    layer, count = plan.layers[0], plan.micro_batches
     hows = dict.fromkeys(each.recompute for each in plan.layers if each.recompute)
     if len(hows) > 1:
         yield (
@@ -104,37 +93,31 @@ def _unlike_stock(plan: Plan) -> Iterator[str]:
         )
     for how in [how for how in hows if how not in GRANULARITY]:
         yield f"recompute_enc: {STOCK} recomputes attention (core_attn) or all of a layer, the plan has {how.words}"
-    count = plan.micro_batches
     if plan.chunks > 1 and (count % plan.pipeline or count < 2 * plan.pipeline):
         yield (
-            f"virtual_pp_deg: stock PaddleNLP interleaves as the plan does where micro-batches are a multiple of the "
+            f"virtual_pp_deg: {STOCK} interleaves as the plan does where micro-batches are a multiple of the "
             f"{plan.pipeline} stages, and twice as many at least; the plan has {count}"
         )
-    if pipeline and stage > 1:
-        yield f"dp_types_enc: stock PaddleNLP's pipeline goes with sharding stage1 alone, the plan has {layer.dp_type}"
-    if layer.tp > 1 and stage == 3:
-        yield "dp_types_enc: stock PaddleNLP's tensor parallelism does not go with sharding stage3, the plan has zero3"
-    if layer.ulysses and layer.degree > 1 and stage:
+    if layer.ulysses and layer.degree > 1 and sharding_stage(plan):
         yield (
-            f"use_sp: stock PaddleNLP shards over the {plan.dp(layer)} data-parallel ranks alone, "
+            f"use_sp: {STOCK} shards over the {plan.dp(layer)} data-parallel ranks alone, "
             f"the plan over all {sharing(plan, layer)} ranks of a stage"
         )
+    if model:
+        yield from _gaps_of_model(plan, model)
 
 
-def _unlike_model(plan: Plan, model: ModelShape) -> Iterator[str]:
-    """What PaddleNLP's own model of this family lacks."""
+def _gaps_of_model(plan: Plan, model: ModelShape) -> Iterator[str]:
     layer, traits = plan.layers[0], model.traits
-    who = f"stock PaddleNLP's {traits.title}"
+    who = f"{STOCK}'s {traits.title}"
     if not traits.stock:
-        yield f"model: stock PaddleNLP has no {traits.title}"
-    if model.vocab_size % layer.tp:
-        yield f"vtp: stock PaddleNLP does not split a vocabulary of {model.vocab_size} over {layer.tp} ranks nor pad it"
+        yield f"model: {STOCK} has no {traits.title}"
     if layer.tp > 1 and not traits.stock_shares_kv_heads and model.kv_heads % layer.tp:
         yield f"tp_sizes_enc: {who} does not share {model.kv_heads} kv heads among {layer.tp} ranks"
     if layer.ulysses and layer.degree > 1:
         if not traits.stock_ulysses:
             yield f"use_sp: {who} has no sep_parallel_degree"
         elif model.kv_heads % layer.degree:
-            yield f"use_sp: stock PaddleNLP does not share {model.kv_heads} kv heads among {layer.degree} ranks"
+            yield f"use_sp: {STOCK} does not share {model.kv_heads} kv heads among {layer.degree} ranks"
     if not traits.stock_recomputes_some and plan.pipeline > 1 and len({each.recompute for each in plan.layers}) > 1:
         yield f"checkpoint: {who} in a pipeline recomputes all layers or none"
