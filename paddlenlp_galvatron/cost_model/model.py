@@ -113,6 +113,11 @@ class CostModel:
         """The reserve on every device, as the user set it."""
         return self.options.context_mib
 
+    @property
+    def task(self) -> Task:
+        """Which weights learn, and whether a reference model runs beside them."""
+        return self.options.task
+
     def reserving(self, context_mib: float) -> CostModel:
         """The same model with this reserve on every device."""
         other = copy(self)

@@ -360,7 +360,7 @@ def _require_agreement(models: Sequence[ModelShape], cost: PricedPlans, options:
         )
     if cost.context_mib != options.reserve_mib:
         faults.append(f"context_mib: {options.reserve_mib}, but {cost.context_mib} in the cost model; make them agree")
-    if cost.options.task != options.trained:
-        faults.append(f"task: {options.trained}, but {cost.options.task} in the cost model; make them agree")
+    if cost.task != options.trained:
+        faults.append(f"task: {options.trained}, but {cost.task} in the cost model; make them agree")
     if faults:
         raise UserError(faults)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..cost_model.costs import Prediction
+from ..cost_model.costs import Prediction, Task
 from ..model import ModelShape
 from ..plan import LayerStrategy, Plan, VocabStrategy
 from ..plan.strategy import Assumptions, Strategy
@@ -103,6 +103,10 @@ class PricedPlans(Prices, Protocol):
     @property
     def context_mib(self) -> float:
         """The reserve on every device."""
+
+    @property
+    def task(self) -> Task:
+        """Which weights learn, and whether a reference model runs beside them."""
 
     @property
     def profile_files(self) -> tuple[ProfileFile, ...]:
