@@ -229,6 +229,9 @@ TABLES = {
         "profiles": Row("missing", "refusal"),
         "seq_length": Row(8, "out"),
         "global_train_batch_size": Row(8, "out"),
+        "max_cp_deg": Row(
+            2, "out", {"MODEL": "llama3.2-1b", "gpus": 64, "seq_length": 8192, "global_train_batch_size": 1}
+        ),
         "tokens": Row(1e6, "out"),
         "json": Row(1, "out"),
     },
