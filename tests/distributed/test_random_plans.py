@@ -51,7 +51,7 @@ def test_random_plans_reach_the_whole_space():
         for ulysses, consecutive in [(False, True), (False, False), (True, True)]
         for dp_type in ("ddp", "zero2", "zero3")
     }
-    assert {layer.context for layer in layers} >= {1, 2, 3, 4, 8}
+    assert {layer.context for layer in layers} >= {1, 2, 3, 4, 6}
     assert {len(case.plan.stages) for case in cases} >= {1, 2, 3, 4}
     assert any(layer.degree > case.shape.kv_heads for case in cases for layer in case.plan.layers)
     assert {(case.shape.family, case.shape.tied_embeddings, case.optimizer) for case in cases} == {
