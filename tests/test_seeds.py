@@ -20,7 +20,7 @@ from seeds_elsewhere import EXCEPTIONS, SHOWN_BY
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.options.group import canonical_options
-from paddlenlp_galvatron.plan import DataParallel, Plan, Schedule, plan_from_dict, read_plan
+from paddlenlp_galvatron.plan import DataParallel, Plan, Recompute, Schedule, plan_from_dict, read_plan
 from paddlenlp_galvatron.profiler.options import PointOptions
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Shape
 from paddlenlp_galvatron.training.prepare import GROUPS, prepare
@@ -338,7 +338,9 @@ CHECKS |= {
     "001 dp_types_enc": reads(lambda plan: plan.layers[1].dp_type is DataParallel.ZERO3),
     "001 default_dp_type": reads(lambda plan: plan.layers[0].dp_type is DataParallel.ZERO2),
     "001 use_sp": reads(lambda plan: [layer.ulysses for layer in plan.layers] == [False, False, True, False]),
-    "001 checkpoint": reads(lambda plan: [layer.recompute for layer in plan.layers] == [True, False, False, False]),
+    "001 checkpoint": reads(
+        lambda plan: [bool(layer.recompute) for layer in plan.layers] == [True, False, False, False]
+    ),
     "001 global_bsz": reads(lambda plan: plan.global_batch == 32, global_bsz=32),
     "001 vtp": reads(lambda plan: plan.vocab.degree == 4, vtp=4),
     "001 vsp": reads(lambda plan: plan.vocab.ulysses, vsp=1),
@@ -353,7 +355,9 @@ CHECKS |= {
         desk.globally(global_train_batch_size=24).global_batch, 24
     ),
     "001 GLOBAL chunks": lambda desk: _same(desk.globally(chunks=2).micro_batches, 2),
-    "001 GLOBAL global_checkpoint": lambda desk: _same(desk.globally(global_checkpoint=1).layers[0].recompute, True),
+    "001 GLOBAL global_checkpoint": lambda desk: _same(
+        desk.globally(global_checkpoint=1).layers[0].recompute, Recompute.FULL
+    ),
     "001 GLOBAL pipeline_type": lambda desk: _same(desk.globally(pipeline_type="gpipe").schedule, Schedule.GPIPE),
     "001 GLOBAL vocab_tp": lambda desk: _same(desk.globally(vocab_tp=4).vocab.tp, 4),
     "001 use_ulysses": lambda desk: _same(desk.globally(global_tp_deg=2, use_ulysses=1).layers[0].ulysses, True),

@@ -52,6 +52,9 @@ class Scripted(ComputationProfiler):
 
     _end = _layer
 
+    def _shares(self, key):
+        return {}
+
     def _optimizer_ms_per_million(self, point):
         return 1.0
 
