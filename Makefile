@@ -16,7 +16,7 @@ LAUNCHING := $(addprefix tests/,distributed profiler trial validation)
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
-	@echo "make test         style, types, room boundaries and tests (at most 20 minutes on two cores)"
+	@echo "make test         style, types, room boundaries and tests (at most 30 minutes on two cores)"
 	@echo "make test-full    the long tests too (at most 80 minutes)"
 	@echo "make validate     predictions held against real steps, on two idle cores (at most 20 minutes)"
 	@echo "make gpu-check    try this node's GPUs in ten minutes, in the active environment (ARGS='--nproc 2 --parts parity')"
