@@ -27,7 +27,8 @@ using Array = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
 // Within these, sums, products and quotients of entries, and of their differences, neither overflow nor vanish.
 constexpr double kSmallest = 1e-60, kLargest = 1e60;
-constexpr py::ssize_t kMostLayers = 100'000, kMostLayerTypes = 8, kMostStrategies = 2'000, kMostVocabs = 2'000, kMostCells = 5'000'000;
+constexpr py::ssize_t kMostLayers = 100'000, kMostLayerTypes = 8, kMostStrategies = 2'000, kMostVocabs = 2'000;
+constexpr py::ssize_t kMostCells = 5'000'000;
 constexpr std::int64_t kMostMicroBatches = 1'000'000, kMostChunks = 1'000;
 
 // Set by one thread to end a search in another.
@@ -159,8 +160,10 @@ std::vector<int> starts_of(const Integers& layers) {
 PassLists lists_of(const Integers& passes, const Integers& runs, py::ssize_t stages, std::int64_t micro_batches) {
   if (micro_batches < 1 || micro_batches > kMostMicroBatches)
     throw py::value_error("micro_batches: give 1 to 1000000");
-  if (passes.ndim() != 2 || passes.shape(1) != 3) throw py::value_error("passes: give kind, chunk and micro-batch of each");
-  if (runs.ndim() != 2 || runs.shape(1) != 4) throw py::value_error("runs: give stage, passes, times and step of each");
+  if (passes.ndim() != 2 || passes.shape(1) != 3)
+    throw py::value_error("passes: give kind, chunk and micro-batch of each");
+  if (runs.ndim() != 2 || runs.shape(1) != 4)
+    throw py::value_error("runs: give stage, passes, times and step of each");
   std::int64_t chunks = 1;
   for (py::ssize_t i = 0; i < passes.shape(0); ++i) {
     const std::int64_t kind = passes.at(i, 0), chunk = passes.at(i, 1);
@@ -193,7 +196,8 @@ PassLists lists_of(const Integers& passes, const Integers& runs, py::ssize_t sta
     of[stage].push_back(std::move(run));
   }
   for (const std::int64_t count : done)
-    if (count != micro_batches) throw py::value_error("passes: not every micro-batch goes forward and backward everywhere");
+    if (count != micro_batches)
+      throw py::value_error("passes: not every micro-batch goes forward and backward everywhere");
   return {static_cast<int>(micro_batches), std::move(of), static_cast<int>(chunks)};
 }
 
@@ -206,7 +210,8 @@ double step_ms(const Integers& passes, const Integers& runs, std::int64_t micro_
   const py::ssize_t chunks = stages * lists.chunks();
   check_shape("forward", forward, {chunks});
   check_shape("backward", backward, {chunks});
-  if (send.ndim() != 1 || send.size() < chunks - 1) throw py::value_error("send: one less than there are chunks of stages");
+  if (send.ndim() != 1 || send.size() < chunks - 1)
+    throw py::value_error("send: one less than there are chunks of stages");
   std::vector<StageTime> times;
   for (py::ssize_t at = 0; at < chunks; ++at)
     times.push_back({forward.at(at), backward.at(at), at < stages ? sync.at(at) : 0});
@@ -214,7 +219,7 @@ double step_ms(const Integers& passes, const Integers& runs, std::int64_t micro_
   return StepTimer(lists)(times, {send.data(), send.data() + send.size()}, poll);
 }
 
-// What pipelines of one chunk a stage and of several have in common; all but what a stage holds.
+// All of a problem but what a stage holds.
 PipelineTables tables_of(py::ssize_t stages, const Integers& layers, std::int64_t micro_batches, const Integers& passes,
                          const Integers& runs, const Array& strategies, const Integers& groups, const Integers& types,
                          const Array& change, const Array& enter, const Array& leave, const Array& vocabs,
@@ -270,58 +275,70 @@ int in_flight_of(std::int64_t count, int micro_batches) {
   return static_cast<int>(count);
 }
 
-std::unique_ptr<Pipeline> make_pipeline(const Integers& layers, std::int64_t micro_batches, const Integers& passes,
-                                        const Integers& runs, const Array& strategies, const Integers& groups,
-                                        const Integers& types, const Array& change, const Array& enter,
-                                        const Array& leave, const Array& vocabs, const Array& vocab_enter,
-                                        const Array& vocab_leave, const Array& middle, const Integers& in_flight,
-                                        const Array& send, double budget) {
-  PipelineTables tables = tables_of(in_flight.size(), layers, micro_batches, passes, runs, strategies, groups, types,
-                                    change, enter, leave, vocabs, vocab_enter, vocab_leave, send, budget);
-  if (tables.passes.chunks() > 1) throw py::value_error("passes: an Interleaved has several chunks a stage");
-  check_all("middle", middle, {6});
-  tables.middle = part_of(middle.data());
-  for (py::ssize_t s = 0; s < in_flight.size(); ++s)
-    tables.in_flight.push_back(in_flight_of(in_flight.data()[s], tables.micro_batches));
-  for (const int count : tables.in_flight) tables.held.push_back({{count}});
-  return std::make_unique<Pipeline>(std::move(tables));
-}
+// What a stage of one chunk holds: micro-batches in flight, a number a stage.
+struct OneChunk {
+  using Searched = Pipeline;
 
-std::unique_ptr<PathGame> make_interleaved(const Integers& layers, std::int64_t micro_batches, const Integers& passes,
-                                              const Integers& runs, const Array& strategies, const Integers& groups,
-                                              const Integers& types, const Array& change, const Array& enter,
-                                              const Array& leave, const Array& vocabs, const Array& vocab_enter,
-                                              const Array& vocab_leave, const Array& middle, const Integers& in_flight,
-                                              const Array& send, double budget) {
-  if (in_flight.ndim() != 2 || in_flight.shape(0) < 1 || in_flight.shape(1) < 3)
-    throw py::value_error("in_flight: give stage and micro-batches of each of its chunks, a moment a row");
-  const std::int64_t stages = in_flight.at(in_flight.shape(0) - 1, 0) + 1;
-  if (stages < 2 || stages > kMostLayers) throw py::value_error("in_flight: fewer than two stages, or too many");
-  PipelineTables tables = tables_of(stages, layers, micro_batches, passes, runs, strategies, groups, types, change, enter,
-                                    leave, vocabs, vocab_enter, vocab_leave, send, budget);
-  if (layers.size() > 1) throw py::value_error("layers: those of stages of several chunks are of one type");
-  if (in_flight.shape(1) != 1 + tables.passes.chunks()) throw py::value_error("in_flight: not as many chunks as in passes");
-  if (tables.layers < stages * tables.passes.chunks()) throw py::value_error("layers: fewer than chunks");
-  check_all("middle", middle, {2, 6});
-  tables.middle = part_of(middle.data(0));
-  tables.later = part_of(middle.data(1));
-  tables.held.resize(stages);
-  for (py::ssize_t row = 0; row < in_flight.shape(0); ++row) {
-    const std::int64_t stage = in_flight.at(row, 0);
-    if (stage < 0 || stage >= stages) throw py::value_error("in_flight: a stage is out of range");
-    std::vector<int> moment;
-    for (int chunk = 0; chunk < tables.passes.chunks(); ++chunk) {
-      const std::int64_t count = in_flight.at(row, 1 + chunk);
-      moment.push_back(count == 0 ? 0 : in_flight_of(count, tables.micro_batches));
-    }
-    tables.held[stage].push_back(std::move(moment));
+  static py::ssize_t stages(const Integers& in_flight) { return in_flight.size(); }
+
+  static void fill(PipelineTables& tables, const Array& middle, const Integers& in_flight) {
+    if (tables.passes.chunks() > 1) throw py::value_error("passes: an Interleaved has several chunks a stage");
+    check_all("middle", middle, {6});
+    tables.middle = part_of(middle.data());
+    for (py::ssize_t s = 0; s < in_flight.size(); ++s)
+      tables.in_flight.push_back(in_flight_of(in_flight.data()[s], tables.micro_batches));
+    for (const int count : tables.in_flight) tables.held.push_back({{count}});
   }
-  for (const auto& moments : tables.held)
-    if (moments.empty()) throw py::value_error("in_flight: a stage is missing");
-  return std::make_unique<PathGame>(std::move(tables));
+};
+
+// What a stage of several chunks holds: stage and micro-batches in flight of each of its chunks, a moment a row.
+struct SeveralChunks {
+  using Searched = PathGame;
+
+  static py::ssize_t stages(const Integers& in_flight) {
+    if (in_flight.ndim() != 2 || in_flight.shape(0) < 1 || in_flight.shape(1) < 3)
+      throw py::value_error("in_flight: give stage and micro-batches of each of its chunks, a moment a row");
+    const std::int64_t stages = in_flight.at(in_flight.shape(0) - 1, 0) + 1;
+    if (stages < 2 || stages > kMostLayers) throw py::value_error("in_flight: fewer than two stages, or too many");
+    return stages;
+  }
+
+  static void fill(PipelineTables& tables, const Array& middle, const Integers& in_flight) {
+    const int chunks = tables.passes.chunks();
+    if (tables.type_count() > 1) throw py::value_error("layers: those of stages of several chunks are of one type");
+    if (in_flight.shape(1) != 1 + chunks) throw py::value_error("in_flight: not as many chunks as in passes");
+    if (tables.layers < tables.stages * chunks) throw py::value_error("layers: fewer than chunks");
+    check_all("middle", middle, {2, 6});
+    tables.middle = part_of(middle.data(0));
+    tables.later = part_of(middle.data(1));
+    tables.held.resize(tables.stages);
+    for (py::ssize_t row = 0; row < in_flight.shape(0); ++row) {
+      const std::int64_t stage = in_flight.at(row, 0);
+      if (stage < 0 || stage >= tables.stages) throw py::value_error("in_flight: a stage is out of range");
+      std::vector<int> moment;
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        const std::int64_t count = in_flight.at(row, 1 + chunk);
+        moment.push_back(count == 0 ? 0 : in_flight_of(count, tables.micro_batches));
+      }
+      tables.held[stage].push_back(std::move(moment));
+    }
+    for (const auto& moments : tables.held)
+      if (moments.empty()) throw py::value_error("in_flight: a stage is missing");
+  }
+};
+
+template <class Chunks>
+std::unique_ptr<typename Chunks::Searched> make_pipelines(
+    const Integers& layers, std::int64_t micro_batches, const Integers& passes, const Integers& runs,
+    const Array& strategies, const Integers& groups, const Integers& types, const Array& change, const Array& enter,
+    const Array& leave, const Array& vocabs, const Array& vocab_enter, const Array& vocab_leave, const Array& middle,
+    const Integers& in_flight, const Array& send, double budget) {
+  PipelineTables tables = tables_of(Chunks::stages(in_flight), layers, micro_batches, passes, runs, strategies, groups,
+                                    types, change, enter, leave, vocabs, vocab_enter, vocab_leave, send, budget);
+  Chunks::fill(tables, middle, in_flight);
+  return std::make_unique<typename Chunks::Searched>(std::move(tables));
 }
 
-// Of pipelines of one chunk a stage, or of several.
 template <class Searched>
 double bound_of(Searched& pipeline, const Cancel* cancel) {
   Poll poll = poll_for(cancel);
@@ -360,6 +377,25 @@ py::object pipeline_least_memory(const Pipeline& pipeline, const Cancel* cancel)
   return named("LeastMemory", least.budget, least.vocab, least.division, least.strategy);
 }
 
+template <class Chunks>
+py::class_<typename Chunks::Searched> bind_pipelines(py::module_& module, const char* name, const char* about) {
+  using Searched = typename Chunks::Searched;
+  py::class_<Searched> pipelines(module, name, about);
+  pipelines
+      .def(py::init(&make_pipelines<Chunks>), py::kw_only(), py::arg("layers"), py::arg("micro_batches"),
+           py::arg("passes"), py::arg("runs"), py::arg("strategies"), py::arg("groups"), py::arg("types"),
+           py::arg("change"), py::arg("enter"), py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"),
+           py::arg("vocab_leave"), py::arg("middle"), py::arg("in_flight"), py::arg("send"), py::arg("budget_mib"))
+      .def("bound", &bound_of<Searched>, py::arg("cancel") = nullptr,
+           "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
+      .def("tight_bound", &tight_bound_of<Searched>, py::arg("limit_ms"), py::arg("cancel") = nullptr,
+           "A better one, stage by stage. The limit where nothing takes less.")
+      .def("solve", &solved<Searched>, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr,
+           "The fastest plan: vocabulary strategy, layers of each stage and chunk, strategy of each layer. Infinite "
+           "and -1 where nothing takes less than the limit.");
+  return pipelines;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(galvatron_dp_core, module) {
@@ -388,35 +424,14 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
              py::arg("backward_ms"), py::arg("sync_ms"), py::arg("send_ms"),
              "Time of one step; see paddlenlp_galvatron.cost_model.simulate.");
 
-  py::class_<Pipeline>(module, "Pipeline",
-                       "Pipelines of layers; see paddlenlp_galvatron.search.tables for the arrays. A strategy's "
-                       "and a vocabulary part's six numbers: forward, backward, sync (ms), states, activation, working "
-                       "(MiB); a change's two: forward, backward (ms).")
-      .def(py::init(&make_pipeline), py::kw_only(), py::arg("layers"), py::arg("micro_batches"), py::arg("passes"),
-           py::arg("runs"), py::arg("strategies"), py::arg("groups"), py::arg("types"), py::arg("change"), py::arg("enter"),
-           py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("middle"),
-           py::arg("in_flight"), py::arg("send"), py::arg("budget_mib"))
-      .def("bound", &bound_of<Pipeline>, py::arg("cancel") = nullptr,
-           "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
-      .def("tight_bound", &tight_bound_of<Pipeline>, py::arg("limit_ms"), py::arg("cancel") = nullptr,
-           "A better one: stages at their exact optima. The limit where nothing takes less.")
-      .def("solve", &solved<Pipeline>, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr,
-           "The fastest plan: vocabulary strategy, layers of each stage, strategy of each layer. Infinite and -1 where "
-           "nothing takes less than the limit.")
+  bind_pipelines<OneChunk>(module, "Pipeline",
+                           "Pipelines of layers; see paddlenlp_galvatron.search.tables for the arrays. A strategy's and "
+                           "a vocabulary part's six numbers: forward, backward, sync (ms), states, activation, working "
+                           "(MiB); a change's two: forward, backward (ms).")
       .def("least_memory", &pipeline_least_memory, py::arg("cancel") = nullptr,
            "The plan that needs least on a device.");
 
-  py::class_<PathGame>(module, "Interleaved",
-                          "Pipelines whose stages have several chunks of layers. Arrays as Pipeline's, but `middle` twice "
-                          "(in a stage's first chunk, in a later one) and `in_flight` by moments.")
-      .def(py::init(&make_interleaved), py::kw_only(), py::arg("layers"), py::arg("micro_batches"), py::arg("passes"),
-           py::arg("runs"), py::arg("strategies"), py::arg("groups"), py::arg("types"), py::arg("change"), py::arg("enter"),
-           py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("middle"),
-           py::arg("in_flight"), py::arg("send"), py::arg("budget_mib"))
-      .def("bound", &bound_of<PathGame>, py::arg("cancel") = nullptr,
-           "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
-      .def("tight_bound", &tight_bound_of<PathGame>, py::arg("limit_ms"), py::arg("cancel") = nullptr,
-           "A better one. The limit where nothing takes less.")
-      .def("solve", &solved<PathGame>, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr,
-           "As Pipeline's; layers of each chunk.");
+  bind_pipelines<SeveralChunks>(module, "Interleaved",
+                                "Pipelines whose stages have several chunks of layers. Arrays as Pipeline's, but "
+                                "`middle` twice (in a stage's first chunk, in a later one) and `in_flight` by moments.");
 }

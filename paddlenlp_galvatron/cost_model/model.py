@@ -199,7 +199,7 @@ class CostModel:
             sharded = self.assumed.sequence_parallel
             source, target = (token_layout(strategy, stage_size, sharded) for strategy in (before, after))
             self._switches[key] = (
-                self.options.task.forwards * self._move_ms(source, target, micro_batch, layer_type),
+                self.task.forwards * self._move_ms(source, target, micro_batch, layer_type),
                 self._move_ms(target, source, micro_batch, layer_type),
             )
         return self._switches[key]
@@ -207,7 +207,7 @@ class CostModel:
     def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int, layer_type: int = 0) -> float:
         """Time in ms of one micro-batch's hand-over to the next stage, and of its gradient's back: each rank sends
         its own slice of a layer type's tokens to its peer."""
-        tokens = self.options.task.forwards * self._token_bytes(micro_batch, layer_type)
+        tokens = self.task.forwards * self._token_bytes(micro_batch, layer_type)
         return self.network.send_ms(pipeline, tokens / stage_size / MIB)
 
     def stage_memory(self, chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -> StageMemory:
@@ -376,7 +376,7 @@ class CostModel:
         others = samples * others_mib(model, mesh, seq, self.assumed)
         working += others  # their gradients
         products = product_share(model, seq)
-        if self.options.task.frozen:
+        if self.task.frozen:
             times = frozen_times(times, products)
         recompute, again_ms = strategy.recompute, 0.0
         if recompute is Recompute.FULL:
@@ -396,7 +396,7 @@ class CostModel:
         room = Room(activation, working)
         times = PassTimes(times.forward_ms, times.backward_ms, again_ms)
         cost = self._trained(strategy, mesh, pipeline, calls, times, held, whole, room)
-        if (rank := self.options.task.adapter_rank) is None:
+        if (rank := self.task.adapter_rank) is None:
             return cost
         setting = self._setting(stage_size, micro_batch, layer_type)
         adapters = adapter_weights(model, strategy.tp, rank)
@@ -425,7 +425,7 @@ class CostModel:
             role, vocab.tp, seq, self.assumed.sequence_parallel, samples / split
         )
         held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES))
-        if self.options.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
+        if self.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
             times = PassTimes(times.forward_ms, 0.0 if role == "first" else parts[-1].forward_ms)
         whole = self._whole_gradients(micro_batches)
         cost = self._trained(vocab, mesh, pipeline, calls, times, held, whole, Room(kept, peak - kept))
@@ -469,7 +469,7 @@ class CostModel:
         room: Room,
     ) -> LayerCost:
         """Cost of a module's own weights as the task has it: learning or frozen, with a reference model's or alone."""
-        task = self.options.task
+        task = self.task
         if task == Task():
             return self._cost(strategy, mesh, pipeline, calls, times, weights, whole, room)
         states = frozen_states(self.state_bytes)

@@ -63,6 +63,7 @@ class Nodes:
                 "PADDLE_TRAINER_ID": str(first + local),
                 "PADDLE_TRAINERS_NUM": str(world_size),
                 "PADDLE_RANK_IN_NODE": str(local),
+                "PADDLE_LOCAL_SIZE": str(ranks_per_node),
                 "PADDLE_CURRENT_ENDPOINT": endpoint,
                 "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
                 **inside,

@@ -15,7 +15,7 @@ from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, MOST_RANKS, Layers, Number, Ranks, Samples, Size
 from ..base.reading import read_json
 from ..base.writing import write_text
-from ..model import Recompute
+from ..model.layer import PARTLY, Recompute
 from .check import require_valid
 from .fields import Degrees, Division, Flag, Flags, Ones, Recomputes, parse
 from .formats.published import as_current
@@ -204,7 +204,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 def _partly(layers: Sequence[LayerStrategy]) -> bool:
     """Whether any layer recomputes some parts alone, so that `checkpoint` does not tell it."""
-    return any(layer.recompute not in (Recompute.NONE, Recompute.FULL) for layer in layers)
+    return any(layer.recompute in PARTLY for layer in layers)
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:

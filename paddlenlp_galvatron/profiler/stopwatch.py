@@ -15,6 +15,7 @@ import paddle.distributed as dist
 
 from ..runtime import device
 from ..runtime.collectives import all_gather
+from ..runtime.processors import of_host as processors_of_host
 from .clock import PROCESSOR, WALL, Array, clock
 
 LEAST_LAPS, MOST_LAPS, BRIEF_LAPS = 3, 100, 12  # or series of laps
@@ -97,7 +98,7 @@ class Stopwatch:
         self._clock = clock()
         self._budget_ms = budget_ms
         self._deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
-        ranks, processors = per_node or world_size, len(os.sched_getaffinity(0))
+        ranks, processors = per_node or world_size, len(processors_of_host())
         self.pinned = not device.on_gpu() and ranks <= processors  # whether each rank has processors of its own
         self.shared = not device.on_gpu() and ranks > processors  # or they share them
         threads = int(os.environ.get("OMP_NUM_THREADS", "1"))

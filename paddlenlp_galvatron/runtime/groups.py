@@ -20,7 +20,7 @@ from ..launch.out_of_memory import is_out_of_memory, tell_out_of_memory
 from ..launch.status import RankOutcome
 from ..launch.store import connect
 from ..plan import GalvatronError, UserError
-from . import cpu_backend, device, paddle_private, under_way
+from . import cpu_backend, device, paddle_private, processors, under_way
 
 Ranks = tuple[int, ...]
 
@@ -56,13 +56,14 @@ def start_world() -> tuple[int, int]:
         with status.waiting("the start of all ranks"):
             dist.init_parallel_env()
     if world_size > 1:
-        _watched()
+        _settled()
     return rank, world_size
 
 
 @cache
-def _watched() -> None:
+def _settled() -> None:
     """Once, whoever started the world."""
+    processors.settle()
     under_way.watch()
 
 

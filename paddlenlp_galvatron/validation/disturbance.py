@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 
 STAT = Path("/proc/stat")
-IDLE_FIELDS = (3, 4)  # of the line's numbers: idle, iowait (proc_stat(5))
+IDLE_FIELDS = (1, 3, 4)  # of the line's numbers: nice (it gives way), idle, iowait (proc_stat(5))
 COUNTED_FIELDS = 8  # up to steal; guests' time is within user's
 NOTEWORTHY = 0.05  # of the processors' time
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from ..adapters import load_family
 from ..plan import Plan
-from ..profiler.cpu_host.processors import pinned
 from ..profiler.journal import Journal
 from ..profiler.launcher import report_progress
 from ..profiler.stopwatch import Stopwatch
@@ -42,12 +41,11 @@ def main() -> None:
     journal = Journal.open(work.output, JOURNAL, work.identity, rank, world_size, fresh=False)
     stopwatch = Stopwatch(world_size, work.ranks_per_node, time_budget_s=work.seconds)
     groups, plans = Groups(rank), work.read_plans()
-    with pinned(rank % work.ranks_per_node, work.ranks_per_node):
-        for number, plan in enumerate(plans):
-            if stopwatch.is_late():
-                break
-            report_progress(number, len(plans))
-            journal.get(key_of(plan), partial(_measure, work, plan, groups, stopwatch))
+    for number, plan in enumerate(plans):
+        if stopwatch.is_late():
+            break
+        report_progress(number, len(plans))
+        journal.get(key_of(plan), partial(_measure, work, plan, groups, stopwatch))
 
 
 def _measure(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch) -> dict[str, Any]:

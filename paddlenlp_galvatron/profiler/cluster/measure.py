@@ -21,9 +21,8 @@ from ...profiles import Collective, MessageGroup
 from ...runtime import collectives
 from ...runtime.groups import Groups, Ranks, run_as_rank, start_world
 from ...runtime.precision import DTYPES
+from ...runtime.processors import shares
 from ..clock import Array
-from ..cpu_host.placement import ProcessorPlacement
-from ..cpu_host.processors import awake, pinned, shares
 from ..journal import Journal
 from ..launcher import fingerprint, impossible_note, report_note, report_progress
 from ..options import KINDS, HardwareOptions, HardwarePart
@@ -31,6 +30,7 @@ from ..refine import coarse, uncertain
 from ..stopwatch import Stopwatch, Timing
 from .messages import ENOUGH, MessagePoint, Messages, Turn, Turns, doubtful, timings
 from .overlap import overlap_coefficient, overlapping_kinds, overlapping_ranks
+from .placement import ProcessorPlacement
 from .summary import apart_note, hardware_profile, overlap_key
 
 ROUNDS = 3  # everything is measured so often, at different times
@@ -217,10 +217,9 @@ def main() -> None:
     report_note(*journal.kept_note)
     stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
     processors = [share[0] for share in shares(per_node)] if rank % per_node == 0 else []
-    with pinned(rank % per_node, per_node, stopwatch.pinned), awake(stopwatch.pinned) as spinners:
-        # Between hosts the link takes far longer than what processors of one of them do.
-        placement = ProcessorPlacement(stopwatch, spinners, processors, stopwatch.pinned and options.num_nodes == 1)
-        HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal, placement).measure()
+    # Between hosts the link takes far longer than what processors of one of them do.
+    placement = ProcessorPlacement(stopwatch, processors, stopwatch.pinned and options.num_nodes == 1)
+    HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal, placement).measure()
     report_note(*apart_note(journal))
     if rank == 0:
         profile = hardware_profile(

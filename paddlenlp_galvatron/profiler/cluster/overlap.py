@@ -14,7 +14,7 @@ from ...profiles import Collective
 from ...runtime import collectives, device
 from ...runtime.groups import Groups, Ranks
 from ...runtime.precision import Numbers
-from ..cpu_host.processors import pinned
+from ...runtime.processors import pinned
 from ..stopwatch import Stopwatch
 
 MESSAGE_MIB = 4

@@ -10,7 +10,6 @@ from ...plan import Precision
 from ...profiles import Meta
 from ...runtime.device import on_gpu
 from ...runtime.groups import run_as_rank, start_world
-from ..cpu_host.processors import pinned
 from ..journal import Journal
 from ..launcher import fingerprint, impossible_note, report_note, report_progress
 from ..stopwatch import Stopwatch
@@ -52,8 +51,7 @@ def main() -> None:
             not options.every_size,
             flash,
         )
-        with pinned(rank % per_node, per_node, stopwatch.pinned):
-            computation.measure(points, run.degrees, lambda done: report_progress(done, timed + measured))
+        computation.measure(points, run.degrees, lambda done: report_progress(done, timed + measured))
         if rank == 0:
             profile = computation_profile(journal, shapes, precision, meta)
             report_note(*impossible_note(profile.meta))

@@ -1,0 +1,123 @@
+"""The processors of a host whose ranks compute on CPU: each rank has its own, if there are enough, and they stay awake.
+
+A processor that waits halts. A virtual one can then take milliseconds to wake, far longer than most messages, so that
+a step of many small ones took up to twice as long.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from .device import on_gpu
+
+# Runs whenever nothing else wants the processor, and ends with the process that started it.
+SPIN = """
+import os, sys
+os.nice(19)
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == int(sys.argv[2]):
+    pass
+"""
+TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+@cache
+def of_host() -> tuple[int, ...]:
+    """The processors that the ranks of this host share, as this process found them when it first asked."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def shares(ranks: int) -> list[list[int]]:
+    """The processors of each of `ranks` on this host; none where there are fewer processors than ranks.
+
+    Of the threads of a core one alone, if there are enough cores: they slow each other down."""
+    processors = _one_a_core() if len(_one_a_core()) >= ranks else list(of_host())
+    each = len(processors) // ranks
+    return [processors[each * index : each * (index + 1)] for index in range(ranks if each else 0)]
+
+
+def settle() -> None:
+    """Give this rank, if it computes on CPU, its share of the processors for as long as it lives, and keep them awake.
+
+    One that is alone on its host waits for nobody, and is left where it is.
+    """
+    index, ranks = _place_on_host()
+    if ranks > 1 and index < len(parts := shares(ranks)):
+        _move(parts[index])
+        keep_awake(parts[index])
+
+
+@contextmanager
+def pinned(index: int, ranks: int, wanted: bool = True) -> Iterator[None]:
+    """Run all threads of this process meanwhile on the share of rank `index` of `ranks` on this host, where that is
+    wanted and there are enough processors."""
+    mine = sorted(os.sched_getaffinity(0))
+    parts = shares(ranks)
+    if not wanted or index >= len(parts):
+        yield
+        return
+    _move(parts[index])
+    try:
+        yield
+    finally:
+        _move(mine)
+
+
+def keep_awake(processors: Iterable[int]) -> None:
+    """Keep these from halting, until this process ends."""
+    _spinners.extend(
+        subprocess.Popen(
+            [sys.executable, "-S", "-c", SPIN, str(processor), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for processor in processors
+    )
+
+
+@contextmanager
+def halting() -> Iterator[None]:
+    """Let processors halt meanwhile that were kept awake."""
+    _tell(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _tell(signal.SIGCONT)
+
+
+_spinners: list[subprocess.Popen[bytes]] = []
+
+
+def _tell(number: signal.Signals) -> None:
+    for process in _spinners:
+        process.send_signal(number)
+
+
+def _place_on_host() -> tuple[int, int]:
+    """(number among the ranks of this host, how many they are), as the launcher has it; on GPUs it is alone."""
+    if on_gpu():
+        return 0, 1
+    return int(os.environ.get("PADDLE_RANK_IN_NODE", "0")), int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
+
+
+def _one_a_core() -> list[int]:
+    first: dict[str, int] = {}  # of each core, by its threads
+    for processor in of_host():
+        path = Path(TOPOLOGY.format(processor))
+        first.setdefault(path.read_text() if path.exists() else str(processor), processor)
+    return list(first.values())
+
+
+def _move(processors: Sequence[int]) -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread.name), processors)
