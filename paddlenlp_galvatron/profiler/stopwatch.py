@@ -57,7 +57,7 @@ class Timing:
         if shared:
             return cls(_trimmed_mean(every), whole.spread)
         return cls(
-            _mean_of_quickest([_mean_of_quickest(laps, QUICK_LAPS) for laps in turns], QUICK_TURNS), whole.spread
+            _mean_of_quickest([float(np.mean(laps)) for laps in turns], QUICK_TURNS), whole.spread
         )
 
     @property
@@ -126,7 +126,7 @@ class Stopwatch:
         Ranks that share processors do some work before each: the time is what the operation adds to the work's, their
         waiting for one another included, as in training; it is the mean over the ranks.
         """
-        if self.shared:
+        if self.shared or (self.pinned and self.world is not None):
             return self._after_work(operation)
         inner = max(1, round(SHORTEST_LAP_MS / self._warm_ms(operation))) if device.on_gpu() else 1
 

@@ -86,7 +86,7 @@ class HardwareProfiler:
         """Measure all that the journal does not know."""
         self.groups.create(set(self._communicators()))
         wanted = curves(self.options, self.world_size)
-        rounds = PINNED_ROUNDS if self.placement.matters else ROUNDS
+        rounds = PINNED_ROUNDS if self.stopwatch.pinned else ROUNDS
         kinds = overlapping_kinds() if HardwarePart.OVERLAP in self.options.parts and self.world_size > 1 else []
         overlaps = [(kind, turn) for turn in range(max(rounds, OVERLAPS)) for kind in kinds]
         done, total = 0, rounds * len(wanted) + len(overlaps)
@@ -218,7 +218,7 @@ def main() -> None:
     stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
     processors = [share[0] for share in shares(per_node)] if rank % per_node == 0 else []
     # Between hosts the link takes far longer than what processors of one of them do.
-    placement = ProcessorPlacement(stopwatch, processors, stopwatch.pinned and options.num_nodes == 1)
+    placement = ProcessorPlacement(stopwatch, processors, False)
     HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal, placement).measure()
     report_note(*apart_note(journal))
     if rank == 0:
