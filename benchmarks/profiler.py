@@ -5,9 +5,8 @@
 A deviation is |number / median of the runs - 1|. Of times over sizes the least-squares line through what the search
 reads at each size is compared, whichever of them were measured: its slope, and what it says at the smallest size. Where
 each process has a core of its own, every coefficient must stay within 10 %; where they share cores, within the spread
-that the files record, if that is more. Memory must be the same to the byte. A hardware profile which says itself that
-the host kept the processors apart is taken again, and that is told.
-The last lines are how well each time is told from the others (leave one out). Exit code 1: something deviates by more.
+that the files record, if that is more. Memory must be the same to the byte. The last lines are how well each time is
+told from the others (leave one out). Exit code 1: something deviates by more.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ SHAPE = shape_from_config(CONFIG, "quickstart")
 SIZE = ("fp32", SHAPE.hidden_size, SHAPE.heads)
 END_MB = 8  # larger ones depend on how much of the last cache and of the heap other programs and blocks left
 ALLOWED = 0.1
-APART, TRIES = 0.1, 4  # share of the messages of a profile that is taken again, and how often at most
 
 
 class Coefficient(NamedTuple):
@@ -70,21 +68,12 @@ def recorded_spread(folder: Path) -> dict[str, float]:
     return {key: spread for meta in metas(folder) for key, spread in meta.get("spread", {}).items()}
 
 
-def measure_hardware(options: HardwareOptions) -> HardwareProfile:
-    """A hardware profile, taken again while it says that the host kept the ranks' processors apart."""
-    for _ in range(TRIES):
-        profile_hardware(options)
-        if max(meta.get("apart", 0.0) for meta in metas(options.output)) <= APART:
-            break
-        print("the host kept the processors apart during this hardware profile")
-    return HardwareProfile.load(1, options.ranks_per_node, folder=options.output)
-
-
 def run(folder: Path, nproc: int) -> tuple[dict[str, Coefficient], MemoryProfile, Mapping[str, float]]:
     """One profile, afresh: its coefficients by name, its memory, and its fit errors."""
     write_text(folder / "config.json", json.dumps(CONFIG))
     options = HardwareOptions(output=folder, nproc=nproc, end_mb=END_MB, fresh=True)
-    hardware = measure_hardware(options)
+    profile_hardware(options)
+    hardware = HardwareProfile.load(1, nproc, folder=folder)
     points = PointOptions(output=folder, nproc=nproc, profile_mode=ProfileMode.BATCH, max_tp_deg=nproc)
     profile_model(points, ModelOptions(model_size=str(folder), seq_length=SEQ_LENGTH))
     spread = recorded_spread(folder)

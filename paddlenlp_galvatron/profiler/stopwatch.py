@@ -18,13 +18,13 @@ from ..runtime.collectives import all_gather
 from ..runtime.processors import of_host as processors_of_host
 from .clock import PROCESSOR, WALL, Array, clock
 
-LEAST_LAPS, MOST_LAPS, BRIEF_LAPS = 3, 100, 12  # or series of laps
+LEAST_LAPS, MOST_LAPS = 3, 100  # or series of laps
 SERIES = 4  # laps of a message between two common starts: ranks in a row of many stay in step, or out of it, for long
-QUICK_LAPS, QUICK_TURNS = 1 / 3, 3 / 4  # shares whose mean counts: with these, profiles agreed best
+QUICK_TURNS = 3 / 4  # share of the turns whose mean counts
 LEAST_SPREAD = 0.1  # of any time, where two are told apart: fewer laps show less than there is
 STEADY = 0.05  # two turns that differ by no more confirm each other
 SHORTEST_LAP_MS = 5.0  # operations that a GPU does sooner are started several times in a lap
-WORK_MS = 6.0  # processor time between two messages of ranks that share processors: about that of a small layer
+WORK_MS = 6.0  # processor time between two messages on CPU: about that of a small layer
 WORK_LAPS = 7  # of such messages in a turn: a single one is off by 40 % (standard deviation)
 MATRIX = 256  # side of the matrices that are multiplied as work
 
@@ -44,21 +44,14 @@ class Timing:
         return cls(float(middle), float((high - low) / middle))
 
     @classmethod
-    def of_turns(cls, turns: Sequence[Sequence[float]], shared: bool = False) -> Timing:
+    def of_turns(cls, turns: Sequence[Sequence[float]]) -> Timing:
         """Of laps that were run in turns, at different times.
 
-        What disturbs them, a lap or a turn, only adds time: of each turn the quickest laps count, of the turns the
-        quicker ones. Their means do, as many messages take one of two times, and a quantile would jump between them.
-        Ranks that share processors (`shared`) disturb each other, and will in training, where times add up: there it
-        is the mean of all laps but the tenth at either end. The spread is that of all laps.
+        What happens within a turn happens in training, where times add up: its mean counts. What disturbs a turn from
+        outside only adds time, so the quicker ones count. The spread is that of all laps.
         """
-        every = np.concatenate(turns)
-        whole = cls.of(every)
-        if shared:
-            return cls(_trimmed_mean(every), whole.spread)
-        return cls(
-            _mean_of_quickest([float(np.mean(laps)) for laps in turns], QUICK_TURNS), whole.spread
-        )
+        means = sorted(_trimmed_mean(laps) for laps in turns)
+        return cls(float(np.mean(means[: max(1, int(QUICK_TURNS * len(means)))])), cls.of(np.concatenate(turns)).spread)
 
     @property
     def low_ms(self) -> float:
@@ -71,13 +64,9 @@ class Timing:
         return self.ms * (1 + max(self.spread, LEAST_SPREAD) / 2)
 
 
-def _trimmed_mean(times: Array) -> float:
+def _trimmed_mean(times: Sequence[float]) -> float:
     ends = len(times) // 10
     return float(np.mean(np.sort(times)[ends : len(times) - ends]))
-
-
-def _mean_of_quickest(times: Sequence[float], share: float) -> float:
-    return float(np.mean(sorted(times)[: max(1, int(share * len(times)))]))
 
 
 def confirmed(turns_ms: Sequence[float]) -> bool:
@@ -119,14 +108,15 @@ class Stopwatch:
         return bool(all_gather(paddle.full([1], float(holds)), self.world).numpy().any())
 
     def together(self, operation: Operation) -> Array:
-        """Times in ms [laps, ranks or 1] of an operation that the ranks do together, such as a collective: short series
-        of laps one after the other, so that each but the first, which does not count, begins when the ranks are done
-        with the one before.
+        """Times in ms [laps, ranks or 1] of an operation that the ranks do together, such as a collective: on GPUs
+        short series of laps one after the other, so that each but the first, which does not count, begins when the
+        ranks are done with the one before.
 
-        Ranks that share processors do some work before each: the time is what the operation adds to the work's, their
-        waiting for one another included, as in training; it is the mean over the ranks.
+        On CPU the ranks do some work before each: the time is what the operation adds to the work's, their waiting for
+        one another included, as in training; it is the mean over the ranks. In a row, without work between them, small
+        messages took a quarter of that.
         """
-        if self.shared or (self.pinned and self.world is not None):
+        if not device.on_gpu() and self.world is not None:
             return self._after_work(operation)
         inner = max(1, round(SHORTEST_LAP_MS / self._warm_ms(operation))) if device.on_gpu() else 1
 
@@ -175,10 +165,6 @@ class Stopwatch:
     def once(self, operation: Operation) -> float:
         """Time in ms of one run of an operation that the ranks do together, the slowest rank's."""
         return float(self._laps([operation], 1)[..., WALL].max())
-
-    def brief(self, operation: Operation) -> float:
-        """Time in ms of an operation that the ranks do together: the first quartile of a few laps, not warmed up."""
-        return float(np.percentile(self._laps([operation], BRIEF_LAPS)[..., WALL].max(axis=(1, 2)), 25))
 
     def _warm_ms(self, operation: Operation) -> float:
         """Time in ms of its second run: the first one's has the ranks' uneven start."""

@@ -7,7 +7,6 @@ a step of many small ones took up to twice as long.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -73,33 +72,9 @@ def pinned(index: int, ranks: int, wanted: bool = True) -> Iterator[None]:
 
 def keep_awake(processors: Iterable[int]) -> None:
     """Keep these from halting, until this process ends."""
-    _spinners.extend(
-        subprocess.Popen(
-            [sys.executable, "-S", "-c", SPIN, str(processor), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for processor in processors
-    )
-
-
-@contextmanager
-def halting() -> Iterator[None]:
-    """Let processors halt meanwhile that were kept awake."""
-    _tell(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        _tell(signal.SIGCONT)
-
-
-_spinners: list[subprocess.Popen[bytes]] = []
-
-
-def _tell(number: signal.Signals) -> None:
-    for process in _spinners:
-        process.send_signal(number)
+    for processor in processors:
+        words = [sys.executable, "-S", "-c", SPIN, str(processor), str(os.getpid())]
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _place_on_host() -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def prepare(folder: Path) -> None:
 def _as_rank(module: Any, argument: str, parts: tuple[str, ...]) -> dict[str, Any]:
     """What a rank's `main` builds from its argument, by name: the arguments of everything that measures or writes."""
     built = {name: MagicMock(name=name) for name in parts}
-    idle = {"start_world": lambda: (0, 1), "fingerprint": lambda *_, **__: DEVICE, "pinned": lambda *_: nullcontext()}
+    idle = {"start_world": lambda: (0, 1), "fingerprint": lambda *_, **__: DEVICE}
     idle |= {name: MagicMock(return_value=[]) for name in ("impossible_note", "report_note", "report_progress")}
     idle |= {"load_family": lambda name: name} if module is model else {}
     with patch.multiple(module, **built, **idle), patch.object(sys, "argv", ["", argument]):
@@ -67,8 +67,7 @@ class ProfileSeen(Seen):
     @property
     def hardware(self) -> dict[str, Any] | None:
         """What the ranks of a hardware profile build."""
-        parts = ("Stopwatch", "Journal", "hardware_profile", "HardwareProfiler", "Groups", "awake")
-        parts += ("ProcessorPlacement",)
+        parts = ("Stopwatch", "Journal", "hardware_profile", "HardwareProfiler", "Groups")
         return _as_rank(hardware, self.calls["hardware"], parts) if self.options else None
 
     @property

@@ -1,8 +1,8 @@
 import pytest
 
 from paddlenlp_galvatron.profiler.cluster.measure import curves
-from paddlenlp_galvatron.profiler.cluster.messages import ENOUGH, MessagePoint, Messages, Turn, doubtful
-from paddlenlp_galvatron.profiler.cluster.summary import apart_note, hardware_profile
+from paddlenlp_galvatron.profiler.cluster.messages import MessagePoint, doubtful, measured
+from paddlenlp_galvatron.profiler.cluster.summary import hardware_profile
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.options import HardwareOptions, HardwarePart
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
@@ -21,7 +21,7 @@ def journal(**changed) -> Journal:
         MessagePoint(PAIR, 8.0, 0): [8.0, 8.0, 8.0],
         MessagePoint(SENDS, 8.0, 0): [4.0, 4.0, 4.0],
     }
-    known = {point.key: Turn(0, ms) for point, ms in laps.items()}
+    known = {point.key: ms for point, ms in laps.items()}
     return Journal({**known, "overlap_coe 0": 1.2, "overlap_coe 1": 1.3, **changed})
 
 
@@ -34,9 +34,9 @@ def test_a_point_of_the_journal_is_known_by_its_key():
         assert MessagePoint.from_key(point.key) == point
 
 
-def test_the_quicker_laps_count_and_the_largest_message_says_the_bandwidth():
+def test_the_quicker_turns_count_and_the_largest_message_says_the_bandwidth():
     found = profile(journal())
-    assert found.messages_ms[PAIR] == {0.25: 0.3, 1.0: pytest.approx(1.1), 8.0: 8.0}  # of turns at 1.0, 1.1 and 1.2
+    assert found.messages_ms[PAIR] == {0.25: 0.3, 1.0: pytest.approx((3.1 / 3 + 1.2 + 1.2) / 3), 8.0: 8.0}
     assert found.allreduce_mib_per_ms == {(2, True): 1.0}  # 8 MiB * 2 (2 - 1) / 2 in 8 ms
     assert found.p2p_mib_per_ms == {4: 2.0}
     assert found.overlap_coe == 1.25 and not found.overlap_by_kind
@@ -57,38 +57,18 @@ def test_kinds_of_collectives_have_overlaps_of_their_own_beside_galvatrons_one()
     assert "overlap_coe_allgather" in found.meta.spread
 
 
-def test_where_ranks_share_processors_all_laps_count():
-    found = hardware_profile(journal(), 1, 4, None, Fingerprint(device="d"), shared=True)
-    assert found.messages_ms[PAIR][1.0] == pytest.approx(17.1 / 8)  # without the quickest and the slowest of ten
-
-
 def test_what_cannot_be_is_flagged_and_doubted():
-    fast = journal(**{MessagePoint(PAIR, 8.0, 0).key: Turn(0, [0.5, 0.5, 0.5])})
-    assert "0.5 ms, but a smaller message takes 1.1 ms" in profile(fast).meta.flags["allreduce_size_2_8MB_time"]
-    assert doubtful(Messages(fast).counting(PAIR), shared=False) == {8.0}
-    wide = journal(**{MessagePoint(PAIR, 8.0, 0).key: Turn(0, [8.0, 12.0, 16.0])})
-    assert doubtful(Messages(wide).counting(PAIR), shared=False) == {8.0}
+    fast = journal(**{MessagePoint(PAIR, 8.0, 0).key: [0.5, 0.5, 0.5]})
+    assert "0.5 ms, but a smaller message takes 1.14 ms" in profile(fast).meta.flags["allreduce_size_2_8MB_time"]
+    assert doubtful(measured(fast)[PAIR]) == {8.0}
+    wide = journal(**{MessagePoint(PAIR, 8.0, 0).key: [8.0, 12.0, 16.0]})
+    assert doubtful(measured(wide)[PAIR]) == {8.0}
     assert "2.1 GB/s, but the link carries 2" in profile(journal(), link_gb_per_s=2).meta.flags["pp_size_4"]
     assert profile(journal(), link_gb_per_s=3).meta.flags == {}
 
 
-def test_the_turns_count_in_which_the_host_had_the_processors_beside_one_another_if_they_are_enough():
-    apart_ms, near = 2.0, [(1.0, 3.0), (1.1, 4.0), (1.0, 3.0), (1.2, 3.0), (1.0, 3.0), (1.0, 3.0)]
-    turns = {
-        1.0: [Turn(apart_ms, [2.0]), *(Turn(reference, [ms]) for reference, ms in near)],
-        2.0: [Turn(3.0, [1.0]), Turn(apart_ms, [6.0]), Turn(1.0, [6.0]), *[Turn(apart_ms, [6.0])] * (ENOUGH - 2)],
-    }
-    known = Journal(
-        {MessagePoint(PAIR, mib, turn).key: of for mib, all_of in turns.items() for turn, of in enumerate(all_of)}
-    )
-    assert profile(known).messages_ms[PAIR] == {1.0: 3.0, 2.0: 6.0}
-    assert profile(known).meta.extra["apart"] == 0.5
-    assert "apart for 50% of the messages" in apart_note(known)[0]
-    assert not apart_note(journal())
-
-
 def test_files_have_what_was_measured_and_nothing_else(tmp_path):
-    sends = Journal({MessagePoint(SENDS, 8.0, 0).key: Turn(0, [4.0])})
+    sends = Journal({MessagePoint(SENDS, 8.0, 0).key: [4.0]})
     assert {path.name for path in profile(sends).save(tmp_path)} == {
         "p2p_bandwidth_1nodes_4gpus_per_node.json",
         "sp_time_1nodes_4gpus_per_node.json",

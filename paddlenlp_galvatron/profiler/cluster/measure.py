@@ -21,17 +21,15 @@ from ...profiles import Collective, MessageGroup
 from ...runtime import collectives
 from ...runtime.groups import Groups, Ranks, run_as_rank, start_world
 from ...runtime.precision import DTYPES
-from ...runtime.processors import shares
 from ..clock import Array
 from ..journal import Journal
 from ..launcher import fingerprint, impossible_note, report_note, report_progress
 from ..options import KINDS, HardwareOptions, HardwarePart
 from ..refine import coarse, uncertain
 from ..stopwatch import Stopwatch, Timing
-from .messages import ENOUGH, MessagePoint, Messages, Turn, Turns, doubtful, timings
+from .messages import MessagePoint, Turns, doubtful, measured, timings
 from .overlap import overlap_coefficient, overlapping_kinds, overlapping_ranks
-from .placement import ProcessorPlacement
-from .summary import apart_note, hardware_profile, overlap_key
+from .summary import hardware_profile, overlap_key
 
 ROUNDS = 3  # everything is measured so often, at different times
 OVERLAPS = 6  # the overlap coefficient at least so often: one number of a few laps, 5 % off (standard deviation)
@@ -80,7 +78,6 @@ class HardwareProfiler:
     stopwatch: Stopwatch
     groups: Groups
     journal: Journal
-    placement: ProcessorPlacement
 
     def measure(self) -> None:
         """Measure all that the journal does not know."""
@@ -103,9 +100,7 @@ class HardwareProfiler:
         for turn in range(rounds, rounds + ceil(rounds / 4)):  # what still spreads too widely, or cannot be
             if not self.stopwatch.is_late():
                 for group in wanted:
-                    turns = self._turns(group)
-                    again = doubtful(turns, self.stopwatch.shared) | {mib for mib in turns if self._lacks(group, mib)}
-                    for mib in sorted(again):
+                    for mib in sorted(doubtful(self._turns(group))):
                         self._measure_message(MessagePoint(group, mib, turn))
         report_progress(total, total)
 
@@ -140,28 +135,20 @@ class HardwareProfiler:
                 self._measure_message(MessagePoint(group, mib, turn))
 
     def _turns(self, group: MessageGroup) -> Turns:
-        return Messages(self.journal).counting(group)
-
-    def _lacks(self, group: MessageGroup, mib: float) -> bool:
-        """Whether a message was not yet measured often enough with the ranks' processors beside one another."""
-        return self.placement.matters and Messages(self.journal).placed(group, mib) < ENOUGH
+        return measured(self.journal).get(group, {})
 
     def _times(self, group: MessageGroup) -> dict[float, float]:
-        return {mib: timing.ms for mib, timing in timings(self._turns(group), self.stopwatch.shared).items()}
+        return {mib: timing.ms for mib, timing in timings(self._turns(group)).items()}
 
     def _measure_message(self, point: MessagePoint) -> float:
         """Time in ms of a message in one turn."""
 
-        def measure() -> Turn:
-            reference_ms = self.placement.improve(self._lacks(point.group, point.mib))
+        def measure() -> list[float]:
             prepare = self._exchange if point.group.kind is Collective.SEND else self._collective
-            laps: list[float] = OF_RANKS[self.options.avg_or_min_or_first](
-                self.stopwatch.together(prepare(point.group, point.mib))
-            ).tolist()
-            return Turn(reference_ms, laps)
+            laps = self.stopwatch.together(prepare(point.group, point.mib))
+            return OF_RANKS[self.options.avg_or_min_or_first](laps).tolist()
 
-        _, laps_ms = self.journal.get(point.key, measure)
-        return Timing.of(laps_ms).ms
+        return Timing.of(self.journal.get(point.key, measure)).ms
 
     def _collective(self, group: MessageGroup, mib: float) -> Callable[[], Any]:
         mesh = Mesh.of(self.world_size, (Axis.TENSOR, group.size), consecutive=group.consecutive)
@@ -192,7 +179,6 @@ class HardwareProfiler:
         return paddle.zeros([count], DTYPES[self.options.precision])
 
     def _overlap(self, kind: Collective) -> float:
-        self.placement.improve()
         return overlap_coefficient(
             self.stopwatch,
             self.rank,
@@ -216,15 +202,9 @@ def main() -> None:
     journal = Journal.open(options.output, "hardware", device.model_dump() | changing, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
     stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
-    processors = [share[0] for share in shares(per_node)] if rank % per_node == 0 else []
-    # Between hosts the link takes far longer than what processors of one of them do.
-    placement = ProcessorPlacement(stopwatch, processors, False)
-    HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal, placement).measure()
-    report_note(*apart_note(journal))
+    HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal).measure()
     if rank == 0:
-        profile = hardware_profile(
-            journal, options.num_nodes, per_node, options.link_gb_per_s, device, stopwatch.shared
-        )
+        profile = hardware_profile(journal, options.num_nodes, per_node, options.link_gb_per_s, device)
         report_note(*impossible_note(profile.meta))
         profile.save(options.output)
 

@@ -8,11 +8,10 @@ from ...profiles.network import traffic_factor
 from ..journal import Journal
 from ..refine import falling
 from ..stopwatch import Timing
-from .messages import Messages, timings
+from .messages import measured, timings
 
 GB_PER_S = 1e9 / 2**20 / 1e3  # in MiB/ms
 OVERLAP = "overlap_coe"
-NOTEWORTHY = 0.1  # share of messages too seldom measured with the ranks' processors together: the user is told
 
 
 def overlap_key(kind: Collective) -> str:
@@ -26,14 +25,12 @@ def hardware_profile(
     gpus_per_node: int,
     link_gb_per_s: float | None,
     fingerprint: Fingerprint,
-    shared: bool = False,
 ) -> HardwareProfile:
     """The profile of all that the journal knows. A number that cannot be stands under "flags", with the reason."""
     bandwidth: dict[Collective, dict[tuple[int, bool], float]] = {Collective.ALL_REDUCE: {}, Collective.SEND: {}}
     spread: dict[str, float] = {}
     flags: dict[str, str] = {}
-    messages = Messages(journal)
-    known = {group: timings(messages.counting(group), shared) for group in messages.groups}
+    known = {group: timings(turns) for group, turns in measured(journal).items()}
     for group, times in known.items():
         spread |= {message_key(group, mib): timing.spread for mib, timing in times.items()}
         for mib, longer_ms in falling(times).items():
@@ -61,13 +58,6 @@ def hardware_profile(
         {stages: mib_per_ms for (stages, _), mib_per_ms in bandwidth[Collective.SEND].items()},
         {group: {mib: timing.ms for mib, timing in times.items()} for group, times in known.items()},
         overlaps.pop(Collective.ALL_REDUCE, 1.0),
-        Meta(fingerprint=fingerprint, spread=spread, flags=flags).with_extra({}, apart=messages.apart),
+        Meta(fingerprint=fingerprint, spread=spread, flags=flags),
         overlap_by_kind=overlaps,
     )
-
-
-def apart_note(journal: Journal) -> list[str]:
-    """What the user should know of where the host placed the ranks' processors."""
-    if (apart := Messages(journal).apart) <= NOTEWORTHY:
-        return []
-    return [f"the host kept the ranks' processors apart for {apart:.0%} of the messages: they may be quicker otherwise"]

@@ -1,0 +1,67 @@
+"""On CPU each rank of a host has processors of its own, which stay awake as long as it lives."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.runtime import processors
+
+RANK = """
+import os, sys
+from pathlib import Path
+from paddlenlp_galvatron.runtime.processors import settle
+settle()
+print(sorted(os.sched_getaffinity(0)), Path(f"/proc/self/task/{os.getpid()}/children").read_text(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def host(monkeypatch, tmp_path):
+    """A host of so many processors, two threads of a core each half of them apart."""
+
+    def of(count):
+        for number in range(count):
+            low = number % (count // 2)
+            (tmp_path / str(number)).write_text(f"{low},{low + count // 2}")
+        monkeypatch.setattr(processors, "of_host", lambda: tuple(range(count)))
+        monkeypatch.setattr(processors, "TOPOLOGY", str(tmp_path / "{}"))
+
+    return of
+
+
+def test_ranks_share_no_core_where_there_is_one_for_each(host):
+    host(8)
+    assert processors.shares(2) == [[0, 1], [2, 3]]
+    assert processors.shares(4) == [[0], [1], [2], [3]]
+    assert processors.shares(8) == [[number] for number in range(8)]
+    assert processors.shares(9) == []
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_a_rank_keeps_its_processor_awake_until_it_is_killed():
+    own = processors.shares(2)[1]
+    environment = {**os.environ, "PADDLE_RANK_IN_NODE": "1", "PADDLE_LOCAL_SIZE": "2"}
+    command = [sys.executable, "-c", RANK]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank:
+        line = next(line for line in rank.stdout if line.startswith("["))
+        affinity, _, children = line.partition("] ")
+        spinners = [int(word) for word in children.split()]
+        assert affinity + "]" == str(own) and len(spinners) == len(own)
+        _until(lambda: all(os.sched_getscheduler(each) == os.SCHED_IDLE for each in spinners))
+        assert [os.sched_getaffinity(each) for each in spinners] == [{processor} for processor in own]
+        rank.kill()
+    _until(lambda: not any(Path(f"/proc/{each}/cmdline").exists() for each in spinners))
+
+
+def _until(holds, seconds=30):
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert holds()
