@@ -54,7 +54,7 @@ def prepare(folder: Path) -> None:
 
     with chdir(folder):
         for name, gb in (("plan.json", 8), ("tight.json", 0.9)):
-            options = BASE | EXPLAINED | {"memory_constraint": gb, "output_config_path": name, "log_dir": "searched"}
+            options = BASE | {"memory_constraint": gb, "output_config_path": name, "log_dir": "searched"}
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
                 main(["search", *words_of(options)])
 
@@ -134,7 +134,6 @@ BASE = {
     "settle_bsz": 32,
     "seq_length": 512,
 }
-EXPLAINED = {"max_pp_deg": 2}  # a space that is searched again in no time, for each what-if
 TIGHT = {"memory_constraint": 0.9}  # GB, in which every strategy counts
 OTHER = {"profiles": "other"}
 SINGLE = {"time_profiling_path": "single"}
