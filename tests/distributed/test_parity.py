@@ -15,7 +15,9 @@ from . import plans
 ENOUGH = {"sgd": 2, "adamw": 3}
 
 
-@pytest.mark.parametrize("all_steps", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few steps", "four steps"])
+@pytest.mark.parametrize(
+    "all_steps", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few steps", "four steps"]
+)
 @pytest.mark.parametrize(
     "cases",
     [
