@@ -41,8 +41,8 @@ lint: setup
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-test: lint
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-launching test-beside
+test: setup
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going lint test-launching test-beside
 
 test-launching:
 	@MAKEFLAGS= $(BIN)/pytest -m "not slow" $(LAUNCHING)

@@ -30,18 +30,18 @@ PLANS = {
     "two stages, zero3 and Ulysses": plan(4, "1z 2u 2z", (1, 2), vocab="2z", micro_batches=4),
 }
 JOBS = [(name, source, of) for name in NAMES for source, of in zip(("directory", "checkpoint"), PLANS, strict=True)]
+FIRST = [JOBS[2 * number + number % 2] for number in range(len(NAMES))]  # each model, by turns in either way
+OTHERS = [job for job in JOBS if job not in FIRST]
 
 
 def ignore(_: int) -> None:
     """Nobody watches."""
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """What the ranks left behind, by the number of the job."""
-    folder = tmp_path_factory.mktemp("pretrained")
+def trained(folder: Path, those: list[tuple[str, str, str]]) -> None:
+    """Leaves what the ranks leave, by the number of the job."""
     jobs = []
-    for name, source, of in JOBS:
+    for name, source, of in those:
         weights = FOLDER / name
         if source == "checkpoint":
             weights = folder / name
@@ -52,14 +52,20 @@ def trained(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
         launch(f"{__package__}.pretrained_worker", [str(folder)], 4, folder / "log", timeout_s=600)
-    return folder
 
 
-@pytest.mark.parametrize("number", range(len(JOBS)), ids=[f"{name}, {source}, {of}" for name, source, of in JOBS])
-def test_logits_losses_and_trained_weights_are_those_of_transformers(trained, tmp_path, number):
-    name = JOBS[number][0]
+@pytest.mark.parametrize(
+    "jobs", [FIRST, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["each model", "the other way"]
+)
+def test_logits_losses_and_trained_weights_are_those_of_transformers(tmp_path, jobs):
+    trained(tmp_path, jobs)
+    for number, (name, _, _) in enumerate(jobs):
+        require_as_transformers(tmp_path, number, name)
+
+
+def require_as_transformers(trained: Path, number: int, name: str) -> None:
     shape, oracle = load_model(FOLDER / name), oracle_of(name)
-    logits = np.concatenate([np.load(trained / path) for path in sorted(trained.glob(f"{number}.*.npy"))], axis=1)
+    logits = np.concatenate([np.load(path) for path in sorted(trained.glob(f"{number}.*.npy"))], axis=1)
     expected = oracle.logits.reshape(-1, shape.vocab_size)
     assert logits.shape[0] == expected.shape[0] and not logits[:, shape.vocab_size :].any()
     assert np.abs(logits[:, : shape.vocab_size] - expected).max() < TOLERANCE
@@ -67,9 +73,10 @@ def test_logits_losses_and_trained_weights_are_those_of_transformers(trained, tm
     assert losses == pytest.approx(oracle.losses, abs=TOLERANCE)
     # The checkpoint before the last step, as a Hugging Face model, goes on to the last loss.
     checkpoint = open_checkpoint(whole_checkpoints(trained / f"{number}")[0])
-    to_huggingface(checkpoint, tmp_path / "model", Precision.FP32, 10**9, None, ignore)
-    assert load_model(tmp_path / "model") == replace(checkpoint.shape, name="model")
-    back, recipe = weights_from(tmp_path / "model", shape), Recipe(**oracle.recipe)
+    model = trained / f"{number}.model"
+    to_huggingface(checkpoint, model, Precision.FP32, 10**9, None, ignore)
+    assert load_model(model) == replace(checkpoint.shape, name=model.name)
+    back, recipe = weights_from(model, shape), Recipe(**oracle.recipe)
     [(last, _)] = train_one_process(shape, oracle.seq_length, back, recipe, oracle.tokens[-1:])
     assert last == pytest.approx(oracle.losses[-1], abs=TOLERANCE)
 

@@ -43,6 +43,12 @@ PIPELINES = {
     "4 stages, GPipe": plan(8, "1 1 1 1", (1,) * 4, batch=10, micro_batches=5, schedule=Schedule.GPIPE),
 }
 
+FEW = ("ddp", "tp 2", "zero2 under tp 2", "zero3", "two stages")
+SOME = ("4 stages", "8 stages, few micro-batches", "4 stages of 2 chunks, 7 micro-batches", "4 stages, GPipe")
+every = pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some plans", "every plan"]
+)
+
 
 def case_of(of: Plan, hidden: int, precision: Precision = Precision.FP32) -> Case:
     shape = ModelShape("states", "qwen2", len(of.layers), hidden, 3 * hidden, 8, 4, 512, SEQ)
@@ -90,9 +96,11 @@ def arithmetic(case: Case, stage: int) -> dict[str, float]:
     return total
 
 
-def test_states_take_the_bytes_of_their_arithmetic(tmp_path):
+@every
+def test_states_take_the_bytes_of_their_arithmetic(tmp_path, every):
     cases = {name: case_of(of, 128) for name, of in STATES.items()}
-    cases |= {f"{name}, bf16": case_of(of, 128, Precision.BF16) for name, of in STATES.items()}
+    of_16_bit = STATES if every else FEW
+    cases |= {f"{name}, bf16": case_of(STATES[name], 128, Precision.BF16) for name in of_16_bit}
     wrong = []
     for (name, case), ranks in zip(cases.items(), run(tmp_path, list(cases.values())), strict=True):
         assert len({tuple(report["drawn"]) for report in ranks}) == len(ranks), "ranks share dropout's masks"
@@ -107,9 +115,11 @@ def test_states_take_the_bytes_of_their_arithmetic(tmp_path):
     assert not wrong, "\n".join(wrong)
 
 
-def test_passes_run_in_the_order_of_the_simulator(tmp_path):
-    reports = run(tmp_path, [case_of(of, 16) for of in PIPELINES.values()])
-    for (name, of), ranks in zip(PIPELINES.items(), reports, strict=True):
+@every
+def test_passes_run_in_the_order_of_the_simulator(tmp_path, every):
+    plans = {name: of for name, of in PIPELINES.items() if every or name in SOME}
+    reports = run(tmp_path, [case_of(of, 16) for of in plans.values()])
+    for (name, of), ranks in zip(plans.items(), reports, strict=True):
         stages, count = of.pipeline, len(of.stages)
         times = StageTimes((1.0,) * count, (2.0,) * count, (0.0,) * stages, (0.0,) * (count - 1))
         spans = timeline(of.schedule, times, of.micro_batches)

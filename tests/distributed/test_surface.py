@@ -196,7 +196,7 @@ def test_a_saved_model_is_the_one_that_was_evaluated_and_a_run_goes_on(found, wo
     for saved in (folder / f"{name}.model", folder / name):
         tokens = np.random.default_rng(3).integers(64, size=(32, 17))
         tokens[:, 1] = np.arange(32)
-        [(loss, _)] = train_one_process(shape, 16, weights_from(saved, shape), Recipe(), [tokens])
+        [(loss, _)] = train_one_process(shape, 16, weights_from(saved, shape), Recipe(), [tokens[:16]])
         assert loss == pytest.approx(reports[0]["evaluated"], abs=1e-5)
     assert (folder / name / "checkpoints").is_dir() and not list(folder.glob("*.part"))
 
@@ -204,7 +204,7 @@ def test_a_saved_model_is_the_one_that_was_evaluated_and_a_run_goes_on(found, wo
 def test_events_come_in_paddlenlps_order(found):
     micro = ["on_load_data_end", "on_step_begin", "on_substep_end", "on_load_data_end"]
     step = [*micro, "on_optimizer_begin", "on_optimizer_end", "on_step_end"]
-    evaluation = [*["on_prediction_step"] * 4, "on_log", "on_evaluate"]
+    evaluation = [*["on_prediction_step"] * 2, "on_log", "on_evaluate"]
     interval = [*step, *step, "on_log", *evaluation, "on_save"]
     assert found[2, "uniform"][1]["events"] == [
         *("on_init_end", "on_train_begin", "on_epoch_begin"),

@@ -48,10 +48,16 @@ def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq):
 
 
 SIZES = [(128, 384, 8, 8), (256, 640, 8, 4), (320, 512, 4, 4)]
+OTHERS = [*product(["llama"], SIZES[1:]), *product(["qwen2"], SIZES[:2])]
 
 
 @pytest.mark.parametrize(
-    ("family", "size"), [*product(["llama", "qwen2"], SIZES), ("qwen3", SIZES[1])], ids=lambda value: str(value)
+    ("family", "size"),
+    [
+        *zip(["llama", "qwen3", "qwen2"], SIZES, strict=True),
+        *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS),
+    ],
+    ids=str,
 )
 def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
     """fp32 and plain attention: what runs on CPU, where Paddle's statistics are exact."""
