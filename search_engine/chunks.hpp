@@ -1,8 +1,9 @@
 // Stages of one or several chunks of alike layers: how long a stage works at least, and strategies with which it does.
 //
-// A chunk is to a stage what a type of layers is to it elsewhere: its layers hold as many micro-batches as the schedule has
-// of it in flight. What they hold together is most at one of some moments; each moment alone is a relaxation. Of several
-// chunks, changes of group within a chunk are left out of the bound, and a stage is tried in each group alone, too.
+// A chunk is to a stage what a type of layers is to it elsewhere: its layers hold as many micro-batches as the schedule
+// has of it in flight. What they hold together is most at one of some moments; each moment alone is a relaxation. Of
+// several chunks, changes of group within a chunk are left out of the bound, and a stage is tried in each group alone,
+// too.
 #pragma once
 
 #include <algorithm>

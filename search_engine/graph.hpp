@@ -39,7 +39,8 @@ struct PathWeights {
 class PassGraph {
  public:
   // Throws where stages wait for each other in a circle.
-  explicit PassGraph(const PassLists& lists) : stages_(lists.stages()), chunks_(stages_ * lists.chunks()), last_(stages_, -1) {
+  explicit PassGraph(const PassLists& lists)
+      : stages_(lists.stages()), chunks_(stages_ * lists.chunks()), last_(stages_, -1) {
     std::vector<std::vector<Pass>> passes(stages_);
     std::size_t all = 0;
     for (int stage = 0; stage < stages_; ++stage) {
@@ -61,7 +62,9 @@ class PassGraph {
           const bool turns = pass.is_backward && at + 1 == chunks_;
           int input = -1;
           if (pass.is_backward || at > 0) {
-            const std::vector<int>& before = turns ? forwards[at] : pass.is_backward ? backwards[at + 1] : forwards[at - 1];
+            const std::vector<int>& before = turns              ? forwards[at]
+                                             : pass.is_backward ? backwards[at + 1]
+                                                                : forwards[at - 1];
             if (before.size() <= own.size()) break;
             input = before[own.size()];
           }
