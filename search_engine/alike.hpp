@@ -159,8 +159,8 @@ class AlikeDivisions : public Divisions {
   // Better bounds, of pipelines that cost less than the limit alone: their stages have between fewest_ and most_
   // layers, so no layer elsewhere is as cheap as if its stage had room for it. The price of a layer is the Lagrange
   // multiplier of their number: Σ time_s(n_s) over Σ n_s = L is at least
-  // price * L + Σ min_n (time_s(n) - price * n). From here on a stage's bound need not grow with its layers: too few of
-  // them burden the others.
+  // price * L + Σ min_n (time_s(n) - price * n). From here on a stage's bound need not grow with its layers: too few
+  // of them burden the others.
   void strengthen(Poll& poll) {
     for (const Weighting below : {kOnce, kTwice, kRounds}) {
       std::vector<std::vector<double>> times(tables_.stages);

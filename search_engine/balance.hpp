@@ -13,8 +13,8 @@ struct Balance {
   std::vector<double> rows, columns;  // share of each; both sum up to 1
 };
 
-// `table[row][column]` is what the columns' side pays to the rows' side. By the simplex method over a condensed tableau,
-// from entries moved to 1 to 2, which changes no mixture; so it starts from a solution, and some share is above 0.
+// `table[row][column]` is what the columns' side pays to the rows' side. By the simplex method over a condensed
+// tableau, from entries moved to between 1 and 2, which changes no mixture: so no pivot vanishes.
 inline Balance balance(std::vector<std::vector<double>> table, Poll& poll) {
   const std::size_t rows = table.size(), columns = table.front().size();
   double least = kInfinity, most = -kInfinity;

@@ -203,7 +203,8 @@ class ChunkedStages {
     auto take = [&](ChunkedPoint point) {
       if (point.strategies.empty()) return;
       double cost = asked.pricing.of(0).sync * point.sync;
-      for (int c = 0; c < chunks_; ++c) cost += asked.pricing.of(c).of(StageTime{point.forward[c], point.backward[c], 0});
+      for (int c = 0; c < chunks_; ++c)
+        cost += asked.pricing.of(c).of(StageTime{point.forward[c], point.backward[c], 0});
       if (!is_less(cost, best)) return;
       best = cost;
       work.point = std::make_shared<ChunkedPoint>(std::move(point));

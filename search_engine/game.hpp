@@ -1,10 +1,12 @@
 // The fastest pipeline of alike layers, whose stages may have several chunks of them.
 //
-// A step takes as long as the longest path through its passes. Each path's length is a weighted sum of the chunks' times,
-// and so is the mean of several paths; so the least that any plan makes of such a sum is a lower bound of all steps. It
-// falls apart into stages, which share the layers out among them. That plan is simulated, its longest path moves the
-// mean, and so on: a game between a plan and a path (fictitious play), in which both come closer to the optimum of
-// fractions of layers. What is left open is split: a chunk has few layers, or many. The region of least bound goes first.
+// A step takes as long as the longest path through its passes. Each path's length is a weighted sum of the chunks'
+// times, and so is the mean of several paths; so the least that any plan makes of such a sum is a lower bound of all
+// steps. It falls apart into stages, which share the layers out among them. This is a game between plans and paths: the
+// mixtures of the known ones with which both sides fare best (balance.hpp) are answered by a plan and by a path, which
+// are known from then on, and so both come closer to the optimum of fractions of layers (double oracle). What is left
+// open is split: a chunk has few layers, or many. The region of least bound goes first. A single division is played out
+// over its stages' strategies.
 #pragma once
 
 #include <algorithm>
@@ -81,7 +83,7 @@ class PathGame {
   static constexpr std::size_t kMostAnswers = 64;        // of each side that are weighed against each other
   static constexpr int kExactSplits = 400;               // made however close they are; further ones
   static constexpr double kNear = 5e-4;                  // only while they may gain this share of the time
-  static constexpr double kSettled = 1e-5;               // share of the time that further rounds may still raise a bound
+  static constexpr double kSettled = 1e-5;               // share of the time that rounds need not raise a bound by
   static constexpr std::size_t kStepsOfPass = 5;
   static constexpr long kEffortOfBound = 2'000'000, kMostEffort = 20'000'000;  // passes: 0.1 s, and a second or two
   static constexpr double kLonger = 1.05;  // a stage's time, to see which path is longest then
@@ -225,7 +227,8 @@ class PathGame {
     for (int at = 0; at < chunks_; ++at) {
       const int free = region.most[at] - region.fewest[at];
       if (free == 0) continue;
-      const double spread = region.spread.empty() ? 0 : region.spread[at], width = spread + 1e-6 * free / tables_.layers;
+      const double spread = region.spread.empty() ? 0 : region.spread[at];
+      const double width = spread + 1e-6 * free / tables_.layers;
       if (width <= widest) continue;
       widest = width, chosen = at;
       middle = spread > 1e-9 ? static_cast<int>(region.mean[at]) : region.latest[at];
@@ -367,7 +370,8 @@ class PathGame {
       const std::vector<int> fewest = own(region.fewest, s), most = own(region.most, s);
       menu.fewest = std::accumulate(fewest.begin(), fewest.end(), 0);
       menu.ends = ends;
-      const int wide = std::min(std::accumulate(most.begin(), most.end(), 0), tables_.layers - chunks_ + chunks_a_stage());
+      const int wide =
+          std::min(std::accumulate(most.begin(), most.end(), 0), tables_.layers - chunks_ + chunks_a_stage());
       for (int more = 0; menu.fewest + more <= wide; ++more) {
         const double work = exact.work(s, fewest, more, false, poll).least;
         if (!is_less(work + ends, std::min(limit, best_.cost))) break;
@@ -445,8 +449,8 @@ class PathGame {
     std::vector<int> cheapest;  // the stage's chunks, the one first that takes layers cheapest
   };
 
-  // Of the weights, as much as all passes of the stage have in common goes to the exact optimum of its work; the rest to
-  // the least times.
+  // Of the weights, as much as all passes of the stage have in common goes to the exact optimum of its work; the rest
+  // to the least times.
   Offer offer(const Region& region, const PathWeights& weights, int stage, Menu& menu, Poll& poll) {
     ChunkedStages& exact = *games_[region.game].stages;
     double common = kInfinity;

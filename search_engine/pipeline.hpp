@@ -64,7 +64,7 @@ class Pipeline {
       if (best.vocab >= 0) found = found_of(best), limit = best.cost;
       proven = std::max(proven, std::min(unproven, limit));
       if (!(proven < limit)) break;
-      if (share < effort && tables_.type_count() == 1) limit = std::min(limit, play(found, limit, effort, proven, poll));
+      if (share < effort && tables_.type_count() == 1) limit = play(found, limit, effort, proven, poll);
       if (!(proven < limit)) break;
     }
     return found;
