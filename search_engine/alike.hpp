@@ -43,7 +43,8 @@ class AlikeDivisions : public Divisions {
     if (!(bound < kInfinity)) return bound;
     if (tables_.stages == 1) return least_of(0, tables_.layers, poll);
     for (int s = 0; s < tables_.stages; ++s)
-      while (dealt_[s] > 1 && bound_of(s, dealt_[s], poll) <= bound && least_of(s, dealt_[s], poll) > bound) --dealt_[s];
+      while (dealt_[s] > 1 && bound_of(s, dealt_[s], poll) <= bound && least_of(s, dealt_[s], poll) > bound)
+        --dealt_[s];
     for (int s = 0; s < tables_.stages; ++s) {
       bound = std::max(bound, least_of(s, dealt_[s], poll));
       while (bound < kInfinity && least_of(s, dealt_[s] + 1, poll) <= bound) ++dealt_[s];
@@ -157,8 +158,9 @@ class AlikeDivisions : public Divisions {
 
   // Better bounds, of pipelines that cost less than the limit alone: their stages have between fewest_ and most_
   // layers, so no layer elsewhere is as cheap as if its stage had room for it. The price of a layer is the Lagrange
-  // multiplier of their number: Σ time_s(n_s) over Σ n_s = L is at least price * L + Σ min_n (time_s(n) - price * n).
-  // From here on a stage's bound need not grow with its layers: too few of them burden the others.
+  // multiplier of their number: Σ time_s(n_s) over Σ n_s = L is at least
+  // price * L + Σ min_n (time_s(n) - price * n). From here on a stage's bound need not grow with its layers: too few
+  // of them burden the others.
   void strengthen(Poll& poll) {
     for (const Weighting below : {kOnce, kTwice, kRounds}) {
       std::vector<std::vector<double>> times(tables_.stages);
@@ -176,8 +178,8 @@ class AlikeDivisions : public Divisions {
       }
       const double price = (low + high) / 2;
       set_elsewhere(below, kFirst, price, price, [&](int s, Weighting weighting) {
-        const double least = cheapest(weighting == below ? times[s] : bounds_in_range(s, weighting, poll), price).second;
-        return least - price * fewest_[s];
+        const std::vector<double> own = weighting == below ? times[s] : bounds_in_range(s, weighting, poll);
+        return cheapest(own, price).second - price * fewest_[s];
       });
     }
     bounds_.clear();

@@ -1,8 +1,9 @@
 // Stages of one or several chunks of alike layers: how long a stage works at least, and strategies with which it does.
 //
-// A chunk is to a stage what a type of layers is to it elsewhere: its layers hold as many micro-batches as the schedule has
-// of it in flight. What they hold together is most at one of some moments; each moment alone is a relaxation. Of several
-// chunks, changes of group within a chunk are left out of the bound, and a stage is tried in each group alone, too.
+// A chunk is to a stage what a type of layers is to it elsewhere: its layers hold as many micro-batches as the schedule
+// has of it in flight. What they hold together is most at one of some moments; each moment alone is a relaxation. Of
+// several chunks, changes of group within a chunk are left out of the bound, and a stage is tried in each group alone,
+// too.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +31,7 @@ struct ChunkedPoint {
   std::vector<std::vector<int>> strategies;
 };
 
-// Time that a stage works in a step, with its sync or without.
+// Time that a stage works in a step, with its sync or without; or any other weighted sum of its times.
 struct Work {
   double least = 0;                           // ms; infinite: nothing fits
   std::shared_ptr<const ChunkedPoint> point;  // that fits and takes least, as far as is known
@@ -42,6 +43,9 @@ class ChunkedStages {
       : tables_(tables), vocab_(vocab), useful_(cache.useful()), chunks_(tables.passes.chunks()) {
     if (chunks_ > kMostChunks) throw TooHard("the search knows 16 chunks a stage");
     groups_ = chunks_ == 1 ? tables.groups() : 1;
+    const double passes = tables.micro_batches;
+    for (const bool with_sync : {false, true})
+      busy_[with_sync].weights.assign(chunks_, {passes, passes, with_sync ? 1.0 : 0.0});
   }
 
   // Of a stage whose chunks have so many layers, and `more` wherever they need least.
@@ -50,7 +54,13 @@ class ChunkedStages {
     const auto key = std::make_tuple(stage, with_sync, more, layers);
     const auto found = works_.find(key);
     if (found != works_.end()) return found->second;
-    return works_.emplace(key, solve({stage, layers, more, with_sync}, poll)).first->second;
+    return works_.emplace(key, solve({stage, layers, more, busy_[with_sync]}, poll)).first->second;
+  }
+
+  // The same for any weights of each chunk's passes, and of the stage's sync in all of them; not remembered.
+  Work weighted(int stage, const std::vector<int>& layers, std::vector<Weights> weights, Poll& poll) const {
+    Pricing pricing{std::move(weights), {}, {}};
+    return solve({stage, layers, 0, pricing}, poll);
   }
 
   // Times of a chunk beside its layers' own, at least.
@@ -75,13 +85,29 @@ class ChunkedStages {
  private:
   static constexpr int kMostMoments = 4;  // tried one after the other before all at once
 
+  using Held = std::vector<int>;  // micro-batches of each chunk
+
+  // What each chunk's times count, and what is known under that.
+  struct Pricing {
+    std::vector<Weights> weights;
+    std::map<std::pair<int, Held>, std::unique_ptr<Mixes>> mixes;   // by group (-1: all)
+    std::map<std::pair<int, bool>, std::unique_ptr<Walks>> walks;  // by stage, and whether there are `more`
+
+    // Of a chunk; after the last one: of that which counts least.
+    Weights of(int chunk) const {
+      if (chunk < static_cast<int>(weights.size())) return weights[chunk];
+      Weights least = weights.front();
+      for (const Weights& other : weights)
+        least = {std::min(least.forward, other.forward), std::min(least.backward, other.backward), least.sync};
+      return least;
+    }
+  };
   struct Question {
     int stage;
     const std::vector<int>& layers;
     int more;
-    bool with_sync;
+    Pricing& pricing;
   };
-  using Held = std::vector<int>;  // micro-batches of each chunk
 
   static Change least(const Change& a, const Change& b) {
     return {std::min(a.forward, b.forward), std::min(a.backward, b.backward)};
@@ -94,43 +120,40 @@ class ChunkedStages {
     return stage == tables_.stages - 1 && chunk == chunks_ - 1 ? vocab_.leave : tables_.leave.inside;
   }
 
-  double busy(const StageTime& time, bool with_sync) const {
-    return tables_.micro_batches * (time.forward + time.backward) + (with_sync ? time.sync : 0);
-  }
-  double busy(const Change& change) const { return tables_.micro_batches * (change.forward + change.backward); }
-
   // Strategies' numbers count on by the chunk; those of `more` come last.
   int id(int chunk, int strategy) const { return chunk * static_cast<int>(tables_.strategies.size()) + strategy; }
   int group(int chunk, int strategy) const {
     return chunk * groups_ + (groups_ > 1 ? tables_.strategies[strategy].group : 0);
   }
 
-  Mixes& mixes(const Question& asked, const Held& held, int only) {
-    std::unique_ptr<Mixes>& mixes = mixes_[{asked.with_sync, only, held}];
+  Mixes& mixes(const Question& asked, const Held& held, int only) const {
+    std::unique_ptr<Mixes>& mixes = asked.pricing.mixes[{only, held}];
     if (mixes) return *mixes;
     std::vector<Choice> choices;
-    for (int chunk = 0; chunk <= chunks_; ++chunk)
+    for (int chunk = 0; chunk <= chunks_; ++chunk) {
+      const Weights weights = asked.pricing.of(chunk);
+      const int count = chunk < chunks_ ? held[chunk] : *std::min_element(held.begin(), held.end());
       for (const int k : useful_) {
         const Part& part = tables_.strategies[k];
         if (only >= 0 && part.group != only) continue;
-        const int count = chunk < chunks_ ? held[chunk] : *std::min_element(held.begin(), held.end());
-        choices.push_back({part.states + count * part.activation, busy(part.time, asked.with_sync), part.working,
-                           id(chunk, k), chunk < chunks_ ? group(chunk, k) : chunks_ * groups_, chunk});
+        choices.push_back({part.states + count * part.activation, weights.of(part.time), part.working, id(chunk, k),
+                           chunk < chunks_ ? group(chunk, k) : chunks_ * groups_, chunk});
       }
+    }
     mixes = std::make_unique<Mixes>(undominated(std::move(choices)));
     return *mixes;
   }
 
   // Of a change at a chunk's edge; of several chunks the least of all groups.
-  double price(const std::vector<Change>& changes, int group) const {
-    if (chunks_ == 1) return busy(changes[group]);
+  double price(const std::vector<Change>& changes, int group, const Weights& weights) const {
+    if (chunks_ == 1) return weights.of(changes[group]);
     double least = kInfinity;
-    for (const Change& change : changes) least = std::min(least, busy(change));
+    for (const Change& change : changes) least = std::min(least, weights.of(change));
     return least;
   }
 
-  Walks& walks(const Question& asked) {
-    std::unique_ptr<Walks>& walks = walks_[{asked.stage, asked.more > 0}];
+  Walks& walks(const Question& asked) const {
+    std::unique_ptr<Walks>& walks = asked.pricing.walks[{asked.stage, asked.more > 0}];
     if (walks) return *walks;
     GroupPrices prices;
     const int all = chunks_ * groups_ + 1;  // the last one of `more`
@@ -140,14 +163,15 @@ class ChunkedStages {
     prices.types.back() = chunks_;
     for (int chunk = 0; chunk < chunks_; ++chunk)
       for (int g = 0; g < groups_; ++g) {
+        const Weights weights = asked.pricing.of(chunk), next = asked.pricing.of(chunk + 1);
         const int own = chunk * groups_ + g;
-        const double leaves = price(exit(asked.stage, chunk), g);
-        if (chunk == 0) prices.enter[own] = price(entry(asked.stage, chunk), g);
+        const double leaves = price(exit(asked.stage, chunk), g, weights);
+        if (chunk == 0) prices.enter[own] = price(entry(asked.stage, chunk), g, weights);
         if (chunk == chunks_ - 1) prices.leave[own] = prices.change[own][all - 1] = leaves;
         for (int other = 0; other < groups_; ++other) {
-          if (groups_ > 1) prices.change[own][other] = busy(tables_.change[g][other]);
+          if (groups_ > 1) prices.change[own][other] = weights.of(tables_.change[g][other]);
           if (chunk < chunks_ - 1)
-            prices.change[own][own - g + groups_ + other] = leaves + price(entry(asked.stage, chunk + 1), other);
+            prices.change[own][own - g + groups_ + other] = leaves + price(entry(asked.stage, chunk + 1), other, next);
         }
       }
     walks = std::make_unique<Walks>(std::move(prices), 0, asked.more > 0 ? chunks_ : chunks_ - 1);
@@ -172,16 +196,17 @@ class ChunkedStages {
     return room;
   }
 
-  Work solve(const Question& asked, Poll& poll) {
+  Work solve(const Question& asked, Poll& poll) const {
     Work work;
     const ChunkedPoint any = point_within(asked, -1, work.least, poll);
     double best = kInfinity;
     auto take = [&](ChunkedPoint point) {
       if (point.strategies.empty()) return;
-      StageTime time{0, 0, point.sync};
-      for (int c = 0; c < chunks_; ++c) time.forward += point.forward[c], time.backward += point.backward[c];
-      if (!is_less(busy(time, asked.with_sync), best)) return;
-      best = busy(time, asked.with_sync);
+      double cost = asked.pricing.of(0).sync * point.sync;
+      for (int c = 0; c < chunks_; ++c)
+        cost += asked.pricing.of(c).of(StageTime{point.forward[c], point.backward[c], 0});
+      if (!is_less(cost, best)) return;
+      best = cost;
       work.point = std::make_shared<ChunkedPoint>(std::move(point));
     };
     take(any);
@@ -194,7 +219,7 @@ class ChunkedStages {
 
   // A point that fits, with the strategies of one group (-1: of all); without strategies: none was found, or there are
   // layers of `more`. Raises the least that any takes.
-  ChunkedPoint point_within(const Question& asked, int only, double& least, Poll& poll) {
+  ChunkedPoint point_within(const Question& asked, int only, double& least, Poll& poll) const {
     const std::vector<Held>& moments = tables_.held[asked.stage];
     Held held = *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
       return layers_held(asked, a) < layers_held(asked, b);
@@ -224,11 +249,11 @@ class ChunkedStages {
 
   double fixed(const Question& asked) const {
     double sum = 0;
-    for (int chunk = 0; chunk < chunks_; ++chunk) sum += busy(part(asked.stage, chunk).time, asked.with_sync);
+    for (int chunk = 0; chunk < chunks_; ++chunk) sum += asked.pricing.of(chunk).of(part(asked.stage, chunk).time);
     return sum;
   }
 
-  Mix least_mix(const Question& asked, const Held& held, int only, Poll& poll) {
+  Mix least_mix(const Question& asked, const Held& held, int only, Poll& poll) const {
     Mixes& mixes = this->mixes(asked, held, only);
     const Layers layers = layers_of(asked);
     const Room room = this->room(asked, held);
@@ -245,17 +270,16 @@ class ChunkedStages {
     for (const int k : useful_) {
       const Part& part = tables_.strategies[k];
       if (only >= 0 && part.group != only) continue;
-      double memory = std::max(part.working, room.working);
-      int layers = 0;
+      double memory = std::max(part.working, room.working), cost = 0;
       GroupSet set = 0;
       for (int chunk = 0; chunk <= last; ++chunk) {
         const int own = chunk < chunks_ ? asked.layers[chunk] : asked.more;
         memory += own * (part.states + (chunk < chunks_ ? held[chunk] : least) * part.activation);
-        layers += own;
+        cost += own * asked.pricing.of(chunk).of(part.time);
         set |= bit(chunk < chunks_ ? group(chunk, k) : chunks_ * groups_);
       }
       if (memory > within(room.budget)) continue;
-      const double cost = layers * busy(part.time, asked.with_sync) + walks.cost(set, poll);
+      cost += walks.cost(set, poll);
       if (!(cost < best.cost)) continue;
       best.cost = cost;
       best.counts.clear();
@@ -265,7 +289,7 @@ class ChunkedStages {
     return best;
   }
 
-  ChunkedPoint point_of(const Question& asked, const Mix& mix, Poll& poll) {
+  ChunkedPoint point_of(const Question& asked, const Mix& mix, Poll& poll) const {
     const int count = static_cast<int>(tables_.strategies.size());
     GroupSet used = 0;
     for (const auto& [id, layers] : mix.counts) used |= bit(group(id / count, id % count));
@@ -313,8 +337,7 @@ class ChunkedStages {
   const Vocab& vocab_;
   const std::vector<int>& useful_;
   int chunks_, groups_;
-  std::map<std::tuple<bool, int, Held>, std::unique_ptr<Mixes>> mixes_;
-  std::map<std::pair<int, bool>, std::unique_ptr<Walks>> walks_;  // by stage, and whether there are `more`
+  std::array<Pricing, 2> busy_;  // by whether sync counts
   std::map<std::tuple<int, bool, int, std::vector<int>>, Work> works_;
 };
 

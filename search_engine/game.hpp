@@ -1,18 +1,23 @@
 // The fastest pipeline of alike layers, whose stages may have several chunks of them.
 //
-// A step takes as long as the longest path through its passes. Each path's length is a weighted sum of the chunks' times,
-// and so is the mean of several paths; so the least that any plan makes of such a sum is a lower bound of all steps. It
-// falls apart into stages, which share the layers out among them. That plan is simulated, its longest path moves the
-// mean, and so on: a game between a plan and a path (fictitious play), in which both come closer to the optimum of
-// fractions of layers. What is left open is split: a chunk has few layers, or many. The region of least bound goes first.
+// A step takes as long as the longest path through its passes. Each path's length is a weighted sum of the chunks'
+// times, and so is the mean of several paths; so the least that any plan makes of such a sum is a lower bound of all
+// steps. It falls apart into stages, which share the layers out among them. This is a game between plans and paths: the
+// mixtures of the known ones with which both sides fare best (balance.hpp) are answered by a plan and by a path, which
+// are known from then on, and so both come closer to the optimum of fractions of layers (double oracle). What is left
+// open is split: a chunk has few layers, or many. The region of least bound goes first. A single division is played out
+// over its stages' strategies.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
+#include "balance.hpp"
 #include "chunks.hpp"
 #include "common.hpp"
 #include "graph.hpp"
@@ -28,7 +33,7 @@ class PathGame {
         graph_(tables_.passes),
         chunks_(tables_.stages * tables_.passes.chunks()) {
     for (const int v : useful_vocabs(tables_))
-      games_.push_back({v, std::make_unique<ChunkedStages>(tables_, tables_.vocabs[v], cache_), {}});
+      games_.push_back({v, std::make_unique<ChunkedStages>(tables_, tables_.vocabs[v], cache_), {}, {}});
   }
 
   PathGame(const PathGame&) = delete;
@@ -44,6 +49,7 @@ class PathGame {
   // A better one: the whole game's. What is beyond `limit` stays rough.
   double tight_bound(double limit, Poll& poll) {
     const Turn turn(busy_, poll);
+    allow(kEffortOfBound, poll);
     open(limit, poll);
     return std::min({limit, best_.cost, least_open()});
   }
@@ -52,8 +58,8 @@ class PathGame {
   // `effort` passes; then the best one found.
   Found solve(double limit, long effort, double& proven, Poll& poll) {
     const Turn turn(busy_, poll);
+    allow(effort, poll);
     open(limit, poll);
-    stop_ = poll.steps() + kStepsOfPass * static_cast<std::size_t>(std::min(std::max(effort, 0L), kMostEffort));
     improve(poll);
     double settled = kInfinity;  // least bound of what can't be split
     for (int splits = 0; !is_over(poll); ++splits) {
@@ -73,35 +79,52 @@ class PathGame {
   }
 
  private:
-  static constexpr int kFirstRounds = 60, kRounds = 16;  // of the game: over all divisions, over a region
+  static constexpr int kFirstRounds = 100, kRounds = 12;  // of the game: over all divisions, over a region
+  static constexpr std::size_t kMostAnswers = 64;        // of each side that are weighed against each other
   static constexpr int kExactSplits = 400;               // made however close they are; further ones
   static constexpr double kNear = 5e-4;                  // only while they may gain this share of the time
+  static constexpr double kSettled = 1e-5;               // share of the time that rounds need not raise a bound by
   static constexpr std::size_t kStepsOfPass = 5;
-  static constexpr long kMostEffort = 20'000'000;  // passes: a second or two
+  static constexpr long kEffortOfBound = 2'000'000, kMostEffort = 20'000'000;  // passes: 0.1 s, and a second or two
+  static constexpr double kLonger = 1.05;  // a stage's time, to see which path is longest then
+  static constexpr double kWorthwhile = 1.02;  // a plan so far above the best one is not made better
 
+  // A plan that answered a mixture of paths.
+  struct Answer {
+    std::vector<int> division;
+    ChunkTimes times;
+    std::vector<double> lengths;  // of each known path
+  };
   // Over the plans under one strategy of the vocabulary.
   struct Game {
     int vocab;
     std::unique_ptr<ChunkedStages> stages;
     std::vector<int> division;  // whose stages work about alike
+    std::vector<Answer> answers;
   };
   // Divisions in which the number of each chunk's layers is within limits.
   struct Region {
     double bound;
     std::size_t game;
     std::vector<int> fewest, most;  // layers of each chunk
-    PathWeights weights;            // behind the bound
-    std::vector<int> low, high;     // layers that the game has given to each chunk
-    std::vector<int> latest;        // the last time
+    double sum = 0;                 // bound by the weights alone
+    PathWeights weights;            // behind it
+    std::vector<double> mean, spread;  // of each chunk's layers in the mixture of plans
+    std::vector<int> latest;           // the last answer
   };
 
   static bool is_later(const Region& a, const Region& b) { return a.bound > b.bound; }
+
+  void allow(long effort, const Poll& poll) {
+    stop_ = poll.steps() + kStepsOfPass * static_cast<std::size_t>(std::min(std::max(effort, 0L), kMostEffort));
+  }
 
   bool is_over(const Poll& poll) const { return poll.steps() >= stop_; }
 
   int stages() const { return tables_.stages; }
   int chunks_a_stage() const { return tables_.passes.chunks(); }
   int place(int stage, int chunk) const { return chunk * stages() + stage; }
+  double link() const { return tables_.send.inside[0]; }
   double least_open() const { return regions_.empty() ? kInfinity : regions_.front().bound; }
 
   std::vector<int> own(const std::vector<int>& of_all, int stage) const {
@@ -134,33 +157,61 @@ class PathGame {
   void open(double limit, Poll& poll) {
     if (limit <= opened_) return;
     regions_.clear(), best_ = {};
-    stop_ = poll.steps() + kStepsOfPass * kMostEffort;
     for (std::size_t number = 0; number < games_.size(); ++number) {
       Game& game = games_[number];
       const double bound = dealt(game, poll);
       if (!is_less(bound, std::min(limit, best_.cost))) continue;
+      game.answers.clear();
       const std::vector<int> fewest(chunks_, 1), most(chunks_, tables_.layers - chunks_ + 1);
-      Region all{bound, number, fewest, most, busy_weights(), {}, {}, {}};
-      attempt(game, game.division, poll);
+      Region all{bound, number, fewest, most, 0, tried(game, game.division, poll), {}, {}, {}};
+      lean(game, poll);
       play(all, limit, kFirstRounds, poll);
       keep(std::move(all), limit);
     }
     opened_ = limit;
   }
 
-  // The mean of the paths that lean on one stage: down to it, all its passes, and up again.
-  PathWeights busy_weights() const {
-    PathWeights weights(chunks_, stages());
-    weights.sync[0] = 1;
-    const double share = 1.0 / stages();
-    for (int s = 0; s < stages(); ++s) {
+  // Makes those paths known that would be longest if one stage took a little longer than in the first answer.
+  void lean(const Game& game, Poll& poll) {
+    if (game.answers.empty()) return;
+    for (int s = 0; s < stages() && !is_over(poll); ++s) {
+      ChunkTimes times = game.answers.front().times;
       for (int c = 0; c < chunks_a_stage(); ++c)
-        for (auto* passes : {&weights.forward, &weights.backward}) (*passes)[place(s, c)] += share * tables_.micro_batches;
-      for (int above = 0; above < s; ++above)
-        for (auto* passes : {&weights.forward, &weights.backward}) (*passes)[above] += share;
-      weights.links += 2 * s * share;
+        for (auto* some : {&times.forward, &times.backward}) (*some)[place(s, c)] *= kLonger;
+      PathWeights path(chunks_, stages());
+      simulate(times, path, poll);
+      learn(std::move(path));
     }
-    return weights;
+  }
+
+  void learn(PathWeights path) {
+    if (std::find(paths_.begin(), paths_.end(), path) != paths_.end()) return;
+    if (paths_.size() >= kMostAnswers) {
+      const std::size_t oldest = std::min_element(used_.begin(), used_.end()) - used_.begin();
+      paths_.erase(paths_.begin() + oldest), used_.erase(used_.begin() + oldest);
+      for (Game& game : games_)
+        for (Answer& answer : game.answers) answer.lengths.erase(answer.lengths.begin() + oldest);
+    }
+    for (Game& game : games_)
+      for (Answer& answer : game.answers) answer.lengths.push_back(path.of(answer.times, link()));
+    paths_.push_back(std::move(path));
+    used_.push_back(++now_);
+  }
+
+  // Attempts a division; makes its plan and that one's longest path known.
+  PathWeights tried(Game& game, const std::vector<int>& division, Poll& poll) {
+    ChunkTimes times(chunks_, stages());
+    PathWeights longest = attempt(game, division, times, poll);
+    learn(longest);
+    learn(game, division, std::move(times));
+    return longest;
+  }
+
+  void learn(Game& game, const std::vector<int>& division, ChunkTimes times) {
+    Answer answer{division, std::move(times), {}};
+    for (const PathWeights& path : paths_) answer.lengths.push_back(path.of(answer.times, link()));
+    if (game.answers.size() >= 4 * kMostAnswers) game.answers.erase(game.answers.begin());
+    game.answers.push_back(std::move(answer));
   }
 
   void keep(Region region, double limit) {
@@ -171,13 +222,17 @@ class PathGame {
 
   // Splits a region in two and plays both. False: it is one division, which stays as it is.
   bool split(const Region& region, double limit, Poll& poll) {
-    int chosen = -1, widest = -1, middle = 0;
+    int chosen = -1, middle = 0;
+    double widest = -1;
     for (int at = 0; at < chunks_; ++at) {
-      const int swing = region.high[at] - region.low[at], free = region.most[at] - region.fewest[at];
-      const int width = swing * 2 * tables_.layers + free;
-      if (free == 0 || width <= widest) continue;
+      const int free = region.most[at] - region.fewest[at];
+      if (free == 0) continue;
+      const double spread = region.spread.empty() ? 0 : region.spread[at];
+      const double width = spread + 1e-6 * free / tables_.layers;
+      if (width <= widest) continue;
       widest = width, chosen = at;
-      middle = swing ? (region.low[at] + region.high[at]) / 2 : std::min(region.latest[at], region.most[at] - 1);
+      middle = spread > 1e-9 ? static_cast<int>(region.mean[at]) : region.latest[at];
+      middle = std::min(std::max(middle, region.fewest[at]), region.most[at] - 1);
     }
     if (chosen < 0) return false;
     for (const bool upper : {false, true}) {
@@ -189,87 +244,160 @@ class PathGame {
     return true;
   }
 
-  // Raises a region's bound.
+  // Raises a region's bound: the mixtures of paths and of plans with which both fare best are answered by a plan and by
+  // a path, and so on. Halfway to the best weights known, answers are more useful.
   void play(Region& region, double limit, int rounds, Poll& poll) {
+    Game& game = games_[region.game];
+    std::vector<Menu> menus = this->menus(region, limit, poll);
+    if (menus.empty() || !is_less(region.bound = std::max(region.bound, longest(menus)), std::min(limit, best_.cost))) {
+      region.bound = std::max(region.bound, std::min(limit, best_.cost));
+      return;
+    }
+    if (region.fewest == region.most) return settle(region, limit, poll);
     PathWeights weights = region.weights;
+    region.sum = 0;
     std::vector<int> division;
     for (int round = 0; round < rounds; ++round) {
-      const double bound = least(region, weights, limit, division, poll);
-      if (bound > region.bound) region.bound = bound, region.weights = weights;
-      if (!(bound < kInfinity) || !is_less(region.bound, std::min(limit, best_.cost))) return;
-      if (round == 0) region.low = region.high = division;
-      for (int at = 0; at < chunks_; ++at) {
-        region.low[at] = std::min(region.low[at], division[at]);
-        region.high[at] = std::max(region.high[at], division[at]);
-      }
+      const double sum = least(region, menus, weights, division, poll);
+      if (sum > region.sum) region.sum = sum, region.weights = weights;
+      region.bound = std::max(region.bound, sum);
+      if (!(sum < kInfinity) || !is_less(region.bound, std::min(limit, best_.cost))) return;
       region.latest = division;
-      const bool is_single = region.fewest == region.most;  // division: its own longest path bounds it best
-      weights.mix(attempt(games_[region.game], division, poll), is_single ? 1.0 : 1.0 / (round + 2));
-      if (is_over(poll)) return;
+      tried(game, division, poll);
+      const double open = answer(region, weights, poll);
+      if (open - region.sum <= kSettled * region.sum || is_over(poll)) return;
+      if (round % 2 == 0) weights = halfway(region.weights, weights);
     }
+  }
+
+  // The same for a single division: the answers are the best strategies of each stage under the weights.
+  void settle(Region& region, double limit, Poll& poll) {
+    Game& game = games_[region.game];
+    const std::vector<int>& division = region.fewest;
+    PathWeights weights = tried(game, division, poll);
+    region.sum = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      double sum = weights.links * link();
+      std::vector<Points> options(stages());
+      ChunkTimes times(chunks_, stages()), shortest = times;
+      for (int s = 0; s < stages(); ++s) {
+        std::vector<Weights> own;
+        for (int c = 0; c < chunks_a_stage(); ++c)
+          own.push_back({weights.forward[place(s, c)], weights.backward[place(s, c)], weights.sync[s]});
+        const Work best = game.stages->weighted(s, this->own(division, s), std::move(own), poll);
+        sum += best.least;
+        options[s] = busiest(game, s, division, poll);
+        if (best.point) options[s].insert(options[s].begin(), best.point);
+        if (!options[s].empty()) set(times, s, *options[s].front());
+      }
+      if (sum > region.sum) region.sum = sum, region.weights = weights;
+      region.bound = std::max(region.bound, sum);
+      if (!is_less(region.bound, std::min(limit, best_.cost))) return;
+      attempt(game, division, options, shortest, poll);
+      learn(game, division, times);
+      PathWeights path(chunks_, stages());
+      simulate(times, path, poll);
+      learn(std::move(path));
+      const double open = answer(region, weights, poll);
+      if (open - region.sum <= kSettled * region.sum || is_over(poll)) return;
+      if (round % 2 == 0) weights = halfway(region.weights, weights);
+    }
+  }
+
+  PathWeights halfway(const PathWeights& a, const PathWeights& b) const {
+    PathWeights mean(chunks_, stages());
+    mean.add(a, 0.5), mean.add(b, 0.5);
+    return mean;
+  }
+
+  // The best mixture of the known paths against the region's known plans; learns what answers the plans' own. Returns
+  // how long a step of that mixture of plans takes.
+  double answer(Region& region, PathWeights& weights, Poll& poll) {
+    Game& game = games_[region.game];
+    std::vector<const Answer*> known;
+    for (auto answer = game.answers.rbegin(); answer != game.answers.rend() && known.size() < kMostAnswers; ++answer) {
+      bool inside = true;
+      for (int at = 0; at < chunks_ && inside; ++at)
+        inside = region.fewest[at] <= answer->division[at] && answer->division[at] <= region.most[at];
+      if (inside) known.push_back(&*answer);
+    }
+    if (known.empty()) return kInfinity;
+    std::vector<std::vector<double>> table(paths_.size());
+    for (std::size_t path = 0; path < paths_.size(); ++path)
+      for (const Answer* answer : known) table[path].push_back(answer->lengths[path]);
+    poll.tick(known.size() * paths_.size());
+    const Balance shares = balance(std::move(table), poll);
+    weights = PathWeights(chunks_, stages());
+    ++now_;
+    for (std::size_t path = 0; path < paths_.size(); ++path)
+      if (shares.rows[path] > 0) weights.add(paths_[path], shares.rows[path]), used_[path] = now_;
+    ChunkTimes mean(chunks_, stages());
+    region.mean.assign(chunks_, 0), region.spread.assign(chunks_, 0);
+    for (std::size_t plan = 0; plan < known.size(); ++plan) {
+      const double share = shares.columns[plan];
+      if (!(share > 0)) continue;
+      mean.add(known[plan]->times, share);
+      for (int at = 0; at < chunks_; ++at) region.mean[at] += share * known[plan]->division[at];
+    }
+    for (std::size_t plan = 0; plan < known.size(); ++plan)
+      for (int at = 0; at < chunks_; ++at)
+        region.spread[at] += shares.columns[plan] * std::abs(known[plan]->division[at] - region.mean[at]);
+    PathWeights path(chunks_, stages());
+    const double time = simulate(mean, path, poll);
+    learn(std::move(path));
+    return time;
   }
 
   // --- the plan's turn ----------------------------------------------------------------------------------------------
 
-  // The least weighted sum over the divisions of a region, and a division that has it; or the time that some stage of
-  // each takes, where that is more.
-  double least(const Region& region, const PathWeights& weights, double limit, std::vector<int>& division, Poll& poll) {
-    const int layers = tables_.layers;
-    std::vector<double> sums(layers + 1, kInfinity), next;  // of the stages so far, by their layers
-    std::vector<std::vector<int>> taken(stages(), std::vector<int>(layers + 1, -1));
-    std::vector<Offer> offers;
-    sums[0] = 0;
-    int first = 0, last = 0;
-    double ends = 0;  // before the stage's first pass and after its last one, at least
-    for (int s = 0; s < stages(); ++s) {
-      offers.push_back(offer(region, weights, s, ends, limit, poll));
-      const StageTime beside = games_[region.game].stages->beside(s, 0);
-      ends += beside.forward + beside.backward + region.fewest[s] * cache_.cheapest(0, {1, 1, 0}) +
-              2 * tables_.send.inside[0];
-      const Offer& own = offers.back();
-      if (own.costs.empty()) return kInfinity;
-      next.assign(layers + 1, kInfinity);
-      const int count = static_cast<int>(own.costs.size());
-      poll.tick(count * (last - first + 1) / 2);
-      for (int l = first; l <= last; ++l)
-        for (int i = 0; i < count && l + own.fewest + i <= layers; ++i) {
-          double& sum = next[l + own.fewest + i];
-          if (sums[l] + own.costs[i] < sum) sum = sums[l] + own.costs[i], taken[s][l + own.fewest + i] = own.fewest + i;
-        }
-      first += own.fewest, last = std::min(last + own.fewest + count - 1, layers);
-      if (first > layers) return kInfinity;
-      sums.swap(next);
-    }
-    if (!(sums[layers] < kInfinity)) return kInfinity;
-    division = region.fewest;
-    for (int s = stages() - 1, left = layers; s >= 0; --s) {
-      int more = taken[s][left] - offers[s].fewest;
-      left -= taken[s][left];
-      for (const int at : offers[s].cheapest)
-        for (; more > 0 && division[at] < region.most[at]; --more) ++division[at];
-    }
-    return std::max(sums[layers] + weights.links * tables_.send.inside[0], longest(offers));
-  }
-
-  // What a stage adds to the weighted sum with its fewest layers, one more, and so on; those that can't win left out.
-  struct Offer {
+  // A stage with its fewest layers, one more, and so on; those that can't win left out.
+  struct Menu {
     int fewest = 0;
-    std::vector<double> costs, times;  // shares in the sum, and how long the step takes at least
-    std::vector<int> cheapest;  // the stage's chunks, the one first that takes layers cheapest
+    double ends = 0;                   // ms before the stage's first pass and after its last one, at least
+    std::vector<double> work, synced;  // ms that it works in a step; with its sync (empty: not yet asked for)
+
+    int most() const { return fewest + static_cast<int>(work.size()) - 1; }
   };
 
+  // Of all stages; none where nothing of the region can win.
+  std::vector<Menu> menus(const Region& region, double limit, Poll& poll) {
+    ChunkedStages& exact = *games_[region.game].stages;
+    std::vector<Menu> menus(stages());
+    double ends = 0;
+    int all_fewest = 0, all_most = 0;
+    for (int s = 0; s < stages(); ++s) {
+      Menu& menu = menus[s];
+      const std::vector<int> fewest = own(region.fewest, s), most = own(region.most, s);
+      menu.fewest = std::accumulate(fewest.begin(), fewest.end(), 0);
+      menu.ends = ends;
+      const int wide =
+          std::min(std::accumulate(most.begin(), most.end(), 0), tables_.layers - chunks_ + chunks_a_stage());
+      for (int more = 0; menu.fewest + more <= wide; ++more) {
+        const double work = exact.work(s, fewest, more, false, poll).least;
+        if (!is_less(work + ends, std::min(limit, best_.cost))) break;
+        menu.work.push_back(work);
+      }
+      if (menu.work.empty()) return {};
+      all_fewest += menu.fewest, all_most += menu.most();
+      const StageTime beside = exact.beside(s, 0);
+      ends += beside.forward + beside.backward + region.fewest[s] * cache_.cheapest(0, {1, 1, 0}) + 2 * link();
+    }
+    if (all_fewest > tables_.layers || all_most < tables_.layers) return {};
+    return menus;
+  }
+
   // The least time that the longest stage takes, whatever each takes of the layers.
-  double longest(const std::vector<Offer>& offers) const {
-    std::vector<std::size_t> more(offers.size(), 0);
+  double longest(const std::vector<Menu>& menus) const {
+    std::vector<std::size_t> more(menus.size(), 0);
     double longest = 0;
     int left = tables_.layers;
-    for (const Offer& offer : offers) left -= offer.fewest, longest = std::max(longest, offer.times[0]);
+    for (const Menu& menu : menus) left -= menu.fewest, longest = std::max(longest, menu.work[0] + menu.ends);
     for (; left > 0; --left) {
       std::size_t best = 0;
       auto next = [&](std::size_t s) {
-        return more[s] + 1 < offers[s].times.size() ? offers[s].times[more[s] + 1] : kInfinity;
+        return more[s] + 1 < menus[s].work.size() ? menus[s].work[more[s] + 1] + menus[s].ends : kInfinity;
       };
-      for (std::size_t s = 1; s < offers.size(); ++s)
+      for (std::size_t s = 1; s < menus.size(); ++s)
         if (next(s) < next(best)) best = s;
       longest = std::max(longest, next(best));
       ++more[best];
@@ -277,85 +405,140 @@ class PathGame {
     return longest;
   }
 
-  // Of the weights, as much as all passes of the stage have in common goes to the exact optimum of its work; the rest to
-  // the least times.
-  Offer offer(const Region& region, const PathWeights& weights, int stage, double ends, double limit, Poll& poll) {
+  // The least weighted sum over the divisions of a region, and a division that has it.
+  double least(const Region& region, std::vector<Menu>& menus, const PathWeights& weights, std::vector<int>& division,
+               Poll& poll) {
+    const int layers = tables_.layers;
+    std::vector<double> sums(layers + 1, kInfinity), next;  // of the stages so far, by their layers
+    std::vector<std::vector<int>> taken(stages(), std::vector<int>(layers + 1, -1));
+    std::vector<Offer> offers;
+    sums[0] = 0;
+    int first = 0, last = 0, later = 0;  // layers of the stages so far; most of those to come
+    for (const Menu& menu : menus) later += menu.most();
+    for (int s = 0; s < stages(); ++s) {
+      const Menu& menu = menus[s];
+      offers.push_back(offer(region, weights, s, menus[s], poll));
+      const Offer& own = offers.back();
+      next.assign(layers + 1, kInfinity);
+      const int count = static_cast<int>(own.costs.size());
+      poll.tick(count * (last - first + 1) / 2);
+      for (int l = first; l <= last; ++l)
+        for (int i = 0; i < count && l + menu.fewest + i <= layers; ++i) {
+          double& sum = next[l + menu.fewest + i];
+          if (sums[l] + own.costs[i] < sum)
+            sum = sums[l] + own.costs[i], taken[s][l + menu.fewest + i] = menu.fewest + i;
+        }
+      later -= menu.most();
+      first = std::max(first + menu.fewest, layers - later), last = std::min(last + menu.most(), layers);
+      sums.swap(next);
+    }
+    if (!(sums[layers] < kInfinity)) return kInfinity;
+    division = region.fewest;
+    for (int s = stages() - 1, left = layers; s >= 0; --s) {
+      int more = taken[s][left] - menus[s].fewest;
+      left -= taken[s][left];
+      for (const int at : offers[s].cheapest)
+        for (; more > 0 && division[at] < region.most[at]; --more) ++division[at];
+    }
+    return sums[layers] + weights.links * link();
+  }
+
+  // What a stage adds to the weighted sum, along its menu.
+  struct Offer {
+    std::vector<double> costs;
+    std::vector<int> cheapest;  // the stage's chunks, the one first that takes layers cheapest
+  };
+
+  // Of the weights, as much as all passes of the stage have in common goes to the exact optimum of its work; the rest
+  // to the least times.
+  Offer offer(const Region& region, const PathWeights& weights, int stage, Menu& menu, Poll& poll) {
     ChunkedStages& exact = *games_[region.game].stages;
-    const std::vector<int> fewest = own(region.fewest, stage);
     double common = kInfinity;
     for (int c = 0; c < chunks_a_stage(); ++c)
       common = std::min({common, weights.forward[place(stage, c)], weights.backward[place(stage, c)]});
     const double busy = common / tables_.micro_batches, sync = std::min(weights.sync[stage], busy);
     const double more_sync = weights.sync[stage] - sync;
+    if (sync > 0 && menu.synced.empty())
+      for (std::size_t more = 0; more < menu.work.size(); ++more)
+        menu.synced.push_back(exact.work(stage, own(region.fewest, stage), static_cast<int>(more), true, poll).least);
     Offer result;
     std::vector<double> price(chunks_, 0);  // of a layer more
-    std::vector<double> rest;               // of the first layers, one after the other
     double beside = 0;
     for (int c = 0; c < chunks_a_stage(); ++c) {
       const int at = place(stage, c);
       const Weights left{weights.forward[at] - common, weights.backward[at] - common, more_sync};
-      beside += left.of(exact.beside(stage, c));
       price[at] = cache_.cheapest(0, left);
-      beside += fewest[c] * price[at];
-      result.fewest += fewest[c];
+      beside += left.of(exact.beside(stage, c)) + region.fewest[at] * price[at];
       result.cheapest.push_back(at);
     }
     std::stable_sort(result.cheapest.begin(), result.cheapest.end(), [&](int a, int b) { return price[a] < price[b]; });
-    auto add = [&](int more) {
-      const double work = exact.work(stage, fewest, more, false, poll).least;
-      if (!is_less(work + ends, std::min(limit, best_.cost))) return false;
-      const double with_sync = sync > 0 ? exact.work(stage, fewest, more, true, poll).least : 0;
-      result.times.push_back(work + ends);
-      result.costs.push_back((busy - sync) * work + sync * with_sync + beside);
-      return true;
+    auto add = [&] {
+      const std::size_t more = result.costs.size();
+      const double synced = sync > 0 ? sync * menu.synced[more] : 0;
+      result.costs.push_back((busy - sync) * menu.work[more] + synced + beside);
     };
-    if (!add(0)) return result;
+    add();
     for (const int at : result.cheapest)
-      for (int n = region.fewest[at]; n < region.most[at]; ++n) {
+      for (int n = region.fewest[at]; n < region.most[at] && result.costs.size() < menu.work.size(); ++n) {
         beside += price[at];
-        const int more = static_cast<int>(result.costs.size());
-        if (result.fewest + more > tables_.layers - chunks_ + chunks_a_stage() || !add(more)) return result;
+        add();
       }
     return result;
   }
 
   // --- the path's turn ----------------------------------------------------------------------------------------------
 
-  // The longest path under a division, with each stage's best strategies. Makes that the best, if it is.
-  PathWeights attempt(Game& game, const std::vector<int>& division, Poll& poll) {
-    ChunkTimes times{std::vector<double>(chunks_), std::vector<double>(chunks_), std::vector<double>(stages())};
-    std::vector<const ChunkedPoint*> points(stages()), others(stages());
+  using Points = std::vector<std::shared_ptr<const ChunkedPoint>>;
+
+  // Strategies with which a stage works least, with its sync and without.
+  Points busiest(Game& game, int stage, const std::vector<int>& division, Poll& poll) const {
+    Points points;
+    for (const bool with_sync : {true, false}) {
+      const Work& work = game.stages->work(stage, own(division, stage), 0, with_sync, poll);
+      if (work.point && (points.empty() || points[0]->sync != work.point->sync)) points.push_back(work.point);
+    }
+    return points;
+  }
+
+  // The longest path under a division, each stage with those of its points that make the step short. Makes that the
+  // best, if it is.
+  PathWeights attempt(Game& game, const std::vector<int>& division, const std::vector<Points>& options,
+                      ChunkTimes& times, Poll& poll) {
+    std::vector<const ChunkedPoint*> chosen(stages(), nullptr);
     bool fits = true;
     for (int s = 0; s < stages(); ++s) {
-      const std::vector<int> layers = own(division, s);
-      points[s] = game.stages->work(s, layers, 0, true, poll).point.get();
-      others[s] = game.stages->work(s, layers, 0, false, poll).point.get();
-      if (!points[s]) points[s] = others[s];
-      fits = fits && points[s];
-      if (points[s])
-        set(times, s, *points[s]);
+      fits = fits && !options[s].empty();
+      if (options[s].empty())
+        roughly(*game.stages, times, s, own(division, s));
       else
-        roughly(*game.stages, times, s, layers);
+        set(times, s, *(chosen[s] = options[s].front().get()));
     }
     PathWeights path(chunks_, stages()), other = path;
     double time = simulate(times, path, poll);
-    for (int s = 0; fits && s < stages(); ++s) {
-      if (!others[s] || others[s]->sync == points[s]->sync) continue;
-      set(times, s, *others[s]);
-      const double attempted = simulate(times, other, poll);
-      if (is_less(attempted, time))
-        time = attempted, path = other, points[s] = others[s];
-      else
-        set(times, s, *points[s]);
-    }
+    for (int s = 0; fits && s < stages(); ++s)
+      for (std::size_t option = 1; option < options[s].size(); ++option) {
+        if (!(time < best_.cost * kWorthwhile) || is_over(poll)) break;
+        set(times, s, *options[s][option]);
+        const double attempted = simulate(times, other, poll);
+        if (is_less(attempted, time))
+          time = attempted, path = other, chosen[s] = options[s][option].get();
+        else
+          set(times, s, *chosen[s]);
+      }
     if (!fits || !is_less(time, best_.cost)) return path;
     best_ = {time, game.vocab, division, {}};
     for (int at = 0; at < chunks_; ++at) {
-      const std::vector<int>& chosen = points[at % stages()]->strategies[at / stages()];
-      best_.strategies.insert(best_.strategies.end(), chosen.begin(), chosen.end());
+      const std::vector<int>& own = chosen[at % stages()]->strategies[at / stages()];
+      best_.strategies.insert(best_.strategies.end(), own.begin(), own.end());
     }
     best_game_ = &game;
     return path;
+  }
+
+  PathWeights attempt(Game& game, const std::vector<int>& division, ChunkTimes& times, Poll& poll) {
+    std::vector<Points> options;
+    for (int s = 0; s < stages(); ++s) options.push_back(busiest(game, s, division, poll));
+    return attempt(game, division, options, times, poll);
   }
 
   void set(ChunkTimes& times, int stage, const ChunkedPoint& point) const {
@@ -376,11 +559,12 @@ class PathGame {
   }
 
   double simulate(const ChunkTimes& times, PathWeights& path, Poll& poll) {
-    return graph_.longest(times, tables_.send.inside[0], path, poll);
+    return graph_.longest(times, link(), path, poll);
   }
 
   // Moves a layer of the best plan from one chunk to another, as long as that helps.
   void improve(Poll& poll) {
+    ChunkTimes times(chunks_, stages());
     for (bool better = best_.vocab >= 0; better && !is_over(poll);) {
       better = false;
       const std::vector<int> from_here = best_.division;
@@ -390,7 +574,7 @@ class PathGame {
           if (to == from) continue;
           std::vector<int> moved = from_here;
           --moved[from], ++moved[to];
-          attempt(*best_game_, moved, poll);
+          attempt(*best_game_, moved, times, poll);
           better = is_less(best_.cost, before);
         }
     }
@@ -401,6 +585,9 @@ class PathGame {
   PassGraph graph_;
   int chunks_;  // of all stages
   std::vector<Game> games_;
+  std::vector<PathWeights> paths_;  // known
+  std::vector<long> used_;          // when each was last part of a mixture
+  long now_ = 0;
   std::vector<Region> regions_;  // not yet settled: a heap, the least bound first
   double opened_ = -1;           // limit for which they were made
   Found best_;

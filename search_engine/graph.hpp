@@ -14,6 +14,17 @@ namespace galvatron {
 struct ChunkTimes {
   std::vector<double> forward, backward;  // ms, of one micro-batch in each chunk, in the order of the layers
   std::vector<double> sync;               // ms, of each stage
+
+  ChunkTimes(std::size_t chunks, std::size_t stages) : forward(chunks, 0), backward(chunks, 0), sync(stages, 0) {}
+
+  // Adds a share of others.
+  void add(const ChunkTimes& other, double share) {
+    for (std::size_t at = 0; at < forward.size(); ++at) {
+      forward[at] += share * other.forward[at];
+      backward[at] += share * other.backward[at];
+    }
+    for (std::size_t stage = 0; stage < sync.size(); ++stage) sync[stage] += share * other.sync[stage];
+  }
 };
 
 // How often a path runs through each chunk's forward and backward, over a link, and through each stage's sync; or the
@@ -24,22 +35,35 @@ struct PathWeights {
 
   PathWeights(std::size_t chunks, std::size_t stages) : forward(chunks, 0), backward(chunks, 0), sync(stages, 0) {}
 
-  // Moves towards another path by a share.
-  void mix(const PathWeights& other, double share) {
-    auto move = [&](double& own, double its) { own += share * (its - own); };
+  // Adds a share of another path.
+  void add(const PathWeights& other, double share) {
     for (std::size_t at = 0; at < forward.size(); ++at) {
-      move(forward[at], other.forward[at]);
-      move(backward[at], other.backward[at]);
+      forward[at] += share * other.forward[at];
+      backward[at] += share * other.backward[at];
     }
-    for (std::size_t stage = 0; stage < sync.size(); ++stage) move(sync[stage], other.sync[stage]);
-    move(links, other.links);
+    for (std::size_t stage = 0; stage < sync.size(); ++stage) sync[stage] += share * other.sync[stage];
+    links += share * other.links;
+  }
+
+  // How long the path is.
+  double of(const ChunkTimes& times, double link) const {
+    double sum = links * link;
+    for (std::size_t at = 0; at < forward.size(); ++at)
+      sum += forward[at] * times.forward[at] + backward[at] * times.backward[at];
+    for (std::size_t stage = 0; stage < sync.size(); ++stage) sum += sync[stage] * times.sync[stage];
+    return sum;
+  }
+
+  friend bool operator==(const PathWeights& a, const PathWeights& b) {
+    return a.forward == b.forward && a.backward == b.backward && a.sync == b.sync && a.links == b.links;
   }
 };
 
 class PassGraph {
  public:
   // Throws where stages wait for each other in a circle.
-  explicit PassGraph(const PassLists& lists) : stages_(lists.stages()), chunks_(stages_ * lists.chunks()), last_(stages_, -1) {
+  explicit PassGraph(const PassLists& lists)
+      : stages_(lists.stages()), chunks_(stages_ * lists.chunks()), last_(stages_, -1) {
     std::vector<std::vector<Pass>> passes(stages_);
     std::size_t all = 0;
     for (int stage = 0; stage < stages_; ++stage) {
@@ -61,7 +85,9 @@ class PassGraph {
           const bool turns = pass.is_backward && at + 1 == chunks_;
           int input = -1;
           if (pass.is_backward || at > 0) {
-            const std::vector<int>& before = turns ? forwards[at] : pass.is_backward ? backwards[at + 1] : forwards[at - 1];
+            const std::vector<int>& before = turns              ? forwards[at]
+                                             : pass.is_backward ? backwards[at + 1]
+                                                                : forwards[at - 1];
             if (before.size() <= own.size()) break;
             input = before[own.size()];
           }

@@ -51,27 +51,22 @@ class Pipeline {
   // `effort` passes, or where it would take too much memory or time: then the best one found.
   Found solve(double limit, long effort, double& proven, Poll& poll) {
     const Turn turn(busy_, poll);
-    PipelineSolution best;
-    best.cost = limit;
-    double unproven = kInfinity;
     Candidates candidates = candidates_below(limit, poll);
     effort = std::min(std::max(effort, 0L), kMostEffort);
-    poll.allow(kStepsOfPass * static_cast<std::size_t>(effort));
-    for (Candidate& candidate : candidates) {
-      if (!is_less(candidate.bound, best.cost)) break;
-      PipelineSolution found;
-      found.cost = best.cost;
-      if (!solved(candidate, found, effort, poll)) unproven = std::min(unproven, candidate.bound);
-      candidate.close();
-      if (!is_less(found.cost, best.cost)) continue;
-      best = std::move(found);
-      best.vocab = candidate.vocab;
+    Found found;
+    proven = 0;
+    for (const long share : {effort / kFirstShare, effort}) {
+      PipelineSolution best;
+      best.cost = limit;
+      const double unproven = divided(candidates, best, share, poll);
+      if (share == effort && found.vocab < 0 && best.vocab < 0 && unproven < limit)
+        take_least_memory(candidates, best, poll);
+      if (best.vocab >= 0) found = found_of(best), limit = best.cost;
+      proven = std::max(proven, std::min(unproven, limit));
+      if (!(proven < limit)) break;
+      if (share < effort && tables_.type_count() == 1) limit = play(found, limit, effort, proven, poll);
+      if (!(proven < limit)) break;
     }
-    poll.allow(4 * kMostSteps);
-    if (best.vocab < 0 && unproven < best.cost) take_least_memory(candidates, best, poll);
-    proven = std::min(unproven, best.cost);
-    Found found = found_of(best);
-    if (proven < best.cost && tables_.type_count() == 1) play(found, best.cost, effort, proven, poll);
     return found;
   }
 
@@ -97,6 +92,7 @@ class Pipeline {
   // The time that bounds may take: some seconds.
   static constexpr std::size_t kMostSteps = 500'000'000, kStepsOfPass = 5;
   static constexpr long kMostEffort = 1'000'000'000'000;  // hours
+  static constexpr long kFirstShare = 16;  // of the effort, before what is left open is played as a game
 
   struct Candidate {
     double bound;
@@ -109,16 +105,35 @@ class Pipeline {
 
   using Candidates = std::vector<Candidate>;
 
-  // What is left open between the bound and the best plan, as a game.
-  void play(Found& best, double limit, long effort, double& proven, Poll& poll) const {
-    PathGame game(tables_);
+  // Searches candidates division by division. Returns what those cost at least that were given up.
+  double divided(Candidates& candidates, PipelineSolution& best, long effort, Poll& poll) {
+    double unproven = kInfinity;
+    poll.allow(kStepsOfPass * static_cast<std::size_t>(effort));
+    for (Candidate& candidate : candidates) {
+      if (!is_less(candidate.bound, best.cost)) break;
+      PipelineSolution found;
+      found.cost = best.cost;
+      if (!solved(candidate, found, effort, poll)) unproven = std::min(unproven, candidate.bound);
+      candidate.close();
+      if (!is_less(found.cost, best.cost)) continue;
+      best = std::move(found);
+      best.vocab = candidate.vocab;
+    }
+    poll.allow(4 * kMostSteps);
+    return unproven;
+  }
+
+  // What is left open between the bound and the best plan, as a game. Returns what the best one costs then.
+  double play(Found& best, double limit, long effort, double& proven, Poll& poll) const {
     double bound = 0;
     try {
+      PathGame game(tables_);
       Found found = game.solve(limit, effort, bound, poll);
-      if (found.vocab >= 0) best = std::move(found);
+      if (found.vocab >= 0) best = std::move(found), limit = best.cost;
       proven = std::max(proven, bound);
     } catch (const TooHard&) {
     }
+    return limit;
   }
 
   Found found_of(const PipelineSolution& solution) const {

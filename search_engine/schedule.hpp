@@ -1,8 +1,8 @@
 // Time of one step of a pipeline: the event simulation of any schedule's lists of passes.
 //
 // A pass starts when its stage has finished the pass before it and its input has arrived. The passes of all stages are
-// brought into one order, in rounds that repeat (once); then a step takes a few operations a pass. Rounds repeated after
-// they have become steady are skipped.
+// brought into one order, in rounds that repeat (once); then a step takes a few operations a pass. Rounds repeated
+// after they have become steady are skipped.
 #pragma once
 
 #include <algorithm>

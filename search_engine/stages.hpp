@@ -140,8 +140,8 @@ class Stages {
     return solved(stage, span, weighting, poll).point;
   }
 
-  // All points whose weighted time is below the limit; false when there are more than `most`, or when listing them takes
-  // more than the effort.
+  // All points whose weighted time is below the limit; false when there are more than `most`, or when listing them
+  // takes more than the effort.
   bool points(int stage, Span span, Weighting weighting, double limit, std::size_t most,
               Vector<StagePoint>& found, long& effort, Poll& poll) {
     Mixes all = cache_.complete(tables_.in_flight[stage], cuts_.weights(stage, weighting));

@@ -94,10 +94,12 @@ class Walks {
   static constexpr std::size_t kMostKnown = 100'000, kMostIdle = 1000;  // some 6 MiB, and 60 KiB
   static constexpr std::size_t kStepsOfSet = 8;       // of Poll
 
+  static constexpr GroupSet kGolden = 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
+
   using Key = std::pair<GroupSet, int>;
   struct Hash {
     std::size_t operator()(const Key& key) const {
-      return std::hash<GroupSet>()((key.first * kMostGroups + key.second) * 0x9E3779B97F4A7C15u);  // 2^64 / golden ratio
+      return std::hash<GroupSet>()((key.first * kMostGroups + key.second) * kGolden);
     }
   };
 

@@ -71,6 +71,7 @@ class _Stage(IntEnum):
     SKETCHED = 0  # bounded by the compute of its fastest strategies
     PRICED = 1  # every strategy priced, bounded roughly
     BOUNDED = 2  # bounded by the exact optima of stages
+    TRIED = 3  # searched with a small effort
 
 
 @dataclass(order=True, slots=True)
@@ -249,8 +250,12 @@ class _Search:
             entry.stage, bound_ms = _Stage.PRICED, entry.tables.core.bound(self.cancel)
         elif entry.stage is _Stage.PRICED:
             entry.stage, bound_ms = _Stage.BOUNDED, entry.tables.core.tight_bound(limit * batch, self.cancel)
+        elif entry.stage is _Stage.BOUNDED:  # most are settled so; the others wait for the plans of all families
+            entry.stage, bound_ms = _Stage.TRIED, self._solve(entry, entry.tables, limit, self.options.effort // 64)
+            if bound_ms == inf:
+                return False
         else:
-            self._solve(entry, entry.tables, limit)
+            self._solve(entry, entry.tables, limit, self.options.effort, last=True)
             return False
         entry.bound = max(entry.bound, bound_ms / batch)
         if entry.bound == inf:
@@ -258,27 +263,31 @@ class _Search:
             return False
         return True
 
-    def _solve(self, entry: _Open, tables: Tables, limit: float) -> None:
+    def _solve(self, entry: _Open, tables: Tables, limit: float, effort: int, last: bool = False) -> float:
+        """Search a family with an effort. Returns its bound in ms, infinite where it is settled."""
         family, batch = entry.family, entry.family.global_batch
         limit_ms = limit * batch
-        time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, self.options.effort, self.cancel)
+        time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, effort, self.cancel)
         outcome = FamilyOutcome.SOLVED
         if time_ms < inf:
             plan = tables.plan(vocab, division, choice, self.bare)
             found = Candidate(plan, self.cost.predict(plan))
             self._keep(found, family)
             time_ms = found.time_s * MS_PER_S
-        elif limit < inf:
-            outcome = FamilyOutcome.OUT_OF_BOUND
-            self.bounds_s[family] = min(self.bounds_s.get(family, inf), proven_ms / MS_PER_S)
-        else:
-            outcome = FamilyOutcome.OUT_OF_MEMORY
-            self._set_aside(tables)
         if proven_ms < min(time_ms, limit_ms) * (1 - ROUNDING):
+            if not last:
+                return proven_ms
             outcome = FamilyOutcome.GIVEN_UP
             self.unproven = min(self.unproven, proven_ms / batch)
+        elif family not in self.found:
+            outcome = FamilyOutcome.OUT_OF_BOUND if limit < inf else FamilyOutcome.OUT_OF_MEMORY
+        if outcome is FamilyOutcome.OUT_OF_BOUND:
+            self.bounds_s[family] = min(self.bounds_s.get(family, inf), proven_ms / MS_PER_S)
+        if time_ms == inf == limit:
+            self._set_aside(tables)
         self._note(family, outcome)
         self.log(f"{family}: {time_ms:.3f} ms a step, at least {entry.bound * batch:.3f}")
+        return inf
 
     def _set_aside(self, tables: Tables) -> None:
         """Remember what a family that does not fit would need, for when nothing else fits either. Where several chunks
