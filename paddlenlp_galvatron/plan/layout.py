@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .mesh import Axis
+from .mesh import SHARDING, STAGE, Axis, Degrees
 from .strategy import Strategy
 
 # [ranks, intervals, 2]: first and last-plus-one token of the intervals that each rank holds, rising.
@@ -31,6 +31,11 @@ def own_chunks(index: int, degree: int, length: int) -> tuple[tuple[int, int], t
     """First and last-plus-one token of the two chunks that rank `index` of `degree` holds of a sample's `length`."""
     size, last = length // (2 * degree), 2 * degree - 1
     return (index * size, (index + 1) * size), ((last - index) * size, (last - index + 1) * size)
+
+
+def chunks_of_a_sample(degrees: Degrees) -> int:
+    """Equal chunks of each sample that a layer's ranks hold beside one another, before tokens are cut further."""
+    return 2 * degrees.context if degrees.context > 1 else 1
 
 
 class Cut(NamedTuple):
@@ -81,8 +86,7 @@ class TokenLayout:
 
 def token_axes(sequence_parallel: bool) -> tuple[Axis, ...]:
     """Axes whose ranks hold different tokens between layers, the coarsest cut first."""
-    axes = (Axis.DATA, Axis.CONTEXT, Axis.ULYSSES)
-    return (*axes, Axis.TENSOR) if sequence_parallel else axes
+    return STAGE if sequence_parallel else SHARDING
 
 
 @lru_cache(maxsize=100_000)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ..base.text import shortened
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
+from ..plan.mesh import STAGE, Axis
 from ..plan.strategy import runs
 
 MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a second to print
@@ -130,7 +131,7 @@ def _assumed(plan: Plan) -> str:
 
 def _table(plan: Plan) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    degrees = ("split by", "degree", *_context(plan, "cp"), "dp")
+    degrees = ("split by", "degree", *_beside(plan), "dp")
     for title in ("stage", "layers", *degrees, "model states", "recompute", "groups"):
         table.add_column(title, no_wrap=title != "recompute")
     first, last = 0, plan.pipeline - 1
@@ -156,13 +157,14 @@ def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy) -> list[str]:
     layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
     split = "-" if layer.degree == 1 else "sequence" if layer.ulysses else "weights"
     groups = "-" if layer.ranks == 1 else "neighbours" if layer.consecutive else "strided"
-    degrees = [split, str(layer.degree), *_context(plan, str(layer.context)), str(plan.dp(layer))]
-    return [*degrees, layer.dp_type, _recomputed(layer), groups]
+    beside = [str(dict(layer.beside)[axis]) for axis in _beside(plan)]
+    return [split, str(layer.degree), *beside, str(plan.dp(layer)), layer.dp_type, _recomputed(layer), groups]
 
 
-def _context(plan: Plan, cell: str) -> list[str]:
-    """The column of context parallelism, in a plan that has any."""
-    return [cell] if any(part.context > 1 for part in (*plan.layers, plan.vocab)) else []
+def _beside(plan: Plan) -> list[Axis]:
+    """The axes beside that of `degree` that any layer has: a column each."""
+    used = {axis for part in (*plan.layers, plan.vocab) for axis, degree in part.beside if degree > 1}
+    return [axis for axis in STAGE if axis in used]
 
 
 def _recomputed(layer: LayerStrategy) -> str:
