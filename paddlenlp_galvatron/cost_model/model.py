@@ -373,7 +373,7 @@ class CostModel:
         if gathered and not measured:  # a measured working set has the gathered tokens in it
             tokens = samples * seq / split
             working += tokens * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
-        others = samples * others_mib(model, mesh, seq, self.assumed)
+        others = samples * others_mib(model, strategy, mesh, seq, self.assumed)
         working += others  # their gradients
         products = product_share(model, seq)
         if self.options.task.frozen:

@@ -139,11 +139,13 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
     if tokens is None:
         return
     for fields, who, part in _parts(plan):
-        if tokens % (chunks := chunks_of_a_sample(part)):
-            yield (
-                f"{fields.format(Axis.CONTEXT)}: {tokens} tokens of a sample are not two equal chunks for each of the "
-                f"{part.context} ranks of {who}; choose a seq_length that is a multiple of {chunks}"
-            )
+        for axis, degree in part.beside:
+            if tokens % (chunks := chunks_of_a_sample(axis, degree)):
+                equal = "two equal chunks" if chunks > degree else "an equal chunk"
+                yield (
+                    f"{fields.format(axis)}: {tokens} tokens of a sample are not {equal} for each of the {degree} "
+                    f"ranks of {who}; choose a seq_length that is a multiple of {chunks}"
+                )
     cuts = token_axes(plan.assumed.sequence_parallel)
     for fields, who, part in _parts(plan):
         held = plan.micro_batch * tokens * part.degree // plan.stage_size  # by the ranks along the last axis together

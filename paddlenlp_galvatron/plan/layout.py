@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .mesh import SHARDING, STAGE, Axis, Degrees
+from .mesh import SHARDING, STAGE, Axis
 from .strategy import Strategy
 
 # [ranks, intervals, 2]: first and last-plus-one token of the intervals that each rank holds, rising.
@@ -33,9 +33,9 @@ def own_chunks(index: int, degree: int, length: int) -> tuple[tuple[int, int], t
     return (index * size, (index + 1) * size), ((last - index) * size, (last - index + 1) * size)
 
 
-def chunks_of_a_sample(degrees: Degrees) -> int:
-    """Equal chunks of each sample that a layer's ranks hold beside one another, before tokens are cut further."""
-    return 2 * degrees.context if degrees.context > 1 else 1
+def chunks_of_a_sample(axis: Axis, degree: int) -> int:
+    """Equal chunks of each sample that ranks along an axis beside `degree`'s hold together."""
+    return 2 * degree if axis is Axis.CONTEXT and degree > 1 else degree
 
 
 class Cut(NamedTuple):

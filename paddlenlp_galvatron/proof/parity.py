@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from math import lcm, nan
+from math import lcm, nan, prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -110,7 +110,8 @@ def small_case(
     kv_heads = kv_heads or heads // traits.heads_per_kv_head
     if heads % kv_heads:
         raise UserError(f"kv_heads: {heads} heads do not share {kv_heads} kv heads evenly")
-    tokens = lcm(*(part.degree * chunks_of_a_sample(part) for part in parts))  # that a sample is a multiple of
+    chunks = (part.degree * prod(chunks_of_a_sample(*axis) for axis in part.beside) for part in parts)
+    tokens = lcm(*chunks)  # that a sample is a multiple of
     seq_length = -(-16 // tokens) * tokens
     shape = ModelShape(
         name=f"small-{family}",
