@@ -91,8 +91,8 @@ _OTHER_RUN = re.compile(r"pp\d+_ckpt[01]_layernum\[.*")  # raw runs of Galvatron
 UNMEASURED_MIB = 1e6  # that Galvatron writes for degree 1 (and halves of it for others) where there was no run
 _LAYER = re.compile(r"layertype_(\d+)(_sp)?")
 _VOCAB = re.compile(r"(other_memory_pp_(?:off|on_first|on_last))(_sp)?")
-# Fields that stand under our own key of the file, by their names.
 SPARED = {f"spared_{parts.words.replace('+', '_')}_mib": parts for parts in APART}
+# What stands under our own key of the file, by its names.
 OF_LAYERS = ("working_mib", "working_constant_mib", *SPARED)
 OF_VOCABULARY = ("kept_mib", "peak_mib", "peak_constant_mib")
 UNITS = {
