@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from random import Random
 from typing import Literal
 
@@ -74,7 +73,7 @@ def _layer(random: Random, size: int, default: DataParallel) -> LayerStrategy:
     degree, kind = random.choice(divisors(size)), random.choice(("tp", "tp", "ulysses", "strided"))
     degrees = _degrees(random, size, degree, kind == "ulysses" and degree > 1)
     return LayerStrategy(
-        **asdict(degrees),
+        **degrees.named,
         consecutive=kind != "strided" or degrees.ranks in (1, size),
         dp_type=random.choice((default, default, DataParallel.ZERO3)),
         recompute=_recompute(random.random()),
@@ -98,7 +97,7 @@ def _vocab(random: Random, size: int, default: DataParallel) -> VocabStrategy:
     degree = random.choice(divisors(size))
     ulysses = degree > 1 and random.random() < 0.3
     dp_type = random.choice((default, default, DataParallel.ZERO3))
-    return VocabStrategy(**asdict(_degrees(random, size, degree, ulysses)), dp_type=dp_type)
+    return VocabStrategy(**_degrees(random, size, degree, ulysses).named, dp_type=dp_type)
 
 
 def _division(random: Random, layers: int, stages: int) -> tuple[int, ...]:

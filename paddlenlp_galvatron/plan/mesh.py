@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from math import isqrt, prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +98,11 @@ class Degrees:
     degree: int = 1
     ulysses: bool = False  # the degree splits the sequence (heads in attention) instead of the weights
     context: int = field(default=1, kw_only=True)  # degree of context parallelism, beside the other
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """By the names that they have in every strategy."""
+        return {"degree": self.degree, "ulysses": self.ulysses, "context": self.context}
 
     @property
     def beside(self) -> tuple[tuple[Axis, int], ...]:

@@ -7,7 +7,7 @@ stage of a pipeline owns `world_size / stages` consecutive ranks; *samples* are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import groupby
 from typing import Any, TypeVar
@@ -67,7 +67,7 @@ class VocabStrategy(Degrees):
 
     def as_layer(self) -> LayerStrategy:
         """The same placement, as that of a layer."""
-        return LayerStrategy(**asdict(self))
+        return LayerStrategy(**self.named, dp_type=self.dp_type)
 
 
 Strategy = LayerStrategy | VocabStrategy

@@ -6,9 +6,8 @@ What can run is decided by `plan.check` alone: every candidate passes its rules.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Schedule, UserError, VocabStrategy
 from ..plan.check import find_faults
@@ -88,8 +87,8 @@ class Space:
     def layers(self, family: PlanFamily) -> list[LayerStrategy]:
         """Strategies of one layer."""
         return [
-            LayerStrategy(**own, consecutive=consecutive, dp_type=dp_type, recompute=recompute)
-            for degrees, own in self._degrees(family, "tp")
+            LayerStrategy(**degrees.named, consecutive=consecutive, dp_type=dp_type, recompute=recompute)
+            for degrees in self._degrees(family, "tp")
             for consecutive in ((True, False) if self._strides(family, degrees.ranks) else (True,))
             for dp_type in self._dp_types(family, degrees.tp)
             for recompute in self._options.recomputes
@@ -98,8 +97,8 @@ class Space:
     def vocabularies(self, family: PlanFamily) -> list[VocabStrategy]:
         """Strategies of the vocabulary layers."""
         return [
-            VocabStrategy(**own, dp_type=dp_type)
-            for degrees, own in self._degrees(family, "vtp")
+            VocabStrategy(**degrees.named, dp_type=dp_type)
+            for degrees in self._degrees(family, "vtp")
             for dp_type in self._vocab_dp_types(family, degrees.tp)
         ]
 
@@ -111,11 +110,11 @@ class Space:
                 if vocab.axes == layer.axes:
                     yield layer, vocab
 
-    def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[tuple[Degrees, dict[str, Any]]]:
-        """Degrees, and the same by name, of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
+    def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[Degrees]:
+        """Of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
         for degrees in self._allowed(family.stage_size, tensor):
             if self._fits(family.stage_size, family.micro_batch, degrees, tensor == "tp"):
-                yield degrees, asdict(degrees)
+                yield degrees
 
     def _strides(self, family: PlanFamily, ranks: int) -> bool:
         return not self._options.tp_consec and 1 < ranks < family.stage_size
@@ -135,7 +134,7 @@ class Space:
 
     def _faults(self, stage_size: int, micro_batch: int, degrees: Degrees, for_layer: bool) -> list[str]:
         """Why no layer (or vocabulary) can have these degrees on such a stage."""
-        vocab = VocabStrategy(**asdict(degrees))
+        vocab = VocabStrategy(**degrees.named)
         one = Plan(
             world_size=stage_size,
             global_batch=micro_batch,
