@@ -13,12 +13,11 @@ from operator import add
 from typing import NamedTuple
 
 from ..model import ModelShape, Split
-from ..plan.mesh import Axis, Mesh
+from ..plan.mesh import SHARDING, Axis, Mesh
 from ..plan.seams import (
     BLOCK,
     EMBEDDING,
     HEAD,
-    SHARDING,
     WEIGHT_OPS,
     Collective,
     Message,

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from ..plan.layout import TokenLayout, token_axes, token_layout
-from ..plan.mesh import Axis, Mesh
+from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.schedules import chunks_in_flight, order
-from ..plan.seams import OF_A_SAMPLE, SHARDING, Collective
+from ..plan.seams import Collective
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
@@ -371,9 +371,9 @@ class CostModel:
         gathered = sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer
         measured = working > 0
         if gathered and not measured:  # a measured working set has the gathered tokens in it
-            tokens = samples * seq / mesh.degree(Axis.CONTEXT)
+            tokens = samples * seq / split
             working += tokens * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
-        others = samples * others_mib(model, mesh, seq, self.assumed)
+        others = samples * others_mib(model, strategy, mesh, seq, self.assumed)
         working += others  # their gradients
         products = product_share(model, seq)
         if self.task.frozen:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..model import ModelShape
-from ..plan.mesh import Axis, Mesh
+from ..plan.mesh import Axis, Degrees, Mesh
+from ..plan.seams import CORE, seam_ops
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from .costs import States
 from .peak import PartMemory
@@ -77,9 +78,10 @@ def module_memory(
     return states, max(in_backward, at_its_end), part
 
 
-def others_mib(model: ModelShape, mesh: Mesh, seq: int, assumed: Assumptions) -> float:
-    """Keys and values of other ranks' tokens that a context-parallel rank keeps of a sample, in MiB. Plain attention
-    keeps them for each head; flash attention once, for all heads that share them."""
-    heads_split, context = mesh.degree(Axis.ULYSSES, Axis.TENSOR), mesh.degree(Axis.CONTEXT)
+def others_mib(model: ModelShape, degrees: Degrees, mesh: Mesh, seq: int, assumed: Assumptions) -> float:
+    """Keys and values of other ranks' tokens that a rank gathers, and keeps of a sample, in MiB. Plain attention keeps
+    them for each head; flash attention once, for all heads that share them."""
+    heads_split = mesh.degree(Axis.ULYSSES, Axis.TENSOR)
+    context = mesh.degree(*(at.axis for at in seam_ops(degrees.axes, assumed.sequence_parallel, CORE)))
     width = model.kv_width * max(heads_split // model.kv_heads, 1) if assumed.flash_attention else model.q_width
     return 2 * width / heads_split * seq * (1 - 1 / context) * assumed.mixed_precision.bytes / MIB

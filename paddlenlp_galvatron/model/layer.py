@@ -95,18 +95,20 @@ class Recompute(Flag):
         for known in (cls.NONE, cls.FULL, *PARTLY):
             if sorted(words.split("+")) == sorted(known.words.split("+")):
                 return known
-        raise ValueError("must be none, full, or those of norms, attention and mlp that are recomputed, joined by +")
+        parts = " and ".join(", ".join(part.words for part in PARTS).rsplit(", ", 1))
+        raise ValueError(f"must be none, full, or those of {parts} that are recomputed, joined by +")
 
 
-PARTS = (Recompute.NORMS, Recompute.ATTENTION, Recompute.MLP)
-PARTLY = tuple(Recompute(number) for number in range(2, 16, 2))  # every choice of parts
+PARTS = tuple(part for part in Recompute if part is not Recompute.FULL)
+PARTLY = tuple(Recompute(number) for number in range(2, 2 << len(PARTS), 2))  # every choice of parts
 # Choices that tell all others, as their bytes and times add up: norms and MLP share the activation function.
-APART = (*PARTS, Recompute.NORMS | Recompute.MLP)
+TOGETHER = Recompute.NORMS | Recompute.MLP
+APART = (*PARTS, TOGETHER)
 
 
 def apart(recompute: Recompute) -> tuple[Recompute, ...]:
     """The entries of APART that a choice of parts is the sum of."""
-    sides = recompute & APART[-1], recompute & Recompute.ATTENTION
+    sides = recompute & TOGETHER, *(recompute & part for part in PARTS if part not in TOGETHER)
     return tuple(side for side in sides if side)
 
 

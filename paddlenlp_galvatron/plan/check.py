@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ..base.errors import UserError
 from ..model import ModelShape
-from .layout import token_axes
+from .layout import chunks_of_a_sample, token_axes
 from .mesh import Axis
 from .strategy import DataParallel, Plan, Strategy, runs
 
@@ -91,13 +91,14 @@ def _grid_faults(plan: Plan) -> Iterator[str]:
         yield (
             f"vtp: degree {plan.vocab.degree} does not divide the {size} ranks of a stage; choose a divisor of {size}"
         )
-    for field, who, part in _parts(plan, "cp_sizes_enc", "vcp"):
+    for fields, who, part in _parts(plan):
         alone_fits = part.degree > 0 and size % part.degree == 0
-        if part.context < 1 or (alone_fits and size % part.ranks):
-            yield (
-                f"{field}: {part.context} beside degree {part.degree} of {who} does not divide the {size} ranks of a "
-                "stage; choose degrees whose product does"
-            )
+        for axis, degree in part.beside:
+            if degree < 1 or (degree > 1 and alone_fits and size % part.ranks):
+                yield (
+                    f"{fields.format(axis)}: {degree} beside degree {part.degree} of {who} does not divide the {size} "
+                    "ranks of a stage; choose degrees whose product does"
+                )
 
 
 def _batch_faults(plan: Plan) -> Iterator[str]:
@@ -137,20 +138,21 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
     tokens = plan.assumed.seq_length
     if tokens is None:
         return
-    for field, who, part in _parts(plan, "cp_sizes_enc", "vcp"):
-        if part.context > 1 and tokens % (2 * part.context):
+    for fields, who, part in _parts(plan):
+        for axis, degree in part.beside:
+            if tokens % (chunks := chunks_of_a_sample(axis, degree)):
+                equal = "two equal chunks" if chunks > degree else "an equal chunk"
+                yield (
+                    f"{fields.format(axis)}: {tokens} tokens of a sample are not {equal} for each of the {degree} "
+                    f"ranks of {who}; choose a seq_length that is a multiple of {chunks}"
+                )
+    cuts = token_axes(plan.assumed.sequence_parallel)
+    for fields, who, part in _parts(plan):
+        held = plan.micro_batch * tokens * part.degree // plan.stage_size  # by the ranks along the last axis together
+        if part.axes[-1][0] in cuts and held % part.degree:
             yield (
-                f"{field}: {tokens} tokens of a sample are not two equal chunks for each of the {part.context} ranks "
-                f"of {who}; choose a seq_length that is a multiple of {2 * part.context}"
-            )
-    axes = token_axes(plan.assumed.sequence_parallel)
-    for field, who, part in _parts(plan, "tp_sizes_enc", "vtp"):
-        mesh = part.mesh(plan.stage_size)
-        held = plan.micro_batch * tokens // mesh.degree(Axis.DATA, Axis.CONTEXT)
-        if held % (mesh.degree(*axes) // mesh.degree(Axis.DATA, Axis.CONTEXT)):
-            yield (
-                f"{field}: {who}: {held} tokens of a micro-batch do not split over degree {part.degree} "
-                f"(sequence parallel); choose a seq_length that is a multiple of {part.ranks}"
+                f"{fields.format(Axis.TENSOR)}: {who}: {held} tokens of a micro-batch do not split over degree "
+                f"{part.degree} (sequence parallel); choose a seq_length that is a multiple of {part.ranks}"
             )
 
 
@@ -175,10 +177,10 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
                 )
 
 
-def _parts(plan: Plan, of_layers: str, of_vocabulary: str) -> Iterator[tuple[str, str, Strategy]]:
-    """Layers that are alike, and the vocabulary layers: the field that tells what is asked, who, strategy."""
-    yield from ((of_layers, layers, layer) for layers, layer in _named_runs(plan.layers))
-    yield of_vocabulary, "the vocabulary layers", plan.vocab
+def _parts(plan: Plan) -> Iterator[tuple[str, str, Strategy]]:
+    """Layers that are alike, and the vocabulary layers: the fields of their degrees by axis, who, strategy."""
+    yield from (("{}_sizes_enc", layers, layer) for layers, layer in _named_runs(plan.layers))
+    yield "v{}", "the vocabulary layers", plan.vocab
 
 
 def _named_runs(values: Sequence[T]) -> Iterator[tuple[str, T]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from math import lcm
 from pathlib import Path
@@ -15,7 +15,7 @@ from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, MOST_RANKS, Layers, Number, Ranks, Samples, Size
 from ..base.reading import read_json
 from ..base.writing import write_text
-from ..model.layer import PARTLY, Recompute
+from ..model.layer import PARTLY, PARTS, Recompute
 from .check import require_valid
 from .fields import Degrees, Division, Flag, Flags, Ones, Recomputes, parse
 from .formats.published import as_current
@@ -118,7 +118,9 @@ class StrategyFile(BaseModel):
     world_size: Ranks | None = Field(None, description="ranks; may be absent")
     virtual_pp_deg: Layers = Field(1, description="chunks of layers a stage has; more than 1: interleaved 1F1B")
     recompute_enc: Recomputes | None = Field(
-        None, description="per layer: none, full, or norms, attention, mlp joined by +; absent: as checkpoint says"
+        None,
+        description=f"per layer: none, full, or {', '.join(part.words for part in PARTS)} joined by +; absent: as "
+        "checkpoint says",
     )
     cp_sizes_enc: Degrees | None = Field(None, description="per layer: context-parallel degree; absent: 1")
     vcp: Ranks = Field(1, description="context-parallel degree of embedding and LM head")
@@ -128,15 +130,16 @@ class StrategyFile(BaseModel):
     tp_of_ep_sizes_enc: Ones | None = Field(None, description="tp degrees inside experts; only 1")
 
 
-PER_LAYER = (
-    "tp_sizes_enc",
-    "tp_consecutive_flags",
-    "dp_types_enc",
-    "use_sp",
-    "checkpoint",
-    "recompute_enc",
-    "cp_sizes_enc",
-)
+# Fields of strategies, by those of the file that have an entry a layer, and by those of the vocabulary.
+OF_LAYERS = {
+    "tp_sizes_enc": "degree",
+    "use_sp": "ulysses",
+    "tp_consecutive_flags": "consecutive",
+    "dp_types_enc": "dp_type",
+    "recompute_enc": "recompute",
+    "cp_sizes_enc": "context",
+}
+OF_VOCABULARY = {"vtp": "degree", "vsp": "ulysses", "embed_sdp": "dp_type", "vcp": "context"}
 
 
 def read_plan(
@@ -160,7 +163,7 @@ def plan_from_dict(
     try:
         current, note = as_current(data)
         fields = _parse(current)
-        plan = _to_plan(fields, _world_size(fields, world_size, smallest_world))
+        plan = _to_plan(fields, world_size, smallest_world)
         require_valid(plan)
     except UserError as error:
         raise UserError(f"{source}: {fault}" for fault in error.faults) from None
@@ -170,41 +173,43 @@ def plan_from_dict(
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The strategy file's content, every field that this project and Galvatron read."""
     layers = plan.layers
+    told: dict[str, Any] = {field: _written(getattr(plan.vocab, name)) for field, name in OF_VOCABULARY.items()}
+    told |= {field: [_written(getattr(layer, name)) for layer in layers] for field, name in OF_LAYERS.items()}
     fields = StrategyFile.model_construct(
         pp_deg=plan.pipeline,
-        tp_sizes_enc=[layer.degree for layer in layers],
-        tp_consecutive_flags=[int(layer.consecutive) for layer in layers],
-        dp_types_enc=[int(layer.dp_type is DataParallel.ZERO3) for layer in layers],
-        use_sp=[int(layer.ulysses) for layer in layers],
+        **told,
         checkpoint=[int(layer.recompute is Recompute.FULL) for layer in layers],
         global_bsz=plan.global_batch,
         chunks=plan.micro_batches,
         pp_division=list(plan.stages),
         pipeline_type=plan.schedule,
         default_dp_type=plan.default_dp_type.value,
-        vtp=plan.vocab.degree,
-        vsp=int(plan.vocab.ulysses),
-        embed_sdp=int(plan.vocab.dp_type is DataParallel.ZERO3),
-        vocab_sdp=int(plan.vocab.dp_type is DataParallel.ZERO3),
+        vocab_sdp=_written(plan.vocab.dp_type),
         world_size=plan.world_size,
         virtual_pp_deg=plan.chunks,
-        recompute_enc=[layer.recompute for layer in layers] if _partly(layers) else None,
-        cp_sizes_enc=[layer.context for layer in layers],
-        vcp=plan.vocab.context,
     )
-    content = fields.model_dump(exclude_none=True)
-    if plan.chunks == 1:  # so that Galvatron, which does not know the field, reads the file
-        del content["virtual_pp_deg"]
-    if all(part.context == 1 for part in (*layers, plan.vocab)):  # older readers know no other
-        del content["cp_sizes_enc"], content["vcp"]
+    content = fields.model_dump(exclude_none=True, exclude=set(_untold(plan)))
     assumed = {key: value for key, value in asdict(plan.assumed).items() if value is not None}
     content["galvatron"] = {"format_version": FORMAT_VERSION, "assumed": assumed, **plan.metadata}
     return content
 
 
-def _partly(layers: Sequence[LayerStrategy]) -> bool:
-    """Whether any layer recomputes some parts alone, so that `checkpoint` does not tell it."""
-    return any(layer.recompute in PARTLY for layer in layers)
+def _written(value: Any) -> Any:
+    """A field of a strategy as the file has it."""
+    if isinstance(value, DataParallel):
+        return int(value is DataParallel.ZERO3)
+    return int(value) if isinstance(value, bool) else value
+
+
+def _untold(plan: Plan) -> Iterator[str]:
+    """Fields that are left out as they say nothing new, so that older readers, and Galvatron's, take the file."""
+    if plan.chunks == 1:
+        yield "virtual_pp_deg"
+    if not any(layer.recompute in PARTLY for layer in plan.layers):  # `checkpoint` tells it
+        yield "recompute_enc"
+    for axis, _ in plan.vocab.beside:
+        if all(dict(part.beside)[axis] == 1 for part in (*plan.layers, plan.vocab)):
+            yield from (f"{axis}_sizes_enc", f"v{axis}")
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -240,7 +245,7 @@ def _wrong_lengths(fields: StrategyFile) -> list[str]:
     faults = [
         f"{name}: has {len(getattr(fields, name))} entries for {layers} layers (pp_division sums to {layers}); "
         "give one entry a layer"
-        for name in PER_LAYER
+        for name in (*OF_LAYERS, "checkpoint")
         if getattr(fields, name) is not None and len(getattr(fields, name)) != layers
     ]
     pairs = [*zip(fields.recompute_enc or (), fields.checkpoint, strict=False)]
@@ -262,7 +267,40 @@ def _wrong_lengths(fields: StrategyFile) -> list[str]:
     return faults
 
 
-def _world_size(fields: StrategyFile, given: int | None, smallest_world: bool) -> int:
+def _to_plan(fields: StrategyFile, given_world: int | None, smallest_world: bool) -> Plan:
+    default, count = DataParallel(fields.default_dp_type), sum(fields.pp_division)
+
+    def strategy(names: Iterable[str], values: Iterable[Any]) -> dict[str, Any]:
+        own = dict(zip(names, values, strict=True))
+        flags = {name: bool(own[name]) for name in ("ulysses", "consecutive") if name in own}
+        return own | flags | {"dp_type": DataParallel.ZERO3 if own["dp_type"] else default}
+
+    columns = {field: getattr(fields, field) or [1] * count for field in OF_LAYERS}  # degrees may be left out
+    columns["recompute_enc"] = fields.recompute_enc or map(Recompute, fields.checkpoint)
+    rows = zip(*columns.values(), strict=True)
+    layers = tuple(LayerStrategy(**strategy(OF_LAYERS.values(), row)) for row in rows)
+    vocab = VocabStrategy(**strategy(OF_VOCABULARY.values(), (getattr(fields, name) for name in OF_VOCABULARY)))
+    ranks = {part.ranks for part in (*layers, vocab)}
+    extra = fields.galvatron or GalvatronObject()
+    assumed = extra.assumed
+    return Plan(
+        world_size=_world_size(fields, given_world, ranks if smallest_world else None),
+        global_batch=fields.global_bsz,
+        micro_batches=fields.chunks,
+        stages=tuple(fields.pp_division),
+        layers=layers,
+        vocab=vocab,
+        schedule=fields.pipeline_type,
+        chunks=fields.virtual_pp_deg,
+        default_dp_type=default,
+        assumed=Assumptions(**assumed.model_dump() | {"mixed_precision": Precision(assumed.mixed_precision)}),
+        stated=frozenset(assumed.model_dump(exclude_unset=True, exclude_none=True)),
+        metadata=extra.model_dump(exclude={"format_version", "assumed"}, exclude_unset=True),
+    )
+
+
+def _world_size(fields: StrategyFile, given: int | None, fitting: set[int] | None) -> int:
+    """That of the file or the one at hand; without both the smallest of `fitting` numbers of ranks of a sample."""
     if given is not None and fields.world_size not in (None, given):
         raise UserError(
             f"world_size: the plan is for {fields.world_size} ranks but {given} are at hand; "
@@ -270,66 +308,11 @@ def _world_size(fields: StrategyFile, given: int | None, smallest_world: bool) -
         )
     if world_size := fields.world_size or given:
         return world_size
-    if smallest_world:
-        return _smallest_world(fields)
-    raise UserError("world_size: missing; add it to the file or pass --world_size")
-
-
-def _smallest_world(fields: StrategyFile) -> int:
-    stage = fields.vtp * fields.vcp
-    for degree in sorted({tp * cp for tp, cp in zip(fields.tp_sizes_enc, _contexts(fields), strict=True)}):
-        stage = lcm(stage, degree)
+    if fitting is None:
+        raise UserError("world_size: missing; add it to the file or pass --world_size")
+    stage = 1
+    for ranks in sorted(fitting):
+        stage = lcm(stage, ranks)
         if fields.pp_deg * stage > MOST_RANKS:
             raise UserError(f"tp_sizes_enc: no world of up to {MOST_RANKS} ranks fits all these degrees; correct them")
     return fields.pp_deg * stage
-
-
-def _contexts(fields: StrategyFile) -> list[int]:
-    """Context-parallel degree of each layer."""
-    return fields.cp_sizes_enc or [1] * len(fields.tp_sizes_enc)
-
-
-def _to_plan(fields: StrategyFile, world_size: int) -> Plan:
-    default = DataParallel(fields.default_dp_type)
-
-    def dp_type(flag: int) -> DataParallel:
-        return DataParallel.ZERO3 if flag else default
-
-    columns = zip(
-        fields.tp_sizes_enc,
-        fields.use_sp,
-        fields.tp_consecutive_flags,
-        fields.dp_types_enc,
-        fields.recompute_enc or map(Recompute, fields.checkpoint),
-        _contexts(fields),
-        strict=True,
-    )
-    extra = fields.galvatron or GalvatronObject()
-    assumed = extra.assumed
-    return Plan(
-        world_size=world_size,
-        global_batch=fields.global_bsz,
-        micro_batches=fields.chunks,
-        stages=tuple(fields.pp_division),
-        layers=tuple(
-            LayerStrategy(degree, bool(ulysses), bool(consecutive), dp_type(zero3), recompute, context=context)
-            for degree, ulysses, consecutive, zero3, recompute, context in columns
-        ),
-        vocab=VocabStrategy(fields.vtp, bool(fields.vsp), dp_type(fields.embed_sdp), context=fields.vcp),
-        schedule=fields.pipeline_type,
-        chunks=fields.virtual_pp_deg,
-        default_dp_type=default,
-        assumed=Assumptions(
-            assumed.sequence_parallel,
-            Precision(assumed.mixed_precision),
-            assumed.async_grad_reduce,
-            assumed.seq_length,
-            assumed.fp32_gradients,
-            assumed.flash_attention,
-            assumed.fused_rope,
-            assumed.fused_rms_norm,
-            assumed.fused_cross_entropy,
-        ),
-        stated=frozenset(assumed.model_dump(exclude_unset=True, exclude_none=True)),
-        metadata=extra.model_dump(exclude={"format_version", "assumed"}, exclude_unset=True),
-    )

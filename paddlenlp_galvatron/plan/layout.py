@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .mesh import Axis
+from .mesh import SHARDING, STAGE, Axis
 from .strategy import Strategy
 
 # [ranks, intervals, 2]: first and last-plus-one token of the intervals that each rank holds, rising.
@@ -31,6 +31,11 @@ def own_chunks(index: int, degree: int, length: int) -> tuple[tuple[int, int], t
     """First and last-plus-one token of the two chunks that rank `index` of `degree` holds of a sample's `length`."""
     size, last = length // (2 * degree), 2 * degree - 1
     return (index * size, (index + 1) * size), ((last - index) * size, (last - index + 1) * size)
+
+
+def chunks_of_a_sample(axis: Axis, degree: int) -> int:
+    """Equal chunks of each sample that ranks along an axis beside `degree`'s hold together."""
+    return 2 * degree if axis is Axis.CONTEXT and degree > 1 else degree
 
 
 class Cut(NamedTuple):
@@ -81,8 +86,7 @@ class TokenLayout:
 
 def token_axes(sequence_parallel: bool) -> tuple[Axis, ...]:
     """Axes whose ranks hold different tokens between layers, the coarsest cut first."""
-    axes = (Axis.DATA, Axis.CONTEXT, Axis.ULYSSES)
-    return (*axes, Axis.TENSOR) if sequence_parallel else axes
+    return STAGE if sequence_parallel else SHARDING
 
 
 @lru_cache(maxsize=100_000)

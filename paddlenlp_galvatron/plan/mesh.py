@@ -1,4 +1,4 @@
-"""The ranks of a stage as a grid of named axes, and the groups that they form.
+"""The ranks of a stage as a grid of named axes, the degrees that make it, and the groups that its ranks form.
 
 A stage owns consecutive ranks. Inside it a layer arranges the *local ranks* 0..n-1 as a grid with an axis for each way
 in which it is parallel. Ranks that differ along some of the axes alone are a group.
@@ -6,10 +6,11 @@ in which it is parallel. Ranks that differ along some of the axes alone are a gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from math import prod
+from math import isqrt, prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +19,20 @@ Ranks = NDArray[np.int64]
 
 
 class Axis(StrEnum):
-    """What the ranks along an axis share out among them."""
+    """What the ranks along an axis share out among them. In files its degrees are `cp_sizes_enc` and `vcp`, of layers
+    and of the vocabulary; those of Ulysses stand in tensor parallelism's fields."""
 
     DATA = "dp"  # samples: what the other axes leave of a stage
     CONTEXT = "cp"  # the tokens of their samples, in attention, too: there each has the keys and values of all
-    ULYSSES = "ulysses"  # the tokens of their samples; in attention the heads
+    ULYSSES = "sp"  # the tokens of their samples; in attention the heads
     TENSOR = "tp"  # weights; under Megatron-SP tokens, too, between layers
     COPIES = "copies"  # nothing: the neighbours in a tensor-parallel group that have the same kv head
     PIPELINE = "pp"  # layers: the one axis between stages
+
+
+STAGE = (Axis.DATA, Axis.CONTEXT, Axis.ULYSSES, Axis.TENSOR)  # axes within a stage, the coarsest cut of tokens first
+SHARDING = tuple(axis for axis in STAGE if axis is not Axis.TENSOR)  # of which these do not split weights
+OF_A_SAMPLE = tuple(axis for axis in SHARDING if axis is not Axis.DATA)  # share out its tokens, under whole weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +89,58 @@ class Mesh:
     def index(self, rank: int, axis: Axis) -> int:
         """Position of a local rank along an axis."""
         return rank // self.stride(axis) % self.degree(axis)
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """How a layer is parallel beside data parallelism, in the terms of plan files."""
+
+    degree: int = 1
+    ulysses: bool = False  # the degree splits the sequence (heads in attention) instead of the weights
+    context: int = field(default=1, kw_only=True)  # degree of context parallelism, beside the other
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """By the names that they have in every strategy."""
+        return {"degree": self.degree, "ulysses": self.ulysses, "context": self.context}
+
+    @property
+    def beside(self) -> tuple[tuple[Axis, int], ...]:
+        """The axes that a layer may have beside `degree`'s, with their degrees."""
+        return ((Axis.CONTEXT, self.context),)
+
+    @property
+    def axes(self) -> tuple[tuple[Axis, int], ...]:
+        """All of them, that over the nearest ranks last."""
+        return (*self.beside, (Axis.ULYSSES if self.ulysses else Axis.TENSOR, self.degree))
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that work on the same samples."""
+        return prod(degree for _, degree in self.axes)
+
+    @property
+    def tp(self) -> int:
+        """Degree by which weights are split: the vocabulary, too."""
+        return 1 if self.ulysses else self.degree
+
+    def mesh(self, stage_size: int) -> Mesh:
+        """How the ranks of a stage are arranged."""
+        return Mesh.of(stage_size, *self.axes)
+
+
+@lru_cache(maxsize=100)
+def every_degrees(size: int) -> tuple[Degrees, ...]:
+    """All that a layer may have on a stage of `size` ranks."""
+    return tuple(
+        Degrees(degree, ulysses, context=context)
+        for degree in divisors(size)
+        for context in divisors(size // degree)
+        for ulysses in ((False, True) if degree > 1 else (False,))
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """Divisors, rising."""
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..model import Recompute, Split
 from .layout import token_axes
-from .mesh import Axis
+from .mesh import STAGE, Axis
 from .strategy import DataParallel
 
 
@@ -156,10 +156,7 @@ WEIGHT_OPS = {
     DataParallel.ZERO3: WeightOps(Collective.REDUCE_SCATTER, gather=Collective.ALL_GATHER),
 }
 
-STAGE = (Axis.DATA, Axis.CONTEXT, Axis.ULYSSES, Axis.TENSOR)
 SPLIT_BY = {Split.COLUMN: Axis.TENSOR, Split.ROW: Axis.TENSOR}  # axes that split weights
-SHARDING = tuple(axis for axis in STAGE if axis not in SPLIT_BY.values())
-OF_A_SAMPLE = tuple(axis for axis in SHARDING if axis is not Axis.DATA)  # share out its tokens, under whole weights
 
 
 @lru_cache(maxsize=100)

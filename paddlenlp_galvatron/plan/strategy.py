@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from ..model import Recompute
-from .mesh import Axis, Mesh
+from .mesh import Axis, Degrees, Mesh
 from .schedules import Schedule
 
 T = TypeVar("T")
@@ -45,35 +45,7 @@ class Precision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Degrees:
-    """What all strategies have: the axes of their mesh, in the terms of plan files."""
-
-    degree: int = 1
-    ulysses: bool = False  # the degree splits the sequence (heads in attention) instead of the weights
-    context: int = field(default=1, kw_only=True)  # degree of context parallelism, beside the other
-
-    @property
-    def axes(self) -> tuple[tuple[Axis, int], ...]:
-        """The axes beside data parallelism with their degrees, that over the nearest ranks last."""
-        return (Axis.CONTEXT, self.context), (Axis.ULYSSES if self.ulysses else Axis.TENSOR, self.degree)
-
-    @property
-    def ranks(self) -> int:
-        """Ranks that work on the same samples."""
-        return self.context * self.degree
-
-    @property
-    def tp(self) -> int:
-        """Degree by which weights are split: the vocabulary, too."""
-        return 1 if self.ulysses else self.degree
-
-    def mesh(self, stage_size: int) -> Mesh:
-        """How the ranks of a stage are arranged."""
-        return Mesh.of(stage_size, *self.axes)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerStrategy(_Degrees):
+class LayerStrategy(Degrees):
     """Strategy of one transformer layer."""
 
     consecutive: bool = True  # ranks of one tp group are neighbours; else strided by the dp degree
@@ -88,14 +60,14 @@ class LayerStrategy(_Degrees):
 
 
 @dataclass(frozen=True, slots=True)
-class VocabStrategy(_Degrees):
+class VocabStrategy(Degrees):
     """Strategy of the vocabulary layers: the embedding on the first stage, the LM head on the last."""
 
     dp_type: DataParallel = DataParallel.DDP
 
     def as_layer(self) -> LayerStrategy:
         """The same placement, as that of a layer."""
-        return LayerStrategy(self.degree, self.ulysses, dp_type=self.dp_type, context=self.context)
+        return LayerStrategy(**self.named, dp_type=self.dp_type)
 
 
 Strategy = LayerStrategy | VocabStrategy

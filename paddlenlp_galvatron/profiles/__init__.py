@@ -3,7 +3,6 @@
 from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, Shape, layer_part
 from .files import (
     OVERLAP_NAME,
-    Dialect,
     Fingerprint,
     Meta,
     ProfileFile,
@@ -22,7 +21,6 @@ __all__ = [
     "OVERLAP_NAME",
     "Collective",
     "ComputationProfile",
-    "Dialect",
     "Fingerprint",
     "HardwareProfile",
     "LayerMemory",

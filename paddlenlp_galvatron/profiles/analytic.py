@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from ..model import ModelShape, Recompute, measured_fingerprint
 from ..model.layer import APART, Kept
+from ..plan.mesh import divisors
 from ..plan.strategy import Precision
 from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, Shape, layer_part
 from .data_sheet import DataSheet
@@ -34,7 +35,7 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
     world = num_nodes * gpus
     inside = sheet.link.value * sheet.link_efficiency.value * GB_PER_S
     node = sheet.network.value * sheet.network_efficiency.value * GB_PER_S
-    groups = {(size, True): inside for size in _divisors(gpus) if size > 1}
+    groups = {(size, True): inside for size in divisors(gpus) if size > 1}
     if num_nodes > 1:
         groups[world, True] = min(node, inside)
     messages = {
@@ -48,7 +49,7 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
     }
     p2p = {
         stages: inside if num_nodes == 1 else min(inside, node / min(world // stages, gpus))
-        for stages in _divisors(world)
+        for stages in divisors(world)
         if stages > 1
     }
     messages |= {
@@ -230,11 +231,7 @@ def _meta(model: ModelShape, device: str | None, precision: Precision) -> Meta:
 def _places(num_nodes: int, gpus: int) -> Iterator[tuple[int, bool, int]]:
     """(ranks, consecutive, nodes) of groups: ranks 0, 1, ..., and across nodes 0, W/n, 2 W/n, ... of all W, too."""
     world = num_nodes * gpus
-    for size in _divisors(world)[1:]:
+    for size in divisors(world)[1:]:
         yield size, True, -(-size // gpus)
         if num_nodes > 1 and size < world:
             yield size, False, len({rank * world // size // gpus for rank in range(size)})
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute
+from ..model.layer import APART
 from .files import (
     LARGEST,
     Dialect,
@@ -70,19 +71,8 @@ class LayerMemory:
     checkpoint_mib: float | None = None  # kept with recompute, per sample, tp 1
     working_mib: Mapping[int, float] = field(default_factory=dict)  # tp -> backward's own peak above that, per sample
     working_constant_mib: Mapping[int, float] = field(default_factory=dict)  # and whatever the samples: a gradient
-    # tp -> of activation_mib, what is not kept where parts are recomputed.
-    spared_norms_mib: Mapping[int, float] = field(default_factory=dict)
-    spared_attention_mib: Mapping[int, float] = field(default_factory=dict)
-    spared_mlp_mib: Mapping[int, float] = field(default_factory=dict)
-    spared_norms_mlp_mib: Mapping[int, float] = field(default_factory=dict)
-
-    def spared_mib(self, parts: Recompute) -> Mapping[int, float]:
-        """Of one of `APART`."""
-        return {
-            Recompute.NORMS: self.spared_norms_mib,
-            Recompute.ATTENTION: self.spared_attention_mib,
-            Recompute.MLP: self.spared_mlp_mib,
-        }.get(parts, self.spared_norms_mlp_mib)
+    # By the choices of parts in APART: tp -> of activation_mib, what is not kept where they are recomputed.
+    spared_mib: Mapping[Recompute, Mapping[int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,15 +91,9 @@ _OTHER_RUN = re.compile(r"pp\d+_ckpt[01]_layernum\[.*")  # raw runs of Galvatron
 UNMEASURED_MIB = 1e6  # that Galvatron writes for degree 1 (and halves of it for others) where there was no run
 _LAYER = re.compile(r"layertype_(\d+)(_sp)?")
 _VOCAB = re.compile(r"(other_memory_pp_(?:off|on_first|on_last))(_sp)?")
-# Fields that stand under our own key of the file, by their names.
-OF_LAYERS = (
-    "working_mib",
-    "working_constant_mib",
-    "spared_norms_mib",
-    "spared_attention_mib",
-    "spared_mlp_mib",
-    "spared_norms_mlp_mib",
-)
+SPARED = {f"spared_{parts.words.replace('+', '_')}_mib": parts for parts in APART}
+# What stands under our own key of the file, by its names.
+OF_LAYERS = ("working_mib", "working_constant_mib", *SPARED)
 OF_VOCABULARY = ("kept_mib", "peak_mib", "peak_constant_mib")
 UNITS = {
     "parameter_size": "MiB of all weights at 4 bytes each",
@@ -267,9 +251,17 @@ def _note_extra(
 ) -> None:
     """Put the fields of these names of all lengths into `extra`, each under its name and the key."""
     for name in names:
-        known = {str(seq): _keyed(mib) for seq, entry in lengths.items() if (mib := getattr(entry, name))}
+        known = {str(seq): _keyed(mib) for seq, entry in lengths.items() if (mib := _own(entry, name))}
         if known:
             extra[name][key] = known
+
+
+def _own(entry: LayerMemory | VocabMemory, name: str) -> Mapping[int, float]:
+    """What stands under this name of our own key."""
+    if isinstance(entry, LayerMemory) and name in SPARED:
+        return entry.spared_mib.get(SPARED[name], {})
+    values: Mapping[int, float] = getattr(entry, name)
+    return values
 
 
 def _layer_content(layer: LayerMemory) -> dict[str, Any]:
@@ -376,5 +368,8 @@ def _add_extra(
             tokens = whole_number(path, where, seq)
             if tokens not in entries[key]:
                 raise unknown_key(path, f"{where}.{seq}", "a sequence length of this file")
-            field_values: dict[str, Any] = {name: _by_number(path, f"{where}.{seq}", numbers)}
-            entries[key][tokens] = replace(entries[key][tokens], **field_values)  # type: ignore[assignment]
+            entry, values = entries[key][tokens], _by_number(path, f"{where}.{seq}", numbers)
+            changed: dict[str, Any] = {name: values}
+            if isinstance(entry, LayerMemory) and name in SPARED:
+                changed = {"spared_mib": {**entry.spared_mib, SPARED[name]: values}}
+            entries[key][tokens] = replace(entry, **changed)  # type: ignore[assignment]

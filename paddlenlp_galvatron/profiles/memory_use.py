@@ -12,8 +12,6 @@ from ..model.layer import apart
 from .curves import Curve
 from .memory import LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
 
-Entry = TypeVar("Entry", LayerMemory, VocabMemory)
-
 
 class MemoryMode(StrEnum):
     """What the measured points are held to (Galvatron's memory_profile_mode)."""
@@ -91,7 +89,7 @@ class MemoryUse:
         """Of `activation_mib`, what a layer does not keep that recomputes parts; None: it was not measured."""
         lengths, _ = self._layer(layer_type, sequence_parallel)
         known = [
-            {length: mib for length, memory in lengths.items() if (mib := memory.spared_mib(parts))}
+            {length: mib for length, memory in lengths.items() if (mib := memory.spared_mib.get(parts))}
             for parts in apart(recompute)
         ]
         if not all(known):

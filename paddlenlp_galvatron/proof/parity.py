@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from math import lcm, nan
+from math import lcm, nan, prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from ..base.scratch import scratch_folder
 from ..model import FAMILIES
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, UserError, plan_from_dict, plan_to_dict
 from ..plan.check import require_valid
+from ..plan.layout import chunks_of_a_sample
 from ..training.recipe import Recipe
 
 Gradients = dict[str, NDArray[np.float32]]
@@ -109,7 +110,8 @@ def small_case(
     kv_heads = kv_heads or heads // traits.heads_per_kv_head
     if heads % kv_heads:
         raise UserError(f"kv_heads: {heads} heads do not share {kv_heads} kv heads evenly")
-    tokens = lcm(*(part.ranks * (2 if part.context > 1 else 1) for part in parts))  # that a sample is a multiple of
+    chunks = (part.degree * prod(chunks_of_a_sample(*axis) for axis in part.beside) for part in parts)
+    tokens = lcm(*chunks)  # that a sample is a multiple of
     seq_length = -(-16 // tokens) * tokens
     shape = ModelShape(
         name=f"small-{family}",

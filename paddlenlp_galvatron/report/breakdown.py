@@ -156,8 +156,7 @@ def _each(terms: Terms, micro_batches: int) -> int:
 
 def strategy_words(strategy: LayerStrategy) -> str:
     """`tp 4, zero3, recompute`, or `recompute norms+attention`."""
-    split = [] if strategy.context == 1 else [f"cp {strategy.context}"]
-    split += [] if strategy.degree == 1 else [f"{'sp' if strategy.ulysses else 'tp'} {strategy.degree}"]
+    split = [f"{axis} {degree}" for axis, degree in strategy.axes if degree > 1]
     strided = [] if strategy.consecutive or strategy.ranks == 1 else ["strided"]
     again = f"recompute {strategy.recompute.words}".removesuffix(" full") if strategy.recompute else ""
     return ", ".join(word for word in [*split, *strided, str(strategy.dp_type), again] if word)

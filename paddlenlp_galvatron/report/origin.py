@@ -101,9 +101,7 @@ def _options(
             "num_gpus_per_node": searched.get("num_gpus_per_node"),
             "memory_constraint": searched.get("memory_constraint_gb"),
             "world_size": plan.world_size,
-            "sp_space": "tp+sp" if any(layer.ulysses for layer in plan.layers) else "tp",
-            "max_cp_deg": max(part.context for part in (*plan.layers, plan.vocab)),
-        }
+        } | SearchOptions.wide_enough(plan)
         files = searched.get("profiles")
         if isinstance(files, list) and files:
             asked["profiles"] = str(Path(str(_mapping("profiles", files[0]).get("path"))).parent)

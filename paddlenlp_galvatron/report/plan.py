@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ..base.text import shortened
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
+from ..plan.mesh import STAGE, Axis
 from ..plan.strategy import runs
 
 MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a second to print
@@ -130,39 +131,40 @@ def _assumed(plan: Plan) -> str:
 
 def _table(plan: Plan) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    degrees = ("split by", "degree", *_context(plan, "cp"), "dp")
-    for title in ("stage", "layers", *degrees, "model states", "recompute", "groups"):
+    beside = _beside(plan)
+    for title in ("stage", "layers", "split by", "degree", *beside, "dp", "model states", "recompute", "groups"):
         table.add_column(title, no_wrap=title != "recompute")
     first, last = 0, plan.pipeline - 1
-    table.add_row(str(first), "embedding", *_cells(plan, plan.vocab))
-    for row in islice(_rows(plan), MOST_ROWS):
+    table.add_row(str(first), "embedding", *_cells(plan, plan.vocab, beside))
+    for row in islice(_rows(plan, beside), MOST_ROWS):
         table.add_row(*row)
     if table.row_count > MOST_ROWS:
         table.add_row("…", "the file has the rest")
-    table.add_row(str(last), "LM head", *_cells(plan, plan.vocab))
+    table.add_row(str(last), "LM head", *_cells(plan, plan.vocab, beside))
     return table
 
 
-def _rows(plan: Plan) -> Iterator[list[str]]:
+def _rows(plan: Plan, beside: Sequence[Axis]) -> Iterator[list[str]]:
     for stage in range(plan.pipeline):
         for chunk in range(plan.chunks):
             layers = plan.chunk_layers(stage, chunk)
             for run, strategy in runs([plan.layers[layer] for layer in layers]):
                 start, stop = layers[run[0]], layers[run[-1]]
-                yield [str(stage), str(start) if start == stop else f"{start}-{stop}", *_cells(plan, strategy)]
+                yield [str(stage), str(start) if start == stop else f"{start}-{stop}", *_cells(plan, strategy, beside)]
 
 
-def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy) -> list[str]:
+def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, beside: Sequence[Axis]) -> list[str]:
     layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
     split = "-" if layer.degree == 1 else "sequence" if layer.ulysses else "weights"
     groups = "-" if layer.ranks == 1 else "neighbours" if layer.consecutive else "strided"
-    degrees = [split, str(layer.degree), *_context(plan, str(layer.context)), str(plan.dp(layer))]
-    return [*degrees, layer.dp_type, _recomputed(layer), groups]
+    degrees = [str(layer.degree), *(str(dict(layer.beside)[axis]) for axis in beside)]
+    return [split, *degrees, str(plan.dp(layer)), layer.dp_type, _recomputed(layer), groups]
 
 
-def _context(plan: Plan, cell: str) -> list[str]:
-    """The column of context parallelism, in a plan that has any."""
-    return [cell] if any(part.context > 1 for part in (*plan.layers, plan.vocab)) else []
+def _beside(plan: Plan) -> list[Axis]:
+    """The axes beside that of `degree` that any layer has: a column each."""
+    used = {axis for part in (*plan.layers, plan.vocab) for axis, degree in part.beside if degree > 1}
+    return [axis for axis in STAGE if axis in used]
 
 
 def _recomputed(layer: LayerStrategy) -> str:

@@ -22,7 +22,7 @@ from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.base.topology import CommunicateTopology, HybridCommunicateGroup
 
 from ..plan import DataParallel, LayerStrategy, Plan, UserError
-from ..plan.seams import OF_A_SAMPLE
+from ..plan.mesh import OF_A_SAMPLE
 from ..plan.strategy import runs
 from .groups import Groups, Ranks
 from .paddle_private import groups_along, install_group, uninstall_group

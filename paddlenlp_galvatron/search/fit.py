@@ -134,10 +134,10 @@ def fit(
     row = _Row(shape, model_on, sheet, options, card_gib, watch)
     if options.gpus:
         return [row(gpus) for gpus in sorted(set(options.gpus))]
-    return list(_from_the_least(shape, sheet.gpus_per_node, row))
+    return list(_from_the_least(sheet.gpus_per_node, row))
 
 
-def _from_the_least(shape: ModelShape, per_node: int, row: _Row) -> Iterator[Fit]:
+def _from_the_least(per_node: int, row: _Row) -> Iterator[Fit]:
     """Rows from the last number that does not fit to some beyond the first that does."""
     inside = [number for number in (1, 2, 4, 8, 16, 32) if number < per_node and per_node % number == 0]
     fitting, failed = 0, None

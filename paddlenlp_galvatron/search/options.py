@@ -12,7 +12,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Layers, Number, Positive, Ranks, Samples, Size, Threads
 from ..cost_model import CostOptions
 from ..model.layer import PARTLY
-from ..plan import Assumptions, DataParallel, Precision, Recompute, Schedule
+from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
+from ..plan.mesh import Axis, Degrees, every_degrees
 from .task import TaskOptions
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "cp", "pp", "ckpt", "vtp")
@@ -215,6 +216,14 @@ class SearchOptions(TaskOptions):
             return False
         return dimension not in ("tp", "sp") or dimension in self.sp_space.split("+")
 
+    @staticmethod
+    def wide_enough(plan: Plan) -> dict[str, Any]:
+        """Options that leave all degrees that a plan has."""
+        return {
+            "sp_space": "tp+sp" if any(layer.ulysses for layer in plan.layers) else "tp",
+            "max_cp_deg": max(part.context for part in (*plan.layers, plan.vocab)),
+        }
+
     @property
     def one_strategy(self) -> bool:
         """Whether all layers share one strategy."""
@@ -236,6 +245,20 @@ class SearchOptions(TaskOptions):
         if self.settle_bsz != -1:
             return [self.settle_bsz]
         return list(range(self.min_bsz, self.max_bsz + 1, self.bsz_scale))
+
+    def degrees(self, size: int, tensor: str) -> list[Degrees]:
+        """Those of layers (`tensor` "tp") or of the vocabulary ("vtp") on a stage of `size` ranks."""
+        limits = {
+            Axis.TENSOR: self.max_tp_deg if self.allows(tensor) else 1,
+            Axis.ULYSSES: self.max_tp_deg if self.allows("sp") else 1,
+            Axis.CONTEXT: self.max_cp_deg if self.allows("cp") else 1,
+        }
+        fewest = 1 if self.allows("dp") or not self.allows(tensor) else size  # ranks
+        return [
+            one
+            for one in every_degrees(size)
+            if one.ranks >= fewest and all(degree <= limits[axis] for axis, degree in one.axes)
+        ]
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Schedule, UserError, VocabStrategy
 from ..plan.check import find_faults
+from ..plan.mesh import Degrees, divisors
 from ..plan.strategy import Assumptions
 from .options import SearchOptions
 
@@ -47,12 +48,6 @@ class PlanFamily:
         )
 
 
-def divisors(number: int) -> list[int]:
-    """Divisors, rising."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
-
-
 def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[PlanFamily]:
     """Every family of one chunk a stage that the options leave. A pipeline of one stage has no schedule: it is listed
     under one."""
@@ -84,27 +79,27 @@ class Space:
         self._one_layer = replace(model, layers=1)
         self._assumed = assumed
         self._options = options
-        if faults := self._faults(1, 1, 1, False, 1, True):  # even of one rank with one sample: no strategy helps
+        if faults := self._faults(1, 1, Degrees(), True):  # even of one rank with one sample: no strategy helps
             raise UserError(faults)
+        self._allowed = lru_cache(maxsize=None)(options.degrees)
         self._fits = lru_cache(maxsize=None)(lambda *where: not self._faults(*where))
 
     def layers(self, family: PlanFamily) -> list[LayerStrategy]:
         """Strategies of one layer."""
-        options = self._options
         return [
-            LayerStrategy(degree, ulysses, consecutive, dp_type, recompute, context=context)
-            for degree, ulysses, context in self._degrees(family, "tp")
-            for consecutive in ((True, False) if self._strides(family, degree * context) else (True,))
-            for dp_type in self._dp_types(family, degree, ulysses)
-            for recompute in options.recomputes
+            LayerStrategy(**degrees.named, consecutive=consecutive, dp_type=dp_type, recompute=recompute)
+            for degrees in self._degrees(family, "tp")
+            for consecutive in ((True, False) if self._strides(family, degrees.ranks) else (True,))
+            for dp_type in self._dp_types(family, degrees.tp)
+            for recompute in self._options.recomputes
         ]
 
     def vocabularies(self, family: PlanFamily) -> list[VocabStrategy]:
         """Strategies of the vocabulary layers."""
         return [
-            VocabStrategy(degree, ulysses, dp_type, context=context)
-            for degree, ulysses, context in self._degrees(family, "vtp")
-            for dp_type in self._vocab_dp_types(family, degree, ulysses)
+            VocabStrategy(**degrees.named, dp_type=dp_type)
+            for degrees in self._degrees(family, "vtp")
+            for dp_type in self._vocab_dp_types(family, degrees.tp)
         ]
 
     def uniform(self, family: PlanFamily) -> Iterator[tuple[LayerStrategy, VocabStrategy]]:
@@ -115,50 +110,38 @@ class Space:
                 if vocab.axes == layer.axes:
                     yield layer, vocab
 
-    def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[tuple[int, bool, int]]:
-        """Degrees, whether they are Ulysses, and degrees of context parallelism beside them, of layers (`tensor` "tp")
-        or of the vocabulary ("vtp")."""
-        options, size = self._options, family.stage_size
-        for degree in divisors(size):
-            if degree > options.max_tp_deg:
-                return
-            for context in divisors(size // degree):
-                if context > (options.max_cp_deg if options.allows("cp") else 1):
-                    break
-                if degree * context < size and not options.allows("dp") and options.allows(tensor):
-                    continue
-                for ulysses in (False, True):
-                    allowed = options.allows("sp" if ulysses else tensor) if degree > 1 else not ulysses
-                    if allowed and self._fits(size, family.micro_batch, degree, ulysses, context, tensor == "tp"):
-                        yield degree, ulysses, context
+    def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[Degrees]:
+        """Of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
+        for degrees in self._allowed(family.stage_size, tensor):
+            if self._fits(family.stage_size, family.micro_batch, degrees, tensor == "tp"):
+                yield degrees
 
     def _strides(self, family: PlanFamily, ranks: int) -> bool:
         return not self._options.tp_consec and 1 < ranks < family.stage_size
 
-    def _dp_types(self, family: PlanFamily, degree: int, ulysses: bool) -> list[DataParallel]:
+    def _dp_types(self, family: PlanFamily, tp: int) -> list[DataParallel]:
         default = self._options.default_dp_type
-        alone = degree == family.stage_size and not ulysses  # no other rank holds these weights
+        alone = tp == family.stage_size  # no other rank holds these weights
         if alone or default is DataParallel.ZERO3 or not self._options.allows("sdp"):
             return [default]
         return [default, DataParallel.ZERO3]
 
-    def _vocab_dp_types(self, family: PlanFamily, degree: int, ulysses: bool) -> list[DataParallel]:
-        alone, wanted = degree == family.stage_size and not ulysses, self._options.embed_sdp
+    def _vocab_dp_types(self, family: PlanFamily, tp: int) -> list[DataParallel]:
+        wanted = self._options.embed_sdp
         if wanted is None:
-            return self._dp_types(family, degree, ulysses)
-        return [DataParallel.ZERO3 if wanted and not alone else self._options.default_dp_type]
+            return self._dp_types(family, tp)
+        return [DataParallel.ZERO3 if wanted and tp < family.stage_size else self._options.default_dp_type]
 
-    def _faults(
-        self, stage_size: int, micro_batch: int, degree: int, ulysses: bool, context: int, for_layer: bool
-    ) -> list[str]:
+    def _faults(self, stage_size: int, micro_batch: int, degrees: Degrees, for_layer: bool) -> list[str]:
         """Why no layer (or vocabulary) can have these degrees on such a stage."""
+        vocab = VocabStrategy(**degrees.named)
         one = Plan(
             world_size=stage_size,
             global_batch=micro_batch,
             micro_batches=1,
             stages=(1,),
-            layers=(LayerStrategy(degree, ulysses, context=context),),
-            vocab=VocabStrategy(degree, ulysses, context=context),
+            layers=(vocab.as_layer(),),
+            vocab=vocab,
             assumed=self._assumed,
         )
         return find_faults(one, self._one_layer if for_layer else None)

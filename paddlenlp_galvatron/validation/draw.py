@@ -10,13 +10,12 @@ from random import Random
 from ..base.errors import UserError
 from ..plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, VocabStrategy
 from ..plan.check import require_valid
+from ..plan.mesh import divisors
 from ..plan.uniform import even_stages
 
 KINDS = ("uniform", "alone", "layer-wise", "mixed")  # in turn
 MOST_MISSES = 1000  # in a row, before the space counts as used up
 MOST_RUNS = 3  # of layers alike, in a layer-wise plan
-
-Change = Callable[[Plan], Plan]
 
 
 def draw(
@@ -66,7 +65,7 @@ def _runs(plan: Plan, shape: ModelShape) -> bool:
 def _alone(random: Random, base: Plan) -> Plan:
     """The plain plan with one dimension changed."""
     size = base.world_size
-    degree = random.choice(_divisors(size)[1:] or [1])
+    degree = random.choice(divisors(size)[1:] or [1])
     layer = base.layers[0]
 
     def layers(**changed: object) -> Plan:
@@ -82,7 +81,7 @@ def _alone(random: Random, base: Plan) -> Plan:
         replace(base, vocab=VocabStrategy(degree)),
         replace(base, vocab=VocabStrategy(degree, ulysses=True)),
         replace(base, vocab=VocabStrategy(dp_type=DataParallel.ZERO3)),
-        replace(base, micro_batches=random.choice(_divisors(base.global_batch // size)[1:] or [1])),
+        replace(base, micro_batches=random.choice(divisors(base.global_batch // size)[1:] or [1])),
         _pipelined(random, base, degree, even=True),
     )
     return random.choice(changes)
@@ -118,11 +117,11 @@ _DRAWN: dict[str, Callable[[Random, Plan], Plan]] = {
 def _framed(random: Random, base: Plan, even: bool) -> Plan:
     """All but the layers: stages, schedule, micro-batches, vocabulary."""
     count = len(base.layers)
-    stages = random.choice([pp for pp in _divisors(base.world_size) if pp <= count])
+    stages = random.choice([pp for pp in divisors(base.world_size) if pp <= count])
     plan = _pipelined(random, base, stages, even)
     default = random.choice((DataParallel.DDP, DataParallel.ZERO2))
     vocab = VocabStrategy(
-        random.choice(_divisors(plan.stage_size)),
+        random.choice(divisors(plan.stage_size)),
         random.random() < 0.3,
         random.choice((default, default, DataParallel.ZERO3)),
     )
@@ -138,14 +137,14 @@ def _pipelined(random: Random, base: Plan, stages: int, even: bool) -> Plan:
     return replace(
         base,
         stages=even_stages(count, stages) if even else uneven,
-        micro_batches=random.choice(_divisors(per_rank)),
+        micro_batches=random.choice(divisors(per_rank)),
         schedule=random.choice(tuple(Schedule)),
     )
 
 
 def _layer(random: Random, plan: Plan) -> LayerStrategy:
     size = plan.stage_size
-    degree = random.choice(_divisors(size))
+    degree = random.choice(divisors(size))
     kind = random.choice(("tp", "tp", "ulysses", "strided"))
     return LayerStrategy(
         degree,
@@ -154,7 +153,3 @@ def _layer(random: Random, plan: Plan) -> LayerStrategy:
         dp_type=random.choice((plan.default_dp_type, plan.default_dp_type, DataParallel.ZERO3)),
         recompute=Recompute(random.random() < 0.3),
     )
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -30,8 +30,7 @@ def _range(run: range) -> str:
 
 def _strategy(strategy: LayerStrategy | VocabStrategy) -> str:
     layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
-    split = "" if layer.degree == 1 else f"{'sp' if layer.ulysses else 'tp'}{layer.degree}"
-    split = (f"cp{layer.context}" if layer.context > 1 else "") + split or "dp"
+    split = "".join(f"{axis}{degree}" for axis, degree in layer.axes if degree > 1) or "dp"
     strided = "" if layer.consecutive or layer.ranks == 1 else "s"
     words = [split + strided, DATA_PARALLEL[layer.dp_type], _again(layer)]
     return " ".join(word for word in words if word)

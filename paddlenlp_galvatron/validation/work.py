@@ -44,14 +44,12 @@ class RankRun(BaseModel):
 
     terms_ms: dict[str, float]
     peak_mib: float  # most that tensors held in any step, beyond what the process held before
-    processor_ms: dict[str, float]  # the terms of another step by the time that the process computed
 
 
 class MeasuredRun(BaseModel):
     """What a plan took."""
 
-    steps_s: tuple[float, ...] = ()  # of the slowest rank, in order
-    step_s: float = 0.0  # the one that counts
+    step_s: float = 0.0  # the one that counts, of the slowest rank
     ranks: tuple[RankRun, ...] = ()
     bytes: dict[str, int] = {}  # that a step gives to collectives, over all ranks
     failed: str = ""  # why it did not run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
 from ..runtime.groups import Groups, run_as_rank, start_world
 from ..runtime.paddle_private import next_rate
-from ..runtime.trace import Clock, span, traced
+from ..runtime.trace import span, traced
 from ..training.recipe import Recipe
 from .terms import TERMS, measured_ms
 from .work import JOURNAL, MeasuredRun, RankRun, Work, key_of
@@ -79,39 +79,26 @@ def _run(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch) -> Measur
     counting = sorted(range(1, len(rows)), key=lambda one: max(rows[one][0]))  # the first one has the count of traffic
     chosen = rows[counting[min(2, len(counting) - 1) if stopwatch.pinned else len(counting) // 2]]
     peaks = [max(row[1][rank] for row in rows) for rank in range(plan.world_size)]
-    _, computing = _step(engine, optimizer, recipe, next(batches), time.process_time(), time.process_time_ns)
-    computed = engine.gather(*computing.values())
     return MeasuredRun(
-        steps_s=tuple(max(row[0]) for row in rows),
         step_s=max(chosen[0]),
         ranks=tuple(
-            RankRun(
-                terms_ms=_of_rank(chosen[2:], rank),
-                processor_ms=_of_rank(computed, rank),
-                peak_mib=peaks[rank],
-            )
-            for rank in range(plan.world_size)
+            RankRun(terms_ms=dict(zip(TERMS, (column[rank] for column in chosen[2:]), strict=True)), peak_mib=peak)
+            for rank, peak in enumerate(peaks)
         ),
         bytes={kind: int(size) for kind, size in traffic.items() if size},
     )
 
 
-def _of_rank(columns: Sequence[tuple[float, ...]], rank: int) -> dict[str, float]:
-    return dict(zip(TERMS, (column[rank] for column in columns), strict=True))
-
-
-def _step(
-    engine: Engine, optimizer: Any, recipe: Recipe, batch: Any, began: float, clock: Clock = time.time_ns
-) -> tuple[float, dict[str, float]]:
-    """(seconds since `began`, terms in ms) of one step, both by the processor's clock where that is given."""
+def _step(engine: Engine, optimizer: Any, recipe: Recipe, batch: Any, began: float) -> tuple[float, dict[str, float]]:
+    """(seconds since `began`, terms in ms) of one step."""
     events: list[dict[str, Any]] = []
-    with traced(engine.rank, events, clock):
+    with traced(engine.rank, events):
         engine.forward_backward(batch)
         with span("optimizer", "optimizer"):
             engine.update(optimizer, recipe.max_grad_norm)
         next_rate(optimizer)
         device.synchronize()
-    seconds = (time.perf_counter() if clock is time.time_ns else time.process_time()) - began
+    seconds = time.perf_counter() - began
     return seconds, measured_ms(events, 1000 * seconds)
 
 

@@ -24,8 +24,7 @@ from paddlenlp_galvatron.plan import (
     VocabStrategy,
 )
 from paddlenlp_galvatron.plan.layout import TokenLayout, moves, token_layout
-from paddlenlp_galvatron.plan.mesh import Axis, Mesh
-from paddlenlp_galvatron.plan.seams import SHARDING
+from paddlenlp_galvatron.plan.mesh import SHARDING, Axis, Mesh
 from paddlenlp_galvatron.profiles import Collective
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Place

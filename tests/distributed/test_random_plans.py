@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from random_cases import random_cases
+
 from paddlenlp_galvatron.plan import Precision, plan_to_dict
 from paddlenlp_galvatron.proof.parity import Case, check_parity
-from paddlenlp_galvatron.proof.random_cases import random_cases
 
 A_LAUNCH = 10  # cases
 

@@ -43,7 +43,7 @@ class ValidateSeen(Seen):
         def launched(self: Validation, seconds: float, begun: list[int], tell: Any) -> None:
             calls["plans"] = [plan_to_dict(plan) for plan in self.kinds]
             calls["seconds"], calls["steps"] = round(seconds, -1), self.options.steps
-            rank = RankRun(terms_ms=dict.fromkeys(TERMS, 1.0), peak_mib=1e6, processor_ms={})
+            rank = RankRun(terms_ms=dict.fromkeys(TERMS, 1.0), peak_mib=1e6)
             for number, plan in enumerate(self.kinds):
                 run = MeasuredRun(step_s=0.1 + 0.01 * (number % 3), ranks=(rank,) * plan.world_size)
                 self._journal().get(key_of(plan), run.model_dump)

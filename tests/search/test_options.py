@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Schedule, UserError, VocabStrategy
+from paddlenlp_galvatron.plan.mesh import divisors
 from paddlenlp_galvatron.search import SearchOptions
-from paddlenlp_galvatron.search.space import PlanFamily, Space, divisors, families
+from paddlenlp_galvatron.search.space import PlanFamily, Space, families
 
 from .random_cost import model_of
 

@@ -66,8 +66,8 @@ def _unlike(plan: Plan, program: str) -> Iterator[str]:
 def _uneven(plan: Plan, program: str) -> Iterator[str]:
     """Fields in which layers, or layers and vocabulary, or stages are unlike, as `program` cannot have them."""
     parts = (*plan.layers, plan.vocab.as_layer())
-    if any(part.context > 1 for part in parts):
-        yield f"cp_sizes_enc: context parallelism is not written for {program}"
+    for axis in dict.fromkeys(axis for part in parts for axis, degree in part.beside if degree > 1):
+        yield f"{axis}_sizes_enc: degrees other than 1 are not written for {program}"
     for field, of_vocab, values in (
         ("tp_sizes_enc", "vtp", [str(part.degree) for part in parts]),
         ("use_sp", "vsp", ["1" if part.ulysses and part.degree > 1 else "0" for part in parts]),

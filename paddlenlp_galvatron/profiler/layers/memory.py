@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from ...model.layer import APART
 from ...plan import ModelShape, Precision, Recompute
 from ...profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
 from ...profiles.memory import STATE_BYTES, Role
@@ -101,10 +102,7 @@ class MemoryProfiler:
             checkpoint_mib=of_one(1, Recompute.FULL),
             working_mib={tp: working(tp)[1] for tp in degrees},
             working_constant_mib={tp: working(tp)[0] for tp in degrees},
-            spared_norms_mib=spared(Recompute.NORMS),
-            spared_attention_mib=spared(Recompute.ATTENTION),
-            spared_mlp_mib=spared(Recompute.MLP),
-            spared_norms_mlp_mib=spared(Recompute.NORMS | Recompute.MLP),
+            spared_mib={parts: spared(parts) for parts in APART},
         )
 
     def _line(self, mib: Callable[[int], float]) -> tuple[float, float]:

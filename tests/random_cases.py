@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from random import Random
-from typing import Literal, TypeVar
+from typing import Literal
 
-from ..model import FAMILIES
-from ..model.layer import PARTLY
-from ..plan import (
+from paddlenlp_galvatron.model import FAMILIES
+from paddlenlp_galvatron.model.layer import PARTLY
+from paddlenlp_galvatron.plan import (
     Assumptions,
     DataParallel,
     LayerStrategy,
@@ -19,10 +18,9 @@ from ..plan import (
     UserError,
     VocabStrategy,
 )
-from ..plan.check import require_valid
-from .parity import Case, small_case
-
-T = TypeVar("T")
+from paddlenlp_galvatron.plan.check import require_valid
+from paddlenlp_galvatron.plan.mesh import Degrees, divisors, every_degrees
+from paddlenlp_galvatron.proof.parity import Case, small_case
 
 LAYERS = (2, 3, 3, 4, 5)
 MICRO_BATCHES = (1, 2, 2, 3, 4)
@@ -50,7 +48,7 @@ def random_cases(
 
 def _plan(random: Random, world_size: int, precision: Precision) -> Plan:
     count = random.choice(LAYERS)
-    stages = random.choice([pp for pp in _divisors(world_size) if pp <= count])
+    stages = random.choice([pp for pp in divisors(world_size) if pp <= count])
     size = world_size // stages
     default = random.choice((DataParallel.DDP, DataParallel.ZERO2))
     micro_batches = random.choice(MICRO_BATCHES)
@@ -72,20 +70,20 @@ def _plan(random: Random, world_size: int, precision: Precision) -> Plan:
 
 
 def _layer(random: Random, size: int, default: DataParallel) -> LayerStrategy:
-    degree, kind = random.choice(_divisors(size)), random.choice(("tp", "tp", "ulysses", "strided"))
-    context = _context(random, size // degree)
+    degree, kind = random.choice(divisors(size)), random.choice(("tp", "tp", "ulysses", "strided"))
+    degrees = _degrees(random, size, degree, kind == "ulysses" and degree > 1)
     return LayerStrategy(
-        degree,
-        ulysses=kind == "ulysses" and degree > 1,
-        consecutive=kind != "strided" or degree * context in (1, size),
+        **degrees.named,
+        consecutive=kind != "strided" or degrees.ranks in (1, size),
         dp_type=random.choice((default, default, DataParallel.ZERO3)),
         recompute=_recompute(random.random()),
-        context=context,
     )
 
 
-def _context(random: Random, most: int) -> int:
-    return random.choice(_divisors(most)) if random.random() < 0.3 else 1
+def _degrees(random: Random, size: int, degree: int, ulysses: bool) -> Degrees:
+    """This degree, and beside it mostly none."""
+    some = [one for one in every_degrees(size) if (one.degree, one.ulysses) == (degree, ulysses)]
+    return random.choice(some) if random.random() < 0.3 else some[0]
 
 
 def _recompute(number: float) -> Recompute:
@@ -96,19 +94,12 @@ def _recompute(number: float) -> Recompute:
 
 
 def _vocab(random: Random, size: int, default: DataParallel) -> VocabStrategy:
-    degree = random.choice(_divisors(size))
-    return VocabStrategy(
-        degree,
-        degree > 1 and random.random() < 0.3,
-        random.choice((default, default, DataParallel.ZERO3)),
-        context=_context(random, size // degree),
-    )
+    degree = random.choice(divisors(size))
+    ulysses = degree > 1 and random.random() < 0.3
+    dp_type = random.choice((default, default, DataParallel.ZERO3))
+    return VocabStrategy(**_degrees(random, size, degree, ulysses).named, dp_type=dp_type)
 
 
 def _division(random: Random, layers: int, stages: int) -> tuple[int, ...]:
     cuts = sorted(random.sample(range(1, layers), stages - 1))
     return tuple(stop - start for start, stop in zip([0, *cuts], [*cuts, layers], strict=True))
-
-
-def _divisors(number: int) -> Sequence[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
