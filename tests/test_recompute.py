@@ -6,7 +6,9 @@ from contextlib import nullcontext
 
 import pytest
 
-paddle = pytest.importorskip("paddle")
+pytest.importorskip("paddle")
+
+import paddle
 
 from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.recompute import RecomputedPart
