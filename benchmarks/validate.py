@@ -75,15 +75,13 @@ def main() -> None:
     given = parser.parse_args()
     began, console = time.monotonic(), Console(soft_wrap=True)
     names = given.models.split(",")
-    profile_hardware(
-        HardwareOptions(output=given.output / "profiles", nproc=given.nproc, end_mb=8, time_budget_s=HARDWARE_S)
-    )
+    profile_machine(given.output, given.nproc)
     found: list[Accuracy] = []
     for number, name in enumerate(names):
         left_s = 60 * given.minutes - (time.monotonic() - began)
         share_s = left_s / (len(names) - number)
         started = time.monotonic()
-        _profile(name, given.output, given.nproc)
+        profile(_folder(name, given.output) / "model", given.output, given.nproc)
         spent_s = time.monotonic() - started
         console.print(f"\n{name}: {given.nproc} ranks, profiled in {spent_s:.0f} s")
         found.append(_validate(name, given, max((share_s - spent_s) / 60, 0.1), console))
@@ -112,7 +110,11 @@ def _folder(name: str, output: Path) -> Path:
     return folder
 
 
-def _profile(name: str, output: Path, nproc: int) -> None:
+def profile_machine(output: Path, nproc: int) -> None:
+    profile_hardware(HardwareOptions(output=output / "profiles", nproc=nproc, end_mb=8, time_budget_s=HARDWARE_S))
+
+
+def profile(model: Path, output: Path, nproc: int) -> None:
     """Beside the hardware's files: a model's bear its width, and these differ."""
     options = PointOptions(
         output=output / "profiles",
@@ -123,7 +125,7 @@ def _profile(name: str, output: Path, nproc: int) -> None:
         sequence_parallel=True,
         time_budget_s=MODEL_S,
     )
-    profile_model(options, ModelOptions(model_size=str(_folder(name, output) / "model"), seq_length=SEQ))
+    profile_model(options, ModelOptions(model_size=str(model), seq_length=SEQ))
 
 
 def _validate(name: str, given: argparse.Namespace, minutes: float, console: Console) -> Accuracy:

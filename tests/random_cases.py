@@ -22,7 +22,7 @@ from paddlenlp_galvatron.plan.check import require_valid
 from paddlenlp_galvatron.plan.mesh import Degrees, divisors, every_degrees
 from paddlenlp_galvatron.proof.parity import Case, small_case
 
-LAYERS = (2, 3, 3, 4, 5)
+LAYERS = (2, 3, 3, 4, 5, 6)
 MICRO_BATCHES = (1, 2, 2, 3, 4)
 OPTIMIZERS: tuple[Literal["sgd", "adamw"], ...] = ("sgd", "adamw")
 KV_HEADS = (None, None, 1, 2, 3)  # None: as many as the family is used to
@@ -52,15 +52,18 @@ def _plan(random: Random, world_size: int, precision: Precision) -> Plan:
     size = world_size // stages
     default = random.choice((DataParallel.DDP, DataParallel.ZERO2))
     micro_batches = random.choice(MICRO_BATCHES)
+    schedule = random.choice((Schedule.ONE_F_ONE_B, Schedule.ONE_F_ONE_B, Schedule.GPIPE))
+    chunks = random.randint(1, count // stages) if stages > 1 and schedule.of_chunks else 1
     return Plan(
         world_size=world_size,
         global_batch=micro_batches * size * random.choice((1, 1, 2)),
         micro_batches=micro_batches,
-        stages=_division(random, count, stages),
+        stages=_division(random, count, stages * chunks),
         layers=tuple(_layer(random, size, default) for _ in range(count)),
         vocab=_vocab(random, size, default),
         default_dp_type=default,
-        schedule=random.choice((Schedule.ONE_F_ONE_B, Schedule.ONE_F_ONE_B, Schedule.GPIPE)),
+        schedule=schedule,
+        chunks=chunks,
         assumed=Assumptions(
             sequence_parallel=random.random() < 0.6,
             mixed_precision=precision,

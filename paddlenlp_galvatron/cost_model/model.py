@@ -305,19 +305,17 @@ class CostModel:
         )
 
     def _walked(self, plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> StageMemory:
-        """Bound and, of one chunk, estimate of a stage. The embedding's part has the LM head, where both are one:
-        backward begins with it."""
+        """Bound and estimate of a stage. The embedding's part has the LM head, where both are one: backward begins with
+        it."""
         memory = self.stage_memory(chunks, _fullest(plan, stage, chunks))
-        if len(chunks) > 1:
+        walked = [[part.memory for part in parts] for parts in chunks]
+        if plan.pipeline == 1:
+            walked = [[*rest, first] for first, *rest in walked]
+        known = [[part for part in parts if part is not None] for parts in walked]
+        if known != walked:
             return memory
-        [parts] = chunks
-        walked = [part.memory for part in (parts if plan.pipeline > 1 else [*parts[1:], parts[0]])]
-        known = [part for part in walked if part is not None]
-        if len(known) < len(walked):
-            return memory
-        return replace(
-            memory, estimate_mib=peak_mib(known, order(plan.schedule, stage, plan.pipeline, plan.micro_batches))
-        )
+        passes = order(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks)
+        return replace(memory, estimate_mib=peak_mib(known, passes))
 
     def _require_mine(self, plan: Plan) -> None:
         if plan.world_size != self.world_size:

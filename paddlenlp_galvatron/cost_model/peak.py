@@ -31,27 +31,40 @@ class PartMemory:
         return self.kept_mib + self.joined_mib - self.gradient_mib if self.kept_mib < self.gradient_mib else 0.0
 
 
-def peak_mib(parts: Sequence[PartMemory], passes: Sequence[Pass]) -> float:
-    """`parts` in the order of forward; `passes` of the stage. Gradients are reduced after the last micro-batch."""
-    held, in_flight, backwards = sum(part.fixed_mib for part in parts), 0, []
+def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass]) -> float:
+    """`chunks`: the parts of each, in the order of forward; `passes` of the stage. Gradients of a chunk are reduced
+    after its last micro-batch."""
+    fixed_mib = sum(part.fixed_mib for parts in chunks for part in parts)
+    activations_mib = [sum(part.activation_mib for part in parts) for parts in chunks]
+    gradients_mib = [
+        (0.0, sum(part.gradient_mib for part in parts), sum(part.kept_mib for part in parts)) for parts in chunks
+    ]
+    micro_batches = sum(work.kind == "backward" for work in passes) // len(chunks)
+    in_flight_mib, done = 0.0, [0] * len(chunks)
+    most_mib: dict[tuple[int, tuple[int, ...], bool], float] = {}  # in flight, at backwards that are otherwise alike
     for work in passes:
+        chunk = work.chunk
         if work.kind == "forward":
-            in_flight += 1
-        else:
-            backwards.append(in_flight)
-            in_flight -= 1
-    last = len(backwards) - 1
-    # Between the second backward and the last one nothing comes that the second has not had.
+            in_flight_mib += activations_mib[chunk]
+            continue
+        states = tuple((count > 0) + (count == micro_batches) for count in done)  # of gradients: none, whole, reduced
+        alike = chunk, states, done[chunk] == micro_batches - 1
+        most_mib[alike] = max(most_mib.get(alike, 0.0), in_flight_mib)
+        in_flight_mib -= activations_mib[chunk]
+        done[chunk] += 1
     return max(
-        _backward(parts, held, backwards[number], first=number == 0, last=number == last)
-        for number in {0, min(1, last), last}
+        _backward(
+            chunks[chunk],
+            fixed_mib + held_mib + sum(sizes[state] for sizes, state in zip(gradients_mib, states, strict=True)),
+            first=states[chunk] == 0,
+            last=last,
+        )
+        for (chunk, states, last), held_mib in most_mib.items()
     )
 
 
-def _backward(parts: Sequence[PartMemory], held_mib: float, in_flight: int, first: bool, last: bool) -> float:
-    """The peak of one micro-batch's backward with so many in flight."""
-    now = held_mib + in_flight * sum(part.activation_mib for part in parts)
-    now += 0.0 if first else sum(part.gradient_mib for part in parts)
+def _backward(parts: Sequence[PartMemory], now: float, first: bool, last: bool) -> float:
+    """The peak of one micro-batch's backward that begins with so much held."""
     peak, sent = now, PartMemory()  # whose gradients are being reduced
     before = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
     for part, following in zip(reversed(parts), before, strict=True):

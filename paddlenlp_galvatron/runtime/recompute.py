@@ -81,7 +81,9 @@ class _Call:
         """The inputs' gradients; those of weights are added to theirs."""
         self.again()
         paddle.autograd.backward([self._again], [gradient])
-        return tuple(x.grad for x in self.inputs)
+        gradients = tuple(x.grad for x in self.inputs)
+        self.inputs, self._again = (), None  # what backward goes back along holds this call until its end
+        return gradients
 
 
 class _Recomputed(PyLayer):  # type: ignore[misc]

@@ -13,7 +13,7 @@ from cost_cases import RANKS, SEQ, RealCase, real_cases
 from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.cost_model import CostModel, step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import launch
-from paddlenlp_galvatron.plan import Precision
+from paddlenlp_galvatron.plan import Precision, Recompute
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.layers.memory import MemoryProfiler
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, MemoryProfile, Meta, Shape
@@ -32,7 +32,7 @@ def measured(tmp_path_factory) -> list[list[dict]]:
     folder, here = tmp_path_factory.mktemp("steps"), Path(__file__).parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{here}:{here.parent}:{here.parents[1]}")
-        launch("step_worker", [str(folder)], RANKS, folder, timeout_s=600)
+        launch("step_worker", [str(folder)], RANKS, folder, timeout_s=1500)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
@@ -65,8 +65,9 @@ def cost_model(case: RealCase, memory: MemoryProfile) -> CostModel:
 
 
 def test_peak_memory_of_every_stage_is_foreseen(measured):
-    """At most 3 % too little; too much by up to 25 %, where all forwards come before the gradients that they meet in
-    the model."""
+    """Estimates at most 3 % too little, or 5 % where whole layers are recomputed under tp, and 12 % too much. Bounds at
+    most 3 % too little; too much by up to 25 %, where all forwards come before the gradients that they meet in the
+    bound."""
     profiles: dict[str, MemoryProfile] = {}
     wrong = []
     for index, case in enumerate(real_cases()):
@@ -79,7 +80,11 @@ def test_peak_memory_of_every_stage_is_foreseen(measured):
         size = case.plan.stage_size
         for stage, prediction in enumerate(predicted.stages):
             peak = max(rank[index]["peak_mib"] for rank in measured[stage * size : (stage + 1) * size])
-            error = prediction.memory.total_mib / peak - 1
-            if not -0.03 <= error <= 0.25:
-                wrong.append(f"{case.name}, stage {stage}: {prediction.memory}, measured {peak:.1f} MiB, {error:+.1%}")
+            low = any(layer.recompute is Recompute.FULL and layer.tp > 1 for layer in case.plan.layers)
+            estimate, bound = (mib / peak - 1 for mib in (prediction.memory.tensors_mib, prediction.memory.total_mib))
+            if not (-0.05 if low else -0.03) <= estimate <= 0.12 or not -0.03 <= bound <= 0.25:
+                wrong.append(
+                    f"{case.name}, stage {stage}: {prediction.memory}, measured {peak:.1f} MiB, "
+                    f"estimate {estimate:+.1%}, bound {bound:+.1%}"
+                )
     assert not wrong, "\n".join(wrong)

@@ -11,7 +11,7 @@ LAYER = PartMemory(fixed_mib=10, gradient_mib=4, kept_mib=4, activation_mib=5, w
 
 
 def peak(parts, micro_batches: int, schedule: Schedule = Schedule.ONE_F_ONE_B, stage: int = 0, stages: int = 1):
-    return peak_mib(parts, order(schedule, stage, stages, micro_batches))
+    return peak_mib([parts], order(schedule, stage, stages, micro_batches))
 
 
 @pytest.mark.parametrize(

@@ -139,16 +139,62 @@ CONTEXT_FOUR = [
         plan(4, "1c2 1c2r 2 1c2z", (1, 1, 1, 1), vocab="1c2", micro_batches=3, batch=6, chunks=2),
         "llama",
     ),
-    Named("cp with parts recomputed", plan(4, "1c2a 2c2nm 1c4na 2c2ma", vocab="2c2"), "qwen2", kv_heads=4),
     Named("cp under AdamW", plan(4, "1c2z 2c2r 1c4", vocab="2"), "qwen2", "adamw"),
+    Named("cp with parts recomputed", plan(4, "1c2a 2c2nm 1c4na 2c2ma", vocab="2c2"), "qwen2", kv_heads=4),
+    Named(
+        "cp, parts, 3 chunks, zero2",
+        plan(
+            4,
+            "1c2a 2nm 1c2zm 1nam 2r 1c2na",
+            (1,) * 6,
+            vocab="1c2",
+            micro_batches=4,
+            default=DataParallel.ZERO2,
+            chunks=3,
+        ),
+        "qwen3",
+    ),
 ]
 CONTEXT_EIGHT = [
     Named("cp 2, 4, 8 beside tp", plan(8, "2c4 4c2r 1c8 2c2z 8", vocab="2c4"), "qwen2"),
     Named("cp beside tp and Ulysses, two stages", plan(8, "2c2 2c2ur 1c4 4", (2, 2), vocab="4"), "qwen3"),
+    Named("parts, tp 2-8, Ulysses", plan(8, "2nam 8nm 4ua 1m", vocab="8", batch=16), "llama"),
+    Named(
+        "cp, parts, 2 chunks, zero3",
+        plan(8, "1c4a 2c2nm 4ma 2c2zr 1znam 2c2u", (1, 2, 1, 2), vocab="2c2", micro_batches=3, batch=12, chunks=2),
+        "qwen2",
+    ),
+    Named(
+        "cp, parts, 2 chunks of four stages, plain tp",
+        plan(
+            8,
+            "1c2n 2a 1c2m 2nam 1c2r 2nm 1c2 1a",
+            (1,) * 8,
+            vocab="1c2",
+            micro_batches=6,
+            batch=12,
+            megatron_sp=False,
+            chunks=2,
+        ),
+        "llama",
+        "adamw",
+    ),
     Named("strided, without Megatron-SP", plan(8, "2c2s 4c2 1c2s 2c4r", vocab="8", megatron_sp=False), "llama"),
 ]
 SIX = [
     Named("cp 3 and 6", plan(6, "1c3 2c3r 1c6 3c2u", vocab="3", batch=12), "llama"),
+    Named("parts, 3-way and 6-way tp", plan(6, "3nam 6nm 2ua 1m", vocab="3", batch=12), "qwen2"),
+    Named(
+        "cp 3, parts, 2 chunks",
+        plan(6, "1c3na 3m 1c3zr 3nam", (1,) * 4, vocab="1c3", micro_batches=3, batch=9, chunks=2),
+        "llama",
+    ),
+    Named(
+        "cp, parts, 2 chunks of three stages, tied",
+        plan(6, "1c2a 2nm 1m 2nam 1c2n 2r 1c2ma", (1, 1, 1, 2, 1, 1), vocab="2", micro_batches=4, chunks=2),
+        "qwen2",
+        tied=True,
+    ),
     Named("3-way and 6-way tp", plan(6, "3 6r 2 1", vocab="3", batch=12), "llama"),
     Named(
         "three stages, 2-way Ulysses", plan(6, "2u 1 2r 2", (1, 1, 2), vocab="2", micro_batches=3, batch=12), "qwen2"

@@ -96,10 +96,24 @@ def test_any_plan_goes_on_where_another_stopped(tmp_path, saved, every):
             before, again = numbers(folders[name]), numbers(whole_checkpoints(tmp_path / job)[0])
             assert before.keys() == again.keys()
             assert all((before[key] == again[key]).all() for key in before), (name, job)
-    # The same plan goes on bit for bit.
+    # The same plan goes on bit for bit. So it does where another number of chunks has come in between.
     jobs = [(f"same-{k}", str(folders[name]), 0, AFTER) for k, name in enumerate(SAVED)]
-    again = run(tmp_path, list(SAVED.values()), jobs)
-    assert list(again.values()) == [losses[name][BEFORE:] for name in SAVED]
+    went_on, plans = [*SAVED], [*SAVED.values()]
+    one, two = "two stages, zero2", "two stages of two chunks"
+    for name, between in ((one, two), (two, one)):
+        there = f"{name}, there"
+        jobs.append((there, str(folders[name]), 0, 0))
+        jobs.append((f"{name}, back", str(tmp_path / there / folders[name].name), 0, AFTER))
+        went_on += [there, name]
+        plans += [SAVED[between], SAVED[name]]
+    again = run(tmp_path, plans, jobs)
+    for (job, after), name in zip(again.items(), went_on, strict=True):
+        assert after == ([] if name == job else losses[name][BEFORE:]), job
+    for name in (one, two):
+        before, there = (
+            numbers(folder) for folder in (folders[name], tmp_path / f"{name}, there" / folders[name].name)
+        )
+        assert all((before[key] == there[key]).all() for key in before), name
 
 
 def test_broken_checkpoints_are_named(tmp_path, saved):

@@ -10,7 +10,8 @@ pytest.importorskip("paddle")
 
 from random_cases import random_cases
 
-from paddlenlp_galvatron.plan import Precision, plan_to_dict
+from paddlenlp_galvatron.model.layer import PARTLY
+from paddlenlp_galvatron.plan import Precision, Recompute, plan_to_dict
 from paddlenlp_galvatron.proof.parity import Case, check_parity
 
 A_LAUNCH = 10  # cases
@@ -53,7 +54,11 @@ def test_random_plans_reach_the_whole_space():
         for dp_type in ("ddp", "zero2", "zero3")
     }
     assert {layer.context for layer in layers} >= {1, 2, 3, 4, 6}
-    assert {len(case.plan.stages) for case in cases} >= {1, 2, 3, 4}
+    assert {layer.recompute for layer in layers} == {Recompute.NONE, Recompute.FULL, *PARTLY}
+    assert {(case.plan.pipeline, case.plan.chunks) for case in cases} >= {
+        *((stages, 1) for stages in (1, 2, 3, 4)),
+        *((2, chunks) for chunks in (2, 3)),
+    }
     assert any(layer.degree > case.shape.kv_heads for case in cases for layer in case.plan.layers)
     assert {(case.shape.family, case.shape.tied_embeddings, case.optimizer) for case in cases} == {
         (family, tied, optimizer)
