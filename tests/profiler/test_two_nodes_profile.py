@@ -37,7 +37,7 @@ def test_bandwidths_are_those_of_the_link_and_tell_inside_from_across(tmp_path, 
         ranks = [node.start([sys.executable, "-c", START, *words]) for node in nodes]
         for process in ranks:
             stack.callback(process.kill)
-        assert [process.wait(250) for process in ranks] == [0, 0]
+        assert [process.wait(900) for process in ranks] == [0, 0]
     profile = HardwareProfile.load(2, 2, folder=tmp_path)
     link = mbit_per_s / 8 * 1e6 / 2**20 / 1e3 * PAYLOAD  # MiB/ms
     allreduce, p2p = profile.allreduce_mib_per_ms, profile.p2p_mib_per_ms
