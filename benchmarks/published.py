@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paddlenlp_galvatron.cost_model import CostModel
+from paddlenlp_galvatron.model import Fused
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.computation import ComputationProfile, PassKey, layer_part
@@ -111,7 +112,7 @@ def compute_times(run: Run) -> ComputationProfile:
     shape, kept = run.shape, gpt_kept_bytes(run)
 
     def profile(of: ModelShape, bytes_kept: Callable[[int, int], float]) -> ComputationProfile:
-        return analytic_computation(of, SHEET, Precision.FP16, [SEQ], flash_attention=False, kept_bytes=bytes_kept)
+        return analytic_computation(of, SHEET, Precision.FP16, [SEQ], Fused.NONE, bytes_kept)
 
     whole = profile(shape, kept)
     if not run.selective:
@@ -136,7 +137,7 @@ def predicted_s(run: Run, micro_batch: int) -> float:
         run.shape,
         network=Network(analytic_hardware(SHEET, max(run.gpus // SHEET.gpus_per_node, 1))),
         times=ComputeTimes(computation),
-        memory=MemoryUse(analytic_memory(run.shape, Precision.FP16, [SEQ], flash_attention=False)),
+        memory=MemoryUse(analytic_memory(run.shape, Precision.FP16, [SEQ], Fused.NONE)),
         num_nodes=max(run.gpus // SHEET.gpus_per_node, 1),
         gpus_per_node=SHEET.gpus_per_node,
         assumed=assumed,

@@ -80,7 +80,8 @@ def forbid_host_traffic() -> None:
     for name in READS:
         if hasattr(paddle.Tensor, name):
             setattr(paddle.Tensor, name, guarded(name, getattr(paddle.Tensor, name)))
-    paddle.to_tensor = guarded("to_tensor", paddle.to_tensor)
+    for name in ("to_tensor", "repeat_interleave"):  # the latter copies its indices to the device
+        setattr(paddle, name, guarded(name, getattr(paddle, name)))
     collectives._start = beginning("a message", collectives._start)
     Stage.forward = beginning("a pass", Stage.forward)  # type: ignore[method-assign]
     Pipeline.run, Pipeline.evaluate = watched(Pipeline.run), watched(Pipeline.evaluate)  # type: ignore[method-assign]

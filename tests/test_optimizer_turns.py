@@ -11,7 +11,7 @@ pytest.importorskip("paddle")
 import paddle
 import paddle.distributed as dist
 
-from paddlenlp_galvatron.runtime import collectives, gradients
+from paddlenlp_galvatron.runtime import collectives, device, gradients, under_way
 from paddlenlp_galvatron.runtime.units import Trainable
 
 SIZE = 4
@@ -70,3 +70,21 @@ def test_what_is_needed_at_once_runs_in_the_queue_of_what_is_computed(monkeypatc
     at_once, later = ({name: how[name] for name in ("sync_op", "use_calc_stream") if name in how} for how in asked)
     assert at_once == {"sync_op": True, "use_calc_stream": True}
     assert later == {"sync_op": False}
+
+
+def test_what_hangs_in_the_queue_of_what_is_computed_is_named(monkeypatch):
+    """Paddle calls it completed when it is queued; that its host waits shows much later, in another call, or never."""
+    there = []
+    event = SimpleNamespace(record=lambda: None, query=lambda: bool(there))
+    monkeypatch.setattr(paddle.device.cuda, "Event", lambda enable_timing: event)
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    done = SimpleNamespace(wait=lambda: True, is_completed=lambda: True)
+    monkeypatch.setattr(dist.stream, "all_reduce", lambda *_, **__: done)
+    group = SimpleNamespace(ranks=[0, 1], nranks=2, id=0, rank=0)
+    collectives.all_reduce(paddle.ones([SIZE]), group)
+    assert under_way.oldest()[0].startswith("all_reduce of ranks 0, 1")
+    there.append(True)
+    collectives.within("cross entropy", group, there.clear)
+    assert under_way.oldest()[0].startswith("cross entropy of ranks 0, 1")
+    there.append(True)
+    assert under_way.oldest() is None

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
+import paddle
 import paddle.distributed as dist
 from streams import COMPUTE, Call, Recorder, replay
 
@@ -72,6 +73,24 @@ def test_interleaved_steps_end_and_no_stage_idles_beyond_the_schedule(stages, ch
         for seed in range(3):
             draw = random.Random(f"{stages} {micro_batches} {seed}")
             assert replay(calls, lambda _, draw=draw: draw.uniform(0.1, 3.0)), f"{micro_batches} micro-batches"
+
+
+def test_messages_arrive_where_those_before_did(monkeypatch):
+    """A rank has as many places as messages in use, and one for the next of each direction."""
+    stages, micro_batches, made = 4, 16, []
+    empty = paddle.empty
+    plan = Plan(stages, micro_batches, micro_batches, (1,) * stages, (LayerStrategy(),) * stages)
+    recorder = Recorder(1, stages)
+    monkeypatch.setattr(dist, "isend", recorder.isend)
+    monkeypatch.setattr(dist, "irecv", recorder.irecv)
+    monkeypatch.setattr(paddle, "empty", lambda *shape: made.append(shape) or empty(*shape))
+    pipeline = Pipeline(plan, recorder, 1, StubGroups())
+    nothing = [None] * micro_batches
+    for _ in range(2):
+        pipeline.run(nothing, nothing, 1.0)
+        pipeline.evaluate(nothing, nothing)
+    activations, gradients = stages - 1 + 1, 1 + 1
+    assert len(made) <= activations + gradients
 
 
 def test_copies_in_the_step_would_hang_or_delay_it(monkeypatch):

@@ -151,7 +151,7 @@ def _files(folder: Path) -> dict[str, Path]:
         content = read_json(index)
         places = content.get("weight_map") if isinstance(content, dict) else None
         if not isinstance(places, dict):
-            raise UserError(f"{index}: weight_map is missing, which says where tensors are")
+            raise UserError(f"{index}: weight_map is missing, which says where tensors are; download the file again")
         for tensor, name in places.items():
             if not isinstance(name, str) or not name or Path(name).name != name:
                 raise UserError(f"{index}: weight_map: tensor {tensor} is in {name!r}, which is no file's name")

@@ -85,7 +85,7 @@ def g2h(
 
 def _require_family(shape: ModelShape, family: str | None, folder: Path) -> None:
     if family not in (None, shape.family, shape.traits.line):
-        raise UserError(f"{folder}: is a {shape.family}, and {family} was asked for")
+        raise UserError(f"{folder}: holds a {shape.family}, but --family says {family}; leave the option out")
 
 
 def _report(output: Path, shape: ModelShape, precision: Precision, begin: float) -> None:

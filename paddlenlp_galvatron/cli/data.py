@@ -59,7 +59,7 @@ def prepare(
     begin = time.monotonic()
     paths = [*(input or []), *(inputs or [])]
     if bool(paths) == standard_library:
-        raise UserError("input: name files or folders, or else --standard_library")
+        raise UserError("input: missing; name files or folders that hold text, or give --standard_library")
     dataset_files(output)  # a name that cannot be is told at once
     files = corpus.standard_library() if standard_library else corpus.find_files(paths)
     text = corpus.Corpus(files, text_key, limit_mib * MIB if limit_mib else None)

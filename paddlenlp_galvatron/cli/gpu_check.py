@@ -57,7 +57,9 @@ def gpu_check(
     ranks = nproc or (gpus.gpu_count() if device == "gpu" else PROCESSES)
     if ranks > 1 and ranks % 2:
         if nproc:
-            raise UserError(f"nproc: {nproc} is odd; pipelines of two stages take 1 rank or an even number of them")
+            raise UserError(
+                f"nproc: {nproc} is odd, but the check runs pipelines of two stages; give 1 or an even number"
+            )
         ranks -= 1
     wanted = [name for name in (parts or ",".join(run.PARTS)).replace(" ", "").split(",") if name]
     if unknown := [name for name in wanted if name not in run.PARTS]:
@@ -90,7 +92,7 @@ def _renew(folder: Path) -> None:
 
     if folder.exists() and any(folder.iterdir()):
         if not any((folder / name).exists() for name in (RESULT, "machine.json")):
-            raise UserError(f"output: {folder} holds other things; name a folder for this alone")
+            raise UserError(f"output: {folder} holds other things; name a new folder")
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
 

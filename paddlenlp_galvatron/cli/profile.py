@@ -11,7 +11,7 @@ import typer
 from paddlenlp_galvatron.base.limits import Ranks
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.options.model_options import ModelOptions
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.plan import Assumptions, UserError
 from paddlenlp_galvatron.profiler.cluster.hosts import nodes_of
 from paddlenlp_galvatron.profiler.cluster.launch_line import options_of_launch
 from paddlenlp_galvatron.profiler.layers.points import measured_model, runnable_degrees
@@ -64,7 +64,8 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
     what = {"computation": computation, "memory": memory}
     if options.profile_type and not what[options.profile_type]:
         raise UserError(
-            f"profile_type: {options.profile_type} is a command of its own: galvatron profile {options.profile_type}"
+            f"profile_type: {options.profile_type} is measured by a command of its own; run galvatron profile "
+            f"{options.profile_type}"
         )
     shapes, points = measured_model(options, model)
     if model.ignored:
@@ -73,12 +74,12 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
     if options.analytic:
         sheet = load_data_sheet(options.analytic)
         if len(shapes) > 1:
-            raise UserError("analytic: one type of layers only so far; derive each type's files by itself")
-        flash = options.use_flash_attention is not False
+            raise UserError("analytic: only models with one type of layers can be derived; leave num_layertype at 1")
+        fused = Assumptions(flash_attention=options.use_flash_attention).fused
         if options.use_flash_attention is None:
             say("note: with flash attention, as plans from these files will say; or: --use_flash_attention 0", err=True)
-        files = [analytic_computation(shapes[0], sheet, options.precision, lengths, flash)] if computation else []
-        files += [analytic_memory(shapes[0], options.precision, lengths, flash)] if memory else []  # type: ignore[list-item]
+        files = [analytic_computation(shapes[0], sheet, options.precision, lengths, fused)] if computation else []
+        files += [analytic_memory(shapes[0], options.precision, lengths, fused)] if memory else []  # type: ignore[list-item]
         _say(f"derived from {sheet.name}", [file.save(options.output) for file in files])
         return
     from paddlenlp_galvatron.launch import gpus

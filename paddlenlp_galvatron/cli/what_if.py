@@ -92,7 +92,9 @@ def serve(form: Mapping[str, str], port: int, show: bool) -> None:
     try:
         server = _Server((ADDRESS, port), handler)
     except OSError as error:
-        raise UserError(f"port: {port} cannot be had: {error.strerror}; leave --port out, or give another") from None
+        raise UserError(
+            f"port: {port} cannot be listened on: {error.strerror}; leave --port out, or give another"
+        ) from None
     Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://{ADDRESS}:{server.server_port}/{token}/"
     say(f"{address}\nopens on this machine alone; Ctrl-C ends it")

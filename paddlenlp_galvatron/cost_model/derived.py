@@ -24,18 +24,18 @@ def derive(
     assumed: Assumptions,
     options: CostOptions = CostOptions(),
 ) -> CostModel:
-    """The same prices as of the files that `galvatron profile all --analytic` writes; with flash attention, unless
-    `assumed` says otherwise. Raises UserError where no length of samples is assumed."""
+    """The same prices as of the files that `galvatron profile all --analytic` writes; with Paddle's fused kernels,
+    unless `assumed` says otherwise. Raises UserError where no length of samples is assumed."""
     seq = assumed.seq_length
     if seq is None:
         raise UserError("seq_length: missing; say how many tokens a sample has")
     assumed = replace(assumed, flash_attention=assumed.flash_attention is not False)
-    precision, lengths, flash = assumed.mixed_precision, [seq], bool(assumed.flash_attention)
+    precision, lengths, fused = assumed.mixed_precision, [seq], assumed.fused
     return CostModel(
         model,
         network=Network(analytic_hardware(sheet, num_nodes, gpus_per_node)),
-        times=ComputeTimes(analytic_computation(model, sheet, precision, lengths, flash)),
-        memory=MemoryUse(analytic_memory(model, precision, lengths, flash)),
+        times=ComputeTimes(analytic_computation(model, sheet, precision, lengths, fused)),
+        memory=MemoryUse(analytic_memory(model, precision, lengths, fused)),
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
         assumed=assumed,

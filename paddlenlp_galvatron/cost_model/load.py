@@ -136,7 +136,10 @@ def _with_attention_of(memory: MemoryProfile, path: Path, assumed: Assumptions) 
         return assumed
     if assumed.flash_attention is not None:
         how = "with" if measured else "without"
-        raise UserError(f"use_flash_attention: {path} was measured {how} it; leave it out, or profile the other way")
+        raise UserError(
+            f"use_flash_attention: {path} was measured {how} flash attention; leave the option out, or profile again "
+            f"with --use_flash_attention {int(not measured)}"
+        )
     return replace(assumed, flash_attention=measured)
 
 

@@ -329,7 +329,11 @@ class CostModel:
                 f"{len(self.layer_types)}; search a plan for this model"
             )
         if plan.assumed.completed(self.assumed) != self.assumed:
-            raise UserError(f"galvatron.assumed: the plan was made under {plan.assumed}, not under {self.assumed}")
+            raise UserError(
+                f"galvatron.assumed: {name} is {theirs} in the plan, but it is to be priced with {ours}; "
+                "give the plan's value, or search a plan for the other"
+                for name, theirs, ours in plan.assumed.completed(self.assumed).unlike(self.assumed)
+            )
 
     def _whole_gradients(self, micro_batches: int) -> bool:
         """Whether gradients stay whole until the last micro-batch: they do unless they are reduced after each."""
@@ -582,7 +586,7 @@ def _fullest(plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> t
 def _samples(strategy: Strategy, mesh: Mesh, stage_size: int, micro_batch: int) -> int:
     """Samples of one dp index. Raises UserError where they are no whole number."""
     if mesh.size != stage_size:
-        raise UserError(f"degree {strategy.degree} does not divide the {stage_size} ranks of a stage")
+        raise UserError(f"degree {strategy.degree} does not divide the {stage_size} ranks of a stage; choose a divisor")
     dp = mesh.degree(Axis.DATA)
     if micro_batch % dp:
         raise UserError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..model import ModelShape, Recompute
+from ..model import Fused, ModelShape, Recompute
 from ..model.layer import apart
 from ..plan.strategy import Assumptions, LayerStrategy, Precision
 from ..profiles.analytic import layer_numbers_per_token, recompute_shares, spared_numbers_per_token
@@ -35,7 +35,7 @@ def partly(
     `times`: those of its passes, and of recomputing all of it.
     """
     parts, tp, megatron = strategy.recompute, strategy.tp, assumed.sequence_parallel
-    how = assumed.mixed_precision, assumed.flash_attention is not False
+    how = assumed.mixed_precision, assumed.fused
     shares = times.shares or recompute_shares(model, seq, tp, *how, FLOPS_PER_BYTE)
     whole_ms = times.forward_ms if times.recompute_ms is None else times.recompute_ms
     spared_mib = memory.spared_mib(layer_type, parts, tp, seq, megatron)
@@ -54,10 +54,10 @@ def _spared_share(
     tp: int,
     sequence_parallel: bool,
     precision: Precision,
-    flash: bool,
+    fused: Fused,
 ) -> float:
     def size(numbers: float, scalars: float) -> float:
         return precision.bytes * numbers + FP32_BYTES * scalars
 
-    where = (model, seq, tp, sequence_parallel, flash)
+    where = (model, seq, tp, sequence_parallel, fused)
     return size(*spared_numbers_per_token(*where, parts)) / size(*layer_numbers_per_token(*where))

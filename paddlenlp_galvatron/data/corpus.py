@@ -172,13 +172,14 @@ def _write(documents: Iterable[Document], bin_file: Path, idx_file: Path, tokeni
     for document, ids in _encode(documents, tokenizer):
         if max(ids, default=0) > largest:
             raise UserError(
-                f"tokenizer: makes token {max(ids)} of {document.place}, which its vocabulary does not have"
+                f"tokenizer: makes token {max(ids)} of {document.place}, which its vocabulary does not have; is "
+                "tokenizer.json whole?"
             )
         builder.add_item([*ids, end])
         builder.end_document()
         written = Written(written.documents + 1, written.tokens + len(ids) + 1)
     if not written.documents:
-        raise UserError("input: holds no text")
+        raise UserError("input: holds no text; is this the right folder, and --text_key the right field?")
     with redirect_stdout(io.StringIO()):  # the builder prints its own summary
         builder.finalize(str(idx_file))
     return written

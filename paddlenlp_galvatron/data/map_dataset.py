@@ -99,11 +99,12 @@ class MapData(BatchSource):
         unknown = sorted(fields.keys() - KEYS - {WHOLE})
         if unknown:
             raise UserError(
-                f"{where}: has {', '.join(unknown)}, which the plan's engine does not take; leave input_ids and labels"
+                f"{where}: has {', '.join(unknown)}, which the plan's engine does not take; give input_ids and "
+                "labels alone"
             )
         name = next((key for key in ("input_ids", WHOLE) if key in fields), None)
         if name is None:
-            raise UserError(f"{where}: has no input_ids, but {', '.join(fields) or 'nothing'}")
+            raise UserError(f"{where}: input_ids are missing; it has {', '.join(fields) or 'nothing'}")
         ids = _integers(fields[name], f"{where}: {name}")
         length = shape[-1]
         if "labels" in fields:
@@ -163,6 +164,7 @@ def _require_causal(mask: Any, labels: Tokens, where: str) -> None:
     at_end = shown.shape == labels.shape and not (np.diff(padded.astype(np.int8), axis=-1) < 0).any()
     if not at_end or (labels[padded] != IGNORED_LABEL).any():
         raise UserError(
-            f"{where}: attention_mask hides more than padding at the end whose labels are {IGNORED_LABEL}; attention "
+            f"{where}: attention_mask hides tokens that are no padding at the end with the label {IGNORED_LABEL}; "
+            "attention "
             "is causal over the whole sample: leave the mask out"
         )

@@ -90,7 +90,10 @@ class TokenFiles:
         if (now.st_size, now.st_mtime_ns) == (self._seen.st_size, self._seen.st_mtime_ns):
             return
         if self._tokens.checksum(SAMPLED_BLOCKS) != self.identity["bin_crc32"]:
-            raise UserError(f"{self._tokens.path}: has changed since it was opened; start again with data that stay")
+            raise UserError(
+                f"{self._tokens.path}: has changed since it was opened; start again, and leave the data alone "
+                "during a run"
+            )
         self._seen = now
 
 

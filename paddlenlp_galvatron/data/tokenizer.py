@@ -63,7 +63,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the package is no Exception
-        raise UserError(f"tokenizer: cannot write the text: {error}; is tokenizer.json whole?") from None
+        raise UserError(f"tokenizer: cannot turn the text into tokens: {error}; is tokenizer.json whole?") from None
 
 
 def largest_id(tokenizer: Tokenizer) -> int:

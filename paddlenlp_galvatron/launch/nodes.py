@@ -24,7 +24,10 @@ class Nodes:
 
     def __post_init__(self) -> None:
         if not 0 <= self.node_rank < self.num_nodes:
-            raise UserError(f"NODE_RANK: {self.node_rank} of {self.num_nodes} nodes; nodes count from 0")
+            raise UserError(
+                f"NODE_RANK: is {self.node_rank}, but the {self.num_nodes} nodes count from 0; give 0 to "
+                f"{self.num_nodes - 1}"
+            )
         if self.num_nodes > 1 and self.master_port is None:
             raise UserError("MASTER_PORT: missing; name a free port of the first node, the same on every node")
         if self.num_nodes > 1 and self.master_addr in (LOOPBACK, "localhost"):
@@ -35,10 +38,7 @@ class Nodes:
         """From NUM_NODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, as a script or a cluster sets them; what is `given`
         and not None goes first. One node heeds none of them. Raises UserError."""
         values = {name: given.get(name) or os.environ.get(name.upper()) for name in FIELDS}
-        try:
-            numbers = {name: int(values[name] or 0) for name in FIELDS if name != "master_addr"}
-        except ValueError as error:
-            raise UserError(f"NUM_NODES, NODE_RANK, MASTER_PORT: {error}; give whole numbers") from None
+        numbers = {name: _number(name, values[name]) for name in FIELDS if name != "master_addr"}
         if numbers["num_nodes"] <= 1:
             return cls()
         address = str(values["master_addr"] or LOOPBACK)
@@ -48,7 +48,9 @@ class Nodes:
         """Ranks of one node. Raises UserError."""
         ranks, rest = divmod(world_size, self.num_nodes)
         if rest:
-            raise UserError(f"world_size: {world_size} ranks do not split evenly over {self.num_nodes} nodes")
+            raise UserError(
+                f"world_size: {world_size} ranks do not split evenly over {self.num_nodes} nodes; start as many on each"
+            )
         return ranks
 
     def environment(self, ranks_per_node: int) -> list[dict[str, str]]:
@@ -79,7 +81,10 @@ class Nodes:
             return None
         address = self.own_address()
         if address.startswith("127."):
-            raise UserError(f"MASTER_ADDR: {self.master_addr} is {address} here, where no other node reaches it")
+            raise UserError(
+                f"MASTER_ADDR: {self.master_addr} is {address} here, where no other node reaches it; give the "
+                "address of node 0 on their network"
+            )
         try:
             return StoreServer(address, self.master_port or 0, token)
         except OSError as error:
@@ -96,6 +101,13 @@ class Nodes:
                 return str(probe.getsockname()[0])
         except OSError as error:
             raise UserError(f"MASTER_ADDR: {self.master_addr} cannot be reached: {error.strerror}") from None
+
+
+def _number(name: str, value: str | int | None) -> int:
+    try:
+        return int(value or 0)
+    except ValueError:
+        raise UserError(f"{name.upper()}: {value!r} is no whole number; give one") from None
 
 
 ONE_NODE = Nodes()

@@ -202,7 +202,7 @@ def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Paddle's import put its own in its place
     gpus = gpu_count()
     if device == "gpu" and gpus == 0:
-        raise UserError("device: gpu, but Paddle finds no GPU here")
+        raise UserError("device: gpu, but Paddle finds no GPU here; leave --device out, or install Paddle's GPU build")
     if gpus == 0 and device is None and (unused := unused_gpus()):
         raise UserError(
             f"paddle: this build computes on CPUs alone, but the node has GPUs ({unused[0]}); install paddlepaddle-gpu "

@@ -120,9 +120,9 @@ def done() -> None:
     _board.write(RankStatus(True, RankOutcome.DONE, step=_step, since=time.monotonic()))
 
 
-def failed(outcome: RankOutcome, message: str, exit_code: int = 1) -> None:
-    """It failed, and will end with an exit code."""
-    _board.write(RankStatus(True, outcome, exit_code, _step, time.monotonic(), _failed_in, message))
+def failed(outcome: RankOutcome, message: str, exit_code: int = 1, waited_in: str = "") -> None:
+    """It failed, and will end with an exit code. `waited_in`: what its device did, where that is not what it did."""
+    _board.write(RankStatus(True, outcome, exit_code, _step, time.monotonic(), waited_in or _failed_in, message))
 
 
 @contextmanager

@@ -2,11 +2,12 @@
 
 from .config import config_of, load_model, preset_names, shape_from_config
 from .families import FAMILIES
-from .layer import LayerKind, Recompute, Split, Weight
+from .layer import Fused, LayerKind, Recompute, Split, Weight
 from .shape import ModelShape, joint_fingerprint, measured_fingerprint
 
 __all__ = [
     "FAMILIES",
+    "Fused",
     "LayerKind",
     "ModelShape",
     "Recompute",

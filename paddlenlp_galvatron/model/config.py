@@ -95,11 +95,19 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         rope_scaling=_rope_scaling(config, family, source),
     )
     if shape.own_head_dim is None and shape.hidden_size % shape.heads:
-        raise UserError(f"{source}: hidden_size {shape.hidden_size} does not split into {shape.heads} heads")
+        raise UserError(
+            f"{source}: hidden_size {shape.hidden_size} does not split into {shape.heads} heads; correct one of them"
+        )
     if shape.own_head_dim and shape.own_head_dim % 2:
-        raise UserError(f"{source}: head_dim {shape.own_head_dim} is odd; rotary positions turn pairs of numbers")
+        raise UserError(
+            f"{source}: head_dim {shape.own_head_dim} is odd, but rotary positions turn pairs of numbers; give an "
+            "even one"
+        )
     if shape.heads % shape.kv_heads:
-        raise UserError(f"{source}: num_attention_heads {shape.heads} is no multiple of {shape.kv_heads} kv heads")
+        raise UserError(
+            f"{source}: num_attention_heads {shape.heads} is no multiple of {shape.kv_heads} kv heads; correct one "
+            "of them"
+        )
     # A head_dim that says no more than the other numbers is no own one.
     return replace(shape, own_head_dim=None) if shape.q_width == shape.hidden_size else shape
 

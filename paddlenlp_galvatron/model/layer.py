@@ -112,6 +112,15 @@ def apart(recompute: Recompute) -> tuple[Recompute, ...]:
     return tuple(side for side in sides if side)
 
 
+class Fused(Flag):
+    """Paddle's fused kernels for GPUs that keep less for backward than the plain ones in their place."""
+
+    NONE = 0
+    ATTENTION = 1  # flash attention
+    ROPE = 2  # rotary positions
+    NORMS = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """Numbers a token that are kept for backward, by how they lie in a tensor-parallel group."""
@@ -129,6 +138,14 @@ class Kept:
             self.scalars + other.scalars,
         )
 
+    def __sub__(self, other: Kept) -> Kept:
+        return Kept(
+            self.tokens - other.tokens,
+            self.gathered - other.gathered,
+            self.split - other.split,
+            self.scalars - other.scalars,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Again:
@@ -137,7 +154,7 @@ class Again:
     parts: Recompute  # any of them
     spared: Kept
     flops: int = 0  # operations of matrix products, a token
-    plain: bool = False  # without flash attention alone
+    unless: Fused = Fused.NONE  # the kernel that does not keep it anyway
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +163,8 @@ class Sublayer:
 
     name: str
     weights: tuple[Weight, ...]
-    kept: Kept = Kept()
+    kept: Kept = Kept()  # by plain kernels
+    unkept: tuple[tuple[Fused, Kept], ...] = ()  # of it, what each fused kernel does not
     again: tuple[Again, ...] = ()
     heads: int = 0  # of attention; a probability for every pair of tokens is kept for each, or a sum for every token
     head_dim: int = 0
@@ -178,14 +196,15 @@ class LayerKind:
     def parameters(self) -> int:
         return sum(weight.numbers for weight in self.weights)
 
-    @cached_property
-    def kept(self) -> Kept:
-        return sum((sublayer.kept for sublayer in self.sublayers), Kept())
+    def kept(self, fused: Fused) -> Kept:
+        """By these fused kernels, and plain ones elsewhere."""
+        unkept = (less for sublayer in self.sublayers for kernel, less in sublayer.unkept if kernel & fused)
+        return sum((sublayer.kept for sublayer in self.sublayers), Kept()) - sum(unkept, Kept())
 
-    def again(self, recompute: Recompute, flash_attention: bool) -> tuple[Again, ...]:
+    def again(self, recompute: Recompute, fused: Fused) -> tuple[Again, ...]:
         """What these parts make again in backward."""
         every = (one for sublayer in self.sublayers for one in sublayer.again)
-        return tuple(one for one in every if one.parts & recompute and not (one.plain and flash_attention))
+        return tuple(one for one in every if one.parts & recompute and not one.unless & fused)
 
     @cached_property
     def heads(self) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .families import FAMILIES
 from .family import Family
-from .layer import Again, Kept, LayerKind, Recompute, Split, Sublayer, Weight, linear
+from .layer import Again, Fused, Kept, LayerKind, Recompute, Split, Sublayer, Weight, linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,8 @@ def _attention(shape: ModelShape) -> Sublayer:
     name, bias = "self_attn", traits.qkv_bias or biased
     scales = [Weight(f"{name}.{part}_norm.weight", (shape.head_dim,), Split.HEADS) for part in "qk"]
     # What comes into the norms of q and k, that over its size, and a scale for each head.
-    normed = Kept(split=2 * (q + kv) + shape.heads + heads)
+    normed, sized = Kept(split=2 * (q + kv) + shape.heads + heads), Kept(split=q + kv)
+    repeated = Kept(split=2 * (q - kv))  # plain attention keeps k and v once for each head of q
     return Sublayer(
         "attention",
         (
@@ -141,9 +142,13 @@ def _attention(shape: ModelShape) -> Sublayer:
         ),
         Kept(split=6 * q + 2 * kv) + (normed if traits.qk_norm else Kept()),
         (
+            (Fused.ATTENTION, repeated),
+            (Fused.ROPE, Kept(split=2 * (q + kv))),  # q and k in front of it, and with their halves turned
+            *([(Fused.NORMS, sized)] if traits.qk_norm else ()),
+        ),
+        (
             Again(Recompute.ATTENTION, Kept(split=q)),  # what the output projection reads
-            # Plain attention keeps k and v once for each head of q; recomputed, as they come.
-            Again(Recompute.ATTENTION, Kept(split=2 * (q - kv)), plain=True),
+            Again(Recompute.ATTENTION, repeated, unless=Fused.ATTENTION),  # recomputed, they are kept as they come
         ),
         shape.heads,
         shape.head_dim,
@@ -162,7 +167,7 @@ def _mlp(shape: ModelShape) -> Sublayer:
             *linear("mlp.down_proj", inner, hidden, Split.ROW, bias=bias),
         ),
         Kept(split=3 * inner),
-        (
+        again=(
             Again(Recompute.MLP, Kept(split=2 * inner), flops=4 * hidden * inner),
             Again(Recompute.NORMS | Recompute.MLP, Kept(split=inner)),
         ),
@@ -174,8 +179,13 @@ def _norms(shape: ModelShape) -> Sublayer:
     """Before attention and before the MLP: each keeps what comes in, that over its size, one scale, and its output."""
     names, hidden = ("input_layernorm", "post_attention_layernorm"), shape.hidden_size
     weights = tuple(Weight(f"{name}.weight", (hidden,)) for name in names)
-    again = Again(Recompute.NORMS, Kept(tokens=2 * hidden, gathered=2 * hidden, scalars=2))
-    return Sublayer("norms", weights, Kept(tokens=4 * hidden, gathered=2 * hidden, scalars=2), (again,))
+    sized = Kept(tokens=2 * hidden)  # what comes in over its size; the fused kernel makes it again
+    again = (
+        Again(Recompute.NORMS, Kept(gathered=2 * hidden, scalars=2)),
+        Again(Recompute.NORMS, sized, unless=Fused.NORMS),
+    )
+    kept = Kept(tokens=4 * hidden, gathered=2 * hidden, scalars=2)
+    return Sublayer("norms", weights, kept, ((Fused.NORMS, sized),), again)
 
 
 def joint_fingerprint(models: Sequence[ModelShape]) -> str:

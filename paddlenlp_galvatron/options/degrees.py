@@ -62,7 +62,10 @@ class DegreeOptions(Options):
             for value in (self.tensor_parallel_degree, self.sep_parallel_degree, self.pipeline_parallel_degree)
         )
         if tp > 1 and sep > 1:
-            raise UserError(f"sep_parallel_degree: {sep} beside tensor_parallel_degree {tp}: a layer has one of both")
+            raise UserError(
+                f"sep_parallel_degree: {sep} beside tensor_parallel_degree {tp}: a layer is split by one of the "
+                "two; set the other to 1"
+            )
         said: dict[str, Any] = {}
         if tp * sep > 1:
             said["global_tp_deg"] = tp * sep
@@ -79,7 +82,11 @@ class DegreeOptions(Options):
         degree = (uniform.global_tp_deg or tp * sep) * (uniform.pp_deg or stages)
         dp, rest = divmod(world_size, degree)
         if rest:
-            raise UserError(f"tensor_parallel_degree: {world_size} ranks do not split by degrees of {degree} in all")
+            raise UserError(
+                f"tensor_parallel_degree: the degrees multiply to {degree}, which does not divide the {world_size} "
+                "ranks; "
+                "choose degrees whose product does"
+            )
         said |= self._sharded(dp)
         if self.per_device_train_batch_size:
             chunks = self.gradient_accumulation_steps or uniform.chunks or 1
@@ -99,11 +106,14 @@ class DegreeOptions(Options):
         sharing = dp if sharing in (None, -1) else sharing
         if sharing not in (1, dp):
             raise UserError(
-                f"sharding_parallel_degree: {sharing} of {dp} ranks; states are shared by all that see other samples"
+                f"sharding_parallel_degree: is {sharing}, but states are sharded over all {dp} data-parallel ranks "
+                "or none; "
+                f"give {dp} or 1"
             )
         if self.data_parallel_degree not in (*NONE, dp, dp // sharing):
             raise UserError(
-                f"data_parallel_degree: {self.data_parallel_degree}, but the other degrees leave {dp} ranks"
+                f"data_parallel_degree: is {self.data_parallel_degree}, but the other degrees leave {dp} ranks; "
+                "leave it out"
             )
         if not self.sharding or (sharing == 1 and dp > 1):
             return {}

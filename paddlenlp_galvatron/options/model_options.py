@@ -175,7 +175,7 @@ class ModelOptions(Options):
                 if size % shape.hidden_size:
                     raise UserError(
                         f"hidden_size_list: {width} is {width / shape.hidden_size:g} times the hidden size of "
-                        f"{shape.name}, but its {getattr(shape, key)} {key} are not to be multiplied so; "
+                        f"{shape.name}, but its {getattr(shape, key)} {key} cannot be multiplied by that; "
                         f"choose a multiple of {shape.hidden_size // gcd(shape.kv_heads, shape.intermediate_size)}"
                     )
             scaled = {key: size // shape.hidden_size for key, size in sizes.items()}

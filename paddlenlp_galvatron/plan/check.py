@@ -131,7 +131,10 @@ def _dp_type_faults(plan: Plan) -> Iterator[str]:
                 f"choose default_dp_type ({plan.default_dp_type}) or zero3"
             )
     if plan.vocab.dp_type not in expressible:
-        yield f"embed_sdp: {plan.vocab.dp_type} is neither default_dp_type ({plan.default_dp_type}) nor zero3"
+        yield (
+            f"embed_sdp: {plan.vocab.dp_type} is neither default_dp_type ({plan.default_dp_type}) nor zero3; choose "
+            "one of these"
+        )
 
 
 def _sequence_faults(plan: Plan) -> Iterator[str]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import reduce
 from itertools import groupby
 from typing import Any, TypeVar
 
-from ..model import Recompute
+from ..model import Fused, Recompute
 from .mesh import Axis, Degrees, Mesh
 from .schedules import Schedule
 
@@ -88,6 +89,21 @@ class Assumptions:
     fused_rope: bool | None = None
     fused_rms_norm: bool | None = None
     fused_cross_entropy: bool | None = None  # over a split vocabulary
+
+    @property
+    def fused(self) -> Fused:
+        """With which a layer is priced where it was not measured: flash attention unless it is off, and what is left
+        open of the others like it."""
+        flash = self.flash_attention is not False
+        told = {Fused.ATTENTION: flash, Fused.ROPE: self.fused_rope, Fused.NORMS: self.fused_rms_norm}
+        used = (kernel for kernel, on in told.items() if (flash if on is None else on))
+        return reduce(Fused.__or__, used, Fused.NONE)
+
+    def unlike(self, other: Assumptions) -> Iterator[tuple[str, Any, Any]]:
+        """Name, and both values, of what differs."""
+        for each in fields(self):
+            if (ours := getattr(self, each.name)) != (theirs := getattr(other, each.name)):
+                yield each.name, ours, theirs
 
     def completed(self, other: Assumptions) -> Assumptions:
         """These, with the other's where these leave something open."""

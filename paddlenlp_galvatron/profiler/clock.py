@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-import paddle
 from numpy.typing import NDArray
 
 from ..runtime import device
@@ -48,17 +47,17 @@ class EventClock:
     def start(self) -> None:
         self._host = HostClock()
         self._host.start()
-        self._events = [_event()]
+        self._events = [device.Mark(timed=True)]
 
     def lap(self) -> None:
         self._host.lap()
-        self._events.append(_event())
+        self._events.append(device.Mark(timed=True))
 
     def laps_ms(self) -> Array:
         device.synchronize()
         times = self._host.laps_ms()
         ends = zip(self._events, self._events[1:], strict=False)
-        times[:, WALL] = [begin.elapsed_time(end) for begin, end in ends]
+        times[:, WALL] = [begin.event.elapsed_time(end.event) for begin, end in ends]
         return times
 
 
@@ -69,11 +68,3 @@ def clock() -> Clock:
 
 def _now() -> tuple[float, float]:
     return 1000 * time.perf_counter(), 1000 * time.process_time()
-
-
-def _event() -> Any:
-    """In the queue of what is computed, which waits for messages where they are waited for. By Paddle's class for CUDA:
-    arguments of the general one differ between its versions."""
-    event = paddle.device.cuda.Event(enable_timing=True)
-    event.record()
-    return event

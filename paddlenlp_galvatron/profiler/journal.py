@@ -93,5 +93,5 @@ def _locked(path: Path) -> TextIO:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise GalvatronError(f"{path}: another profile is writing it; let it end or end it first") from None
+        raise GalvatronError(f"{path}: another profiler is writing it; wait until it ends, or end it") from None
     return file

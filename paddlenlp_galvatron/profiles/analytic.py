@@ -2,7 +2,8 @@
 
 Compute: matrix products at their share of the peak, everything else at its share of the memory bandwidth (each kept
 number is written and read once). Memory: the tensors that PaddleNLP's Llama and Qwen2 layers keep for backward under
-this project's runtime, counted in numbers a token; measured layer by layer on CPU, where the count is exact.
+this project's runtime, counted in numbers a token; measured layer by layer on CPU, where the count is exact. What
+fused kernels for GPUs do not keep of it follows from what their backward reads (Paddle 3.3.1).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ..model import ModelShape, Recompute, measured_fingerprint
+from ..model import Fused, ModelShape, Recompute, measured_fingerprint
 from ..model.layer import APART, Kept
 from ..plan.mesh import divisors
 from ..plan.strategy import Precision
@@ -27,6 +28,7 @@ FP32_BYTES = 4
 BATCHES = (1, 8)  # two, so that every time mode has its points
 MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)
 DEGREES = (1, 2, 4, 8, 16)
+ON_GPUS = Fused.ATTENTION | Fused.ROPE | Fused.NORMS  # as training has it by default
 
 
 def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | None = None) -> HardwareProfile:
@@ -74,7 +76,7 @@ def analytic_computation(
     sheet: DataSheet,
     precision: Precision,
     lengths: Sequence[int],
-    flash_attention: bool = True,
+    fused: Fused = ON_GPUS,
     kept_bytes: Callable[[int, int], float] | None = None,
 ) -> ComputationProfile:
     """Compute times of the model on one such device, at these sequence lengths.
@@ -86,10 +88,10 @@ def analytic_computation(
     bytes_per_ms = sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6
 
     def kept(seq: int, tp: int) -> float:
-        return precision.bytes * sum(layer_numbers_per_token(model, seq, tp, True, flash_attention))
+        return precision.bytes * sum(layer_numbers_per_token(model, seq, tp, True, fused))
 
     def again(seq: int, tp: int = 1) -> dict[Recompute, float]:
-        return recompute_shares(model, seq, tp, precision, flash_attention, flops_per_ms / bytes_per_ms)
+        return recompute_shares(model, seq, tp, precision, fused, flops_per_ms / bytes_per_ms)
 
     def passes(tokens: int, flops: float, kept: float) -> PassTimes:
         """Times for this many matrix-product operations and kept bytes a token."""
@@ -101,7 +103,7 @@ def analytic_computation(
     other_ms: dict[Shape, float] = {}
     measured: dict[PassKey, PassTimes] = {}
     for seq in lengths:
-        pairs = seq / 2 if flash_attention else seq  # a causal kernel computes half of all pairs of tokens
+        pairs = _pairs(seq, fused)
         layer_flops = 2 * model.layer_parameters + pairs * model.block.pair_flops
         for batch in BATCHES:
             tokens, shape = batch * seq, Shape(batch, seq)
@@ -130,7 +132,7 @@ def analytic_computation(
 
 
 def analytic_memory(
-    model: ModelShape, precision: Precision, lengths: Sequence[int], flash_attention: bool = True
+    model: ModelShape, precision: Precision, lengths: Sequence[int], fused: Fused = ON_GPUS
 ) -> MemoryProfile:
     """Memory of the model's parts at these sequence lengths."""
     layers: dict[Variant, dict[int, LayerMemory]] = {}
@@ -143,7 +145,7 @@ def analytic_memory(
             def mib(numbers: float, size: int = number, seq: int = seq) -> float:
                 return numbers * size * seq / MIB
 
-            kept = {tp: layer_numbers_per_token(model, seq, tp, sequence_parallel, flash_attention) for tp in DEGREES}
+            kept = {tp: layer_numbers_per_token(model, seq, tp, sequence_parallel, fused) for tp in DEGREES}
             layers.setdefault(Variant(0, sequence_parallel), {})[seq] = LayerMemory(
                 parameter_mib=model.layer_parameters * FP32_BYTES / MIB,
                 activation_mib={tp: mib(numbers) + mib(scalars, FP32_BYTES) for tp, (numbers, scalars) in kept.items()},
@@ -167,12 +169,12 @@ def analytic_memory(
                     states, activation, kept_mib
                 )
     meta = _meta(model, None, precision)
-    masks = {seq: 0.0 if flash_attention else seq * seq * number / MIB for seq in lengths}
+    masks = {seq: 0.0 if Fused.ATTENTION in fused else seq * seq * number / MIB for seq in lengths}
     return MemoryProfile(precision.value, hidden, model.heads, layers, vocab, masks, meta=meta)
 
 
 def layer_numbers_per_token(
-    model: ModelShape, seq: int, tp: int, sequence_parallel: bool, flash_attention: bool
+    model: ModelShape, seq: int, tp: int, sequence_parallel: bool, fused: Fused
 ) -> tuple[float, float]:
     """What one layer keeps for backward, in (numbers, fp32 scalars) a token of the tp group.
 
@@ -180,43 +182,45 @@ def layer_numbers_per_token(
     Megatron-SP tokens between split projections stay whole on every rank of the tp group. With it all is split but
     the gathered inputs of the split projections.
     """
-    return _on_a_rank(model.block.kept, model.block.heads, seq, tp, sequence_parallel, flash_attention)
+    return _on_a_rank(model.block.kept(fused), model.block.heads, seq, tp, sequence_parallel, fused)
 
 
 def spared_numbers_per_token(
-    model: ModelShape, seq: int, tp: int, sequence_parallel: bool, flash_attention: bool, recompute: Recompute
+    model: ModelShape, seq: int, tp: int, sequence_parallel: bool, fused: Fused, recompute: Recompute
 ) -> tuple[float, float]:
     """What of it a layer does not keep that recomputes some parts, in the same numbers."""
-    spared = sum((one.spared for one in model.block.again(recompute, flash_attention)), Kept())
+    spared = sum((one.spared for one in model.block.again(recompute, fused)), Kept())
     heads = model.block.heads if Recompute.ATTENTION in recompute else 0
-    return _on_a_rank(spared, heads, seq, tp, sequence_parallel, flash_attention)
+    return _on_a_rank(spared, heads, seq, tp, sequence_parallel, fused)
 
 
 def recompute_shares(
-    model: ModelShape, seq: int, tp: int, precision: Precision, flash_attention: bool, flops_per_byte: float
+    model: ModelShape, seq: int, tp: int, precision: Precision, fused: Fused, flops_per_byte: float
 ) -> dict[Recompute, float]:
     """How much of a layer's forward its parts take, by matrix products and kept numbers alike; `flops_per_byte`: that
     a device computes while it moves a byte."""
-    pairs = seq / 2 if flash_attention else seq
 
     def work(flops: float, numbers: tuple[float, float]) -> float:
         return flops / tp + 2 * precision.bytes * sum(numbers) * flops_per_byte
 
-    where = (model, seq, tp, True, flash_attention)
-    core = pairs * model.block.pair_flops
+    where = (model, seq, tp, True, fused)
+    core = _pairs(seq, fused) * model.block.pair_flops
     whole = work(2 * model.layer_parameters + core, layer_numbers_per_token(*where))
     shares = {}
     for part in APART:
-        products = sum(one.flops for one in model.block.again(part, flash_attention))
+        products = sum(one.flops for one in model.block.again(part, fused))
         flops = products + (core if Recompute.ATTENTION in part else 0)
         shares[part] = work(flops, spared_numbers_per_token(*where, part)) / whole
     return shares
 
 
-def _on_a_rank(
-    kept: Kept, heads: int, seq: int, tp: int, sequence_parallel: bool, flash_attention: bool
-) -> tuple[float, float]:
-    probabilities, sums = (0, heads) if flash_attention else (heads * seq, 0)
+def _pairs(seq: int, fused: Fused) -> float:
+    """Of tokens, for each token: a causal kernel computes half of them."""
+    return seq / 2 if Fused.ATTENTION in fused else seq
+
+
+def _on_a_rank(kept: Kept, heads: int, seq: int, tp: int, sequence_parallel: bool, fused: Fused) -> tuple[float, float]:
+    probabilities, sums = (0, heads) if Fused.ATTENTION in fused else (heads * seq, 0)
     split = (kept.split + probabilities) / tp
     if sequence_parallel and tp > 1:
         return split + kept.tokens / tp + kept.gathered, (kept.scalars + sums) / tp

@@ -172,8 +172,8 @@ def _unsplit(lengths: Mapping[int, LayerMemory]) -> dict[int, LayerMemory]:
     }
     if not alone:
         raise UserError(
-            "tp_activation_per_bsz_dict: without degree 1, what was measured with Megatron-SP does not tell what a "
-            "layer keeps without, nor the reverse; measure degree 1 with `galvatron profile memory`"
+            "tp_activation_per_bsz_dict: lacks degree 1, the only one that tells what a layer keeps both with "
+            "Megatron-SP and without; measure it with `galvatron profile memory`"
         )
     return alone
 

@@ -164,7 +164,7 @@ class Block:
 
         def context(q: Any, config: Any, k: Any, v: Any, mask: Any, *rest: Any, **named: Any) -> Any:
             def run(q: Any, k: Any, v: Any) -> Any:
-                k, v = (x if groups == 1 else paddle.repeat_interleave(x, groups, axis=2) for x in (k, v))
+                k, v = (x if groups == 1 else _each_head(x, groups) for x in (k, v))
                 # PaddleNLP wants the mask whole; it is gone when attention has used it.
                 whole = None if mask is None else mask.expand([q.shape[0], 1, -1, -1])
                 return place.cross(Seam.CONTEXT, _flat(core(q, config, k, v, whole, *rest, **named)))
@@ -215,13 +215,19 @@ class Block:
         """[T, …] of all heads that the projection gives -> [B, S, …] of this rank's."""
         copies = self._placement.mesh.degree(Axis.ULYSSES) // heads
         if copies > 1:  # fewer kv heads than ranks: each goes to several
-            each = x.reshape([x.shape[0], heads, -1])
-            x = paddle.repeat_interleave(each, copies, axis=1).reshape([x.shape[0], -1])
+            x = _each_head(x.reshape([x.shape[0], heads, -1]), copies).reshape([x.shape[0], -1])
         x = self._placement.cross(seam, x)
         return x.reshape([-1, self._own_length, x.shape[-1]])
 
     def _after(self, layer: Any, seam: Any) -> None:
         layer.register_forward_post_hook(lambda _layer, _inputs, output: seam(output))
+
+
+def _each_head(x: Any, times: int) -> Any:
+    """[…, heads, D] -> […, heads · times, D], each head as often in a row. Paddle's `repeat_interleave` has no fp16 on
+    GPUs, and copies its indices to the device at each call."""
+    *others, heads, width = x.shape
+    return x.unsqueeze(-2).expand([*others, heads, times, width]).reshape([*others, heads * times, width])
 
 
 def _flat(x: Any) -> Any:

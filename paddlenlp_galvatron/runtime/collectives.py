@@ -16,6 +16,7 @@ import paddle
 import paddle.distributed as dist
 
 from ..launch.status import waiting
+from . import device
 from .trace import span
 from .under_way import Operation
 
@@ -60,18 +61,29 @@ LATER: How = {"sync_op": False}
 AT_ONCE: How = {"sync_op": True, "use_calc_stream": True}
 
 
-def _start(kind: str, group: Any, call: Callable[[], Any], out: Any, kept: Any = None) -> Pending:
+def _start(kind: str, group: Any, call: Callable[[], Any], out: Any, kept: Any = None, how: How = LATER) -> Pending:
     operation = Operation(kind, tuple(group.ranks))
     with waiting(operation.what), span(*operation.shown):  # gloo's collectives return when they are done
-        operation.task = call()
+        task = call()
+        # Paddle calls what runs in the queue of what is computed completed at once.
+        operation.task = device.Mark() if how is AT_ONCE and device.on_gpu() else task
     return Pending(operation, out, kept)
+
+
+def within(kind: str, group: Any, call: Callable[[], Any]) -> Any:
+    """What a kernel gives that exchanges messages by itself, in the queue of what is computed."""
+    operation = Operation(kind, tuple(group.ranks))
+    with waiting(operation.what), span(*operation.shown):
+        out = call()
+        operation.task = device.Mark()
+    return out
 
 
 def all_reduce_start(tensor: Any, group: Any, op: Any = dist.ReduceOp.SUM, how: How = LATER) -> Pending:
     """Start reducing in place over the group."""
     count("all_reduce", tensor)
     call = partial(dist.stream.all_reduce, tensor, op=op, group=group, **how)
-    return _start("all_reduce", group, call, tensor)
+    return _start("all_reduce", group, call, tensor, how=how)
 
 
 def all_gather_start(tensor: Any, group: Any, how: How = LATER, out: Any = None) -> Pending:
@@ -81,7 +93,7 @@ def all_gather_start(tensor: Any, group: Any, how: How = LATER, out: Any = None)
     count("all_gather", out)
     tensor = tensor.contiguous()
     call = partial(dist.stream.all_gather, out, tensor, group=group, **how)
-    return _start("all_gather", group, call, out, tensor)
+    return _start("all_gather", group, call, out, tensor, how)
 
 
 def reduce_scatter_start(tensor: Any, group: Any, how: How = LATER) -> Pending:
@@ -90,7 +102,7 @@ def reduce_scatter_start(tensor: Any, group: Any, how: How = LATER) -> Pending:
     count("reduce_scatter", tensor)
     tensor = tensor.contiguous()
     call = partial(dist.stream.reduce_scatter, out, tensor, group=group, **how)
-    return _start("reduce_scatter", group, call, out, tensor)
+    return _start("reduce_scatter", group, call, out, tensor, how)
 
 
 def broadcast(tensor: Any, group: Any) -> None:
@@ -143,4 +155,4 @@ def all_to_all(tensor: Any, group: Any, receive: Sequence[int] | None = None, se
         group=group,
         **AT_ONCE,
     )
-    return _start("all_to_all", group, call, out, tensor).wait()
+    return _start("all_to_all", group, call, out, tensor, AT_ONCE).wait()

@@ -63,6 +63,24 @@ def synchronize() -> None:
             paddle.device.synchronize()
 
 
+class Mark:
+    """A place in the queue of what this rank's device computes; a task, as those of groups, of all that stands before
+    it. By Paddle's class for CUDA: arguments of the general one differ between its versions."""
+
+    def __init__(self, timed: bool = False):
+        self.event: Any = None  # on CPU: everything has been done when a call returns
+        if on_gpu():
+            self.event = paddle.device.cuda.Event(enable_timing=timed)
+            self.event.record()
+
+    def is_completed(self) -> bool:
+        """Whether the device has come here."""
+        return self.event is None or bool(self.event.query())
+
+    def wait(self) -> None:
+        """What is computed next stands behind it anyway."""
+
+
 def finish_computing() -> None:
     """Wait for what was computed on this rank's device; messages may still be under way."""
     if on_gpu():

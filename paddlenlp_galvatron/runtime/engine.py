@@ -97,7 +97,10 @@ class Engine:
             own = int((self.stage.own(labels) != IGNORED_LABEL).sum()) if self.stage.is_last else 0
             labelled = int(sum(self.gather(own)[0])) // self.stage.loss_replicas
         if not labelled:
-            raise UserError(f"labels: a whole batch has none but {IGNORED_LABEL}, which marks what has no loss")
+            raise UserError(
+                f"labels: all of a batch are {IGNORED_LABEL}, which marks tokens without a loss; look at how "
+                "samples are made"
+            )
         return Share(ids, labels, labelled)
 
     def _share_of_whole(self, batch: Batch) -> Share:

@@ -2,7 +2,8 @@
 
 Activations go down from stage to stage and gradients up, on a communicator each: the two directions never wait for
 one another. Where stages have several chunks, the first and the last stage are neighbours, too, on two more. Sends
-return at once; a receive is posted one pass ahead, so that it hides under compute.
+return at once; a receive is posted one pass ahead, so that it hides under compute. What messages arrive in is kept for
+those to come.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Link:
         self._group, self._peer, self._shape, self._dtype = group, peer, shape, dtype
         self._sent: deque[Pending] = deque()
         self._posted: deque[Pending] = deque()
+        self._free: list[Any] = []  # where messages arrived that are not read any more
 
     def send(self, tensor: Any) -> None:
         """Start sending; the tensor is kept until it has left."""
@@ -36,7 +38,7 @@ class Link:
 
     def post(self) -> None:
         """Start receiving the next message."""
-        buffer = paddle.empty(self._shape, self._dtype)
+        buffer = self._free.pop() if self._free else paddle.empty(self._shape, self._dtype)
         self._posted.append(receive_start(buffer, self._peer, self._group))
 
     @property
@@ -49,6 +51,10 @@ class Link:
         if not self._posted:
             self.post()
         return self._posted.popleft().wait()
+
+    def done_with(self, message: Any) -> None:
+        """What is computed next does not read this message any more: another one may arrive where it did."""
+        self._free.append(message.detach())  # on the same memory, without what autograd knows of it
 
     def flush(self) -> None:
         """Wait until all that was sent has left."""
@@ -113,6 +119,7 @@ class Pipeline:
                 self._stage.settle()
                 if above:
                     above[1].send(x.grad)
+                    above[0].done_with(x)
         self._flush()
         return total
 
@@ -131,6 +138,8 @@ class Pipeline:
                     below[0].send(out)
                 else:
                     total += out
+                if above:
+                    above[0].done_with(x)
         self._flush()
         return total
 
@@ -180,6 +189,7 @@ class Pipeline:
         self._post_next(position)
         with span(name, "backward"):
             paddle.autograd.backward([out], [grad])
+        link.done_with(grad)
 
     def _post_next(self, position: int) -> None:
         """Post the receive of the next pass, and of the one after it, where that has not been done."""

@@ -76,8 +76,8 @@ def _watch(limit_s: float) -> None:
     while True:
         time.sleep(min(CHECK_S, limit_s))
         if (wait := oldest()) and time.monotonic() - wait[1] > limit_s:
-            message = f"{wait[0]} has not ended within {limit_s:.0f} s"
-            status.failed(RankOutcome.LOST_A_PEER, message)
-            sys.stderr.write(f"error: {message}\n")
+            late = f"has not ended within {limit_s:.0f} s"
+            status.failed(RankOutcome.LOST_A_PEER, f"it {late}", waited_in=wait[0])
+            sys.stderr.write(f"error: {wait[0]} {late}\n")
             sys.stderr.flush()
             os._exit(1)

@@ -22,7 +22,7 @@ from ..plan.mesh import Axis
 from ..plan.seams import Seam
 from .adapter import Adapter
 from .block import Placement
-from .collectives import all_reduce, count
+from .collectives import all_reduce, count, within
 from .precision import cast, compute_weight, compute_weights
 from .weights import ShardedParameter, WeightSource, shard_layer
 
@@ -112,7 +112,8 @@ class Head:
                 cast(logits, "float32"), labels, reduction="sum", ignore_index=IGNORED_LABEL
             )
         if self._fused is not None:
-            losses = self._fused(cast(logits, "float32"), labels)
+            scores = cast(logits, "float32")
+            losses = within("cross entropy", group, lambda: self._fused(scores, labels))
             for _ in range(3):  # largest score, the label's score, sum of exponentials: messages of the kernel
                 count("all_reduce", losses)
             return losses.sum()

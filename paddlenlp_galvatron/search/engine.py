@@ -358,10 +358,12 @@ def predicted(prediction: Prediction, lower_bound_s: float) -> dict[str, Any]:
 def _require_agreement(models: Sequence[ModelShape], cost: PricedPlans, options: SearchOptions) -> None:
     faults = []
     if models != cost.models:
-        faults.append("model: it is not the one that the cost model is of; make them agree")
+        faults.append("model: it is not that of the cost model; make them agree")
     asked = options.assumptions
-    if asked.completed(cost.assumed) != cost.assumed.completed(asked):
-        faults.append(f"the cost model assumes {cost.assumed}, the options say {asked}; make them agree")
+    faults += [
+        f"{name}: {theirs}, but {ours} in the cost model; make them agree"
+        for name, ours, theirs in cost.assumed.completed(asked).unlike(asked.completed(cost.assumed))
+    ]
     if (cost.num_nodes, cost.gpus_per_node) != (options.num_nodes, options.num_gpus_per_node):
         faults.append(
             f"num_nodes, num_gpus_per_node: {options.num_nodes} x {options.num_gpus_per_node}, but the cost model is "

@@ -109,7 +109,8 @@ def settings_for(model: Any, arguments: Any, sample_length: int | None) -> Train
     `sample_length`: tokens of a sample of the user's own data, for where the plan leaves it open. Raises UserError.
     """
     if not isinstance(arguments, TrainingArguments):
-        raise UserError("args: give GalvatronTrainingArguments, or PaddleNLP's TrainingArguments")
+        found = "missing" if arguments is None else f"is a {type(arguments).__name__}"
+        raise UserError(f"args: {found}; give GalvatronTrainingArguments, or PaddleNLP's TrainingArguments")
     values = dict(_given(arguments))
     if hasattr(model, "to_dict") and hasattr(model, "model_type"):
         path = Path(arguments.output_dir).absolute() / CONFIG

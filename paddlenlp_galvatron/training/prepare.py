@@ -96,7 +96,10 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
         write_plan(uniform.plan(shape.layers, world_size, _assumed(run, seq_length)), plan)
         notes.append(f"one strategy for all layers, by {', '.join(given)}: {run.output_dir / PLAN}")
     elif given:
-        raise UserError(f"{name}: the plan says the global batch; leave it out, or give degrees" for name in given)
+        raise UserError(
+            f"{name}: the plan file says the global batch; leave the option out, or give degrees in place of a plan"
+            for name in given
+        )
     else:
         plan = newest_plan(CONFIGS, shape, world_size)
         notes.append(f"plan: {plan}, the newest in {CONFIGS} for {shape.name} on {world_size} ranks")

@@ -55,11 +55,11 @@ def without_engines_own(trainer: type[T]) -> type[T]:
 
 def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise UserError(f"{name}: is not there under a plan: {ENGINES_OWN[name]}")
+        raise UserError(f"{name}: is not available under a plan: {ENGINES_OWN[name]}")
 
     return refuse
 
 
 def _refuse(names: list[str]) -> None:
     if names:
-        raise UserError(f"{name}: cannot be one's own under a plan: {ENGINES_OWN[name]}" for name in names)
+        raise UserError(f"{name}: cannot be overridden under a plan: {ENGINES_OWN[name]}" for name in names)

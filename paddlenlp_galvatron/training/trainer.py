@@ -270,7 +270,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """The same of an evaluation. Raises UserError."""
         sources = self._evaluation_sources(self.eval_dataset if eval_dataset is None else eval_dataset)
         if len(sources) > 1:
-            raise UserError("eval_dataset: a dict of data sets has no one loader; name one of them")
+            raise UserError("eval_dataset: a dict of data sets has no single loader; name one of its keys' data sets")
         [(_, source)] = sources
         return loader(rows_of(source), self._evaluation.steps(source), self.engine.plan, self.args)
 
@@ -298,7 +298,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """Raise UserError when a callback wants to leave an epoch early, which the order of samples does not know."""
         if self.control.should_epoch_stop and not self.control.should_training_stop:
             raise UserError(
-                "should_epoch_stop: samples go on through all passes; set should_training_stop to end the run"
+                "should_epoch_stop: an epoch cannot end early, as one order of samples runs through all; set "
+                "should_training_stop to end the run"
             )
 
     def _step(self, step: int, own: Iterator[Batch], told: list[int], first: bool) -> tuple[StepRecord, bool]:

@@ -44,7 +44,9 @@ def contests(shape: ModelShape, cost: CostModel, options: SearchOptions, count: 
 
     need, fastest = find(NOTHING_GB).need, find(UNBOUNDED_GB).require()
     if need is None:
-        raise GalvatronError("budgets: a plan was found that needs no memory; the memory profile cannot be right")
+        raise GalvatronError(
+            "budgets: a plan was found that needs no memory; the memory profile cannot be right: measure it again"
+        )
     most_mib = max(stage.memory.total_mib for stage in fastest.prediction.stages)
     shares = [LEAST + (MOST - LEAST) * number / max(count - 1, 1) for number in range(count)]
     return [_contest(need.memory_mib + share * (most_mib - need.memory_mib), find) for share in shares]

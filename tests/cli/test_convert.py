@@ -42,9 +42,12 @@ def test_mistakes_are_one_line_and_leave_nothing(galvatron, tmp_path):
     galvatron("convert", "h2g", TIED, tmp_path / "converted")
     (tmp_path / "empty").mkdir()
     for words, message in [
-        (("h2g", LLAMA, tmp_path / "a", "--family", "qwen"), f"{LLAMA}: is a llama, and qwen was asked for"),
-        (("h2g", TIED, tmp_path / "a", "--family", "qwen3"), f"{TIED}: is a qwen2, and qwen3 was asked for"),
-        (("g2h", tmp_path / "converted", tmp_path / "a", "--family", "llama"), "is a qwen2, and llama was asked for"),
+        (("h2g", LLAMA, tmp_path / "a", "--family", "qwen"), f"{LLAMA}: holds a llama, but --family says qwen"),
+        (("h2g", TIED, tmp_path / "a", "--family", "qwen3"), f"{TIED}: holds a qwen2, but --family says qwen3"),
+        (
+            ("g2h", tmp_path / "converted", tmp_path / "a", "--family", "llama"),
+            "holds a qwen2, but --family says llama",
+        ),
         (("h2g", LLAMA, tmp_path / "converted"), "converted: exists already; remove it or name another folder"),
         (("h2g", tmp_path / "none", tmp_path / "a"), "none/config.json: no such file"),
         (("g2h", tmp_path / "empty", tmp_path / "a"), "empty/index.json: no such file"),

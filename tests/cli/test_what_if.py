@@ -199,7 +199,7 @@ def test_what_cannot_be_served_is_a_line(galvatron):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         ran = galvatron("what-if", "--port", taken.getsockname()[1])
-        assert ran.code == 2 and "cannot be had" in ran.err
+        assert ran.code == 2 and "cannot be listened on" in ran.err
 
 
 @needs_chromium

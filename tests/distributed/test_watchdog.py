@@ -20,7 +20,7 @@ WHERE = "receive of ranks 0, 1 in step 3"
     ("who", "limit_s", "message"),
     [
         ("one", 7, "rank 1 did not come to the others, who wait for it"),
-        ("both", 1, f"rank [01] lost another rank in a collective: {WHERE} has not ended within 1 s"),
+        ("both", 1, f"rank [01] lost another rank in {WHERE}: it has not ended within 1 s"),
     ],
 )
 def test_a_wait_without_end_is_named(tmp_path, who, limit_s, message):

@@ -21,6 +21,7 @@ pytest.importorskip("paddle")
 
 PAYLOAD = 1448 / 1514  # of a full frame: 1500 bytes less IP and TCP headers, beside 14 of Ethernet
 PORT = 29_571
+BUSY = 0.2  # on a machine with other work; what must be told apart differs by a factor of 2
 START = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"
 
 
@@ -37,15 +38,15 @@ def test_bandwidths_are_those_of_the_link_and_tell_inside_from_across(tmp_path, 
         ranks = [node.start([sys.executable, "-c", START, *words]) for node in nodes]
         for process in ranks:
             stack.callback(process.kill)
-        assert [process.wait(250) for process in ranks] == [0, 0]
+        assert [process.wait(900) for process in ranks] == [0, 0]
     profile = HardwareProfile.load(2, 2, folder=tmp_path)
     link = mbit_per_s / 8 * 1e6 / 2**20 / 1e3 * PAYLOAD  # MiB/ms
     allreduce, p2p = profile.allreduce_mib_per_ms, profile.p2p_mib_per_ms
     # Of a ring over all ranks one edge each way crosses the link; of two strided rings, one each; so of two stages.
-    assert allreduce[4, True] == pytest.approx(link, rel=0.1)
-    assert allreduce[2, False] == pytest.approx(link / 2, rel=0.1)
-    assert p2p[4] == pytest.approx(link, rel=0.1)
-    assert p2p[2] == pytest.approx(link / 2, rel=0.1)
+    assert allreduce[4, True] == pytest.approx(link, rel=BUSY)
+    assert allreduce[2, False] == pytest.approx(link / 2, rel=BUSY)
+    assert p2p[4] == pytest.approx(link, rel=BUSY)
+    assert p2p[2] == pytest.approx(link / 2, rel=BUSY)
     assert allreduce[2, True] > 2 * link
     assert profile.overlap_coe >= 1
     assert "overlap_coe" in json.loads((tmp_path / OVERLAP_NAME).read_text())["galvatron"]["spread"]

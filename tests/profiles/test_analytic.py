@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_galvatron.cost_model import CostModel, load
-from paddlenlp_galvatron.model.layer import PARTLY
+from paddlenlp_galvatron.model.layer import PARTLY, Fused
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, UserError, uniform_plan
 from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, Variant, VocabVariant
 from paddlenlp_galvatron.profiles.analytic import (
+    ON_GPUS,
     analytic_computation,
     analytic_hardware,
     analytic_memory,
@@ -31,12 +32,15 @@ SMALL = ModelShape("small", "llama", 4, 256, 640, 8, 8, 1000, 512)
 
 @real_data
 @pytest.mark.parametrize(
-    ("name", "seq"), [("galvatron-llama2-7b/computation_profiling_bf16_llama2-7b_all.json", 2048),
-                      ("paddlenlp-llama/computation_profiling_bf16_llama_rank[0].json", 1024)]
-)  # fmt: skip
-def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq):
+    ("name", "seq", "fused"),
+    [
+        ("galvatron-llama2-7b/computation_profiling_bf16_llama2-7b_all.json", 2048, ON_GPUS),
+        ("paddlenlp-llama/computation_profiling_bf16_llama_rank[0].json", 1024, Fused.ATTENTION),  # PaddleNLP's default
+    ],
+)
+def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq, fused):
     measured = ComputeTimes(ComputationProfile.load(DATA / name, "bf16", 4096, 32))
-    derived = ComputeTimes(analytic_computation(LLAMA2_7B, load_data_sheet("a100-80gb"), Precision.BF16, [seq]))
+    derived = ComputeTimes(analytic_computation(LLAMA2_7B, load_data_sheet("a100-80gb"), Precision.BF16, [seq], fused))
     for samples in (4, 8, 12):
         assert derived.layer(0, samples, seq).forward_ms == pytest.approx(
             measured.layer(0, samples, seq).forward_ms, rel=0.16
@@ -73,7 +77,7 @@ def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
     seq, degrees = 64, (1, 2, 4)
     profiler = MemoryProfiler([shape], load_family(family), Journal(), samples=2)
     measured = profiler.measure([seq], degrees, Meta(), lambda _: None)
-    derived = analytic_memory(shape, Precision.FP32, [seq], flash_attention=False)
+    derived = analytic_memory(shape, Precision.FP32, [seq], Fused.NONE)
     for sequence_parallel in (True, False):
         variant = Variant(0, sequence_parallel)
         truth, ours = measured.layers[variant][seq], derived.layers[variant][seq]
@@ -82,7 +86,7 @@ def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
         for tp in degrees:
             assert ours.activation_mib[tp] == pytest.approx(truth.activation_mib[tp], rel=0.02), (tp, sequence_parallel)
             for parts in PARTLY:
-                where = (shape, seq, tp, sequence_parallel, False)
+                where = (shape, seq, tp, sequence_parallel, Fused.NONE)
                 kept = zip(layer_numbers_per_token(*where), spared_numbers_per_token(*where, parts), strict=True)
                 kept_mib = 4 * seq / 2**20 * sum(whole - spared for whole, spared in kept)
                 spared_mib = MemoryUse(measured).spared_mib(0, parts, tp, seq, sequence_parallel)
@@ -91,6 +95,77 @@ def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
             tables, known = (p.vocab[VocabVariant(role, sequence_parallel)][seq] for p in (derived, measured))
             for tp in degrees:
                 assert tables.states_mib[tp] == pytest.approx(known.states_mib[tp], rel=0.02), (role, tp)
+
+
+@pytest.fixture
+def fused_kernels(monkeypatch):
+    """Stand-ins for Paddle's on GPUs: they compute by plain operations, and keep what the kernels' backward reads
+    (`flash_attn_grad`, `fused_rotary_position_embedding_grad`, `fused_rms_norm_quant_grad` of 3.3.1)."""
+    paddle = pytest.importorskip("paddle")
+    from paddlenlp.transformers.llama import fusion_ops
+    from paddlenlp.transformers.llama.modeling import apply_rotary_pos_emb
+    from paddlenlp.transformers.qwen2 import modeling as qwen2
+
+    from paddlenlp_galvatron.profiler.layers import part
+
+    def kernel(run, reads=lambda inputs, outputs: inputs):
+        """`run(*inputs)`, of which backward has what `reads` gives."""
+
+        class Kernel(paddle.autograd.PyLayer):
+            @staticmethod
+            def forward(ctx, *inputs):
+                outputs = run(*inputs)
+                ctx.save_for_backward(*reads(inputs, outputs))
+                ctx.inputs = [(x.shape, x.dtype) for x in inputs]
+                return outputs
+
+            @staticmethod
+            def backward(ctx, *_):
+                grads = tuple(paddle.zeros(*like) for like in ctx.inputs)
+                return grads if len(grads) > 1 else grads[0]
+
+        return Kernel.apply
+
+    def attention(q, k, v, attn_mask=None, is_causal=False):
+        sums = paddle.zeros([q.shape[0], q.shape[2], q.shape[1]])
+        return kernel(lambda q, k, v: q + 0.0, lambda inputs, out: (*inputs, out, sums))(q, k, v)
+
+    def norm(x, weight, epsilon, use_fast_ln=False):
+        scales = paddle.zeros(x.shape[:-1])
+        return kernel(lambda x, weight: x * weight, lambda inputs, _: (*inputs, scales))(x, weight)
+
+    def rope(q, k, v, sin, cos, **_):
+        run = kernel(lambda q, k: tuple(apply_rotary_pos_emb(q, k, cos, sin, None)), lambda *_: (cos, sin))
+        return *run(q, k), v
+
+    class Layer(part.Stage):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            for block in self._blocks:
+                block._layer.self_attn.use_fused_rope = True
+
+    monkeypatch.setattr(paddle.nn.functional, "scaled_dot_product_attention", attention)
+    monkeypatch.setattr(fusion_ops, "rms_norm_fused", norm)
+    for module in (fusion_ops, qwen2):
+        monkeypatch.setattr(module, "fused_rotary_position_embedding", rope)
+    monkeypatch.setattr(part, "on_gpu", lambda: True)
+    monkeypatch.setattr(part, "Stage", Layer)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_fused_kernels_keep_what_is_counted(family, fused_kernels):
+    from paddlenlp_galvatron.adapters import load_family
+    from paddlenlp_galvatron.profiler.journal import Journal
+    from paddlenlp_galvatron.profiler.layers.memory import MemoryProfiler
+
+    shape, seq, degrees = ModelShape("probe", family, 4, 256, 640, 8, 4, 1000, 512), 64, (1, 2)
+    profiler = MemoryProfiler([shape], load_family(family), Journal(), samples=2, flash_attention=True)
+    measured = profiler.measure([seq], degrees, Meta(), lambda _: None)
+    derived = analytic_memory(shape, Precision.FP32, [seq])
+    for sequence_parallel in (True, False):
+        truth, ours = (p.layers[Variant(0, sequence_parallel)][seq].activation_mib for p in (measured, derived))
+        for tp in degrees:
+            assert ours[tp] == pytest.approx(truth[tp], rel=0.02), (tp, sequence_parallel)
 
 
 @pytest.mark.parametrize("name", data_sheets())

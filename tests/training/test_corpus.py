@@ -177,7 +177,7 @@ def test_tokenizers_neither_cut_documents_nor_fill_them_up(tmp_path, texts, toke
 def test_a_tokenizer_that_fails_is_named(tmp_path, texts, tokenizer):
     description = json.loads(tokenizer.to_str())
     description["model"] = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "none"}
-    with pytest.raises(UserError, match=r"tokenizer: cannot write the text: .*; is tokenizer.json whole"):
+    with pytest.raises(UserError, match=r"tokenizer: cannot turn the text into tokens: .*; is tokenizer.json whole"):
         write_dataset(Corpus(texts), tmp_path / "out", Tokenizer.from_str(json.dumps(description)), 0)
     assert not list(tmp_path.iterdir())
 

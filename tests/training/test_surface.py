@@ -140,7 +140,7 @@ def test_what_is_no_sample_is_said_by_its_number(dataset, says):
 def test_a_batch_without_labels_is_refused(tmp_path):
     unlabelled = [{**pair, "labels": np.full(LENGTH, -100)} for pair in PAIRS]
     trainer = GalvatronTrainer(model_file(tmp_path), arguments(tmp_path), train_dataset=unlabelled)
-    with pytest.raises(UserError, match="labels: a whole batch has none but -100"):
+    with pytest.raises(UserError, match="labels: all of a batch are -100"):
         trainer.train()
 
 
@@ -160,13 +160,13 @@ def test_evaluation_takes_every_sample_once(tmp_path):
 def test_what_a_plans_engine_does_by_itself_is_refused_by_name(tmp_path):
     model, args = model_file(tmp_path), arguments(tmp_path)
     for name in ("criterion", "compute_metrics", "preprocess_logits_for_metrics"):
-        with pytest.raises(UserError, match=f"{name}: cannot be one's own"):
+        with pytest.raises(UserError, match=f"{name}: cannot be overridden under a plan"):
             GalvatronTrainer(model, args, train_dataset=PAIRS, **{name: len})
     with pytest.raises(UserError, match="optimizers: "):
         GalvatronTrainer(model=model, args=args, train_dataset=PAIRS, optimizers=(object(), None))
     with pytest.raises(TypeError, match="train_data"):
         GalvatronTrainer(model, args, train_data=PAIRS)
-    with pytest.raises(UserError, match="compute_loss: cannot be one's own"):
+    with pytest.raises(UserError, match="compute_loss: cannot be overridden under a plan"):
         type("Own", (GalvatronTrainer,), {"compute_loss": len})
     with pytest.raises(UserError, match="model: is a LlamaForCausalLM; give"):
         config = LlamaConfig(**{name: value for name, value in MODEL.items() if name != "model_type"})
@@ -181,7 +181,7 @@ def test_what_a_plans_engine_does_by_itself_is_refused_by_name(tmp_path):
     trainer = GalvatronTrainer(LlamaConfig(**config.to_dict()), args, train_dataset=PAIRS)
     assert trainer.args.logging_strategy.value == "epoch" and (tmp_path / "metrics").is_dir()
     for name in ("predict", "training_step", "compute_loss", "create_optimizer_and_scheduler", "evaluation_loop"):
-        with pytest.raises(UserError, match=f"{name}: is not there under a plan"):
+        with pytest.raises(UserError, match=f"{name}: is not available under a plan"):
             getattr(trainer, name)()
 
 

@@ -61,12 +61,14 @@ class PortFile(BaseModel):
         layers = len(self.tp_size_list)
         stages = [(stage, len(list(run))) for stage, run in groupby(self.pp_stage_idx_list)]
         if [stage for stage, _ in stages] != list(range(self.pp_size)):
-            raise UserError(f"pp_stage_idx_list: the stages of the layers are not 0 to {self.pp_size - 1} in order")
+            raise UserError(
+                f"pp_stage_idx_list: the stages of the layers are not 0 to {self.pp_size - 1} in order; correct it"
+            )
         kept = sorted({stage for stage in self.sharding_stage_list if stage < 3}) or [2]
         if len(kept) > 1:
             raise UserError(
                 f"sharding_stage_list: has stages {', '.join(map(str, kept))} beside one another; "
-                "besides stage 3 a plan has one for all layers"
+                "all layers that are not of stage 3 share one here: choose it"
             )
         return {
             "pp_deg": self.pp_size,
@@ -116,7 +118,9 @@ class SizesFile(BaseModel):
         if min(self.embedding_lmhead_tp_size, self.embedding_lmhead_sp_size) > 1:
             both.append("embedding and LM head")
         if both:
-            raise UserError(f"sp_size_enc: {both[0]} is both tensor parallel and Ulysses; a layer is one of them here")
+            raise UserError(
+                f"sp_size_enc: {both[0]} is both tensor parallel and Ulysses; choose one of them for a layer"
+            )
         vocab = self.embedding_lmhead_dp_type
         if vocab not in ("zero3", self.default_dp_type):
             raise UserError(
@@ -205,5 +209,8 @@ def _world_size(stages: int, dp: list[int], degrees: list[int]) -> int:
     """Raises UserError unless the layers agree."""
     sizes = sorted({stages * data * degree for data, degree in zip(dp, degrees, strict=False)})
     if len(sizes) > 1:
-        raise UserError(f"the layers' degrees multiply to different numbers of ranks: {', '.join(map(str, sizes))}")
+        raise UserError(
+            "tp_size_enc, sp_size_enc: the layers' degrees multiply to different numbers of ranks: "
+            f"{', '.join(map(str, sizes))}"
+        )
     return sizes[0]
