@@ -146,7 +146,8 @@ class HardwareProfiler:
         def measure() -> list[float]:
             prepare = self._exchange if point.group.kind is Collective.SEND else self._collective
             laps = self.stopwatch.together(prepare(point.group, point.mib))
-            return OF_RANKS[self.options.avg_or_min_or_first](laps).tolist()
+            of_ranks: list[float] = OF_RANKS[self.options.avg_or_min_or_first](laps).tolist()
+            return of_ranks
 
         return Timing.of(self.journal.get(point.key, measure)).ms
 
