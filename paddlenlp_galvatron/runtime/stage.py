@@ -24,7 +24,7 @@ from .block import Block, Placement
 from .groups import BACK, DOWN, ON, REDISTRIBUTE, UP, Groups, Ranks
 from .precision import Numbers
 from .redistribute import Redistribution, redistribution_groups
-from .units import Chain, Trainable, Unit, UnitMaker, whole
+from .units import Chain, Trainable, UnderWay, Unit, UnitMaker, whole
 from .vocabulary import Embedding, Head, embedding_table
 from .weights import ShardedParameter, WeightSource
 
@@ -172,13 +172,13 @@ class Stage:
         """The stage's chunks, of its blocks and its units in the order of the forward pass."""
         tokens = self._tokens, plan.micro_batch
         here = self._local, self.index * plan.stage_size
-        blocks, rest, chunks = iter(self._blocks), iter(units), []
+        blocks, rest, reducing, chunks = iter(self._blocks), iter(units), UnderWay(), []
         for chunk in range(plan.chunks):
             embedding = self._embedding if plan.is_first(self.index, chunk) else None
             head = self._head if plan.is_last(self.index, chunk) else None
             mine = [*islice(blocks, len(plan.chunk_layers(self.index, chunk)))]
             modules = len(mine) + (embedding is not None) + (head is not None)
-            chain = Chain([*islice(rest, modules)], starts_with_embedding=embedding is not None)
+            chain = Chain([*islice(rest, modules)], embedding is not None, reducing)
             redistributions = [
                 None if before == after else Redistribution(before, after, *tokens, *here, groups)
                 for before, after in pairwise(chunk_edges(plan, self.index, chunk))

@@ -371,16 +371,22 @@ class UnitMaker:
         self.chain.append(self._made[key])
 
 
-class Chain:
-    """The units of a stage in the order of its forward pass, and which micro-batch's backward is running.
+class UnderWay:
+    """Whose gradients a stage reduced last."""
 
-    A unit that two modules share, as tied embeddings do, stands in it twice.
+    unit: Unit | None = None
+
+
+class Chain:
+    """The units of a stage's chunk in the order of its forward pass, and which micro-batch's backward is running.
+
+    A unit that two modules share, as tied embeddings do, stands in it twice. `reducing` is that of all chunks.
     """
 
-    def __init__(self, units: Sequence[Unit], starts_with_embedding: bool):
+    def __init__(self, units: Sequence[Unit], starts_with_embedding: bool, reducing: UnderWay):
         self.units = tuple(units)
         self.last_backward = False
-        self._reducing: Unit | None = None  # whose gradients were reduced last
+        self._reducing = reducing
         self._first_in_backward = int(starts_with_embedding)  # a lookup needs no weights in backward
         for unit in self.units:
             unit.deferred |= self.units.count(unit) > 1
@@ -404,10 +410,11 @@ class Chain:
         """A module's backward is done: let its weights go and reduce its gradients when it is time."""
         unit = self.units[position]
         unit.release()
-        if self._reducing is not None and (unit.every_micro_batch or self._reducing.sends_whole):
-            self._reducing.take()  # its whole message goes before the next one is made
+        before = self._reducing.unit
+        if before is not None and (unit.every_micro_batch or before.sends_whole):
+            before.take()  # its whole message goes before the next one is made
         unit.backward_done(self.last_backward)
-        self._reducing = unit
+        self._reducing.unit = unit
 
 
 class _Entrance(PyLayer):  # type: ignore[misc]
