@@ -75,7 +75,7 @@ class ProfileSeen(Seen):
         """Kinds and sizes of groups, and the sizes of an all-gather's messages that are measured at first."""
         if self.options is None:
             return None
-        profiler = HardwareProfiler(self.options, 0, 8, MagicMock(), MagicMock(), Journal(), MagicMock())
+        profiler = HardwareProfiler(self.options, 0, 8, MagicMock(), MagicMock(), Journal())
         profiler.stopwatch.is_late = lambda: True  # type: ignore[method-assign]
         sizes = []
         with patch.object(profiler, "_measure_message", lambda point: sizes.append(point.mib) or 0.0):
