@@ -26,7 +26,7 @@ from .tables import Tables, build, sketch_ms
 
 MS_PER_S = 1000.0
 # What is looked at, at most: a minute of pricing, and some 100 MB.
-MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 500, 1_000_000
+MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 1_000, 1_000_000
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 
 
@@ -118,7 +118,7 @@ class _Search:
         self.unproven = inf  # ms per sample: least lower bound of the families that were given up
         self.waiting: list[_Open] = []
         self.later: list[_Open] = []
-        self.too_big: list[tuple[float, Plan]] = []  # of families that do not fit: least MiB a device, and the plan
+        self.too_big: list[_Open] = []  # families that do not fit
         self.active: list[_Open] = []  # that some thread works on
         self.opened = 0
         self.changed = Condition()
@@ -259,7 +259,8 @@ class _Search:
             return False
         entry.bound = max(entry.bound, bound_ms / batch)
         if entry.bound == inf:
-            self._set_aside(entry.tables)
+            entry.tables = None
+            self.too_big.append(entry)
             return False
         return True
 
@@ -284,17 +285,10 @@ class _Search:
         if outcome is FamilyOutcome.OUT_OF_BOUND:
             self.bounds_s[family] = min(self.bounds_s.get(family, inf), proven_ms / MS_PER_S)
         if time_ms == inf == limit:
-            self._set_aside(tables)
+            self.too_big.append(entry)
         self._note(family, outcome)
         self.log(f"{family}: {time_ms:.3f} ms a step, at least {entry.bound * batch:.3f}")
         return inf
-
-    def _set_aside(self, tables: Tables) -> None:
-        """Remember what a family that does not fit would need, for when nothing else fits either. Where several chunks
-        a stage would fit, one does."""
-        if not self.found and isinstance(tables.core, galvatron_dp_core.Pipeline):
-            mib, vocab, division, choice = tables.core.least_memory(self.cancel)
-            self.too_big.append((mib, tables.plan(vocab, division, choice, self.bare)))
 
     def _keep(self, candidate: Candidate, family: PlanFamily) -> None:
         known = self.found.get(family)
@@ -324,9 +318,17 @@ class _Search:
                 raise
 
     def _need(self) -> Need | None:
-        """The least memory in which one of the families has a plan."""
-        plans = (plan for _, plan in sorted(self.too_big, key=lambda need: need[0]))
-        return next((Need.of(plan, self.cost) for plan in plans), None)
+        """The least memory in which one of the families has a plan; where several chunks a stage fit, one does."""
+        least: tuple[float, Plan] | None = None
+        for entry in self.too_big:
+            if entry.family.chunks > 1:
+                continue
+            tables = build(entry.family, entry.layers, entry.vocabularies, self.cost, self.options.budget_mib)
+            assert isinstance(tables.core, galvatron_dp_core.Pipeline)
+            mib, vocab, division, choice = tables.core.least_memory(self.cancel)
+            if least is None or mib < least[0]:
+                least = mib, tables.plan(vocab, division, choice, self.bare)
+        return Need.of(least[1], self.cost) if least else None
 
     def _documented(self, best: Candidate, lower_bound_s: float) -> Candidate:
         metadata = {
