@@ -274,7 +274,7 @@ def test_a_plan_of_another_world_model_or_assumption_is_refused():
         (ZERO2, True, True, Room(0, 0), 100 + 100 + 50, 100),
         (ZERO2, False, False, Room(0, 0), 100 + 25 + 50, 200),  # made whole, then joined
         (DDP, True, False, Room(0, 0), 400, 200),  # the micro-batch's own beside the sum of those before
-        (ZERO3, False, False, Room(0, 0), 100, 300),  # the gathered layer in front as well
+        (ZERO3, False, False, Room(0, 0), 100, 400),  # two gathered layers, and the message of the one behind
         (ZERO3, True, True, Room(0, 7), 25 + 100 + 50, 207),  # two gathered layers while backward runs
         # Activations of 60 are used up when the gradients stand; a single micro-batch's gradients replace them.
         (DDP, True, True, Room(60, 30), 400, 30),

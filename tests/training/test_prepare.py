@@ -18,8 +18,8 @@ def test_text_to_batches(tmp_path, texts, capsys):
 def test_mistakes_end_with_exit_code_2_and_leave_nothing(tmp_path, texts, capsys):
     file, output = str(texts[0]), str(tmp_path / "out" / "x")
     for arguments, message in [
-        ([], "input: name files or folders"),
-        ([file, "--standard_library"], "input: name files or folders"),
+        ([], "input: missing; name files or folders"),
+        ([file, "--standard_library"], "input: missing; name files or folders"),
         ([str(tmp_path / "none.txt")], "no such file or folder"),
         ([str(tmp_path / ("n" * 300))], "cannot be read: File name too long"),
         ([file, "--vocab_size", "10"], "vocab_size"),

@@ -128,7 +128,7 @@ def test_a_collator_makes_the_batch():
         ([{"ids": row} for row in TOKENS], "has ids, which the plan's engine does not take"),
         ([row / 2 for row in TOKENS], "text: is no array of integers"),
         ([row + VOCABULARY for row in TOKENS], "but the model's are 0-63"),
-        ([{**pair, "attention_mask": np.eye(LENGTH)[3].astype(int)} for pair in PAIRS], "attention_mask hides more"),
+        ([{**pair, "attention_mask": np.eye(LENGTH)[3].astype(int)} for pair in PAIRS], "attention_mask hides tokens that are no padding"),
     ],
 )
 def test_what_is_no_sample_is_said_by_its_number(dataset, says):
@@ -171,7 +171,7 @@ def test_what_a_plans_engine_does_by_itself_is_refused_by_name(tmp_path):
     with pytest.raises(UserError, match="model: is a LlamaForCausalLM; give"):
         config = LlamaConfig(**{name: value for name, value in MODEL.items() if name != "model_type"})
         GalvatronTrainer(LlamaForCausalLM(config), args, train_dataset=PAIRS)
-    with pytest.raises(UserError, match="args: give GalvatronTrainingArguments"):
+    with pytest.raises(UserError, match="args: missing; give GalvatronTrainingArguments"):
         GalvatronTrainer(model, train_dataset=PAIRS)
     with pytest.raises(UserError, match=r"num_cycles: 2\.0 would change nothing here"):
         GalvatronTrainer(model, arguments(tmp_path, num_cycles=2.0), train_dataset=PAIRS)
