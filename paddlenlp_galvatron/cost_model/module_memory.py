@@ -64,7 +64,7 @@ def module_memory(
     made_mib = gradient_mib if sharding > 1 and ((sharded and not whole_gradients) or not async_reduce) else 0.0
     joins = sharded or not async_reduce or (several_matrices and weights.matrices <= JOINED_NUMBERS)
     joined_mib = gradient_mib if sharding > 1 and joins else 0.0
-    # After each micro-batch a message is under way while the next module's backward runs, which is taken to be as large.
+    # After each micro-batch a message is under way while the next module's backward runs: taken to be as large.
     under_way_mib = 0.0 if async_reduce else joined_mib
     in_backward = 2 * gathered_mib + max(room.working_mib, made_mib - room.activation_mib) + under_way_mib
     at_its_end = gathered_mib + made_mib + joined_mib - room.activation_mib

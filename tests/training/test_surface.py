@@ -128,7 +128,7 @@ def test_a_collator_makes_the_batch():
         ([{"ids": row} for row in TOKENS], "has ids, which the plan's engine does not take"),
         ([row / 2 for row in TOKENS], "text: is no array of integers"),
         ([row + VOCABULARY for row in TOKENS], "but the model's are 0-63"),
-        ([{**pair, "attention_mask": np.eye(LENGTH)[3].astype(int)} for pair in PAIRS], "attention_mask hides tokens that are no padding"),
+        ([{**pair, "attention_mask": np.eye(LENGTH)[3].astype(int)} for pair in PAIRS], "attention_mask hides tokens"),
     ],
 )
 def test_what_is_no_sample_is_said_by_its_number(dataset, says):
