@@ -11,14 +11,14 @@
 
 namespace galvatron {
 
-struct ChunkTimes {
-  std::vector<double> forward, backward;  // ms, of one micro-batch in each chunk, in the order of the layers
-  std::vector<double> sync;               // ms, of each stage
+// Numbers of each chunk's forward and backward, in the order of the layers, and of each stage's sync.
+struct OfChunks {
+  std::vector<double> forward, backward, sync;
 
-  ChunkTimes(std::size_t chunks, std::size_t stages) : forward(chunks, 0), backward(chunks, 0), sync(stages, 0) {}
+  OfChunks(std::size_t chunks, std::size_t stages) : forward(chunks, 0), backward(chunks, 0), sync(stages, 0) {}
 
   // Adds a share of others.
-  void add(const ChunkTimes& other, double share) {
+  void add(const OfChunks& other, double share) {
     for (std::size_t at = 0; at < forward.size(); ++at) {
       forward[at] += share * other.forward[at];
       backward[at] += share * other.backward[at];
@@ -27,21 +27,17 @@ struct ChunkTimes {
   }
 };
 
-// How often a path runs through each chunk's forward and backward, over a link, and through each stage's sync; or the
-// mean of several paths.
-struct PathWeights {
-  std::vector<double> forward, backward, sync;
+using ChunkTimes = OfChunks;  // ms, of one micro-batch
+
+// How often a path runs through each of them, and over a link; or the mean of several paths.
+struct PathWeights : OfChunks {
   double links = 0;
 
-  PathWeights(std::size_t chunks, std::size_t stages) : forward(chunks, 0), backward(chunks, 0), sync(stages, 0) {}
+  using OfChunks::OfChunks;
 
   // Adds a share of another path.
   void add(const PathWeights& other, double share) {
-    for (std::size_t at = 0; at < forward.size(); ++at) {
-      forward[at] += share * other.forward[at];
-      backward[at] += share * other.backward[at];
-    }
-    for (std::size_t stage = 0; stage < sync.size(); ++stage) sync[stage] += share * other.sync[stage];
+    OfChunks::add(other, share);
     links += share * other.links;
   }
 

@@ -84,8 +84,7 @@ class DegreeOptions(Options):
         if rest:
             raise UserError(
                 f"tensor_parallel_degree: the degrees multiply to {degree}, which does not divide the {world_size} "
-                "ranks; "
-                "choose degrees whose product does"
+                "ranks; choose degrees whose product does"
             )
         said |= self._sharded(dp)
         if self.per_device_train_batch_size:
@@ -107,8 +106,7 @@ class DegreeOptions(Options):
         if sharing not in (1, dp):
             raise UserError(
                 f"sharding_parallel_degree: is {sharing}, but states are sharded over all {dp} data-parallel ranks "
-                "or none; "
-                f"give {dp} or 1"
+                f"or none; give {dp} or 1"
             )
         if self.data_parallel_degree not in (*NONE, dp, dp // sharing):
             raise UserError(

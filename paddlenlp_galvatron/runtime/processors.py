@@ -38,7 +38,9 @@ def shares(ranks: int) -> list[list[int]]:
     """The processors of each of `ranks` on this host; none where there are fewer processors than ranks.
 
     Of the threads of a core one alone, if there are enough cores: they slow each other down."""
-    processors = _one_a_core() if len(_one_a_core()) >= ranks else list(of_host())
+    processors = _one_a_core()
+    if len(processors) < ranks:
+        processors = list(of_host())
     each = len(processors) // ranks
     return [processors[each * index : each * (index + 1)] for index in range(ranks if each else 0)]
 

@@ -27,6 +27,7 @@ from .tables import Tables, build, sketch_ms
 MS_PER_S = 1000.0
 # What is looked at, at most: a minute of pricing, and some 100 MB.
 MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 1_000, 1_000_000
+TRIAL = 64  # part of the effort that every family is given before any has all of it
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 
 
@@ -251,7 +252,7 @@ class _Search:
         elif entry.stage is _Stage.PRICED:
             entry.stage, bound_ms = _Stage.BOUNDED, entry.tables.core.tight_bound(limit * batch, self.cancel)
         elif entry.stage is _Stage.BOUNDED:  # most are settled so; the others wait for the plans of all families
-            entry.stage, bound_ms = _Stage.TRIED, self._solve(entry, entry.tables, limit, self.options.effort // 64)
+            entry.stage, bound_ms = _Stage.TRIED, self._solve(entry, entry.tables, limit, self.options.effort // TRIAL)
             if bound_ms == inf:
                 return False
         else:
