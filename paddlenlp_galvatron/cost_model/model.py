@@ -16,7 +16,6 @@ from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from ..plan.layout import TokenLayout, token_axes, token_layout
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
-from ..plan.schedules import chunks_in_flight, order
 from ..plan.seams import Collective
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
@@ -39,11 +38,12 @@ from .costs import (
     Terms,
 )
 from .module_memory import Room, module_memory, others_mib
-from .peak import PartMemory, peak_mib
+from .peak import PartMemory
 from .placement import place_of
 from .recompute import partly
 from .redistribution import redistribution
 from .simulate import StageTimes, step_ms
+from .stage_memory import bound_of, fullest, memory_of
 from .states import FP32_BYTES, StateBytes
 from .task import (
     adapted,
@@ -212,13 +212,7 @@ class CostModel:
 
     def stage_memory(self, chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -> StageMemory:
         """Peak of a stage of which each chunk holds these parts, for so many micro-batches."""
-        costs = [cost for chunk in chunks for cost in chunk]
-        return StageMemory(
-            self.context_mib,
-            sum(cost.states_mib for cost in costs),
-            _held_mib(chunks, in_flight),
-            max((cost.working_mib for cost in costs), default=0.0),
-        )
+        return bound_of(chunks, in_flight, self.context_mib)
 
     def predict(self, plan: Plan) -> Prediction:
         """Time and memory of one step: the one function behind every predicted time. Raises UserError."""
@@ -245,7 +239,7 @@ class CostModel:
     def in_flight(self, plan: Plan, stage: int) -> tuple[int, ...]:
         """Micro-batches of each chunk whose activations a stage holds when they take most."""
         parts = [self.chunk_parts(plan, stage, chunk) for chunk in range(plan.chunks)]
-        return _fullest(plan, stage, parts)
+        return fullest(plan, stage, parts)
 
     def stage_parts(self, plan: Plan, stage: int) -> list[LayerCost]:
         """Costs of a stage's parts, chunk by chunk."""
@@ -301,21 +295,8 @@ class CostModel:
             sum(chunk.backward_ms for chunk in chunks),
             sum(part.sync_ms for some in parts for part in some),
             sum(chunk.send_ms for chunk in chunks),
-            self._walked(plan, stage, parts),
+            memory_of(plan, stage, parts, self.context_mib, not self.assumed.async_grad_reduce),
         )
-
-    def _walked(self, plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> StageMemory:
-        """Bound and estimate of a stage. The embedding's part has the LM head, where both are one: backward begins with
-        it."""
-        memory = self.stage_memory(chunks, _fullest(plan, stage, chunks))
-        walked = [[part.memory for part in parts] for parts in chunks]
-        if plan.pipeline == 1:
-            walked = [[*rest, first] for first, *rest in walked]
-        known = [[part for part in parts if part is not None] for parts in walked]
-        if known != walked:
-            return memory
-        passes = order(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks)
-        return replace(memory, estimate_mib=peak_mib(known, passes))
 
     def _require_mine(self, plan: Plan) -> None:
         if plan.world_size != self.world_size:
@@ -440,9 +421,17 @@ class CostModel:
         memory = cost.memory and replace(
             cost.memory,
             fixed_mib=cost.memory.fixed_mib + fixed_mib,
-            late_mib=0.5 * cost.memory.gradient_mib if role == "only" and not self.models[0].tied_embeddings else 0.0,
+            late_mib=self._late(role) * cost.memory.gradient_mib,
         )
         return LayerCost.of(replace(cost.terms, states=states), cost.activation_mib, cost.working_mib, memory)
+
+    def _late(self, role: Role) -> float:
+        """Share of the vocabulary layers' gradients that are reduced when a step ends: an embedding's, as no
+        gradient of token ids tells when its backward is done, and those of tied weights, which two modules make."""
+        tied, each = self.models[0].tied_embeddings, not self.assumed.async_grad_reduce
+        if role == "only":
+            return float(each) if tied else 0.5
+        return float(each and (tied or role == "first"))
 
     @cached_property
     def _constants_mib(self) -> float:
@@ -540,8 +529,7 @@ class CostModel:
             price(calls.publish),
             updated / 1e6 * self.times.profile.optimizer_ms_per_million,
         )
-        walked = memory if async_reduce and states is None else None
-        return LayerCost.of(terms, room.activation_mib, working_mib, walked)
+        return LayerCost.of(terms, room.activation_mib, working_mib, memory if states is None else None)
 
     def _call_ms(self, call: Call, mesh: Mesh, pipeline: int, copies: int, joined: bool) -> float:
         if call.axes == TWINS:  # two ranks send each other the whole at the same time
@@ -569,18 +557,6 @@ class _Chunk(NamedTuple):
     forward_ms: float
     backward_ms: float
     send_ms: float  # to the next one, and the gradient back
-
-
-def _held_mib(chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -> float:
-    """Activations of chunks of which so many micro-batches are in flight."""
-    each = (sum(part.activation_mib for part in chunk) for chunk in chunks)
-    return sum(count * mib for count, mib in zip(in_flight, each, strict=True))
-
-
-def _fullest(plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> tuple[int, ...]:
-    """Micro-batches of each chunk that a stage holds when their activations take most."""
-    peaks = chunks_in_flight(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks)
-    return max(peaks, key=lambda held: _held_mib(chunks, held))
 
 
 def _samples(strategy: Strategy, mesh: Mesh, stage_size: int, micro_batch: int) -> int:

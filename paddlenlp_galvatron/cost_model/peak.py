@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..plan.schedules import Pass
 
@@ -19,7 +20,7 @@ class PartMemory:
     fixed_mib: float = 0.0  # all the time: weights, optimizer states, masks
     gradient_mib: float = 0.0  # whole, as backward makes them
     kept_mib: float = 0.0  # of these, when they are reduced
-    late_mib: float = 0.0  # of the whole ones, the embedding's beside an LM head: made when the stage's backward ends
+    late_mib: float = 0.0  # of the whole ones, what is reduced when a step ends, as an embedding's beside an LM head
     activation_mib: float = 0.0  # of a micro-batch in flight
     working_mib: float = 0.0  # backward's peak above what is held
     gathered_mib: float = 0.0  # zero3's weights while the part runs
@@ -30,60 +31,97 @@ class PartMemory:
         """Of the gradients, what is kept of a message that goes when all of it has been reduced."""
         return self.kept_mib + self.joined_mib - self.gradient_mib if self.kept_mib < self.gradient_mib else 0.0
 
+    @property
+    def late(self) -> float:
+        """Share of the gradients that is late."""
+        return self.late_mib / self.gradient_mib if self.late_mib else 0.0
 
-def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass]) -> float:
+
+class _Sent(NamedTuple):
+    """A part whose gradients are being reduced."""
+
+    part: PartMemory = PartMemory()
+    again: bool = False  # they are those of a further micro-batch, to be added to what is kept
+
+    @property
+    def spent_mib(self) -> float:
+        """What goes when they are reduced."""
+        part = self.part
+        return (part.joined_mib if self.again else part.gradient_mib - part.kept_mib) * (1 - part.late)
+
+
+class _Start(NamedTuple):
+    """What tells the backward of one micro-batch from another one of the same stage, but for what is in flight."""
+
+    chunk: int
+    states: tuple[int, ...]  # of each chunk's gradients: none, of some micro-batches, of all
+    last: bool  # of the chunk's micro-batches
+    sent: tuple[int, bool] | None  # where each is reduced: the chunk of the backward before, and whether it added to it
+
+
+def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], reduced_each: bool = False) -> float:
     """`chunks`: the parts of each, in the order of forward; `passes` of the stage. Gradients of a chunk are reduced
-    after its last micro-batch."""
+    after its last micro-batch, or after each."""
     fixed_mib = sum(part.fixed_mib for parts in chunks for part in parts)
     activations_mib = [sum(part.activation_mib for part in parts) for parts in chunks]
-    gradients_mib = [
-        (0.0, sum(part.gradient_mib for part in parts), sum(part.kept_mib for part in parts)) for parts in chunks
-    ]
+    gradients_mib = [(0.0, _between(parts, reduced_each), sum(part.kept_mib for part in parts)) for parts in chunks]
     micro_batches = sum(work.kind == "backward" for work in passes) // len(chunks)
     in_flight_mib, done = 0.0, [0] * len(chunks)
-    most_mib: dict[tuple[int, tuple[int, ...], bool], float] = {}  # in flight, at backwards that are otherwise alike
+    sent: tuple[int, bool] | None = None
+    most_mib: dict[_Start, float] = {}  # in flight, at backwards that are otherwise alike
     for work in passes:
         chunk = work.chunk
         if work.kind == "forward":
             in_flight_mib += activations_mib[chunk]
             continue
-        states = tuple((count > 0) + (count == micro_batches) for count in done)  # of gradients: none, whole, reduced
-        alike = chunk, states, done[chunk] == micro_batches - 1
+        states = tuple((count > 0) + (count == micro_batches) for count in done)
+        alike = _Start(chunk, states, done[chunk] == micro_batches - 1, sent)
         most_mib[alike] = max(most_mib.get(alike, 0.0), in_flight_mib)
         in_flight_mib -= activations_mib[chunk]
+        sent = (chunk, done[chunk] > 0) if reduced_each else None
         done[chunk] += 1
-    return max(
-        _backward(
-            chunks[chunk],
-            fixed_mib + held_mib + sum(sizes[state] for sizes, state in zip(gradients_mib, states, strict=True)),
-            first=states[chunk] == 0,
-            last=last,
-        )
-        for (chunk, states, last), held_mib in most_mib.items()
-    )
+    peaks = []
+    for start, held_mib in most_mib.items():
+        kept_mib = sum(sizes[state] for sizes, state in zip(gradients_mib, start.states, strict=True))
+        before = _Sent() if start.sent is None else _Sent(_last_sent(chunks[start.sent[0]]), start.sent[1])
+        now = fixed_mib + held_mib + kept_mib + before.spent_mib
+        first = start.states[start.chunk] == 0
+        peaks.append(_backward(chunks[start.chunk], now, first, start.last, reduced_each, before))
+    return max(peaks)
 
 
-def _backward(parts: Sequence[PartMemory], now: float, first: bool, last: bool) -> float:
-    """The peak of one micro-batch's backward that begins with so much held."""
-    peak, sent = now, PartMemory()  # whose gradients are being reduced
+def _between(parts: Sequence[PartMemory], reduced_each: bool) -> float:
+    """Gradients that parts hold between two micro-batches, in MiB."""
+    if not reduced_each:
+        return sum(part.gradient_mib for part in parts)
+    return sum(part.kept_mib * (1 - part.late) + part.late_mib for part in parts)
+
+
+def _last_sent(parts: Sequence[PartMemory]) -> PartMemory:
+    """Whose gradients a backward reduces last, but for late ones."""
+    return next((part for part in parts if part.gradient_mib > part.late_mib), PartMemory())
+
+
+def _backward(
+    parts: Sequence[PartMemory], now: float, first: bool, last: bool, reduced_each: bool, sent: _Sent
+) -> float:
+    """The peak of one micro-batch's backward that begins with so much held, and with these gradients being reduced."""
+    peak = now
+    again = reduced_each and not first
     before = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
     for part, following in zip(reversed(parts), before, strict=True):
         weights = part.gathered_mib + following.gathered_mib
-        peak = max(peak, now + weights + part.working_mib + sent.shard_mib)
-        made = part.gradient_mib - part.late_mib if first else 0.0
-        now += made - part.activation_mib
-        peak = max(peak, now + weights + sent.shard_mib)
-        if last:
-            now += (sent.kept_mib - sent.gradient_mib) * (1 - _late(sent))
-            peak, sent = max(peak, now + weights + part.joined_mib), part
-    now += (sent.kept_mib - sent.gradient_mib) * (1 - _late(sent))
+        peak = max(peak, now + weights + part.working_mib + sent.part.shard_mib)
+        made_mib = part.gradient_mib if first else part.joined_mib if again else 0.0
+        now += made_mib * (1 - part.late) - part.activation_mib
+        peak = max(peak, now + weights + sent.part.shard_mib)
+        if (last or reduced_each) and part.gradient_mib > part.late_mib:
+            now -= sent.spent_mib
+            peak, sent = max(peak, now + weights + part.joined_mib * (1 - part.late)), _Sent(part, again)
+    now -= sent.spent_mib
     for part in parts:
         now += part.late_mib if first else 0.0
         if last and part.late_mib:
-            peak = max(peak, now + part.joined_mib * _late(part))
-            now += (part.kept_mib - part.gradient_mib) * _late(part)
+            peak = max(peak, now + part.joined_mib * part.late)
+            now += (part.kept_mib - part.gradient_mib) * part.late
     return max(peak, now)
-
-
-def _late(part: PartMemory) -> float:
-    return part.late_mib / part.gradient_mib if part.late_mib else 0.0

@@ -13,7 +13,7 @@ from ..plan import ModelShape, Plan
 from .contests import Contest
 from .options import ValidateOptions
 from .terms import TERMS, busy_ms, predicted_ms
-from .work import MeasuredRun, key_of
+from .work import MeasuredRun, key_of, samples_of_a_layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class Outcome:
     stages: tuple[StageOutcome, ...]
     predicted_bytes: int  # of a step, over all ranks
     measured_bytes: int
+    host_speed: float = 1.0  # while it ran, against the profile's: a layer's time there / here
 
     @property
     def key(self) -> str:
@@ -47,6 +48,11 @@ class Outcome:
     def time_error(self) -> float:
         """Predicted / measured - 1: below 0 the prediction was too optimistic."""
         return self.predicted_s / self.measured_s - 1
+
+    @property
+    def time_error_at_speed(self) -> float:
+        """The same with the host as fast in the profile as in the steps."""
+        return (1 + self.time_error) / self.host_speed - 1
 
     @property
     def memory_errors(self) -> list[float]:
@@ -80,7 +86,21 @@ def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: Mod
         for stage in range(plan.pipeline)
     )
     predicted_bytes = sum(step_traffic_bytes(plan, shape).values())
-    return Outcome(plan, kind, prediction.time_s, run.step_s, stages, predicted_bytes, sum(run.bytes.values()))
+    return Outcome(
+        plan,
+        kind,
+        prediction.time_s,
+        run.step_s,
+        stages,
+        predicted_bytes,
+        sum(run.bytes.values()),
+        _host_speed(plan, run, cost),
+    )
+
+
+def _host_speed(plan: Plan, run: MeasuredRun, cost: CostModel) -> float:
+    times = cost.times.layer(0, samples_of_a_layer(plan), cost.seqs[0])
+    return (times.forward_ms + times.backward_ms) / run.layer_ms if run.layer_ms else 1.0
 
 
 def _stage(
@@ -151,12 +171,20 @@ class Accuracy:
         return Spread.of(one.time_error for one in self.outcomes)
 
     @property
+    def time_at_speed(self) -> Spread:
+        return Spread.of(one.time_error_at_speed for one in self.outcomes)
+
+    @property
     def memory(self) -> Spread:
         return Spread.of(error for one in self.outcomes for error in one.memory_errors)
 
     @property
     def tau(self) -> float | None:
         return kendall([(one.predicted_s, one.measured_s) for one in self.outcomes])
+
+    @property
+    def tau_at_speed(self) -> float | None:
+        return kendall([(one.predicted_s, one.measured_s * one.host_speed) for one in self.outcomes])
 
     @property
     def regret(self) -> float:

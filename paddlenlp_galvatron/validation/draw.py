@@ -8,14 +8,16 @@ from itertools import pairwise
 from random import Random
 
 from ..base.errors import UserError
+from ..model.layer import PARTLY
 from ..plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, VocabStrategy
 from ..plan.check import require_valid
-from ..plan.mesh import divisors
+from ..plan.mesh import divisors, every_degrees
 from ..plan.uniform import even_stages
 
 KINDS = ("uniform", "alone", "layer-wise", "mixed")  # in turn
 MOST_MISSES = 1000  # in a row, before the space counts as used up
 MOST_RUNS = 3  # of layers alike, in a layer-wise plan
+AGAIN = 0.3  # share of layers of which something is recomputed
 
 
 def draw(
@@ -75,11 +77,14 @@ def _alone(random: Random, base: Plan) -> Plan:
         base,
         layers(degree=degree),
         layers(degree=degree, ulysses=True),
+        layers(context=degree),
         layers(dp_type=DataParallel.ZERO3),
         replace(layers(dp_type=DataParallel.ZERO2), default_dp_type=DataParallel.ZERO2),
         layers(recompute=Recompute.FULL),
+        layers(recompute=random.choice(PARTLY)),
         replace(base, vocab=VocabStrategy(degree)),
         replace(base, vocab=VocabStrategy(degree, ulysses=True)),
+        replace(base, vocab=VocabStrategy(context=degree)),
         replace(base, vocab=VocabStrategy(dp_type=DataParallel.ZERO3)),
         replace(base, micro_batches=random.choice(divisors(base.global_batch // size)[1:] or [1])),
         _pipelined(random, base, degree, even=True),
@@ -120,36 +125,35 @@ def _framed(random: Random, base: Plan, even: bool) -> Plan:
     stages = random.choice([pp for pp in divisors(base.world_size) if pp <= count])
     plan = _pipelined(random, base, stages, even)
     default = random.choice((DataParallel.DDP, DataParallel.ZERO2))
-    vocab = VocabStrategy(
-        random.choice(divisors(plan.stage_size)),
-        random.random() < 0.3,
-        random.choice((default, default, DataParallel.ZERO3)),
-    )
-    return replace(plan, default_dp_type=default, vocab=replace(vocab, ulysses=vocab.ulysses and vocab.degree > 1))
+    degrees = random.choice(every_degrees(plan.stage_size))
+    vocab = VocabStrategy(**degrees.named, dp_type=random.choice((default, default, DataParallel.ZERO3)))
+    return replace(plan, default_dp_type=default, vocab=vocab)
 
 
 def _pipelined(random: Random, base: Plan, stages: int, even: bool) -> Plan:
     count = len(base.layers)
     stages = min(stages, count)
-    cuts = [0, *sorted(random.sample(range(1, count), stages - 1)), count]
+    schedule = random.choice(tuple(Schedule))
+    chunks = random.randint(1, count // stages) if stages > 1 and schedule.of_chunks else 1
+    cuts = [0, *sorted(random.sample(range(1, count), stages * chunks - 1)), count]
     uneven = tuple(stop - start for start, stop in pairwise(cuts))
     per_rank = max(1, base.global_batch * stages // base.world_size)
     return replace(
         base,
-        stages=even_stages(count, stages) if even else uneven,
+        stages=even_stages(count, stages * chunks) if even else uneven,
         micro_batches=random.choice(divisors(per_rank)),
-        schedule=random.choice(tuple(Schedule)),
+        schedule=schedule,
+        chunks=chunks,
     )
 
 
 def _layer(random: Random, plan: Plan) -> LayerStrategy:
     size = plan.stage_size
-    degree = random.choice(divisors(size))
-    kind = random.choice(("tp", "tp", "ulysses", "strided"))
+    degrees = random.choice(every_degrees(size))
+    strided = random.random() < 1 / 4 and degrees.ranks not in (1, size)
     return LayerStrategy(
-        degree,
-        ulysses=kind == "ulysses" and degree > 1,
-        consecutive=kind != "strided" or degree in (1, size),
+        **degrees.named,
+        consecutive=not strided,
         dp_type=random.choice((plan.default_dp_type, plan.default_dp_type, DataParallel.ZERO3)),
-        recompute=Recompute(random.random() < 0.3),
+        recompute=random.choice((Recompute.FULL, *PARTLY)) if random.random() < AGAIN else Recompute.NONE,
     )

@@ -25,11 +25,12 @@ from .draw import draw
 from .options import ValidateOptions
 from .work import FILE, JOURNAL, MeasuredRun, Work, key_of
 
-METHOD = 1  # how a step is measured: raised when that changes
+METHOD = 2  # how a step is measured: raised when that changes
 WORKER = f"{__package__}.worker"
 SPARE_S = 600  # beyond the minutes: the start, and the plan that is under way
 MOST_FAILURES = 10  # of plans, after which something else is wrong
 LEAST_S = 1.0
+CHUNKS = 4  # of a stage, at most, in plans that are searched
 
 
 class Validation:
@@ -192,6 +193,9 @@ def _search_options(options: ValidateOptions, cost: CostModel) -> SearchOptions:
             "sp_space": "tp+sp",
             "max_tp_deg": options.world_size,
             "max_pp_deg": options.world_size,
+            "max_cp_deg": options.world_size,
+            "max_virtual_pp_deg": CHUNKS,
+            "recompute_parts": True,
             "seq_length": cost.assumed.seq_length,
             "sequence_parallel": options.sequence_parallel,
             "mixed_precision": options.mixed_precision.value,

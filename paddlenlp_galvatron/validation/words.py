@@ -63,9 +63,15 @@ def tables(accuracy: Accuracy) -> Iterator[str | Table]:
 
 def summary_lines(accuracy: Accuracy) -> Iterator[str]:
     """The figures that count."""
-    tau = "-" if accuracy.tau is None else f"{accuracy.tau:.2f}"
+
+    def tau(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f}"
+
+    speeds = [one.host_speed for one in accuracy.outcomes]
+    host = f"the host was {min(speeds):.2f} to {max(speeds):.2f} times as fast as when it was profiled"
     yield f"{len(accuracy.outcomes)} plans, predicted / measured - 1:"
-    yield f"step time    {_spread(accuracy.time)}; Kendall's tau {tau}; regret {accuracy.regret:.1%}"
+    yield f"step time    {_spread(accuracy.time)}; Kendall's tau {tau(accuracy.tau)}; regret {accuracy.regret:.1%}"
+    yield f"at its speed {_spread(accuracy.time_at_speed)}; Kendall's tau {tau(accuracy.tau_at_speed)}; {host}"
     yield f"peak memory  {_spread(accuracy.memory)}; above the bound: {len(accuracy.above_bound)}"
 
 
@@ -81,6 +87,7 @@ def _plans(accuracy: Accuracy) -> Table:
         "predicted s",
         "measured s",
         "error",
+        "host",
         "MiB",
         "measured",
         "error",
@@ -101,6 +108,7 @@ def _plans(accuracy: Accuracy) -> Table:
             f"{one.predicted_s:.4f}",
             f"{one.measured_s:.4f}",
             f"{one.time_error:+.1%}",
+            f"{one.host_speed:.2f}",
             f"{stage.predicted_mib:.1f}",
             f"{stage.peak_mib:.1f}",
             f"{one.memory_errors[worst]:+.1%}",
@@ -148,8 +156,10 @@ def as_json(accuracy: Accuracy) -> dict[str, Any]:
             "plans": len(accuracy.outcomes),
             "left_out": accuracy.left_out,
             "time_error": asdict(accuracy.time),
+            "time_error_at_speed": asdict(accuracy.time_at_speed),
             "memory_error": asdict(accuracy.memory),
             "tau": accuracy.tau,
+            "tau_at_speed": accuracy.tau_at_speed,
             "regret": accuracy.regret,
             "above_bound": len(accuracy.above_bound),
             "wrong_bytes": len(accuracy.wrong_bytes),
@@ -169,6 +179,7 @@ def _plan(one: Outcome) -> dict[str, Any]:
         "predicted_s": one.predicted_s,
         "measured_s": one.measured_s,
         "time_error": one.time_error,
+        "host_speed": one.host_speed,
         "predicted_bytes": one.predicted_bytes,
         "measured_bytes": one.measured_bytes,
         "at_fault": one.at_fault,

@@ -17,7 +17,8 @@ from ..adapters import load_family
 from ..plan import Plan
 from ..profiler.journal import Journal
 from ..profiler.launcher import report_progress
-from ..profiler.stopwatch import Stopwatch
+from ..profiler.layers.part import MeasuredPart
+from ..profiler.stopwatch import Stopwatch, Timing
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
@@ -26,8 +27,9 @@ from ..runtime.paddle_private import next_rate
 from ..runtime.trace import span, traced
 from ..training.recipe import Recipe
 from .terms import TERMS, measured_ms
-from .work import JOURNAL, MeasuredRun, RankRun, Work, key_of
+from .work import JOURNAL, MeasuredRun, RankRun, Work, key_of, samples_of_a_layer
 
+LAYERS = 1, 3  # their difference leaves out what does not belong to a layer
 WARM_UP = 3  # steps: the first makes the optimizer's states, allocates and connects
 LEAST_STEPS = 6
 PLAN_S = 4.0  # that the timed steps of a plan take, within LEAST_STEPS and the wanted number
@@ -41,15 +43,37 @@ def main() -> None:
     journal = Journal.open(work.output, JOURNAL, work.identity, rank, world_size, fresh=False)
     stopwatch = Stopwatch(world_size, work.ranks_per_node, time_budget_s=work.seconds)
     groups, plans = Groups(rank), work.read_plans()
+    layer = Layer(work, plans[0], stopwatch)
     for number, plan in enumerate(plans):
         if stopwatch.is_late():
             break
         report_progress(number, len(plans))
-        journal.get(key_of(plan), partial(_measure, work, plan, groups, stopwatch))
+        journal.get(key_of(plan), partial(_measure, work, plan, groups, stopwatch, layer))
 
 
-def _measure(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch) -> dict[str, Any]:
-    return _run(work, plan, groups, stopwatch).model_dump()
+def _measure(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch, layer: Layer) -> dict[str, Any]:
+    before_ms = layer.time_ms()
+    run = _run(work, plan, groups, stopwatch)
+    return run.model_copy(update={"layer_ms": (before_ms + layer.time_ms()) / 2}).model_dump()
+
+
+class Layer:
+    """A layer as the profiler times it, on all ranks at once."""
+
+    def __init__(self, work: Work, plan: Plan, stopwatch: Stopwatch):
+        family, samples = load_family(work.shape.family), samples_of_a_layer(plan)
+        seq_length, precision = plan.assumed.seq_length or 0, plan.assumed.mixed_precision
+        self._parts = [
+            MeasuredPart(work.shape, family, layers=layers, samples=samples, seq_length=seq_length, precision=precision)
+            for layers in LAYERS
+        ]
+        self._stopwatch = stopwatch
+
+    def time_ms(self) -> float:
+        steps = [step for part in self._parts for step in (part.forward, part.backward)]
+        laps = self._stopwatch.apart(*steps)
+        few, many = laps[:, :2].sum(axis=1), laps[:, 2:].sum(axis=1)
+        return Timing.of_turns([(many - few) / (LAYERS[1] - LAYERS[0])]).ms
 
 
 def _run(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch) -> MeasuredRun:

@@ -49,3 +49,24 @@ def test_the_embeddings_gradient_comes_last():
     early = PartMemory(fixed_mib=10, gradient_mib=8, kept_mib=8, activation_mib=2)
     layer = PartMemory(fixed_mib=10, gradient_mib=1, kept_mib=1, activation_mib=3, working_mib=6)
     assert peak([layer, ends], 1) == 20 + 3 + 4 + 6 and peak([layer, early], 1) == 20 + 3 + 8 + 6
+
+
+@pytest.mark.parametrize(
+    ("kept", "micro_batches", "expected"),
+    [
+        (4, 1, 10 + 4 + 4),  # local ones and the message that they are joined in
+        (4, 2, 10 + 4 + 4 + 4),  # beside the sum of the first micro-batch's
+        (4, 3, 10 + 4 + 4 + 4),  # the message before, and local ones; or local ones and their message
+        (2, 2, 10 + 2 + 4 + 4),  # of ZeRO a half is kept; what arrives of the message before is as large
+        (2, 3, 10 + 2 + 4 + 4 + 2),  # the message before and what arrives of it, and local ones
+    ],
+)
+def test_gradients_reduced_after_every_micro_batch(kept, micro_batches, expected):
+    layer = PartMemory(fixed_mib=10, gradient_mib=4, kept_mib=kept, joined_mib=4, activation_mib=1)
+    assert peak_mib([[layer]], order(Schedule.ONE_F_ONE_B, 0, 1, micro_batches), reduced_each=True) == expected
+
+
+def test_late_gradients_stay_whole_until_the_step_ends():
+    table = PartMemory(fixed_mib=10, gradient_mib=4, kept_mib=1, late_mib=4, joined_mib=4)
+    passes = order(Schedule.ONE_F_ONE_B, 0, 1, 3)
+    assert peak_mib([[table]], passes, reduced_each=True) == 10 + 4 + 4

@@ -1,0 +1,50 @@
+"""What a rank of a stage holds at its peak, from what the stage's parts hold: an upper bound and an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..plan.schedules import chunks_in_flight, order
+from ..plan.strategy import Plan
+from .costs import LayerCost, StageMemory
+from .peak import peak_mib
+
+
+def bound_of(chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int], context_mib: float) -> StageMemory:
+    """Of a stage of which each chunk holds these parts, for so many micro-batches."""
+    costs = [cost for chunk in chunks for cost in chunk]
+    return StageMemory(
+        context_mib,
+        sum(cost.states_mib for cost in costs),
+        _held_mib(chunks, in_flight),
+        max((cost.working_mib for cost in costs), default=0.0),
+    )
+
+
+def memory_of(
+    plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]], context_mib: float, reduced_each: bool
+) -> StageMemory:
+    """Bound and estimate of a stage. The embedding's part has the LM head, where both are one: backward begins with
+    it. `reduced_each`: gradients are, after each micro-batch."""
+    memory = bound_of(chunks, fullest(plan, stage, chunks), context_mib)
+    walked = [[part.memory for part in parts] for parts in chunks]
+    if plan.pipeline == 1:
+        walked = [[*rest, first] for first, *rest in walked]
+    known = [[part for part in parts if part is not None] for parts in walked]
+    if known != walked:
+        return memory
+    passes = order(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks)
+    return replace(memory, estimate_mib=peak_mib(known, passes, reduced_each))
+
+
+def fullest(plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> tuple[int, ...]:
+    """Micro-batches of each chunk that a stage holds when their activations take most."""
+    peaks = chunks_in_flight(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks)
+    return max(peaks, key=lambda held: _held_mib(chunks, held))
+
+
+def _held_mib(chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -> float:
+    """Activations of chunks of which so many micro-batches are in flight."""
+    each = (sum(part.activation_mib for part in chunk) for chunk in chunks)
+    return sum(count * mib for count, mib in zip(in_flight, each, strict=True))
