@@ -58,7 +58,10 @@ from .task import (
 from .weights import Weights, layer_weights
 
 MIB = 2**20
-MESSAGES = 2  # that a rank holds for each neighbouring stage: one in use, the next one posted or the last one leaving
+# Messages that a rank of a pipeline holds beside activations: for the next stage the gradient in use, the next one posted
+# and an activation leaving (on CPU a copy), for the one before an activation posted and a gradient leaving. The last
+# stage's next one is the first, where stages have several chunks; else these two have fewer.
+MESSAGES = 5
 
 
 class CostModel:
@@ -174,7 +177,7 @@ class CostModel:
         its output, too. `later`: of a stage whose masks and messages are counted with another chunk."""
         widest = max(self._token_bytes(micro_batch, kind) for kind in range(len(self.models)))
         input_mib = widest / stage_size / MIB
-        fixed_mib = 0.0 if later else self._constants_mib + 2 * MESSAGES * input_mib
+        fixed_mib = 0.0 if later else self._constants_mib + MESSAGES * input_mib
         memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
         return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, 0.0, memory)
 
@@ -328,7 +331,7 @@ class CostModel:
         return Setting(micro_batch, self.seqs[layer_type], stage_size, self.assumed, self.state_bytes)
 
     def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
-        """A change of layout takes as long as an all-gather in which a rank receives as much."""
+        """A change of layout takes as long as an all-to-all in which all receive as much as the rank with most."""
         tokens = micro_batch * self.seqs[layer_type]
         change = redistribution(source, target, tokens, micro_batch)
         if not change.most_tokens:
@@ -336,7 +339,7 @@ class CostModel:
         mesh = Mesh.of(source.size, (Axis.TENSOR, change.span))
         place = place_of((Axis.TENSOR,), mesh, self.gpus_per_node, self.world_size // source.size)
         received = change.most_tokens / tokens * self._token_bytes(micro_batch, layer_type) / MIB
-        return self.network.collective_ms(Collective.ALL_GATHER, place, received * change.span / (change.span - 1))
+        return self.network.collective_ms(Collective.ALL_TO_ALL, place, received * change.span / (change.span - 1))
 
     def _layer(
         self, strategy: LayerStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, layer_type: int
@@ -417,12 +420,13 @@ class CostModel:
         if role != "only":
             tokens = self._token_bytes(micro_batch, first if role == "first" else last)
             fixed_mib += MESSAGES * tokens / stage_size / MIB
-        states = cost.terms.states._replace(masks_mib=fixed_mib)
-        memory = cost.memory and replace(
-            cost.memory,
-            fixed_mib=cost.memory.fixed_mib + fixed_mib,
-            late_mib=self._late(role) * cost.memory.gradient_mib,
-        )
+        late, gradients_mib, memory = self._late(role), cost.terms.states.gradients_mib, cost.memory
+        if memory and not self.assumed.async_grad_reduce and micro_batches > 1:
+            gradients_mib += late * (memory.gradient_mib - memory.kept_mib)  # whole until the step ends
+        states = cost.terms.states._replace(gradients_mib=gradients_mib, masks_mib=fixed_mib)
+        if memory:
+            late_mib = late * memory.gradient_mib
+            memory = replace(memory, fixed_mib=memory.fixed_mib + fixed_mib, late_mib=late_mib)
         return LayerCost.of(replace(cost.terms, states=states), cost.activation_mib, cost.working_mib, memory)
 
     def _late(self, role: Role) -> float:

@@ -22,7 +22,7 @@ LEAST_LAPS, MOST_LAPS = 3, 100  # or series of laps
 SERIES = 4  # laps of a message between two common starts: ranks in a row of many stay in step, or out of it, for long
 QUICK_TURNS = 3 / 4  # share of the turns whose mean counts
 LEAST_SPREAD = 0.1  # of any time, where two are told apart: fewer laps show less than there is
-STEADY = 0.05  # two turns that differ by no more confirm each other
+WIDE = 0.3  # spread of a number that is measured again
 SHORTEST_LAP_MS = 5.0  # operations that a GPU does sooner are started several times in a lap
 WORK_MS = 3.0  # processor time between two messages on CPU: about that of half a small layer
 WORK_LAPS = 7  # of such messages in a turn: a single one is off by 40 % (standard deviation)
@@ -69,12 +69,6 @@ def _trimmed_mean(times: Sequence[float]) -> float:
     return float(np.mean(np.sort(times)[ends : len(times) - ends]))
 
 
-def confirmed(turns_ms: Sequence[float]) -> bool:
-    """Whether the quickest turn is met by another one, so that it was no freak and nothing disturbed both."""
-    quickest, *others = sorted(turns_ms)
-    return bool(others) and others[0] <= quickest * (1 + STEADY)
-
-
 class Stopwatch:
     """Times operations. Every rank of the world asks for the same ones in the same order, and gets the same answers."""
 
@@ -89,7 +83,6 @@ class Stopwatch:
         self._deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
         ranks, processors = per_node or world_size, len(processors_of_host())
         self.pinned = not device.on_gpu() and ranks <= processors  # whether each rank has processors of its own
-        self.shared = not device.on_gpu() and ranks > processors  # or they share them
         threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
         # How long a rank's ms of processor time takes while all ranks of this host, alike, compute.
         self._wall_per_processor_ms = max(1 / threads, ranks / processors)
@@ -152,14 +145,14 @@ class Stopwatch:
         """Times in ms [laps, steps] of steps that each rank takes for itself, one after the other, all ranks at once.
 
         On CPU processes this is the processor time that they take, scaled to the processors that each has while all
-        compute: the same whatever else the machine does meanwhile. All ranks take the same steps and what disturbs one
-        only adds time, so the quickest counts; the mean, where they share processors and disturb each other.
+        compute: the same whatever else the machine does meanwhile. It is the mean over the ranks, as in training each
+        computes, the slow ones too.
         """
         kind, scale = (WALL, 1.0) if device.on_gpu() else (PROCESSOR, self._wall_per_processor_ms)
         warm = scale * self._laps(steps, 2)[1:, ..., kind]  # the first lap finds kernels and memory, and does not count
         more = self._count(float(warm.sum(axis=2).mean())) - len(warm)
         laps: Array = np.concatenate([warm, scale * self._laps(steps, more)[..., kind]])
-        ranks: Array = laps.mean(axis=1) if self.shared else laps.min(axis=1)
+        ranks: Array = laps.mean(axis=1)
         return ranks
 
     def once(self, operation: Operation) -> float:

@@ -19,7 +19,7 @@ DATA_PARALLEL = {DataParallel.DDP: "", DataParallel.ZERO2: "z2", DataParallel.ZE
 
 def short(plan: Plan) -> str:
     """`2 stages gpipe, 4x2, 0-3 tp2 z3 r, 4-5 dp, vocab tp2`: stages, micro-batches x samples, layers, vocabulary."""
-    head = f"{plan.pipeline} stages {plan.schedule.label}, " if plan.pipeline > 1 else ""
+    head = f"{plan.pipeline} stages {plan.schedule_words}, " if plan.pipeline > 1 else ""
     layers = [f"{_range(run)} {_strategy(layer)}" for run, layer in runs(plan.layers)]
     return ", ".join([f"{head}{plan.micro_batches}x{plan.micro_batch}", *layers, f"vocab {_strategy(plan.vocab)}"])
 

@@ -53,7 +53,7 @@ def main() -> None:
 
 def _measure(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch, layer: Layer) -> dict[str, Any]:
     before_ms = layer.time_ms()
-    run = _run(work, plan, groups, stopwatch)
+    run = _run(work, plan, groups)
     return run.model_copy(update={"layer_ms": (before_ms + layer.time_ms()) / 2}).model_dump()
 
 
@@ -76,7 +76,7 @@ class Layer:
         return Timing.of_turns([(many - few) / (LAYERS[1] - LAYERS[0])]).ms
 
 
-def _run(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch) -> MeasuredRun:
+def _run(work: Work, plan: Plan, groups: Groups) -> MeasuredRun:
     """Steps as training's: their time is from the end of the one before to their own end."""
     gc.collect()
     before = device.allocated_mib()
@@ -100,8 +100,8 @@ def _run(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch) -> Measur
             traffic = engine.traffic()["bytes"]
             traffic["all_reduce"] -= SCALAR_BYTES * plan.world_size if plan.world_size > 1 else 0
         rows.append(engine.gather(seconds, device.peak_mib() - before, *terms.values()))
-    counting = sorted(range(1, len(rows)), key=lambda one: max(rows[one][0]))  # the first one has the count of traffic
-    chosen = rows[counting[min(2, len(counting) - 1) if stopwatch.pinned else len(counting) // 2]]
+    counting = sorted(rows[1:], key=lambda row: max(row[0]))  # the first one has the count of traffic
+    chosen = counting[len(counting) // 2]
     peaks = [max(row[1][rank] for row in rows) for rank in range(plan.world_size)]
     return MeasuredRun(
         step_s=max(chosen[0]),

@@ -238,7 +238,6 @@ def test_every_plan_that_can_run_has_a_price(plan, gpus_per_node):
     bounds = [s.memory.total_mib - s.memory.context_mib for s in predicted.stages]
     estimates = [s.memory.tensors_mib for s in predicted.stages]
     assert all(0 < estimate <= bound for estimate, bound in zip(estimates, bounds, strict=True))
-    assert plan.assumed.async_grad_reduce or estimates == bounds
 
 
 @pytest.mark.parametrize(

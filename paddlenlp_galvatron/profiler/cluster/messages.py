@@ -8,9 +8,7 @@ from typing import NamedTuple
 from ...profiles import Collective, MessageGroup
 from ..journal import Journal
 from ..refine import falling
-from ..stopwatch import Timing
-
-WIDE = 0.3  # spread of a number that is measured again
+from ..stopwatch import WIDE, Timing
 
 Turns = dict[float, list[Sequence[float]]]  # message in MiB -> ms of the laps of each turn
 

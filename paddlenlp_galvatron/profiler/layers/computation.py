@@ -21,7 +21,7 @@ from ..stopwatch import Stopwatch, Timing
 from .part import MeasuredPart
 from .summary import OPTIMIZER, PassPoint, PassTurn, SharePoint, doubtful, measured
 
-TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what the second turn does not confirm more often
+TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what spreads widely or cannot be more often
 PINNED_TURNS = 4  # where CPU processes are pinned: a small part took up to 8 % longer than at best for 5 to 10 s
 SMALL_MS = 20.0  # what takes less is measured in all turns: some took half as long again, as memory happened to lie
 TOLERANCE = 0.05  # of a time: points in between are measured where a line through the others misses by more

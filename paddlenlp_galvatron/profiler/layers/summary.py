@@ -1,4 +1,4 @@
-"""From the journal of a model's times to its file: the best of the turns, spreads, what cannot be, how well it fits."""
+"""From the journal of a model's times to its file: what the turns say together, their spread, how well it fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...plan import ModelShape, Precision, Recompute
 from ...profiles import EMBEDDING, HEAD, ComputationProfile, Meta, PassKey, PassTimes, Shape, layer_part
 from ..journal import Journal
 from ..refine import falling, misses
-from ..stopwatch import Timing, confirmed
+from ..stopwatch import WIDE, Timing
 
 OPTIMIZER = "optimizer"
 
@@ -56,11 +56,6 @@ class PassTurn(NamedTuple):
     backward: Sequence[float]
     recompute_ms: float | None
 
-    @property
-    def ms(self) -> float:
-        """Forward and backward together."""
-        return float(np.median(self.forward) + np.median(self.backward))
-
 
 class PassTimings(NamedTuple):
     """Times of one part at one point."""
@@ -71,14 +66,12 @@ class PassTimings(NamedTuple):
 
     @classmethod
     def of_turns(cls, turns: Sequence[PassTurn]) -> PassTimings:
-        """What disturbs a measurement only adds time, so the quickest turn counts. The spread is that of all laps."""
-        best = min(turns, key=lambda turn: turn.ms)
-        forward = Timing.of(np.concatenate([turn.forward for turn in turns]))
-        backward = Timing.of(np.concatenate([turn.backward for turn in turns]))
+        """Of measurements of the same at different times."""
+        again = [[turn.recompute_ms] for turn in turns if turn.recompute_ms]
         return cls(
-            Timing(float(np.median(best.forward)), forward.spread),
-            Timing(float(np.median(best.backward)), backward.spread),
-            best.recompute_ms,
+            Timing.of_turns([turn.forward for turn in turns]),
+            Timing.of_turns([turn.backward for turn in turns]),
+            Timing.of_turns(again).ms if again else turns[0].recompute_ms,
         )
 
     @property
@@ -98,9 +91,9 @@ def measured(journal: Journal) -> dict[PassKey, PassTimings]:
 
 
 def doubtful(journal: Journal) -> set[PassKey]:
-    """Points whose time no second turn confirms, or cannot be."""
-    unsure = {key for key, turns in _turns(journal).items() if not confirmed([turn.ms for turn in turns])}
-    return unsure | set(_falling(measured(journal)))
+    """Points whose time spreads too widely or cannot be."""
+    known = measured(journal)
+    return {key for key, found in known.items() if found.whole.spread > WIDE} | set(_falling(known))
 
 
 def _turns(journal: Journal) -> dict[PassKey, list[PassTurn]]:
