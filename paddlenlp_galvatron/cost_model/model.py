@@ -58,10 +58,10 @@ from .task import (
 from .weights import Weights, layer_weights
 
 MIB = 2**20
-# Messages that a rank of a pipeline holds beside activations: for the next stage the gradient in use, the next one posted
-# and an activation leaving (on CPU a copy), for the one before an activation posted and a gradient leaving. The last
-# stage's next one is the first, where stages have several chunks; else these two have fewer.
-MESSAGES = 5
+# Messages that a rank of a pipeline holds beside activations: of the next stage the gradient in use, with several
+# micro-batches the next one posted and an activation leaving (on CPU a copy); of the one before a gradient leaving and
+# an activation posted.
+NEXT, BEFORE = (1, 3), (1, 2)  # of one micro-batch, of several
 
 
 class CostModel:
@@ -172,12 +172,15 @@ class CostModel:
             self._vocab[key] = self._vocabulary(*key)
         return self._vocab[key]
 
-    def middle_cost(self, *, stage_size: int, micro_batch: int, later: bool = False) -> LayerCost:
+    def middle_cost(self, *, stage_size: int, micro_batch: int, micro_batches: int, later: bool = False) -> LayerCost:
         """What a stage without embedding and LM head has beside its layers: its input, which the stage before keeps as
-        its output, too. `later`: of a stage whose masks and messages are counted with another chunk."""
+        its output, too. `later`: of a stage whose masks and messages are counted with another chunk, but for those of
+        one neighbour: the last stage's next one is the first."""
         widest = max(self._token_bytes(micro_batch, kind) for kind in range(len(self.models)))
         input_mib = widest / stage_size / MIB
-        fixed_mib = 0.0 if later else self._constants_mib + MESSAGES * input_mib
+        several = micro_batches > 1
+        messages = NEXT[several] + (0 if later else BEFORE[several])
+        fixed_mib = messages * input_mib + (0.0 if later else self._constants_mib)
         memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
         return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, 0.0, memory)
 
@@ -252,12 +255,12 @@ class CostModel:
         """Costs of the parts of a chunk of a stage: its layers in order, before them what comes with the embedding or
         of the chunk before, behind them the LM head where it has it apart."""
         last = plan.pipeline - 1
-        common = {
+        where = {
             "stage_size": plan.stage_size,
             "micro_batch": plan.micro_batch,
             "micro_batches": plan.micro_batches,
-            "pipeline": plan.pipeline,
         }
+        common = {**where, "pipeline": plan.pipeline}
         parts = [
             self.layer_cost(plan.layers[layer], layer_type=self.layer_types[layer], **common)
             for layer in plan.chunk_layers(stage, chunk)
@@ -268,7 +271,7 @@ class CostModel:
             parts.append(self.vocab_cost(plan.vocab, role="last", **common))
         else:
             later = chunk > 0 or stage in (0, last)
-            parts.insert(0, self.middle_cost(stage_size=plan.stage_size, micro_batch=plan.micro_batch, later=later))
+            parts.insert(0, self.middle_cost(later=later, **where))
         return parts
 
     def chunk_switches(self, plan: Plan, stage: int, chunk: int) -> list[tuple[float, float]]:
@@ -365,12 +368,13 @@ class CostModel:
         if self.task.frozen:
             times = frozen_times(times, products)
         recompute, again_ms = strategy.recompute, 0.0
+        checkpoint = self.memory.checkpoint_mib(layer_type, seq) * samples
+        input_mib = checkpoint / (mesh.degree(*token_axes(sequence_parallel)) // mesh.degree(Axis.DATA))
+        if recompute and measured:
+            working += input_mib  # what is made anew has an output as large as the layer's input
         if recompute is Recompute.FULL:
             again_ms = times.recompute_ms or 0.0
-            checkpoint = self.memory.checkpoint_mib(layer_type, seq) * samples
-            input_mib = checkpoint / (mesh.degree(*token_axes(sequence_parallel)) // mesh.degree(Axis.DATA))
-            # Its output, made anew, is as large as its input.
-            working += activation + others + (input_mib if measured else 0.0)
+            working += activation + others
             activation, others = input_mib, 0.0
         elif recompute:
             again_ms, spared = partly(model, strategy, times, self.memory, layer_type, seq, self.assumed)
@@ -419,7 +423,8 @@ class CostModel:
         fixed_mib += batch_mib(self.memory, samples * micro_batches, seq, micro_batches)
         if role != "only":
             tokens = self._token_bytes(micro_batch, first if role == "first" else last)
-            fixed_mib += MESSAGES * tokens / stage_size / MIB
+            messages = (NEXT if role == "first" else BEFORE)[micro_batches > 1]
+            fixed_mib += messages * tokens / stage_size / MIB
         late, gradients_mib, memory = self._late(role), cost.terms.states.gradients_mib, cost.memory
         if memory and not self.assumed.async_grad_reduce and micro_batches > 1:
             gradients_mib += late * (memory.gradient_mib - memory.kept_mib)  # whole until the step ends

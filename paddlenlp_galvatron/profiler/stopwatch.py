@@ -24,7 +24,7 @@ QUICK_TURNS = 3 / 4  # share of the turns whose mean counts
 LEAST_SPREAD = 0.1  # of any time, where two are told apart: fewer laps show less than there is
 WIDE = 0.3  # spread of a number that is measured again
 SHORTEST_LAP_MS = 5.0  # operations that a GPU does sooner are started several times in a lap
-WORK_MS = 3.0  # processor time between two messages on CPU: about that of half a small layer
+WORK_MS = 6.0  # processor time between two messages on CPU: about that of a small layer
 WORK_LAPS = 7  # of such messages in a turn: a single one is off by 40 % (standard deviation)
 MATRIX = 256  # side of the matrices that are multiplied as work
 
@@ -105,9 +105,8 @@ class Stopwatch:
         short series of laps one after the other, so that each but the first, which does not count, begins when the
         ranks are done with the one before.
 
-        On CPU the ranks do some work before each: the time is what the operation adds to the work's, their waiting for
-        one another included, as in training; it is the mean over the ranks. In a row, without work between them, small
-        messages took a quarter of that.
+        On CPU the ranks do some work before each, and it is the time of the rank that waits for no other. In a row,
+        without work between them, small messages took a quarter of that.
         """
         if not device.on_gpu() and self.world is not None:
             return self._after_work(operation)
@@ -124,9 +123,8 @@ class Stopwatch:
 
     def _after_work(self, operation: Operation) -> Array:
         laps = self._laps([self._work, operation], 1 + WORK_LAPS + 1)[1:-1]  # beside the last one, others are done
-        added = laps[..., WALL].sum(axis=2) - self._wall_per_processor_ms * laps[:, :, 0, PROCESSOR]
-        of_the_last: Array = laps[:, :, 1, WALL].min(axis=1, keepdims=True)  # who arrives last does not wait
-        return np.maximum(added.mean(axis=1, keepdims=True), of_the_last)
+        of_the_last: Array = laps[:, :, 1, WALL].min(axis=1, keepdims=True)
+        return of_the_last
 
     @cached_property
     def _work(self) -> Operation:
@@ -145,15 +143,15 @@ class Stopwatch:
         """Times in ms [laps, steps] of steps that each rank takes for itself, one after the other, all ranks at once.
 
         On CPU processes this is the processor time that they take, scaled to the processors that each has while all
-        compute: the same whatever else the machine does meanwhile. It is the mean over the ranks, as in training each
-        computes, the slow ones too.
+        compute: the same whatever else the machine does meanwhile. The slowest rank counts: it sets the pace in
+        training, as the others wait for it where they meet.
         """
         kind, scale = (WALL, 1.0) if device.on_gpu() else (PROCESSOR, self._wall_per_processor_ms)
         warm = scale * self._laps(steps, 2)[1:, ..., kind]  # the first lap finds kernels and memory, and does not count
         more = self._count(float(warm.sum(axis=2).mean())) - len(warm)
         laps: Array = np.concatenate([warm, scale * self._laps(steps, more)[..., kind]])
-        ranks: Array = laps.mean(axis=1)
-        return ranks
+        of_the_slowest: Array = laps.max(axis=1)
+        return of_the_slowest
 
     def once(self, operation: Operation) -> float:
         """Time in ms of one run of an operation that the ranks do together, the slowest rank's."""

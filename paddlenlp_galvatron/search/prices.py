@@ -65,7 +65,7 @@ class Prices(Protocol):
         self, vocab: VocabStrategy, *, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
     ) -> Price: ...
 
-    def middle_cost(self, *, stage_size: int, micro_batch: int, later: bool = False) -> Price:
+    def middle_cost(self, *, stage_size: int, micro_batch: int, micro_batches: int, later: bool = False) -> Price:
         """What a chunk of a stage without vocabulary layers has beside its layers; `later`: not its stage's first."""
 
     def switch_cost(

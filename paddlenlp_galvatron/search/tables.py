@@ -62,7 +62,9 @@ def build(
         return _numbers(cost.vocab_cost(vocab, role=role, **_where(family)))
 
     where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
-    middle, later = (_numbers(cost.middle_cost(later=later, **where)) for later in (False, True))
+    middle, later = (
+        _numbers(cost.middle_cost(later=later, micro_batches=family.micro_batches, **where)) for later in (False, True)
+    )
     of_chunks = family.chunks > 1
     core = (galvatron_dp_core.Interleaved if of_chunks else galvatron_dp_core.Pipeline)(
         **_shape(family, cost),

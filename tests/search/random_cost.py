@@ -52,7 +52,7 @@ class RandomCost(CostModel):
     def vocab_cost(self, vocab, *, stage_size, micro_batch, micro_batches, pipeline, role):  # type: ignore[no-untyped-def]
         return self._draw(vocab, stage_size, micro_batch, micro_batches > 1, pipeline, role)
 
-    def middle_cost(self, *, stage_size, micro_batch, later=False):  # type: ignore[no-untyped-def]
+    def middle_cost(self, *, stage_size, micro_batch, micro_batches, later=False):  # type: ignore[no-untyped-def]
         return replace(self._draw("middle", stage_size, micro_batch), forward_ms=0.0, backward_ms=0.0, sync_ms=0.0)
 
     def switch_cost(self, before, after, *, stage_size, micro_batch, layer_type=0):  # type: ignore[no-untyped-def]
