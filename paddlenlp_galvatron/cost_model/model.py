@@ -368,17 +368,17 @@ class CostModel:
         if self.task.frozen:
             times = frozen_times(times, products)
         recompute, again_ms = strategy.recompute, 0.0
-        checkpoint = self.memory.checkpoint_mib(layer_type, seq) * samples
-        input_mib = checkpoint / (mesh.degree(*token_axes(sequence_parallel)) // mesh.degree(Axis.DATA))
-        if recompute and measured:
-            working += input_mib  # what is made anew has an output as large as the layer's input
+        shares = mesh.degree(*token_axes(sequence_parallel)) // mesh.degree(Axis.DATA)  # of a sample's tokens
+        # Of what is made anew the output, as large as the layer's input, is made, too.
         if recompute is Recompute.FULL:
             again_ms = times.recompute_ms or 0.0
-            working += activation + others
+            input_mib = self.memory.checkpoint_mib(layer_type, seq) * samples / shares
+            working += activation + others + (input_mib if measured else 0.0)
             activation, others = input_mib, 0.0
         elif recompute:
             again_ms, spared = partly(model, strategy, times, self.memory, layer_type, seq, self.assumed)
-            working, activation = working + spared * activation, (1 - spared) * activation
+            output_mib = self._token_bytes(samples, layer_type) / shares / MIB if measured else 0.0
+            working, activation = working + spared * activation + output_mib, (1 - spared) * activation
         activation += others  # attention's inputs, which no part makes anew
         weights = layer_weights(model, strategy.tp)
         share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
