@@ -10,9 +10,9 @@ from cost_examples import MODEL
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddlenlp_galvatron.plan import Assumptions
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan
 from paddlenlp_galvatron.validation import disturbance
-from paddlenlp_galvatron.validation.accuracy import Spread, kendall
+from paddlenlp_galvatron.validation.accuracy import Accuracy, Outcome, Spread, kendall
 from paddlenlp_galvatron.validation.draw import KINDS, draw
 from paddlenlp_galvatron.validation.terms import TERMS, measured_ms
 from paddlenlp_galvatron.validation.work import key_of
@@ -128,3 +128,13 @@ def test_what_others_do_meanwhile_is_told_and_what_this_process_does_is_not(monk
     with disturbance.watched() as silent:
         pass
     assert silent.share is None and not silent.words
+
+
+def test_what_a_host_lost_in_speed_since_it_was_profiled_is_taken_out_of_the_error():
+    def ran(measured_s: float, host_speed: float) -> Outcome:
+        return Outcome(Plan(1, 1, 1, (1,), (LayerStrategy(),)), "alone", 0.8, measured_s, (), 0, 0, host_speed)
+
+    slowed, same = ran(1.0, 0.8), ran(0.8, 1.0)
+    assert slowed.time_error == pytest.approx(-0.2)
+    assert slowed.time_error_at_speed == pytest.approx(0) == same.time_error_at_speed
+    assert Accuracy([slowed, same]).time_at_speed.mean == pytest.approx(0)
