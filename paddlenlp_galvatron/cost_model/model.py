@@ -377,8 +377,13 @@ class CostModel:
             activation, others = input_mib, 0.0
         elif recompute:
             again_ms, spared = partly(model, strategy, times, self.memory, layer_type, seq, self.assumed)
-            output_mib = self._token_bytes(samples, layer_type) / shares / MIB if measured else 0.0
-            working, activation = working + spared * activation + output_mib, (1 - spared) * activation
+            more = self.memory.again_mib(layer_type, recompute, strategy.tp, seq, sequence_parallel)
+            if more is None or not measured:
+                output_mib = self._token_bytes(samples, layer_type) / shares / MIB if measured else 0.0
+                working += spared * activation + output_mib
+            else:
+                working += more * samples / split
+            activation *= 1 - spared
         activation += others  # attention's inputs, which no part makes anew
         weights = layer_weights(model, strategy.tp)
         share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters

@@ -71,8 +71,10 @@ class LayerMemory:
     checkpoint_mib: float | None = None  # kept with recompute, per sample, tp 1
     working_mib: Mapping[int, float] = field(default_factory=dict)  # tp -> backward's own peak above that, per sample
     working_constant_mib: Mapping[int, float] = field(default_factory=dict)  # and whatever the samples: a gradient
-    # By the choices of parts in APART: tp -> of activation_mib, what is not kept where they are recomputed.
+    # By the choices of parts in APART: tp -> of activation_mib, what is not kept where they are recomputed, and by how
+    # much backward's own peak is higher then, per sample.
     spared_mib: Mapping[Recompute, Mapping[int, float]] = field(default_factory=dict)
+    again_mib: Mapping[Recompute, Mapping[int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,13 @@ _OTHER_RUN = re.compile(r"pp\d+_ckpt[01]_layernum\[.*")  # raw runs of Galvatron
 UNMEASURED_MIB = 1e6  # that Galvatron writes for degree 1 (and halves of it for others) where there was no run
 _LAYER = re.compile(r"layertype_(\d+)(_sp)?")
 _VOCAB = re.compile(r"(other_memory_pp_(?:off|on_first|on_last))(_sp)?")
-SPARED = {f"spared_{parts.words.replace('+', '_')}_mib": parts for parts in APART}
+OF_PARTS = {
+    f"{name}_{parts.words.replace('+', '_')}_mib": (f"{name}_mib", parts)
+    for name in ("spared", "again")
+    for parts in APART
+}
 # What stands under our own key of the file, by its names.
-OF_LAYERS = ("working_mib", "working_constant_mib", *SPARED)
+OF_LAYERS = ("working_mib", "working_constant_mib", *OF_PARTS)
 OF_VOCABULARY = ("kept_mib", "peak_mib", "peak_constant_mib")
 UNITS = {
     "parameter_size": "MiB of all weights at 4 bytes each",
@@ -258,10 +264,12 @@ def _note_extra(
 
 def _own(entry: LayerMemory | VocabMemory, name: str) -> Mapping[int, float]:
     """What stands under this name of our own key."""
-    if isinstance(entry, LayerMemory) and name in SPARED:
-        return entry.spared_mib.get(SPARED[name], {})
-    values: Mapping[int, float] = getattr(entry, name)
-    return values
+    if name not in OF_PARTS:
+        values: Mapping[int, float] = getattr(entry, name)
+        return values
+    name, parts = OF_PARTS[name]
+    by_parts: Mapping[Recompute, Mapping[int, float]] = getattr(entry, name)
+    return by_parts.get(parts, {})
 
 
 def _layer_content(layer: LayerMemory) -> dict[str, Any]:
@@ -370,6 +378,7 @@ def _add_extra(
                 raise unknown_key(path, f"{where}.{seq}", "a sequence length of this file")
             entry, values = entries[key][tokens], _by_number(path, f"{where}.{seq}", numbers)
             changed: dict[str, Any] = {name: values}
-            if isinstance(entry, LayerMemory) and name in SPARED:
-                changed = {"spared_mib": {**entry.spared_mib, SPARED[name]: values}}
+            if name in OF_PARTS:
+                field_name, parts = OF_PARTS[name]
+                changed = {field_name: {**getattr(entry, field_name), parts: values}}
             entries[key][tokens] = replace(entry, **changed)  # type: ignore[assignment]

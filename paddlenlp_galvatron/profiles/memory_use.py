@@ -87,18 +87,33 @@ class MemoryUse:
         self, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> float | None:
         """Of `activation_mib`, what a layer does not keep that recomputes parts; None: it was not measured."""
+        found = self._of_parts("spared_mib", layer_type, recompute, tp, seq, sequence_parallel)
+        return None if found is None else sum(found)
+
+    def again_mib(
+        self, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
+    ) -> float | None:
+        """Per sample, what backward needs beyond `working_mib` where parts are recomputed, one after the other; None:
+        it was not measured."""
+        found = self._of_parts("again_mib", layer_type, recompute, tp, seq, sequence_parallel)
+        return None if found is None else max(found)
+
+    def _of_parts(
+        self, field: str, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
+    ) -> list[float] | None:
+        """A number of each of the parts that are measured; None: of one it is not."""
         lengths, _ = self._layer(layer_type, sequence_parallel)
         known = [
-            {length: mib for length, memory in lengths.items() if (mib := memory.spared_mib.get(parts))}
+            {length: mib for length, memory in lengths.items() if (mib := getattr(memory, field).get(parts))}
             for parts in apart(recompute)
         ]
         if not all(known):
             return None
-        name = f"layertype_{layer_type}.spared_{recompute.words}_mib"
-        return sum(
+        name = f"layertype_{layer_type}.{field.replace('_mib', '')}_{recompute.words}_mib"
+        return [
             self._over_lengths(name, mib, seq, lambda by_degree: _at_degree(name, by_degree, tp, split=True))
             for mib in known
-        )
+        ]
 
     def mask_mib(self, seq: int) -> float:
         """The attention mask that a stage keeps, a square in the sequence length; 0 where none was measured."""

@@ -90,6 +90,10 @@ class MemoryProfiler:
         def spared(parts: Recompute) -> dict[int, float]:
             return {tp: (use(few, tp).kept - use(few, tp, parts).kept) / few / self.samples for tp in degrees}
 
+        def again(parts: Recompute) -> dict[int, float]:
+            more = {tp: use(few, tp, parts).working - use(few, tp).working for tp in degrees}
+            return {tp: max(mib, 0.0) / self.samples for tp, mib in more.items()}
+
         def working(tp: int) -> tuple[float, float]:
             return self._line(
                 lambda samples: self._use(number, seq, tp, sequence_parallel, samples, layers=few).working
@@ -103,6 +107,7 @@ class MemoryProfiler:
             working_mib={tp: working(tp)[1] for tp in degrees},
             working_constant_mib={tp: working(tp)[0] for tp in degrees},
             spared_mib={parts: spared(parts) for parts in APART},
+            again_mib={parts: again(parts) for parts in APART},
         )
 
     def _line(self, mib: Callable[[int], float]) -> tuple[float, float]:
