@@ -377,12 +377,10 @@ class CostModel:
             activation, others = input_mib, 0.0
         elif recompute:
             again_ms, spared = partly(model, strategy, times, self.memory, layer_type, seq, self.assumed)
-            more = self.memory.again_mib(layer_type, recompute, strategy.tp, seq, sequence_parallel)
-            if more is None or not measured:
-                output_mib = self._token_bytes(samples, layer_type) / shares / MIB if measured else 0.0
-                working += spared * activation + output_mib
-            else:
-                working += more * samples / split
+            # Measured part by part, without a tp group's messages: all parts at once take no less.
+            more = self.memory.again_mib(layer_type, recompute, strategy.tp, seq, sequence_parallel) or 0.0
+            output_mib = self._token_bytes(samples, layer_type) / shares / MIB if measured else 0.0
+            working += max(more * samples / split, spared * activation + output_mib)
             activation *= 1 - spared
         activation += others  # attention's inputs, which no part makes anew
         weights = layer_weights(model, strategy.tp)
