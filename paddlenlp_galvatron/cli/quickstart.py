@@ -63,6 +63,7 @@ GB_MIB = 1024
 SCRIPT = Path(__file__).parents[2] / "llm/auto_parallel/galvatron/train_qwen_fine_grained.sh"
 ONE_NODE = {"NUM_NODES": "1", "NODE_RANK": "0"}  # whatever a cluster's environment says
 TIMEOUT_S = 1800  # of the training
+HARDWARE_S, MODEL_S = 90, 120  # after which profiles are brief: all of it is to take ten minutes at most
 # Where the budget lies between the least that any plan needs (0) and what the fastest plan wants (1): in the middle
 # if a layer-wise plan is best there, else nearby.
 BUDGETS = (0.5, 0.6, 0.4, 0.7, 0.3, 0.8, 0.25, 0.35, 0.45, 0.55, 0.2, 0.15, 0.1, 0.05)
@@ -141,7 +142,7 @@ def _profile(output: Path, nproc: int) -> None:
     from .profile import profile_hardware, profile_model
 
     folder = output / "profiles"
-    profile_hardware(HardwareOptions(output=folder, nproc=nproc, end_mb=16))
+    profile_hardware(HardwareOptions(output=folder, nproc=nproc, end_mb=16, time_budget_s=HARDWARE_S))
     points = PointOptions(
         output=folder,
         nproc=nproc,
@@ -149,6 +150,7 @@ def _profile(output: Path, nproc: int) -> None:
         profile_max_batch_size=8,
         max_tp_deg=nproc,
         sequence_parallel=True,
+        time_budget_s=MODEL_S,
     )
     profile_model(points, ModelOptions(model_size=str(output / "model"), seq_length=SEQ_LENGTH))
 
