@@ -147,7 +147,7 @@ def _profile(output: Path, nproc: int) -> None:
         output=folder,
         nproc=nproc,
         profile_mode=ProfileMode.BATCH,
-        profile_max_batch_size=8,
+        profile_max_batch_size=4,
         max_tp_deg=nproc,
         sequence_parallel=True,
         time_budget_s=MODEL_S,
