@@ -13,7 +13,7 @@ from ..plan import ModelShape, Plan
 from .contests import Contest
 from .options import ValidateOptions
 from .terms import TERMS, busy_ms, predicted_ms
-from .work import MeasuredRun, key_of, samples_of_a_layer
+from .work import MeasuredRun, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,15 @@ def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: Mod
         stages,
         predicted_bytes,
         sum(run.bytes.values()),
-        _host_speed(plan, run, cost),
+        _host_speed(run, cost),
     )
 
 
-def _host_speed(plan: Plan, run: MeasuredRun, cost: CostModel) -> float:
-    times = cost.times.layer(0, samples_of_a_layer(plan), cost.seqs[0])
-    return (times.forward_ms + times.backward_ms) / run.layer_ms if run.layer_ms else 1.0
+def _host_speed(run: MeasuredRun, cost: CostModel) -> float:
+    if not run.layer_samples:
+        return 1.0
+    times = cost.times.layer(0, run.layer_samples, cost.seqs[0])
+    return (times.forward_ms + times.backward_ms) / run.layer_ms
 
 
 def _stage(

@@ -21,11 +21,6 @@ def key_of(plan: Plan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def samples_of_a_layer(plan: Plan) -> int:
-    """With which a layer is timed, as a measure of the host: those of a rank in plain data parallelism, 4 at most."""
-    return min(max(plan.global_batch // plan.world_size, 1), 4)
-
-
 class Work(BaseModel):
     """Goes to the ranks as a file."""
 
@@ -55,9 +50,9 @@ class MeasuredRun(BaseModel):
     """What a plan took."""
 
     step_s: float = 0.0  # the one that counts, of the slowest rank
-    layer_ms: float = (
-        0.0  # forward and backward of a layer, timed right before and behind the steps as a profile has it
-    )
+    # Forward and backward of a layer with so many samples, timed right before and behind the steps as a profile has it.
+    layer_ms: float = 0.0
+    layer_samples: int = 0
     ranks: tuple[RankRun, ...] = ()
     bytes: dict[str, int] = {}  # that a step gives to collectives, over all ranks
     failed: str = ""  # why it did not run

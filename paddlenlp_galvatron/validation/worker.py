@@ -27,8 +27,9 @@ from ..runtime.paddle_private import next_rate
 from ..runtime.trace import span, traced
 from ..training.recipe import Recipe
 from .terms import TERMS, measured_ms
-from .work import JOURNAL, MeasuredRun, RankRun, Work, key_of, samples_of_a_layer
+from .work import JOURNAL, MeasuredRun, RankRun, Work, key_of
 
+MOST_SAMPLES = 4  # with which a layer is timed
 LAYERS = 1, 3  # their difference leaves out what does not belong to a layer
 WARM_UP = 3  # steps: the first makes the optimizer's states, allocates and connects
 LEAST_STEPS = 6
@@ -54,17 +55,21 @@ def main() -> None:
 def _measure(work: Work, plan: Plan, groups: Groups, stopwatch: Stopwatch, layer: Layer) -> dict[str, Any]:
     before_ms = layer.time_ms()
     run = _run(work, plan, groups)
-    return run.model_copy(update={"layer_ms": (before_ms + layer.time_ms()) / 2}).model_dump()
+    timed = {"layer_ms": (before_ms + layer.time_ms()) / 2, "layer_samples": layer.samples}
+    return run.model_copy(update=timed).model_dump()
 
 
 class Layer:
     """A layer as the profiler times it, on all ranks at once."""
 
     def __init__(self, work: Work, plan: Plan, stopwatch: Stopwatch):
-        family, samples = load_family(work.shape.family), samples_of_a_layer(plan)
+        family, rows = load_family(work.shape.family), plan.global_batch // plan.world_size
+        self.samples = min(max(rows, 1), MOST_SAMPLES)
         seq_length, precision = plan.assumed.seq_length or 0, plan.assumed.mixed_precision
         self._parts = [
-            MeasuredPart(work.shape, family, layers=layers, samples=samples, seq_length=seq_length, precision=precision)
+            MeasuredPart(
+                work.shape, family, layers=layers, samples=self.samples, seq_length=seq_length, precision=precision
+            )
             for layers in LAYERS
         ]
         self._stopwatch = stopwatch
