@@ -44,6 +44,10 @@ class ChunkedStages {
     if (chunks_ > kMostChunks) throw TooHard("the search knows 16 chunks a stage");
     groups_ = chunks_ == 1 ? tables.groups() : 1;
     const double passes = tables.micro_batches;
+    by_working_ = useful_;
+    std::stable_sort(by_working_.begin(), by_working_.end(), [&](int a, int b) {
+      return tables.strategies[a].working < tables.strategies[b].working;
+    });
     for (const bool with_sync : {false, true})
       busy_[with_sync].weights.assign(chunks_, {passes, passes, with_sync ? 1.0 : 0.0});
   }
@@ -57,7 +61,85 @@ class ChunkedStages {
     return works_.emplace(key, solve({stage, layers, more, busy_[with_sync]}, poll)).first->second;
   }
 
-  // The same for any weights of each chunk's passes, and of the stage's sync in all of them; not remembered.
+  // Below that, cheap: for no layers more, one more, and so on up to `most`; infinite where they don't fit. Closest for
+  // `likely` more.
+  std::vector<double> rough_works(int stage, const std::vector<int>& layers, int most, int likely, Poll& poll) const {
+    std::vector<double> costs(most + 1), works(most + 1, 0);
+    auto at_price = [&](double price, const std::vector<Weights>& weights) {
+      poll.tick(by_working_.size() * (chunks_ + most / 4));
+      std::fill(costs.begin(), costs.end(), kInfinity);
+      relax(stage, layers, weights, price, [&](double cost, const std::vector<double>& layer) {
+        for (int chunk = 0; chunk < chunks_; ++chunk) cost += layers[chunk] * layer[chunk];
+        const double least = *std::min_element(layer.begin(), layer.end());  // where least is held
+        for (int more = 0; more <= most; ++more) costs[more] = std::min(costs[more], cost + more * least);
+      });
+      return costs[likely];
+    };
+    auto raise = [&](double price) {
+      const double cost = at_price(price, busy_[false].weights);
+      for (int more = 0; more <= most; ++more) works[more] = std::max(works[more], costs[more]);
+      return cost;
+    };
+    highest(raise, raise(0) / std::max(tables_.budget, 1.0), true);
+    at_price(1, std::vector<Weights>(chunks_, {0, 0, 0}));  // memory beyond the budget
+    for (int more = 0; more <= most; ++more)
+      if (costs[more] > kRoom * tables_.budget) works[more] = kInfinity;
+    return works;
+  }
+
+  // The price of memory, near a known one or far from it, at which a relaxation costs most: a search in ever smaller
+  // steps, as long as they help.
+  template <class Cost>
+  static double highest(Cost cost, double price, bool far) {
+    const std::vector<double> steps = far ? std::vector<double>{16, 4, 1.6, 1.2} : std::vector<double>{1.15};
+    double best = cost(price);
+    for (const double step : steps)
+      for (const double factor : {step, 1 / step})
+        for (int moves = 0; moves < kMostMoves; ++moves) {
+          const double attempted = cost(price * factor);
+          if (!(attempted > best)) break;
+          best = attempted, price *= factor;
+        }
+    return price;
+  }
+
+  // What a stage costs at least, for any weights of each chunk's passes and of the sync, where memory has a price (ms
+  // per MiB) instead of an end: `take(beside, layer)` is given what it costs beside its layers, and a layer of each
+  // chunk, once for each working memory that they may need. The least of these is a bound, whatever the price.
+  template <class Take>
+  void relax(int stage, const std::vector<int>& layers, const std::vector<Weights>& weights, double price,
+             Take take) const {
+    const Held& held = fullest(stage, layers, 0);
+    const Room room = this->room(stage, held);
+    double fixed = -price * within(room.budget);
+    for (int chunk = 0; chunk < chunks_; ++chunk) fixed += weights[chunk].of(beside(stage, chunk));
+    std::vector<double> least(chunks_, kInfinity);
+    bool better = false;
+    for (std::size_t i = 0; i < by_working_.size(); ++i) {
+      const Part& part = tables_.strategies[by_working_[i]];
+      for (int chunk = 0; chunk < chunks_; ++chunk) {
+        const double cost =
+            weights[chunk].of(part.time) + price * (part.states + held[chunk] * part.activation);
+        if (cost < least[chunk]) least[chunk] = cost, better = true;
+      }
+      const bool last = i + 1 == by_working_.size();
+      const double next = last ? kInfinity : tables_.strategies[by_working_[i + 1]].working;
+      if (!better || next == part.working || next <= room.working) continue;
+      take(fixed + price * std::max(part.working, room.working), least);
+      better = false;
+    }
+  }
+
+  // Lets go of what takes much memory and is soon known again.
+  void forget() {
+    for (Pricing& pricing : busy_)
+      for (auto& [key, mixes] : pricing.mixes) mixes->forget();
+  }
+
+  // Steps of one relaxation, about.
+  std::size_t choices() const { return by_working_.size() * chunks_; }
+
+  // As `work`, for any weights of each chunk's passes, and of the stage's sync in all of them; not remembered.
   Work weighted(int stage, const std::vector<int>& layers, std::vector<Weights> weights, Poll& poll) const {
     Pricing pricing{std::move(weights), {}, {}};
     return solve({stage, layers, 0, pricing}, poll);
@@ -83,6 +165,8 @@ class ChunkedStages {
   }
 
  private:
+  static constexpr int kMostMoves = 8;         // of a price of memory into one direction
+  static constexpr double kRoom = 1e-9;        // share of the budget that sums of memory may be off by
   static constexpr int kMostMoments = 4;  // tried one after the other before all at once
 
   using Held = std::vector<int>;  // micro-batches of each chunk
@@ -186,10 +270,18 @@ class ChunkedStages {
     return layers;
   }
 
-  Room room(const Question& asked, const Held& held) const {
+  // The moment at which alike layers would hold most.
+  const Held& fullest(int stage, const std::vector<int>& layers, int more) const {
+    const std::vector<Held>& moments = tables_.held[stage];
+    return *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
+      return layers_held(layers, more, a) < layers_held(layers, more, b);
+    });
+  }
+
+  Room room(int stage, const Held& held) const {
     Room room{tables_.budget, 0};
     for (int chunk = 0; chunk < chunks_; ++chunk) {
-      const Part& beside = part(asked.stage, chunk);
+      const Part& beside = part(stage, chunk);
       room.budget -= beside.states + held[chunk] * beside.activation;
       room.working = std::max(room.working, beside.working);
     }
@@ -221,12 +313,11 @@ class ChunkedStages {
   // layers of `more`. Raises the least that any takes.
   ChunkedPoint point_within(const Question& asked, int only, double& least, Poll& poll) const {
     const std::vector<Held>& moments = tables_.held[asked.stage];
-    Held held = *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
-      return layers_held(asked, a) < layers_held(asked, b);
-    });
+    Held held = fullest(asked.stage, asked.layers, asked.more);
     for (int tried = 0; tried <= kMostMoments; ++tried) {
       const Mix mix = least_mix(asked, held, only, poll);
-      if (tried < kMostMoments) least = std::max(least, fixed(asked) + std::min(mix.cost, mix.bound));
+      if (tried < kMostMoments)
+        least = std::max(least, fixed(asked.pricing, asked.stage) + std::min(mix.cost, mix.bound));
       if (mix.counts.empty() || asked.more > 0) break;
       ChunkedPoint point = point_of(asked, mix, poll);
       const Held& fullest = *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
@@ -241,22 +332,22 @@ class ChunkedStages {
     return {};
   }
 
-  static double layers_held(const Question& asked, const Held& held) {
-    double sum = asked.more * *std::min_element(held.begin(), held.end());
-    for (std::size_t chunk = 0; chunk < held.size(); ++chunk) sum += asked.layers[chunk] * held[chunk];
+  static double layers_held(const std::vector<int>& layers, int more, const Held& held) {
+    double sum = more * *std::min_element(held.begin(), held.end());
+    for (std::size_t chunk = 0; chunk < held.size(); ++chunk) sum += layers[chunk] * held[chunk];
     return sum;
   }
 
-  double fixed(const Question& asked) const {
+  double fixed(const Pricing& pricing, int stage) const {
     double sum = 0;
-    for (int chunk = 0; chunk < chunks_; ++chunk) sum += asked.pricing.of(chunk).of(part(asked.stage, chunk).time);
+    for (int chunk = 0; chunk < chunks_; ++chunk) sum += pricing.of(chunk).of(part(stage, chunk).time);
     return sum;
   }
 
   Mix least_mix(const Question& asked, const Held& held, int only, Poll& poll) const {
     Mixes& mixes = this->mixes(asked, held, only);
     const Layers layers = layers_of(asked);
-    const Room room = this->room(asked, held);
+    const Room room = this->room(asked.stage, held);
     Walks& walks = this->walks(asked);
     const Mix mix = mixes.solve(layers, room, walks, poll, uniform(asked, held, only, room, walks, poll));
     walks.forget();
@@ -336,6 +427,7 @@ class ChunkedStages {
   const PipelineTables& tables_;
   const Vocab& vocab_;
   const std::vector<int>& useful_;
+  std::vector<int> by_working_;  // the same, by rising working memory
   int chunks_, groups_;
   std::array<Pricing, 2> busy_;  // by whether sync counts
   std::map<std::tuple<int, bool, int, std::vector<int>>, Work> works_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <utility>
 #include <vector>
@@ -42,6 +43,7 @@ class Mixes {
     }
     std::sort(levels_.begin(), levels_.end());
     levels_.erase(std::unique(levels_.begin(), levels_.end()), levels_.end());
+    width_ = levels_.size() < kFewLevels ? 1 : static_cast<std::size_t>(std::sqrt(levels_.size()));
   }
 
   // Lets go of what is remembered.
@@ -50,37 +52,26 @@ class Mixes {
   // A lower bound of what the layers cost without their walk, cheap.
   double bound(const Layers& layers, Room room, Poll& poll) {
     double least = kInfinity;
-    poll.tick(kStepsOfLevel * levels_.size());
-    for (const double level : levels_)
-      least = std::min(least, frontier(all_, level, poll).bound(layers, net(room, level)).cost);
+    for (const Band& band : bands(layers, room, poll)) {
+      if (!(band.bound < least)) break;
+      for (std::size_t i = band.first; i < band.end; ++i) least = std::min(least, bound_at(i, i, layers, room, poll));
+    }
     return least;
   }
 
   // The mix of least cost; `best` is one that is known.
   Mix solve(const Layers& layers, Room room, Walks& walks, Poll& poll, Mix best = {}) {
-    const int types = layers.last_type - layers.first_type + 1;
+    const std::vector<Band> bands = this->bands(layers, room, poll);
     // One group a type first: what that costs keeps most other sets from being looked at.
     for (const bool all : {false, true}) {
-      Candidates found = candidates(layers, room, walks, best.cost, all ? types + kMostChanges : types, poll);
-      if (all && !found.complete) {
-        best.bound = std::min(best.bound, bound(layers, room, poll) + walks.least());
-        found = candidates(layers, room, walks, best.cost, types + 1, poll);
-      }
-      stop_ = poll.steps() + allowance(poll);
-      for (const Candidate& candidate : found.sets) {
-        if (!is_less(candidate.bound, best.cost)) break;
-        descend(candidate, layers, room, walks, best.cost, poll);
-        if (order_.empty()) continue;
-        const int first = layers.of[layers.first_type];
-        if (types == 1)  // a good start: the best pair
-          for (int a = 0; a < static_cast<int>(order_.size()); ++a) {
-            poll.tick(a + 1);
-            for (int b = 0; b <= a; ++b) take_pair(a, b, first, 0, walk_, best);
-          }
-        visit(0, first, 0, walk_, 0, best, poll);
-        if (poll.steps() < stop_) continue;
-        best.bound = std::min(best.bound, candidate.bound);
-        break;
+      last_ = poll.steps() + 2 * allowance(poll);
+      for (const Band& band : bands) {
+        const double bound = band.bound + walks.least();
+        if (!is_less(bound, best.cost)) break;
+        if (poll.steps() < last_)
+          solve(band, all, layers, room, walks, poll, best);
+        else if (all)
+          best.bound = std::min(best.bound, bound);
       }
     }
     best.bound = std::min(best.bound, best.cost);
@@ -93,7 +84,8 @@ class Mixes {
   void enumerate(const Layers& layers, Room room, Walks& walks, double limit, Emit emit, long& effort,
                  Poll& poll) {
     const int types = layers.last_type - layers.first_type + 1;
-    const Candidates found = candidates(layers, room, walks, limit, types + kMostChanges, poll);
+    last_ = poll.steps() + allowance(poll);
+    const Candidates found = candidates({0, levels_.size(), 0}, layers, room, walks, limit, types + kMostChanges, poll);
     if (!found.complete) effort = 0;
     for (const Candidate& candidate : found.sets) {
       if (effort <= 0) return;
@@ -110,6 +102,13 @@ class Mixes {
   static constexpr std::size_t kStepsOfLevel = 16;
   static constexpr int kMostChanges = 11;
   static constexpr std::size_t kMostKept = 20'000;  // frontiers, some 10 MiB
+  static constexpr std::size_t kFewLevels = 9;      // each its own band
+
+  // Neighbouring levels, and a bound of them all: with the highest one's choices, and the lowest one's working memory.
+  struct Band {
+    std::size_t first, end;
+    double bound;
+  };
 
   struct Candidate {
     double bound;
@@ -133,6 +132,49 @@ class Mixes {
 
   static std::size_t allowance(const Poll& poll) { return poll.steps() < kManySteps ? kMostSteps : kFewSteps; }
 
+  double bound_at(std::size_t lowest, std::size_t highest, const Layers& layers, Room room, Poll& poll) {
+    poll.tick(kStepsOfLevel);
+    return frontier(all_, levels_[highest], poll).bound(layers, net(room, levels_[lowest])).cost;
+  }
+
+  // The best bound first. Of levels that need no more than the stage does anyway, the highest has all choices.
+  std::vector<Band> bands(const Layers& layers, Room room, Poll& poll) {
+    std::vector<Band> bands;
+    std::size_t first = std::upper_bound(levels_.begin(), levels_.end(), room.working) - levels_.begin();
+    for (first = std::max<std::size_t>(first, 1) - 1; first < levels_.size(); first += width_) {
+      const std::size_t end = std::min(first + width_, levels_.size());
+      bands.push_back({first, end, bound_at(first, end - 1, layers, room, poll)});
+    }
+    std::sort(bands.begin(), bands.end(), [](const Band& a, const Band& b) { return a.bound < b.bound; });
+    return bands;
+  }
+
+  // Makes the best mix of a band's levels the best, if that costs less: of one group a type, or of all sets of groups.
+  void solve(const Band& band, bool all, const Layers& layers, Room room, Walks& walks, Poll& poll, Mix& best) {
+    const int types = layers.last_type - layers.first_type + 1;
+    Candidates found = candidates(band, layers, room, walks, best.cost, all ? types + kMostChanges : types, poll);
+    if (all && !found.complete) {
+      best.bound = std::min(best.bound, band.bound + walks.least());
+      found = candidates(band, layers, room, walks, best.cost, types + 1, poll);
+    }
+    stop_ = std::min(poll.steps() + allowance(poll), last_);
+    for (const Candidate& candidate : found.sets) {
+      if (!is_less(candidate.bound, best.cost)) break;
+      descend(candidate, layers, room, walks, best.cost, poll);
+      if (order_.empty()) continue;
+      const int first = layers.of[layers.first_type];
+      if (types == 1)  // a good start: the best pair
+        for (int a = 0; a < static_cast<int>(order_.size()); ++a) {
+          poll.tick(a + 1);
+          for (int b = 0; b <= a; ++b) take_pair(a, b, first, 0, walk_, best);
+        }
+      visit(0, first, 0, walk_, 0, best, poll);
+      if (poll.steps() < stop_) continue;
+      best.bound = std::min(best.bound, candidate.bound);
+      break;
+    }
+  }
+
   // The choices of some groups up to a level of working memory.
   std::vector<Choice> chosen(GroupSet groups, double level, Poll& poll) const {
     poll.tick(choices_.size());
@@ -150,40 +192,67 @@ class Mixes {
     return frontiers_.emplace(std::make_pair(groups, level), Frontier(choices)).first->second;
   }
 
-  // Levels and sets of so many groups at most that may cost less than the limit, the best bound first.
-  Candidates candidates(const Layers& layers, Room room, Walks& walks, double limit, int most, Poll& poll) {
+  // A band's levels and sets of so many groups at most that may cost less than the limit, the best bound first.
+  Candidates candidates(const Band& band, const Layers& layers, Room room, Walks& walks, double limit, int most,
+                        Poll& poll) {
     Candidates found;
-    stop_ = poll.steps() + allowance(poll);
-    for (const double level : levels_) grow(0, 0, most, level, layers, net(room, level), walks, limit, found, poll);
+    stop_ = std::min(poll.steps() + allowance(poll), last_);
+    for (std::size_t i = band.first; i < band.end; ++i) {
+      const double budget = net(room, levels_[i]);
+      const Frontier::Bound unlimited = frontier(all_, levels_[i], poll).bound(layers, budget);
+      reduce(levels_[i], unlimited.price, walks.groups(), poll);
+      grow(0, 0, most, levels_[i], layers, budget, unlimited.cost, walks, limit, found, poll);
+    }
     std::sort(found.sets.begin(), found.sets.end(),
               [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
     return found;
   }
 
-  void grow(GroupSet groups, int first, int most, double level, const Layers& layers, double budget, Walks& walks,
-            double limit, Candidates& found, Poll& poll) {
+  // What the first layer of each group costs at least beyond the bound, where memory has a price.
+  void reduce(double level, double price, int groups, Poll& poll) {
+    const std::vector<Choice> choices = chosen(all_, level, poll);
+    const std::array<double, kMostTypes> cheapest = cheapest_of(choices, price);
+    reduced_.assign(groups, kInfinity);
+    for (const Choice& choice : choices) {
+      double& least = reduced_[choice.group];
+      least = std::min(least, choice.cost + price * choice.memory - cheapest[choice.type]);
+    }
+  }
+
+  // Adds groups to a set. `least` is the bound of all mixes that have a layer of each group in it, the walk left out.
+  void grow(GroupSet groups, int first, int most, double level, const Layers& layers, double budget, double least,
+            Walks& walks, double limit, Candidates& found, Poll& poll) {
     if (most == 0) {
       found.complete &= first >= walks.groups();
       return;
     }
     if (frontiers_.size() > kMostKept) frontiers_.clear();
-    const double unlimited = frontier(all_, level, poll).bound(layers, budget).cost;
     for (int group = first; group < walks.groups(); ++group) {
       poll.tick();
-      if (!(all_ & walks.all() & bit(group))) continue;
+      const double more = least + reduced_[group];
+      if (!(all_ & walks.all() & bit(group)) || !is_less(more + walks.least(), limit)) continue;
       const GroupSet larger = groups | bit(group);
       const double walk = walks.cost(larger, poll);
-      if (!is_less(unlimited + walk, limit)) continue;
+      if (!is_less(more + walk, limit)) continue;
       if (poll.steps() >= stop_) {
         found.complete = false;
         return;
       }
       if (walks.is_whole(larger)) {
-        const double bound = frontier(larger, level, poll).bound(layers, budget).cost + walk;
+        const double bound = std::max(frontier(larger, level, poll).bound(layers, budget).cost, more) + walk;
         if (is_less(bound, limit)) found.sets.push_back({bound, larger, level});
       }
-      grow(larger, group + 1, most - 1, level, layers, budget, walks, limit, found, poll);
+      grow(larger, group + 1, most - 1, level, layers, budget, more, walks, limit, found, poll);
     }
+  }
+
+  // Of one layer of each type, where memory has a price.
+  static std::array<double, kMostTypes> cheapest_of(const std::vector<Choice>& choices, double price) {
+    std::array<double, kMostTypes> cheapest;
+    cheapest.fill(kInfinity);
+    for (const Choice& choice : choices)
+      cheapest[choice.type] = std::min(cheapest[choice.type], choice.cost + price * choice.memory);
+    return cheapest;
   }
 
   // Sets the scratch up for a search over counts: choices by type and falling reduced cost, those that cannot win left
@@ -195,10 +264,7 @@ class Mixes {
     walk_ = walks.cost(candidate.groups, poll);
     const Frontier::Bound bound = frontier(candidate.groups, candidate.level, poll).bound(layers, budget_);
     floor_ = bound.cost + walk_;
-    std::array<double, kMostTypes> cheapest;
-    cheapest.fill(kInfinity);
-    for (const Choice& choice : choices)
-      cheapest[choice.type] = std::min(cheapest[choice.type], choice.cost + bound.price * choice.memory);
+    const std::array<double, kMostTypes> cheapest = cheapest_of(choices, bound.price);
     order_.clear();
     for (const Choice& choice : choices) {
       const double reduced = choice.cost + bound.price * choice.memory - cheapest[choice.type];
@@ -301,6 +367,7 @@ class Mixes {
 
   std::vector<Choice> choices_;
   std::vector<double> levels_;
+  std::size_t width_ = 1;  // levels of a band
   GroupSet all_ = 0;
   Map<std::pair<GroupSet, double>, Frontier> frontiers_;  // known ones, by groups and level
 
@@ -308,8 +375,9 @@ class Mixes {
   Layers layers_;
   std::vector<Priced> order_;
   std::vector<int> counts_;
+  std::vector<double> reduced_;  // of each group
   double budget_ = 0, floor_ = 0, walk_ = 0;
-  std::size_t stop_ = 0;  // steps at which it is given up
+  std::size_t stop_ = 0, last_ = 0;  // steps at which a part of it is given up; all of it
 };
 
 }  // namespace galvatron

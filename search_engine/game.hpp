@@ -21,6 +21,7 @@
 #include "chunks.hpp"
 #include "common.hpp"
 #include "graph.hpp"
+#include "offers.hpp"
 #include "tables.hpp"
 
 namespace galvatron {
@@ -32,8 +33,11 @@ class PathGame {
         cache_(tables_),
         graph_(tables_.passes),
         chunks_(tables_.stages * tables_.passes.chunks()) {
-    for (const int v : useful_vocabs(tables_))
-      games_.push_back({v, std::make_unique<ChunkedStages>(tables_, tables_.vocabs[v], cache_), {}, {}});
+    for (const int v : useful_vocabs(tables_)) {
+      auto stages = std::make_unique<ChunkedStages>(tables_, tables_.vocabs[v], cache_);
+      auto offers = std::make_unique<Offers>(tables_, cache_, *stages);
+      games_.push_back({v, std::move(stages), std::move(offers), {}, {}});
+    }
   }
 
   PathGame(const PathGame&) = delete;
@@ -51,6 +55,7 @@ class PathGame {
     const Turn turn(busy_, poll);
     allow(kEffortOfBound, poll);
     open(limit, poll);
+    for (Game& game : games_) game.stages->forget();
     return std::min({limit, best_.cost, least_open()});
   }
 
@@ -74,6 +79,7 @@ class PathGame {
     }
     proven = std::min({settled, least_open(), limit, best_.cost});
     opened_ = -1;  // nothing is left to go on with
+    for (Game& game : games_) game.stages->forget();
     Found best = std::exchange(best_, {});
     return is_less(best.cost, limit) ? best : Found{};
   }
@@ -87,6 +93,7 @@ class PathGame {
   static constexpr std::size_t kStepsOfPass = 5;
   static constexpr long kEffortOfBound = 2'000'000, kMostEffort = 20'000'000;  // passes: 0.1 s, and a second or two
   static constexpr double kLonger = 1.05;  // a stage's time, to see which path is longest then
+  static constexpr double kSure = 0.02;    // layers by which the plans of a mixture differ
   static constexpr double kWorthwhile = 1.02;  // a plan so far above the best one is not made better
 
   // A plan that answered a mixture of paths.
@@ -99,18 +106,32 @@ class PathGame {
   struct Game {
     int vocab;
     std::unique_ptr<ChunkedStages> stages;
+    std::unique_ptr<Offers> offers;
     std::vector<int> division;  // whose stages work about alike
     std::vector<Answer> answers;
   };
-  // Divisions in which the number of each chunk's layers is within limits.
+  // Divisions in which the numbers of each chunk's and of each stage's layers are within limits.
   struct Region {
     double bound;
     std::size_t game;
-    std::vector<int> fewest, most;  // layers of each chunk
+    std::vector<int> fewest, most;        // layers of each chunk
+    std::vector<int> fewest_of, most_of;  // layers of each stage
     double sum = 0;                 // bound by the weights alone
     PathWeights weights;            // behind it
-    std::vector<double> mean, spread;  // of each chunk's layers in the mixture of plans
-    std::vector<int> latest;           // the last answer
+    std::vector<double> mean, spread;        // of each chunk's layers in the mixture of plans
+    std::vector<double> mean_of, spread_of;  // of each stage's
+    std::vector<int> latest;                 // the last answer
+
+    bool has(const std::vector<int>& division) const {
+      std::vector<int> of(fewest_of.size(), 0);
+      for (std::size_t at = 0; at < division.size(); ++at) {
+        if (division[at] < fewest[at] || division[at] > most[at]) return false;
+        of[at % of.size()] += division[at];
+      }
+      for (std::size_t stage = 0; stage < of.size(); ++stage)
+        if (of[stage] < fewest_of[stage] || of[stage] > most_of[stage]) return false;
+      return true;
+    }
   };
 
   static bool is_later(const Region& a, const Region& b) { return a.bound > b.bound; }
@@ -139,7 +160,11 @@ class PathGame {
     const std::vector<int> one(v, 1);
     std::vector<int> more(stages(), 0);
     double bound = 0;
-    auto works = [&](int stage, int extra) { return game.stages->work(stage, one, extra, false, poll).least; };
+    const int most = tables_.layers - chunks_;
+    std::vector<std::vector<double>> known;
+    for (int s = 0; s < stages(); ++s)
+      known.push_back(game.stages->rough_works(s, one, most, most / stages(), poll));
+    auto works = [&](int stage, int extra) { return known[stage][extra]; };
     for (int s = 0; s < stages(); ++s) bound = std::max(bound, works(s, 0));
     for (int left = tables_.layers - chunks_; left > 0 && bound < kInfinity; --left) {
       int best = 0;
@@ -163,7 +188,9 @@ class PathGame {
       if (!is_less(bound, std::min(limit, best_.cost))) continue;
       game.answers.clear();
       const std::vector<int> fewest(chunks_, 1), most(chunks_, tables_.layers - chunks_ + 1);
-      Region all{bound, number, fewest, most, 0, tried(game, game.division, poll), {}, {}, {}};
+      const std::vector<int> least_of(stages(), chunks_a_stage()), most_of(stages(), tables_.layers);
+      Region all{bound, number, fewest, most, least_of, most_of, 0, tried(game, game.division, poll),
+                 {},    {},     {},     {},   {}};
       lean(game, poll);
       play(all, limit, kFirstRounds, poll);
       keep(std::move(all), limit);
@@ -220,11 +247,12 @@ class PathGame {
     std::push_heap(regions_.begin(), regions_.end(), is_later);
   }
 
-  // Splits a region in two and plays both. False: it is one division, which stays as it is.
+  // Splits a region and plays both parts: by a stage's layers, then by a chunk's. False: it is a single division.
   bool split(const Region& region, double limit, Poll& poll) {
     int chosen = -1, middle = 0;
     double widest = -1;
-    for (int at = 0; at < chunks_; ++at) {
+    const bool of_stage = widest_of(region, chosen, middle);
+    for (int at = 0; at < chunks_ && !of_stage; ++at) {
       const int free = region.most[at] - region.fewest[at];
       if (free == 0) continue;
       const double spread = region.spread.empty() ? 0 : region.spread[at];
@@ -237,11 +265,24 @@ class PathGame {
     if (chosen < 0) return false;
     for (const bool upper : {false, true}) {
       Region half = region;
-      (upper ? half.fewest : half.most)[chosen] = upper ? middle + 1 : middle;
+      std::vector<int>& fewest = of_stage ? half.fewest_of : half.fewest;
+      std::vector<int>& most = of_stage ? half.most_of : half.most;
+      (upper ? fewest : most)[chosen] = upper ? middle + 1 : middle;
       play(half, limit, kRounds, poll);
       keep(std::move(half), limit);
     }
     return true;
+  }
+
+  // The stage of whose layers the mixture of plans is least sure, if it is of any.
+  bool widest_of(const Region& region, int& chosen, int& middle) const {
+    double widest = kSure;
+    for (int s = 0; s < stages() && !region.spread_of.empty(); ++s) {
+      const int mean = static_cast<int>(region.mean_of[s]);
+      if (region.spread_of[s] <= widest || mean < region.fewest_of[s] || mean >= region.most_of[s]) continue;
+      widest = region.spread_of[s], chosen = s, middle = mean;
+    }
+    return chosen >= 0;
   }
 
   // Raises a region's bound: the mixtures of paths and of plans with which both fare best are answered by a plan and by
@@ -316,10 +357,7 @@ class PathGame {
     Game& game = games_[region.game];
     std::vector<const Answer*> known;
     for (auto answer = game.answers.rbegin(); answer != game.answers.rend() && known.size() < kMostAnswers; ++answer) {
-      bool inside = true;
-      for (int at = 0; at < chunks_ && inside; ++at)
-        inside = region.fewest[at] <= answer->division[at] && answer->division[at] <= region.most[at];
-      if (inside) known.push_back(&*answer);
+      if (region.has(answer->division)) known.push_back(&*answer);
     }
     if (known.empty()) return kInfinity;
     std::vector<std::vector<double>> table(paths_.size());
@@ -333,15 +371,25 @@ class PathGame {
       if (shares.rows[path] > 0) weights.add(paths_[path], shares.rows[path]), used_[path] = now_;
     ChunkTimes mean(chunks_, stages());
     region.mean.assign(chunks_, 0), region.spread.assign(chunks_, 0);
+    region.mean_of.assign(stages(), 0), region.spread_of.assign(stages(), 0);
     for (std::size_t plan = 0; plan < known.size(); ++plan) {
       const double share = shares.columns[plan];
       if (!(share > 0)) continue;
       mean.add(known[plan]->times, share);
-      for (int at = 0; at < chunks_; ++at) region.mean[at] += share * known[plan]->division[at];
+      for (int at = 0; at < chunks_; ++at) {
+        region.mean[at] += share * known[plan]->division[at];
+        region.mean_of[at % stages()] += share * known[plan]->division[at];
+      }
     }
-    for (std::size_t plan = 0; plan < known.size(); ++plan)
-      for (int at = 0; at < chunks_; ++at)
-        region.spread[at] += shares.columns[plan] * std::abs(known[plan]->division[at] - region.mean[at]);
+    for (std::size_t plan = 0; plan < known.size(); ++plan) {
+      const std::vector<int>& division = known[plan]->division;
+      std::vector<double> beyond(stages(), 0);
+      for (int at = 0; at < chunks_; ++at) {
+        region.spread[at] += shares.columns[plan] * std::abs(division[at] - region.mean[at]);
+        beyond[at % stages()] += division[at] - region.mean[at];
+      }
+      for (int s = 0; s < stages(); ++s) region.spread_of[s] += shares.columns[plan] * std::abs(beyond[s]);
+    }
     PathWeights path(chunks_, stages());
     const double time = simulate(mean, path, poll);
     learn(std::move(path));
@@ -349,15 +397,6 @@ class PathGame {
   }
 
   // --- the plan's turn ----------------------------------------------------------------------------------------------
-
-  // A stage with its fewest layers, one more, and so on; those that can't win left out.
-  struct Menu {
-    int fewest = 0;
-    double ends = 0;                   // ms before the stage's first pass and after its last one, at least
-    std::vector<double> work, synced;  // ms that it works in a step; with its sync (empty: not yet asked for)
-
-    int most() const { return fewest + static_cast<int>(work.size()) - 1; }
-  };
 
   // Of all stages; none where nothing of the region can win.
   std::vector<Menu> menus(const Region& region, double limit, Poll& poll) {
@@ -368,12 +407,14 @@ class PathGame {
     for (int s = 0; s < stages(); ++s) {
       Menu& menu = menus[s];
       const std::vector<int> fewest = own(region.fewest, s), most = own(region.most, s);
-      menu.fewest = std::accumulate(fewest.begin(), fewest.end(), 0);
+      const int few = std::accumulate(fewest.begin(), fewest.end(), 0);
+      menu.fewest = std::max(few, region.fewest_of[s]);
+      menu.skipped = menu.fewest - few;
       menu.ends = ends;
-      const int wide =
-          std::min(std::accumulate(most.begin(), most.end(), 0), tables_.layers - chunks_ + chunks_a_stage());
-      for (int more = 0; menu.fewest + more <= wide; ++more) {
-        const double work = exact.work(s, fewest, more, false, poll).least;
+      const int wide = std::min({std::accumulate(most.begin(), most.end(), 0), region.most_of[s],
+                                 tables_.layers - chunks_ + chunks_a_stage()});
+      for (int n = menu.fewest; n <= wide; ++n) {
+        const double work = exact.work(s, fewest, n - few, false, poll).least;
         if (!is_less(work + ends, std::min(limit, best_.cost))) break;
         menu.work.push_back(work);
       }
@@ -408,6 +449,8 @@ class PathGame {
   // The least weighted sum over the divisions of a region, and a division that has it.
   double least(const Region& region, std::vector<Menu>& menus, const PathWeights& weights, std::vector<int>& division,
                Poll& poll) {
+    const Game& game = games_[region.game];
+    const std::vector<int>& now = region.latest.empty() ? game.division : region.latest;
     const int layers = tables_.layers;
     std::vector<double> sums(layers + 1, kInfinity), next;  // of the stages so far, by their layers
     std::vector<std::vector<int>> taken(stages(), std::vector<int>(layers + 1, -1));
@@ -417,7 +460,7 @@ class PathGame {
     for (const Menu& menu : menus) later += menu.most();
     for (int s = 0; s < stages(); ++s) {
       const Menu& menu = menus[s];
-      offers.push_back(offer(region, weights, s, menus[s], poll));
+      offers.push_back(game.offers->of(s, region.fewest, region.most, now, weights, menus[s], poll));
       const Offer& own = offers.back();
       next.assign(layers + 1, kInfinity);
       const int count = static_cast<int>(own.costs.size());
@@ -435,55 +478,12 @@ class PathGame {
     if (!(sums[layers] < kInfinity)) return kInfinity;
     division = region.fewest;
     for (int s = stages() - 1, left = layers; s >= 0; --s) {
-      int more = taken[s][left] - menus[s].fewest;
+      int more = taken[s][left] - menus[s].fewest + menus[s].skipped;
       left -= taken[s][left];
       for (const int at : offers[s].cheapest)
         for (; more > 0 && division[at] < region.most[at]; --more) ++division[at];
     }
     return sums[layers] + weights.links * link();
-  }
-
-  // What a stage adds to the weighted sum, along its menu.
-  struct Offer {
-    std::vector<double> costs;
-    std::vector<int> cheapest;  // the stage's chunks, the one first that takes layers cheapest
-  };
-
-  // Of the weights, as much as all passes of the stage have in common goes to the exact optimum of its work; the rest
-  // to the least times.
-  Offer offer(const Region& region, const PathWeights& weights, int stage, Menu& menu, Poll& poll) {
-    ChunkedStages& exact = *games_[region.game].stages;
-    double common = kInfinity;
-    for (int c = 0; c < chunks_a_stage(); ++c)
-      common = std::min({common, weights.forward[place(stage, c)], weights.backward[place(stage, c)]});
-    const double busy = common / tables_.micro_batches, sync = std::min(weights.sync[stage], busy);
-    const double more_sync = weights.sync[stage] - sync;
-    if (sync > 0 && menu.synced.empty())
-      for (std::size_t more = 0; more < menu.work.size(); ++more)
-        menu.synced.push_back(exact.work(stage, own(region.fewest, stage), static_cast<int>(more), true, poll).least);
-    Offer result;
-    std::vector<double> price(chunks_, 0);  // of a layer more
-    double beside = 0;
-    for (int c = 0; c < chunks_a_stage(); ++c) {
-      const int at = place(stage, c);
-      const Weights left{weights.forward[at] - common, weights.backward[at] - common, more_sync};
-      price[at] = cache_.cheapest(0, left);
-      beside += left.of(exact.beside(stage, c)) + region.fewest[at] * price[at];
-      result.cheapest.push_back(at);
-    }
-    std::stable_sort(result.cheapest.begin(), result.cheapest.end(), [&](int a, int b) { return price[a] < price[b]; });
-    auto add = [&] {
-      const std::size_t more = result.costs.size();
-      const double synced = sync > 0 ? sync * menu.synced[more] : 0;
-      result.costs.push_back((busy - sync) * menu.work[more] + synced + beside);
-    };
-    add();
-    for (const int at : result.cheapest)
-      for (int n = region.fewest[at]; n < region.most[at] && result.costs.size() < menu.work.size(); ++n) {
-        beside += price[at];
-        add();
-      }
-    return result;
   }
 
   // --- the path's turn ----------------------------------------------------------------------------------------------

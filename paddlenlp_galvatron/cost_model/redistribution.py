@@ -7,6 +7,7 @@ from math import lcm
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..plan.layout import TokenLayout
 
@@ -25,10 +26,31 @@ def redistribution(source: TokenLayout, target: TokenLayout, tokens: int, sample
     `plan.layout.moves` does)."""
     if source == target:
         return LayoutTraffic(1, 0, 0)
-    held, wanted = source.intervals(tokens, samples)[:, :, None], target.intervals(tokens, samples)[:, None]
-    kept = np.maximum(np.minimum(held[..., 1], wanted[..., 1]) - np.maximum(held[..., 0], wanted[..., 0]), 0)
-    received = (wanted[..., 1] - wanted[..., 0]).sum((1, 2)) - kept.sum((1, 2))
-    return LayoutTraffic(lcm(_block(source), _block(target)), int(received.max()), int(received.sum()))
+    held, wanted = _laid(source, tokens, samples), _laid(target, tokens, samples)
+    received = wanted.stops - wanted.starts - (held.before(wanted.stops) - held.before(wanted.starts))
+    of_rank = np.bincount(wanted.starts // tokens, weights=received).astype(np.int64)
+    return LayoutTraffic(lcm(_block(source), _block(target)), int(of_rank.max()), int(of_rank.sum()))
+
+
+class _Laid(NamedTuple):
+    """What all ranks of a layout hold, one rank's tokens after the other's; each [intervals], rising."""
+
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    sums: NDArray[np.int64]  # tokens up to each stop
+
+    def before(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens held in front of each place."""
+        last = np.searchsorted(self.starts, places, "right") - 1  # interval that begins there or in front
+        return np.where(last < 0, 0, self.sums[last] - np.maximum(self.stops[last] - places, 0))
+
+
+@lru_cache(maxsize=100)
+def _laid(layout: TokenLayout, tokens: int, samples: int | None) -> _Laid:
+    intervals = layout.intervals(tokens, samples) + tokens * np.arange(layout.size)[:, None, None]
+    intervals = intervals[intervals[..., 0] < intervals[..., 1]]
+    starts, stops = intervals.T.copy()
+    return _Laid(starts, stops, np.cumsum(stops - starts))
 
 
 def _block(layout: TokenLayout) -> int:

@@ -17,12 +17,12 @@ import galvatron_dp_core
 
 from ..cost_model.costs import Prediction
 from ..model import joint_fingerprint
-from ..plan import LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
+from ..plan import ModelShape, Plan, UserError
 from .options import SearchOptions
 from .prices import PricedPlans
 from .result import Candidate, FamilyOutcome, Need, SearchResult
 from .space import PlanFamily, Space, families, interleaved_families
-from .tables import Tables, build, sketch_ms
+from .tables import Choices, Priced, Tables, build, priced, sketch_ms
 
 MS_PER_S = 1000.0
 # What is looked at, at most: a minute of pricing, and some 100 MB.
@@ -63,9 +63,6 @@ def search(
     return _Search(models, cost, options, log or (lambda line: None), watch).run()
 
 
-_Choices = tuple[Sequence[Sequence[LayerStrategy]], Sequence[VocabStrategy]]  # of each layer type; of the vocabulary
-
-
 class _Stage(IntEnum):
     """How far a family has come; each step costs more and bounds it better."""
 
@@ -83,8 +80,7 @@ class _Open:
     number: int  # of equal bounds the first goes first
     stage: _Stage = field(compare=False)
     family: PlanFamily = field(compare=False)
-    layers: Sequence[Sequence[LayerStrategy]] = field(compare=False)  # of each layer type
-    vocabularies: Sequence[VocabStrategy] = field(compare=False)
+    choices: Choices = field(compare=False)
     tables: Tables | None = field(compare=False, default=None)
 
 
@@ -123,6 +119,7 @@ class _Search:
         self.active: list[_Open] = []  # that some thread works on
         self.opened = 0
         self.changed = Condition()
+        self.priced: dict[tuple[int, int, int, Choices], Priced] = {}
 
     def run(self) -> SearchResult:
         start = time.perf_counter()
@@ -156,18 +153,22 @@ class _Search:
         numbers = count()
         for family, spaces in self._divisible().items():
             self.outcomes[family] = FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE
-            for layers, vocabularies in spaces:
-                bound = sketch_ms(family, layers, self.cost) / family.global_batch
-                yield _Open(bound, next(numbers), _Stage.SKETCHED, family, layers, vocabularies)
+            for choices in spaces:
+                bound = sketch_ms(family, choices.layers, self.cost) / family.global_batch
+                yield _Open(bound, next(numbers), _Stage.SKETCHED, family, choices)
 
-    def _divisible(self) -> dict[PlanFamily, list[_Choices]]:
+    def _divisible(self) -> dict[PlanFamily, list[Choices]]:
         """What the plans of every family may choose from. Raises UserError where that is too much to look at."""
-        found: dict[PlanFamily, list[_Choices]] = {}
+        found: dict[PlanFamily, list[Choices]] = {}
+        spaces: dict[tuple[int, int], list[Choices]] = {}  # by ranks of a stage and samples of a micro-batch
         total = 0
-        where = self.options, self.cost.world_size, len(self.cost.layer_types)
-        for family in (*families(*where), *interleaved_families(*where)):
-            found[family] = self._spaces(family)
-            strategies = sum(len(some) for layers, _ in found[family] for some in layers)
+        asked = self.options, self.cost.world_size, len(self.cost.layer_types)
+        for family in (*families(*asked), *interleaved_families(*asked)):
+            where = family.stage_size, family.micro_batch
+            if where not in spaces:
+                spaces[where] = self._spaces(family)
+            found[family] = spaces[where] if family.chunks == 1 or len(self.models) == 1 else []
+            strategies = sum(len(some) for choices in found[family] for some in choices.layers)
             total += strategies
             if strategies > MOST_STRATEGIES:
                 raise UserError(
@@ -182,20 +183,18 @@ class _Search:
                 )
         return found
 
-    def _spaces(self, family: PlanFamily) -> list[_Choices]:
+    def _spaces(self, family: PlanFamily) -> list[Choices]:
         """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
-        if family.chunks > 1 and len(self.models) > 1:
-            return []
         layers = [space.layers(family) for space in self.spaces]
         others = self.spaces[-1].vocabularies(family)
         if self.options.one_strategy:
             return [
-                ([[layer]] * len(layers), [vocab])
+                Choices([[layer]] * len(layers), [vocab])
                 for layer, vocab in self.spaces[0].uniform(family)
                 if all(layer in some for some in layers) and vocab in others
             ]
         vocabularies = [vocab for vocab in self.spaces[0].vocabularies(family) if vocab in others]
-        return [(layers, vocabularies)] if all(layers) and vocabularies else []
+        return [Choices(layers, vocabularies)] if all(layers) and vocabularies else []
 
     def _work(self) -> None:
         """Advance the most promising family, until none is left."""
@@ -247,7 +246,7 @@ class _Search:
             self.bounds_s[family] = min(self.bounds_s.get(family, inf), entry.bound * batch / MS_PER_S)
             return False
         if entry.tables is None:
-            entry.tables = build(family, entry.layers, entry.vocabularies, self.cost, self.options.budget_mib)
+            entry.tables = self._tables(entry)
             entry.stage, bound_ms = _Stage.PRICED, entry.tables.core.bound(self.cancel)
         elif entry.stage is _Stage.PRICED:
             entry.stage, bound_ms = _Stage.BOUNDED, entry.tables.core.tight_bound(limit * batch, self.cancel)
@@ -264,6 +263,13 @@ class _Search:
             self.too_big.append(entry)
             return False
         return True
+
+    def _tables(self, entry: _Open) -> Tables:
+        family = entry.family
+        where = family.global_batch, family.micro_batches, family.stages, entry.choices
+        if where not in self.priced:
+            self.priced[where] = priced(family, entry.choices, self.cost)
+        return build(family, entry.choices, self.priced[where], self.cost, self.options.budget_mib)
 
     def _solve(self, entry: _Open, tables: Tables, limit: float, effort: int, last: bool = False) -> float:
         """Search a family with an effort. Returns its bound in ms, infinite where it is settled."""
@@ -324,7 +330,7 @@ class _Search:
         for entry in self.too_big:
             if entry.family.chunks > 1:
                 continue
-            tables = build(entry.family, entry.layers, entry.vocabularies, self.cost, self.options.budget_mib)
+            tables = self._tables(entry)
             assert isinstance(tables.core, galvatron_dp_core.Pipeline)
             mib, vocab, division, choice = tables.core.least_memory(self.cancel)
             if least is None or mib < least[0]:

@@ -45,45 +45,55 @@ class Tables:
         )
 
 
-def build(
-    family: PlanFamily,
-    layers: Sequence[Sequence[LayerStrategy]],
-    vocabularies: Sequence[VocabStrategy],
-    cost: Prices,
-    budget_mib: float,
-) -> Tables:
-    """Price every strategy in the family and hand the tables to the core; `layers` are the strategies of each type.
+@dataclass(frozen=True, eq=False)
+class Choices:
+    """What the plans of a family may choose from. Families share them, so each is only equal to itself."""
 
-    `budget_mib` is what a plan may use on a device, the cost model's reserve already taken off. Raises UserError where
-    a profile lacks what a strategy needs.
-    """
+    layers: Sequence[Sequence[LayerStrategy]]  # of each layer type
+    vocabularies: Sequence[VocabStrategy]
+
+
+Priced = dict[str, Any]  # arguments of the core
+
+
+def priced(family: PlanFamily, choices: Choices, cost: Prices) -> Priced:
+    """Every price in the family; schedule and chunks change none. Raises UserError where a profile lacks what a
+    strategy needs."""
+    where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
 
     def vocab_row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
         return _numbers(cost.vocab_cost(vocab, role=role, **_where(family)))
 
-    where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
-    middle, later = (
+    middle = [
         _numbers(cost.middle_cost(later=later, micro_batches=family.micro_batches, **where)) for later in (False, True)
-    )
-    of_chunks = family.chunks > 1
-    core = (galvatron_dp_core.Interleaved if of_chunks else galvatron_dp_core.Pipeline)(
-        **_shape(family, cost),
-        **_seams(family, layers, vocabularies, cost),
-        strategies=_array(
-            [_numbers(price) for kind, some in enumerate(layers) for price in _prices(some, kind, family, cost)]
+    ]
+    return {
+        **_seams(family, choices.layers, choices.vocabularies, cost),
+        "strategies": _array(
+            [_numbers(price) for kind, some in enumerate(choices.layers) for price in _prices(some, kind, family, cost)]
         ),
-        vocabs=_array(
+        "vocabs": _array(
             [
                 (vocab_row(vocab, "first"), vocab_row(vocab, "last"))
                 if family.stages > 1
                 else (vocab_row(vocab, "only"), NOTHING)
-                for vocab in vocabularies
+                for vocab in choices.vocabularies
             ]
         ),
-        middle=_array([middle, later] if of_chunks else middle),
+        "middle": _array(middle),
+    }
+
+
+def build(family: PlanFamily, choices: Choices, prices: Priced, cost: Prices, budget_mib: float) -> Tables:
+    """Hand a family's prices (`priced`) to the core. `budget_mib` is what a plan may use on a device, the cost model's
+    reserve already taken off."""
+    of_chunks = family.chunks > 1
+    core = (galvatron_dp_core.Interleaved if of_chunks else galvatron_dp_core.Pipeline)(
+        **_shape(family, cost),
+        **prices | {"middle": prices["middle"] if of_chunks else prices["middle"][0]},
         budget_mib=budget_mib,
     )
-    return Tables(family, [layer for some in layers for layer in some], vocabularies, core)
+    return Tables(family, [layer for some in choices.layers for layer in some], choices.vocabularies, core)
 
 
 def _seams(

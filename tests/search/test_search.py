@@ -73,7 +73,7 @@ def check_against_enumeration(seed: int, types: int = 1, **fixed: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("types", "seeds"), [(1, 20), (2, 14), (3, 14)])
+@pytest.mark.parametrize(("types", "seeds"), [(1, 20), (2, 14), (3, 8)])
 def test_equals_exhaustive_enumeration(types: int, seeds: int) -> None:
     feasible = sum(check_against_enumeration(seed, types) for seed in range(seeds))
     assert seeds / 2 < feasible < seeds

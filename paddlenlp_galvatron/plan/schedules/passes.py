@@ -59,7 +59,7 @@ def joined(steps: Iterable[tuple[Pass, ...]]) -> Iterator[Run]:
     passes: tuple[Pass, ...] = ()
     times = 0
     for step in steps:
-        if times and step == tuple(one._replace(micro_batch=one.micro_batch + times) for one in passes):
+        if times and _is_further(step, passes, times):
             times += 1
             continue
         if times:
@@ -67,6 +67,14 @@ def joined(steps: Iterable[tuple[Pass, ...]]) -> Iterator[Run]:
         passes, times = step, 1
     if times:
         yield Run(passes, times)
+
+
+def _is_further(step: tuple[Pass, ...], passes: tuple[Pass, ...], micro_batches: int) -> bool:
+    """Whether a step is so many micro-batches further. Asked for every pass of a schedule."""
+    for (kind, chunk, micro_batch), before in zip(step, passes, strict=False):
+        if chunk != before[1] or micro_batch != before[2] + micro_batches or kind != before[0]:
+            return False
+    return len(step) == len(passes)
 
 
 def held_at_peaks(runs: Iterable[Run], chunks: int) -> tuple[tuple[int, ...], ...]:

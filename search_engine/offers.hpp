@@ -1,0 +1,152 @@
+// What a stage offers to a weighted sum of all chunks' times: the least that it adds to it, by its number of layers.
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "chunks.hpp"
+#include "common.hpp"
+#include "graph.hpp"
+#include "stages.hpp"
+#include "tables.hpp"
+
+namespace galvatron {
+
+// A stage with its fewest layers, one more, and so on; those that can't win left out.
+struct Menu {
+  int fewest = 0;                    // layers of the stage
+  int skipped = 0;                   // of them, beyond the fewest of its chunks
+  double ends = 0;                   // ms before the stage's first pass and after its last one, at least
+  std::vector<double> work, synced;  // ms that it works in a step; with its sync (empty: not yet asked for)
+
+  int most() const { return fewest + static_cast<int>(work.size()) - 1; }
+};
+
+// What a stage adds to the weighted sum, along its menu.
+struct Offer {
+  std::vector<double> costs;
+  std::vector<int> cheapest;  // the stage's chunks, the one first that takes layers cheapest
+};
+
+class Offers {
+ public:
+  Offers(const PipelineTables& tables, const ChoiceCache& cache, ChunkedStages& exact)
+      : tables_(tables), cache_(cache), exact_(exact), prices_(tables.stages, 0) {}
+
+  // Of divisions in which each chunk has between `fewest` and `most` layers; `now` is one that is likely. The better of
+  // two bounds: one counts all passes of the stage alike, exactly; the other memory at a price, with its own weights.
+  Offer of(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
+           const PathWeights& weights, Menu& menu, Poll& poll) {
+    Offer best = evenly(stage, fewest, most, weights, menu, poll);
+    relax(stage, fewest, most, now, weights, menu, best, poll);
+    return best;
+  }
+
+ private:
+  int place(int stage, int chunk) const { return chunk * tables_.stages + stage; }
+
+  std::vector<int> own(const std::vector<int>& of_all, int stage) const {
+    std::vector<int> result;
+    for (int chunk = 0; chunk < tables_.passes.chunks(); ++chunk) result.push_back(of_all[place(stage, chunk)]);
+    return result;
+  }
+
+  // Of the weights, as much as all passes of the stage have in common goes to the exact optimum of its work; the rest
+  // to the least times.
+  Offer evenly(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const PathWeights& weights,
+               Menu& menu, Poll& poll) {
+    const int chunks = tables_.passes.chunks();
+    double common = kInfinity;
+    for (int c = 0; c < chunks; ++c)
+      common = std::min({common, weights.forward[place(stage, c)], weights.backward[place(stage, c)]});
+    const double busy = common / tables_.micro_batches, sync = std::min(weights.sync[stage], busy);
+    const double more_sync = weights.sync[stage] - sync;
+    if (sync > 0 && menu.synced.empty())
+      for (int more = menu.skipped; more < menu.skipped + static_cast<int>(menu.work.size()); ++more)
+        menu.synced.push_back(exact_.work(stage, own(fewest, stage), more, true, poll).least);
+    Offer result;
+    std::vector<double> price(weights.forward.size(), 0);  // of a layer more
+    double beside = 0;
+    for (int c = 0; c < chunks; ++c) {
+      const int at = place(stage, c);
+      const Weights left{weights.forward[at] - common, weights.backward[at] - common, more_sync};
+      price[at] = cache_.cheapest(0, left);
+      beside += left.of(exact_.beside(stage, c)) + fewest[at] * price[at];
+      result.cheapest.push_back(at);
+    }
+    std::stable_sort(result.cheapest.begin(), result.cheapest.end(), [&](int a, int b) { return price[a] < price[b]; });
+    int skip = menu.skipped;
+    auto add = [&] {
+      if (skip-- > 0) return;
+      const std::size_t more = result.costs.size();
+      const double synced = sync > 0 ? sync * menu.synced[more] : 0;
+      result.costs.push_back((busy - sync) * menu.work[more] + synced + beside);
+    };
+    add();
+    for (const int at : result.cheapest)
+      for (int n = fewest[at]; n < most[at] && result.costs.size() < menu.work.size(); ++n) {
+        beside += price[at];
+        add();
+      }
+    return result;
+  }
+
+  // Raises an offer to what the stage costs where memory has a price: one that makes most of it for the layers that the
+  // stage is likely to have. It is looked for near the stage's last one.
+  void relax(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
+             const PathWeights& weights, const Menu& menu, Offer& offer, Poll& poll) {
+    const int chunks = tables_.passes.chunks();
+    const std::vector<int> likely = own(now, stage), few = own(fewest, stage), many = own(most, stage);
+    const int more = std::accumulate(likely.begin(), likely.end(), 0) - menu.fewest;
+    const int target = std::min(std::max(more, 0), static_cast<int>(offer.costs.size()) - 1);
+    std::vector<Weights> own_weights;
+    for (int c = 0; c < chunks; ++c)
+      own_weights.push_back({weights.forward[place(stage, c)], weights.backward[place(stage, c)], weights.sync[stage]});
+    std::vector<double> costs(offer.costs.size());
+    std::vector<int> order(chunks), cheapest(chunks);
+    auto at_price = [&](double price) {
+      std::fill(costs.begin(), costs.end(), kInfinity);
+      poll.tick(exact_.choices());
+      exact_.relax(stage, likely, own_weights, price, [&](double cost, const std::vector<double>& layer) {
+        std::iota(order.begin(), order.end(), 0);
+        std::sort(order.begin(), order.end(), [&](int a, int b) { return layer[a] < layer[b]; });
+        for (int c = 0; c < chunks; ++c) cost += few[c] * layer[c];
+        int at = -menu.skipped;
+        auto add = [&] {
+          if (at < 0) return;
+          if (at == target && cost < costs[at])
+            for (int c = 0; c < chunks; ++c) cheapest[c] = place(stage, order[c]);
+          costs[at] = std::min(costs[at], cost);
+        };
+        add();
+        for (const int c : order)
+          for (int n = few[c]; n < many[c] && at + 1 < static_cast<int>(costs.size()); ++n) {
+            cost += layer[c], ++at;
+            add();
+          }
+      });
+      for (std::size_t at = 0; at < costs.size(); ++at) offer.costs[at] = std::max(offer.costs[at], costs[at]);
+      return costs[target];
+    };
+    double best = -kInfinity;
+    std::vector<int> chosen = offer.cheapest;
+    double& price = prices_[stage];
+    const double start = price > 0 ? price : offer.costs[target] / std::max(tables_.budget, 1.0);
+    price = ChunkedStages::highest(
+        [&](double attempted) {
+          const double cost = at_price(attempted);
+          if (cost > best) best = cost, chosen = cheapest;
+          return cost;
+        },
+        start, price == 0);
+    offer.cheapest = chosen;
+  }
+
+  const PipelineTables& tables_;
+  const ChoiceCache& cache_;
+  ChunkedStages& exact_;
+  std::vector<double> prices_;  // of each stage's memory, ms per MiB; 0: none yet
+};
+
+}  // namespace galvatron
