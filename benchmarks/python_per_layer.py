@@ -5,10 +5,12 @@
 A GPU waits for Python where launching takes longer than computing. Tokens and widths are so small here that computing
 takes next to nothing; what a layer adds is the difference between 2 layers and 6. Calls into Paddle are counted in the
 forward pass, those that launch nothing too; the backward pass runs in Paddle's C++, but for the runtime's own seams.
+Where ranks share a layer this process is one of two; messages go nowhere, and each counts as a call.
 
 From the calls follows, as an estimate, what launching a 7B layer takes of computing it: CALL_US for each call forward,
-twice that backward, beside its arithmetic at a GPU's rate (a causal layer of 4,096 tokens in bf16, PEAK_TFLOPS x USED).
-"fused" is plain with one call for each of both norms and for the rotary positions, whose kernels CPUs lack.
+twice that backward, beside its arithmetic at a GPU's rate (a causal layer of 4,096 tokens in bf16, PEAK_TFLOPS x USED),
+also where 8 ranks share it. "fused" is plain with one call for each of both norms and for the rotary positions, whose
+kernels CPUs lack.
 """
 
 from __future__ import annotations
@@ -17,20 +19,25 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import paddle
+import paddle.distributed as dist
 from paddlenlp.transformers.llama.modeling import apply_rotary_pos_emb
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from paddlenlp_galvatron.adapters import load_family
-from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan
-from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, Recompute
+from paddlenlp_galvatron.runtime.collectives import traffic_calls
+from paddlenlp_galvatron.runtime.precision import Numbers
+from paddlenlp_galvatron.runtime.stage import Stage
 from paddlenlp_galvatron.runtime.weights import SeededWeights
 
 SEQ, TIMED = 8, 30
@@ -38,11 +45,29 @@ FEW, MANY = 2, 6  # layers
 CALL_US = 8.0  # of one call on a GPU machine: Python, Paddle's dispatch, the launch
 PEAK_TFLOPS, USED = 312.0, 0.5  # A100, bf16 (data sheet); what large products reach of it
 TOKENS, WIDTH, WEIGHTS = 4096, 4096, 202e6  # of Llama-7B's layer
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "recompute": {"global_checkpoint": True},
-    "bf16": {"precision": Precision.BF16},  # on CPU every layer casts at its edge
+STRATEGIES: dict[str, tuple[LayerStrategy, Assumptions]] = {
+    "plain": (LayerStrategy(), Assumptions()),
+    "recompute": (LayerStrategy(recompute=Recompute.FULL), Assumptions()),
+    "bf16": (LayerStrategy(), Assumptions(mixed_precision=Precision.BF16)),  # on CPU every layer casts at its edge
+    "tp": (LayerStrategy(2), Assumptions()),
+    "tp, Megatron-SP": (LayerStrategy(2), Assumptions(sequence_parallel=True)),
+    "Ulysses": (LayerStrategy(2, ulysses=True), Assumptions()),
+    "context parallel": (LayerStrategy(context=2), Assumptions()),
 }
+
+
+class Groups:
+    """Stands for those of a rank whose messages go nowhere."""
+
+    def get(self, ranks: tuple[int, ...], use: str = "") -> Any:
+        """Its group, of which it is the first rank."""
+        return None if len(ranks) == 1 else SimpleNamespace(ranks=[*ranks], nranks=len(ranks), rank=0, id=len(ranks))
+
+
+NOWHERE = dict.fromkeys(
+    ("all_reduce", "all_gather", "reduce_scatter", "alltoall_single"),
+    lambda *_, **__: SimpleNamespace(wait=lambda: True, is_completed=lambda: True),
+)
 
 
 @dataclass(frozen=True)
@@ -79,31 +104,35 @@ def paddle_calls(run: Callable[[], Any]) -> int:
     return count
 
 
-def of_layers(layers: int, precision: Precision = Precision.FP32, **options: Any) -> tuple[int, float, float]:
+@patch.multiple(dist.stream, **NOWHERE)
+def of_layers(layers: int, strategy: LayerStrategy, assumed: Assumptions) -> tuple[int, float, float]:
     """Calls forward, and medians of the forward and backward pass, s."""
     shape = ModelShape("narrow", "llama", layers, 16, 32, 2, 2, 32, SEQ)
-    assumed = Assumptions(mixed_precision=precision, seq_length=SEQ)
-    plan = uniform_plan(layers=layers, world_size=1, global_train_batch_size=1, assumed=assumed, **options)
-    engine = Engine(plan, shape, load_family("llama"), SEQ, SeededWeights(0, 0.02))
-    (tokens,) = engine.stage.take(np.zeros((1, SEQ), np.int64))
+    world = strategy.ranks
+    plan = Plan(world, world, 1, (layers,), (strategy,) * layers, assumed=replace(assumed, seq_length=SEQ))
+    numbers = Numbers.of(assumed.mixed_precision)
+    stage = Stage(plan, shape, load_family("llama"), SEQ, 0, Groups(), SeededWeights(0, 0.02), numbers)
+    (tokens,) = stage.take(np.zeros((1, SEQ), np.int64))
     times: list[tuple[float, float]] = []
 
     def forward() -> Any:
-        return engine.stage.forward(None, tokens, tokens)
+        return stage.forward(None, tokens, tokens)
 
     for _ in range(TIMED):
         start = time.perf_counter()
         out = forward()
         middle = time.perf_counter()
         out.backward()
-        engine.stage.settle()
+        stage.settle()
         times.append((middle - start, time.perf_counter() - middle))
-    return paddle_calls(forward), *(median(column) for column in zip(*times, strict=True))
+    messages = -traffic_calls.total()
+    calls = paddle_calls(forward)
+    return calls + messages + traffic_calls.total(), *(median(column) for column in zip(*times, strict=True))
 
 
-def cost(**options: Any) -> Cost:
+def cost(strategy: LayerStrategy, assumed: Assumptions) -> Cost:
     """What a layer adds."""
-    few, many = of_layers(FEW, **options), of_layers(MANY, **options)
+    few, many = of_layers(FEW, strategy, assumed), of_layers(MANY, strategy, assumed)
     calls, forward_s, backward_s = ((more - less) / (MANY - FEW) for less, more in zip(few, many, strict=True))
     return Cost(calls, forward_s * 1e6, backward_s * 1e6)
 
@@ -125,14 +154,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategy", action="append", choices=STRATEGIES, help="this one alone; may be repeated")
     table = Table(box=box.SIMPLE, title="a layer and micro-batch in Python; of a 7B layer's time")
-    for column in ("strategy", "calls", "forward µs", "backward µs", "7B layer", "tp 8"):
+    for column in ("strategy", "calls", "forward µs", "backward µs", "7B layer", "over 8"):
         table.add_column(column, justify="left" if column == "strategy" else "right", no_wrap=True)
-    costs = {name: cost(**STRATEGIES[name]) for name in parser.parse_args().strategy or STRATEGIES}
+    costs = {name: cost(*STRATEGIES[name]) for name in parser.parse_args().strategy or STRATEGIES}
     if "plain" in costs:
         costs["fused"] = fused(costs["plain"])
     for name, of in costs.items():
         times = [f"{us:.0f}" if us else "-" for us in (of.forward_us, of.backward_us)]
-        table.add_row(name, f"{of.calls:.0f}", *times, f"{of.share:.0%}", f"{8 * of.share:.0%}")
+        alone = f"{of.share:.0%}" if name not in STRATEGIES or STRATEGIES[name][0].ranks == 1 else "-"
+        table.add_row(name, f"{of.calls:.0f}", *times, alone, f"{8 * of.share:.0%}")
     Console().print(table)
 
 

@@ -17,6 +17,10 @@ from paddlenlp_galvatron.runtime.stage import Stage
 
 READS = ("numpy", "item", "tolist", "cpu", "cuda", "__float__", "__int__", "__bool__", "__index__", "__array__")
 
+# What copies between host and device, or finds out how much there is, which the host must know.
+WRITES = ("set_value", "copy_", "pin_memory", "_copy_to", "nonzero", "masked_select", "unique")
+MAKERS = ("to_tensor", "repeat_interleave", "nonzero", "masked_select", "unique")  # all copy or count as well
+
 
 class HostTraffic(AssertionError):
     """Something was copied or read while messages were under way."""
@@ -77,10 +81,10 @@ def forbid_host_traffic() -> None:
 
         return call
 
-    for name in READS:
+    for name in (*READS, *WRITES):
         if hasattr(paddle.Tensor, name):
             setattr(paddle.Tensor, name, guarded(name, getattr(paddle.Tensor, name)))
-    for name in ("to_tensor", "repeat_interleave"):  # the latter copies its indices to the device
+    for name in MAKERS:
         setattr(paddle, name, guarded(name, getattr(paddle, name)))
     collectives._start = beginning("a message", collectives._start)
     Stage.forward = beginning("a pass", Stage.forward)  # type: ignore[method-assign]

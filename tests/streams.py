@@ -33,6 +33,8 @@ class Work:
     pair: tuple[str, int] | None = None  # of a message: both sides have it
     queued_ms: float = 0.0
     followers: list[Work] = field(default_factory=list)
+    in_front: Work | None = None  # what stands in front of it in the same connection
+    begin: float | None = None
     end: float | None = None
 
 
@@ -46,11 +48,18 @@ class Device:
     blocked: Work | None = None
     queues: dict[str, Work] = field(default_factory=dict)  # the last work of each
     barrier: Work | None = None  # of traffic with the host
+    connection: Work | None = None  # the last work, where all queues share one
     messages: dict[tuple[str, int], Work] = field(default_factory=dict)
 
 
-def replay(programs: Sequence[Sequence[Call]], time_ms: Callable[[str], float]) -> float | None:
-    """When the last of the ranks is done, in ms, each pass taking `time_ms`; None where they wait for ever."""
+def replay(
+    programs: Sequence[Sequence[Call]], time_ms: Callable[[str], float], one_connection: bool = False
+) -> float | None:
+    """When the last of the ranks is done, in ms, each pass taking `time_ms`; None where they wait for ever.
+
+    `one_connection`: all queues reach the device through one, where work begins in the order of the calls
+    (CUDA_DEVICE_MAX_CONNECTIONS=1). Where there are more queues than connections some share one, which orders less.
+    """
     devices = [Device(program) for program in programs]
     sides: dict[tuple[str, int], list[Work]] = {}
 
@@ -59,7 +68,9 @@ def replay(programs: Sequence[Sequence[Call]], time_ms: Callable[[str], float]) 
         work.after += [device.barrier] if device.barrier and device.barrier is not work else []
         work.queued_ms = device.host_ms
         device.queues[name] = work
-        for before in work.after:
+        if one_connection and name != HOST:
+            work.in_front, device.connection = device.connection, work
+        for before in [*work.after, *([work.in_front] if work.in_front else [])]:
             before.followers.append(work)
         settle([work])
 
@@ -79,17 +90,20 @@ def replay(programs: Sequence[Sequence[Call]], time_ms: Callable[[str], float]) 
             queue(device, f"{call.kind} {call.name}", device.messages[key])
 
     def settle(works: list[Work]) -> None:
-        """Let what can end, and then what comes after it."""
+        """Let what can begin and end, and then what comes after it."""
         while works:
             work = works.pop()
+            in_front = [work.in_front.begin] if work.in_front else []
+            before = [one.end for one in work.after] + in_front
+            if work.begin is None and None not in before:
+                work.begin = max([work.queued_ms, *(ms for ms in before if ms is not None)])
+                works += work.followers
             both = sides[work.pair] if work.pair else [work]
-            before = [one.end for side in both for one in side.after]
-            if work.end is not None or (work.pair and len(both) < 2) or any(end is None for end in before):
-                continue
-            start = max([side.queued_ms for side in both] + [end for end in before if end is not None])
-            for side in both:
-                side.end = start + side.ms
-                works += side.followers
+            begun = [side.begin for side in both if side.begin is not None]
+            if work.end is None and len(begun) == (2 if work.pair else 1):
+                for side in both:
+                    side.end = max(begun) + side.ms
+                    works += side.followers
 
     progress = True
     while progress:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import queue
+import threading
 
 import pytest
 
@@ -16,7 +18,7 @@ from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.proof import parity_worker
-from paddlenlp_galvatron.runtime import cpu_backend, device
+from paddlenlp_galvatron.runtime import cpu_backend, device, under_way
 
 
 @pytest.fixture
@@ -85,6 +87,21 @@ def test_nccl_listens_on_the_loopback_of_one_node_and_where_it_is_told_to(monkey
     assert interface not in Nodes(2, 0, "127.0.0.2", 6000).environment(1)[0]
     monkeypatch.setenv(interface, "eth7")
     assert Nodes().environment(1)[0][interface] == "eth7"
+
+
+def test_the_watchdog_asks_its_ranks_own_gpu(monkeypatch):
+    """CUDA lets a new thread ask the first one, where 8 ranks would take 4 GiB for their contexts."""
+    asked: queue.Queue[tuple[int, int]] = queue.Queue()
+    monkeypatch.setattr(paddle.device, "get_device", lambda: "gpu:5")
+
+    def use(gpu):
+        asked.put((gpu, threading.get_ident()))
+
+    monkeypatch.setattr(core, "set_cuda_current_device_id", use, raising=False)
+    monkeypatch.setattr(under_way, "oldest", lambda: None)
+    under_way.watch()
+    gpu, thread = asked.get(timeout=60)
+    assert gpu == 5 and thread != threading.get_ident()
 
 
 def test_one_process_computes_on_the_cpu_whatever_is_there():

@@ -15,10 +15,11 @@ pytest.importorskip("paddle")
 
 import paddle
 import paddle.distributed as dist
-from streams import COMPUTE, Call, Recorder, replay
+from streams import COMPUTE, HOST, Call, Recorder, replay
 
 from paddlenlp_galvatron.plan import LayerStrategy, Plan, Schedule
 from paddlenlp_galvatron.plan.schedules import order
+from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.pipeline import Pipeline
 
 MS = {"forward": 1.0, "backward": 2.0}
@@ -29,12 +30,14 @@ class StubGroups:
         return SimpleNamespace(name=f"{ranks}{use}", ranks=ranks, id=0)
 
 
-def programs(stages, micro_batches, schedule, monkeypatch, copies=False, chunks=1):
-    """The calls of each stage's rank in one step. `copies`: each forward of the first and last stage copies its ids."""
+def two_steps(stages, micro_batches, schedule, monkeypatch, copies=False, chunks=1):
+    """The calls of each stage's rank in its first step and in another one. `copies`: each forward of the first and last
+    stage copies its ids."""
     layers = stages * chunks
     plan = Plan(stages, micro_batches, micro_batches, (1,) * layers, (LayerStrategy(),) * layers)
     plan = replace(plan, schedule=schedule, chunks=chunks)
-    found = []
+    monkeypatch.setattr(device, "loads_kernels", lambda: True)
+    steps = [], []
     for rank in range(stages):
         recorder = Recorder(rank, stages, chunks)
         monkeypatch.setattr(dist, "isend", recorder.isend)
@@ -42,19 +45,34 @@ def programs(stages, micro_batches, schedule, monkeypatch, copies=False, chunks=
         if copies and (recorder.is_first or recorder.is_last):
             forward = recorder.forward
             recorder.forward = lambda *a, forward=forward, recorder=recorder: (recorder.traffic(), forward(*a))[1]
-        Pipeline(plan, recorder, rank, StubGroups()).run([None] * micro_batches, [None] * micro_batches, 1.0)
-        found.append(recorder.calls)
-    return found
+        pipeline, nothing = Pipeline(plan, recorder, rank, StubGroups()), [None] * micro_batches
+        for calls in steps:
+            pipeline.run(nothing, nothing, 1.0)
+            calls.append(recorder.calls)
+            recorder.calls = []
+    return steps
+
+
+def programs(*arguments, **named):
+    """The calls of each stage's rank in any step but the first."""
+    return two_steps(*arguments, **named)[1]
+
+
+def loading(calls):
+    """The same where each pass uses kernels for the first time."""
+    return [one for call in calls for one in ([Call(HOST), call] if call.kind == COMPUTE else [call])]
 
 
 @pytest.mark.parametrize("schedule", Schedule)
 @pytest.mark.parametrize("stages", range(1, 9))
 def test_a_step_ends_and_no_stage_idles_beyond_the_schedule(stages, schedule, monkeypatch):
     for micro_batches in range(1, 17):
-        calls = programs(stages, micro_batches, schedule, monkeypatch)
+        first, calls = two_steps(stages, micro_batches, schedule, monkeypatch)
         ideal = (micro_batches + stages - 1) * sum(MS.values())
         assert replay(calls, MS.__getitem__) == pytest.approx(ideal), f"{micro_batches} micro-batches"
-        for seed in range(3):
+        assert replay(calls, MS.__getitem__, one_connection=True), f"{micro_batches} micro-batches"
+        assert replay([*map(loading, first)], MS.__getitem__), f"{micro_batches} micro-batches"
+        for seed in range(2):
             draw = random.Random(f"{stages} {micro_batches} {seed}")
             assert replay(calls, lambda _, draw=draw: draw.uniform(0.1, 3.0)), f"{micro_batches} micro-batches"
 
@@ -64,13 +82,15 @@ def test_a_step_ends_and_no_stage_idles_beyond_the_schedule(stages, schedule, mo
 def test_interleaved_steps_end_and_no_stage_idles_beyond_the_schedule(stages, chunks, monkeypatch):
     each = {kind: ms / chunks for kind, ms in MS.items()}
     for micro_batches in (1, stages - 1, stages, stages + 1, 2 * stages, 2 * stages + 1):
-        calls = programs(stages, micro_batches, Schedule.ONE_F_ONE_B, monkeypatch, chunks=chunks)
+        first, calls = two_steps(stages, micro_batches, Schedule.ONE_F_ONE_B, monkeypatch, chunks=chunks)
         took = replay(calls, each.__getitem__)
+        assert replay(calls, each.__getitem__, one_connection=True), micro_batches
+        assert replay([*map(loading, first)], each.__getitem__), micro_batches
         lists = [order(Schedule.ONE_F_ONE_B, stage, stages, micro_batches, chunks) for stage in range(stages)]
         assert [sum(call.kind == COMPUTE for call in some) for some in calls] == [*map(len, lists)]
         if micro_batches >= stages:
             assert took == pytest.approx((micro_batches + (stages - 1) / chunks) * sum(MS.values())), micro_batches
-        for seed in range(3):
+        for seed in range(2):
             draw = random.Random(f"{stages} {micro_batches} {seed}")
             assert replay(calls, lambda _, draw=draw: draw.uniform(0.1, 3.0)), f"{micro_batches} micro-batches"
 
@@ -99,6 +119,7 @@ def test_copies_in_the_step_would_hang_or_delay_it(monkeypatch):
     assert replay(programs(2, 3, one_f_one_b, monkeypatch, copies=True), MS.__getitem__) is None
     slow = replay(programs(4, 16, one_f_one_b, monkeypatch, copies=True), MS.__getitem__)
     assert slow is None or slow > 1.2 * 57
+    assert replay([*map(loading, programs(2, 3, one_f_one_b, monkeypatch))], MS.__getitem__) is None
 
 
 def test_ranks_that_send_before_they_receive_and_wait_are_seen():
@@ -107,6 +128,14 @@ def test_ranks_that_send_before_they_receive_and_wait_are_seen():
 
     assert replay([rank("a", "b"), rank("b", "a")], MS.__getitem__) is None
     assert replay([[Call(COMPUTE, "forward"), Call("send", "a")], [Call("receive", "a")]], MS.__getitem__) == 1.0
+
+
+def test_two_receives_ahead_would_hang_where_queues_share_a_connection():
+    """The second one begins when the first has ended, and what stands behind it in the connection not before it."""
+    first = [Call("receive", "a"), Call("receive", "a", 1), Call(COMPUTE, "forward"), Call("send", "b")]
+    other = [Call("receive", "b"), Call("wait", "b"), Call("send", "a"), Call("send", "a", 1)]
+    assert replay([first, other], MS.__getitem__) == 1.0
+    assert replay([first, other], MS.__getitem__, one_connection=True) is None
 
 
 GUARDED = """
@@ -134,7 +163,10 @@ forbid_host_traffic()
 engine.forward_backward(batch)
 engine.evaluate(batch)
 forward = Stage.forward
-for read in (lambda x: float(x), lambda x: x.numpy(), lambda x: x.item(), lambda x: paddle.to_tensor(x.shape)):
+for read in (
+    lambda x: float(x), lambda x: x.numpy(), lambda x: x.item(), lambda x: paddle.to_tensor(x.shape),
+    lambda x: paddle.nonzero(x), lambda x: x.unsqueeze(0).copy_(x.unsqueeze(0)),
+):
     Stage.forward = lambda *a: (out := forward(*a), read(out))[0]
     try:
         engine.forward_backward(batch)

@@ -20,6 +20,11 @@ def on_gpu() -> bool:
     return str(paddle.device.get_device()).startswith("gpu")
 
 
+def loads_kernels() -> bool:
+    """Whether a kernel is loaded when it is first used, which may wait for all that the device was given to do."""
+    return on_gpu()
+
+
 def name() -> str:
     """Of the kind of device that this process computes on, as PaddleNLP calls it."""
     return "gpu" if on_gpu() else "cpu"
@@ -61,6 +66,18 @@ def synchronize() -> None:
     if on_gpu():
         with waiting("what its device was given to do"):  # others' messages are among it
             paddle.device.synchronize()
+
+
+def gpu_number() -> int | None:
+    """Of the GPU that this process computes on, among those of its node; None on CPU."""
+    return int(str(paddle.device.get_device()).partition(":")[2]) if on_gpu() else None
+
+
+def use_in_thread(gpu: int | None) -> None:
+    """Let what this thread asks be asked of this GPU. A new thread asks the node's first one, where a question alone
+    makes a context: half a GiB for each rank."""
+    if gpu is not None:
+        paddle_private.use_gpu(gpu)
 
 
 class Mark:

@@ -71,6 +71,11 @@ def copy_later(tensor: Any, place: Any) -> Any:
     return tensor._copy_to(place, False)
 
 
+def use_gpu(number: int) -> None:
+    """Let what this thread asks of CUDA be of this GPU."""
+    core.set_cuda_current_device_id(number)  # type: ignore[attr-defined]  # of builds for GPUs
+
+
 def share(tensor: Any, flat: Any, start: int, stop: int) -> None:
     """Let a tensor be a part of a flat one, without a copy."""
     flat._slice(start, stop)._share_buffer_to(tensor)

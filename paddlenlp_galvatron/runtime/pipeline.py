@@ -4,6 +4,10 @@ Activations go down from stage to stage and gradients up, on a communicator each
 one another. Where stages have several chunks, the first and the last stage are neighbours, too, on two more. Sends
 return at once; a receive is posted one pass ahead, so that it hides under compute. What messages arrive in is kept for
 those to come.
+
+On a GPU the first step takes one micro-batch after the other, and posts nothing ahead: CUDA loads a kernel when it is
+first used, and may wait for all that the device was given to do, for messages, too. Nothing is under way then that
+needs the pass that the kernel is for.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import paddle
 
 from ..plan import Plan
 from ..plan.schedules import Pass, order
+from . import device
 from .collectives import Pending, receive_start, send_start
 from .groups import BACK, DOWN, ON, UP, Groups
 from .stage import Stage, Tokens
@@ -68,7 +73,10 @@ class Pipeline:
     def __init__(self, plan: Plan, stage: Stage, rank: int, groups: Groups):
         self._stage = stage
         self._micro_batches, self._chunks = plan.micro_batches, plan.chunks
-        self._order = order(plan.schedule, stage.index, plan.pipeline, plan.micro_batches, plan.chunks)
+        self._schedule = order(plan.schedule, stage.index, plan.pipeline, plan.micro_batches, plan.chunks)
+        self._order = self._schedule  # of the next step
+        if device.loads_kernels():
+            self._order = sorted(self._schedule, key=lambda step: step.micro_batch)
         size, first = plan.stage_size, rank % plan.stage_size
         last = first + plan.world_size - size
 
@@ -121,6 +129,7 @@ class Pipeline:
                     above[1].send(x.grad)
                     above[0].done_with(x)
         self._flush()
+        self._order = self._schedule
         return total
 
     def evaluate(self, ids: Tokens, labels: Tokens) -> Any:
@@ -193,6 +202,8 @@ class Pipeline:
 
     def _post_next(self, position: int) -> None:
         """Post the receive of the next pass, and of the one after it, where that has not been done."""
+        if self._order is not self._schedule:
+            return
         for step in self._order[position + 1 : position + 3]:
             link = self._source(step)
             if link and not link.is_posted:

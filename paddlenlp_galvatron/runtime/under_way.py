@@ -15,6 +15,7 @@ from typing import Any
 from ..launch import status
 from ..launch.faults import WAIT_S, named
 from ..launch.status import RankOutcome
+from . import device
 
 CHECK_S = 5.0  # from one look of the watchdog to the next
 MESSAGES = ("send", "receive")  # between stages; all others are collectives
@@ -69,10 +70,11 @@ def oldest() -> tuple[str, float] | None:
 
 def watch(limit_s: float = WAIT_S) -> None:
     """From now on end this process once something has been under way for too long, and say what."""
-    threading.Thread(target=_watch, args=(limit_s,), daemon=True).start()
+    threading.Thread(target=_watch, args=(limit_s, device.gpu_number()), daemon=True).start()
 
 
-def _watch(limit_s: float) -> None:
+def _watch(limit_s: float, gpu: int | None) -> None:
+    device.use_in_thread(gpu)
     while True:
         time.sleep(min(CHECK_S, limit_s))
         if (wait := oldest()) and time.monotonic() - wait[1] > limit_s:

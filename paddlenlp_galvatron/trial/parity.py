@@ -25,7 +25,7 @@ def parity(setting: TrialSetting) -> Iterator[TrialFinding]:
 
 
 def schedules(setting: TrialSetting) -> Iterator[TrialFinding]:
-    """One step and one evaluation of pipelines, whose ranks would wait for ever if one waited for the wrong thing."""
+    """Two steps and an evaluation of pipelines, whose ranks would wait for ever if one waited for the wrong thing."""
     if setting.ranks == 1:
         yield setting.left_out("pipelines", "they need 2 ranks or more")
         return

@@ -32,14 +32,14 @@ class Named:
 
 
 def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
-    """Thirteen plans: every degree, way to split, ZeRO stage and schedule. `on_gpus`: some with what training has there
-    by default, flash attention and other kernels; the others are plain."""
+    """Thirteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute. `on_gpus`: some with what
+    training has there by default, flash attention and other kernels; the others are plain."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1
     one, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)
     split, whole, ulysses = LayerStrategy(wide), LayerStrategy(n), LayerStrategy(wide, ulysses=wide > 1)
-    full = Recompute.FULL
-    again, shard = LayerStrategy(recompute=full), LayerStrategy(dp_type=ZERO3)
+    again, shard = LayerStrategy(recompute=Recompute.FULL), LayerStrategy(dp_type=ZERO3)
+    core, parts = Recompute.ATTENTION, Recompute.NORMS | Recompute.MLP
     low, context = LayerStrategy(inner), LayerStrategy(context=wide)
     stages = (1, 2) if n > 1 else (3,)
     plain = Assumptions(mixed_precision=precision, fp32_gradients=False, flash_attention=False)
@@ -51,8 +51,8 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
         "tensor parallel": (_plan(n, (whole, whole), plain, vocab=n), "qwen2", False),
         "tensor parallel, Megatron-SP": (_plan(n, (whole, again), megatron, vocab=n), "llama", False),
         "degrees mixed, strided, recompute": (_plan(n, (strided, again, whole), megatron, vocab=wide), "qwen3", False),
-        "Ulysses": (_plan(n, (ulysses, replace(ulysses, recompute=full), one), plain, vocab=wide), "qwen2", False),
-        "context parallel": (_plan(n, (context, replace(context, recompute=full), split), usual), "qwen3", False),
+        "Ulysses": (_plan(n, (ulysses, replace(ulysses, recompute=core), one), plain, vocab=wide), "qwen2", False),
+        "context parallel": (_plan(n, (context, replace(context, recompute=parts), split), usual), "qwen3", False),
         "zero2, reduced every micro-batch": (_plan(n, (one, split), each, default=ZERO2), "llama", False),
         "zero3": (_plan(n, (shard, replace(split, dp_type=ZERO3), one), plain), "qwen2", False),
         "tied tables": (_plan(n, (one, split), usual, vocab=wide), "llama", True),
@@ -71,14 +71,19 @@ def training_assumptions(on_gpus: bool, seq_length: int) -> Assumptions:
 
 
 def schedule_cases(ranks: int) -> Iterator[Named]:
-    """Pipelines in which ranks would wait for each other if anything waited for the wrong thing; one step each."""
+    """Pipelines in which ranks would wait for each other if anything waited for the wrong thing; two steps each, as on
+    GPUs the first is by itself."""
     one = LayerStrategy()
     depths = [stages for stages in (2, 4, 8) if stages <= ranks and ranks % stages == 0]
     for schedule in Schedule:
         for stages in depths:
             for micro_batches in MICRO_BATCHES if stages == 2 else (3, stages + 1):
                 plan = _plan(ranks, (one,) * stages, Assumptions(), (1,) * stages, micro_batches, schedule=schedule)
-                yield _named(f"{schedule.label}, {stages} stages, {micro_batches} micro-batches", plan, "llama", 1)
+                yield _named(f"{schedule.label}, {stages} stages, {micro_batches} micro-batches", plan, "llama", 2)
+    for stages in depths:
+        for micro_batches in (stages - 1, stages + 1):
+            plan = _plan(ranks, (one,) * 2 * stages, Assumptions(), (1,) * 2 * stages, micro_batches, chunks=2)
+            yield _named(f"interleaved, {stages} stages, {micro_batches} micro-batches", plan, "llama", 2)
     if ranks >= 4:
         size = ranks // 2
         inside = {
@@ -88,7 +93,7 @@ def schedule_cases(ranks: int) -> Iterator[Named]:
         }
         for name, strategy in inside.items():
             plan = _plan(ranks, (strategy, one, strategy), Assumptions(sequence_parallel=True), (1, 2), 5)
-            yield _named(f"1F1B, 2 stages of {name}, 5 micro-batches", plan, "qwen2", 1)
+            yield _named(f"1F1B, 2 stages of {name}, 5 micro-batches", plan, "qwen2", 2)
 
 
 def _plan(
@@ -101,6 +106,7 @@ def _plan(
     vocab: int = 1,
     default: DataParallel = DDP,
     schedule: Schedule = Schedule.ONE_F_ONE_B,
+    chunks: int = 1,
 ) -> Plan:
     own = tuple(replace(layer, dp_type=default) if layer.dp_type is DDP else layer for layer in layers)
     return Plan(
@@ -112,6 +118,7 @@ def _plan(
         vocab=VocabStrategy(vocab, dp_type=default),
         default_dp_type=default,
         schedule=schedule,
+        chunks=chunks,
         assumed=assumed,
     )
 

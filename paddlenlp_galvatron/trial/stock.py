@@ -46,6 +46,8 @@ def stock(setting: TrialSetting) -> Iterator[TrialFinding]:
             yield _beside(setting, name, plan, shape)
         except LaunchError as error:
             yield setting.found(name, False, str(error))
+    if setting.ranks == 1:
+        yield setting.left_out("tensor parallel and two stages", "they need 2 ranks or more")
 
 
 def _degrees(ranks: int) -> dict[str, dict[str, Any]]:

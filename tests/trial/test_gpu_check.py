@@ -17,7 +17,7 @@ pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.cost_model import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import LaunchError
-from paddlenlp_galvatron.plan import DataParallel, GalvatronError, LayerStrategy, Precision, Schedule
+from paddlenlp_galvatron.plan import DataParallel, GalvatronError, LayerStrategy, Precision, Recompute, Schedule
 from paddlenlp_galvatron.profiles.reserve import Reserve
 from paddlenlp_galvatron.proof.parity import Parity
 from paddlenlp_galvatron.trial import faults, parity, prediction, run, stock
@@ -40,7 +40,7 @@ def test_thirteen_plans_try_every_way_to_split(ranks):
     assert flash and flash & set(ONE_RANK) and len(flash) < len(cases)
     assert not any(n.case.plan.assumed.flash_attention for n in parity_cases(ranks, Precision.BF16, on_gpus=False))
     layers = [layer for plan in plans for layer in plan.layers]
-    assert any(layer.recompute for layer in layers)
+    assert {part for layer in layers for part in layer.recompute} == set(Recompute)
     assert {named.case.shape.family for named in cases} == {"llama", "qwen2", "qwen3"}
     if ranks > 1:
         assert {plan.schedule for plan in plans} == set(Schedule) and any(len(plan.stages) > 1 for plan in plans)
@@ -53,11 +53,13 @@ def test_thirteen_plans_try_every_way_to_split(ranks):
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_schedules_are_those_that_once_hung(ranks):
+    assert {named.case.steps for named in schedule_cases(ranks)} == {2}  # the first goes one micro-batch at a time
     cases = [named.case.plan for named in schedule_cases(ranks)]
     for schedule in Schedule:
-        twos = {plan.micro_batches for plan in cases if plan.schedule is schedule and len(plan.stages) == 2}
+        twos = {plan.micro_batches for plan in cases if plan.schedule is schedule and plan.stages == (1, 1)}
         assert twos >= {1, 2, 3, 4, 8}
-    assert max(len(plan.stages) for plan in cases) == ranks
+    assert max(plan.pipeline for plan in cases) == ranks
+    assert {plan.pipeline for plan in cases if plan.chunks > 1} == {plan.pipeline for plan in cases}
     pipelined = [layer for plan in cases if len(plan.stages) > 1 for layer in plan.layers]
     assert any(layer.ulysses for layer in pipelined) == (ranks >= 4)
 
@@ -136,6 +138,10 @@ def test_one_rank_says_what_it_leaves_out(tmp_path, monkeypatch):
     found = [*parity.parity(setting(tmp_path, ranks=1)), *parity.schedules(setting(tmp_path, ranks=1))]
     assert Counter(finding.state for finding in found) == {TrialState.PASSED: 2 * len(ONE_RANK), TrialState.LEFT_OUT: 4}
     assert all("2 ranks" in f.told or "GPUs" in f.told for f in found if f.state is TrialState.LEFT_OUT)
+    monkeypatch.setattr(stock, "_beside", lambda of, name, *_: of.found(name, None, ""))
+    told = [(finding.name, finding.state) for finding in stock.stock(setting(tmp_path, "stock", ranks=1))]
+    left_out = "tensor parallel and two stages", TrialState.LEFT_OUT
+    assert told == [("one rank", TrialState.TOLD), left_out]
     monkeypatch.setattr(stock, "BENCHMARKS", tmp_path / "missing")
     [finding] = stock.stock(setting(tmp_path))
     assert finding.state is TrialState.LEFT_OUT and "checkout" in finding.told
@@ -203,7 +209,7 @@ def test_faults_are_tried_on_cpu_processes(tmp_path, galvatron):
     ("part", "states"),
     [
         ("parity", {TrialState.PASSED: 24, TrialState.LEFT_OUT: 1}),
-        ("schedules", {TrialState.PASSED: 10, TrialState.LEFT_OUT: 1}),
+        ("schedules", {TrialState.PASSED: 12, TrialState.LEFT_OUT: 1}),
         ("prediction", {TrialState.PASSED: 11, TrialState.TOLD: 5, TrialState.LEFT_OUT: 1}),
         ("stock", {TrialState.TOLD: 3}),
     ],
