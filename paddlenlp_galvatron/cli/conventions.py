@@ -61,6 +61,10 @@ class Command(TyperCommand):
         words = ["--help"] if "--help" in args else canonical_words(args, self.is_boolean, say_note, self.beside)
         return super().parse_args(ctx, words)
 
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The first sentence in the list of a group's commands, whole: the list wraps it."""
+        return super().get_short_help_str(len(self.help or ""))
+
 
 class CommandGroup(TyperGroup):
     """A group that says which commands it has, and names the one that it does not know."""

@@ -13,7 +13,7 @@ from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 
 from .conventions import App, say_note
 from .grouped import add_command
-from .watched import watched
+from .watched import each_watched
 
 app = App(help="Why a plan is as it is.")
 
@@ -21,7 +21,7 @@ app = App(help="Why a plan is as it is.")
 def explain(values: dict[str, Any], json: bool) -> None:
     """Show where a plan's time and memory go, what limits it, which plans come next, and what would change it."""
     plan, problem = read_origin(OriginOptions.among(values), say_note)
-    with watched() as watch:
+    with each_watched() as watch:
         explanation = find_out(plan, replace(problem, watch=watch))
     if json:
         say(dumps(summary(explanation)))

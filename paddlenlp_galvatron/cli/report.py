@@ -19,7 +19,7 @@ from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.page import frontier, render
 
 from .conventions import App, say_note, within
-from .watched import watched
+from .watched import each_watched
 
 app = App(help="A plan as one HTML file.")
 
@@ -66,7 +66,7 @@ def report(
     }
     read, problem = read_origin(OriginOptions.among(values), say_note)
     _require_same_ranks(log, records, read.world_size)
-    with watched() as watch:
+    with each_watched() as watch:
         problem = replace(problem, watch=watch)
         page = render(explain(read, problem), frontier(problem), records)
     write_text(output, page)

@@ -34,8 +34,8 @@ app = App(help="Find the best plan from profile files.")
 END = "========================= Galvatron Search Engine End Searching ========================="
 WIDE = 200  # columns of a table in the log
 LONG = (
-    "note: still searching, as the space is wide; fewer batches (settle_bsz, bsz_scale), settle_chunk, max_pp_deg, "
-    "max_tp_deg and search_space narrow it, Ctrl-C ends it"
+    "note: still searching, as the space is wide; fewer batches (settle_bsz, bsz_scale), settle_chunk, search_space "
+    "and lower max_pp_deg, max_tp_deg, max_cp_deg and max_virtual_pp_deg narrow it, Ctrl-C ends it"
 )
 
 

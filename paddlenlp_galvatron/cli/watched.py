@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from threading import Timer
 
 from paddlenlp_galvatron.base.printing import Bars, say
@@ -16,24 +17,44 @@ LONG_S = 2.0
 @contextmanager
 def watched(note: str = "") -> Iterator[Watch]:
     """What searches tell their state to. It is shown on stderr when they take long; `note`: what is said then, once."""
-    begin = time.monotonic()
     timer = Timer(LONG_S, say, (note,), {"err": True})
     timer.daemon = True
-    with Bars() as bars:
-        task = bars.add_task("searching", total=None, visible=False)
-
-        def watch(state: SearchState) -> None:
-            if time.monotonic() > begin + LONG_S:
-                bars.update(task, visible=True, completed=state.done, total=state.families, description=_words(state))
-
+    with _shown() as show:
         if note:
             timer.start()
         try:
-            yield watch
+            yield lambda state: show("searching", state)
         finally:
             timer.cancel()
 
 
+@contextmanager
+def each_watched() -> Iterator[Callable[[], Watch]]:
+    """The same for one search after the other, which are numbered: what each asks as it begins."""
+    numbers = count(1)
+
+    def begin() -> Watch:
+        number = next(numbers)
+        return lambda state: show(f"search {number}", state)
+
+    with _shown() as show:
+        yield begin
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str, SearchState], None]]:
+    begin = time.monotonic()
+    with Bars() as bars:
+        task = bars.add_task("", total=None, visible=False)
+
+        def show(what: str, state: SearchState) -> None:
+            if time.monotonic() > begin + LONG_S:
+                words = f"{what}: {_words(state)}"
+                bars.update(task, visible=True, completed=state.done, total=state.families, description=words)
+
+        yield show
+
+
 def _words(state: SearchState) -> str:
     best = f"{state.best:.4g} samples/s" if state.best else "no plan yet"
-    return f"searching: {best}, at most {state.limit:.4g}"
+    return f"{best}, at most {state.limit:.4g}"

@@ -144,7 +144,7 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
     for fields, who, part in _parts(plan):
         for axis, degree in part.beside:
             if tokens % (chunks := chunks_of_a_sample(axis, degree)):
-                equal = "two equal chunks" if chunks > degree else "an equal chunk"
+                equal = "two equal pieces" if chunks > degree else "an equal piece"
                 yield (
                     f"{fields.format(axis)}: {tokens} tokens of a sample are not {equal} for each of the {degree} "
                     f"ranks of {who}; choose a seq_length that is a multiple of {chunks}"

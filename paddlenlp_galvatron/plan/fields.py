@@ -104,13 +104,13 @@ def _fault(kind: type[BaseModel], error: Any) -> tuple[str, int | None, str]:
     message = error["msg"].removeprefix("Value error, ")
     given = "" if error["type"] == "value_error" else f"; it is {shown(error['input'])}"
     what = f"{message[0].lower()}{message[1:]}{given}"
-    return (parents[0], last, what) if isinstance(last, int) else (name, None, what)
+    return (".".join(map(str, parents)), last, what) if isinstance(last, int) else (name, None, what)
 
 
 def _entries(name: str, found: list[int]) -> str:
     if not found:
         return ""
-    one = "stage" if name == "pp_division" else "layer"
+    one = "stage" if name in ("pp_division", "galvatron.predicted.stages") else "layer"
     return f"{one} {found[0]}: " if len(found) == 1 else f"{one}s {found[0]} to {found[-1]}, {len(found)} of them: "
 
 

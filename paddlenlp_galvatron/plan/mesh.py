@@ -29,6 +29,11 @@ class Axis(StrEnum):
     COPIES = "copies"  # nothing: the neighbours in a tensor-parallel group that have the same kv head
     PIPELINE = "pp"  # layers: the one axis between stages
 
+    @property
+    def words(self) -> str:
+        """For people: `sp` alone would read as Megatron-SP."""
+        return "Ulysses" if self is Axis.ULYSSES else self.value
+
 
 STAGE = (Axis.DATA, Axis.CONTEXT, Axis.ULYSSES, Axis.TENSOR)  # axes within a stage, the coarsest cut of tokens first
 SHARDING = tuple(axis for axis in STAGE if axis is not Axis.TENSOR)  # of which these do not split weights

@@ -15,7 +15,7 @@ TIME = {
     "backward": "layers, backward",
     "recompute": "layers, recompute",
     "vocabulary": "embedding, LM head, loss",
-    "tensor": "tensor-parallel collectives",
+    "tensor": "collectives of split layers",
     "layouts": "changes of layout",
     "gathers": "gathers of zero3's weights",
     "gradients": "sums of gradients",
@@ -156,7 +156,7 @@ def _each(terms: Terms, micro_batches: int) -> int:
 
 def strategy_words(strategy: LayerStrategy) -> str:
     """`tp 4, zero3, recompute`, or `recompute norms+attention`."""
-    split = [f"{axis} {degree}" for axis, degree in strategy.axes if degree > 1]
+    split = [f"{axis.words} {degree}" for axis, degree in strategy.axes if degree > 1]
     strided = [] if strategy.consecutive or strategy.ranks == 1 else ["strided"]
     again = f"recompute {strategy.recompute.words}".removesuffix(" full") if strategy.recompute else ""
     return ", ".join(word for word in [*split, *strided, str(strategy.dp_type), again] if word)

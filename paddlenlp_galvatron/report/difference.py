@@ -39,7 +39,8 @@ def fields(plan: Plan) -> dict[str, str]:
     assumed = plan.assumed
     return {
         "ranks": str(plan.world_size),
-        "stages": ", ".join(f"{count}" for count in plan.stages),
+        "stages": str(plan.pipeline),
+        "layers of each": ", ".join(f"{count}" for count in plan.stages),
         "schedule": plan.schedule_words,
         "batch": str(plan.global_batch),
         "micro-batches": str(plan.micro_batches),
@@ -65,7 +66,7 @@ def differing_fields(a: Plan, b: Plan) -> dict[str, tuple[str, str]]:
 
 def differing_layers(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
     """Layers whose strategy or stage differs, like ones as one: their numbers, and what each plan has."""
-    ours, theirs = ([*_placed(plan)] for plan in (a, b))
+    ours, theirs = _placed(a), _placed(b)
     count = max(len(ours), len(theirs))
     pairs = [
         (ours[layer] if layer < len(ours) else "none", theirs[layer] if layer < len(theirs) else "none")
@@ -78,10 +79,10 @@ def differing_layers(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
     ]
 
 
-def _placed(plan: Plan) -> Iterator[str]:
-    for stage in range(plan.pipeline):
-        for layer in plan.stage_layers(stage):
-            yield f"stage {stage}: {strategy_words(plan.layers[layer])}"
+def _placed(plan: Plan) -> list[str]:
+    """Stage and strategy of every layer."""
+    stages = {layer: stage for stage in range(plan.pipeline) for layer in plan.stage_layers(stage)}
+    return [f"stage {stages[number]}: {strategy_words(layer)}" for number, layer in enumerate(plan.layers)]
 
 
 def printed(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> Iterator[str | Table]:

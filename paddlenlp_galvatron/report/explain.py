@@ -21,6 +21,7 @@ COLUMNS = 4  # stages beside each other: 80 characters
 MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
 LARGE = 1000.0  # from which on numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
+SAME = 1e-6  # share of a step by which two times differ in rounding alone
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,12 @@ class Explanation:
     @property
     def budget_mib(self) -> float:
         return self.problem.options.memory_constraint * GB_MIB
+
+    @property
+    def faster(self) -> Candidate | None:
+        """The best plan of this batch, where it is not this one."""
+        best = self.searched.best
+        return best if best and best.time_s < self.prediction.time_s / (1 + SAME) else None
 
     @property
     def fullest(self) -> int:
@@ -110,20 +117,21 @@ def binding(explanation: Explanation) -> list[str]:
     memory = stages[full].memory_mib
     most = max((key for key in MEMORY if key != "free"), key=lambda key: memory[key])
     step_ms = prediction.time_s * 1000
-    free = f"{memory['free']:.0f} MiB are free" if memory["free"] >= 0 else f"{-memory['free']:.0f} MiB are missing"
-    lines = [f"memory of stage {full}: {free} of {explanation.budget_mib:.0f}; most of it is {MEMORY[most]}"]
+    free = f"{memory['free']:,.0f} MiB are free" if memory["free"] >= 0 else f"{-memory['free']:,.0f} MiB are missing"
+    lines = [f"memory of stage {full}: {free} of {explanation.budget_mib:,.0f}; most of it is {MEMORY[most]}"]
     if len(stages) > 1:
         share = stages[busy].busy_ms / step_ms
         lines.append(f"compute of stage {busy}: it works {share:.1%} of the step, the others wait for it")
-    link = max(COMMUNICATION, key=lambda key: stages[busy].time_ms[key])
-    if stages[busy].time_ms[link]:
-        share = stages[busy].time_ms[link] / step_ms
-        lines.append(f"communication of stage {busy}: {TIME[link]} take most, {share:.1%} of the step")
+    term = max(COMMUNICATION, key=lambda key: stages[busy].time_ms[key])
+    if stages[busy].time_ms[term]:
+        share = stages[busy].time_ms[term] / step_ms
+        lines.append(f"communication of stage {busy}: {TIME[term]} take most, {share:.1%} of the step")
     speeds = [one for one in explanation.what_ifs if one.name.startswith("links") and isfinite(one.time_s)]
     if speeds:
-        best = min(speeds, key=lambda one: one.time_s)
-        gain = 1 - best.time_s / prediction.time_s
-        lines.append(f"{best.name}: twice as fast, a step takes {gain:.1%} less")
+        link, faster = min(speeds, key=lambda one: one.time_s), explanation.faster
+        gain = 1 - link.time_s / (faster or prediction).time_s
+        whose = "the best plan's step" if faster else "a step"
+        lines.append(f"{link.name}: twice as fast, {whose} takes {gain:.1%} less")
     return lines
 
 
@@ -231,8 +239,8 @@ def _runners_up(explanation: Explanation) -> Iterator[str]:
     if result.best is None:
         yield f"none fits: {result.need}"
         return
-    slower = prediction.time_s / result.best.time_s - 1
-    if slower > 1e-6:
+    if explanation.faster:
+        slower = prediction.time_s / explanation.faster.time_s - 1
         yield f"this plan is {slower:.1%} slower than the best one of its batch; galvatron search finds that"
     else:
         yield f"this plan is the best one: none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
@@ -269,10 +277,14 @@ def _what_ifs(explanation: Explanation) -> Table:
     made.add_row(
         "as it is", "", f"{explanation.prediction.time_s:.4g}", *_speeds(explanation.prediction.samples_per_s, now)
     )
-    for one in explanation.what_ifs:
-        if not one.why_not:
-            gain = f"{one.tokens_per_s / now - 1:+.1%}"
-            made.add_row(one.name, one.change, f"{one.time_s:.4g}", *_speeds(one.samples_per_s, one.tokens_per_s), gain)
+    answers = [one for one in explanation.what_ifs if not one.why_not]
+    if faster := explanation.faster:
+        speed = faster.samples_per_s
+        best = WhatIf("the best plan", "as things are", faster.plan, faster.time_s, speed, speed * seq)
+        answers.insert(0, best)
+    for one in answers:
+        gain = f"{one.tokens_per_s / now - 1:+.1%}"
+        made.add_row(one.name, one.change, f"{one.time_s:.4g}", *_speeds(one.samples_per_s, one.tokens_per_s), gain)
     return made
 
 

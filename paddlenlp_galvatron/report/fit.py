@@ -10,7 +10,6 @@ from rich.table import Table
 
 from ..cost_model import Task
 from ..plan import ModelShape, plan_to_dict
-from ..plan.mesh import Axis
 from ..plan.strategy import Plan
 from ..profiles.data_sheet import DataSheet
 from ..profiles.reserve import GIB_MIB
@@ -127,7 +126,7 @@ def in_words(plan: Plan) -> str:
     again = sum(bool(layer.recompute) for layer in plan.layers)
     words = [
         f"pp {plan.pipeline}" if plan.pipeline > 1 else "",
-        *(f"{'Ulysses' if axis is Axis.ULYSSES else axis} {degree}" for axis, degree in most.axes if degree > 1),
+        *(f"{axis.words} {degree}" for axis, degree in most.axes if degree > 1),
         f"dp {plan.dp(most)} {most.dp_type}" if plan.dp(most) > 1 else "",
         f"{plan.micro_batches} micro-batches",
         f"recompute {again} of {len(plan.layers)}" if again else "",

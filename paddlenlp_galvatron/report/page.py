@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,9 +18,10 @@ from ..plan.strategy import runs
 from ..profiles.reserve import Reserve
 from .breakdown import MEMORY, TIME, StageBreakdown, strategy_words
 from .explain import Explanation, binding
+from .plan import count
 from .prediction import WARM_UP_STEPS, stage_peaks_mib
-from .search import most_mib
-from .why import GB_MIB, Problem
+from .search import runner_up
+from .why import Problem
 
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, at which the frontier is searched
 MOST_SPANS = 6000  # that the time line draws; of more, the first ones
@@ -63,16 +63,14 @@ def render(explanation: Explanation, points: Sequence[FrontierPoint], records: S
         model=explanation.problem.shapes[0].name,
         options=explanation.problem.options,
         binds=binding(explanation),
-        runners_up=[(other, other.why_slower_than(best), most_mib(other)) for other in explanation.searched.runners_up]
+        runners_up=[runner_up(number, other, best) for number, other in enumerate(explanation.searched.runners_up, 2)]
         if best
         else [],
-        best=best,
+        faster=explanation.faster,
         uniform=explanation.uniform,
         others=[(strategy_words(other.strategy), other) for other in explanation.others],
         what_ifs=explanation.what_ifs,
         tokens_per_s=prediction.samples_per_s * (explanation.problem.options.seq_length or 0),
-        isfinite=isfinite,
-        gb=GB_MIB,
         points=points,
         frontier_chart=_frontier_chart(points, explanation),
         uplot_js=_as_it_is("uplot/uPlot.iife.min.js"),
@@ -111,7 +109,7 @@ def drawn(
     spans = timeline(plan.schedule, prediction.times, plan.micro_batches)
     return {
         "plan": plan,
-        "schedule": plan.schedule.label,
+        "stages_words": count(plan.pipeline, "stage"),
         "prediction": prediction,
         "strategies": {words: number % len(COLOURS) for number, words in enumerate(strategies)},
         "grid": list(_grid(plan)),

@@ -30,7 +30,7 @@ class Problem:
     shapes: tuple[ModelShape, ...]
     cost: CostModel  # with the reserve that the options ask for
     options: SearchOptions  # context_mib unset: the device's own reserve, which changes with the budget
-    watch: Watch | None = None  # told how far each search is
+    watch: Callable[[], Watch] | None = None  # asked as each search begins, for what is told how far it is
 
     def __post_init__(self) -> None:
         # Every change asks for this batch, whatever range the plan itself was chosen from.
@@ -53,7 +53,7 @@ class Problem:
             options=self.cost.options,
         )
         options, cost = with_reserve(options, cost)
-        return search(self.shapes, cost, options, watch=self.watch)
+        return search(self.shapes, cost, options, watch=self.watch() if self.watch else None)
 
 
 @dataclass(frozen=True, slots=True)

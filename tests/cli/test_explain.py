@@ -15,6 +15,7 @@ from paddlenlp_galvatron.report.why import faster_links
 
 from .test_search import OPTIONS, PLAN, folder, words  # noqa: F401 - a fixture
 
+DOCS = Path(__file__).parents[2] / "docs"
 BUDGET_GB = 0.9  # in which strategies differ from layer to layer
 
 
@@ -25,6 +26,20 @@ def explained(folder, galvatron):  # noqa: F811
     ran = galvatron("explain", "plan.json", "--json")
     assert ran.code == 0 and all(line.startswith("note: ") for line in ran.err.splitlines())
     return json.loads(ran.out)
+
+
+def keys_of(told):
+    """Every key of an object, but for the names of terms."""
+    named = {"time_ms", "hidden_ms", "memory_mib"}
+    inner = {key: value for key, value in told.items() if key not in named}
+    lists = [item for value in inner.values() for item in (value if isinstance(value, list) else [value])]
+    return {*told, *(key for item in lists if isinstance(item, dict) for key in keys_of(item))}
+
+
+def test_both_pages_name_every_key(explained):
+    for language in ("en", "zh"):
+        text = (DOCS / language / "explain.md").read_text()
+        assert not [key for key in keys_of(explained) if f"`{key}`" not in text], language
 
 
 def test_stages_add_up_to_step_and_budget(explained):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.base.limits import MOST_RANKS
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.cli.pretrain import pretrain
 
@@ -33,6 +37,7 @@ PLAN = {
     "world_size": 4,
     "galvatron": {"assumed": {"seq_length": 16, "sequence_parallel": True}},
 }
+ONE_RANK_LAYER = {"tp_sizes_enc": 1, "tp_consecutive_flags": 1, "dp_types_enc": 0, "use_sp": 0, "checkpoint": 0}
 MODEL = {
     "model_type": "qwen2",
     "num_hidden_layers": 2,
@@ -66,6 +71,41 @@ def test_dry_run_shows_shapes_groups_and_memory_and_runs_nothing(folder, capsys)
     assert "5 groups" in out  # two pairs of tp, two of dp, and the stage
     assert "no step was run" in out
     assert not (folder / "output").exists()
+
+
+def test_a_dry_run_of_ten_thousand_ranks_or_stages_takes_seconds(folder, capsys):
+    """A minute, when each rank's groups were made one by one."""
+    count, most = 10_000, MOST_RANKS
+    alike = {name: ",".join([str(value)] * count) for name, value in ONE_RANK_LAYER.items()}
+    stages = {"pp_deg": count, "pp_division": alike["tp_sizes_enc"], "chunks": 1, "vtp": 1, "global_bsz": 1}
+    four = {name: ",".join([str(value)] * 4) for name, value in ONE_RANK_LAYER.items()}
+    unlike = {"tp_sizes_enc": "1,2,4,4", "checkpoint": "0,0,0,1", "pp_division": "4"}
+    for plan, layers, told in (
+        (changed(PLAN, global_bsz=2 * count, world_size=count), 2, ["0-9999", "5003 groups"]),
+        (changed(PLAN, **alike, **stages, world_size=count), count, ["and 9500 stages more", "19998 groups"]),
+        (changed(PLAN, **four | unlike, global_bsz=2 * most, world_size=most), 4, ["groups not counted"]),
+    ):
+        (folder / "plan.json").write_text(plan)
+        (folder / "model.json").write_text(changed(MODEL, num_hidden_layers=layers))
+        began = time.process_time()
+        code, out, err = run(capsys, "train", "plan.json", "--model", "model.json", "--dry_run")
+        assert code == 0 and all(one in out for one in told), out[-300:] + err
+        assert time.process_time() - began < 30
+
+
+def test_ctrl_c_while_paddle_is_imported_is_no_traceback(folder):
+    """Its C++ part takes seconds, makes another error of an interrupt, and says a line itself."""
+    command = [sys.executable, "-c", "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"]
+    words = ["train", "plan.json", "--model", "model.json", "--dry_run"]
+    with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        maps = Path(f"/proc/{started.pid}/maps")
+        while "libpaddle" not in maps.read_text():
+            assert started.poll() is None
+            time.sleep(0.01)
+        started.send_signal(signal.SIGINT)
+        out, err = started.communicate(timeout=600)
+        assert out == "" and err.endswith("interrupted\n") and err.count("\n") <= 2, err
+        assert started.returncode == 130
 
 
 def changed(values: dict, **changes) -> str:

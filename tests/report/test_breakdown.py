@@ -9,7 +9,7 @@ import pytest
 from cost_examples import MODEL, example, one_node
 
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task, timeline
-from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, Schedule, VocabStrategy
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, Recompute, Schedule, VocabStrategy
 from paddlenlp_galvatron.report.breakdown import COMMUNICATION, breakdown
 
 DDP, ZERO2, ZERO3 = DataParallel
@@ -19,12 +19,19 @@ MIXED = (
     LayerStrategy(2, ulysses=True, dp_type=ZERO3, recompute=True),
     LayerStrategy(1),
 )
+CONTEXT = (
+    LayerStrategy(2, context=2, dp_type=ZERO3, recompute=Recompute.NORMS),
+    LayerStrategy(1, context=4, recompute=Recompute.ATTENTION),
+    LayerStrategy(2, context=2, ulysses=True, recompute=Recompute.NORMS | Recompute.MLP),
+    LayerStrategy(4, recompute=Recompute.FULL),
+)
 PLAN = Plan(8, 32, 4, (1, 3), MIXED, VocabStrategy(2, dp_type=ZERO3))
 PLANS = {
     "two stages": (PLAN, example()),
     "gpipe": (replace(PLAN, schedule=Schedule.GPIPE), example()),
     "four stages": (replace(PLAN, stages=(1, 1, 1, 1), layers=(LayerStrategy(2),) * 4, micro_batches=8), example()),
     "two chunks a stage": (replace(PLAN, stages=(1, 1, 1, 1), chunks=2), example()),
+    "context parallel, parts recomputed": (replace(PLAN, layers=CONTEXT), example()),
     "one stage": (replace(PLAN, stages=(4,)), example()),
     "one micro-batch": (replace(PLAN, stages=(4,), micro_batches=1), one_node()),
     "reduced each time": (PLAN, one_node(async_grad_reduce=False)),

@@ -22,6 +22,7 @@ from paddlenlp_galvatron.report.explain import explain as find_out
 from paddlenlp_galvatron.report.page import FrontierPoint, frontier, render
 from paddlenlp_galvatron.report.why import Problem
 from paddlenlp_galvatron.search import SearchOptions, search
+from paddlenlp_galvatron.search.device import with_reserve
 
 LARGEST_BYTES = 3 * 10**6
 LONGEST_LOAD_MS = 2000
@@ -79,11 +80,12 @@ def explanation() -> Explanation:
 @pytest.fixture(scope="module")
 def real() -> Explanation:
     """A layer-wise plan of a model with a name, by its data sheet."""
-    asked = {"memory_constraint": 26, "settle_bsz": 64, "seq_length": 4096, "context_mib": 2000, "max_pp_deg": 2}
+    asked = {"memory_constraint": 28, "settle_bsz": 64, "seq_length": 4096, "max_pp_deg": 4, "sp_space": "tp+sp"}
     options = SearchOptions.among({**asked, "default_dp_type": "zero2"})
     shape = load_model("qwen2.5-7b")
     cost = derive(shape, load_data_sheet("h100"), 1, 8, options.assumptions, options.cost_options)
-    return find_out(search(shape, cost, options).plan, Problem((shape,), cost, options))
+    within, reserving = with_reserve(options, cost)
+    return find_out(search(shape, reserving, within).plan, Problem((shape,), reserving, options))
 
 
 def records(plan: Plan, steps: int, step_s: float = 0.5, peak_mib: float = 500.0) -> list[dict]:
@@ -110,6 +112,37 @@ def test_the_page_is_whole_and_names_nothing_outside(explanation):
     for point in points:
         assert f"{point.memory_gb:.4g}" in page
     assert "measured 0.517 s (median)" in page
+
+
+def test_stages_of_several_chunks_are_told_as_stages(explanation):
+    asked = explanation.problem
+    plan = replace(
+        explanation.plan, stages=(1, 1, 1, 1), chunks=2, layers=(LayerStrategy(2),) * 4, vocab=VocabStrategy(2)
+    )
+    prediction = asked.cost.predict(plan)
+    stages = breakdown(plan, asked.cost, prediction, 1024.0)
+    page = render(replace(explanation, plan=plan, prediction=prediction, stages=stages), [])
+    assert f"2 stages of {plan.stage_size} ranks, interleaved 1F1B of 2 chunks a stage" in page
+    assert "stage 1, forward 0, chunk 1: " in page
+
+
+def test_gains_of_a_plan_that_is_not_the_best_are_told_apart_from_the_best_ones(explanation):
+    """Else everything that is asked seems to help, as each answer is a search."""
+    slow = find_out(replace(explanation.plan, layers=(LayerStrategy(8, recompute=True),) * 4), explanation.problem)
+    assert explanation.faster is None and slow.faster is slow.searched.best
+    told, row = text_of(slow), f"the best plan as things are {slow.faster.time_s:.4g} "
+    assert row in told and '<th scope="row">the best plan</th>' in render(slow, [])
+    best_link = min((one for one in slow.what_ifs if one.name.startswith("links")), key=lambda one: one.time_s)
+    assert f"the best plan's step takes {1 - best_link.time_s / slow.faster.time_s:.1%} less" in told
+    assert "the best plan as things are" not in text_of(explanation)
+
+
+def text_of(explanation: Explanation) -> str:
+    """What is printed, one blank between words."""
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(*printed(explanation), sep="\n")
+    return " ".join(capture.get().split())
 
 
 def test_memory_is_drawn_against_budget_and_bound(real):
