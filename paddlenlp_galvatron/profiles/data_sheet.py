@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..base.errors import UserError
+from ..base.limits import Ranks
 from ..base.reading import LARGEST_OPTIONS, read_json
 
 FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")
@@ -30,7 +31,7 @@ class DataSheet(BaseModel):
 
     name: str
     device: str
-    gpus_per_node: int = Field(ge=1)
+    gpus_per_node: Ranks
     memory: Figure = Field(description="GiB of a device")
     matmul_16bit: Figure = Field(description="peak of bf16 and fp16 matrix products, TFLOP/s")
     matmul_fp32: Figure = Field(description="peak of fp32 matrix products, TFLOP/s")

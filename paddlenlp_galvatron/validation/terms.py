@@ -13,7 +13,7 @@ TERMS = {
     "forward": "forward",
     "backward": "backward",
     "recompute": "recompute",
-    "tensor": "collectives of tensor parallelism and Ulysses",
+    "tensor": "collectives of split layers",
     "layouts": "changes of layout",
     "gathers": "gathers of zero3's weights",
     "gradients": "sums of gradients",

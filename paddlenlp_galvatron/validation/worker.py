@@ -17,7 +17,7 @@ from ..adapters import load_family
 from ..plan import Plan
 from ..profiler.journal import Journal
 from ..profiler.launcher import report_progress
-from ..profiler.layers.part import MeasuredPart
+from ..profiler.layers.part import FEW_AND_MANY, MeasuredPart, of_one_layer
 from ..profiler.stopwatch import Stopwatch, Timing
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
@@ -30,7 +30,6 @@ from .terms import TERMS, measured_ms
 from .work import JOURNAL, MeasuredRun, RankRun, Work, key_of
 
 MOST_SAMPLES = 4  # with which a layer is timed
-LAYERS = 1, 3  # their difference leaves out what does not belong to a layer
 WARM_UP = 3  # steps: the first makes the optimizer's states, allocates and connects
 LEAST_STEPS = 6
 PLAN_S = 4.0  # that the timed steps of a plan take, within LEAST_STEPS and the wanted number
@@ -70,7 +69,7 @@ class Layer:
             MeasuredPart(
                 work.shape, family, layers=layers, samples=self.samples, seq_length=seq_length, precision=precision
             )
-            for layers in LAYERS
+            for layers in FEW_AND_MANY
         ]
         self._stopwatch = stopwatch
 
@@ -78,7 +77,7 @@ class Layer:
         steps = [step for part in self._parts for step in (part.forward, part.backward)]
         laps = self._stopwatch.apart(*steps)
         few, many = laps[:, :2].sum(axis=1), laps[:, 2:].sum(axis=1)
-        return Timing.of_turns([(many - few) / (LAYERS[1] - LAYERS[0])]).ms
+        return Timing.of_turns([of_one_layer(few, many).tolist()]).ms
 
 
 def _run(work: Work, plan: Plan, groups: Groups) -> MeasuredRun:

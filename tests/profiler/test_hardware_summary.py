@@ -1,6 +1,9 @@
+from unittest.mock import Mock
+
+import numpy as np
 import pytest
 
-from paddlenlp_galvatron.profiler.cluster.measure import curves
+from paddlenlp_galvatron.profiler.cluster.measure import HardwareProfiler, curves
 from paddlenlp_galvatron.profiler.cluster.messages import MessagePoint, doubtful, measured
 from paddlenlp_galvatron.profiler.cluster.summary import hardware_profile
 from paddlenlp_galvatron.profiler.journal import Journal
@@ -95,3 +98,17 @@ def test_a_part_measures_its_kinds_on_every_group(part, kinds):
     limited = curves(HardwareOptions(parts=(part,), max_tp_deg=4, max_pp_deg=3), 12)
     largest = {HardwarePart.ALL_REDUCE: 12, HardwarePart.P2P: 3}.get(part, 4)
     assert max((group.size for group in limited), default=largest) == largest
+
+
+@pytest.mark.parametrize(("ms_a_mib", "largest_mib"), [(10.0, 32.0), (250.0, 1.0), (0.1, 64.0)])
+def test_behind_the_first_message_of_more_than_200_ms_none_is_larger(monkeypatch, ms_a_mib, largest_mib):
+    options = HardwareOptions(parts=(HardwarePart.ALL_REDUCE, HardwarePart.P2P), end_mb=64)
+    stopwatch = Mock(pinned=False, **{"is_late.return_value": False})
+    stopwatch.together = lambda mib: np.full((3, 2), ms_a_mib * mib)  # [laps, ranks]
+    for prepare in ("_collective", "_exchange"):
+        monkeypatch.setattr(HardwareProfiler, prepare, lambda _, group, mib: mib)
+    known = Journal()
+    HardwareProfiler(options, 0, 2, stopwatch, Mock(), known).measure()
+    assert max(measured(known)[PAIR]) == largest_mib
+    for group in curves(options, 2):
+        assert sum(ms_a_mib * mib > 200 for mib in measured(known)[group]) <= 1

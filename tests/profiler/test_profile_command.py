@@ -32,11 +32,13 @@ def test_hardware_of_four_processes(tmp_path):
     measured = [kind for kind in kinds if kind.kind is not Collective.SEND or kind.consecutive]
     assert set(profile.messages_ms) == set(measured)
     for times in profile.messages_ms.values():
-        assert {1 / 64, 1 / 16, 1} <= set(times) <= {1 / 64, 1 / 16, 1 / 4, 1}
+        # Behind one of 200 ms there is no larger one, which on a busy machine may be the first.
+        assert {1 / 64} <= set(times) <= {1 / 64, 1 / 16, 1 / 4, 1}
         assert all(ms > 0 for ms in times.values())
     for kind in (kind for kind in measured if kind.kind is Collective.ALL_REDUCE):
         bus = profile.allreduce_mib_per_ms[kind.size, kind.consecutive]
-        assert bus == pytest.approx(2 * (kind.size - 1) / kind.size / profile.messages_ms[kind][1])
+        mib, ms = max(profile.messages_ms[kind].items())
+        assert bus == pytest.approx(2 * (kind.size - 1) / kind.size * mib / ms)
     assert profile.overlap_coe >= 1
     assert profile.meta.fingerprint.device_count == 4
     assert set(profile.meta.spread) == {

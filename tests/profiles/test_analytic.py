@@ -32,18 +32,19 @@ SMALL = ModelShape("small", "llama", 4, 256, 640, 8, 8, 1000, 512)
 
 @real_data
 @pytest.mark.parametrize(
-    ("name", "seq", "fused"),
+    ("name", "seq", "fused", "error"),  # as docs/*/cost_model.md says
     [
-        ("galvatron-llama2-7b/computation_profiling_bf16_llama2-7b_all.json", 2048, ON_GPUS),
-        ("paddlenlp-llama/computation_profiling_bf16_llama_rank[0].json", 1024, Fused.ATTENTION),  # PaddleNLP's default
+        ("galvatron-llama2-7b/computation_profiling_bf16_llama2-7b_all.json", 2048, ON_GPUS, 0.03),
+        # PaddleNLP's default
+        ("paddlenlp-llama/computation_profiling_bf16_llama_rank[0].json", 1024, Fused.ATTENTION, 0.16),
     ],
 )
-def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq, fused):
+def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq, fused, error):
     measured = ComputeTimes(ComputationProfile.load(DATA / name, "bf16", 4096, 32))
     derived = ComputeTimes(analytic_computation(LLAMA2_7B, load_data_sheet("a100-80gb"), Precision.BF16, [seq], fused))
     for samples in (4, 8, 12):
         assert derived.layer(0, samples, seq).forward_ms == pytest.approx(
-            measured.layer(0, samples, seq).forward_ms, rel=0.16
+            measured.layer(0, samples, seq).forward_ms, rel=error
         )
         assert derived.head(samples, seq).forward_ms > 0
     head = measured.head(12, 2048).forward_ms if seq == 2048 else None

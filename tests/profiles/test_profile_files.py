@@ -2,7 +2,9 @@
 
 import copy
 import json
+import os
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,7 @@ from paddlenlp_galvatron.profiles import (
     p2p_name,
     sp_time_name,
 )
+from paddlenlp_galvatron.profiles.files import LARGEST_BYTES, MOST_FILES
 from paddlenlp_galvatron.profiles.hardware import read_allreduce, read_messages, read_overlap, read_p2p
 from paddlenlp_galvatron.profiles.identity import require_parameter_size, require_same_device, require_same_model
 
@@ -369,3 +372,21 @@ def test_a_folder_may_stand_for_the_file_in_it(tmp_path):
     assert (read.allreduce_mib_per_ms, read.p2p_mib_per_ms) == (HARDWARE.allreduce_mib_per_ms, HARDWARE.p2p_mib_per_ms)
     assert read.overlap_coe == 1 and not read.messages_ms
     assert [Path(file.path).name for file in read.files] == [allreduce_name(2, 4), p2p_name(2, 4)]
+
+
+def test_files_that_a_plan_names_are_compared_within_limits(tmp_path):
+    """Whatever size and number of them a plan of others names, and however right their checksums are."""
+    large, small = tmp_path / "large.json", tmp_path / "small.json"
+    large.touch()
+    os.truncate(large, LARGEST_BYTES + 1)
+    small.write_text("{}")
+    right = {path: sha256(path.read_bytes()).hexdigest() for path in (large, small)}
+    summaries = [{"path": str(path), "sha256": digest} for path, digest in right.items()]
+    assert ProfileFile.changed(summaries) == [str(large)]
+    os.truncate(large, LARGEST_BYTES)
+    summaries[0]["sha256"] = sha256(large.read_bytes()).hexdigest()
+    assert ProfileFile.changed(summaries) == []
+    many = [{"path": str(tmp_path / f"{number}.json"), "sha256": ""} for number in range(MOST_FILES + 1)]
+    for summary in many:
+        Path(summary["path"]).write_text("{}")
+    assert len(ProfileFile.changed(many)) == MOST_FILES

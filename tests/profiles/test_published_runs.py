@@ -37,3 +37,25 @@ def test_the_documents_show_what_the_command_prints(benchmark):
         assert not missing, missing
         told = re.search(r"\*\*.*?([\d.]+ %).*?([\d.]+ %).*?([\d.]+ %)\*\*", page)
         assert told and told.groups() == (mean, median, most)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_other_pages_tell_the_same_errors_rounded(benchmark, language):
+    mean, _, most = (round(100 * error) for error in benchmark["summary"](benchmark["rows"]).values())
+    sentences = {
+        "cost_model.md": {
+            "en": f"off by {mean} % on average and by {most} % at most",
+            "zh": f"平均相差 {mean} %，最多 {most} %",
+        },
+        "tutorial_no_cluster.md": {
+            "en": f"off by {mean} % on average and {most} % at most",
+            "zh": f"平均误差 {mean}%，最大 {most}%",
+        },
+        "profile.md": {
+            "en": f"whole runs](benchmarks.md#published-runs) within {most + 1} %",
+            "zh": f"不超过 {most + 1} %；其他",
+        },
+    }
+    for name, sentence in sentences.items():
+        text = " ".join((ROOT / "docs" / language / name).read_text().split())
+        assert sentence[language] in text, name

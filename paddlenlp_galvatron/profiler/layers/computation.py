@@ -14,11 +14,10 @@ from ...plan import ModelShape, Precision, Recompute
 from ...profiles import EMBEDDING, HEAD, PassKey, Shape, layer_part
 from ...runtime.adapter import Adapter
 from ...runtime.gradients import global_norm, update_in_turns
-from ..clock import Array
 from ..journal import Journal
 from ..refine import coarse, uncertain
 from ..stopwatch import Stopwatch, Timing
-from .part import MeasuredPart
+from .part import FEW_AND_MANY, MeasuredPart, of_one_layer
 from .summary import OPTIMIZER, PassPoint, PassTurn, SharePoint, doubtful, measured
 
 TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what spreads widely or cannot be more often
@@ -38,7 +37,7 @@ class ComputationProfiler:
     journal: Journal
     precision: Precision = Precision.FP32
     sequence_parallel: bool = False
-    layers: tuple[int, int] = (1, 3)  # their difference leaves out what does not belong to a layer
+    layers: tuple[int, int] = FEW_AND_MANY
     adaptive: bool = True
     flash_attention: bool = False
 
@@ -117,7 +116,8 @@ class ComputationProfiler:
         steps = [step for part in parts for step in (part.forward, part.backward)]
         few_f, few_b, many_f, many_b, _, again_b = self.stopwatch.apart(*steps).T
         recompute_ms = max(0.0, float(np.median(again_b - few_b)) / few)
-        return PassTurn(self._of_one(few_f, many_f), self._of_one(few_b, many_b), recompute_ms)
+        forward, backward = of_one_layer(few_f, many_f, self.layers), of_one_layer(few_b, many_b, self.layers)
+        return PassTurn(forward.tolist(), backward.tolist(), recompute_ms)
 
     def _measure_shares(self, key: PassKey) -> None:
         """Of the time of recomputing a whole layer, what its parts take: at one batch, as they grow alike."""
@@ -134,14 +134,6 @@ class ComputationProfiler:
             return {}
         ms = [float(np.median(each - plain)) for each in others]
         return {each.words: min(max(found / most, 0.0), 1.0) for each, found in zip(APART, ms, strict=True)}
-
-    def _of_one(self, few: Array, many: Array) -> list[float]:
-        """Laps of one layer from those of few and of many."""
-        one: Array = (many - few) / (self.layers[1] - self.layers[0])
-        if np.mean(one) <= 0:  # noise swallows the difference
-            one = many / self.layers[1]
-        laps: list[float] = one.tolist()
-        return laps
 
     def _end(self, key: PassKey) -> PassTurn:
         part = self._part(key, **ENDS[key.part])

@@ -15,7 +15,7 @@ from ...profiles.memory import STATE_BYTES, Role
 from ...runtime import device
 from ...runtime.adapter import Adapter
 from ..journal import Journal
-from .part import MeasuredPart
+from .part import FEW_AND_MANY, MeasuredPart
 
 MIB = 2**20
 FLOAT_BYTES = 4
@@ -46,7 +46,7 @@ class MemoryProfiler:
     journal: Journal
     samples: int  # of the micro-batch that is measured
     precision: Precision = Precision.FP32
-    layers: tuple[int, int] = (1, 3)  # their difference leaves out what does not belong to a layer
+    layers: tuple[int, int] = FEW_AND_MANY
     flash_attention: bool = False
 
     def measure(

@@ -12,7 +12,16 @@ from ...runtime.adapter import Adapter, Kernels
 from ...runtime.device import on_gpu
 from ...runtime.stage import Stage
 from ...runtime.units import Trainable
+from ..clock import Array
 from .silent import PatternWeights, SilentGroups
+
+FEW_AND_MANY = 1, 3  # layers: their difference leaves out what does not belong to a layer
+
+
+def of_one_layer(few: Array, many: Array, layers: tuple[int, int] = FEW_AND_MANY) -> Array:
+    """Laps of one layer [n] from those of few and of many."""
+    one: Array = (many - few) / (layers[1] - layers[0])
+    return one if np.mean(one) > 0 else many / layers[1]  # noise may swallow the difference
 
 
 class MeasuredPart:
