@@ -10,44 +10,24 @@ positions end earlier is given as many as a sample has.
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
+from on_data_sheet import KI, problem
 from rich.console import Console
 from rich.table import Table
 
-from paddlenlp_galvatron.cost_model import derive
-from paddlenlp_galvatron.plan import DataParallel, Schedule, load_model
+from paddlenlp_galvatron.plan import Schedule
 from paddlenlp_galvatron.plan.strategy import Plan
-from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.report.fit import in_words
-from paddlenlp_galvatron.search import SearchOptions, search
+from paddlenlp_galvatron.search import search
 
-KI, TOKENS = 1024, 4 * 2**20
 WIDEST = 32  # degree of each kind
 
 
 def fastest(name: str, seq: int, gpus: int, max_cp_deg: int) -> tuple[Plan | None, float]:
     """The plan, if any fits, and tokens a second."""
-    sheet, shape = load_data_sheet("h100-80gb"), load_model(name)
-    shape = replace(shape, max_position_embeddings=max(seq, shape.max_position_embeddings))
-    nodes, cards = max(gpus // sheet.gpus_per_node, 1), min(gpus, sheet.gpus_per_node)
-    options = SearchOptions(
-        num_nodes=nodes,
-        num_gpus_per_node=cards,
-        world_size=gpus,
-        memory_constraint=sheet.memory.value,
-        settle_bsz=TOKENS // seq,
-        seq_length=seq,
-        sp_space="tp+sp",
-        max_tp_deg=WIDEST,
-        max_cp_deg=max_cp_deg,
-        default_dp_type=DataParallel.ZERO2,
-        pipeline_type=Schedule.ONE_F_ONE_B,
-    )
-    cost = derive(shape, sheet, nodes, cards, options.assumptions)
-    context_mib = cost.reserve.context_mib(sheet.memory.value * KI)
-    options = options.model_copy(update={"context_mib": context_mib})
-    result = search(cost.models, cost.reserving(context_mib), options)
+    most = {"max_tp_deg": WIDEST, "max_cp_deg": max_cp_deg}
+    cost, options = problem(name, gpus, seq, pipeline_type=Schedule.ONE_F_ONE_B, **most)
+    result = search(cost.models, cost, options)
     return (result.plan, result.best.samples_per_s * seq) if result.best else (None, 0.0)
 
 

@@ -1,0 +1,189 @@
+"""What interleaved 1F1B, recompute by parts and context parallelism bring, as predicted: alone, and together.
+
+    python benchmarks/dimensions.py [--profiles FOLDER] [--only TEXT] [--picture docs/images]
+
+Searches without the three, with each, and with all, on H100 from their data sheet and, with `--profiles`, on published
+profiles of llama2-7b. Prints a table: the step without them, what each takes off its time, the gap to the optimum, and
+where the time of the plan without them goes: waiting is what interleaving can save at most, recompute what parts can,
+collectives what context parallelism can. `--picture` draws it, in both languages.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from on_data_sheet import KI, problem
+
+from paddlenlp_galvatron.base.writing import write_text
+from paddlenlp_galvatron.cost_model import CostModel, load
+from paddlenlp_galvatron.plan import load_model
+from paddlenlp_galvatron.report.breakdown import COMMUNICATION, breakdown
+from paddlenlp_galvatron.search import SearchOptions, SearchResult, search
+
+SPLITS = 32  # widest degree of tensor parallelism, Ulysses and context parallelism
+DIMENSIONS: dict[str, dict[str, Any]] = {
+    "interleaved": {"max_virtual_pp_deg": 4},
+    "parts": {"recompute_parts": True},
+    "cp": {"max_cp_deg": SPLITS},
+}
+CHOICES = {
+    "without": {},
+    **DIMENSIONS,
+    "all": {name: value for each in DIMENSIONS.values() for name, value in each.items()},
+}
+H100 = (  # model, GPUs, Ki tokens of a sample
+    ("llama3.1-8b", 8, 4),
+    ("llama3.1-8b", 8, 32),
+    ("llama3.1-8b", 64, 32),
+    ("llama3.1-8b", 64, 128),
+    ("llama3.1-8b", 1024, 256),
+    ("llama3.1-70b", 64, 4),
+    ("llama3.1-70b", 64, 32),
+    ("llama3.1-70b", 256, 32),
+    ("llama3.1-70b", 1024, 128),
+    ("llama3.1-70b", 1024, 256),
+    ("llama3.1-405b", 256, 4),
+    ("llama3.1-405b", 1024, 4),
+    ("llama3.1-405b", 1024, 32),
+    ("llama3.1-405b", 1024, 256),
+)
+A800 = ((16, 64), (24, 64), (40, 256))  # GB of memory, samples of a step, of 2,048 tokens on 8 devices
+WORDS = {
+    "en": {
+        "title": "Predicted step time of the best plan without the three dimensions / with them",
+        "interleaved": "interleaved 1F1B",
+        "parts": "recompute by parts",
+        "cp": "context parallelism",
+        "all": "all three",
+    },
+    "zh": {
+        "title": "不含这三个维度的最佳方案与含有它们的最佳方案的预测单步时间之比",
+        "interleaved": "交错 1F1B",
+        "parts": "部分重计算",
+        "cp": "上下文并行",
+        "all": "三者同时",
+    },
+}
+COLOURS = {"interleaved": "#00897b", "parts": "#f4a259", "cp": "#3d5a80", "all": "#8d6a9f"}
+ROW, BAR, LEFT, WIDE, TALLEST = 62, 11, 250, 430, 2.0  # of the picture, in pixels; and the largest ratio it shows
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: searches of the same problem with other dimensions."""
+
+    name: str
+    found: dict[str, SearchResult]
+    cost: CostModel
+
+    def gain(self, choice: str) -> float | None:
+        """Time without the dimensions over that with these; None where either does not fit."""
+        without, result = self.found["without"], self.found[choice]
+        return without.time_s / result.time_s if without.best and result.best else None
+
+    def told(self, choice: str) -> str:
+        if (gain := self.gain(choice)) is not None:
+            return f"{gain:.3f}"
+        return "fits" if self.found[choice].best else "-"
+
+    @property
+    def goes_to(self) -> str:
+        """Shares of the step without the dimensions, on the stage that works longest."""
+        best = self.found["without"].best
+        if best is None:
+            return "does not fit"
+        stage = max(breakdown(best.plan, self.cost, best.prediction), key=lambda stage: stage.busy_ms)
+        whole = sum(stage.time_ms.values())
+        shares = {
+            "waiting": stage.time_ms["waiting"],
+            "recompute": stage.time_ms["recompute"],
+            "collectives": sum(stage.time_ms[name] for name in COMMUNICATION),
+        }
+        return ", ".join(f"{name} {ms / whole:.0%}" for name, ms in shares.items())
+
+    @property
+    def row(self) -> str:
+        without, every = self.found["without"], self.found["all"]
+        time_s = f"{without.time_s:.3f}" if without.best else "-"
+        gap = max(result.gap for result in self.found.values() if result.best) if every.best else 0.0
+        seconds = ", ".join(f"{result.search_time_s:.1f}" for result in self.found.values())
+        gains = " | ".join(self.told(choice) for choice in CHOICES if choice != "without")
+        return f"| {self.name} | {time_s} | {gains} | {self.goes_to} | {gap:.1e} | {seconds} |"
+
+
+def on_h100(model: str, gpus: int, length: int) -> Case:
+    cost, options = problem(model, gpus, length * KI, max_tp_deg=SPLITS, parallel_search=True)
+    return _case(f"{model} | {gpus} H100 | {length}K", cost, options)
+
+
+def on_a800(folder: Path, memory_gb: float, batch: int) -> Case:
+    options = SearchOptions(memory_constraint=memory_gb, settle_bsz=batch, sp_space="tp+sp", seq_length=2048)
+    cost = load(load_model("llama2-7b"), 1, 8, options.assumptions, folder=folder, options=options.cost_options)
+    return _case(f"llama2-7b, {memory_gb} GB | 8 A800 | 2K", cost, options)
+
+
+def _case(name: str, cost: CostModel, options: SearchOptions) -> Case:
+    found = {choice: search(cost.models, cost, options.model_copy(update=given)) for choice, given in CHOICES.items()}
+    return Case(name, found, cost)
+
+
+def cases(profiles: Path | None, only: str) -> Iterator[Case]:
+    for case in H100:
+        if only in case[0]:
+            yield on_h100(*case)
+    if profiles and only in "llama2-7b":
+        for memory_gb, batch in A800:
+            yield on_a800(profiles, memory_gb, batch)
+
+
+def draw(file: Path, found: list[Case], words: dict[str, str]) -> None:
+    """Bars of each row, from 1 on, as SVG."""
+    height = 70 + ROW * len(found)
+    shapes = [f"<rect width='{LEFT + WIDE + 70}' height='{height}' fill='#ffffff'/>"]
+
+    def text(x: float, y: float, words: str, size: int = 12) -> None:
+        shapes.append(f"<text x='{x}' y='{y}' font-size='{size}' fill='#1d2b33'>{words}</text>")
+
+    text(12, 22, words["title"], 14)
+    for number, (choice, colour) in enumerate(COLOURS.items()):
+        shapes.append(f"<rect x='{12 + 170 * number}' y='34' width='12' height='12' fill='{colour}'/>")
+        text(30 + 170 * number, 45, words[choice])
+    for row, case in enumerate(found):
+        top = 62 + ROW * row
+        text(12, top + 28, case.name.replace(" | ", ", "))
+        for number, (choice, colour) in enumerate(COLOURS.items()):
+            gain, y = case.gain(choice), top + number * (BAR + 2)
+            if gain is not None:
+                width = max(1.0, (min(gain, TALLEST) - 1) / (TALLEST - 1) * WIDE)
+                shapes.append(f"<rect x='{LEFT}' y='{y}' width='{width:.1f}' height='{BAR}' fill='{colour}'/>")
+                text(LEFT + width + 5, y + BAR - 1, f"{gain:.2f}", 10)
+            else:
+                text(LEFT, y + BAR - 1, case.told(choice), 10)
+    size = f"viewBox='0 0 {LEFT + WIDE + 70} {height}' font-family='system-ui, sans-serif'"
+    write_text(file, f"<svg xmlns='http://www.w3.org/2000/svg' {size}>\n" + "\n".join(shapes) + "\n</svg>\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--profiles", type=Path, help="folder of published profiles of llama2-7b on 8 devices")
+    parser.add_argument("--only", default="", help="models whose name has this in it")
+    parser.add_argument("--picture", type=Path, help="folder with en/ and zh/")
+    given = parser.parse_args()
+    gains = " | ".join(DIMENSIONS)
+    print(f"| model | devices | tokens | without, s | {gains} | all | of the time without | gap | searches, s |")
+    print("|---" * 11 + "|")
+    found = []
+    for case in cases(given.profiles, given.only):
+        print(case.row, flush=True)
+        found.append(case)
+    if given.picture:
+        for language, words in WORDS.items():
+            draw(given.picture / language / "dimensions.svg", found, words)
+
+
+if __name__ == "__main__":
+    main()
