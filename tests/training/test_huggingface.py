@@ -165,13 +165,15 @@ def test_no_more_than_a_few_of_the_largest_weight_is_in_memory(tmp_path, monkeyp
     assert shape.parameters * 4 > 50 * largest
 
     def peak(work: Callable[[], object]) -> float:
-        """Most memory that the work had at once, by the largest weight's."""
-        work()  # whatever is made once
-        tracemalloc.start()
-        work()
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        return most / largest
+        """Most memory that the work has at once, by the largest weight's: of three times the one without what is made
+        once, or grows at that moment, as the interpreter's table of strings does."""
+        most = []
+        for _ in range(3):
+            tracemalloc.start()
+            work()
+            most.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+        return min(most) / largest
 
     assert peak(lambda: to_checkpoint(tmp_path / "hf", shape, fresh(tmp_path / "out"), ignore)) < 4
     to_checkpoint(tmp_path / "hf", shape, tmp_path / "g", ignore)
