@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -10,10 +12,20 @@ pytest.importorskip("paddle")
 import paddle
 from paddlenlp.transformers.qwen2.modeling import Qwen2RotaryEmbedding, scaled_dot_product_attention
 
+from paddlenlp_galvatron.adapters import load_family
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
 from paddlenlp_galvatron.plan.layout import own_chunks
+from paddlenlp_galvatron.runtime import device
+from paddlenlp_galvatron.runtime.adapter import Kernels
 from paddlenlp_galvatron.runtime.ops import context
+from paddlenlp_galvatron.runtime.stage import Stage
+from paddlenlp_galvatron.runtime.weights import SeededWeights
 
 LENGTH, HEADS, KV_HEADS, DIM = 24, 4, 2, 8
+
+
+def group_of(ranks, use=""):
+    return None if len(ranks) == 1 else SimpleNamespace(ranks=[*ranks], nranks=len(ranks), rank=0, id=0)
 
 
 class Config:
@@ -50,6 +62,23 @@ def test_mask_and_rows_of_flash_attention_give_what_a_whole_sample_has(degree, m
         rowwise = context.by_rows(rows)(own, Config, key, value, None, False)
         for found in (masked, rowwise):
             np.testing.assert_allclose(found, context.own_rows(whole, chunks, 1), atol=1e-6)
+
+
+def test_rows_of_flash_attention_are_on_the_device_before_the_first_message(monkeypatch):
+    """Flash attention itself runs on GPUs alone, where a copy in a step could wait for ever."""
+    monkeypatch.setattr(context, "flashmask_attention", by_rows)
+    monkeypatch.setattr(context, "all_gather", lambda x, group: paddle.concat([x] * group.nranks))
+    context.hidden_rows.cache_clear()
+    layers, groups = (LayerStrategy(context=2),) * 2, SimpleNamespace(get=group_of)
+    plan = Plan(2, 2, 1, (2,), layers, VocabStrategy(context=2), assumed=Assumptions(seq_length=LENGTH))
+    shape = ModelShape("narrow", "qwen2", 2, HEADS * DIM, 64, HEADS, KV_HEADS, 32, LENGTH)
+    source, kernels = SeededWeights(0, 0.02), Kernels(flash_attention=True)
+    stage = Stage(plan, shape, load_family("qwen2"), LENGTH, 0, groups, source, kernels=kernels)
+    (tokens,) = stage.take(np.zeros((1, LENGTH), np.int64))
+    copied = []
+    monkeypatch.setattr(device, "to_device", copied.append)
+    assert stage.forward(None, tokens, tokens).shape == []
+    assert context.hidden_rows.cache_info().misses == 1 and not copied
 
 
 def test_a_rank_turns_its_tokens_by_their_true_positions():

@@ -7,18 +7,24 @@ import runpy
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plans import BAD_FIELDS, BAD_PLANS, MODEL, plan_fields
+from typer.main import get_command
 
 from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.cli.main import COMMANDS, SHOWN
+from paddlenlp_galvatron.options.aliases import ALIASES
 from paddlenlp_galvatron.plan import ModelShape, UserError, read_plan
 from paddlenlp_galvatron.plan import file as plan_file
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.file import AssumedFields, GalvatronObject, StrategyFile
 from paddlenlp_galvatron.profiles import files, nccl_tests
+from paddlenlp_galvatron.training.step_log import StepRecord
+from paddlenlp_galvatron.validation.options import ValidateOptions
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*/*.md")]
@@ -97,6 +103,75 @@ def test_the_example_prints_as_shown(path, galvatron, tmp_path):
     assert [line.split() for line in ran.out.splitlines()] == [line.split() for line in shown.splitlines()]
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize(
+    ("command", "page"), [("convert", "convert"), ("data", "data"), ("gpu-check", "gpus"), ("validate", "validate")]
+)
+def test_a_page_names_every_option_of_its_command(command, page, language):
+    app: Any = get_command(import_module(f"paddlenlp_galvatron.cli.{command.replace('-', '_')}").app)
+    text = (ROOT / "docs" / language / f"{page}.md").read_text()
+    params = [param for one in getattr(app, "commands", {"": app}).values() for param in one.params]
+    named = {name.removeprefix("--") for param in params for name in param.opts[:1] if name.startswith("--")}
+    names = named - {"help", "input"}  # what is read needs no name
+    assert len(names) > 3 and not [name for name in names if not re.search(rf"(`|--){name}\b", text)]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_fields_of_a_training_log_are_described(language):
+    table = (ROOT / "docs" / language / "files.md").read_text().partition("## train_log.jsonl")[2]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(StepRecord.__annotations__)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_options_of_a_validation_have_their_names_and_defaults(language):
+    table = (ROOT / "docs" / language / "validate.md").read_text().split("\n## ")[-1]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*?) ?\| (.+) \|$", table, re.MULTILINE)
+    fields = ValidateOptions.model_fields
+    assert [name for name, *_ in rows] == [*fields, "config", "json"]
+    for name, others, default, _ in rows[:-2]:
+        assert re.findall(r"\w+", others) == [other for other, ours in ALIASES.items() if ours == name]
+        known = fields[name].get_default()
+        assert default.strip() == ("" if known in (None, ()) or fields[name].is_required() else f"{known}"), name
+
+
+README_PLAN = {  # of the READMEs' example
+    "pp_deg": 2,
+    "pp_division": "15,17",
+    "pipeline_type": "pipedream_flush",
+    "chunks": 4,
+    "global_bsz": 16,
+    "world_size": 8,
+    "tp_sizes_enc": ",".join(["2"] * 15 + ["1"] * 16 + ["4"]),
+    "tp_consecutive_flags": ",".join(["1"] * 32),
+    "use_sp": ",".join(["0"] * 31 + ["1"]),
+    "dp_types_enc": ",".join(["0"] * 15 + ["1"] * 16 + ["0"]),
+    "default_dp_type": "zero2",
+    "checkpoint": ",".join(["1"] * 12 + ["0"] * 20),
+    "vtp": 4,
+    "vsp": 0,
+    "embed_sdp": 1,
+    "galvatron": {
+        "assumed": {
+            "sequence_parallel": True,
+            "mixed_precision": "bf16",
+            "async_grad_reduce": True,
+            "seq_length": 4096,
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["README.md", "README_zh.md"])
+def test_the_readmes_plan_prints_as_shown(name, galvatron, tmp_path):
+    shown = re.search(
+        r"^    \$ galvatron plan show plan.json\n((?:^    .*\n)+)", (ROOT / name).read_text(), re.MULTILINE
+    )
+    assert shown
+    (tmp_path / "plan.json").write_text(json.dumps(README_PLAN))
+    ran = galvatron("plan", "show", tmp_path / "plan.json")
+    assert (ran.code, ran.out.split()) == (0, shown[1].split())
+
+
 def faults_of_bad_files(folder: Path) -> list[str]:
     """Every fault that a plan file can have, as it is told."""
     faults: list[str] = []
@@ -155,8 +230,21 @@ def test_the_tests_that_are_named_exist(path):
     assert set(NAMED_TEST.findall(path.read_text())) <= there
 
 
+def slow_tests() -> set[str]:
+    """Names of tests that `make test` leaves out, and of files that have no others."""
+    found: set[str] = set()
+    for file in TESTS:
+        tree = ast.parse(file.read_text())
+        whole = any(ast.unparse(line) == "pytestmark = pytest.mark.slow" for line in tree.body)
+        tests = [line for line in tree.body if isinstance(line, ast.FunctionDef) and line.name.startswith("test_")]
+        slow = {one.name for one in tests if whole or "pytest.mark.slow" in map(ast.unparse, one.decorator_list)}
+        found |= slow | ({file.name, str(file.relative_to(ROOT))} if tests and len(slow) == len(tests) else set())
+    return found
+
+
 def test_every_fault_that_is_survived_names_its_witness_in_both_languages():
-    """A test, a command, or that it was tried by hand."""
+    """A test, a command, or that it was tried by hand; and whether an ordinary run tries it."""
+    slow = slow_tests()
     pages = [(ROOT / "docs" / language / "faults.md").read_text() for language in ("en", "zh")]
     tables = [re.findall(r"^\|.*\|$", page, re.MULTILINE) for page in pages]
     rows = [
@@ -168,6 +256,8 @@ def test_every_fault_that_is_survived_names_its_witness_in_both_languages():
         named = set(NAMED_TEST.findall(english))
         assert named or re.search(r"by hand|the same|`python|every hostile case", english), english
         assert set(NAMED_TEST.findall(chinese)) == named
+        for row in (english, chinese):
+            assert "`make test-full`" in row or not named or not named <= slow, f"`make test` has none of these: {row}"
 
 
 @pytest.mark.parametrize("path", [ROOT / "SECURITY.md", ROOT / "docs" / "zh" / "security.md"], ids=["en", "zh"])

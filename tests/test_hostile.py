@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hostile import options, run
 from hostile.case import Case
+from hostile.known import known
 from hostile.run import case_of, troubles_of, warm_up
 
 CASES = 300
@@ -64,6 +65,12 @@ def test_a_command_that_behaves_badly_is_found(monkeypatch):
 def test_hostile_files_and_command_lines():
     cases = [case_of(SEED, number) for number in range(CASES)]
     assert not {cases[number].words: troubles for number, troubles in troubles_of(cases).items()}
+
+
+def test_what_was_once_taken_or_broke_a_command_is_refused():
+    found = known()
+    troubles = troubles_of(list(found.values()))
+    assert not {list(found)[number]: told for number, told in troubles.items()}
 
 
 @pytest.mark.slow

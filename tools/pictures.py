@@ -14,8 +14,9 @@ from pathlib import Path
 from paddlenlp_galvatron.cost_model.simulate import StageTimes, timeline
 from paddlenlp_galvatron.cost_model.states import StateBytes
 from paddlenlp_galvatron.plan import LayerStrategy, Precision
+from paddlenlp_galvatron.plan.layout import own_chunks
 from paddlenlp_galvatron.plan.mesh import Axis
-from paddlenlp_galvatron.plan.schedules import Schedule, in_flight
+from paddlenlp_galvatron.plan.schedules import Schedule, chunks_in_flight
 from paddlenlp_galvatron.plan.strategy import DataParallel, runs
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -24,6 +25,7 @@ INK, PAPER, LINE = "#1d2b33", "#ffffff", "#d0d7de"
 FONT = "font-family='system-ui, sans-serif'"
 RANKS, DEGREES = 4, ((1, True), (2, True), (2, False), (4, True))
 STAGES, MICRO_BATCHES, FORWARD, BACKWARD = 4, 6, 1.0, 2.0
+PASSES = (("#8fd3c8", "#00695c"), ("#a9c8ec", "#1f4e8c"))  # forward and backward of each chunk
 SHARDS = 8
 PLAN = (  # of a model of 32 layers in two stages
     *[LayerStrategy(2, dp_type=DataParallel.ZERO2, recompute=True)] * 12,
@@ -42,7 +44,11 @@ WORDS = {
         "samples": "samples of a micro-batch in",
         "parts": "part(s)",
         "rank": "rank",
+        "context": "Context parallelism over four ranks: who has which tokens of a sample",
+        "sample": "one sample,",
+        "pieces": "in 8 pieces",
         "schedule": "Four stages, six micro-batches: forward (light), backward (dark), idle (white)",
+        "interleaved": "interleaved 1F1B, 2 chunks a stage (green, blue)",
         "stage": "stage",
         "step": "units of time; stage 0 holds",
         "of": "micro-batches at once",
@@ -65,7 +71,11 @@ WORDS = {
         "samples": "微批次的样本分为",
         "parts": "份",
         "rank": "进程",
+        "context": "四个进程的上下文并行：一个样本的 token 各在哪里",
+        "sample": "一个样本，",
+        "pieces": "分为 8 段",
         "schedule": "四个阶段、六个微批次：前向（浅色）、反向（深色）、空闲（白色）",
+        "interleaved": "交错 1F1B，每个阶段 2 块层（绿、蓝）",
         "stage": "阶段",
         "step": "个时间单位；阶段 0 同时保留",
         "of": "个微批次的激活",
@@ -99,7 +109,13 @@ def main() -> int:
 
 
 def pictures() -> Iterator[tuple[Path, str]]:
-    drawn: dict[str, Callable[[Words], str]] = {"groups": groups, "schedule": schedule, "zero": zero, "plan": plan}
+    drawn: dict[str, Callable[[Words], str]] = {
+        "groups": groups,
+        "context": context,
+        "schedule": schedule,
+        "zero": zero,
+        "plan": plan,
+    }
     for language, words in WORDS.items():
         for name, draw in drawn.items():
             yield IMAGES / language / f"{name}.svg", draw(words)
@@ -121,21 +137,41 @@ def groups(words: Words) -> str:
     return picture(660, 56 + len(DEGREES) * 62, parts)
 
 
+def context(words: Words) -> str:
+    """Which tokens of a sample each rank has."""
+    parts = [title(words["context"]), text(16, 72, words["sample"]), text(16, 90, words["pieces"])]
+    pieces = 2 * RANKS
+    for rank in range(RANKS):
+        for start, _ in own_chunks(rank, RANKS, pieces):
+            x = 110 + start * 67
+            parts.append(box(x, 56, 65, 44, COLOURS[rank]))
+            parts.append(text(x + 32.5, 83, f"{words['rank']} {rank}", 13, PAPER, "middle"))
+    return picture(660, 120, parts)
+
+
 def schedule(words: Words) -> str:
-    """Both schedules on one scale."""
-    times = StageTimes([FORWARD] * STAGES, [BACKWARD] * STAGES, [0.0] * STAGES, [0.0] * (STAGES - 1))
+    """The schedules on one scale."""
     parts, y = [title(words["schedule"])], 56
-    for kind in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
+    kinds = {
+        (Schedule.GPIPE, 1): Schedule.GPIPE.label,
+        (Schedule.ONE_F_ONE_B, 1): Schedule.ONE_F_ONE_B.label,
+        (Schedule.ONE_F_ONE_B, 2): words["interleaved"],
+    }
+    for (kind, chunks), name in kinds.items():
+        places = STAGES * chunks
+        forward, backward = [FORWARD / chunks] * places, [BACKWARD / chunks] * places
+        times = StageTimes(forward, backward, [0.0] * STAGES, [0.0] * (places - 1))
         spans = timeline(kind, times, MICRO_BATCHES)
         step = max(span.stop_ms for span in spans)
-        held = in_flight(kind, 0, STAGES, MICRO_BATCHES)
-        parts.append(text(16, y + 12, f"{kind.label}: {step:g} {words['step']} {held} {words['of']}"))
+        held = max(sum(each) for each in chunks_in_flight(kind, 0, STAGES, MICRO_BATCHES, chunks)) / chunks
+        parts.append(text(16, y + 12, f"{name}: {step:g} {words['step']} {held:g} {words['of']}"))
         y += 22
         for span in spans:
             if span.work:
                 x, width = 90 + span.start_ms * 21, (span.stop_ms - span.start_ms) * 21
                 fore = span.work.kind == "forward"
-                parts.append(box(x, y + span.stage * 26, width - 1, 23, "#8fd3c8" if fore else "#00695c", 2))
+                colour = PASSES[span.work.chunk][not fore]
+                parts.append(box(x, y + span.stage * 26, width - 1, 23, colour, 2))
                 ink = INK if fore else PAPER
                 number = str(span.work.micro_batch)
                 parts.append(text(x + width / 2, y + span.stage * 26 + 16, number, 11, ink, "middle"))

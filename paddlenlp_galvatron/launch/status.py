@@ -131,7 +131,8 @@ def waiting(what: str) -> Iterator[None]:
     global _failed_in
     what += in_step(_step)
     _waits.append((what, time.monotonic()))
-    _tell()
+    if len(_waits) == 1:
+        _tell()
     try:
         yield
     except BaseException:
@@ -139,7 +140,8 @@ def waiting(what: str) -> Iterator[None]:
         raise
     finally:
         _waits.pop()
-        _tell()
+        if not _waits:
+            _tell()
 
 
 def in_step(number: int) -> str:

@@ -6,6 +6,7 @@ The ranks here compute nothing: they say what ranks say, without Paddle. test_bl
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -112,6 +113,9 @@ def test_the_rank_to_blame_is_named_first(tmp_path, how):
     assert "its log: " not in first or Path(first.split("its log: ")[1].split(";")[0]).is_file()
     if how == "stalled":
         assert "failing_rank.py" in first and "line" in first  # where it is
+    if how == "stopped":
+        told = re.search(r"did not go on for (\d+) s", first)
+        assert told and int(told[1]) < 30  # before those that wait give up by themselves, after 60
     assert not running(tmp_path)
 
 

@@ -27,6 +27,7 @@ from .row import Row, Seen, words_of
 
 LENGTHS = (1, 2, 3)  # of other/, in lengths of the example
 NOISE = ("search_time_s", "peak_rss_mib", "log")
+NARROW = {"max_tp_deg": 2, "max_pp_deg": 2, "disable_vtp": 1}  # explaining a plan searches its space some 20 times
 
 
 def prepare(folder: Path) -> None:
@@ -54,7 +55,7 @@ def prepare(folder: Path) -> None:
 
     with chdir(folder):
         for name, gb in (("plan.json", 8), ("tight.json", 0.9)):
-            options = BASE | {"memory_constraint": gb, "output_config_path": name, "log_dir": "searched"}
+            options = BASE | {"memory_constraint": gb, "output_config_path": name, "log_dir": "searched", **NARROW}
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
                 main(["search", *words_of(options)])
 

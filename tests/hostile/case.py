@@ -14,6 +14,7 @@ class Case:
     words: tuple[str, ...]
     files: Mapping[str, bytes]
     writes: tuple[str, ...] = ()  # what the command may leave when it ends well: names, or their beginnings
+    says: str = ""  # what its errors must say
 
 
 Generator = Callable[[Random], Case]

@@ -17,7 +17,8 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import NoReturn
@@ -124,7 +125,7 @@ def _troubles_here(case: Case, folder: Path) -> list[str]:
     err.close()
     signal.setitimer(signal.ITIMER_PROF, 0)
     told = [(folder / name).read_bytes().decode(errors="surrogateescape") for name in ("out", "err")]
-    troubles = [*_wrong_end(code), *_wrong_words(code, *told), *_left_behind(case, place, code)]
+    troubles = [*_wrong_end(code), *_wrong_words(case, code, *told), *_left_behind(case, place, code)]
     shutil.rmtree(folder)
     return troubles
 
@@ -153,21 +154,18 @@ def _wrong_end(code: int) -> Iterator[str]:
         yield f"ends with {code}"
 
 
-def _wrong_words(code: int, out: str, err: str) -> Iterator[str]:
+def _wrong_words(case: Case, code: int, out: str, err: str) -> Iterator[str]:
     lines = err.splitlines()
     for line in lines:
-        if (
-            not line.startswith(BEGINNINGS)
-            or line.startswith("error: unexpected ")
-            or "Error:" in line
-            or len(line) > 2100
-        ):
+        if not line.startswith(BEGINNINGS) or line.startswith(SURPRISE) or "Error:" in line or len(line) > LONGEST:
             yield f"says {line[:300]!r}"
     errors = [line for line in lines if line.startswith("error: ")]
     if bool(errors) != (code != 0):
         yield f"ends with {code} and {len(errors)} lines of error"
     if len(set(errors)) != len(errors):
         yield "says one fault twice"
+    if case.says not in "\n".join(errors):
+        yield f"says nothing of {case.says!r}"
     for stream in (out, err):
         if shown := [char for char in stream if not char.isprintable() and char != "\n"]:
             yield f"prints {shown[0]!r}"
@@ -185,8 +183,9 @@ def _left_behind(case: Case, place: Path, code: int) -> Iterator[str]:
 
 
 def warm_up() -> None:
-    """Import what cases need once, before the processes are made."""
-
+    """Import what cases need once, before the processes are made: Paddle takes seconds, and starts processes itself."""
+    with suppress(ImportError):
+        import_module("paddlenlp_galvatron.training.inputs")
     for command in options.BASES:
         options.options_of(command)
 

@@ -1,9 +1,11 @@
 import io
+import json
 import multiprocessing
 import os
 import pickle
 import shutil
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -90,19 +92,27 @@ def test_eight_processes_at_once_build_the_index_once_and_read_the_same(prefix):
 
 def test_nothing_of_a_data_folder_is_ever_run(prefix, tmp_path_factory):
     """Neither as PaddleNLP's index of these very data, nor as ours."""
-    marker = tmp_path_factory.mktemp("outside") / "has run"
+    marker = tmp_path_factory.mktemp("outside") / "has-run"
+    pickle.loads(pickle.dumps(Planted(marker)))
+    assert marker.exists()  # whoever unpickles it runs it
+    marker.unlink()
     expected = first_batch(prefix)
     causal_dataset.build_train_valid_test_datasets([str(prefix)], "mmap", "80,15,5", [1, 1, 1], SEQ, 5, True)
     stock = list((prefix.parent / "index-cache").glob("*.npy"))
     assert stock
-    for file in [*stock, *index_files(prefix)]:
-        file.write_bytes(pickle.dumps(Planted(marker)))
-    np.testing.assert_array_equal(first_batch(prefix), expected)
     array = io.BytesIO()
     np.save(array, np.array([Planted(marker)], object), allow_pickle=True)
-    for file in [*stock, *index_files(prefix)]:
-        file.write_bytes(array.getvalue())
-    np.testing.assert_array_equal(first_batch(prefix), expected)
+    for planted in (pickle.dumps(Planted(marker)), array.getvalue()):
+        description, *arrays = index_files(prefix)
+        for file in [*stock, *arrays]:
+            file.write_bytes(planted)
+        told = json.loads(description.read_text())
+        checksums = [zlib.crc32(planted)] * len(arrays)  # as who can write there would put them
+        description.write_text(json.dumps(told | {"crc32": checksums}))
+        np.testing.assert_array_equal(first_batch(prefix), expected)
+        for file in index_files(prefix):
+            file.write_bytes(planted)
+        np.testing.assert_array_equal(first_batch(prefix), expected)
     assert not marker.exists()
 
 

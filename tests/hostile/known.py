@@ -1,0 +1,79 @@
+"""What once crashed or hung a command, filled its memory, or was taken though nobody can mean it: a case each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from plans import plan_fields
+
+from . import configs, options, profiles
+from .case import Case
+from .grammar import ESCAPES, Raw, dump
+from .plans import WITHOUT_ORIGIN
+
+LONG = "x" * 300
+SHEET = Path(__file__).parents[2] / "configs/nodes/h100-80gb.json"
+OPTIONS = [  # a command that would do but for this option
+    (("train",), "learning_rate", "inf"),
+    (("train",), "num_train_epochs", "inf"),
+    (("train",), "seed", "4294967296"),
+    (("parity",), "timeout", "nan"),
+    (("search",), "settle_bsz", "3000000000"),
+    (("search",), "settle_bsz", "1e30"),
+    (("search",), "settle_chunk", "2147483647"),
+    (("profile", "hardware"), "num_nodes", "x"),
+    (("data", "prepare"), "vocab_size", "1000000000000"),
+]
+PLANS: list[tuple[dict[str, Any], str]] = [  # fields of a plan that would do, and what is said of it
+    ({"world_size": 10**9}, "world_size: input should be less than or equal to 65536"),
+    # Whose least common multiple has more digits than Python prints.
+    (
+        {"world_size": ..., "pp_division": "4500,4499", "tp_sizes_enc": ",".join(map(str, range(1, 9_000)))}
+        | dict.fromkeys(("tp_consecutive_flags", "dp_types_enc", "use_sp", "checkpoint"), ",".join(["0"] * 8_999)),
+        "no world of up to 65536 ranks fits all these degrees",
+    ),
+    ({"use_sp": "1," * 10**6 + "1"}, "use_sp: has 2,000,001 characters"),
+    ({"default_dp_type": Raw('"\\ud800"')}, "one half of a character"),
+    ({"pipeline_type": ESCAPES}, "pipeline_type: "),
+    *(
+        ({"galvatron": WITHOUT_ORIGIN | {"predicted": predicted}}, "galvatron.predicted")
+        for predicted in (7, [1], {"time_s": "x"}, {"stages": 7}, {"stages": [{"memory": [1]}]})
+    ),
+    ({"galvatron": WITHOUT_ORIGIN | {"predicted": {"stages": [[1]]}}}, "galvatron.predicted.stages: stage 0: input"),
+    ({"galvatron": {"predicted": Raw("[" * 1000 + "]" * 1000)}}, "within one another"),
+]
+MODELS: list[tuple[dict[str, Any], str]] = [
+    ({"num_hidden_layers": 1e14}, "num_hidden_layers is 100000000000000.0"),
+    ({"num_hidden_layers": 10**14}, "num_hidden_layers is 100000000000000; give a whole number"),
+    ({"rope_scaling": "linear"}, "rope_scaling is linear"),
+]
+
+
+def known() -> dict[str, Case]:
+    found = {
+        f"{' '.join(command)} --{name}={value}": replace(options.with_option(command, name, value), says=name)
+        for command, name, value in OPTIONS
+    }
+    for number, (fields, says) in enumerate(PLANS):
+        files = {"plan.json": dump(plan_fields(**fields)).encode(), "model.json": dump(configs.MODEL).encode()}
+        words = ("plan", "check", "plan.json", "--model", "model.json")
+        found[f"plan {number}: {says}"] = Case(words, files, says=says)
+    for changed, says in MODELS:
+        files = {"config.json": json.dumps(configs.MODEL | changed).encode()}
+        words = (*configs.UNIFORM, "--model_size=config.json", "--world_size=4", "--global_train_batch_size=8")
+        found[f"a model: {says}"] = Case(words, files, says=says)
+    log = profiles.LOG.replace("52.43", "inf").encode()
+    imported = ("profile", "import-nccl-tests", "all_reduce_perf.log", "--num_gpus_per_node=2", "--output=out")
+    found["a log of infinite times"] = Case(imported, {"all_reduce_perf.log": log}, says="all_reduce_perf.log: ")
+    sheet = json.loads(SHEET.read_text()) | {"gpus_per_node": 10**19}
+    derived = ("profile", "hardware", "--analytic", "sheet.json", "--output=out")
+    found["a node of 10^19 devices"] = Case(derived, {"sheet.json": json.dumps(sheet).encode()}, says="gpus_per_node")
+    hosts = ("profile", "hardware", "--hostfile=hosts", "--analytic=h100", "--output=out")
+    found["a binary hostfile"] = Case(hosts, {"hosts": bytes(range(128, 256))}, says="hosts: cannot be read")
+    found["a path that no file can have"] = Case(("plan", "show", LONG), {}, says="File name too long")
+    prepared = ("data", "prepare", "text.txt", "--vocab_size=300", "--output=/")
+    found["a data set without a name"] = Case(prepared, {"text.txt": b"a cat"}, says="/: is a folder")
+    return found

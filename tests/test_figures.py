@@ -1,0 +1,188 @@
+"""Figures that pages promise are those of the code, in both languages: a limit that moves takes its sentence along."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hostile import run
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.base import limits, reading
+from paddlenlp_galvatron.base.large_file import BLOCK_BYTES
+from paddlenlp_galvatron.base.printing import LINE_S
+from paddlenlp_galvatron.cli import train
+from paddlenlp_galvatron.cli.watched import LONG_S
+from paddlenlp_galvatron.cost_model.recompute import FLOPS_PER_BYTE
+from paddlenlp_galvatron.data import corpus, token_files
+from paddlenlp_galvatron.launch import faults, processes, store, watch
+from paddlenlp_galvatron.model import load_model
+from paddlenlp_galvatron.model.layer import Fused
+from paddlenlp_galvatron.plan import Precision, newest, strategy
+from paddlenlp_galvatron.profiler import stopwatch
+from paddlenlp_galvatron.profiler.cluster import measure
+from paddlenlp_galvatron.profiler.layers import computation
+from paddlenlp_galvatron.profiles import files, reserve
+from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
+from paddlenlp_galvatron.proof.parity import TOLERANCES
+from paddlenlp_galvatron.report import health, out_of_memory, page, prediction
+from paddlenlp_galvatron.report.plan import MOST_ROWS
+from paddlenlp_galvatron.runtime.cpu_backend import REACH_S
+from paddlenlp_galvatron.training.settings import MOST_TRACED
+from paddlenlp_galvatron.trial import faults as trial_faults
+from paddlenlp_galvatron.trial import prediction as trial_prediction
+from paddlenlp_galvatron.validation import accuracy, worker
+
+ROOT = Path(__file__).parents[1]
+MIB, MINUTE_S = 2**20, 60
+CORE = "".join((ROOT / "search_engine" / name).read_text() for name in ("common.hpp", "dp_core.cpp")).replace("'", "")
+WORDS = {  # how a page may write a number
+    "en": {3: "three", 4: "four", 5: "five", 6: "six", 10: "ten"},
+    "zh": {3: "三", 4: "四", 5: "五", 6: "六", 10: "十"},
+}
+
+
+def of_core(name: str) -> float:
+    """A constant of the search's core."""
+    found = re.search(rf"\b{name} = (\d[\de-]*)", CORE)
+    assert found, name
+    return float(found[1])
+
+
+def few(precision: Precision) -> tuple[str, ...]:
+    """How far losses and gradients may be apart, as pages write it."""
+    return tuple(f"{one:.0e}".replace("e-0", "e-") for one in TOLERANCES[precision])
+
+
+def kept(fused: Fused) -> float:
+    """Bytes of a token that Llama-7B's layer keeps for backward, in 16 bits."""
+    numbers, scalars = layer_numbers_per_token(load_model("llama-7b"), 2048, 1, False, fused)
+    return 2 * numbers + 4 * scalars
+
+
+# Page, what the code has, and the words around it in either language.
+FIGURES = [
+    ("checkpoints", [processes.GRACE_S], "an unfinished checkpoint at most {} s", "未写完的检查点最多还有 {} s"),
+    ("data", [LINE_S], "or a line every {} s if stderr", "不是终端时，每 {} 秒一行"),
+    ("data", [corpus.LARGEST_TEXT_BYTES / 2**30], "may have at most {} GiB", "一个文本文件最大 {} GiB"),
+    ("data", [reading.LARGEST_BYTES / MIB], "a line of JSON {} MiB", "一行 JSON 最大 {} MiB"),
+    ("data", [limits.MOST_TRAINED], "a trained vocabulary {} tokens", "训练的词表最多 {} 个"),
+    ("data", [reading.DEEPEST], "more than {} nested objects", "超过 {} 层的嵌套"),
+    ("data", [token_files.SAMPLED_BLOCKS * BLOCK_BYTES / MIB], "and of {} MiB of the `.bin`", "均匀分布的 {} MiB"),
+    ("faults", [run.CPU_S, run.MEMORY_MIB], "{} s of processor time and {} MiB", "{} 秒处理器时间、{} MiB"),
+    ("faults", [files.LARGEST_BYTES / MIB], "compared up to {} MiB", "比对到 {} MiB 为止"),
+    (
+        "faults",
+        [MOST_ROWS, train.COUNTED],
+        "above {} stages the table ends, above {} ranks",
+        "超过 {} 个阶段时表格截断，rank 数乘以策略数超过 {} 时",
+    ),
+    ("faults", [faults.STOPPED_S], "named after {} s, on CPUs", "前者 {} 秒后指出"),
+    ("faults", [watch.SILENT_S], "or the node after {} s", "节点失联则在 {} 秒后"),
+    ("faults", [REACH_S], "both commands say which, after {} s", "两边的命令在 {} 秒后指出是哪个"),
+    ("faults", [faults.WAIT_S / MINUTE_S], "after {} minutes the rank ends by itself", "{} 分钟后该 rank 自行结束"),
+    ("faults", [of_core("kMostBytes")], "the core gives up beyond {} MiB", "核心占用超过 {} MiB 时放弃"),
+    ("faults", [token_files.SAMPLED_BLOCKS, BLOCK_BYTES / MIB], "{} blocks of {} MiB", "均匀分布的 {} 个 {} MiB 的块"),
+    ("train", [faults.STOPPED_S], "does not go on | that rank, after {} s", "不再继续 | 该 rank，{} 秒后"),
+    ("train", [faults.WAIT_S / MINUTE_S], "on GPUs after {} minutes", "GPU 上 {} 分钟后"),
+    ("train", [watch.SILENT_S], "cannot be reached | that node, after {} s", "无法连通 | 该节点，{} 秒后"),
+    ("train", [store.MEETING_S / MINUTE_S], "that node, after {} minutes", "该节点，{} 分钟后"),
+    ("train", [processes.RANKS_PER_CORE], "more than {} processes per core", "每核 {} 个"),
+    ("train", [processes.RANK_MIB], "less than {} MiB of free memory", "每个 {} MiB"),
+    ("train", [*few(Precision.FP32)], "fp32 they may differ by {} and {}", "fp32 允许相差 {} 与 {}"),
+    ("train", [*few(Precision.BF16)], "in bf16 by {} and {}", "bf16 为 {} 与 {}"),
+    ("train", [*few(Precision.FP16)], "in fp16 by {} and {}", "fp16 为 {} 与 {}"),
+    ("health", [100 * health.TOLERANCE], "If a prediction is off by more than {} %", "（偏高或偏低）超过 {} %"),
+    ("health", [health.WINDOW_STEPS], "over the last {} steps, one warning", "最近 {} 步内，若某项"),
+    ("health", [prediction.WARM_UP_STEPS], "The first {} steps of a process", "每个进程的前{}步不计"),
+    ("health", [health.ENOUGH_STEPS], "at least {} more are needed", "其后至少要有{}步"),
+    ("search", [LONG_S], "After {} s a line on stderr", "超过 {} 秒时，stderr"),
+    ("search", [LINE_S], "a line every {} s where stderr is no terminal", "不是终端时每 {} 秒一行"),
+    ("search", [of_core("kMostBytes")], "its core uses up to {} MiB", "核心至多持有 {} MiB"),
+    (
+        "search",
+        [of_core("kMostLayers"), of_core("kMostStrategies"), of_core("kMostCells")],
+        "at most {} layers, {} strategies and {} entries",
+        "至多 {} 层、{} 种策略、{} 项",
+    ),
+    ("fit", [reserve.CONTEXT.mib], "| CUDA context | {} |", "| CUDA 上下文 | {} |"),
+    ("fit", [reserve.WORKSPACES.mib], "| workspaces | {} |", "| 工作区 | {} |"),
+    (
+        "fit",
+        [reserve.COMMUNICATORS, round(reserve.COMMUNICATOR_MIB)],
+        "| communicators | {} × {} |",
+        "| 通信器 | {} × {} |",
+    ),
+    ("fit", [100 * reserve.ALLOCATOR], "else {} % of the tensors", "否则为张量的 {} %"),
+    ("profile", [measure.LONGEST_MS], "takes more than {} ms no larger", "第一个耗时 {} ms 的消息之后"),
+    ("profile", [100 * measure.TOLERANCE], "misses a point by more than {} %", "偏离某点超过 {} %"),
+    ("profile", [100 * computation.TOLERANCE], "misses a point by more than {} %", "偏离某点超过 {} %"),
+    ("profile", [stopwatch.WORK_MS], "{} ms of work before each message", "每条消息之前先计算 {} ms"),
+    (
+        "profile",
+        [measure.ROUNDS, measure.PINNED_ROUNDS],
+        "| messages | {}; {} for",
+        "消息在不同时刻分{}轮测量（CPU 进程各有处理器时为{}轮）",
+    ),
+    ("profile", [100 * stopwatch.WIDE], "spreads by more than {} %", "离散超过 {} %"),
+    ("profile", [computation.SMALL_MS], "takes less than {} ms", "不足 {} ms 的"),
+    ("explain", [MOST_TRACED], "only a few steps; {} is the limit", "最多 {} 步"),
+    ("explain", [page.MOST_SPANS], "the first {} passes are drawn", "只画前 {} 次"),
+    ("validate", [worker.WARM_UP], "The first {} steps do not count", "前{}步不计"),
+    ("validate", [worker.PLAN_S], "for about {} seconds", "约{}秒"),
+    ("validate", [worker.LEAST_STEPS], "at least {} of them", "至少{}步"),
+    ("validate", [100 * accuracy.CLEAR], "more than {} % behind", "认为落后 {} % 以上"),
+    ("plan_file", [newest.LISTED], "each of the newest {}", "最新的{}个"),
+    (
+        "gpus",
+        [*few(Precision.FP32), *few(Precision.BF16)],
+        "within {} and {} (fp32), {} and {} (bf16)",
+        "不超过 {} 与 {}（fp32）、{} 与 {}（bf16）",
+    ),
+    ("gpus", [f"{trial_faults.GPU_TOLERANCE:.0e}".replace("e-0", "e-")], "on GPUs within {}", "GPU 上误差不超过 {}"),
+    (
+        "gpus",
+        [trial_prediction.LEAST_MEMORY, trial_prediction.MOST_MEMORY],
+        "take {} to {} of what",
+        "预测的 {} 至 {} 倍",
+    ),
+    ("gpus", [100 * trial_prediction.TIME_TOLERANCE], "time is within {} %", "相差不超过 {} %"),
+    (
+        "cost_model",
+        [FLOPS_PER_BYTE],
+        "operations, {} of them in the time of moving a byte",
+        "搬运一个字节折合 {} 次运算",
+    ),
+    ("cost_model", [strategy.JOINED_NUMBERS / MIB], "ddp up to {} Mi weights", "ddp 不超过 {} Mi 个权重"),
+    ("cost_model", [round(100 * (1 - kept(ON_GPUS) / kept(Fused.ATTENTION)))], "that is {} % less", "少保留 {} %"),
+    (
+        "security",
+        [files.MOST_FILES, files.LARGEST_BYTES / MIB],
+        "{} of them and {} MiB each",
+        "最多 {} 个，每个最多 {} MiB",
+    ),
+]
+
+
+def written(value: float | str, language: str) -> set[str]:
+    if isinstance(value, str):
+        return {value}
+    assert value == round(value, 2)
+    return {f"{value:g}" if value < 1e5 else f"{value:.0f}"} | {WORDS[language].get(int(value), "")} - {""}
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize(("name", "values", "en", "zh"), FIGURES)
+def test_a_figure_is_that_of_the_code(name, values, en, zh, language):
+    path = ROOT / "SECURITY.md" if (name, language) == ("security", "en") else ROOT / f"docs/{language}/{name}.md"
+    text = re.sub(r"[\s,]", "", path.read_text())  # lines end anywhere, and some numbers have commas
+    sentence = {"en": en, "zh": zh}[language]
+    ways = product(*(written(value, language) for value in values))
+    assert any(re.sub(r"[\s,]", "", sentence.format(*way)) in text for way in ways), (sentence, values)
+
+
+def test_the_advised_budget_is_nine_tenths():
+    assert out_of_memory.MARGIN == 0.9  # health.md says it in words
