@@ -32,6 +32,7 @@ class Kind(IntEnum):
     CAUSE = 0
     STALL = 1  # the rank goes on alone, while others wait for it
     CONSEQUENCE = 2  # of another rank's
+    LATE = 3  # the time is up; whose fault that is, others tell
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,15 @@ class Crew:
         found = [self._fault(rank, one, speak) for rank, one in zip(self.ranks, told, strict=True)]
         return [fault for fault in found if fault]
 
-    def suspects(self, how: str = "did not come to the others, who wait for it") -> list[Fault]:
-        """Ranks that hold up others: those that a signal stopped, and those that compute while others wait."""
+    def suspects(self) -> list[Fault]:
+        """Ranks that hold up others, if any wait: those that a signal stopped, and those that compute."""
         now = time.monotonic()
         found = [self._stopped(rank, rank.board.read()) for rank in self.ranks if rank.stopped_since is not None]
         told = [(rank, rank.board.read()) for rank in self.ranks if rank.alive and rank.stopped_since is None]
         for rank, one in told:
             if one.began and not one.waits_for and not one.outcome and now - one.since >= IDLE_S:
-                message = f"{rank.name} {how}: it has computed for {now - one.since:.0f} s{in_step(one.step)}; "
-                message += f"its log: {rank.log}"
+                message = f"{rank.name} did not come to the others, who wait for it: it has computed for "
+                message += f"{now - one.since:.0f} s{in_step(one.step)}; its log: {rank.log}"
                 found.append(Fault(Kind.STALL, rank.number, message, now - one.since))
         return found
 
@@ -138,14 +139,12 @@ class Crew:
         return fault
 
     def overdue(self, limit_s: float) -> list[Fault]:
-        """Those that have not ended within a limit; where some hold up the others, these alone are to blame."""
+        """Those that have not ended within a limit."""
         late = [rank for rank in self.ranks if rank.alive]
         numbers = ", ".join(str(rank.number) for rank in late)
         logs = late[0].log.parent if late else ""
-        how = f"did not end within {limit_s:.0f} s, and others wait for it"
-        found = [fault for fault in self.suspects(how) if self.starved(0) or fault.kind is Kind.CAUSE]
-        everybody = f"rank {numbers} did not end within {limit_s:.0f} s; logs: {logs}"
-        return found or [Fault(Kind.CONSEQUENCE, late[0].number if late else None, everybody)]
+        message = f"rank {numbers} did not end within {limit_s:.0f} s; logs: {logs}"
+        return [Fault(Kind.LATE, late[0].number if late else None, message)]
 
     def _fault(self, rank: Rank, told: RankStatus, speak: bool) -> Fault | None:
         now, code = time.monotonic(), rank.process.poll()
@@ -258,10 +257,13 @@ class Judge:
         self, faults: Sequence[Fault], suspects: Iterable[Fault], waits: Iterable[Wait] = (), all_heard: bool = True
     ) -> Fault | None:
         """None: not yet. `all_heard`: the other nodes are known to be there."""
-        fault = self._worst(faults, suspects, all_heard)
+        waits = list(waits)
+        fault = self._worst(faults, suspects, bool(waits), all_heard)
         return fault and with_waits(fault, waits)
 
-    def _worst(self, faults: Sequence[Fault], suspects: Iterable[Fault], all_heard: bool) -> Fault | None:
+    def _worst(
+        self, faults: Sequence[Fault], suspects: Iterable[Fault], waited_for: bool, all_heard: bool
+    ) -> Fault | None:
         if not faults:
             return None
         now = time.monotonic()
@@ -275,4 +277,6 @@ class Judge:
             return max(causes, key=lambda fault: fault.age_s) if waited >= SETTLE_S else None
         if waited < SEARCH_S or not all_heard:
             return None
-        return min([*self._suspects, *faults], key=lambda fault: (fault.kind, -fault.age_s))
+        held_up = waited_for or any(fault.kind is Kind.CONSEQUENCE for fault in faults)
+        blamed = [fault for fault in self._suspects if held_up or fault.kind is Kind.CAUSE]
+        return min([*blamed, *faults], key=lambda fault: (fault.kind, -fault.age_s))

@@ -57,6 +57,7 @@ def main() -> None:
         sys.stderr.write(f"step {step}\n")
         if mine and place == "step" and step == 1:
             time.sleep(PAUSE_S)  # the others wait by now
+            sys.stderr.write(f"goes wrong at {time.time()}\n")
             fail(how)
         all_reduce(paddle.ones([4]), dist.get_group(0))
 

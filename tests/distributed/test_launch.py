@@ -43,6 +43,8 @@ while len(list(folder.glob("begun.*"))) < 3:  # on a busy machine one may begin 
     time.sleep(0.05)
 status.begin()
 status.enter(3)
+if how == "busy":
+    time.sleep(60)
 if rank == 1:
     logs = [Path(__file__).with_name("log") / f"workerlog.{other}" for other in (0, 2)]
     while not all(log.exists() and "waits" in log.read_text() for log in logs):
@@ -123,6 +125,11 @@ def test_late_ranks_are_named(tmp_path):
     with pytest.raises(LaunchError, match=r"^rank 0, 1 did not end within 1 s"):
         launch("failing_rank", ["silent"], 2, tmp_path / "log", timeout_s=1)
     assert not running(tmp_path)
+
+
+def test_of_ranks_that_all_compute_none_is_blamed_when_the_time_is_up(tmp_path):
+    with pytest.raises(LaunchError, match=r"^rank 0, 1, 2 did not end within 4 s; logs: "):
+        launch("failing_rank", ["busy"], 3, tmp_path / "log", timeout_s=4)
 
 
 def test_of_late_ranks_only_the_stopped_one_is_named(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 import time
@@ -19,9 +20,10 @@ from small_model import MODEL
 from paddlenlp_galvatron.checkpoint.convert import to_huggingface
 from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, whole_checkpoints
 from paddlenlp_galvatron.plan import Assumptions, Precision, UserError, uniform_plan, write_plan
+from paddlenlp_galvatron.training import trainer as trainer_of_ranks
 from paddlenlp_galvatron.training.recipe import Recipe
 from paddlenlp_galvatron.training.settings import TrainSettings
-from paddlenlp_galvatron.training.trainer import GalvatronTrainer
+from paddlenlp_galvatron.training.trainer import GalvatronTrainer, told_to_stop
 
 BATCH = 4
 
@@ -238,3 +240,27 @@ def test_a_checkpoint_keeps_what_turns_it_into_a_hugging_face_model_again(tmp_pa
     )
     assert json.loads((tmp_path / "back" / "config.json").read_text())["eos_token_id"] == 3
     assert (tmp_path / "back" / "tokenizer.json").read_text() == "{}"
+
+
+def test_a_folder_in_which_another_run_writes_is_refused_whoever_started_the_ranks(tmp_path, monkeypatch):
+    """PaddleNLP's launcher takes no lock before."""
+    monkeypatch.setattr(trainer_of_ranks, "RESTART_S", 0.0)
+    run = settings(tmp_path)
+    trainer, half_written = GalvatronTrainer(run), run.checkpoints / "step-00000002.part"
+    half_written.mkdir(parents=True)
+    with run.folder_locked(), pytest.raises(UserError, match="out: is in use by process"):
+        trainer.train()
+    assert half_written.exists() and not run.log.exists()
+
+
+def test_a_signal_that_comes_again_when_all_is_saved_changes_nothing():
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with told_to_stop() as told:
+            pass
+        assert (told, signal.getsignal(signal.SIGTERM)) == ([], signal.SIG_DFL)
+        with told_to_stop() as told:
+            signal.raise_signal(signal.SIGTERM)
+        assert (told, signal.getsignal(signal.SIGTERM)) == ([signal.SIGTERM], signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGTERM, before)
