@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ OPTIONS = {
     "settle_bsz": 32,
     "seq_length": 512,
 }
+PROMPT_S = 3.0  # of processor time; 0.1 is usual, and 2 were seen once on a busy host
 PLAN = "galvatron_config_example_2nodes_4gpus_per_node_8GB_bf16.json"
 
 
@@ -365,19 +366,26 @@ def test_help_shows_every_option(galvatron):
     assert all(f"--{name}" in shown for name in [*FIELDS, *COMMAND_OPTIONS])
 
 
+def of_children_s() -> float:
+    """Processor time of all processes that this one started and has seen the end of."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_control_c_ends_a_wide_search(folder):
     """A space that takes long: many batches, each in many micro-batches."""
     values = OPTIONS | {"settle_bsz": -1, "min_bsz": 2520, "max_bsz": 20160, "bsz_scale": 2520, "top_k": 1000}
-    command = [str(Path(sys.executable).with_name("galvatron")), *words(**values)]
+    command, others_s = [str(Path(sys.executable).with_name("galvatron")), *words(**values)], of_children_s()
     ran = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     try:
         assert ran.stderr is not None
         assert ran.stderr.readline() == LONG + "\n"  # it searches, and says why it takes long
+        user, system = Path(f"/proc/{ran.pid}/stat").read_text().rpartition(")")[2].split()[11:13]  # proc(5)
+        searched_s = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
         ran.send_signal(signal.SIGINT)
-        started = time.monotonic()
         _, err = ran.communicate(timeout=600)
         assert ran.returncode == 130 and "Traceback" not in err
-        assert time.monotonic() - started < 60
+        assert of_children_s() - others_s - searched_s < PROMPT_S
     finally:
         ran.kill()
     assert not (folder / "configs" / PLAN).exists() and not (folder / "logs").exists()
