@@ -21,7 +21,7 @@ pytest.importorskip("paddle")
 from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.base.scratch import scratch_folder
 from paddlenlp_galvatron.launch import faults, processes, status, watch
-from paddlenlp_galvatron.launch.faults import Fault, Judge, Kind
+from paddlenlp_galvatron.launch.faults import Fault, Judge, Kind, Wait
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import Launch, LaunchError, launch
 from paddlenlp_galvatron.launch.store import StoreServer
@@ -181,6 +181,16 @@ def test_of_several_causes_the_first_is_named():
     assert judge.verdict([lost, later], []) is None  # others may still tell
     time.sleep(faults.SETTLE_S)
     assert judge.verdict([lost, later, sooner], []) == sooner
+
+
+def test_who_computes_is_to_blame_where_others_wait_also_on_another_node():
+    late, stall = Fault(Kind.LATE, 0, "ranks 0, 1"), Fault(Kind.STALL, 1, "rank 1")
+    judges = {late: (Judge(), []), stall: (Judge(), [Wait(2, "all_reduce", 3.0)])}
+    assert not any(judge.verdict([late], [stall], waits) for judge, waits in judges.values())
+    time.sleep(faults.SEARCH_S)
+    for blamed, (judge, waits) in judges.items():
+        fault = judge.verdict([late], [stall], waits)
+        assert fault and fault.message.startswith(blamed.message)
 
 
 def test_too_many_processes_are_refused_at_once(tmp_path):
