@@ -252,6 +252,7 @@ class Chain {
         }
       }
       keep_best(next, worthwhile_, poll);
+      next.shrink_to_fit();  // few are kept, and stay until the end
       labels.push_back(std::move(next));
       limit = std::min(limit, shortcut(labels, l, poll) * accepted_);
     }
