@@ -29,8 +29,8 @@ from paddlenlp.transformers.configuration_utils import LlmMetaConfig, llmmetacla
 from paddlenlp_galvatron.adapters.llama import Llama
 from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.plan.formats.paddlenlp import stock_arguments
-from paddlenlp_galvatron.runtime import cpu_backend
 from paddlenlp_galvatron.runtime.device import on_gpu
+from paddlenlp_galvatron.runtime.groups import prepare_world
 from paddlenlp_galvatron.runtime.vocabulary import VocabularyCrossEntropy
 from paddlenlp_galvatron.runtime.weights import Slice, WeightSource
 from paddlenlp_galvatron.training.recipe import Recipe
@@ -46,7 +46,7 @@ def complete_gloo() -> None:
     """Give fleet what it calls on NCCL, where there is none. Call once, before `TrainingArguments` are made."""
     if on_gpu():
         return
-    cpu_backend.install()
+    prepare_world()
     gloo = core.ProcessGroupGloo
     send, receive = gloo.send, gloo.recv
 

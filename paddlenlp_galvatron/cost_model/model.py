@@ -353,6 +353,9 @@ class CostModel:
         calls = layer_calls(model, strategy, self._setting(stage_size, micro_batch, layer_type))
         split = mesh.degree(*OF_A_SAMPLE)  # each rank computes its share of whole weights
         times = self.times.layer(layer_type, samples / split, seq, strategy.tp)
+        for axis in OF_A_SAMPLE:
+            if mesh.degree(axis) > 1:
+                times = times.beside(self.times.seams(layer_type, axis, samples / split, seq))
 
         sequence_parallel = self.assumed.sequence_parallel
         activation = self.memory.activation_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / split

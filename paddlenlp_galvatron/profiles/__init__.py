@@ -1,6 +1,6 @@
 """Profile files: read, written, checked; curves through them. Imports only `plan`."""
 
-from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, Shape, layer_part
+from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, SeamKey, SeamTimes, Shape, layer_part
 from .files import (
     OVERLAP_NAME,
     Fingerprint,
@@ -30,6 +30,8 @@ __all__ = [
     "PassKey",
     "PassTimes",
     "ProfileFile",
+    "SeamKey",
+    "SeamTimes",
     "Shape",
     "Variant",
     "VocabMemory",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from ..model.layer import APART
+from ..plan.mesh import Axis
 from .files import (
     Faults,
     Lengths,
@@ -57,6 +58,22 @@ class PassKey(NamedTuple):
     tp: int = 1
 
 
+class SeamKey(NamedTuple):
+    """A layer whose samples ranks share along an axis (Ulysses, context parallel)."""
+
+    part: str
+    batch: int  # samples' worth of tokens of one rank
+    seq: int  # tokens of a sample
+    axis: Axis
+
+
+class SeamTimes(NamedTuple):
+    """What a rank computes at a layer's seams, on top of a layer of as many tokens that nobody shares, in ms."""
+
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class PassTimes:
     """Compute alone, no communication, for all samples of the key, of one layer, in ms."""
@@ -66,12 +83,27 @@ class PassTimes:
     recompute_ms: float | None = None  # the forward inside backward; None: as long as forward
     shares: Mapping[Recompute, float] = field(default_factory=dict)  # of it, that recomputing parts alone takes
 
+    def beside(self, seams: SeamTimes) -> PassTimes:
+        """With what a rank does at the seams of a shared layer, of which recomputing all repeats forward's."""
+        again = None if self.recompute_ms is None else self.recompute_ms + seams.forward_ms
+        return replace(
+            self,
+            forward_ms=self.forward_ms + seams.forward_ms,
+            backward_ms=self.backward_ms + seams.backward_ms,
+            recompute_ms=again,
+        )
+
 
 _TIME = re.compile(rf"layertype_(?:(\d+)|(other)(?:_\d+)?)(?:_bsz(\d+))?(?:_seq({SEQ}|\d+))?")
 _PART_TIME = re.compile(rf"{_TIME.pattern}_(attention|mlp)")
 _RAW = re.compile(rf"{TIME_RUN.pattern}(?:_.*)?")
+_SEAMS = re.compile(rf"(layertype_\d+)_bsz(\d+)_seq(\d+)_({Axis.ULYSSES}|{Axis.CONTEXT})")
 _PASS = re.compile(r"(layertype_\d+|embedding|head)_bsz(\d+)_seq(\d+)_tp(\d+)")
-UNITS = {"layertype": "ms per layer per sample, forward, tp 1", "passes_ms": "ms per layer, all samples of the key"}
+UNITS = {
+    "layertype": "ms per layer per sample, forward, tp 1",
+    "passes_ms": "ms per layer, all samples of the key",
+    "seams_ms": "ms per layer, on top of as many tokens of an unshared one",
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +116,7 @@ class ComputationProfile:
     layer_ms: Mapping[int, Mapping[Shape, float]]  # layer type -> forward ms per layer per sample, tp 1
     other_ms: Mapping[Shape, float] = field(default_factory=dict)  # all but the layers: forward ms per sample
     passes: Mapping[PassKey, PassTimes] = field(default_factory=dict)  # finer measurements, where there are
+    seams: Mapping[SeamKey, SeamTimes] = field(default_factory=dict)
     optimizer_ms_per_million: float = 0.0  # optimizer step, ms per million parameters that a rank updates
     raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
     meta: Meta = field(default_factory=Meta)
@@ -104,7 +137,16 @@ class ComputationProfile:
             }
             for key, times in sorted(self.passes.items())
         }
-        meta = self.meta.with_extra(UNITS, passes_ms=passes, optimizer_ms_per_million=self.optimizer_ms_per_million)
+        seams = {
+            f"{key.part}_bsz{key.batch}_seq{key.seq}_{key.axis}": {
+                "forward": times.forward_ms,
+                "backward": times.backward_ms,
+            }
+            for key, times in sorted(self.seams.items())
+        }
+        meta = self.meta.with_extra(
+            UNITS, passes_ms=passes, seams_ms=seams, optimizer_ms_per_million=self.optimizer_ms_per_million
+        )
         return write_profile(Path(folder) / computation_name(self.dtype, self.hidden_size, self.heads), content, meta)
 
     @classmethod
@@ -141,6 +183,7 @@ class ComputationProfile:
             layers,
             other,
             _read_passes(path, extra.get("passes_ms")),
+            _read_seams(path, extra.get("seams_ms")),
             not_negative(
                 path, "galvatron.optimizer_ms_per_million", extra.get("optimizer_ms_per_million", 0.0), "ms per million"
             ),
@@ -242,15 +285,32 @@ def _read_passes(path: str | Path, value: object) -> dict[PassKey, PassTimes]:
         where = f"galvatron.passes_ms.{key}"
         if not match:
             raise unknown_key(path, where, "{layertype_0|embedding|head}_bsz{samples}_seq{tokens}_tp{degree}")
-        forward, backward = (
-            not_negative(path, where, field_of(path, where, times, n), "ms") for n in ("forward", "backward")
-        )
+        forward, backward = _both(path, where, times)
         recompute = not_negative(path, where, times["recompute"], "ms") if "recompute" in times else None
         batch, seq, tp = (whole_number(path, where, match[i]) for i in (2, 3, 4))
         told = "recompute_shares" in times
         shares = _read_shares(path, f"{where}.recompute_shares", times["recompute_shares"]) if told else {}
         result[PassKey(match[1], batch, seq, tp)] = PassTimes(forward, backward, recompute, shares)
     return result
+
+
+def _read_seams(path: str | Path, value: object) -> dict[SeamKey, SeamTimes]:
+    result = {}
+    for key, times in objects(path, "galvatron.seams_ms", value) if value is not None else ():
+        match = _SEAMS.fullmatch(key)
+        where = f"galvatron.seams_ms.{key}"
+        if not match:
+            raise unknown_key(path, where, "layertype_0_bsz{samples}_seq{tokens}_{sp|cp}")
+        batch, seq = (whole_number(path, where, match[i]) for i in (2, 3))
+        result[SeamKey(match[1], batch, seq, Axis(match[4]))] = SeamTimes(*_both(path, where, times))
+    return result
+
+
+def _both(path: str | Path, where: str, times: Mapping[str, object]) -> tuple[float, float]:
+    forward, backward = (
+        not_negative(path, where, field_of(path, where, times, name), "ms") for name in ("forward", "backward")
+    )
+    return forward, backward
 
 
 def _read_shares(path: str | Path, where: str, value: object) -> dict[Recompute, float]:

@@ -7,7 +7,8 @@ from enum import StrEnum
 from typing import TypeVar
 
 from ..base.errors import UserError
-from .computation import EMBEDDING, HEAD, ComputationProfile, PassTimes, Shape, layer_part
+from ..plan.mesh import Axis
+from .computation import EMBEDDING, HEAD, ComputationProfile, PassTimes, SeamTimes, Shape, layer_part
 from .curves import Curve
 
 
@@ -41,6 +42,21 @@ class ComputeTimes:
         Raises UserError when the points don't suffice.
         """
         return self._part(layer_part(layer_type), samples, seq, tp)
+
+    def seams(self, layer_type: int, axis: Axis, samples: float, seq: int) -> SeamTimes:
+        """What a rank computes at a layer's seams that ranks share along an axis, each with `samples` samples' worth of
+        tokens, beside their messages: copies, and calls. Nothing where it was not measured.
+
+        Of the measured lengths the nearest counts, by the tokens.
+        """
+        part = layer_part(layer_type)
+        measured = [(key, ms) for key, ms in self.profile.seams.items() if (key.part, key.axis) == (part, axis)]
+        if not measured:
+            return SeamTimes()
+        nearest = min((key.seq for key, _ in measured), key=lambda length: abs(length - seq))
+        points = [(key.batch * nearest, ms) for key, ms in measured if key.seq == nearest]
+        curves = (Curve.rising((tokens, ms[which]) for tokens, ms in points) for which in (0, 1))
+        return SeamTimes(*(curve(samples * seq) for curve in curves))
 
     def embedding(self, samples: float, seq: int, tp: int = 1) -> PassTimes:
         """The embedding. Nothing where it was not measured apart: then it is within the head's."""

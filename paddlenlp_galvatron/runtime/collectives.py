@@ -17,6 +17,7 @@ import paddle.distributed as dist
 
 from ..launch.status import waiting
 from . import device
+from .cpu_backend import SentRows
 from .trace import span
 from .under_way import Operation
 
@@ -137,21 +138,21 @@ def reduce_scatter(tensor: Any, group: Any) -> Any:
     return tensor if group is None else reduce_scatter_start(tensor, group, AT_ONCE).wait()
 
 
-def all_to_all(tensor: Any, group: Any, receive: Sequence[int] | None = None, send: Sequence[int] | None = None) -> Any:
+def all_to_all(tensor: Any, group: Any, rows: Sequence[Sequence[int]] | None = None) -> Any:
     """Give each rank of the group its rows of `tensor` and join the rows received, in rank order.
 
-    `send` and `receive` count rows per rank; equal shares where they are None.
+    `rows`: how many from each rank to each; equal shares where that is None.
     """
-    rows = sum(receive) if receive is not None else tensor.shape[0]
-    out = paddle.empty([rows, *tensor.shape[1:]], tensor.dtype)
+    receive = None if rows is None else [sent[group.rank] for sent in rows]
+    out = paddle.empty([tensor.shape[0] if receive is None else sum(receive), *tensor.shape[1:]], tensor.dtype)
     count("all_to_all", tensor)
     tensor = tensor.contiguous()
     call = partial(
         dist.stream.alltoall_single,
         out,
         tensor,
-        out_split_sizes=list(receive) if receive is not None else None,
-        in_split_sizes=list(send) if send is not None else None,
+        out_split_sizes=receive,
+        in_split_sizes=None if rows is None else SentRows(rows, group.rank),
         group=group,
         **AT_ONCE,
     )

@@ -21,9 +21,10 @@ import queue
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle.base import core
 from paddle.distributed import collective, parallel
@@ -250,24 +251,32 @@ def _reduce_scatter_tensor(group: Any, out: Any, tensor: Any, op: Any, sync_op: 
     return _finished()
 
 
+class SentRows(list[int]):
+    """Rows that a rank sends to each of its group, as Paddle wants them, and what the others send: gloo would ask."""
+
+    def __init__(self, rows: Sequence[Sequence[int]], rank: int):
+        super().__init__(rows[rank])
+        self.of_all = np.array(rows)
+
+
 def _all_to_all_single(
-    group: Any, out: Any, tensor: Any, out_sizes: list[int], in_sizes: list[int], sync_op: bool = True
+    group: Any, out: Any, tensor: Any, out_sizes: list[int], in_sizes: SentRows | list[int], sync_op: bool = True
 ) -> _Task:
-    """Everybody gathers everything and keeps its own rows: right, not fast. Either all ranks or none give sizes."""
+    """Everybody gathers everything and keeps its own rows: right, not fast."""
     size, rank = group.size(), group.rank()
     width = tensor.shape[1:]
-    if not in_sizes:
+    if not isinstance(in_sizes, SentRows):
         everything = paddle.empty([size * tensor.shape[0], *width], tensor.dtype)
         group.all_gather(tensor.detach(), everything).wait()
         by_rank = everything.reshape([size, size, tensor.shape[0] // size, *width])
         paddle.assign(by_rank[:, rank].reshape(out.shape), output=out)
         return _finished()
-    table = paddle.empty([size * size], "int64")
-    group.all_gather(paddle.to_tensor(in_sizes, "int64"), table).wait()
-    sizes = table.reshape([size, size]).numpy()
+    sizes = in_sizes.of_all
     longest = int(sizes.sum(axis=1).max())
-    padded = paddle.zeros([longest, *width], tensor.dtype)
-    padded[: tensor.shape[0]] = tensor.detach()
+    padded = tensor.detach()
+    if tensor.shape[0] < longest:
+        padded = paddle.zeros([longest, *width], tensor.dtype)
+        padded[: tensor.shape[0]] = tensor.detach()
     rows = paddle.empty([size * longest, *width], tensor.dtype)
     group.all_gather(padded, rows).wait()
     starts = sizes[:, :rank].sum(axis=1)

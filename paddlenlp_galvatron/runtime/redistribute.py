@@ -64,9 +64,13 @@ class _Exchange:
         self.group = group
         self.held: list[tuple[int, int]] = held[local].tolist()
         self.kept = [move for move in plan if move.source == move.target == local]
-        self.sent = [[m for m in plan if (m.source, m.target) == (local, r) and r != local] for r in ranks]
-        self.received = [[m for m in plan if (m.source, m.target) == (r, local) and r != local] for r in ranks]
-        self.silent = group is None or not any(m.source != m.target for m in plan if m.source in ranks)
+        crossing = [move for move in plan if move.source != move.target and move.source in ranks]
+        self.sent = [move for rank in ranks for move in crossing if (move.source, move.target) == (local, rank)]
+        self.received = [move for rank in ranks for move in crossing if (move.source, move.target) == (rank, local)]
+        self.rows = [[0] * len(ranks) for _ in ranks]  # from each to each
+        for move in crossing:
+            self.rows[ranks.index(move.source)][ranks.index(move.target)] += move.stop - move.start
+        self.silent = group is None or not crossing
 
     def __call__(self, x: Any) -> Any:
         pieces = [(move.start, self._rows(x, move)) for move in self.kept]
@@ -74,7 +78,7 @@ class _Exchange:
             pieces += self._exchange(x)
         pieces.sort(key=lambda piece: piece[0])
         parts = [rows for _, rows in pieces]
-        return parts[0] if len(parts) == 1 else paddle.concat(parts)
+        return parts[0].clone() if len(parts) == 1 else paddle.concat(parts)  # a PyLayer's tensors are its own
 
     def _rows(self, x: Any, move: Move) -> Any:
         before = 0  # tokens in the intervals before that in which these lie
@@ -85,13 +89,11 @@ class _Exchange:
         raise AssertionError(f"{move} is of tokens that are not here")
 
     def _exchange(self, x: Any) -> list[tuple[int, Any]]:
-        outgoing = [self._rows(x, move) for moves_to in self.sent for move in moves_to]
-        send = [sum(m.stop - m.start for m in moves_to) for moves_to in self.sent]
-        receive = [sum(m.stop - m.start for m in moves_from) for moves_from in self.received]
+        outgoing = [self._rows(x, move) for move in self.sent]
         joined = paddle.concat(outgoing) if outgoing else paddle.empty([0, *x.shape[1:]], x.dtype)
-        rows = all_to_all(joined, self.group, receive, send)
+        rows = all_to_all(joined, self.group, self.rows)
         pieces, offset = [], 0
-        for move in (m for moves_from in self.received for m in moves_from):
+        for move in self.received:
             length = move.stop - move.start
             pieces.append((move.start, rows[offset : offset + length]))
             offset += length
@@ -103,9 +105,9 @@ class _Redistribute(PyLayer):  # type: ignore[misc]
     def forward(ctx: Any, x: Any, forward: _Exchange, backward: _Exchange) -> Any:
         ctx.exchange = backward
         with span("change of layout", "layout"):
-            return forward(x).clone()
+            return forward(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         with span("change of layout", "layout"):
-            return ctx.exchange(grad).clone()
+            return ctx.exchange(grad)

@@ -95,12 +95,13 @@ def test_the_runtime_calls_what_is_priced(megatron_sp):
     assumed = Assumptions(megatron_sp, seq_length=8)
     setting = Setting(2, 8, 2, assumed, StateBytes.of(Precision.FP32))
     for recompute in (Recompute.NONE, Recompute.FULL, *PARTLY):
-        where = {"samples": 2, "seq_length": 8, "tp": 2, "sequence_parallel": megatron_sp}
-        part = MeasuredPart(shape, load_family(shape.family), layers=1, recompute=recompute, **where)
+        strategy = LayerStrategy(2, recompute=recompute)
+        where = {"samples": 2, "seq_length": 8, "sequence_parallel": megatron_sp}
+        part = MeasuredPart(shape, load_family(shape.family), layers=1, strategy=strategy, **where)
         collectives.forget_traffic()
         part.forward()
         part.backward()
-        calls = layer_calls(shape, LayerStrategy(2, recompute=recompute), setting)
+        calls = layer_calls(shape, strategy, setting)
         priced: Counter[str] = Counter()
         for call in (*calls.forward, *calls.backward):
             priced[NAMES[call.kind]] += call.bytes * call.times

@@ -25,7 +25,8 @@ from paddlenlp_galvatron.plan import (
 )
 from paddlenlp_galvatron.plan.layout import TokenLayout, moves, token_layout
 from paddlenlp_galvatron.plan.mesh import SHARDING, Axis, Mesh
-from paddlenlp_galvatron.profiles import Collective
+from paddlenlp_galvatron.profiles import Collective, SeamKey, SeamTimes
+from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Place
 
@@ -65,6 +66,25 @@ def test_weights_of_a_rank_add_up_to_the_layers():
     assert 8 * eight.split_vectors - 4 * four.split_vectors == 4 * 2 * head
     assert (eight.copies, eight.copied_vectors) == (2, (head, head))
     assert eight.copied_matrices == (head * gqa.hidden_size,) * 2
+
+
+def test_what_ranks_compute_at_the_seams_of_a_shared_layer_is_paid_for_again_in_a_recompute():
+    where = {"stage_size": 4, "micro_batch": 4, "micro_batches": 1, "pipeline": 1}
+    plain, with_seams = example(), example()
+    seams = {
+        SeamKey("layertype_0", 1, SEQ, axis): SeamTimes(*ms)
+        for axis, ms in ((Axis.ULYSSES, (1.0, 2.0)), (Axis.CONTEXT, (0.25, 0.5)))
+    }
+    with_seams.times = ComputeTimes(replace(plain.times.profile, seams=seams))
+
+    def added(strategy: LayerStrategy) -> list[float]:
+        less, more = (model.layer_cost(strategy, **where).terms for model in (plain, with_seams))
+        passes = ("forward_ms", "backward_ms", "recompute_ms")
+        return [getattr(more, name) - getattr(less, name) for name in passes]
+
+    assert added(LayerStrategy(2)) == [0, 0, 0]
+    assert added(LayerStrategy(2, ulysses=True)) == pytest.approx([1, 2, 0])
+    assert added(LayerStrategy(2, ulysses=True, context=2, recompute=True)) == pytest.approx([1.25, 2.5, 1.25])
 
 
 def test_a_vocabulary_that_does_not_split_is_padded():

@@ -45,9 +45,8 @@ def alone(sequence_parallel: bool, recompute: bool) -> float:
         head=True,
         samples=SAMPLES,
         seq_length=SEQ,
-        tp=TP,
+        strategy=LayerStrategy(TP, recompute=recompute),
         sequence_parallel=sequence_parallel,
-        recompute=recompute,
     )
     return kept_mib(part.forward, part.backward)
 

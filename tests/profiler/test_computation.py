@@ -3,11 +3,12 @@ from dataclasses import replace
 import pytest
 
 from paddlenlp_galvatron.plan import Precision
+from paddlenlp_galvatron.plan.mesh import Axis
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.layers.computation import MOST_TURNS, PINNED_TURNS, SMALL_MS, ComputationProfiler
 from paddlenlp_galvatron.profiler.layers.summary import PassPoint, PassTimings, PassTurn, computation_profile, doubtful
 from paddlenlp_galvatron.profiler.stopwatch import Stopwatch
-from paddlenlp_galvatron.profiles import EMBEDDING, HEAD, Meta, PassKey, Shape
+from paddlenlp_galvatron.profiles import EMBEDDING, HEAD, Meta, PassKey, SeamKey, Shape
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,13 @@ def test_plain_keys_are_the_passes_per_sample(profile):
         ends = sum(profile.passes[PassKey(part, batch, 32)].forward_ms for part in (EMBEDDING, HEAD))
         assert profile.other_ms[point] * batch == pytest.approx(ends)
     assert profile.optimizer_ms_per_million > 0
+
+
+def test_layers_that_ranks_share_are_timed_beside_others(profile):
+    assert set(profile.seams) == {
+        SeamKey("layertype_0", batch, 32, axis) for batch in (1, 2) for axis in (Axis.ULYSSES, Axis.CONTEXT)
+    }
+    assert sum(times.forward_ms + times.backward_ms for times in profile.seams.values()) > 0
 
 
 class Scripted(ComputationProfiler):

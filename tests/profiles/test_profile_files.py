@@ -24,6 +24,7 @@ from paddlenlp_galvatron.plan import (
     UserError,
     VocabStrategy,
 )
+from paddlenlp_galvatron.plan.mesh import Axis
 from paddlenlp_galvatron.profiles import (
     OVERLAP_NAME,
     Collective,
@@ -37,6 +38,8 @@ from paddlenlp_galvatron.profiles import (
     PassKey,
     PassTimes,
     ProfileFile,
+    SeamKey,
+    SeamTimes,
     Shape,
     Variant,
     VocabMemory,
@@ -89,6 +92,7 @@ def test_model_files_are_read_back(tmp_path):
             PassKey("layertype_0", 2, 512, 2): PassTimes(1.0, 2.5),
             PassKey("head", 1, 512): PassTimes(3.0, 5.0, 3.0),
         },
+        seams={SeamKey("layertype_0", 2, 512, Axis.CONTEXT): SeamTimes(0.25, 0.5)},
         optimizer_ms_per_million=0.5,
         raw={"layernum[2]_bsz1_seq512": 7.0},
         meta=META,

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import paddle
 
 from ...model.layer import APART
-from ...plan import ModelShape, Precision, Recompute
-from ...profiles import EMBEDDING, HEAD, PassKey, Shape, layer_part
+from ...plan import LayerStrategy, ModelShape, Precision, Recompute
+from ...plan.layout import chunks_of_a_sample
+from ...plan.mesh import Axis
+from ...profiles import EMBEDDING, HEAD, PassKey, SeamKey, Shape, layer_part
 from ...runtime.adapter import Adapter
 from ...runtime.gradients import global_norm, update_in_turns
 from ..journal import Journal
 from ..refine import coarse, uncertain
 from ..stopwatch import Stopwatch, Timing
 from .part import FEW_AND_MANY, MeasuredPart, of_one_layer
-from .summary import OPTIMIZER, PassPoint, PassTurn, SharePoint, doubtful, measured
+from .summary import OPTIMIZER, PassPoint, PassTurn, SeamPoint, SeamTurn, SharePoint, doubtful, measured
 
 TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what spreads widely or cannot be more often
 PINNED_TURNS = 4  # where CPU processes are pinned: a small part took up to 8 % longer than at best for 5 to 10 s
 SMALL_MS = 20.0  # what takes less is measured in all turns: some took half as long again, as memory happened to lie
 TOLERANCE = 0.05  # of a time: points in between are measured where a line through the others misses by more
+# Two ranks that share samples: what each does at the seams is by its tokens, hardly by how many others there are.
+SHARED = {Axis.ULYSSES: LayerStrategy(2, ulysses=True), Axis.CONTEXT: LayerStrategy(context=2)}
 ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
 
 
@@ -55,6 +60,8 @@ class ComputationProfiler:
             for tp in degrees:
                 for number in range(len(self.shapes)):
                     self._measure_shares(self._key(layer_part(number), line[0], tp))
+        if max(degrees) > 1:
+            self._measure_seams(points)
         self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
         for turn in range(1, MOST_TURNS):
             if not self.stopwatch.is_late():
@@ -93,13 +100,13 @@ class ComputationProfiler:
     def _measure(self, point: PassPoint) -> None:
         self.journal.get(point.name, lambda: self._end(point.key) if point.key.part in ENDS else self._layer(point.key))
 
-    def _part(self, key: PassKey, **what: Any) -> MeasuredPart:
+    def _part(self, key: PassKey, strategy: LayerStrategy | None = None, **what: Any) -> MeasuredPart:
         return MeasuredPart(
             self._shape(key.part),
             self.family,
             samples=key.batch,
             seq_length=key.seq,
-            tp=key.tp,
+            strategy=strategy or LayerStrategy(key.tp),
             sequence_parallel=self.sequence_parallel,
             precision=self.precision,
             flash_attention=self.flash_attention,
@@ -111,7 +118,7 @@ class ComputationProfiler:
         parts = [
             self._part(key, layers=few),
             self._part(key, layers=many),
-            self._part(key, layers=few, recompute=Recompute.FULL),
+            self._part(key, layers=few, strategy=LayerStrategy(key.tp, recompute=Recompute.FULL)),
         ]
         steps = [step for part in parts for step in (part.forward, part.backward)]
         few_f, few_b, many_f, many_b, _, again_b = self.stopwatch.apart(*steps).T
@@ -126,7 +133,7 @@ class ComputationProfiler:
 
     def _shares(self, key: PassKey) -> dict[str, float]:
         how = (Recompute.NONE, Recompute.FULL, *APART)
-        parts = [self._part(key, layers=1, recompute=each) for each in how]
+        parts = [self._part(key, layers=1, strategy=LayerStrategy(key.tp, recompute=each)) for each in how]
         laps = self.stopwatch.apart(*(step for part in parts for step in (part.forward, part.backward)))
         plain, whole, *others = laps[:, 1::2].T  # backward
         most = float(np.median(whole - plain))
@@ -134,6 +141,32 @@ class ComputationProfiler:
             return {}
         ms = [float(np.median(each - plain)) for each in others]
         return {each.words: min(max(found / most, 0.0), 1.0) for each, found in zip(APART, ms, strict=True)}
+
+    def _measure_seams(self, points: Sequence[Shape]) -> None:
+        """Of few tokens and of many, at each length."""
+        ends = [line[end] for line in _lines(points) for end in (0, -1)]
+        for turn in range(TURNS):
+            for key in dict.fromkeys(self._key(layer_part(n), end, 1) for n in range(len(self.shapes)) for end in ends):
+                for axis, shared in SHARED.items():
+                    if not self.stopwatch.is_late() and _can_share(self._shape(key.part), key.seq, axis):
+                        point = SeamPoint(SeamKey(key.part, key.batch, key.seq, axis), turn)
+                        self.journal.get(point.name, partial(self._seams, key, shared))
+
+    def _seams(self, key: PassKey, shared: LayerStrategy) -> SeamTurn:
+        """In one series of laps, so that whatever slows the one down slows the other."""
+        ranks, (few, many) = shared.ranks, self.layers
+        each = [
+            self._part(of, layers=layers, strategy=strategy)
+            for strategy, of in ((LayerStrategy(), key), (shared, key._replace(batch=ranks * key.batch)))
+            for layers in (few, many)
+        ]
+        laps = self.stopwatch.apart(*(step for part in each for step in (part.forward, part.backward))).T
+        alone, together = (
+            [of_one_layer(few_ms, many_ms, self.layers) for few_ms, many_ms in zip(*halves, strict=True)]
+            for halves in ((laps[:2], laps[2:4]), (laps[4:6], laps[6:]))
+        )
+        forward, backward = (more - less for less, more in zip(alone, together, strict=True))
+        return SeamTurn(forward.tolist(), backward.tolist())
 
     def _end(self, key: PassKey) -> PassTurn:
         part = self._part(key, **ENDS[key.part])
@@ -153,6 +186,11 @@ class ComputationProfiler:
             self.stopwatch.apart(part.forward, part.backward, update)[:, 2]
         ).ms  # an update uses gradients up
         return ms / (part.weights / 1e6)
+
+
+def _can_share(shape: ModelShape, seq: int, axis: Axis) -> bool:
+    degree = SHARED[axis].ranks
+    return (shape.heads if axis is Axis.ULYSSES else seq) % chunks_of_a_sample(axis, degree) == 0
 
 
 def _lines(points: Sequence[Shape]) -> list[list[Shape]]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...model.layer import APART
-from ...plan import ModelShape, Precision, Recompute
+from ...plan import LayerStrategy, ModelShape, Precision, Recompute
 from ...profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
 from ...profiles.memory import STATE_BYTES, Role
 from ...runtime import device
@@ -19,7 +19,7 @@ from .part import FEW_AND_MANY, MeasuredPart
 
 MIB = 2**20
 FLOAT_BYTES = 4
-STAGES: dict[Role, dict[str, bool]] = {
+STAGES: dict[Role, dict[str, Any]] = {
     "only": {"embedding": True, "head": True},
     "first": {"embedding": True},
     "last": {"head": True},
@@ -150,11 +150,19 @@ class MemoryProfiler:
         )
 
     def _use(
-        self, number: int, seq: int, tp: int, sequence_parallel: bool, samples: int | None = None, **what: Any
+        self,
+        number: int,
+        seq: int,
+        tp: int,
+        sequence_parallel: bool,
+        samples: int | None = None,
+        recompute: Recompute = Recompute.NONE,
+        **what: Any,
     ) -> Use:
         samples = samples or self.samples
-        settings = {"samples": samples, "seq_length": seq, "tp": tp, "sequence_parallel": sequence_parallel} | what
-        told = {name: value.value if isinstance(value, Recompute) else int(value) for name, value in settings.items()}
+        settings = {"samples": samples, "seq_length": seq, "sequence_parallel": sequence_parallel} | what
+        told = {name: int(value) for name, value in settings.items()} | {"tp": tp, "recompute": recompute.value}
+        settings["strategy"] = LayerStrategy(tp, recompute=recompute)
         key = f"memory {number} " + " ".join(f"{name}={value}" for name, value in told.items())
 
         def measure() -> Use:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, Recompute, VocabStrategy
+from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
 from ...runtime.adapter import Adapter, Kernels
 from ...runtime.device import on_gpu
 from ...runtime.stage import Stage
@@ -25,7 +25,7 @@ def of_one_layer(few: Array, many: Array, layers: tuple[int, int] = FEW_AND_MANY
 
 
 class MeasuredPart:
-    """Some layers, embedding or head of a model, split `tp` ways; this rank is the first of its tp group.
+    """Some layers, embedding or head of a model, split as a strategy says; this rank is the first that share them.
 
     The peers' part of every collective is left out. `forward` and `backward` alternate; gradients are added up, as
     those of the micro-batches of a step.
@@ -41,23 +41,22 @@ class MeasuredPart:
         head: bool = False,
         samples: int,
         seq_length: int,
-        tp: int = 1,
+        strategy: LayerStrategy = LayerStrategy(),
         sequence_parallel: bool = False,
-        recompute: Recompute = Recompute.NONE,
         precision: Precision = Precision.FP32,
         flash_attention: bool = False,
     ):
         stages = (*(() if embedding else (0,)), layers, *(() if head else (0,)))
         plan = Plan(
-            world_size=tp * len(stages),
+            world_size=strategy.ranks * len(stages),
             global_batch=samples,
             micro_batches=1,
             stages=stages,
-            layers=(LayerStrategy(tp, recompute=recompute),) * layers,
-            vocab=VocabStrategy(tp),
+            layers=(strategy,) * layers,
+            vocab=VocabStrategy(strategy.tp),
             assumed=Assumptions(sequence_parallel, precision, seq_length=seq_length),
         )
-        rank = 0 if embedding else tp
+        rank = 0 if embedding else strategy.ranks
         weights = PatternWeights(shape.initializer_range)
         fused = on_gpu()  # as training has it by default
         # Nobody answers the loss's messages here, so that it is plain.

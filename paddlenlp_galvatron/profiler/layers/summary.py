@@ -8,7 +8,19 @@ from typing import NamedTuple
 import numpy as np
 
 from ...plan import ModelShape, Precision, Recompute
-from ...profiles import EMBEDDING, HEAD, ComputationProfile, Meta, PassKey, PassTimes, Shape, layer_part
+from ...plan.mesh import Axis
+from ...profiles import (
+    EMBEDDING,
+    HEAD,
+    ComputationProfile,
+    Meta,
+    PassKey,
+    PassTimes,
+    SeamKey,
+    SeamTimes,
+    Shape,
+    layer_part,
+)
 from ..journal import Journal
 from ..refine import falling, misses
 from ..stopwatch import WIDE, Timing
@@ -47,6 +59,29 @@ class SharePoint(NamedTuple):
     @property
     def name(self) -> str:
         return " ".join(map(str, ["shares", *self]))
+
+
+class SeamPoint(NamedTuple):
+    """One measurement of a layer that ranks share beside one that they don't, as it stands in the journal."""
+
+    key: SeamKey
+    turn: int
+
+    @property
+    def name(self) -> str:
+        return " ".join(map(str, ["seams", *self.key, self.turn]))
+
+    @classmethod
+    def from_name(cls, name: str) -> SeamPoint:
+        _, part, batch, seq, axis, turn = name.split()
+        return cls(SeamKey(part, int(batch), int(seq), Axis(axis)), int(turn))
+
+
+class SeamTurn(NamedTuple):
+    """By how many ms each lap took longer than that of as many tokens of an unshared layer."""
+
+    forward: Sequence[float]
+    backward: Sequence[float]
 
 
 class PassTurn(NamedTuple):
@@ -94,6 +129,17 @@ def doubtful(journal: Journal) -> set[PassKey]:
     """Points whose time spreads too widely or cannot be."""
     known = measured(journal)
     return {key for key, found in known.items() if found.whole.spread > WIDE} | set(_falling(known))
+
+
+def measured_seams(journal: Journal) -> dict[SeamKey, SeamTimes]:
+    """The medians over all laps of all turns. Noise may make them negative, which says nothing."""
+    laps: dict[SeamKey, list[SeamTurn]] = {}
+    for name, value in journal.items("seams "):
+        laps.setdefault(SeamPoint.from_name(name).key, []).append(SeamTurn(*value))
+    return {
+        key: SeamTimes(*(max(float(np.median(np.concatenate(of))), 0.0) for of in zip(*turns, strict=True)))
+        for key, turns in laps.items()
+    }
 
 
 def _turns(journal: Journal) -> dict[PassKey, list[PassTurn]]:
@@ -163,6 +209,7 @@ def computation_profile(
             key: PassTimes(p.forward.ms, p.backward.ms, p.recompute_ms, shares.get(SharePoint.of(key).name, {}))
             for key, p in known.items()
         },
+        measured_seams(journal),
         optimizer_ms,
         meta=Meta.model_validate(told),
     )
