@@ -77,6 +77,7 @@ class PathGame {
       if (!split(region, limit, poll)) settled = std::min(settled, region.bound);
       if (is_less(best_.cost, before)) improve(poll);
     }
+    if (is_less(least_open(), best_.cost)) polish(limit, std::min(effort, kMostEffort) / kPolish, poll);
     proven = std::min({settled, least_open(), limit, best_.cost});
     opened_ = -1;  // nothing is left to go on with
     for (Game& game : games_) game.stages->forget();
@@ -92,6 +93,7 @@ class PathGame {
   static constexpr double kSettled = 1e-5;               // share of the time that rounds need not raise a bound by
   static constexpr std::size_t kStepsOfPass = 5;
   static constexpr long kEffortOfBound = 2'000'000, kMostEffort = 20'000'000;  // passes: 0.1 s, and a second or two
+  static constexpr long kPolish = 4;       // share of them for the best plan's neighbours when all are used up
   static constexpr double kLonger = 1.05;  // a stage's time, to see which path is longest then
   static constexpr double kSure = 0.02;    // layers by which the plans of a mixture differ
   static constexpr double kWorthwhile = 1.02;  // a plan so far above the best one is not made better
@@ -188,14 +190,19 @@ class PathGame {
       if (!is_less(bound, std::min(limit, best_.cost))) continue;
       game.answers.clear();
       const std::vector<int> fewest(chunks_, 1), most(chunks_, tables_.layers - chunks_ + 1);
-      const std::vector<int> least_of(stages(), chunks_a_stage()), most_of(stages(), tables_.layers);
-      Region all{bound, number, fewest, most, least_of, most_of, 0, tried(game, game.division, poll),
-                 {},    {},     {},     {},   {}};
+      Region all = between(fewest, most, bound, number);
+      all.weights = tried(game, game.division, poll);
       lean(game, poll);
       play(all, limit, kFirstRounds, poll);
       keep(std::move(all), limit);
     }
     opened_ = limit;
+  }
+
+  Region between(std::vector<int> fewest, std::vector<int> most, double bound, std::size_t game) const {
+    const std::vector<int> least_of(stages(), chunks_a_stage()), most_of(stages(), tables_.layers);
+    return {bound,   game, std::move(fewest),              std::move(most), least_of,
+            most_of, 0,    PathWeights(chunks_, stages()), {},              {},       {}, {}, {}};
   }
 
   // Makes those paths known that would be longest if one stage took a little longer than in the first answer.
@@ -290,10 +297,9 @@ class PathGame {
   void play(Region& region, double limit, int rounds, Poll& poll) {
     Game& game = games_[region.game];
     std::vector<Menu> menus = this->menus(region, limit, poll);
-    if (menus.empty() || !is_less(region.bound = std::max(region.bound, longest(menus)), std::min(limit, best_.cost))) {
-      region.bound = std::max(region.bound, std::min(limit, best_.cost));
-      return;
-    }
+    const double target = std::min(limit, best_.cost);
+    region.bound = std::max(region.bound, menus.empty() ? target : longest(menus, tables_.layers));
+    if (!is_less(region.bound, target)) return;
     if (region.fewest == region.most) return settle(region, limit, poll);
     PathWeights weights = region.weights;
     region.sum = 0;
@@ -343,12 +349,6 @@ class PathGame {
       if (open - region.sum <= kSettled * region.sum || is_over(poll)) return;
       if (round % 2 == 0) weights = halfway(region.weights, weights);
     }
-  }
-
-  PathWeights halfway(const PathWeights& a, const PathWeights& b) const {
-    PathWeights mean(chunks_, stages());
-    mean.add(a, 0.5), mean.add(b, 0.5);
-    return mean;
   }
 
   // The best mixture of the known paths against the region's known plans; learns what answers the plans' own. Returns
@@ -425,25 +425,6 @@ class PathGame {
     }
     if (all_fewest > tables_.layers || all_most < tables_.layers) return {};
     return menus;
-  }
-
-  // The least time that the longest stage takes, whatever each takes of the layers.
-  double longest(const std::vector<Menu>& menus) const {
-    std::vector<std::size_t> more(menus.size(), 0);
-    double longest = 0;
-    int left = tables_.layers;
-    for (const Menu& menu : menus) left -= menu.fewest, longest = std::max(longest, menu.work[0] + menu.ends);
-    for (; left > 0; --left) {
-      std::size_t best = 0;
-      auto next = [&](std::size_t s) {
-        return more[s] + 1 < menus[s].work.size() ? menus[s].work[more[s] + 1] + menus[s].ends : kInfinity;
-      };
-      for (std::size_t s = 1; s < menus.size(); ++s)
-        if (next(s) < next(best)) best = s;
-      longest = std::max(longest, next(best));
-      ++more[best];
-    }
-    return longest;
   }
 
   // The least weighted sum over the divisions of a region, and a division that has it.
@@ -562,9 +543,9 @@ class PathGame {
     return graph_.longest(times, link(), path, poll);
   }
 
-  // Moves a layer of the best plan from one chunk to another, as long as that helps.
-  void improve(Poll& poll) {
-    ChunkTimes times(chunks_, stages());
+  // Moves a layer of the best plan from one chunk to another, as long as that helps; `attempt(division)` tries it.
+  template <class Attempt>
+  void improve(Attempt attempt, Poll& poll) {
     for (bool better = best_.vocab >= 0; better && !is_over(poll);) {
       better = false;
       const std::vector<int> from_here = best_.division;
@@ -574,10 +555,26 @@ class PathGame {
           if (to == from) continue;
           std::vector<int> moved = from_here;
           --moved[from], ++moved[to];
-          attempt(*best_game_, moved, times, poll);
+          attempt(moved);
           better = is_less(best_.cost, before);
         }
     }
+  }
+
+  void improve(Poll& poll) {
+    ChunkTimes times(chunks_, stages());
+    improve([&](const std::vector<int>& division) { attempt(*best_game_, division, times, poll); }, poll);
+  }
+
+  // Plays the best plan's division out, and those around it, where bounds took the effort.
+  void polish(double limit, long effort, Poll& poll) {
+    allow(effort, poll);
+    auto play_out = [&](const std::vector<int>& division) {
+      Region alone = between(division, division, 0, best_game_ - games_.data());
+      play(alone, limit, kRounds, poll);
+    };
+    if (best_.vocab >= 0) play_out(best_.division);
+    improve(play_out, poll);
   }
 
   PipelineTables tables_;

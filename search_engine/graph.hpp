@@ -55,6 +55,12 @@ struct PathWeights : OfChunks {
   }
 };
 
+inline PathWeights halfway(const PathWeights& a, const PathWeights& b) {
+  PathWeights mean(a.forward.size(), a.sync.size());
+  mean.add(a, 0.5), mean.add(b, 0.5);
+  return mean;
+}
+
 class PassGraph {
  public:
   // Throws where stages wait for each other in a circle.

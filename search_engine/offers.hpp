@@ -23,6 +23,24 @@ struct Menu {
   int most() const { return fewest + static_cast<int>(work.size()) - 1; }
 };
 
+// The least time that the longest stage takes, whatever each takes of the layers.
+inline double longest(const std::vector<Menu>& menus, int layers) {
+  std::vector<std::size_t> more(menus.size(), 0);
+  double longest = 0;
+  for (const Menu& menu : menus) layers -= menu.fewest, longest = std::max(longest, menu.work[0] + menu.ends);
+  for (; layers > 0; --layers) {
+    std::size_t best = 0;
+    auto next = [&](std::size_t s) {
+      return more[s] + 1 < menus[s].work.size() ? menus[s].work[more[s] + 1] + menus[s].ends : kInfinity;
+    };
+    for (std::size_t s = 1; s < menus.size(); ++s)
+      if (next(s) < next(best)) best = s;
+    longest = std::max(longest, next(best));
+    ++more[best];
+  }
+  return longest;
+}
+
 // What a stage adds to the weighted sum, along its menu.
 struct Offer {
   std::vector<double> costs;

@@ -99,7 +99,7 @@ class CostModel:
         self.layer_types = tuple(kind for kind, shape in enumerate(self.models) for _ in range(shape.layers))
         self._layers: dict[tuple[LayerStrategy, int, int, bool, int, int], LayerCost] = {}
         self._vocab: dict[tuple[VocabStrategy, int, int, int, int, Role], LayerCost] = {}
-        self._switches: dict[tuple[Strategy | None, Strategy | None, int, int, int], tuple[float, float]] = {}
+        self._moves_ms: dict[tuple[TokenLayout, TokenLayout, int, int], float] = {}
         first, last = self.models[0], self.models[-1]
         if first.tied_embeddings and first.hidden_size != last.hidden_size:
             raise UserError(
@@ -200,15 +200,13 @@ class CostModel:
 
         Gradients go the other way between the same layouts. Equal layouts cost nothing.
         """
-        key = (before, after, stage_size, micro_batch, layer_type)
-        if key not in self._switches:
-            sharded = self.assumed.sequence_parallel
-            source, target = (token_layout(strategy, stage_size, sharded) for strategy in (before, after))
-            self._switches[key] = (
-                self.task.forwards * self._move_ms(source, target, micro_batch, layer_type),
-                self._move_ms(target, source, micro_batch, layer_type),
-            )
-        return self._switches[key]
+        sharded = self.assumed.sequence_parallel
+        source, target = (token_layout(strategy, stage_size, sharded) for strategy in (before, after))
+        there, back = (source, target, micro_batch, layer_type), (target, source, micro_batch, layer_type)
+        for move in (there, back):
+            if move not in self._moves_ms:
+                self._moves_ms[move] = self._move_ms(*move)
+        return self.task.forwards * self._moves_ms[there], self._moves_ms[back]
 
     def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int, layer_type: int = 0) -> float:
         """Time in ms of one micro-batch's hand-over to the next stage, and of its gradient's back: each rank sends

@@ -64,15 +64,16 @@ class TokenLayout:
         assert samples is not None, "a mirrored cut is of samples"
         degree, stride, _ = self.cuts[place]
         length, each = tokens // samples, samples // parts
-        chunks = np.array([own_chunks(index, degree, length) for index in range(degree)])
-        own = chunks[np.arange(self.size) // stride % degree]  # [ranks, 2, 2]
-        firsts = (part[:, None] * each + np.arange(each)) * length  # [ranks, samples of each]
-        starts: Intervals = (firsts[:, :, None, None] + own[:, None, :, :1]).reshape(self.size, 2 * each, 1)
-        part, parts = self._parts(self.cuts[place + 1 :])
         size = length // (2 * degree)
-        # What a finer cut leaves of these, laid one after the other.
-        kept = np.stack([part, part + 1], axis=1)[:, None] * (2 * each * size) // parts
-        edges: Intervals = starts + np.clip(kept - size * np.arange(2 * each)[:, None], 0, size)
+        chunks = np.array([own_chunks(index, degree, length) for index in range(degree)])
+        own = chunks[np.arange(self.size) // stride % degree, :, 0]  # [ranks, 2]
+        # A finer cut leaves some of a rank's chunks, which are laid one after the other for it.
+        finer, shares = self._parts(self.cuts[place + 1 :])
+        kept = np.stack([finer, finer + 1], axis=1) * (2 * each * size) // shares
+        count = min(-(-2 * each // shares) + 1, 2 * each)
+        numbers = np.minimum(kept[:, :1] // max(size, 1), 2 * each - count) + np.arange(count)  # [ranks, count]
+        starts = (part[:, None] * each + numbers // 2) * length + np.take_along_axis(own, numbers % 2, 1)
+        edges: Intervals = starts[..., None] + np.clip(kept[:, None] - size * numbers[..., None], 0, size)
         return edges
 
     def _parts(self, cuts: Sequence[Cut]) -> tuple[NDArray[np.int64], int]:

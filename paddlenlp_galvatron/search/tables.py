@@ -123,8 +123,10 @@ def _seams(
     where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
 
     def prices(before: Sequence[Strategy | None], after: Sequence[Strategy | None], kind: int) -> NDArray[np.float64]:
-        """Of handing on tokens of a layer type; [before, after, 2]."""
-        return _array([[cost.switch_cost(a, b, layer_type=kind, **where) for b in after] for a in before])
+        """Of handing on tokens of a layer type; [before, after, 2]. Strategies of one layout are asked for once."""
+        (sources, rows), (targets, columns) = (_by_layout(some, size, sharded) for some in (before, after))
+        table = _array([[cost.switch_cost(a, b, layer_type=kind, **where) for b in targets] for a in sources])
+        return table[np.ix_(rows, columns)]
 
     count = len(types)
     change, enter, leave = np.zeros((count, count, 2)), np.zeros((2, count, 2)), np.zeros((2, count, 2))
@@ -159,6 +161,18 @@ def _seams(
         "vocab_leave": vocab_leave,
         "send": send,
     }
+
+
+def _by_layout(
+    strategies: Sequence[Strategy | None], stage_size: int, sharded: bool
+) -> tuple[list[Strategy | None], list[int]]:
+    """One strategy of each token layout, and which of these each strategy is like."""
+    samples: dict[TokenLayout, Strategy | None] = {}
+    layouts = [token_layout(strategy, stage_size, sharded) for strategy in strategies]
+    for layout, strategy in zip(layouts, strategies, strict=True):
+        samples.setdefault(layout, strategy)
+    numbers = {layout: number for number, layout in enumerate(samples)}
+    return list(samples.values()), [numbers[layout] for layout in layouts]
 
 
 # The core takes prices of change that obey the triangle inequality. Measured ones may not; then the core is given the

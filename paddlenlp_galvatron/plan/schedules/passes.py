@@ -11,7 +11,6 @@ the first. Where stages have one chunk it is 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate
 from typing import Literal, NamedTuple
 
 
@@ -80,26 +79,18 @@ def _is_further(step: tuple[Pass, ...], passes: tuple[Pass, ...], micro_batches:
 def held_at_peaks(runs: Iterable[Run], chunks: int) -> tuple[tuple[int, ...], ...]:
     """Micro-batches of each chunk whose activations are held at once, at every moment at which, whatever those of a
     chunk take, they may take most."""
-    held = nothing = (0,) * chunks
-    found: set[tuple[int, ...]] = set()
+    held, found = [0] * chunks, set[tuple[int, ...]]()
     for run in runs:
-        if not run.times:
-            continue
-        _, *changes = accumulate(run.passes, _after, initial=nothing)
-        for time in (0, run.times - 1):  # in between, what is held lies between
-            before = _sum(held, changes[-1], time)
-            found |= {_sum(before, change) for change in changes}
-        held = _sum(held, changes[-1], run.times)
+        for time in range(min(run.times, 2)):  # the first and the last: in between, what is held lies between
+            for kind, chunk, _ in run.passes:
+                if kind == "forward":
+                    held[chunk] += 1
+                    found.add(tuple(held))
+                else:
+                    held[chunk] -= 1
+            for kind, chunk, _ in run.passes if time == 0 and run.times > 2 else ():
+                held[chunk] += (run.times - 2) * (1 if kind == "forward" else -1)
     return tuple(sorted(one for one in found if not any(_exceeds(other, one) for other in found)))
-
-
-def _after(held: tuple[int, ...], one: Pass) -> tuple[int, ...]:
-    more = 1 if one.kind == "forward" else -1
-    return (*held[: one.chunk], held[one.chunk] + more, *held[one.chunk + 1 :])
-
-
-def _sum(held: tuple[int, ...], change: tuple[int, ...], times: int = 1) -> tuple[int, ...]:
-    return tuple(n + times * more for n, more in zip(held, change, strict=True))
 
 
 def _exceeds(more: tuple[int, ...], less: tuple[int, ...]) -> bool:
