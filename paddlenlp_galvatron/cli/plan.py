@@ -87,7 +87,7 @@ class FileOptions(Options):
 
     output: Path = Field(description="the plan file to write")
     model_size: str = Field(description="a config.json, its folder, or the name of a preset such as llama2-7b")
-    world_size: Ranks = Field(description="ranks")
+    world_size: Ranks = Field(description="number of ranks")
     sequence_parallel: bool = Field(False, description="Megatron-SP in layers with tp > 1")
     mixed_precision: Precision = Field(Precision.FP32, description="type of weights and activations")
     seq_length: Size | None = Field(None, description="tokens of a sample")

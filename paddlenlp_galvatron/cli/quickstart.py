@@ -73,8 +73,8 @@ SEARCHED = {"seq_length": SEQ_LENGTH, "settle_bsz": GLOBAL_BATCH, "sp_space": "t
 @app.command()
 def quickstart(
     output: Annotated[Path, typer.Option(help="folder for all files that are made")] = Path("runs/quickstart"),
-    nproc: Annotated[int, typer.Option(min=2, max=MOST_RANKS, help="processes")] = 4,
-    steps: Annotated[int, typer.Option(min=COMPARED_STEPS, max=MOST_STEPS, help="training steps")] = 60,
+    nproc: Annotated[int, typer.Option(min=2, max=MOST_RANKS, help="number of processes")] = 4,
+    steps: Annotated[int, typer.Option(min=COMPARED_STEPS, max=MOST_STEPS, help="number of training steps")] = 60,
     dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
 ) -> None:
     """Go from nothing to a trained model: data, profiles, a searched plan, training, compared with the prediction."""

@@ -98,11 +98,6 @@ class Need:
         return self.prediction.stages[self.stage].memory.total_mib
 
     @property
-    def layers(self) -> list[int]:
-        """Of the stage that needs most."""
-        return self.plan.stage_layers(self.stage)
-
-    @property
     def binds(self) -> str:
         """The term that takes most, and where."""
         return f"{self.term} on stage {self.stage}" if self.plan.pipeline > 1 else self.term

@@ -146,6 +146,7 @@ def test_where_nothing_fits_the_answer_says_what_would_do_and_what_binds(folder,
     assert ran.code == 3
     assert answer["feasible"] is False and answer["plan"] is None
     assert ran.err.splitlines()[0] == END and ran.err.splitlines()[1].startswith("error: no plan fits: ")
+    assert [first <= last for first, last in answer["binds"]["layers"]] == [True]  # a stage of one chunk
     assert answer["binds"]["term"] in ("model states", "activations", "working memory")
     assert 0 < answer["binds"]["part_mib"] <= answer["binds"]["term_mib"] <= answer["least_memory_mib"]
     assert not (folder / "configs" / PLAN).exists()
