@@ -134,6 +134,14 @@ def test_the_options_of_a_validation_have_their_names_and_defaults(language):
         assert default.strip() == ("" if known in (None, ()) or fields[name].is_required() else f"{known}"), name
 
 
+@pytest.mark.parametrize("name", ["README.md", "README_zh.md"])
+def test_every_claim_about_a_peer_leads_to_its_source(name):
+    (table,) = re.findall(r"^\| \|.*Hetu-Galvatron.*\n((?:\|.*\n)+)", (ROOT / name).read_text(), re.MULTILINE)
+    rows = [row.strip("|").split("|")[2:] for row in table.splitlines()[1:]]
+    assert len(rows) > 8 and {len(cells) for cells in rows} == {4}
+    assert not [cell for cells in rows for cell in cells if cell.strip() != "–" and "](https://" not in cell]
+
+
 README_PLAN = {  # of the READMEs' example
     "pp_deg": 2,
     "pp_division": "15,17",
