@@ -3,8 +3,8 @@
     python tools/commands_page.py           write both pages
     python tools/commands_page.py --check   exit code 1 where they are not current
 
-The Chinese page says what commands_zh.json has for each English text, and nothing else: an option of the same name may mean
-another thing in another command.
+The Chinese page says what commands_zh.json has for each English text, and nothing else: an option of the same name may
+mean another thing in another command.
 """
 
 from __future__ import annotations

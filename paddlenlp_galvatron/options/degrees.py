@@ -26,7 +26,9 @@ Degree = Annotated[int, AfterValidator(_degree)]
 class DegreeOptions(Options):
     """One strategy for all layers, as PaddleNLP's own trainer is told it."""
 
-    tensor_parallel_degree: Degree | None = Field(None, description="PaddleNLP's name of global_tp_deg; also sets vocab_tp")
+    tensor_parallel_degree: Degree | None = Field(
+        None, description="PaddleNLP's name of global_tp_deg; also sets vocab_tp"
+    )
     sep_parallel_degree: Degree | None = Field(None, description="PaddleNLP's name of global_tp_deg with use_ulysses")
     pipeline_parallel_degree: Degree | None = Field(None, description="PaddleNLP's name of pp_deg")
     data_parallel_degree: Degree | None = Field(

@@ -15,13 +15,27 @@ from ..search import Candidate, SearchResult
 from .breakdown import COMMUNICATION, MEMORY, TIME, StageBreakdown, breakdown, strategy_words
 from .plan import describe
 from .search import runner_up
-from .why import GB_MIB, RUNNERS_UP, OtherStrategy, Problem, WhatIf, one_layer_changed, what_ifs
+from .why import (
+    GB_MIB,
+    MOST_CHANGES,
+    RUNNERS_UP,
+    OtherStrategy,
+    Problem,
+    SharedTime,
+    WhatIf,
+    best_of,
+    one_layer_changed,
+    what_ifs,
+)
 
 COLUMNS = 4  # stages beside each other: 80 characters
 MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
 LARGE = 1000.0  # from which on numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
 SAME = 1e-6  # share of a step by which two times differ in rounding alone
+SEARCHES_S = 20.0  # that all searches share; in usual spaces they take a few seconds
+FIRST = 4  # shares of the first search, whose plans the others begin with
+UNCERTAIN = "a range: the search was not taken to its end; the best plan's gain lies within"
 
 
 @dataclass(frozen=True)
@@ -34,6 +48,7 @@ class Explanation:
     stages: list[StageBreakdown]
     searched: SearchResult  # the best plans of this batch, the plan's family among them
     uniform: Candidate | None  # the best plan with one strategy for all layers
+    uniform_gap: float
     uniform_why_not: str
     others: list[OtherStrategy]
     what_ifs: list[WhatIf]
@@ -62,10 +77,14 @@ class Explanation:
 def explain(plan: Plan, problem: Problem) -> Explanation:
     """Find out all of it: a dozen searches. Raises UserError where the plan cannot be priced."""
     prediction = problem.cost.predict(plan)
-    searched = problem.search(top_k=RUNNERS_UP)
-    uniform, why_not = None, ""
+    time = SharedTime(SEARCHES_S, FIRST + 1 + MOST_CHANGES)
+    searched = problem.search(known=[plan], seconds=time.take(FIRST), top_k=RUNNERS_UP)
+    known = [plan, *([searched.best.plan] if searched.best else []), *(other.plan for other in searched.runners_up)]
+    uniform, gap, why_not = None, 0.0, ""
+    seconds = time.take()
     try:
-        uniform = problem.search(fine_grained_mode=False).require()
+        result = problem.search(known=known, seconds=seconds, fine_grained_mode=False)
+        uniform, gap = best_of(result, seconds), result.gap
     except GalvatronError as error:
         why_not = str(error)
     return Explanation(
@@ -75,9 +94,10 @@ def explain(plan: Plan, problem: Problem) -> Explanation:
         breakdown(plan, problem.cost, prediction, problem.options.memory_constraint * GB_MIB),
         searched,
         uniform,
+        gap,
         why_not,
         one_layer_changed(problem, plan),
-        list(what_ifs(problem, plan)),
+        list(what_ifs(problem, plan, known, time)),
     )
 
 
@@ -107,6 +127,8 @@ def printed(explanation: Explanation, shape: ModelShape | None = None) -> Iterat
         yield f"… and {len(explanation.others) - MOST_OTHERS} more; --json has all"
     yield "\nwhat if (each found by a search)"
     yield _what_ifs(explanation)
+    if any(one.gap for one in explanation.what_ifs):
+        yield UNCERTAIN
     yield from (f"{one.name}, {one.change}: {one.why_not}" for one in explanation.what_ifs if one.why_not)
 
 
@@ -146,11 +168,11 @@ def summary(explanation: Explanation) -> dict[str, Any]:
         "budget_mib": explanation.budget_mib,
         "stages": [asdict(stage) | {"busy_ms": stage.busy_ms} for stage in explanation.stages],
         "binds": binding(explanation),
-        "best": _of(best) if best else None,
+        "best": _of(best) | {"gap": explanation.searched.gap} if best else None,
         "runners_up": [
             _of(other) | {"why": other.why_slower_than(best)} for other in explanation.searched.runners_up if best
         ],
-        "uniform": _of(explanation.uniform) if explanation.uniform else None,
+        "uniform": _of(explanation.uniform) | {"gap": explanation.uniform_gap} if explanation.uniform else None,
         "one_layer_more": [
             {
                 "layer": other.layer,
@@ -168,6 +190,7 @@ def summary(explanation: Explanation) -> dict[str, Any]:
                 "time_s": one.time_s if isfinite(one.time_s) else None,
                 "samples_per_s": one.samples_per_s,
                 "tokens_per_s": one.tokens_per_s,
+                "gap": one.gap,
                 "why_not": one.why_not or None,
             }
             for one in explanation.what_ifs
@@ -237,18 +260,20 @@ def _cell(value: float) -> str:
 def _runners_up(explanation: Explanation) -> Iterator[str]:
     result, prediction = explanation.searched, explanation.prediction
     if result.best is None:
-        yield f"none fits: {result.need}"
+        yield f"none fits: {result.need}" if result.need else "none was found in the time that searches have here"
         return
     if explanation.faster:
         slower = prediction.time_s / explanation.faster.time_s - 1
         yield f"this plan is {slower:.1%} slower than the best one of its batch; galvatron search finds that"
     else:
-        yield f"this plan is the best one: none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
+        words = "no faster plan was found" if result.gap else "this plan is the best one"
+        yield f"{words}: none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
     for number, other in enumerate(result.runners_up, 2):
         yield runner_up(number, other, result.best)
     if explanation.uniform:
-        loss = explanation.uniform.time_s / prediction.time_s - 1
-        yield f"best with one strategy for all layers: {explanation.uniform.time_s:.4g} s a step, {loss:+.1%}"
+        loss, gap = explanation.uniform.time_s / prediction.time_s - 1, explanation.uniform_gap
+        more = f" (gap {gap:.2g})" if gap else ""
+        yield f"best with one strategy for all layers: {explanation.uniform.time_s:.4g} s a step, {loss:+.1%}{more}"
     else:
         yield f"with one strategy for all layers: {explanation.uniform_why_not}"
 
@@ -271,20 +296,21 @@ def _others(explanation: Explanation) -> Table:
 
 
 def _what_ifs(explanation: Explanation) -> Table:
-    made = table("", "change", "step, s", "samples/s", "tokens/s", "")
+    wide = any(one.gap for one in explanation.what_ifs)  # ranges leave no room for all speeds in 80 columns
+    made = table("", "change", "step, s", *([] if wide else ["samples/s"]), "tokens/s", "")
     seq = explanation.problem.options.seq_length or 0
     now = explanation.prediction.samples_per_s * seq
-    made.add_row(
-        "as it is", "", f"{explanation.prediction.time_s:.4g}", *_speeds(explanation.prediction.samples_per_s, now)
-    )
+    speeds = _speeds(explanation.prediction.samples_per_s, now)[wide:]
+    made.add_row("as it is", "", f"{explanation.prediction.time_s:.4g}", *speeds)
     answers = [one for one in explanation.what_ifs if not one.why_not]
     if faster := explanation.faster:
         speed = faster.samples_per_s
-        best = WhatIf("the best plan", "as things are", faster.plan, faster.time_s, speed, speed * seq)
+        gap = explanation.searched.gap
+        best = WhatIf("the best plan", "as things are", faster.plan, faster.time_s, speed, speed * seq, gap)
         answers.insert(0, best)
     for one in answers:
-        gain = f"{one.tokens_per_s / now - 1:+.1%}"
-        made.add_row(one.name, one.change, f"{one.time_s:.4g}", *_speeds(one.samples_per_s, one.tokens_per_s), gain)
+        speeds = _speeds(one.samples_per_s, one.tokens_per_s)[wide:]
+        made.add_row(one.name, one.change, f"{one.time_s:.4g}", *speeds, one.gain(now))
     return made
 
 

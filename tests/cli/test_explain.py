@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from cost_examples import HARDWARE, MODEL
 
 from paddlenlp_galvatron.plan import DataParallel, UserError, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import require_model
+from paddlenlp_galvatron.report import explain, why
 from paddlenlp_galvatron.report.why import faster_links
 
 from .test_search import OPTIONS, PLAN, folder, words  # noqa: F401 - a fixture
@@ -74,6 +76,25 @@ def test_each_what_if_is_a_search_under_that_change(explained, galvatron):
         if answer["name"] == "micro-batches":
             chunks = int(answer["change"].split()[-1])
             assert answer["time_s"] == pytest.approx(searched(settle_chunk=chunks)) and chunks != known.micro_batches
+
+
+def test_searches_that_are_stopped_say_between_what_the_answer_lies(explained, galvatron, monkeypatch):
+    """As in spaces that take minutes: the gains of whole searches lie within the ranges that are told."""
+    monkeypatch.setattr(why, "LEAST_S", 0.0)
+    monkeypatch.setattr(explain, "SEARCHES_S", 0.0)
+    stopped = json.loads(galvatron("explain", "plan.json", "--json").out)
+    found = [answer for answer in stopped["what_if"] if answer["time_s"]]
+    assert sum(answer["gap"] > 0 for answer in found) >= 3
+    exact = {(answer["name"], answer["change"]): answer for answer in explained["what_if"]}
+    for answer in found:
+        whole = exact[answer["name"], answer["change"]]
+        assert whole["gap"] == 0
+        assert answer["time_s"] * (1 - answer["gap"]) <= whole["time_s"] * (1 + 1e-9)
+        assert whole["time_s"] <= answer["time_s"] * (1 + 1e-9)
+    shown = galvatron("explain", "plan.json").out
+    assert explain.UNCERTAIN in shown and "no faster plan was found: none takes less than" in shown
+    assert re.search(r"^memory +0\.9 -> 1\.9 GB .*\+\d+\.\d% to \+\d+\.\d%$", shown, re.MULTILINE)
+    assert "…" not in shown.split("what if")[1] and "no plan was found in 0 s" in shown
 
 
 def test_the_best_uniform_plan_and_the_runners_up_are_those_of_a_search(explained, galvatron):
