@@ -142,6 +142,16 @@ def test_every_claim_about_a_peer_leads_to_its_source(name):
     assert not [cell for cells in rows for cell in cells if cell.strip() != "–" and "](https://" not in cell]
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_way_from_paddlenlps_degrees_and_back(language, galvatron, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / language / "from_paddlenlp.md").read_text()
+    there, back = re.findall(r"`galvatron (plan (?:uniform|to-paddlenlp) [^`]+)`", text)
+    assert galvatron(*there.split()).code == 0
+    ran = galvatron(*back.split())
+    assert ran.code == 0 and "--tensor_parallel_degree 2" in ran.out.splitlines()
+
+
 README_PLAN = {  # of the READMEs' example
     "pp_deg": 2,
     "pp_division": "15,17",

@@ -195,3 +195,18 @@ def test_two_plans_differ_by_fields_layers_and_terms(explained, galvatron):
     ran = galvatron("plan", "diff", "plan.json", "bare.json")
     assert ran.code == 0 and "note: time and memory are left out" in ran.err
     assert ["batch", "32", "64"] in [line.split() for line in ran.out.splitlines()]
+
+
+def test_plans_of_one_device_have_one_reserve(galvatron, tmp_path, monkeypatch):
+    """Also one that was written by hand, whose file names no budget."""
+    monkeypatch.chdir(tmp_path)
+    model = ("--model_size", "qwen2.5-0.5b", "--seq_length", "2048", "--num_gpus_per_node", "2")
+    assert galvatron("profile", "all", "--analytic", "h100", *model, "--output", "profiles").code == 0
+    assert galvatron("search", *model, "--profiles", "profiles", "--output_config_path", "plan.json").code == 0
+    fields = json.loads(Path("plan.json").read_text())
+    del fields["galvatron"]["searched_from"]
+    Path("hand.json").write_text(json.dumps(fields))
+    given = ("--profiles", "profiles", "--model", "qwen2.5-0.5b", "--json")
+    for pair in (("hand.json", "plan.json"), ("plan.json", "hand.json")):
+        first, second = json.loads(galvatron("plan", "diff", *pair, *given).out)["memory_mib"]
+        assert first == second and first["reserve"] > 1000
