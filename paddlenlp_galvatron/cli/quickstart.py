@@ -16,6 +16,7 @@ import typer
 
 from paddlenlp_galvatron.base.limits import MOST_RANKS
 from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.text import near
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.plan import (
     Assumptions,
@@ -109,11 +110,12 @@ def quickstart(
     console.print(predicted_beside_measured(plan, records))
     if disturbance.words:
         console.print(disturbance.words)
+    made, log = near(output), near(settings.log)
     console.print(
         f"\ndone in {time.monotonic() - begin:.0f} s; what was made, and what shows more of it:\n"
-        f"  galvatron plan show {output}/plan.json\n"
-        f"  galvatron explain {output}/plan.json\n"
-        f"  galvatron report {output}/plan.json --log {settings.log}"
+        f"  galvatron plan show {made}/plan.json\n"
+        f"  galvatron explain {made}/plan.json\n"
+        f"  galvatron report {made}/plan.json --log {log}"
     )
     if not difference <= LOSS_TOLERANCE:
         raise GalvatronError("the plan does not train what one process trains; please report this with plan.json")
@@ -207,7 +209,8 @@ def _train(output: Path, nproc: int, steps: int) -> TrainSettings:
         "SAVE_STEPS": 0,
     }
     words = ["--min_learning_rate", "2e-4", "--warmup_steps", "5", "--resume_from_checkpoint", "none"]
-    lines = [*(f"{name}={quote(str(value))}" for name, value in variables.items()), f"sh {quote(str(SCRIPT))}"]
+    shown = {name: near(value) if isinstance(value, Path) else value for name, value in variables.items()}
+    lines = [*(f"{name}={quote(str(value))}" for name, value in shown.items()), f"sh {quote(str(near(SCRIPT)))}"]
     say(" \\\n".join([*lines, f"    {' '.join(words)}"]) + "\n")
     environment = {name: str(value) for name, value in variables.items()}
     environment = {**os.environ, **ONE_NODE, **environment, "PYTHON": sys.executable}
