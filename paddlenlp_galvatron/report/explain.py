@@ -232,7 +232,7 @@ def _time_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Table
     some = [stages[stage] for stage in shown]
     made = table("", *(f"stage {stage}" for stage in shown))
     for key, name in TIME.items():
-        hidden = [stage.hidden_ms.get(key, 0.0) for stage in some]
+        hidden = [round(stage.hidden_ms.get(key, 0.0), 1) for stage in some]
         if any(stage.time_ms[key] for stage in some) or any(hidden):
             made.add_row(name, *(_cell(stage.time_ms[key]) for stage in some))
         if any(hidden):
@@ -254,7 +254,7 @@ def _memory_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Tab
 
 
 def _cell(value: float) -> str:
-    return f"{value:.1f}" if abs(value) < LARGE else f"{value:.0f}"
+    return f"{round(value, 1) + 0.0:.1f}" if abs(value) < LARGE else f"{value:.0f}"  # nothing has no sign
 
 
 def _runners_up(explanation: Explanation) -> Iterator[str]:
@@ -296,23 +296,15 @@ def _others(explanation: Explanation) -> Table:
 
 
 def _what_ifs(explanation: Explanation) -> Table:
-    wide = any(one.gap for one in explanation.what_ifs)  # ranges leave no room for all speeds in 80 columns
-    made = table("", "change", "step, s", *([] if wide else ["samples/s"]), "tokens/s", "")
+    made = table("", "change", "step, s", "tokens/s", "")
     seq = explanation.problem.options.seq_length or 0
     now = explanation.prediction.samples_per_s * seq
-    speeds = _speeds(explanation.prediction.samples_per_s, now)[wide:]
-    made.add_row("as it is", "", f"{explanation.prediction.time_s:.4g}", *speeds)
+    made.add_row("as it is", "", f"{explanation.prediction.time_s:.4g}", f"{now:,.0f}")
     answers = [one for one in explanation.what_ifs if not one.why_not]
     if faster := explanation.faster:
-        speed = faster.samples_per_s
-        gap = explanation.searched.gap
+        speed, gap = faster.samples_per_s, explanation.searched.gap
         best = WhatIf("the best plan", "as things are", faster.plan, faster.time_s, speed, speed * seq, gap)
         answers.insert(0, best)
     for one in answers:
-        speeds = _speeds(one.samples_per_s, one.tokens_per_s)[wide:]
-        made.add_row(one.name, one.change, f"{one.time_s:.4g}", *speeds, one.gain(now))
+        made.add_row(one.name, one.change, f"{one.time_s:.4g}", f"{one.tokens_per_s:,.0f}", one.gain(now))
     return made
-
-
-def _speeds(samples_per_s: float, tokens_per_s: float) -> tuple[str, str]:
-    return f"{samples_per_s:.4g}", f"{tokens_per_s:,.0f}"

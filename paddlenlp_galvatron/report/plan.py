@@ -82,7 +82,7 @@ class Origin(BaseModel):
         folders = dict.fromkeys(str(Path(file.path).parent) for file in self.profiles)
         words = (
             f"for {self.model} on {self.num_nodes} x {self.num_gpus_per_node} devices of "
-            f"{self.memory_constraint_gb:g} GB; profiles in {', '.join(folders)}"
+            f"{self.memory_constraint_gb:.4g} GB; profiles in {', '.join(folders)}"
         )
         return [("searched", words), *([("options", _words(self.options))] if self.options else [])]
 

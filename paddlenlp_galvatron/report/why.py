@@ -123,7 +123,7 @@ def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTi
         return WhatIf(name, change, best.plan, best.time_s, speed, speed * length, result.gap)
 
     memory = options.memory_constraint
-    yield changed("memory", f"{memory:g} -> {memory + 1:g} GB", memory_constraint=memory + 1)
+    yield changed("memory", f"{memory:.4g} -> {memory + 1:.4g} GB", memory_constraint=memory + 1)
     nodes = options.num_nodes
     yield changed("nodes", f"{nodes} -> {nodes + 1} nodes", num_nodes=nodes + 1)
     for link, faster in faster_links(hardware).items():
