@@ -19,6 +19,7 @@ from .why import (
     GB_MIB,
     MOST_CHANGES,
     RUNNERS_UP,
+    OneLayerChanged,
     OtherStrategy,
     Problem,
     SharedTime,
@@ -33,7 +34,7 @@ MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest 
 LARGE = 1000.0  # from which on numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
 SAME = 1e-6  # share of a step by which two times differ in rounding alone
-SEARCHES_S = 20.0  # that all searches share; in usual spaces they take a few seconds
+SEARCHES_S = 15.0  # that all searches share; in usual spaces they take a few seconds
 FIRST = 4  # shares of the first search, whose plans the others begin with
 UNCERTAIN = "a range: the search was not taken to its end; the best plan's gain lies within"
 
@@ -50,7 +51,7 @@ class Explanation:
     uniform: Candidate | None  # the best plan with one strategy for all layers
     uniform_gap: float
     uniform_why_not: str
-    others: list[OtherStrategy]
+    one_layer: OneLayerChanged
     what_ifs: list[WhatIf]
 
     @property
@@ -77,6 +78,7 @@ class Explanation:
 def explain(plan: Plan, problem: Problem) -> Explanation:
     """Find out all of it: a dozen searches. Raises UserError where the plan cannot be priced."""
     prediction = problem.cost.predict(plan)
+    one_layer = one_layer_changed(problem, plan)
     time = SharedTime(SEARCHES_S, FIRST + 1 + MOST_CHANGES)
     searched = problem.search(known=[plan], seconds=time.take(FIRST), top_k=RUNNERS_UP)
     known = [plan, *([searched.best.plan] if searched.best else []), *(other.plan for other in searched.runners_up)]
@@ -96,7 +98,7 @@ def explain(plan: Plan, problem: Problem) -> Explanation:
         uniform,
         gap,
         why_not,
-        one_layer_changed(problem, plan),
+        one_layer,
         list(what_ifs(problem, plan, known, time)),
     )
 
@@ -121,10 +123,12 @@ def printed(explanation: Explanation, shape: ModelShape | None = None) -> Iterat
     yield from binding(explanation)
     yield "\nthe best plans of this batch"
     yield from _runners_up(explanation)
-    yield "\none layer more under another strategy"
-    yield _others(explanation)
-    if len(explanation.others) > MOST_OTHERS:
-        yield f"… and {len(explanation.others) - MOST_OTHERS} more; --json has all"
+    one_layer = explanation.one_layer
+    some = f" (the best of {one_layer.tried} of its layers)" if one_layer.tried < one_layer.count else ""
+    yield f"\none layer more under another strategy{some}"
+    yield _others(one_layer.others, prediction)
+    if len(one_layer.others) > MOST_OTHERS:
+        yield f"… and {len(one_layer.others) - MOST_OTHERS} more; --json has all"
     yield "\nwhat if (each found by a search)"
     yield _what_ifs(explanation)
     if any(one.gap for one in explanation.what_ifs):
@@ -181,8 +185,10 @@ def summary(explanation: Explanation) -> dict[str, Any]:
                 "memory_mib": other.memory_mib,
                 "fits": other.fits,
             }
-            for other in explanation.others
+            for other in explanation.one_layer.others
         ],
+        "layers_tried": explanation.one_layer.tried,
+        "layers_that_differ": explanation.one_layer.count,
         "what_if": [
             {
                 "name": one.name,
@@ -221,10 +227,10 @@ def _shown(explanation: Explanation) -> list[int]:
 
 
 def table(*columns: str) -> Table:
-    """The one style: no lines, the first column to the left, numbers to the right."""
+    """The one style: no lines, the first column to the left, numbers to the right and never cut."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, column in enumerate(columns):
-        made.add_column(column, justify="right" if number else "left", no_wrap=True)
+        made.add_column(column, justify="right" if number else "left", no_wrap=bool(number))
     return made
 
 
@@ -278,11 +284,11 @@ def _runners_up(explanation: Explanation) -> Iterator[str]:
         yield f"with one strategy for all layers: {explanation.uniform_why_not}"
 
 
-def _others(explanation: Explanation) -> Table:
+def _others(others: Sequence[OtherStrategy], prediction: Prediction) -> Table:
     made = table("strategy", "layer", "step, ms", "", "memory, MiB", "")
-    step_ms = explanation.prediction.time_s * 1000
-    now_mib = max(stage.memory.total_mib for stage in explanation.prediction.stages)
-    for other in explanation.others[:MOST_OTHERS]:
+    step_ms = prediction.time_s * 1000
+    now_mib = max(stage.memory.total_mib for stage in prediction.stages)
+    for other in others[:MOST_OTHERS]:
         ms = other.prediction.time_s * 1000
         made.add_row(
             strategy_words(other.strategy),

@@ -24,7 +24,7 @@ from .prediction import WARM_UP_STEPS, stage_peaks_mib
 from .search import runner_up
 from .why import SharedTime
 
-FRONTIER_S = 10.0  # that its searches share
+FRONTIER_S = 8.0  # that its searches share
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, at which the frontier is searched
 MOST_SPANS = 6000  # that the time line draws; of more, the first ones
 MOST_STEPS = 500  # of the log that are drawn; of more, each n-th
@@ -80,7 +80,7 @@ def render(explanation: Explanation, points: Sequence[FrontierPoint], records: S
         else [],
         faster=explanation.faster,
         uniform=explanation.uniform,
-        others=[(strategy_words(other.strategy), other) for other in explanation.others],
+        others=[(strategy_words(other.strategy), other) for other in explanation.one_layer.others],
         what_ifs=explanation.what_ifs,
         uncertain=UNCERTAIN,
         tokens_per_s=prediction.samples_per_s * (explanation.problem.options.seq_length or 0),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from time import monotonic
+from time import process_time
 from typing import Any
 
 from ..base.errors import GalvatronError
@@ -22,6 +22,7 @@ from ..search.space import PlanFamily, Space
 RUNNERS_UP = 4  # plans of other families that are told beside the best one
 LEAST_S = 0.5  # of a search whose time others have taken
 MOST_CHANGES = 9  # that are asked about
+MOST_PRICED = 1200  # plans with one layer changed: a few seconds
 GB_MIB = 1024
 
 
@@ -75,16 +76,16 @@ def best_of(result: SearchResult, seconds: float) -> Candidate:
 
 
 class SharedTime:
-    """Seconds that some searches share: what quick ones leave, slow ones may take."""
+    """Seconds of processor time that some searches share: what quick ones leave, slow ones may take."""
 
     def __init__(self, seconds: float, shares: int):
-        self._end, self._shares = monotonic() + seconds, shares
+        self._end, self._shares = process_time() + seconds, shares
 
     def take(self, shares: int = 1) -> float:
         """Of the next search."""
         part = shares / max(shares, self._shares)
         self._shares -= shares
-        return max(LEAST_S, (self._end - monotonic()) * part)
+        return max(LEAST_S, (self._end - process_time()) * part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +194,17 @@ class OtherStrategy:
         return max(stage.memory.total_mib for stage in self.prediction.stages)
 
 
-def one_layer_changed(problem: Problem, plan: Plan) -> list[OtherStrategy]:
-    """Every other strategy that a layer of this plan may have: the best of the plans in which one layer has it."""
+@dataclass(frozen=True, slots=True)
+class OneLayerChanged:
+    """Every other strategy that a layer of a plan may have: the best of the plans in which one layer has it."""
+
+    others: list[OtherStrategy]
+    tried: int  # layers
+    count: int  # of layers whose change may differ from that of the others
+
+
+def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
+    """Tries all layers whose change differs, or some that lie evenly where that would take long."""
     cost, options = problem.cost, problem.options
     family = PlanFamily.of(plan)
     budget_mib = options.memory_constraint * GB_MIB
@@ -203,18 +213,21 @@ def one_layer_changed(problem: Problem, plan: Plan) -> list[OtherStrategy]:
         for shape, seq in zip(problem.shapes, cost.seqs, strict=True)
     ]
     found: dict[LayerStrategy, OtherStrategy] = {}
-    for layer in _edges(plan, cost):
+    edges = _edges(plan, cost)
+    most = max(2, MOST_PRICED // max(map(len, spaces)))
+    layers = edges if len(edges) <= most else [edges[k * (len(edges) - 1) // (most - 1)] for k in range(most)]
+    for layer in layers:
         for strategy in spaces[cost.layer_types[layer]]:
             if strategy == plan.layers[layer]:
                 continue
-            layers = (*plan.layers[:layer], strategy, *plan.layers[layer + 1 :])
-            prediction = cost.predict(replace(plan, layers=layers))
+            changed = (*plan.layers[:layer], strategy, *plan.layers[layer + 1 :])
+            prediction = cost.predict(replace(plan, layers=changed))
             fits = max(stage.memory.total_mib for stage in prediction.stages) <= budget_mib
             other = OtherStrategy(layer, strategy, prediction, fits)
             known = found.get(strategy)
             if known is None or _order(other) < _order(known):
                 found[strategy] = other
-    return sorted(found.values(), key=_order)
+    return OneLayerChanged(sorted(found.values(), key=_order), len(layers), len(edges))
 
 
 def _order(other: OtherStrategy) -> tuple[bool, float, float]:

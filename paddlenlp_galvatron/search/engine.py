@@ -10,7 +10,7 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
-from threading import Condition, Timer
+from threading import Condition, Event, Thread
 from typing import Any
 
 import galvatron_dp_core
@@ -57,9 +57,9 @@ def search(
 
     `model` is the shape of all layers, or one shape for each layer type in the order of the layers; `cost` is of it.
     The plan's metadata say what is predicted and what it was searched from. `log` takes one line a family, `watch` how
-    far the search is, often. `known`: plans to begin with; those outside the space are left out. `seconds`: families
-    that are open then are given up, and their bounds count. Raises UserError where the options contradict the cost
-    model, or a profile lacks what a strategy needs.
+    far the search is, often. `known`: plans to begin with; those outside the space are left out. `seconds`: of
+    processor time, after which families that are open are given up, and their bounds count. Raises UserError where
+    the options contradict the cost model, or a profile lacks what a strategy needs.
     """
     models = (model,) if isinstance(model, ModelShape) else tuple(model)
     _require_agreement(models, cost, options)
@@ -128,14 +128,14 @@ class _Search:
 
     def run(self, known: Sequence[Plan], seconds: float | None) -> SearchResult:
         start = time.perf_counter()
-        timer = Timer(seconds or 0.0, self._stop)
-        timer.daemon = True
+        ended = Event()
         if seconds is not None:
-            timer.start()
+            Thread(target=self._stop_after, args=(seconds, ended), daemon=True).start()
         try:
             self._work_through(known)
         finally:
-            timer.cancel()
+            with self.changed:
+                ended.set()
         ranked = sorted(self.found.values(), key=lambda candidate: -candidate.samples_per_s)[: self.options.top_k]
         lower_bound_s = inf
         if ranked:
@@ -168,8 +168,15 @@ class _Search:
             for entry in self.waiting:  # where the time is over
                 self._give_up(entry)
 
-    def _stop(self) -> None:
+    def _stop_after(self, seconds: float, ended: Event) -> None:
+        """Of processor time, so that what else runs on the machine changes no answer."""
+        end = time.process_time() + seconds
+        while (left := end - time.process_time()) > 0:
+            if ended.wait(left):
+                return
         with self.changed:
+            if ended.is_set():
+                return
             self.stopped = True
             self.cancel.cancel()
             self.changed.notify_all()

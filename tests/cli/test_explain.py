@@ -26,7 +26,7 @@ def explained(folder, galvatron):  # noqa: F811
     options = OPTIONS | {"memory_constraint": BUDGET_GB, "output_config_path": "plan.json"}
     assert galvatron(*words(**options)).code == 0
     ran = galvatron("explain", "plan.json", "--json")
-    assert ran.code == 0 and all(line.startswith("note: ") for line in ran.err.splitlines())
+    assert ran.code == 0 and all(line.startswith(("note: ", "search ")) for line in ran.err.splitlines())
     return json.loads(ran.out)
 
 
@@ -120,6 +120,19 @@ def test_one_layer_more_is_what_the_changed_plan_costs(explained, galvatron):
     write_plan(replace(plan, layers=tuple(layers)), "changed.json")
     changed = json.loads(galvatron("explain", "changed.json", "--json").out)
     assert changed["time_s"] == pytest.approx(other["time_s"])
+
+
+def test_where_one_layer_has_very_many_ways_to_change_some_layers_are_tried(explained, galvatron, monkeypatch):
+    whole = {other["strategy"]: other for other in explained["one_layer_more"]}
+    assert explained["layers_tried"] == explained["layers_that_differ"] > 2
+    monkeypatch.setattr(why, "MOST_PRICED", 1)
+    told = json.loads(galvatron("explain", "plan.json", "--json").out)
+    assert (told["layers_tried"], told["layers_that_differ"]) == (2, explained["layers_that_differ"])
+    assert {other["layer"] for other in told["one_layer_more"]} <= {0, len(read_plan("plan.json").layers) - 1}
+    assert all(
+        whole[other["strategy"]]["time_s"] <= other["time_s"] for other in told["one_layer_more"] if other["fits"]
+    )
+    assert "under another strategy (the best of 2 of its layers)" in galvatron("explain", "plan.json").out
 
 
 def test_it_reads_well_at_80_columns(explained, galvatron, monkeypatch):
