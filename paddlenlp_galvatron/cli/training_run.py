@@ -160,6 +160,8 @@ class TrainingRun:
             f"{self.log.count} steps: loss {first['loss']:.4f} -> {last['loss']:.4f}, "
             f"{last['tokens_per_s']:.0f} tokens/s, log in {near(self._settings.log)}"
         )
+        if self._settings.traced_steps and self._settings.traced.exists():
+            self._console.print(f"time lines in {near(self._settings.traced)}; open it in https://ui.perfetto.dev")
         if self._plan.world_size > 1:
             traffic = read_json(self._settings.traffic)
             self._console.print(traffic_table(self._plan, self._shape, traffic))
