@@ -43,7 +43,7 @@ def anchors(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_and_their_anchors_lead_somewhere(path):
-    text = re.sub(r"^```.*?^```|^    .*$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^```(?s:.*?)^```|^    .*$", "", path.read_text(), flags=re.MULTILINE)
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
         if target.startswith("https://"):
             continue
@@ -132,6 +132,24 @@ def test_the_options_of_a_validation_have_their_names_and_defaults(language):
         assert re.findall(r"\w+", others) == [other for other, ours in ALIASES.items() if ours == name]
         known = fields[name].get_default()
         assert default.strip() == ("" if known in (None, ()) or fields[name].is_required() else f"{known}"), name
+
+
+@pytest.mark.parametrize("name", ["README.md", "README_zh.md"])
+def test_every_claim_about_a_peer_leads_to_its_source(name):
+    (table,) = re.findall(r"^\| \|.*Hetu-Galvatron.*\n((?:\|.*\n)+)", (ROOT / name).read_text(), re.MULTILINE)
+    rows = [row.strip("|").split("|")[2:] for row in table.splitlines()[1:]]
+    assert len(rows) > 8 and {len(cells) for cells in rows} == {4}
+    assert not [cell for cells in rows for cell in cells if cell.strip() != "–" and "](https://" not in cell]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_way_from_paddlenlps_degrees_and_back(language, galvatron, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / language / "from_paddlenlp.md").read_text()
+    there, back = re.findall(r"`galvatron (plan (?:uniform|to-paddlenlp) [^`]+)`", text)
+    assert galvatron(*there.split()).code == 0
+    ran = galvatron(*back.split())
+    assert ran.code == 0 and "--tensor_parallel_degree 2" in ran.out.splitlines()
 
 
 README_PLAN = {  # of the READMEs' example

@@ -28,7 +28,7 @@ from paddlenlp_galvatron.profiler.layers import computation
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
 from paddlenlp_galvatron.proof.parity import TOLERANCES
-from paddlenlp_galvatron.report import health, out_of_memory, page, prediction
+from paddlenlp_galvatron.report import explain, health, out_of_memory, page, prediction
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.runtime.cpu_backend import REACH_S
 from paddlenlp_galvatron.training.settings import MOST_TRACED
@@ -130,6 +130,13 @@ FIGURES = [
     ("profile", [100 * stopwatch.WIDE], "spreads by more than {} %", "离散超过 {} %"),
     ("profile", [computation.SMALL_MS], "takes less than {} ms", "不足 {} ms 的"),
     ("explain", [MOST_TRACED], "only a few steps; {} is the limit", "最多 {} 步"),
+    (
+        "explain",
+        [int(explain.SEARCHES_S)],
+        "times, in {} s of processor time",
+        "合计至多约 {} 秒处理器时间",
+    ),
+    ("explain", [int(page.FRONTIER_S)], "ten times more, in {} s", "另做十次，至多约 {} 秒"),
     ("explain", [page.MOST_SPANS], "the first {} passes are drawn", "只画前 {} 次"),
     ("validate", [worker.WARM_UP], "The first {} steps do not count", "前{}步不计"),
     ("validate", [worker.PLAN_S], "for about {} seconds", "约{}秒"),

@@ -3,8 +3,8 @@
     python tools/commands_page.py           write both pages
     python tools/commands_page.py --check   exit code 1 where they are not current
 
-The Chinese page takes what is said of an option from the tables of the other Chinese pages, else from commands_zh.json,
-else as it is.
+The Chinese page says what commands_zh.json has for each English text, and nothing else: an option of the same name may
+mean another thing in another command.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typer.main import get_command
 
 from paddlenlp_galvatron.cli.main import COMMANDS
 from paddlenlp_galvatron.options.aliases import ALIASES
+from paddlenlp_galvatron.options.aliases import WORDS as ALIAS_VALUES
 
 DOCS = Path(__file__).parents[1] / "docs"
 CHINESE = json.loads(Path(__file__).with_name("commands_zh.json").read_text(encoding="utf-8"))  # by the English
@@ -50,15 +51,16 @@ class Words(NamedTuple):
     meaning: str
     needed: str
     more: str
+    opposite: str
 
 
 WORDS = {
     "en": Words(
         "Commands and options",
         "Made from the commands themselves: `make pages` writes this page anew.",
-        "`galvatron COMMAND --help` shows the same. Dashes and underscores are one; a boolean takes nothing (true), "
-        "0, 1, true or false; `None` leaves an option unset. Exit codes: 0 done, 1 failed, 2 bad input, "
-        "3 nothing feasible.",
+        "`galvatron COMMAND --help` shows the same. Dashes and underscores in names are equivalent. A boolean option "
+        "stands alone, which means true, or takes 0, 1, true or false. `None` leaves an option unset. "
+        "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible.",
         "argument",
         "option",
         "other names",
@@ -66,10 +68,11 @@ WORDS = {
         "meaning",
         "must be given",
         "More",
+        " (the opposite)",
     ),
     "zh": Words(
         "命令与选项",
-        "本页由命令本身生成：`make pages` 会重新写出。其他中文页面没有说明的选项，保留 `--help` 的英文原文。",
+        "本页由命令本身生成：`make pages` 会重新写出。",
         "`galvatron COMMAND --help` 显示同样的内容。短横线与下划线等价；布尔选项可以不带值（即 true），"
         "或取 0、1、true、false；`None` 表示不设置。退出码：0 完成，1 失败，2 输入有误，3 无可行方案。",
         "参数",
@@ -79,6 +82,7 @@ WORDS = {
         "含义",
         "必须给出",
         "详见",
+        "（含义相反）",
     ),
 }
 
@@ -101,7 +105,6 @@ def page(language: str) -> str:
     """The whole page."""
     words = WORDS[language]
     parts = [f"# {words.title}\n\n{words.begin}\n{words.conventions}\n"]
-    told = descriptions() if language == "zh" else {}
     for name in COMMANDS:
         app = import_module(f"paddlenlp_galvatron.cli.{name.replace('-', '_')}").app
         command = get_command(app)
@@ -112,11 +115,11 @@ def page(language: str) -> str:
             heading = target.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
             parts.append(f"{words.more}: [{heading}]({target.name})\n")
         for sub, one in (subcommands or {"": command}).items():
-            parts += section(f"{name} {sub}".strip(), one, words, told.get(target.name, {}), bool(subcommands))
+            parts += section(f"{name} {sub}".strip(), one, words, bool(subcommands))
     return "\n".join(parts)
 
 
-def section(name: str, command: Any, words: Words, told: dict[str, str], has_heading: bool) -> Iterator[str]:
+def section(name: str, command: Any, words: Words, has_heading: bool) -> Iterator[str]:
     """One command."""
     if has_heading:
         yield f"### {name}\n"
@@ -124,7 +127,7 @@ def section(name: str, command: Any, words: Words, told: dict[str, str], has_hea
     arguments = [one for one in command.params if not is_option(one)]
     usage = " ".join(["galvatron", name, *(str(one.metavar or one.name.upper()) for one in arguments), "[OPTIONS]"])
     yield f"    {usage}\n"
-    rows = [row(one, words, told) for one in command.params if one.name != "help"]
+    rows = [row(one, words) for one in command.params if one.name != "help"]
     if rows:
         yield f"| {words.option} | {words.others} | {words.default} | {words.meaning} |\n|---|---|---|---|"
         yield "\n".join(rows) + "\n"
@@ -134,24 +137,27 @@ def is_option(one: Any) -> bool:
     return bool(one.param_type_name == "option")
 
 
-def row(one: Any, words: Words, told: dict[str, str]) -> str:
+def row(one: Any, words: Words) -> str:
     """One option, or argument."""
     name = max(one.opts, key=len).removeprefix("--")
     shown = f"`--{name}`" if is_option(one) else f"`{one.metavar or one.name.upper()}`"
     short = [opt for opt in one.opts if not opt.startswith("--")] if is_option(one) else []
-    others = [*short, *(f"--{other}" for other, ours in ALIASES.items() if ours == name and is_option(one))]
+    others = [f"`{opt}`" for opt in short]
+    for other, ours in ALIASES.items():
+        if ours == name and is_option(one):
+            others.append(f"`--{other}`" + words.opposite * (ALIAS_VALUES.get(other, {}).get("0") == "1"))
     text = " ".join((one.help or "").split())
     found = DEFAULT.search(text)
     default = found[1] if found and found[1] else plain_default(one)
     needed = one.required or "; must be given" in text
-    text = told.get(name) or in_words(DEFAULT.sub("", text), words)
-    text = text.replace("|", "\\|")
-    cells = [shown, " ".join(f"`{other}`" for other in others), words.needed if needed else default, text]
+    text = in_words(DEFAULT.sub("", text), words).replace("|", "\\|")
+    cells = [shown, " ".join(others), words.needed if needed else default, text]
     return "| " + " | ".join(cells) + " |"
 
 
 def in_words(text: str, words: Words) -> str:
-    return CHINESE.get(text, text) if words is WORDS["zh"] else text
+    """Raises KeyError for an English text that commands_zh.json lacks."""
+    return str(CHINESE[text]) if words is WORDS["zh"] and text else text
 
 
 def plain_default(one: Any) -> str:
@@ -159,20 +165,6 @@ def plain_default(one: Any) -> str:
     if default is None or callable(default) or default == () or one.required or not is_option(one):
         return ""
     return str(int(default) if isinstance(default, bool) else getattr(default, "value", default))
-
-
-def descriptions() -> dict[str, dict[str, str]]:
-    """Of each Chinese page what the last cell of a row says of the options that its first cell names."""
-    found: dict[str, dict[str, str]] = {}
-    for path in sorted((DOCS / "zh").glob("*.md")):
-        if path.name == "commands.md":
-            continue
-        for line in path.read_text(encoding="utf-8").splitlines():
-            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
-            names = re.match(r"`(?:--)?(\w+)(?: \S+)?`$", cells[0])
-            if line.startswith("| ") and names and len(cells) in (3, 4) and cells[-1]:
-                found.setdefault(path.name, {})[names[1]] = cells[-1]
-    return found
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 def printable(text: str) -> str:
     """The text as it may be shown: line ends stay, whatever else cannot be seen stands there as an escape (\\x1b)."""
@@ -13,6 +15,12 @@ def printable(text: str) -> str:
 def shortened(text: str, limit: int = 60) -> str:
     """The beginning of a text that may be long."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def near(path: Path) -> Path:
+    """As it is called from the current folder, where it lies below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _escaped(char: str) -> str:

@@ -28,6 +28,7 @@ Only = Annotated[str | None, typer.Option("--family", help=ANOTHER)]
 @app.command()
 def h2g(input: Input, output: Output, family: Only = None) -> None:
     """Convert a Hugging Face model (safetensors) to a checkpoint that loads under any plan."""
+    _require_folder(input, "a Hugging Face model")
     from paddlenlp_galvatron.checkpoint.convert import to_checkpoint
     from paddlenlp_galvatron.checkpoint.huggingface import read_shape
 
@@ -65,6 +66,7 @@ def g2h(
     ] = None,
 ) -> None:
     """Convert a checkpoint, either a converted one or one of a run, to a Hugging Face model."""
+    _require_folder(input, "a run or of a checkpoint")
     from paddlenlp_galvatron.checkpoint.choice import checkpoint_of
     from paddlenlp_galvatron.checkpoint.convert import precision_of, to_huggingface
     from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, verify
@@ -81,6 +83,12 @@ def g2h(
             checkpoint, output, precision, max_shard_mib * MIB, like, lambda written: progress.advance(task, written)
         )
     _report(output, shape, precision, begin)
+
+
+def _require_folder(input: Path, of: str) -> None:
+    """Before anything slow is imported."""
+    if not input.is_dir():
+        raise UserError(f"{input}: no such folder; name that of {of}")
 
 
 def _require_family(shape: ModelShape, family: str | None, folder: Path) -> None:

@@ -13,6 +13,7 @@ import typer
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Count, Trained
 from paddlenlp_galvatron.base.printing import Bars, say
+from paddlenlp_galvatron.base.text import near
 
 from .conventions import App, within
 
@@ -75,7 +76,7 @@ def prepare(
         new_tokenizer = output.parent / "tokenizer.json" if tokenizer == TRAIN else None
         written = corpus.write_dataset(watched, output, used, end, new_tokenizer)
     say(
-        f"{output}.bin and .idx: {written.documents} documents, {written.tokens} tokens of a vocabulary of "
+        f"{near(output)}.bin and .idx: {written.documents} documents, {written.tokens} tokens of a vocabulary of "
         f"{used.get_vocab_size()}, in {time.monotonic() - begin:.1f} s"
     )
 

@@ -44,15 +44,14 @@ def add_command(
     parameters = [parameter("config", str, CONFIG)]
     parameters += [parameter(switch, bool, description) for switch, description in switches.items()]
     if positional:
-        argument = typer.Argument(help=fields[positional[0]].description, metavar=positional[1])
+        argument = typer.Argument(help=_told(fields[positional[0]]), metavar=positional[1])
         annotation = Annotated[str | None, argument]
         parameters.append(
             inspect.Parameter("word", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         )
     for field, info in fields.items():
-        shown = "; must be given" if info.is_required() else _default(info)
-        kind = bool if is_boolean(info) else str
-        parameters.append(parameter(field, kind, f"{info.description}{shown}"))
+        told = f"the same as {positional[1]}" if positional and field == positional[0] else _told(info)
+        parameters.append(parameter(field, bool if is_boolean(info) else str, told))
 
     def command(**given: Any) -> None:
         flags = {option.removeprefix("given_"): value for option, value in given.items() if value is not None}
@@ -76,8 +75,17 @@ def add_command(
     app.command(name, beside=beside)(command)
 
 
-def _default(info: FieldInfo) -> str:
-    default = info.get_default(call_default_factory=True)
-    if default is None or default == ():
-        return ""
-    return f" [default: {','.join(default) if isinstance(default, tuple) else default}]"
+def _told(info: FieldInfo) -> str:
+    """What the help says of a field."""
+    if info.is_required():
+        return f"{info.description}; must be given"
+    default = info.default
+    if info.default_factory or default is None or default == ():  # what is worked out differs by machine
+        return str(info.description)
+    if isinstance(default, bool):
+        default = int(default)
+    elif isinstance(default, float):
+        default = f"{default:g}"
+    elif isinstance(default, tuple):
+        default = ",".join(default)
+    return f"{info.description} [default: {default}]"

@@ -44,7 +44,7 @@ def parity(
     optimizer: Annotated[
         Optimizer, typer.Option(help="optimizer, sgd or adamw; only SGD shows a wrong scale of gradients")
     ] = Optimizer.SGD,
-    steps: Annotated[int, typer.Option(parser=within(Samples), help="optimizer steps")] = 4,
+    steps: Annotated[int, typer.Option(parser=within(Samples), help="number of optimizer steps")] = 4,
     sequence_parallel: Annotated[bool | None, typer.Option(help="use Megatron-SP, if the plan leaves it open")] = None,
     mixed_precision: Annotated[
         Precision | None, typer.Option(help="number type of weights and messages, if the plan leaves it open")

@@ -44,7 +44,7 @@ from .grouped import add_command
 app = App(help="Look at a plan file.")
 
 CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # in the names that Galvatron's search gives
-PRICED_GB = 1  # any budget: what a plan takes does not depend on it
+PRICED_GB = 1.0  # any budget: of what a plan takes only the device's own reserve depends on it
 
 File = Annotated[Path, typer.Argument(help="the plan file", metavar="FILE")]
 WorldSize = Annotated[
@@ -87,7 +87,7 @@ class FileOptions(Options):
 
     output: Path = Field(description="the plan file to write")
     model_size: str = Field(description="a config.json, its folder, or the name of a preset such as llama2-7b")
-    world_size: Ranks = Field(description="ranks")
+    world_size: Ranks = Field(description="number of ranks")
     sequence_parallel: bool = Field(False, description="Megatron-SP in layers with tp > 1")
     mixed_precision: Precision = Field(Precision.FP32, description="type of weights and activations")
     seq_length: Size | None = Field(None, description="tokens of a sample")
@@ -121,9 +121,15 @@ def diff(
 ) -> None:
     """Show what differs between two plans: fields, layers and, with profiles, time and memory by term."""
     one, other = (_read(file, None, None)[0] for file in (first, second))
+    budgets = ((plan.metadata.get("searched_from") or {}).get("memory_constraint_gb") for plan in (one, other))
+    budget_gb = next((gb for gb in budgets if isinstance(gb, int | float)), PRICED_GB)  # so that both reserve alike
+
+    def price(file: Path) -> difference.Priced:
+        return difference.Priced.of(*_origin(file, profiles, model, task, lora_rank, budget_gb))
+
     prices = None
     try:
-        prices = _price(first, profiles, model, task, lora_rank), _price(second, profiles, model, task, lora_rank)
+        prices = price(first), price(second)
     except UserError as error:
         if profiles or task or lora_rank:
             raise
@@ -153,17 +159,16 @@ def trace(
 
 
 def _origin(
-    file: Path, profiles: Path | None, model: str | None, task: str | None, lora_rank: int | None
+    file: Path,
+    profiles: Path | None,
+    model: str | None,
+    task: str | None,
+    lora_rank: int | None,
+    budget_gb: float = PRICED_GB,
 ) -> tuple[Plan, Problem]:
-    """Raises UserError where the plan's file does not tell what it was searched from."""
+    """`budget_gb`: where the file names none. Raises UserError where it does not tell what it was searched from."""
     values = {"plan": file, "profiles": profiles, "model_size": model, "task": task, "lora_rank": lora_rank}
-    return read_origin(OriginOptions.among(values), budget_gb=PRICED_GB)
-
-
-def _price(
-    file: Path, profiles: Path | None, model: str | None, task: str | None, lora_rank: int | None
-) -> difference.Priced:
-    return difference.Priced.of(*_origin(file, profiles, model, task, lora_rank))
+    return read_origin(OriginOptions.among(values), budget_gb=budget_gb)
 
 
 @app.command("to-paddlenlp")

@@ -10,6 +10,7 @@ import typer
 
 from paddlenlp_galvatron.base.limits import Ranks
 from paddlenlp_galvatron.base.printing import say
+from paddlenlp_galvatron.base.text import near
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import Assumptions, UserError
 from paddlenlp_galvatron.profiler.cluster.hosts import nodes_of
@@ -55,7 +56,7 @@ def profile_hardware(options: HardwareOptions) -> None:
     _require_gpus(options)
     os.environ.update({name: value for name, _, value in (pair.partition("=") for pair in options.envs)})
     run_ranks("hardware", options.model_dump_json(), options, "hardware")
-    say(f"hardware profile of {options.num_nodes} x {options.ranks_per_node} ranks: {options.output}")
+    say(f"hardware profile of {options.num_nodes} x {options.ranks_per_node} ranks: {near(options.output)}")
 
 
 def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> None:
@@ -77,7 +78,7 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
             raise UserError("analytic: only models with one type of layers can be derived; leave num_layertype at 1")
         fused = Assumptions(flash_attention=options.use_flash_attention).fused
         if options.use_flash_attention is None:
-            say("note: with flash attention, as plans from these files will say; or: --use_flash_attention 0", err=True)
+            say("note: derived with flash attention; --use_flash_attention 0 derives without", err=True)
         files = [analytic_computation(shapes[0], sheet, options.precision, lengths, fused)] if computation else []
         files += [analytic_memory(shapes[0], options.precision, lengths, fused)] if memory else []  # type: ignore[list-item]
         _say(f"derived from {sheet.name}", [file.save(options.output) for file in files])
@@ -100,7 +101,8 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
         memory=memory,
     )
     run_ranks("model", run.model_dump_json(), options, shapes[0].name)
-    say(f"model profile of {shapes[0].name} on {options.num_nodes} x {options.ranks_per_node} ranks: {options.output}")
+    ranks = f"{options.num_nodes} x {options.ranks_per_node} ranks"
+    say(f"model profile of {shapes[0].name} on {ranks}: {near(options.output)}")
 
 
 def _require_gpus(options: HardwareOptions) -> None:

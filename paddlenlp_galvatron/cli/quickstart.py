@@ -16,6 +16,7 @@ import typer
 
 from paddlenlp_galvatron.base.limits import MOST_RANKS
 from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.text import near
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.plan import (
     Assumptions,
@@ -32,7 +33,6 @@ from paddlenlp_galvatron.report import describe, predicted_beside_measured
 from .conventions import App
 
 if TYPE_CHECKING:
-    from paddlenlp_galvatron.cost_model import CostModel
     from paddlenlp_galvatron.search import SearchResult
     from paddlenlp_galvatron.training.settings import TrainSettings
     from paddlenlp_galvatron.training.step_log import StepRecord
@@ -53,6 +53,7 @@ CONFIG: dict[str, Any] = {  # a small Qwen2 with GQA
     "initializer_range": 0.02,
     "tie_word_embeddings": False,
 }
+MODEL = "tiny-qwen2"  # its folder, from which it has its name
 SEQ_LENGTH = 128
 GLOBAL_BATCH = 16
 TEXT_MIB = 4
@@ -67,14 +68,21 @@ HARDWARE_S, MODEL_S = 90, 120  # after which profiles are brief: all of it is to
 # Where the budget lies between the least that any plan needs (0) and what the fastest plan wants (1): in the middle
 # if a layer-wise plan is best there, else nearby.
 BUDGETS = (0.5, 0.6, 0.4, 0.7, 0.3, 0.8, 0.25, 0.35, 0.45, 0.55, 0.2, 0.15, 0.1, 0.05)
-SEARCHED = {"seq_length": SEQ_LENGTH, "settle_bsz": GLOBAL_BATCH, "sp_space": "tp+sp", "mixed_precision": "fp32"}
+SEARCHED = {
+    "seq_length": SEQ_LENGTH,
+    "settle_bsz": GLOBAL_BATCH,
+    "sp_space": "tp+sp",
+    "mixed_precision": "fp32",
+    "no_global_memory_buffer": True,
+    "time_profile_mode": "batch",
+}
 
 
 @app.command()
 def quickstart(
     output: Annotated[Path, typer.Option(help="folder for all files that are made")] = Path("runs/quickstart"),
-    nproc: Annotated[int, typer.Option(min=2, max=MOST_RANKS, help="processes")] = 4,
-    steps: Annotated[int, typer.Option(min=COMPARED_STEPS, max=MOST_STEPS, help="training steps")] = 60,
+    nproc: Annotated[int, typer.Option(min=2, max=MOST_RANKS, help="number of processes")] = 4,
+    steps: Annotated[int, typer.Option(min=COMPARED_STEPS, max=MOST_STEPS, help="number of training steps")] = 60,
     dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
 ) -> None:
     """Go from nothing to a trained model: data, profiles, a searched plan, training, compared with the prediction."""
@@ -88,7 +96,7 @@ def quickstart(
     begin = time.monotonic()
     console = Console(soft_wrap=True)  # paths stay whole
     output = output.absolute()
-    shape = _write_model(output / "model")
+    shape = _write_model(output / MODEL)
     _title(console, 1, "text: Python's standard library, tokenised")
     _prepare_data(output)
     _title(console, 2, f"profiles: {nproc} processes and the model, measured")
@@ -109,11 +117,12 @@ def quickstart(
     console.print(predicted_beside_measured(plan, records))
     if disturbance.words:
         console.print(disturbance.words)
+    made, log = near(output), near(settings.log)
     console.print(
         f"\ndone in {time.monotonic() - begin:.0f} s; what was made, and what shows more of it:\n"
-        f"  galvatron plan show {output}/plan.json\n"
-        f"  galvatron explain {output}/plan.json\n"
-        f"  galvatron report {output}/plan.json --log {settings.log}"
+        f"  galvatron plan show {made}/plan.json\n"
+        f"  galvatron explain {made}/plan.json\n"
+        f"  galvatron report {made}/plan.json --log {log}"
     )
     if not difference <= LOSS_TOLERANCE:
         raise GalvatronError("the plan does not train what one process trains; please report this with plan.json")
@@ -152,27 +161,34 @@ def _profile(output: Path, nproc: int) -> None:
         sequence_parallel=True,
         time_budget_s=MODEL_S,
     )
-    profile_model(points, ModelOptions(model_size=str(output / "model"), seq_length=SEQ_LENGTH))
+    profile_model(points, ModelOptions(model_size=str(output / MODEL), seq_length=SEQ_LENGTH))
 
 
 def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Plan:
     """The best plan under a budget so tight that no single strategy for all layers is best."""
     from paddlenlp_galvatron.cost_model import CostOptions, load
+    from paddlenlp_galvatron.search import SearchOptions, search
 
     assumed = Assumptions(sequence_parallel=True, seq_length=SEQ_LENGTH)
     options = CostOptions(global_memory_buffer=False)  # this runtime gathers into what the profile measured
     folder = output / "profiles"
     cost = load(shape, 1, nproc, assumed, folder=folder, time_profile_mode="batch", options=options)
-    least = _run_search(shape, cost, nproc, 1e-6).need
-    fastest = _run_search(shape, cost, nproc, 1e6).require()
+
+    def run(gb: float, **changed: Any) -> SearchResult:
+        values = {"num_gpus_per_node": nproc, "memory_constraint": gb, "profiles": folder, **SEARCHED}
+        return search(shape, cost, SearchOptions.from_mapping(values | changed))
+
+    least, fastest = run(1e-6).need, run(1e6).require()
     assert least is not None
     most_mib = max(stage.memory.total_mib for stage in fastest.prediction.stages)
     for share in BUDGETS:
         budget_mib = least.memory_mib + share * (most_mib - least.memory_mib)
-        result = _run_search(shape, cost, nproc, budget_mib / GB_MIB)
-        uniform = _run_search(shape, cost, nproc, budget_mib / GB_MIB, fine_grained_mode=False)
+        result = run(budget_mib / GB_MIB)
+        uniform = run(budget_mib / GB_MIB, fine_grained_mode=False)
         if result.best and len(set(result.plan.layers)) > 1 and uniform.time_s > result.time_s:
             break
+    asked = {"model_size": str(output / MODEL), "seq_length": SEQ_LENGTH}
+    result.plan.metadata["searched_from"]["model_options"] = asked  # from which explain and report search again
     write_plan(result.plan, output / "plan.json")
     plan = read_plan(output / "plan.json")
     console.print(
@@ -185,20 +201,13 @@ def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Pl
     return plan
 
 
-def _run_search(shape: ModelShape, cost: CostModel, nproc: int, gb: float, **changed: Any) -> SearchResult:
-    from paddlenlp_galvatron.search import SearchOptions, search
-
-    values = {"num_gpus_per_node": nproc, "memory_constraint": gb, "no_global_memory_buffer": True, **SEARCHED}
-    return search(shape, cost, SearchOptions.from_mapping(values | changed))
-
-
 def _train(output: Path, nproc: int, steps: int) -> TrainSettings:
     """Train as a user does, by the script; returns the run's settings."""
     from paddlenlp_galvatron.training.settings import read_settings
 
     variables = {
         "GALVATRON_CONFIG_PATH": output / "plan.json",
-        "MODEL": output / "model",
+        "MODEL": output / MODEL,
         "DATA": output / "data" / "python",
         "OUTPUT_DIR": output,
         "NUM_GPUS_PER_NODE": nproc,
@@ -207,7 +216,8 @@ def _train(output: Path, nproc: int, steps: int) -> TrainSettings:
         "SAVE_STEPS": 0,
     }
     words = ["--min_learning_rate", "2e-4", "--warmup_steps", "5", "--resume_from_checkpoint", "none"]
-    lines = [*(f"{name}={quote(str(value))}" for name, value in variables.items()), f"sh {quote(str(SCRIPT))}"]
+    shown = {name: near(value) if isinstance(value, Path) else value for name, value in variables.items()}
+    lines = [*(f"{name}={quote(str(value))}" for name, value in shown.items()), f"sh {quote(str(near(SCRIPT)))}"]
     say(" \\\n".join([*lines, f"    {' '.join(words)}"]) + "\n")
     environment = {name: str(value) for name, value in variables.items()}
     environment = {**os.environ, **ONE_NODE, **environment, "PYTHON": sys.executable}

@@ -68,7 +68,8 @@ def report(
     _require_same_ranks(log, records, read.world_size)
     with each_watched() as watch:
         problem = replace(problem, watch=watch)
-        page = render(explain(read, problem), frontier(problem), records)
+        explanation = explain(read, problem)
+        page = render(explanation, frontier(explanation), records)
     write_text(output, page)
     say(f"{output}: {output.stat().st_size / 1e6:.2f} MB; open it in a browser")
 

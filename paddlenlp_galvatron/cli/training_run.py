@@ -13,6 +13,7 @@ from rich.progress import Progress, TaskID
 
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.reading import read_json
+from paddlenlp_galvatron.base.text import near
 from paddlenlp_galvatron.launch.nodes import ONE_NODE, Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
@@ -97,7 +98,7 @@ class TrainingRun:
         settings = self._settings
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.output_dir / "log"
-        self._console.print(f"starting {nproc} processes; what they say: {logs}/workerlog.*", markup=False)
+        self._console.print(f"starting {nproc} processes; what they say: {near(logs)}/workerlog.*", markup=False)
         launch = Launch(program[0], program[1:], nproc, logs, timeout_s, nodes, forward_term=True)
         try:
             with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():
@@ -157,8 +158,10 @@ class TrainingRun:
         first, last = self.log.first, self.log.latest[-1]
         self._console.print(
             f"{self.log.count} steps: loss {first['loss']:.4f} -> {last['loss']:.4f}, "
-            f"{last['tokens_per_s']:.0f} tokens/s, log in {self._settings.log}"
+            f"{last['tokens_per_s']:.0f} tokens/s, log in {near(self._settings.log)}"
         )
+        if self._settings.traced_steps and self._settings.traced.exists():
+            self._console.print(f"time lines in {near(self._settings.traced)}; open it in https://ui.perfetto.dev")
         if self._plan.world_size > 1:
             traffic = read_json(self._settings.traffic)
             self._console.print(traffic_table(self._plan, self._shape, traffic))

@@ -26,24 +26,26 @@ Degree = Annotated[int, AfterValidator(_degree)]
 class DegreeOptions(Options):
     """One strategy for all layers, as PaddleNLP's own trainer is told it."""
 
-    tensor_parallel_degree: Degree | None = Field(None, description="PaddleNLP's global_tp_deg")
-    sep_parallel_degree: Degree | None = Field(None, description="PaddleNLP's global_tp_deg with use_ulysses")
-    pipeline_parallel_degree: Degree | None = Field(None, description="PaddleNLP's pp_deg")
+    tensor_parallel_degree: Degree | None = Field(
+        None, description="PaddleNLP's name of global_tp_deg; also sets vocab_tp"
+    )
+    sep_parallel_degree: Degree | None = Field(None, description="PaddleNLP's name of global_tp_deg with use_ulysses")
+    pipeline_parallel_degree: Degree | None = Field(None, description="PaddleNLP's name of pp_deg")
     data_parallel_degree: Degree | None = Field(
         None,
-        description="refused unless it is what the other degrees leave of the ranks, or its share with sharding",
+        description="only checked: 1, or the ranks divided by the other degrees",
     )
     sharding: Literal["", "stage1", "stage2", "stage3"] | None = Field(
         None, description="stage1, stage2: default_dp_type zero2; stage3: sdp"
     )
     sharding_parallel_degree: Degree | None = Field(
-        None, description="refused unless it is 1 or the whole data-parallel degree"
+        None, description="1: no sharding; else it must be the whole data-parallel degree"
     )
     per_device_train_batch_size: Samples | None = Field(
         None, description="samples of a rank in a micro-batch; gives global_train_batch_size"
     )
-    gradient_accumulation_steps: Samples | None = Field(None, description="PaddleNLP's chunks")
-    recompute: bool | None = Field(None, description="PaddleNLP's global_checkpoint")
+    gradient_accumulation_steps: Samples | None = Field(None, description="PaddleNLP's name of chunks")
+    recompute: bool | None = Field(None, description="PaddleNLP's name of global_checkpoint")
 
     @property
     def given(self) -> list[str]:

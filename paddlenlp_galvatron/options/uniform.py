@@ -14,7 +14,7 @@ from .group import Options
 class UniformOptions(Options):
     """GLOBAL mode: one strategy for all layers. Unset options have `uniform_plan`'s defaults."""
 
-    pp_deg: Ranks | None = Field(None, description="pipeline stages")
+    pp_deg: Ranks | None = Field(None, description="number of pipeline stages")
     global_tp_deg: Ranks | None = Field(None, description="tensor-parallel degree of all layers")
     global_tp_consec: bool | None = Field(
         None, description="1: a tensor-parallel group consists of neighbouring ranks; 0: of strided ranks"
@@ -22,7 +22,7 @@ class UniformOptions(Options):
     sdp: bool | None = Field(None, description="1: zero3 instead of default_dp_type")
     default_dp_type: str | None = Field(None, description="ddp, zero2 or zero3")
     global_train_batch_size: Samples | None = Field(None, description="samples of an optimizer step, over all ranks")
-    chunks: Samples | None = Field(None, description="micro-batches")
+    chunks: Samples | None = Field(None, description="number of micro-batches")
     global_checkpoint: bool | None = Field(None, description="1: recompute activations of all layers")
     pipeline_type: str | None = Field(None, description="pipedream_flush (1F1B) or gpipe")
     vocab_tp: Ranks | None = Field(None, description="tensor-parallel degree of embedding and LM head")

@@ -15,13 +15,28 @@ from ..search import Candidate, SearchResult
 from .breakdown import COMMUNICATION, MEMORY, TIME, StageBreakdown, breakdown, strategy_words
 from .plan import describe
 from .search import runner_up
-from .why import GB_MIB, RUNNERS_UP, OtherStrategy, Problem, WhatIf, one_layer_changed, what_ifs
+from .why import (
+    GB_MIB,
+    MOST_CHANGES,
+    RUNNERS_UP,
+    OneLayerChanged,
+    OtherStrategy,
+    Problem,
+    SharedTime,
+    WhatIf,
+    best_of,
+    one_layer_changed,
+    what_ifs,
+)
 
 COLUMNS = 4  # stages beside each other: 80 characters
 MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
 LARGE = 1000.0  # from which on numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
 SAME = 1e-6  # share of a step by which two times differ in rounding alone
+SEARCHES_S = 15.0  # that all searches share; in usual spaces they take a few seconds
+FIRST = 4  # shares of the first search, whose plans the others begin with
+UNCERTAIN = "a range: the search was not taken to its end; the best plan's gain lies within"
 
 
 @dataclass(frozen=True)
@@ -34,8 +49,9 @@ class Explanation:
     stages: list[StageBreakdown]
     searched: SearchResult  # the best plans of this batch, the plan's family among them
     uniform: Candidate | None  # the best plan with one strategy for all layers
+    uniform_gap: float
     uniform_why_not: str
-    others: list[OtherStrategy]
+    one_layer: OneLayerChanged
     what_ifs: list[WhatIf]
 
     @property
@@ -62,10 +78,15 @@ class Explanation:
 def explain(plan: Plan, problem: Problem) -> Explanation:
     """Find out all of it: a dozen searches. Raises UserError where the plan cannot be priced."""
     prediction = problem.cost.predict(plan)
-    searched = problem.search(top_k=RUNNERS_UP)
-    uniform, why_not = None, ""
+    one_layer = one_layer_changed(problem, plan)
+    time = SharedTime(SEARCHES_S, FIRST + 1 + MOST_CHANGES)
+    searched = problem.search(known=[plan], seconds=time.take(FIRST), top_k=RUNNERS_UP)
+    known = [plan, *([searched.best.plan] if searched.best else []), *(other.plan for other in searched.runners_up)]
+    uniform, gap, why_not = None, 0.0, ""
+    seconds = time.take()
     try:
-        uniform = problem.search(fine_grained_mode=False).require()
+        result = problem.search(known=known, seconds=seconds, fine_grained_mode=False)
+        uniform, gap = best_of(result, seconds), result.gap
     except GalvatronError as error:
         why_not = str(error)
     return Explanation(
@@ -75,9 +96,10 @@ def explain(plan: Plan, problem: Problem) -> Explanation:
         breakdown(plan, problem.cost, prediction, problem.options.memory_constraint * GB_MIB),
         searched,
         uniform,
+        gap,
         why_not,
-        one_layer_changed(problem, plan),
-        list(what_ifs(problem, plan)),
+        one_layer,
+        list(what_ifs(problem, plan, known, time)),
     )
 
 
@@ -101,12 +123,16 @@ def printed(explanation: Explanation, shape: ModelShape | None = None) -> Iterat
     yield from binding(explanation)
     yield "\nthe best plans of this batch"
     yield from _runners_up(explanation)
-    yield "\none layer more under another strategy"
-    yield _others(explanation)
-    if len(explanation.others) > MOST_OTHERS:
-        yield f"… and {len(explanation.others) - MOST_OTHERS} more; --json has all"
+    one_layer = explanation.one_layer
+    some = f" (the best of {one_layer.tried} of its layers)" if one_layer.tried < one_layer.count else ""
+    yield f"\none layer more under another strategy{some}"
+    yield _others(one_layer.others, prediction)
+    if len(one_layer.others) > MOST_OTHERS:
+        yield f"… and {len(one_layer.others) - MOST_OTHERS} more; --json has all"
     yield "\nwhat if (each found by a search)"
     yield _what_ifs(explanation)
+    if any(one.gap for one in explanation.what_ifs):
+        yield UNCERTAIN
     yield from (f"{one.name}, {one.change}: {one.why_not}" for one in explanation.what_ifs if one.why_not)
 
 
@@ -146,11 +172,11 @@ def summary(explanation: Explanation) -> dict[str, Any]:
         "budget_mib": explanation.budget_mib,
         "stages": [asdict(stage) | {"busy_ms": stage.busy_ms} for stage in explanation.stages],
         "binds": binding(explanation),
-        "best": _of(best) if best else None,
+        "best": _of(best) | {"gap": explanation.searched.gap} if best else None,
         "runners_up": [
             _of(other) | {"why": other.why_slower_than(best)} for other in explanation.searched.runners_up if best
         ],
-        "uniform": _of(explanation.uniform) if explanation.uniform else None,
+        "uniform": _of(explanation.uniform) | {"gap": explanation.uniform_gap} if explanation.uniform else None,
         "one_layer_more": [
             {
                 "layer": other.layer,
@@ -159,8 +185,10 @@ def summary(explanation: Explanation) -> dict[str, Any]:
                 "memory_mib": other.memory_mib,
                 "fits": other.fits,
             }
-            for other in explanation.others
+            for other in explanation.one_layer.others
         ],
+        "layers_tried": explanation.one_layer.tried,
+        "layers_that_differ": explanation.one_layer.count,
         "what_if": [
             {
                 "name": one.name,
@@ -168,6 +196,7 @@ def summary(explanation: Explanation) -> dict[str, Any]:
                 "time_s": one.time_s if isfinite(one.time_s) else None,
                 "samples_per_s": one.samples_per_s,
                 "tokens_per_s": one.tokens_per_s,
+                "gap": one.gap,
                 "why_not": one.why_not or None,
             }
             for one in explanation.what_ifs
@@ -198,10 +227,10 @@ def _shown(explanation: Explanation) -> list[int]:
 
 
 def table(*columns: str) -> Table:
-    """The one style: no lines, the first column to the left, numbers to the right."""
+    """The one style: no lines, the first column to the left, numbers to the right and never cut."""
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, column in enumerate(columns):
-        made.add_column(column, justify="right" if number else "left", no_wrap=True)
+        made.add_column(column, justify="right" if number else "left", no_wrap=bool(number))
     return made
 
 
@@ -209,7 +238,7 @@ def _time_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Table
     some = [stages[stage] for stage in shown]
     made = table("", *(f"stage {stage}" for stage in shown))
     for key, name in TIME.items():
-        hidden = [stage.hidden_ms.get(key, 0.0) for stage in some]
+        hidden = [round(stage.hidden_ms.get(key, 0.0), 1) for stage in some]
         if any(stage.time_ms[key] for stage in some) or any(hidden):
             made.add_row(name, *(_cell(stage.time_ms[key]) for stage in some))
         if any(hidden):
@@ -231,33 +260,35 @@ def _memory_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Tab
 
 
 def _cell(value: float) -> str:
-    return f"{value:.1f}" if abs(value) < LARGE else f"{value:.0f}"
+    return f"{round(value, 1) + 0.0:.1f}" if abs(value) < LARGE else f"{value:.0f}"  # nothing has no sign
 
 
 def _runners_up(explanation: Explanation) -> Iterator[str]:
     result, prediction = explanation.searched, explanation.prediction
     if result.best is None:
-        yield f"none fits: {result.need}"
+        yield f"none fits: {result.need}" if result.need else "none was found in the time that searches have here"
         return
     if explanation.faster:
         slower = prediction.time_s / explanation.faster.time_s - 1
         yield f"this plan is {slower:.1%} slower than the best one of its batch; galvatron search finds that"
     else:
-        yield f"this plan is the best one: none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
+        words = "no faster plan was found" if result.gap else "this plan is the best one"
+        yield f"{words}: none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
     for number, other in enumerate(result.runners_up, 2):
         yield runner_up(number, other, result.best)
     if explanation.uniform:
-        loss = explanation.uniform.time_s / prediction.time_s - 1
-        yield f"best with one strategy for all layers: {explanation.uniform.time_s:.4g} s a step, {loss:+.1%}"
+        loss, gap = explanation.uniform.time_s / prediction.time_s - 1, explanation.uniform_gap
+        more = f" (gap {gap:.2g})" if gap else ""
+        yield f"best with one strategy for all layers: {explanation.uniform.time_s:.4g} s a step, {loss:+.1%}{more}"
     else:
         yield f"with one strategy for all layers: {explanation.uniform_why_not}"
 
 
-def _others(explanation: Explanation) -> Table:
+def _others(others: Sequence[OtherStrategy], prediction: Prediction) -> Table:
     made = table("strategy", "layer", "step, ms", "", "memory, MiB", "")
-    step_ms = explanation.prediction.time_s * 1000
-    now_mib = max(stage.memory.total_mib for stage in explanation.prediction.stages)
-    for other in explanation.others[:MOST_OTHERS]:
+    step_ms = prediction.time_s * 1000
+    now_mib = max(stage.memory.total_mib for stage in prediction.stages)
+    for other in others[:MOST_OTHERS]:
         ms = other.prediction.time_s * 1000
         made.add_row(
             strategy_words(other.strategy),
@@ -271,22 +302,15 @@ def _others(explanation: Explanation) -> Table:
 
 
 def _what_ifs(explanation: Explanation) -> Table:
-    made = table("", "change", "step, s", "samples/s", "tokens/s", "")
+    made = table("", "change", "step, s", "tokens/s", "")
     seq = explanation.problem.options.seq_length or 0
     now = explanation.prediction.samples_per_s * seq
-    made.add_row(
-        "as it is", "", f"{explanation.prediction.time_s:.4g}", *_speeds(explanation.prediction.samples_per_s, now)
-    )
+    made.add_row("as it is", "", f"{explanation.prediction.time_s:.4g}", f"{now:,.0f}")
     answers = [one for one in explanation.what_ifs if not one.why_not]
     if faster := explanation.faster:
-        speed = faster.samples_per_s
-        best = WhatIf("the best plan", "as things are", faster.plan, faster.time_s, speed, speed * seq)
+        speed, gap = faster.samples_per_s, explanation.searched.gap
+        best = WhatIf("the best plan", "as things are", faster.plan, faster.time_s, speed, speed * seq, gap)
         answers.insert(0, best)
     for one in answers:
-        gain = f"{one.tokens_per_s / now - 1:+.1%}"
-        made.add_row(one.name, one.change, f"{one.time_s:.4g}", *_speeds(one.samples_per_s, one.tokens_per_s), gain)
+        made.add_row(one.name, one.change, f"{one.time_s:.4g}", f"{one.tokens_per_s:,.0f}", one.gain(now))
     return made
-
-
-def _speeds(samples_per_s: float, tokens_per_s: float) -> tuple[str, str]:
-    return f"{samples_per_s:.4g}", f"{tokens_per_s:,.0f}"

@@ -15,6 +15,7 @@ from ..profiles.data_sheet import DataSheet
 from ..profiles.reserve import GIB_MIB
 from ..search.fit import MORE_GIB, Fit, FitOptions
 from .health import flops_per_token
+from .plan import count
 
 DAY_S = 24 * 3600
 
@@ -128,7 +129,7 @@ def in_words(plan: Plan) -> str:
         f"pp {plan.pipeline}" if plan.pipeline > 1 else "",
         *(f"{axis.words} {degree}" for axis, degree in most.axes if degree > 1),
         f"dp {plan.dp(most)} {most.dp_type}" if plan.dp(most) > 1 else "",
-        f"{plan.micro_batches} micro-batches",
+        count(plan.micro_batches, "micro-batch", "micro-batches"),
         f"recompute {again} of {len(plan.layers)}" if again else "",
         "mixed" if len({(layer.axes, layer.dp_type) for layer in plan.layers}) > 1 else "",
     ]

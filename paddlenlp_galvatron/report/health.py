@@ -94,7 +94,7 @@ def _is_off(measured: float, predicted: float) -> bool:
 
 
 def _beside(measured: float, predicted: float | None, unit: str) -> str:
-    """`1.3 s (predicted 1.2 s, +8 %)`."""
+    """`1.3 s (predicted 1.2 s, +8%)`; what rounds to none is +0%."""
     if not predicted:
         return f"{measured:.4g} {unit}"
-    return f"{measured:.4g} {unit} (predicted {predicted:.4g} {unit}, {measured / predicted - 1:+.0%})"
+    return f"{measured:.4g} {unit} (predicted {predicted:.4g} {unit}, {round(measured / predicted - 1, 2) + 0.0:+.0%})"

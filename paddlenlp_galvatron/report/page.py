@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,16 +14,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..cost_model import Prediction, timeline
-from ..plan import GalvatronError, Plan
+from ..plan import GalvatronError, Infeasible, Plan
 from ..plan.strategy import runs
 from ..profiles.reserve import Reserve
 from .breakdown import MEMORY, TIME, StageBreakdown, strategy_words
-from .explain import Explanation, binding
+from .explain import SAME, UNCERTAIN, Explanation, binding
 from .plan import count
 from .prediction import WARM_UP_STEPS, stage_peaks_mib
 from .search import runner_up
-from .why import Problem
+from .why import SharedTime
 
+FRONTIER_S = 8.0  # that its searches share
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, at which the frontier is searched
 MOST_SPANS = 6000  # that the time line draws; of more, the first ones
 MOST_STEPS = 500  # of the log that are drawn; of more, each n-th
@@ -36,19 +38,29 @@ class FrontierPoint:
     """Of the frontier."""
 
     memory_gb: float
-    time_s: float | None  # None: no plan fits
+    time_s: float | None  # None: no plan was found
+    least_s: float  # no plan takes less; infinite: none fits
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether a faster plan may exist: the search was not taken to its end."""
+        return self.time_s is not None and self.least_s < self.time_s * (1 - SAME)
 
 
-def frontier(problem: Problem) -> list[FrontierPoint]:
-    """The best step time of the plan's batch under budgets around the plan's, each found by a search."""
-    points = []
+def frontier(explanation: Explanation) -> list[FrontierPoint]:
+    """The best step time of the plan's batch under budgets around the plan's, each found by a search that begins with
+    what those before it found."""
+    problem, points = explanation.problem, []
+    known = [explanation.plan, *(one.plan for one in explanation.what_ifs if one.plan)]
+    time = SharedTime(FRONTIER_S, len(BUDGETS))
     for share in BUDGETS:
         memory_gb = problem.options.memory_constraint * share
         try:
-            time_s = problem.search(memory_constraint=memory_gb).require().time_s
-        except GalvatronError:
-            time_s = None
-        points.append(FrontierPoint(memory_gb, time_s))
+            result = problem.search(known=known, seconds=time.take(), memory_constraint=memory_gb)
+            known.append(result.plan)
+            points.append(FrontierPoint(memory_gb, result.time_s, result.lower_bound_s))
+        except GalvatronError as error:
+            points.append(FrontierPoint(memory_gb, None, inf if isinstance(error, Infeasible) else 0.0))
     return points
 
 
@@ -68,8 +80,9 @@ def render(explanation: Explanation, points: Sequence[FrontierPoint], records: S
         else [],
         faster=explanation.faster,
         uniform=explanation.uniform,
-        others=[(strategy_words(other.strategy), other) for other in explanation.others],
+        others=[(strategy_words(other.strategy), other) for other in explanation.one_layer.others],
         what_ifs=explanation.what_ifs,
+        uncertain=UNCERTAIN,
         tokens_per_s=prediction.samples_per_s * (explanation.problem.options.seq_length or 0),
         points=points,
         frontier_chart=_frontier_chart(points, explanation),

@@ -54,6 +54,39 @@ class Searched(BaseModel):
             return None
 
 
+class ProfilePath(BaseModel):
+    """Of a profile file."""
+
+    path: str
+
+
+class Origin(BaseModel):
+    """What the search says that it searched from; the file has more, such as hashes."""
+
+    model: str
+    num_nodes: int
+    num_gpus_per_node: int
+    memory_constraint_gb: float
+    profiles: list[ProfilePath]
+    options: dict[str, Any] = {}
+
+    @staticmethod
+    def of(searched_from: Any) -> Origin | None:
+        try:
+            return Origin.model_validate(searched_from)
+        except ValidationError:
+            return None
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        folders = dict.fromkeys(str(Path(file.path).parent) for file in self.profiles)
+        words = (
+            f"for {self.model} on {self.num_nodes} x {self.num_gpus_per_node} devices of "
+            f"{self.memory_constraint_gb:.4g} GB; profiles in {', '.join(folders)}"
+        )
+        return [("searched", words), *([("options", _words(self.options))] if self.options else [])]
+
+
 def describe(plan: Plan, shape: ModelShape | None = None) -> list[Table]:
     """Facts and layers of a plan, and what the search predicts of its stages, to be printed one below the other."""
     facts = Table.grid(padding=(0, 2, 0, 0))
@@ -87,8 +120,9 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
         )
     else:
         facts += [("predicted", line) for line in islice(_lines(predicted), MOST_ROWS)]
-    facts += [("searched_from", line) for line in islice(_lines(_with_names(searched)), MOST_ROWS)]
-    return facts
+    if origin := Origin.of(searched):
+        return [*facts, *origin.facts]
+    return [*facts, *(("searched_from", line) for line in islice(_lines(searched), MOST_ROWS))]
 
 
 def _stages(searched: Searched) -> Table:
@@ -103,14 +137,6 @@ def _stages(searched: Searched) -> Table:
         numbers = (*mib, stage.forward_ms, stage.backward_ms, stage.sync_ms)
         table.add_row(str(number), *(f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in numbers))
     return table
-
-
-def _with_names(searched_from: dict[str, Any]) -> dict[str, Any]:
-    """Profile files by their names alone; the plan's file has their paths and hashes."""
-    files = searched_from.get("profiles")
-    if not isinstance(files, list) or not all(isinstance(file, dict) for file in files):
-        return searched_from
-    return searched_from | {"profiles": [Path(str(file.get("path"))).name for file in files]}
 
 
 def _assumed(plan: Plan) -> str:

@@ -82,9 +82,10 @@ def _family(candidate: Candidate) -> dict[str, Any]:
 
 
 def _binding(need: Need) -> dict[str, Any]:
+    chunks = [need.plan.chunk_layers(need.stage, chunk) for chunk in range(need.plan.chunks)]
     return {
         "stage": need.stage,
-        "layers": [need.layers[0], need.layers[-1]],
+        "layers": [[layers.start, layers.stop - 1] for layers in chunks],
         "term": need.term,
         "term_mib": need.term_mib,
         "part": need.part,

@@ -21,7 +21,7 @@ def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any]) -> 
     if plan.world_size > 1:
         predicted["all_reduce"] = predicted.get("all_reduce", 0) + SCALARS * SCALAR_BYTES * plan.world_size
     groups = max(counted["groups"], default=0)
-    table = Table(box=None, pad_edge=False, title=f"one step over all ranks; at most {groups} groups on a rank")
+    table = Table(box=None, pad_edge=False, title=f"messages of a step, all ranks; at most {groups} groups on a rank")
     table.title_justify = "left"
     for column in ("", "calls", "predicted MiB", "counted MiB"):
         table.add_column(column, justify="right" if column else "left")

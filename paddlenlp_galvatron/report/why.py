@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from time import process_time
 from typing import Any
 
 from ..base.errors import GalvatronError
@@ -13,12 +14,15 @@ from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.strategy import runs
 from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
 from ..profiles.network import Network
-from ..search import SearchOptions, SearchResult, search
+from ..search import Candidate, SearchOptions, SearchResult, search
 from ..search.device import with_reserve
 from ..search.engine import Watch
 from ..search.space import PlanFamily, Space
 
 RUNNERS_UP = 4  # plans of other families that are told beside the best one
+LEAST_S = 0.5  # of a search whose time others have taken
+MOST_CHANGES = 9  # that are asked about
+MOST_PRICED = 1200  # plans with one layer changed: a few seconds
 GB_MIB = 1024
 
 
@@ -37,8 +41,15 @@ class Problem:
         if self.options.settle_bsz == -1:
             raise ValueError("settle_bsz: a problem is of one batch")
 
-    def search(self, hardware: HardwareProfile | None = None, **changes: Any) -> SearchResult:
-        """Search with these options changed, or on other hardware. Raises UserError where that cannot be priced."""
+    def search(
+        self,
+        hardware: HardwareProfile | None = None,
+        known: Sequence[Plan] = (),
+        seconds: float | None = None,
+        **changes: Any,
+    ) -> SearchResult:
+        """Search with these options changed, or on other hardware, from what is `known`, for at most so many seconds.
+        Raises UserError where that cannot be priced."""
         if "num_nodes" in changes:
             changes["world_size"] = changes["num_nodes"] * self.options.num_gpus_per_node
         options = self.options.model_copy(update=changes)
@@ -53,7 +64,28 @@ class Problem:
             options=self.cost.options,
         )
         options, cost = with_reserve(options, cost)
-        return search(self.shapes, cost, options, watch=self.watch() if self.watch else None)
+        watch = self.watch() if self.watch else None
+        return search(self.shapes, cost, options, watch=watch, known=known, seconds=seconds)
+
+
+def best_of(result: SearchResult, seconds: float) -> Candidate:
+    """What a search found in so many seconds. Raises GalvatronError where that is nothing."""
+    if result.best is None and result.given_up:
+        raise GalvatronError(f"no plan was found in {seconds:.2g} s; galvatron search has no limit of time")
+    return result.require()
+
+
+class SharedTime:
+    """Seconds of processor time that some searches share: what quick ones leave, slow ones may take."""
+
+    def __init__(self, seconds: float, shares: int):
+        self._end, self._shares = process_time() + seconds, shares
+
+    def take(self, shares: int = 1) -> float:
+        """Of the next search."""
+        part = shares / max(shares, self._shares)
+        self._shares -= shares
+        return max(LEAST_S, (self._end - process_time()) * part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +98,44 @@ class WhatIf:
     time_s: float  # of a step; infinite where no plan fits
     samples_per_s: float
     tokens_per_s: float
+    gap: float = 0.0  # share of the time by which a better plan may be faster, where the search did not end
     why_not: str = ""  # where there is no answer
 
+    def gain(self, tokens_per_s: float) -> str:
+        """Over so many: `+4.4%`, or `+4.4% to +6.0%` where the best plan is not certain."""
+        least = f"{self.tokens_per_s / tokens_per_s - 1:+.1%}"
+        most = f"{self.tokens_per_s / (1 - self.gap) / tokens_per_s - 1:+.1%}"
+        return least if least == most else f"{least} to {most}"
 
-def what_ifs(problem: Problem, plan: Plan) -> Iterator[WhatIf]:
-    """What the best plan would be under each change, found by a search of its own."""
+
+def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTime) -> Iterator[WhatIf]:
+    """What the best plan would be under each change, found by a search of its own that begins with what is known."""
     options, hardware = problem.options, problem.cost.network.profile
     seq = options.seq_length or 0
 
-    def answer(name: str, change: str, length: int, work: Callable[[], SearchResult]) -> WhatIf:
+    def changed(name: str, change: str, length: int = seq, like: Mapping[str, Any] = {}, **changes: Any) -> WhatIf:
+        begin, seconds = [replace(one, **like) for one in known], time.take()
         try:
-            best = work().require()
+            result = problem.search(known=begin, seconds=seconds, **changes)
+            best = best_of(result, seconds)
         except GalvatronError as error:
-            return WhatIf(name, change, None, inf, 0.0, 0.0, str(error).split("\n")[0])
+            return WhatIf(name, change, None, inf, 0.0, 0.0, why_not=str(error).split("\n")[0])
         speed = best.samples_per_s
-        return WhatIf(name, change, best.plan, best.time_s, speed, speed * length)
-
-    def changed(name: str, change: str, length: int = seq, **changes: Any) -> WhatIf:
-        return answer(name, change, length, lambda: problem.search(**changes))
+        return WhatIf(name, change, best.plan, best.time_s, speed, speed * length, result.gap)
 
     memory = options.memory_constraint
-    yield changed("memory", f"{memory:g} -> {memory + 1:g} GB", memory_constraint=memory + 1)
+    yield changed("memory", f"{memory:.4g} -> {memory + 1:.4g} GB", memory_constraint=memory + 1)
     nodes = options.num_nodes
     yield changed("nodes", f"{nodes} -> {nodes + 1} nodes", num_nodes=nodes + 1)
     for link, faster in faster_links(hardware).items():
-        yield answer(link, "twice as fast", seq, lambda faster=faster: problem.search(hardware=faster))  # type: ignore[misc]
+        yield changed(link, "twice as fast", hardware=faster)
     yield changed("sequence", f"{seq} -> {2 * seq} tokens", 2 * seq, seq_length=2 * seq)
-    batch = plan.global_batch
-    yield changed("batch", f"{batch} -> {2 * batch} samples", settle_bsz=2 * batch)
-    for count in (plan.micro_batches // 2, 2 * plan.micro_batches):
+    batch, now = plan.global_batch, plan.micro_batches
+    twice = {"global_batch": 2 * batch, "micro_batches": 2 * now}
+    yield changed("batch", f"{batch} -> {2 * batch} samples", like=twice, settle_bsz=2 * batch)
+    for count in (now // 2, 2 * now):
         if count and batch % count == 0:
-            yield changed("micro-batches", f"{plan.micro_batches} -> {count}", settle_chunk=count)
+            yield changed("micro-batches", f"{now} -> {count}", like={"micro_batches": count}, settle_chunk=count)
 
 
 def faster_links(profile: HardwareProfile) -> dict[str, HardwareProfile]:
@@ -155,8 +194,17 @@ class OtherStrategy:
         return max(stage.memory.total_mib for stage in self.prediction.stages)
 
 
-def one_layer_changed(problem: Problem, plan: Plan) -> list[OtherStrategy]:
-    """Every other strategy that a layer of this plan may have: the best of the plans in which one layer has it."""
+@dataclass(frozen=True, slots=True)
+class OneLayerChanged:
+    """Every other strategy that a layer of a plan may have: the best of the plans in which one layer has it."""
+
+    others: list[OtherStrategy]
+    tried: int  # layers
+    count: int  # of layers whose change may differ from that of the others
+
+
+def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
+    """Tries all layers whose change differs, or some that lie evenly where that would take long."""
     cost, options = problem.cost, problem.options
     family = PlanFamily.of(plan)
     budget_mib = options.memory_constraint * GB_MIB
@@ -165,18 +213,21 @@ def one_layer_changed(problem: Problem, plan: Plan) -> list[OtherStrategy]:
         for shape, seq in zip(problem.shapes, cost.seqs, strict=True)
     ]
     found: dict[LayerStrategy, OtherStrategy] = {}
-    for layer in _edges(plan, cost):
+    edges = _edges(plan, cost)
+    most = max(2, MOST_PRICED // max(map(len, spaces)))
+    layers = edges if len(edges) <= most else [edges[k * (len(edges) - 1) // (most - 1)] for k in range(most)]
+    for layer in layers:
         for strategy in spaces[cost.layer_types[layer]]:
             if strategy == plan.layers[layer]:
                 continue
-            layers = (*plan.layers[:layer], strategy, *plan.layers[layer + 1 :])
-            prediction = cost.predict(replace(plan, layers=layers))
+            changed = (*plan.layers[:layer], strategy, *plan.layers[layer + 1 :])
+            prediction = cost.predict(replace(plan, layers=changed))
             fits = max(stage.memory.total_mib for stage in prediction.stages) <= budget_mib
             other = OtherStrategy(layer, strategy, prediction, fits)
             known = found.get(strategy)
             if known is None or _order(other) < _order(known):
                 found[strategy] = other
-    return sorted(found.values(), key=_order)
+    return OneLayerChanged(sorted(found.values(), key=_order), len(layers), len(edges))
 
 
 def _order(other: OtherStrategy) -> tuple[bool, float, float]:

@@ -10,7 +10,7 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
-from threading import Condition
+from threading import Condition, Event, Thread
 from typing import Any
 
 import galvatron_dp_core
@@ -50,17 +50,20 @@ def search(
     options: SearchOptions = SearchOptions(),
     log: Callable[[str], None] | None = None,
     watch: Watch | None = None,
+    known: Sequence[Plan] = (),
+    seconds: float | None = None,
 ) -> SearchResult:
     """Find the plan of least predicted time per sample (`cost.predict`), with its lower bound.
 
     `model` is the shape of all layers, or one shape for each layer type in the order of the layers; `cost` is of it.
     The plan's metadata say what is predicted and what it was searched from. `log` takes one line a family, `watch` how
-    far the search is, often. Raises UserError where the options contradict the cost model, or a profile lacks what a
-    strategy needs.
+    far the search is, often. `known`: plans to begin with; those outside the space are left out. `seconds`: of
+    processor time, after which families that are open are given up, and their bounds count. Raises UserError where
+    the options contradict the cost model, or a profile lacks what a strategy needs.
     """
     models = (model,) if isinstance(model, ModelShape) else tuple(model)
     _require_agreement(models, cost, options)
-    return _Search(models, cost, options, log or (lambda line: None), watch).run()
+    return _Search(models, cost, options, log or (lambda line: None), watch).run(known, seconds)
 
 
 class _Stage(IntEnum):
@@ -109,6 +112,8 @@ class _Search:
             stated=frozenset(name for name, value in asdict(cost.assumed).items() if value is not None),
         )
         self.cancel = galvatron_dp_core.Cancel()
+        self.stopped = False  # the time is over
+        self.space: dict[PlanFamily, list[Choices]] = {}
         self.found: dict[PlanFamily, Candidate] = {}
         self.outcomes: dict[PlanFamily, FamilyOutcome] = {}
         self.bounds_s: dict[PlanFamily, float] = {}  # of families that cannot win
@@ -121,18 +126,16 @@ class _Search:
         self.changed = Condition()
         self.priced: dict[tuple[int, int, int, Choices], Priced] = {}
 
-    def run(self) -> SearchResult:
+    def run(self, known: Sequence[Plan], seconds: float | None) -> SearchResult:
         start = time.perf_counter()
-        self.later = list(self._sketched())
-        self.opened = len(self.later)
-        for most in (1, inf):  # what is fast without chunks keeps most families of several from being solved
-            self.waiting = [entry for entry in self.later if entry.family.chunks <= most]
-            self.later = [entry for entry in self.later if entry.family.chunks > most]
-            heapify(self.waiting)
-            if self.options.parallel_search:
-                self._work_in_threads()
-            else:
-                self._work()
+        ended = Event()
+        if seconds is not None:
+            Thread(target=self._stop_after, args=(seconds, ended), daemon=True).start()
+        try:
+            self._work_through(known)
+        finally:
+            with self.changed:
+                ended.set()
         ranked = sorted(self.found.values(), key=lambda candidate: -candidate.samples_per_s)[: self.options.top_k]
         lower_bound_s = inf
         if ranked:
@@ -146,12 +149,62 @@ class _Search:
             outcomes=self.outcomes,
             bounds_s=self.bounds_s,
             runners_up=tuple(ranked[1:]),
-            need=None if ranked else self._need(),
+            need=None if ranked or self.stopped else self._need(),
         )
+
+    def _work_through(self, known: Sequence[Plan]) -> None:
+        """Solve, reject or give up every family."""
+        self.later = list(self._sketched())
+        self.opened = len(self.later)
+        self._begin_with(known)
+        for most in (1, inf):  # what is fast without chunks keeps most families of several from being solved
+            self.waiting = [entry for entry in self.later if entry.family.chunks <= most]
+            self.later = [entry for entry in self.later if entry.family.chunks > most]
+            heapify(self.waiting)
+            if self.options.parallel_search:
+                self._work_in_threads()
+            else:
+                self._work()
+            for entry in self.waiting:  # where the time is over
+                self._give_up(entry)
+
+    def _stop_after(self, seconds: float, ended: Event) -> None:
+        """Of processor time, so that what else runs on the machine changes no answer."""
+        end = time.process_time() + seconds
+        while (left := end - time.process_time()) > 0:
+            if ended.wait(left):
+                return
+        with self.changed:
+            if ended.is_set():
+                return
+            self.stopped = True
+            self.cancel.cancel()
+            self.changed.notify_all()
+
+    def _begin_with(self, known: Sequence[Plan]) -> None:
+        """Take what is known as found: what cannot beat it need not be solved."""
+        for plan in known:
+            mine = replace(
+                self.bare,
+                global_batch=plan.global_batch,
+                micro_batches=plan.micro_batches,
+                stages=plan.stages,
+                layers=plan.layers,
+                vocab=plan.vocab,
+                schedule=plan.schedule,
+                chunks=plan.chunks,
+            )
+            family = PlanFamily.of(mine)
+            if any(choices.have(mine, self.cost.layer_types) for choices in self.space.get(family, ())):
+                found = Candidate(mine, self.cost.predict(mine))
+                memory = (stage.memory for stage in found.prediction.stages)
+                if max(each.total_mib - each.context_mib for each in memory) <= self.options.budget_mib:
+                    self._keep(found, family)
 
     def _sketched(self) -> Iterator[_Open]:
         numbers = count()
-        for family, spaces in self._divisible().items():
+        self.space = self._divisible()
+        for family, spaces in self.space.items():
             self.outcomes[family] = FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE
             for choices in spaces:
                 bound = sketch_ms(family, choices.layers, self.cost) / family.global_batch
@@ -173,7 +226,7 @@ class _Search:
             if strategies > MOST_STRATEGIES:
                 raise UserError(
                     f"max_tp_deg: {strategies} strategies of layers in {family} are more than {MOST_STRATEGIES}; lower "
-                    "it, or leave tp_consec at 1"
+                    "it or max_cp_deg, or leave tp_consec at 1"
                 )
             if len(found) > MOST_FAMILIES or total > MOST_PRICES:
                 raise UserError(
@@ -232,19 +285,33 @@ class _Search:
         """Bound a family better, or solve it. Whether it is still open."""
         try:
             return self._bounded_or_solved(entry)
-        except galvatron_dp_core.TooHard:
-            entry.tables = None
+        except (galvatron_dp_core.TooHard, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not self.stopped:  # not the core's word for cancelled
+                raise
+            self._give_up(entry)
+            return False
+
+    def _give_up(self, entry: _Open) -> None:
+        entry.tables = None
+        if not self._is_beaten(entry):
             self.unproven = min(self.unproven, entry.bound)
             self._note(entry.family, FamilyOutcome.GIVEN_UP)
+
+    def _is_beaten(self, entry: _Open) -> bool:
+        """Whether no plan of the family can be among the best."""
+        family = entry.family
+        if entry.bound < self._limit(family):
             return False
+        self._note(family, FamilyOutcome.OUT_OF_BOUND)
+        bound_s = entry.bound * family.global_batch / MS_PER_S
+        self.bounds_s[family] = min(self.bounds_s.get(family, inf), bound_s)
+        return True
 
     def _bounded_or_solved(self, entry: _Open) -> bool:
         family, batch = entry.family, entry.family.global_batch
-        limit = self._limit(family)
-        if entry.bound >= limit:
-            self._note(family, FamilyOutcome.OUT_OF_BOUND)
-            self.bounds_s[family] = min(self.bounds_s.get(family, inf), entry.bound * batch / MS_PER_S)
+        if self._is_beaten(entry):
             return False
+        limit = self._limit(family)
         if entry.tables is None:
             entry.tables = self._tables(entry)
             entry.stage, bound_ms = _Stage.PRICED, entry.tables.core.bound(self.cancel)

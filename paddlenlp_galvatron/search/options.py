@@ -157,7 +157,7 @@ class SearchOptions(TaskOptions):
 
     # How it is searched.
     parallel_search: bool = Field(False, description="search with several threads")
-    worker: Threads = Field(default_factory=_workers, description="threads; 0: twice the cores")
+    worker: Threads = Field(default_factory=_workers, description="threads; unset or 0: twice the cores")
     top_k: int = Field(
         1,
         ge=1,

@@ -98,11 +98,6 @@ class Need:
         return self.prediction.stages[self.stage].memory.total_mib
 
     @property
-    def layers(self) -> list[int]:
-        """Of the stage that needs most."""
-        return self.plan.stage_layers(self.stage)
-
-    @property
     def binds(self) -> str:
         """The term that takes most, and where."""
         return f"{self.term} on stage {self.stage}" if self.plan.pipeline > 1 else self.term
@@ -181,6 +176,11 @@ class SearchResult:
         """How far below the best plan's time the optimum may lie, as a fraction; 0: it is the optimum."""
         return max(0.0, 1 - self.lower_bound_s / self.best.time_s) if self.best else 0.0
 
+    @property
+    def given_up(self) -> int:
+        """Number of families that were left with a gap."""
+        return sum(outcome is FamilyOutcome.GIVEN_UP for outcome in self.outcomes.values())
+
     def fate(self, family: PlanFamily) -> str:
         """What became of a family, for people."""
         outcome = self.outcomes[family]
@@ -191,9 +191,9 @@ class SearchResult:
         """The best plan. Raises Infeasible, which tells the least memory that would do, or UserError where the search
         was given up before any plan was found."""
         if self.best is None:
-            if given_up := sum(outcome is FamilyOutcome.GIVEN_UP for outcome in self.outcomes.values()):
+            if self.given_up:
                 raise UserError(
-                    f"search_space: too wide: {given_up} of {len(self.outcomes)} families of plans were given up "
+                    f"search_space: too wide: {self.given_up} of {len(self.outcomes)} families of plans were given up "
                     "before one was found; lower max_tp_deg or max_pp_deg, leave tp_consec at 1, or raise effort"
                 )
             raise Infeasible(f"no plan fits: {self.need or 'no strategy splits batch, heads and ranks evenly'}")

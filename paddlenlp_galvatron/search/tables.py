@@ -52,6 +52,11 @@ class Choices:
     layers: Sequence[Sequence[LayerStrategy]]  # of each layer type
     vocabularies: Sequence[VocabStrategy]
 
+    def have(self, plan: Plan, layer_types: Sequence[int]) -> bool:
+        """Whether a plan's strategies are among them."""
+        used = set(zip(plan.layers, layer_types, strict=True))
+        return plan.vocab in self.vocabularies and all(layer in self.layers[kind] for layer, kind in used)
+
 
 Priced = dict[str, Any]  # arguments of the core
 

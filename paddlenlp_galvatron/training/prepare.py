@@ -44,7 +44,7 @@ class LaunchOptions(Options):
         None, description="processes on each node; unset: as the plan says, or one for each GPU"
     )
     num_gpus_per_node: Ranks | None = Field(None, description="the same as nproc")
-    num_nodes: Ranks | None = Field(None, description="nodes")
+    num_nodes: Ranks | None = Field(None, description="number of nodes")
     node_rank: Rank | None = Field(None, description="number of this node, from 0")
     master_addr: str | None = Field(None, description="address of node 0")
     master_port: Port | None = Field(None, description="free port of node 0")

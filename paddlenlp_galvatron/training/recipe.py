@@ -25,9 +25,9 @@ class Recipe(Options):
     warmup_ratio: float = Field(0.0, ge=0, le=1, description="warmup_steps as a share of all steps")
     decay_steps: Count | None = Field(None, description="step at which the lowest rate is reached; unset: the last")
     weight_decay: RateOrNone = Field(0.0, description="weight decay of AdamW; never applied to norms and biases")
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's")
-    adam_epsilon: Rate = Field(1e-8, description="AdamW's")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the mean gradient")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's decay of the mean squared gradient")
+    adam_epsilon: Rate = Field(1e-8, description="what AdamW adds to the divisor of an update")
     use_multi_tensor: bool | None = Field(
         None, description="let AdamW update all tensors in a few kernels; unset: on GPUs only"
     )

@@ -110,7 +110,7 @@ class RunOptions(Options):
     max_evaluate_steps: CountOrAll = Field(
         -1, description="number of global batches in an evaluation; -1: the whole split"
     )
-    logging_steps: Count = Field(10, description="steps between entries of PaddleNLP's log")
+    logging_steps: Count = Field(10, description="steps between health lines, and between entries of PaddleNLP's log")
     logging_first_step: bool = Field(False, description="1: also write an entry after the first step")
     peak_tflops: Positive | None = Field(
         None, description="peak TFLOP/s of a device, for MFU; unset: from the data sheet of the device"

@@ -43,8 +43,9 @@ def _again(layer: LayerStrategy) -> str:
 
 def tables(accuracy: Accuracy) -> Iterator[str | Table]:
     """To be printed one below the other."""
-    yield _plans(accuracy)
-    yield ""
+    for table in _plans(accuracy):
+        yield table
+        yield ""
     yield _terms(accuracy)
     yield ""
     if accuracy.verdicts:
@@ -79,42 +80,46 @@ def _spread(spread: Spread) -> str:
     return f"mean {spread.mean:.1%}, median {spread.median:.1%}, from {spread.lowest:+.1%} to {spread.highest:+.1%}"
 
 
-def _plans(accuracy: Accuracy) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for title in (
-        "plan",
-        "why",
-        "predicted s",
-        "measured s",
-        "error",
-        "host",
-        "MiB",
-        "measured",
-        "error",
-        "busy ms",
-        "at fault",
-        "",
-    ):
-        table.add_column(
-            title, no_wrap=title != "", justify="right" if title not in ("plan", "why", "at fault", "") else "left"
-        )
+def _plans(accuracy: Accuracy) -> Iterator[Table]:
+    """Time, then memory and terms: side by side they are wider than 80 characters."""
+    times = _table("plan", "why", "predicted s", "measured s", "error", "host", "what it is")
+    rest = _table("plan", "MiB", "measured", "error", "busy ms", "at fault")
     for one in sorted(accuracy.outcomes, key=lambda one: one.measured_s):
         worst = min(range(len(one.stages)), key=lambda stage: one.memory_errors[stage])
         stage, off = one.stages[worst], one.off_ms()
         busiest = max(one.stages, key=lambda each: busy_ms(each.measured_ms))
-        table.add_row(
+        times.add_row(
             one.key,
             one.kind,
             f"{one.predicted_s:.4f}",
             f"{one.measured_s:.4f}",
             f"{one.time_error:+.1%}",
             f"{one.host_speed:.2f}",
+            short(one.plan),
+        )
+        rest.add_row(
+            one.key,
             f"{stage.predicted_mib:.1f}",
             f"{stage.peak_mib:.1f}",
             f"{one.memory_errors[worst]:+.1%}",
             f"{busy_ms(busiest.predicted_ms):.0f}/{busy_ms(busiest.measured_ms):.0f}",
             f"{one.at_fault} {off[one.at_fault]:+.0f}",
-            short(one.plan),
+        )
+    yield times
+    yield rest
+
+
+def _table(*titles: str) -> Table:
+    """Words to the left, numbers to the right and never cut."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in titles:
+        is_text = title in ("plan", "why", "at fault", "what it is")
+        is_long = title == "what it is"
+        table.add_column(
+            title,
+            no_wrap=not is_long,
+            overflow="fold" if is_long else "ellipsis",
+            justify="left" if is_text else "right",
         )
     return table
 

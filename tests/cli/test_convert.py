@@ -49,7 +49,7 @@ def test_mistakes_are_one_line_and_leave_nothing(galvatron, tmp_path):
             "holds a qwen2, but --family says llama",
         ),
         (("h2g", LLAMA, tmp_path / "converted"), "converted: exists already; remove it or name another folder"),
-        (("h2g", tmp_path / "none", tmp_path / "a"), "none/config.json: no such file"),
+        (("h2g", tmp_path / "none", tmp_path / "a"), "none: no such folder; name that of a Hugging Face model"),
         (("g2h", tmp_path / "empty", tmp_path / "a"), "empty/index.json: no such file"),
         (("g2h", LLAMA, tmp_path / "a"), "llama/index.json: no such file"),
         (("g2h", tmp_path / "converted", tmp_path / "a", "--like", LLAMA), "family is llama, but qwen2 in the model"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from cost_examples import HARDWARE, MODEL
 
 from paddlenlp_galvatron.plan import DataParallel, UserError, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import require_model
+from paddlenlp_galvatron.report import explain, why
 from paddlenlp_galvatron.report.why import faster_links
 
 from .test_search import OPTIONS, PLAN, folder, words  # noqa: F401 - a fixture
@@ -24,7 +26,7 @@ def explained(folder, galvatron):  # noqa: F811
     options = OPTIONS | {"memory_constraint": BUDGET_GB, "output_config_path": "plan.json"}
     assert galvatron(*words(**options)).code == 0
     ran = galvatron("explain", "plan.json", "--json")
-    assert ran.code == 0 and all(line.startswith("note: ") for line in ran.err.splitlines())
+    assert ran.code == 0 and all(line.startswith(("note: ", "search ")) for line in ran.err.splitlines())
     return json.loads(ran.out)
 
 
@@ -76,6 +78,25 @@ def test_each_what_if_is_a_search_under_that_change(explained, galvatron):
             assert answer["time_s"] == pytest.approx(searched(settle_chunk=chunks)) and chunks != known.micro_batches
 
 
+def test_searches_that_are_stopped_say_between_what_the_answer_lies(explained, galvatron, monkeypatch):
+    """As in spaces that take minutes: the gains of whole searches lie within the ranges that are told."""
+    monkeypatch.setattr(why, "LEAST_S", 0.0)
+    monkeypatch.setattr(explain, "SEARCHES_S", 0.0)
+    stopped = json.loads(galvatron("explain", "plan.json", "--json").out)
+    found = [answer for answer in stopped["what_if"] if answer["time_s"]]
+    assert sum(answer["gap"] > 0 for answer in found) >= 3
+    exact = {(answer["name"], answer["change"]): answer for answer in explained["what_if"]}
+    for answer in found:
+        whole = exact[answer["name"], answer["change"]]
+        assert whole["gap"] == 0
+        assert answer["time_s"] * (1 - answer["gap"]) <= whole["time_s"] * (1 + 1e-9)
+        assert whole["time_s"] <= answer["time_s"] * (1 + 1e-9)
+    shown = galvatron("explain", "plan.json").out
+    assert explain.UNCERTAIN in shown and "no faster plan was found: none takes less than" in shown
+    assert re.search(r"^memory +0\.9 -> 1\.9 GB .*\+\d+\.\d% to \+\d+\.\d%$", shown, re.MULTILINE)
+    assert "…" not in shown.split("what if")[1] and "no plan was found in 0 s" in shown
+
+
 def test_the_best_uniform_plan_and_the_runners_up_are_those_of_a_search(explained, galvatron):
     options = OPTIONS | {"memory_constraint": BUDGET_GB, "json": 1}
     uniform = json.loads(galvatron(*words(**options, fine_grained_mode=0)).out.splitlines()[-1])
@@ -99,6 +120,19 @@ def test_one_layer_more_is_what_the_changed_plan_costs(explained, galvatron):
     write_plan(replace(plan, layers=tuple(layers)), "changed.json")
     changed = json.loads(galvatron("explain", "changed.json", "--json").out)
     assert changed["time_s"] == pytest.approx(other["time_s"])
+
+
+def test_where_one_layer_has_very_many_ways_to_change_some_layers_are_tried(explained, galvatron, monkeypatch):
+    whole = {other["strategy"]: other for other in explained["one_layer_more"]}
+    assert explained["layers_tried"] == explained["layers_that_differ"] > 2
+    monkeypatch.setattr(why, "MOST_PRICED", 1)
+    told = json.loads(galvatron("explain", "plan.json", "--json").out)
+    assert (told["layers_tried"], told["layers_that_differ"]) == (2, explained["layers_that_differ"])
+    assert {other["layer"] for other in told["one_layer_more"]} <= {0, len(read_plan("plan.json").layers) - 1}
+    assert all(
+        whole[other["strategy"]]["time_s"] <= other["time_s"] for other in told["one_layer_more"] if other["fits"]
+    )
+    assert "under another strategy (the best of 2 of its layers)" in galvatron("explain", "plan.json").out
 
 
 def test_it_reads_well_at_80_columns(explained, galvatron, monkeypatch):
@@ -174,3 +208,18 @@ def test_two_plans_differ_by_fields_layers_and_terms(explained, galvatron):
     ran = galvatron("plan", "diff", "plan.json", "bare.json")
     assert ran.code == 0 and "note: time and memory are left out" in ran.err
     assert ["batch", "32", "64"] in [line.split() for line in ran.out.splitlines()]
+
+
+def test_plans_of_one_device_have_one_reserve(galvatron, tmp_path, monkeypatch):
+    """Also one that was written by hand, whose file names no budget."""
+    monkeypatch.chdir(tmp_path)
+    model = ("--model_size", "qwen2.5-0.5b", "--seq_length", "2048", "--num_gpus_per_node", "2")
+    assert galvatron("profile", "all", "--analytic", "h100", *model, "--output", "profiles").code == 0
+    assert galvatron("search", *model, "--profiles", "profiles", "--output_config_path", "plan.json").code == 0
+    fields = json.loads(Path("plan.json").read_text())
+    del fields["galvatron"]["searched_from"]
+    Path("hand.json").write_text(json.dumps(fields))
+    given = ("--profiles", "profiles", "--model", "qwen2.5-0.5b", "--json")
+    for pair in (("hand.json", "plan.json"), ("plan.json", "hand.json")):
+        first, second = json.loads(galvatron("plan", "diff", *pair, *given).out)["memory_mib"]
+        assert first == second and first["reserve"] > 1000

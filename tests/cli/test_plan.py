@@ -81,6 +81,24 @@ def test_what_a_search_predicts_is_a_table_of_80_columns(galvatron, plan_file):
     assert "1.555 s a step, 10.29 samples/s; no plan takes less than 1.4 s (gap 0.1)" in " ".join(ran.out.split())
 
 
+def test_what_a_plan_was_searched_from_takes_two_lines(galvatron, plan_file):
+    searched = {
+        "model": "llama2-7b",
+        "model_fingerprint": "0123456789abcdef",
+        "num_nodes": 2,
+        "num_gpus_per_node": 8,
+        "memory_constraint_gb": 36.0,
+        "profiles": [{"path": "measured/a.json", "sha256": "00"}, {"path": "measured/b.json", "sha256": "01"}],
+        "options": {"settle_bsz": 64, "sp_space": "tp+sp"},
+    }
+    lines = galvatron("plan", "show", plan_file(galvatron={"searched_from": searched})).out.splitlines()
+    shown = [" ".join(line.split()) for line in lines if line.startswith(("searched", "options"))]
+    assert shown == [
+        "searched for llama2-7b on 2 x 8 devices of 36 GB; profiles in measured",
+        "options settle_bsz 64, sp_space tp+sp",
+    ]
+
+
 def test_show_is_the_same_when_piped(plan_file):
     """Run as its own process, its output a pipe: no colour, no cut."""
     command = [sys.executable, "-m", "paddlenlp_galvatron.cli.main", "plan", "show", str(plan_file())]

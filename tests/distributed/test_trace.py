@@ -27,6 +27,7 @@ def test_every_rank_tells_its_passes_collectives_waits_optimizer_and_data(galvat
     words = ["--max_steps", 4, "--trace", "2-3", "--save_strategy", "no", "--timeout", 600]
     ran = galvatron("train", "plan.json", "--model", "model.json", *words)
     assert ran.code == 0, ran.err
+    assert "time lines in output/trace.json; open it in https://ui.perfetto.dev" in ran.out
     events = json.loads((tmp_path / "output" / "trace.json").read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert min(event["ts"] for event in spans) == 0 and all(event["dur"] >= 0 for event in spans)

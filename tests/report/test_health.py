@@ -58,6 +58,11 @@ def test_the_line_says_where_the_run_stands():
     )
 
 
+def test_what_rounds_to_none_has_no_sign_of_less():
+    line = Health(plan(), MODEL).line(records(30, step_s=STEP_S * 0.9999, peaks_mib=(999.9,) * 4))
+    assert line.count("+0%)") == 2 and "-0%" not in line
+
+
 def test_the_line_does_without_a_prediction():
     line = Health(plan(predicted=False, world_size=1, pp=1), MODEL).line(records(1, peaks_mib=(20.0,)))
     assert line == "step 1, loss 3.0000, grad norm 0.5, 256 tokens/s, step 2 s, memory 20 MiB"

@@ -96,7 +96,7 @@ def records(plan: Plan, steps: int, step_s: float = 0.5, peak_mib: float = 500.0
 
 
 def test_the_page_is_whole_and_names_nothing_outside(explanation):
-    points = frontier(explanation.problem)
+    points = frontier(explanation)
     page = render(explanation, points, records(explanation.plan, 30))
     seen = tags(page)
     assert not re.search(r"(src|href)=|url\(|@import|https?://", page)
@@ -153,7 +153,7 @@ def test_memory_is_drawn_against_budget_and_bound(real):
 
 
 def test_the_frontier_is_what_searches_answer(explanation):
-    points = frontier(explanation.problem)
+    points = frontier(explanation)
     times = [point.time_s for point in points if point.time_s is not None]
     assert times == sorted(times, reverse=True) and len(times) > 3
     mine = next(point for point in points if point.memory_gb == explanation.problem.options.memory_constraint)
@@ -196,8 +196,8 @@ def test_it_works_in_a_browser(real, large, tmp_path):
     """Opens at once and without an error, tells what pointer and focus are on, follows the reader's theme and the
     button, and is no wider than a phone: a small plan with a log, and one of 126 layers on 1,024 GPUs."""
     pages = {
-        "small": render(real, frontier(real.problem), records(real.plan, 300, real.prediction.time_s, 20_000.0)),
-        "large": render(large, [FrontierPoint(gb, 9.0 - gb / 20) for gb in (40.0, 60.0, 80.0, 100.0)]),
+        "small": render(real, frontier(real), records(real.plan, 300, real.prediction.time_s, 20_000.0)),
+        "large": render(large, [FrontierPoint(gb, 9.0 - gb / 20, 9.0 - gb / 20) for gb in (40.0, 60.0, 80.0, 100.0)]),
     }
     with browser() as opened:
         for name, page in pages.items():

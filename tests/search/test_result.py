@@ -49,5 +49,6 @@ def test_what_binds_is_the_largest_part_of_the_largest_term(batch: int) -> None:
     memory = need.prediction.stages[need.stage].memory
     assert need.memory_mib == max(stage.memory.total_mib for stage in need.prediction.stages) == memory.total_mib
     assert need.term_mib == max(memory.states_mib, memory.activations_mib, memory.working_mib, memory.context_mib)
-    assert need.term_mib / (len(need.layers) + 1) <= need.part_mib <= need.term_mib
-    assert f"stage {need.stage} (layers {need.layers[0]}-" in str(need) and f"by its {need.term}" in str(need)
+    layers = need.plan.stage_layers(need.stage)
+    assert need.term_mib / (len(layers) + 1) <= need.part_mib <= need.term_mib
+    assert f"stage {need.stage} (layers {layers[0]}-" in str(need) and f"by its {need.term}" in str(need)

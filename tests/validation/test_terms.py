@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 from cost_examples import MODEL
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan
-from paddlenlp_galvatron.validation import disturbance
-from paddlenlp_galvatron.validation.accuracy import Accuracy, Outcome, Spread, kendall
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Recompute
+from paddlenlp_galvatron.validation import disturbance, words
+from paddlenlp_galvatron.validation.accuracy import Accuracy, Outcome, Spread, StageOutcome, kendall
 from paddlenlp_galvatron.validation.draw import KINDS, draw
 from paddlenlp_galvatron.validation.terms import TERMS, measured_ms
 from paddlenlp_galvatron.validation.work import key_of
@@ -138,3 +140,15 @@ def test_what_a_host_lost_in_speed_since_it_was_profiled_is_taken_out_of_the_err
     assert slowed.time_error == pytest.approx(-0.2)
     assert slowed.time_error_at_speed == pytest.approx(0) == same.time_error_at_speed
     assert Accuracy([slowed, same]).time_at_speed.mean == pytest.approx(0)
+
+
+def test_tables_of_plans_fit_eighty_columns():
+    terms = dict.fromkeys(TERMS, 1234.5)
+    stage = StageOutcome(terms, {**terms, "gradients": 99999.0}, 123456.7, 140000.0, 123456.7)
+    layers = (LayerStrategy(), LayerStrategy(recompute=Recompute.NORMS | Recompute.ATTENTION))
+    plan = Plan(1, 8, 2, (2,), layers)
+    outcome = Outcome(plan, "recomputing", 123.4567, 234.5678, (stage,), 0, 0)
+    text = StringIO()
+    Console(file=text, width=80).print(*words.tables(Accuracy([outcome])), sep="\n")
+    assert "…" not in text.getvalue()
+    assert "at fault" in text.getvalue()

@@ -77,7 +77,7 @@ def _uneven(plan: Plan, program: str) -> Iterator[str]:
         if len(set(layers)) > 1:
             yield f"{field}: {program} has one for all layers, the plan has {', '.join(dict.fromkeys(layers))}"
         elif vocab != layers[0]:
-            yield f"{of_vocab}: in {program} embedding and LM head are split and sharded as the layers are"
+            yield f"{of_vocab}: {program} has one for embedding, LM head and layers, the plan {vocab} and {layers[0]}"
     if len(set(plan.stages)) > 1:
         shown = ",".join(map(str, plan.stages))
         yield f"pp_division: {program} gives every stage as many layers, the plan {shown}"
