@@ -32,6 +32,7 @@ from paddle.distributed import collective, parallel
 from ..launch.status import waiting
 from ..launch.store import GROUP
 from ..plan import UserError
+from . import processors
 
 # What waits for other ranks while it is called.
 AT_ONCE = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
@@ -90,7 +91,8 @@ def _group_with_own_keys(
         return _new_process_group(backend, store, rank, world_size, group_name, pg_options, group_id, **rest)
     with _reached(store, rank, world_size) if group_id == 0 else contextlib.nullcontext():
         store.set(GROUP, str(group_id))
-        group = core.ProcessGroupGloo.create(store, rank, world_size, group_id)
+        with processors.threads_behind():
+            group = core.ProcessGroupGloo.create(store, rank, world_size, group_id)
     _kept.append(group)
     return group
 
