@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -42,6 +43,21 @@ def test_ranks_share_no_core_where_there_is_one_for_each(host):
     assert processors.shares(4) == [[0], [1], [2], [3]]
     assert processors.shares(8) == [[number] for number in range(8)]
     assert processors.shares(9) == []
+
+
+@pytest.mark.parametrize(("ranks", "priority"), [(4, 19), (9, 0), (1, 0)])
+def test_threads_give_way_to_a_rank_that_has_processors_of_its_own(host, monkeypatch, ranks, priority):
+    host(8)
+    monkeypatch.setenv("PADDLE_RANK_IN_NODE", "0")
+    monkeypatch.setenv("PADDLE_LOCAL_SIZE", str(ranks))
+    ended = threading.Event()
+    with processors.threads_behind():
+        reader = threading.Thread(target=ended.wait)
+        reader.start()
+    mine, of_the_reader = (os.getpriority(os.PRIO_PROCESS, thread) for thread in (0, reader.native_id))
+    ended.set()
+    reader.join()
+    assert (mine, of_the_reader) == (0, priority)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")

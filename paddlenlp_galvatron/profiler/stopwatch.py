@@ -24,7 +24,7 @@ QUICK_TURNS = 3 / 4  # share of the turns whose mean counts
 LEAST_SPREAD = 0.1  # of any time, where two are told apart: fewer laps show less than there is
 WIDE = 0.3  # spread of a number that is measured again
 SHORTEST_LAP_MS = 5.0  # operations that a GPU does sooner are started several times in a lap
-WORK_MS = 3.0  # processor time between two messages on CPU: about that of half a small layer
+WORK_MS = 6.0  # processor time between two messages on CPU: about that of a small layer; longer ones have longer tails
 WORK_LAPS = 7  # of such messages in a turn: a single one is off by 40 % (standard deviation)
 MATRIX = 256  # side of the matrices that are multiplied as work
 
@@ -47,10 +47,11 @@ class Timing:
     def of_turns(cls, turns: Sequence[Sequence[float]]) -> Timing:
         """Of laps that were run in turns, at different times.
 
-        What happens within a turn happens in training, where times add up: its mean counts. What disturbs a turn from
+        What happens within a turn happens in training, where times add up: its mean counts, with the few laps in ten
+        that take several times as long as the others, as messages on CPU processes do. What disturbs a turn from
         outside only adds time, so the quicker ones count. The spread is that of all laps.
         """
-        means = sorted(_trimmed_mean(laps) for laps in turns)
+        means = sorted(float(np.mean(laps)) for laps in turns)
         return cls(float(np.mean(means[: max(1, int(QUICK_TURNS * len(means)))])), cls.of(np.concatenate(turns)).spread)
 
     @property
@@ -62,11 +63,6 @@ class Timing:
     def high_ms(self) -> float:
         """What it is at most."""
         return self.ms * (1 + max(self.spread, LEAST_SPREAD) / 2)
-
-
-def _trimmed_mean(times: Sequence[float]) -> float:
-    ends = len(times) // 10
-    return float(np.mean(np.sort(times)[ends : len(times) - ends]))
 
 
 class Stopwatch:

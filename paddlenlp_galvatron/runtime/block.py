@@ -166,12 +166,12 @@ class Block:
             def run(q: Any, k: Any, v: Any) -> Any:
                 k, v = (x if groups == 1 else _each_head(x, groups) for x in (k, v))
                 # PaddleNLP wants the mask whole; it is gone when attention has used it.
-                whole = None if mask is None else mask.expand([q.shape[0], 1, -1, -1])
+                own = mask if mask is None or not chunks else own_rows(mask, chunks, axis=2)
+                whole = None if own is None else own.expand([q.shape[0], 1, -1, -1])
                 return place.cross(Seam.CONTEXT, _flat(core(q, config, k, v, whole, *rest, **named)))
 
             if chunks:
                 k, v = place.cross(Seam.ALL_KEYS, k), place.cross(Seam.ALL_VALUES, v)
-                mask = None if mask is None else own_rows(mask, chunks, axis=2)
             return part(run, q, k, v)
 
         attention.attn_func = context
