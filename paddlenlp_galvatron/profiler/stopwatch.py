@@ -20,7 +20,6 @@ from .clock import PROCESSOR, WALL, Array, clock
 
 LEAST_LAPS, MOST_LAPS = 3, 100  # or series of laps
 SERIES = 4  # laps of a message between two common starts: ranks in a row of many stay in step, or out of it, for long
-QUICK_TURNS = 3 / 4  # share of the turns whose mean counts
 LEAST_SPREAD = 0.1  # of any time, where two are told apart: fewer laps show less than there is
 WIDE = 0.3  # spread of a number that is measured again
 SHORTEST_LAP_MS = 5.0  # operations that a GPU does sooner are started several times in a lap
@@ -48,11 +47,10 @@ class Timing:
         """Of laps that were run in turns, at different times.
 
         What happens within a turn happens in training, where times add up: its mean counts, with the few laps in ten
-        that take several times as long as the others, as messages on CPU processes do. What disturbs a turn from
-        outside only adds time, so the quicker ones count. The spread is that of all laps.
+        that take several times as long as the others, as messages on CPU processes do. Of the turns the median counts,
+        as of steps whose time is told. The spread is that of all laps.
         """
-        means = sorted(float(np.mean(laps)) for laps in turns)
-        return cls(float(np.mean(means[: max(1, int(QUICK_TURNS * len(means)))])), cls.of(np.concatenate(turns)).spread)
+        return cls(float(np.median([np.mean(laps) for laps in turns])), cls.of(np.concatenate(turns)).spread)
 
     @property
     def low_ms(self) -> float:
