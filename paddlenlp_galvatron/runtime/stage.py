@@ -136,7 +136,8 @@ class Stage:
         vocab = plan.vocab.as_layer()
         # Ids go in, and labels to the loss, on all ranks that split the vocabulary.
         inside = token_layout(plan.vocab, plan.stage_size, sequence_parallel=False)
-        self._taken = inside.intervals(self._tokens, plan.micro_batch)[self._local].tolist()
+        own = inside.intervals(self._tokens, plan.micro_batch)[self._local].tolist()
+        self._taken = [(start, stop) for start, stop in own if start < stop]
         tied = shape.tied_embeddings
         table: ShardedParameter | None = None
         if self.is_first or (tied and self.is_last):
