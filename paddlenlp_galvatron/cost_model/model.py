@@ -365,6 +365,8 @@ class CostModel:
             working += tokens * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
         others = samples * others_mib(model, strategy, mesh, seq, self.assumed)
         working += others  # their gradients
+        if (context := mesh.degree(Axis.CONTEXT)) > 1:  # rows of masks and positions for its own tokens
+            working += self._constants_mib / context
         products = product_share(model, seq)
         if self.task.frozen:
             times = frozen_times(times, products)

@@ -21,7 +21,7 @@ from ..plan.seams import Seam, seam_ops, summed_over
 from .adapter import Adapter
 from .groups import Groups
 from .ops import Crossing
-from .ops.context import OwnPositions, by_rows, hidden_rows, own_rows
+from .ops.context import Chunks, OwnPositions, by_rows, hidden_rows, own_rows
 from .precision import Numbers, cast, compute_weights
 from .recompute import RecomputedPart
 from .trace import span
@@ -109,12 +109,15 @@ class Block:
         return recompute(self._twice, x, mask) if again else self._run(x, mask)
 
     def share_positions(self, other: Block) -> None:
-        """Use another layer's table of positions, which is the same: of 4096 tokens each takes 4 MiB."""
+        """Use another layer's tables of positions, which are the same: of 4096 tokens each takes 4 MiB."""
         self._use_positions(other._positions)
 
-    def _use_positions(self, table: Any) -> None:
-        self._positions = table
-        self._layer.self_attn.rotary_emb = OwnPositions(table, self._chunks) if self._chunks else table
+    def _use_positions(self, tables: dict[Chunks | None, Any]) -> None:
+        """Tables by the chunks whose positions they hold; None: of whole samples, from which others are made."""
+        self._positions = tables
+        if self._chunks is not None and self._chunks not in tables:
+            tables[self._chunks] = OwnPositions(tables[None], self._chunks)
+        self._layer.self_attn.rotary_emb = tables[self._chunks]
 
     def train(self, training: bool) -> None:
         """With dropout, as for training, or without."""
@@ -137,7 +140,7 @@ class Block:
         attention.num_heads = shape.heads // degree
         attention.num_key_value_heads = max(shape.kv_heads // degree, 1)
         attention.num_key_value_groups = attention.num_heads // attention.num_key_value_heads
-        self._use_positions(attention.rotary_emb)
+        self._use_positions({None: attention.rotary_emb})
         for seam, projection, heads in (
             (Seam.QUERY, attention.q_proj, shape.heads),
             (Seam.KEY, attention.k_proj, shape.kv_heads),

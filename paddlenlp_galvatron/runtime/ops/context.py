@@ -47,16 +47,20 @@ def own_rows(x: Any, chunks: Chunks, axis: int) -> Any:
 
 
 class OwnPositions(nn.Layer):  # type: ignore[misc]
-    """PaddleNLP's table of rotary positions, as far as it is of a rank's own tokens."""
+    """PaddleNLP's table of rotary positions, as far as it is of a rank's own tokens; made once for all its layers and
+    micro-batches, each of which keeps it for backward."""
 
     def __init__(self, table: Any, chunks: Chunks):
         super().__init__()
         self._table, self._chunks = table, chunks
+        self._own: dict[Any, Any] = {}  # by the type of numbers
 
     def forward(self, x: Any, seq_len: int) -> Any:
         """(cosines, sines), each [1, own tokens, 1, D]."""
-        every = self._table(x, seq_len=self._chunks[-1][1])
-        return tuple(own_rows(part, self._chunks, axis=1) for part in every)
+        if x.dtype not in self._own:
+            every = self._table(x, seq_len=self._chunks[-1][1])
+            self._own[x.dtype] = tuple(own_rows(part, self._chunks, axis=1) for part in every)
+        return self._own[x.dtype]
 
 
 def by_rows(hidden: Any) -> Callable[..., Any]:
