@@ -34,6 +34,7 @@ class ComputeTimes:
         for key, times in profile.passes.items():
             self._passes.setdefault((key.part, key.tp), {})[Shape(key.batch, key.seq)] = times
         self._known: dict[tuple[str, float, int, int], PassTimes] = {}
+        self._known_seams: dict[tuple[str, Axis, float, int], SeamTimes] = {}
 
     def layer(self, layer_type: int, samples: float, seq: int, tp: int = 1) -> PassTimes:
         """Times in ms of one layer on one of `tp` ranks that share `samples` samples of `seq` tokens.
@@ -49,7 +50,12 @@ class ComputeTimes:
 
         Of the measured lengths the nearest counts, by the tokens.
         """
-        part = layer_part(layer_type)
+        key = (layer_part(layer_type), axis, samples, seq)
+        if key not in self._known_seams:
+            self._known_seams[key] = self._price_seams(*key)
+        return self._known_seams[key]
+
+    def _price_seams(self, part: str, axis: Axis, samples: float, seq: int) -> SeamTimes:
         measured = [(key, ms) for key, ms in self.profile.seams.items() if (key.part, key.axis) == (part, axis)]
         if not measured:
             return SeamTimes()
