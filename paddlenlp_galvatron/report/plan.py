@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ValidationError
 from rich.table import Table
@@ -38,20 +38,24 @@ class StageSummary(BaseModel):
     sync_ms: float
 
 
-class Searched(BaseModel):
-    """What the search predicts. Files by others may hold anything, which is shown as it is."""
+class Metadata(BaseModel):
+    """What the search writes. Files by others may hold anything, which is shown as it is."""
+
+    @classmethod
+    def of(cls, content: Any) -> Self | None:
+        try:
+            return cls.model_validate(content)
+        except ValidationError:
+            return None
+
+
+class Searched(Metadata):
+    """What the search predicts."""
 
     time_s: float
     samples_per_s: float
     lower_bound_s: float
     stages: list[StageSummary]
-
-    @staticmethod
-    def of(predicted: Any) -> Searched | None:
-        try:
-            return Searched.model_validate(predicted)
-        except ValidationError:
-            return None
 
 
 class ProfilePath(BaseModel):
@@ -60,7 +64,7 @@ class ProfilePath(BaseModel):
     path: str
 
 
-class Origin(BaseModel):
+class Origin(Metadata):
     """What the search says that it searched from; the file has more, such as hashes."""
 
     model: str
@@ -69,13 +73,6 @@ class Origin(BaseModel):
     memory_constraint_gb: float
     profiles: list[ProfilePath]
     options: dict[str, Any] = {}
-
-    @staticmethod
-    def of(searched_from: Any) -> Origin | None:
-        try:
-            return Origin.model_validate(searched_from)
-        except ValidationError:
-            return None
 
     @property
     def facts(self) -> list[tuple[str, str]]:
