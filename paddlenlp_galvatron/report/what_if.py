@@ -27,7 +27,9 @@ from ..search.fit import DEVICE, SEQ
 from .breakdown import breakdown
 from .page import drawn, fill
 from .search import most_mib
-from .why import GB_MIB
+from .why import GB_MIB, best_of
+
+SEARCH_S = 10.0  # of processor time, that an answer's search may take: a page that is silent for longer seems dead
 
 
 class Question(Options):
@@ -129,7 +131,7 @@ def answer(question: Question, more: Mapping[str, Any]) -> Answer:
         options = options.model_copy(update={"memory_constraint": real.memory.value})
     commands = tuple(_commands(question, model, options, more, sheet))
     options, cost = on_device(options, cost, heard.append)
-    result = search(model.shapes, cost, options)
+    result = search(model.shapes, cost, options, seconds=SEARCH_S)
     if result.best:
         told = {"model_size": question.model_size, "seq_length": model.seq_length}
         result.best.plan.metadata["searched_from"]["model_options"] = told | asked.model_dump(
@@ -219,7 +221,7 @@ def page(values: Mapping[str, str], told: Answer | GalvatronError, query: str) -
 def failed(told: Answer) -> dict[str, str]:
     """The faults of a question that no plan answers."""
     try:
-        told.result.require()
+        best_of(told.result, SEARCH_S)
     except GalvatronError as error:
         return faults_of(error)
     return {}

@@ -22,6 +22,7 @@ import pytest
 from browser import DESKTOP, PHONE, browser, needs_chromium, with_pictures
 
 from paddlenlp_galvatron.cli.main import COMMANDS
+from paddlenlp_galvatron.report import what_if
 from paddlenlp_galvatron.report.what_if import LABELS, Question
 
 from .test_search import OPTIONS, folder, words, write_profiles  # noqa: F401 - a fixture
@@ -165,6 +166,21 @@ def test_bad_values_say_why_beside_their_field(served):
     page = served.get(model_size=name)[1]
     assert "<script>alert" not in page and "&lt;script&gt;" in page
     assert served.get("plan.json", model_size=name)[0] == 400
+
+
+def test_a_wide_search_is_stopped_and_says_so(monkeypatch):
+    wide = Question(model_size="llama3-70b", num_nodes=16, global_train_batch_size=512)
+    more = {"max_tp_deg": 64, "max_cp_deg": 8, "recompute_parts": True, "sp_space": "tp+sp"}
+    monkeypatch.setattr(what_if, "SEARCH_S", 1.0)
+    began = time.process_time()
+    told = what_if.answer(wide, more)
+    assert time.process_time() - began < 10  # to its end it takes minutes
+    assert told.result.given_up
+    shown = what_if.page({}, told, "")
+    if told.result.best:
+        assert "It was not taken to its end" in shown and " % faster may exist" in shown
+    else:
+        assert what_if.failed(told) and "no plan was found in 1 s" in shown
 
 
 @pytest.mark.parametrize("busy", [False, True])
