@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -16,6 +17,7 @@ from paddlenlp_galvatron.plan import UserError
 from .config_file import read_options
 from .conventions import App, say_note
 
+KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # what the help calls values; others are text
 CONFIG = "file of options, YAML or JSON; options on the command line win over it"
 
 
@@ -37,11 +39,11 @@ def add_command(
     """
     fields = {field: info for group in reversed(groups) for field, info in group.model_fields.items()}
 
-    def parameter(option: str, kind: Any, description: str) -> inspect.Parameter:
-        annotation = Annotated[kind | None, typer.Option(f"--{option}", help=description)]
+    def parameter(option: str, kind: Any, description: str, shown: str | None = None) -> inspect.Parameter:
+        annotation = Annotated[kind | None, typer.Option(f"--{option}", help=description, metavar=shown)]
         return inspect.Parameter(f"given_{option}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
-    parameters = [parameter("config", str, CONFIG)]
+    parameters = [parameter("config", str, CONFIG, KINDS[Path])]
     parameters += [parameter(switch, bool, description) for switch, description in switches.items()]
     if positional:
         argument = typer.Argument(help=_told(fields[positional[0]]), metavar=positional[1])
@@ -51,7 +53,7 @@ def add_command(
         )
     for field, info in fields.items():
         told = f"the same as {positional[1]}" if positional and field == positional[0] else _told(info)
-        parameters.append(parameter(field, bool if is_boolean(info) else str, told))
+        parameters.append(parameter(field, bool if is_boolean(info) else str, told, _kind(info)))
 
     def command(**given: Any) -> None:
         flags = {option.removeprefix("given_"): value for option, value in given.items() if value is not None}
@@ -73,6 +75,22 @@ def add_command(
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     app.command(name, beside=beside)(command)
+
+
+def _kind(info: FieldInfo) -> str | None:
+    """What the help calls a value; None of a switch, whose values are shown."""
+    if is_boolean(info):
+        return None
+    return next((name for kind, name in KINDS.items() if kind in _types(info.annotation)), "<str>")
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """Those that a value may have; lists and choices have none, they are text."""
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        for one in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
+            yield from _types(one)
+    else:
+        yield annotation
 
 
 def _told(info: FieldInfo) -> str:
