@@ -55,7 +55,8 @@ def complete_gloo() -> None:
         return (pair, int(peer > group.rank())) if pair is not None else (group, peer)
 
     def send_over_lane(group: Any, tensor: Any, peer: int, sync_op: bool = True) -> Any:
-        return send(lane(group, peer, True)[0], tensor, lane(group, peer, True)[1], sync_op)
+        copy = paddle.assign(tensor)  # fleet lets its tensor go before it has left
+        return send(lane(group, peer, True)[0], copy, lane(group, peer, True)[1], sync_op)
 
     def receive_over_lane(group: Any, tensor: Any, peer: int, sync_op: bool = True) -> Any:
         return receive(lane(group, peer, False)[0], tensor, lane(group, peer, False)[1], sync_op)

@@ -113,8 +113,9 @@ def broadcast(tensor: Any, group: Any) -> None:
 
 
 def send_start(tensor: Any, peer: int, group: Any) -> Pending:
-    """Start sending to a global rank of the group."""
+    """Start sending to a global rank of the group. Nobody writes to the tensor before it has left."""
     count("p2p", tensor)
+    tensor = tensor.contiguous()
     return _start("send", group, partial(dist.isend, tensor, peer, group), tensor)
 
 

@@ -22,6 +22,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -221,12 +222,11 @@ def _worker(group: Any) -> _Worker:
 
 
 def _send(group: Any, tensor: Any, target: int, sync_op: bool = True) -> _Task:
-    copy = paddle.assign(tensor.detach())  # the caller may overwrite its tensor at once
-    return _worker(group).submit(lambda: group.blocking_send(copy, target, True))
+    return _worker(group).submit(partial(group.blocking_send, tensor.detach(), target, True))
 
 
 def _receive(group: Any, tensor: Any, source: int, sync_op: bool = True) -> _Task:
-    return _worker(group).submit(lambda: group.blocking_recv(tensor, source, True))
+    return _worker(group).submit(partial(group.blocking_recv, tensor, source, True))
 
 
 # ---- collectives -----------------------------------------------------------------------------------------------------

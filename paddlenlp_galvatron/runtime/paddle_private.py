@@ -81,6 +81,11 @@ def share(tensor: Any, flat: Any, start: int, stop: int) -> None:
     flat._slice(start, stop)._share_buffer_to(tensor)
 
 
+def window(flat: Any, start: int, stop: int, shape: list[int]) -> Any:
+    """A tensor of this shape on a part of a flat one's memory."""
+    return flat._slice(start, stop).view(shape)
+
+
 def open_window(tensor: Any, flat: Any, start: int, stop: int, shape: list[int]) -> None:
     """`share`, in a shape of its own."""
     share(tensor, flat, start, stop)

@@ -28,7 +28,7 @@ from ..plan import DataParallel
 from ..plan.seams import WEIGHT_OPS, Collective
 from ..plan.strategy import JOINED_NUMBERS
 from .collectives import Pending, all_gather_start, all_reduce, all_reduce_start, reduce_scatter_start
-from .paddle_private import close_window, open_window, share
+from .paddle_private import close_window, open_window, share, window
 from .precision import add, cast
 from .trace import span
 from .weights import ShardedParameter, zero_parameter
@@ -209,8 +209,10 @@ class JoinedUnit(Unit):
     def finish(self) -> None:
         super().finish()
         if self._sum is not None:
-            for weight, part in zip(self.weights, paddle.split(self._sum, self._sizes), strict=True):
-                weight.summed = part.reshape(weight.tensor.shape)
+            stop = 0
+            for weight, size in zip(self.weights, self._sizes, strict=True):
+                start, stop = stop, stop + size
+                weight.summed = window(self._sum, start, stop, weight.tensor.shape)
             self._sum = None
 
 
