@@ -23,7 +23,7 @@ SERIES = 4  # laps of a message between two common starts: ranks in a row of man
 LEAST_SPREAD = 0.1  # of any time, where two are told apart: fewer laps show less than there is
 WIDE = 0.3  # spread of a number that is measured again
 SHORTEST_LAP_MS = 5.0  # operations that a GPU does sooner are started several times in a lap
-WORK_MS = 6.0  # processor time between two messages on CPU: about that of a small layer; longer ones have longer tails
+WORK_MS = 2.0  # processor time between two messages on CPU, about that between two of a small layer; see docs: validate
 WORK_LAPS = 7  # of such messages in a turn: a single one is off by 40 % (standard deviation)
 MATRIX = 256  # side of the matrices that are multiplied as work
 

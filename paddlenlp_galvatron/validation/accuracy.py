@@ -60,8 +60,9 @@ class Outcome:
         return [stage.predicted_mib / stage.peak_mib - 1 for stage in self.stages]
 
     @property
-    def above_bound(self) -> bool:
-        return any(stage.peak_mib > stage.bound_mib for stage in self.stages)
+    def over_bound_mib(self) -> float:
+        """By how much it held more than it should at most; 0 or below: it did not."""
+        return max(stage.peak_mib - stage.bound_mib for stage in self.stages)
 
     def off_ms(self) -> dict[str, float]:
         """Measured minus predicted by term, of the stage that is busiest; all that is waited for as one."""
@@ -99,9 +100,7 @@ def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: Mod
 
 
 def _host_speed(run: MeasuredRun, cost: CostModel) -> float:
-    if not run.layer_samples:
-        return 1.0
-    times = cost.times.layer(0, run.layer_samples, cost.seqs[0])
+    times = cost.times.layer(0, 1, cost.seqs[0])
     return (times.forward_ms + times.backward_ms) / run.layer_ms
 
 
@@ -201,7 +200,7 @@ class Accuracy:
 
     @property
     def above_bound(self) -> list[Outcome]:
-        return [one for one in self.outcomes if one.above_bound]
+        return [one for one in self.outcomes if one.over_bound_mib > 0]
 
     def terms(self) -> dict[str, tuple[float, float]]:
         """(predicted, measured) ms of a step by term, means over all plans' stages; waiting and idle as one."""

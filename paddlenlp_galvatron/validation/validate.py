@@ -25,7 +25,7 @@ from .draw import draw
 from .options import ValidateOptions
 from .work import FILE, JOURNAL, MeasuredRun, Work, key_of
 
-METHOD = 2  # how a step is measured: raised when that changes
+METHOD = 3  # how a step is measured: raised when that changes
 WORKER = f"{__package__}.worker"
 SPARE_S = 600  # beyond the minutes: the start, and the plan that is under way
 MOST_FAILURES = 10  # of plans, after which something else is wrong

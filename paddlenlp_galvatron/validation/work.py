@@ -50,9 +50,7 @@ class MeasuredRun(BaseModel):
     """What a plan took."""
 
     step_s: float = 0.0  # the one that counts, of the slowest rank
-    # Forward and backward of a layer with so many samples, timed right before and behind the steps as a profile has it.
-    layer_ms: float = 0.0
-    layer_samples: int = 0
+    layer_ms: float = 0.0  # forward and backward of a layer with one sample, right before and behind that step
     ranks: tuple[RankRun, ...] = ()
     bytes: dict[str, int] = {}  # that a step gives to collectives, over all ranks
     failed: str = ""  # why it did not run

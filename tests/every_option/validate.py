@@ -45,7 +45,7 @@ class ValidateSeen(Seen):
             calls["seconds"], calls["steps"] = round(seconds, -1), self.options.steps
             rank = RankRun(terms_ms=dict.fromkeys(TERMS, 1.0), peak_mib=1e6)
             for number, plan in enumerate(self.kinds):
-                run = MeasuredRun(step_s=0.1 + 0.01 * (number % 3), ranks=(rank,) * plan.world_size)
+                run = MeasuredRun(step_s=0.1 + 0.01 * (number % 3), layer_ms=1.0, ranks=(rank,) * plan.world_size)
                 self._journal().get(key_of(plan), run.model_dump)
 
         patched = patch.multiple(Validation, _journal=opened, _launch=launched)
