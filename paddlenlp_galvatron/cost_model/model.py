@@ -40,7 +40,7 @@ from .costs import (
 from .module_memory import Room, module_memory, others_mib
 from .peak import PartMemory
 from .placement import place_of
-from .recompute import partly
+from .recompute import made_numbers, partly
 from .redistribution import redistribution
 from .simulate import StageTimes, step_ms
 from .stage_memory import bound_of, fullest, memory_of
@@ -55,13 +55,12 @@ from .task import (
     together,
     with_reference,
 )
-from .weights import Weights, layer_weights
+from .weights import Weights, head_weights, layer_weights
 
 MIB = 2**20
-# Messages that a rank of a pipeline holds beside activations: of the next stage the gradient in use, with several
-# micro-batches the next one posted and an activation leaving (on CPU a copy); of the one before a gradient leaving and
-# an activation posted.
-NEXT, BEFORE = (1, 3), (1, 2)  # of one micro-batch, of several
+# Messages that a rank of a pipeline holds beside activations, of one micro-batch and of several. Of the next stage: the
+# gradient in use, and the next one posted; of the one before: an activation posted, and a gradient leaving.
+NEXT, BEFORE = (1, 2), (0, 2)
 
 
 class CostModel:
@@ -179,7 +178,7 @@ class CostModel:
         widest = max(self._token_bytes(micro_batch, kind) for kind in range(len(self.models)))
         input_mib = widest / stage_size / MIB
         several = micro_batches > 1
-        messages = NEXT[several] + (0 if later else BEFORE[several])
+        messages = NEXT[several] + (1 if later else BEFORE[several])  # a second gradient may be leaving
         fixed_mib = messages * input_mib + (0.0 if later else self._constants_mib)
         memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
         return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, 0.0, memory)
@@ -380,15 +379,20 @@ class CostModel:
             activation, others = input_mib, 0.0
         elif recompute:
             again_ms, spared = partly(model, strategy, times, self.memory, layer_type, seq, self.assumed)
-            # Measured part by part, without a tp group's messages: all parts at once take no less.
-            more = self.memory.again_mib(layer_type, recompute, strategy.tp, seq, sequence_parallel) or 0.0
-            output_mib = self._token_bytes(samples, layer_type) / shares / MIB if measured else 0.0
-            working += max(more * samples / split, spared * activation + output_mib)
+            more = self.memory.again_mib(layer_type, recompute, strategy.tp, seq, sequence_parallel)
+            if more is None:  # all parts at once take no less
+                output_mib = self._token_bytes(samples, layer_type) / shares / MIB if measured else 0.0
+                working += spared * activation + output_mib
+            else:
+                working += more * samples / split
             activation *= 1 - spared
         activation += others  # attention's inputs, which no part makes anew
         weights = layer_weights(model, strategy.tp)
         share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         held = replace(weights, matrices=round(weights.matrices * share))
+        if measured and self.assumed.async_grad_reduce and not (whole or self.task.frozen):
+            states = self._setting(stage_size, micro_batch, layer_type).states
+            working += made_numbers(model, recompute, strategy.tp) * states.gradient / MIB
         room = Room(activation, working)
         times = PassTimes(times.forward_ms, times.backward_ms, again_ms)
         cost = self._trained(strategy, mesh, pipeline, calls, times, held, whole, room)
@@ -424,6 +428,10 @@ class CostModel:
         if self.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
             times = PassTimes(times.forward_ms, 0.0 if role == "first" else parts[-1].forward_ms)
         whole = self._whole_gradients(micro_batches)
+        if kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made anew
+            states = self._setting(stage_size, micro_batch, last).states
+            made_mib = head_weights(self.models[last], vocab.tp).matrices * states.gradient / MIB
+            peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
         cost = self._trained(vocab, mesh, pipeline, calls, times, held, whole, Room(kept, peak - kept))
         fixed_mib = self._constants_mib
         fixed_mib += batch_mib(self.memory, samples * micro_batches, seq, micro_batches)

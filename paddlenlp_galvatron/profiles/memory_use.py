@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from itertools import accumulate
 from typing import TypeVar
 
 from ..base.errors import UserError
@@ -93,10 +94,13 @@ class MemoryUse:
     def again_mib(
         self, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> float | None:
-        """Per sample, what backward needs beyond `working_mib` where parts are recomputed, one after the other; None:
-        it was not measured."""
+        """Per sample, what backward needs beyond `working_mib` where parts are recomputed, one after the other: what
+        those before have spared is spared no longer. None: it was not measured."""
         found = self._of_parts("again_mib", layer_type, recompute, tp, seq, sequence_parallel)
-        return None if found is None else max(found)
+        spared = self._of_parts("spared_mib", layer_type, recompute, tp, seq, sequence_parallel)
+        if found is None or spared is None:
+            return None
+        return max(mib + before for mib, before in zip(found, accumulate(spared, initial=0.0), strict=False))
 
     def _of_parts(
         self, field: str, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
