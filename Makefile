@@ -16,11 +16,11 @@ LAUNCHING := $(addprefix tests/,distributed profiler trial validation)
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
-	@echo "make test         style, types, room boundaries and tests (at most 30 minutes on two cores)"
+	@echo "make test         style, types, the package's import rules and tests (at most 30 minutes on two cores)"
 	@echo "make test-full    the long tests too (at most 80 minutes)"
-	@echo "make validate     predictions held against real steps, on two idle cores (at most 20 minutes)"
+	@echo "make validate     predictions compared with real steps, on two idle cores (at most 20 minutes)"
 	@echo "make gpu-check    try this node's GPUs in ten minutes, in the active environment (ARGS='--nproc 2 --parts parity')"
-	@echo "make lint         style, types and room boundaries only"
+	@echo "make lint         style, types and the package's import rules only"
 	@echo "make docs         the documentation as a site, in build/site (at most 2 minutes)"
 	@echo "make pages        the pages and pictures of the documentation that are made from the code"
 	@echo "make setup        the environment only"

@@ -35,6 +35,7 @@ from paddlenlp_galvatron.training.settings import MOST_TRACED
 from paddlenlp_galvatron.trial import faults as trial_faults
 from paddlenlp_galvatron.trial import prediction as trial_prediction
 from paddlenlp_galvatron.validation import accuracy, worker
+from paddlenlp_galvatron.validation.options import ValidateOptions
 
 ROOT = Path(__file__).parents[1]
 MIB, MINUTE_S = 2**20, 60
@@ -193,3 +194,8 @@ def test_a_figure_is_that_of_the_code(name, values, en, zh, language):
 
 def test_the_advised_budget_is_nine_tenths():
     assert out_of_memory.MARGIN == 0.9  # health.md says it in words
+
+
+def test_of_fourteen_steps_the_third_quickest_counts():
+    steps = ValidateOptions.model_fields["steps"].default
+    assert (steps, round(worker.QUICK * (steps - 2))) == (14, 2)  # validate.md and the help say it in words

@@ -80,7 +80,7 @@ WORDS = {
         "其他名字",
         "默认值",
         "含义",
-        "必须给出",
+        "必填",
         "详见",
         "（含义相反）",
     ),
@@ -150,7 +150,7 @@ def row(one: Any, words: Words) -> str:
     found = DEFAULT.search(text)
     default = found[1] if found and found[1] else plain_default(one)
     needed = one.required or "; must be given" in text
-    text = in_words(DEFAULT.sub("", text), words).replace("|", "\\|")
+    text = in_words(DEFAULT.sub("", text), words).replace("<", "&lt;").replace("|", "\\|")
     cells = [shown, " ".join(others), words.needed if needed else default, text]
     return "| " + " | ".join(cells) + " |"
 

@@ -49,7 +49,7 @@ def g2h(
     load_iteration: Annotated[
         int | None,
         typer.Option(
-            min=0, help="step whose checkpoint is converted, where INPUT is the folder of a run; unset: the newest"
+            min=0, help="step whose checkpoint is converted, if INPUT is the folder of a run; unset: the newest"
         ),
     ] = None,
     dtype: Annotated[

@@ -44,10 +44,16 @@ def prepare(
         int, typer.Option(parser=within(Trained), help="vocabulary size of the tokenizer that is trained")
     ] = 32000,
     end_token: Annotated[
-        str | None, typer.Option(help="token that ends a document; well-known ones are recognised")
+        str | None,
+        typer.Option(help="token that ends a document; unset: <|endoftext|>, <|end_of_text|> or </s> of the tokenizer"),
     ] = None,
     text_key: Annotated[str, typer.Option(help="field of a JSON line that holds the text")] = "text",
-    limit_mib: Annotated[int | None, typer.Option(parser=within(Count), help="stop after this much text, MiB")] = None,
+    limit_mib: Annotated[
+        int | None,
+        typer.Option(
+            parser=within(Count), help="amount of text to read, MiB; the document that reaches it is the last"
+        ),
+    ] = None,
 ) -> None:
     """Tokenise text and JSON lines into a Megatron-compatible data set, OUTPUT.bin and OUTPUT.idx.
 

@@ -1,4 +1,4 @@
-"""`galvatron doctor`: whether this machine is fit to plan and to train, with a remedy for what is not."""
+"""`galvatron doctor`: whether this machine can plan and train, with a remedy for what is wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddlenlp_galvatron.doctor.checks import Files
 
 from .conventions import App
 
-app = App(help="Whether this machine is fit to plan and to train.")
+app = App(help="Check whether this machine can plan and train.")
 
 
 @app.command()
@@ -26,7 +26,7 @@ def doctor(
     plan: Annotated[Path | None, typer.Option(help="a plan file to check against this machine")] = None,
     hostfile: Annotated[
         Path | None,
-        typer.Option(help="file with one node address per line, as the profiler takes it", envvar="HOSTFILE"),
+        typer.Option(help="file with one node address per line, as for the profiler", envvar="HOSTFILE"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> int:

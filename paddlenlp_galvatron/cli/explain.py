@@ -1,4 +1,4 @@
-"""`galvatron explain`: where a plan's time and memory go, why it is as it is, and what would change it."""
+"""`galvatron explain`: where a plan's time and memory go, what limits it, and what would change it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conventions import App, say_note
 from .grouped import add_command
 from .watched import each_watched
 
-app = App(help="Why a plan is as it is.")
+app = App(help="Explain a plan: where its time and memory go, and what would change it.")
 
 
 def explain(values: dict[str, Any], json: bool) -> None:

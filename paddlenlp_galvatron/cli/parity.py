@@ -1,4 +1,4 @@
-"""`galvatron parity`: prove that a plan trains what one process trains."""
+"""`galvatron parity`: check that a plan trains the same as one process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paddlenlp_galvatron.plan import GalvatronError, Precision, read_plan, with_
 
 from .conventions import App, within
 
-app = App(help="Prove a plan against one process.")
+app = App(help="Check that a plan trains the same as one process.")
 
 
 Family = StrEnum("Family", [(name.upper(), name) for name in FAMILIES])  # type: ignore[misc]

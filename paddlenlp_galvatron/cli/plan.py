@@ -178,14 +178,14 @@ def to_paddlenlp(
     model: Model = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, as run_pretrain.py reads it")] = False,
 ) -> None:
-    """Print a plan as arguments of PaddleNLP's own run_pretrain.py. Exit code 2 where they cannot express it."""
+    """Print a plan as arguments of PaddleNLP's own run_pretrain.py. Exit code 2 if they cannot express it."""
     arguments = _arguments(stock_arguments, stock_notes, file, world_size, model)
     say(json.dumps(arguments, indent=2) if as_json else "\n".join(as_flags(arguments)))
 
 
 @app.command("to-paddleformers")
 def to_paddleformers(file: File, world_size: WorldSize = None, model: Model = None) -> None:
-    """Print a plan as YAML for PaddleFormers and PaddleFleet. Exit code 2 where they cannot express it."""
+    """Print a plan as YAML for PaddleFormers and PaddleFleet. Exit code 2 if they cannot express it."""
     arguments = _arguments(formers_arguments, formers_notes, file, world_size, model)
     say(yaml.safe_dump(arguments, sort_keys=False).rstrip())
 

@@ -167,7 +167,8 @@ add_command(app, "all", _all, PointOptions, HardwareOptions, ModelOptions)
 @app.command("import-nccl-tests")
 def import_nccl_tests(
     logs: Annotated[
-        list[Path], typer.Argument(help="outputs of nccl-tests, each of one group of ranks", metavar="LOG...")
+        list[Path],
+        typer.Argument(help="files with the output of nccl-tests, each for one group of ranks", metavar="LOG..."),
     ],
     num_nodes: Annotated[int, typer.Option(parser=within(Ranks), help="number of nodes of the cluster")] = 1,
     num_gpus_per_node: Annotated[int, typer.Option(parser=within(Ranks), help="devices on each node")] = 8,

@@ -53,7 +53,7 @@ GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, AnswerOptions)
 
 
 def search(values: dict[str, Any], json: bool) -> None:
-    """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 where none fits."""
+    """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 if none fits."""
     model = ModelOptions.among(values).resolve()
     options = SearchOptions.among({**values, "seq_length": model.seq_length})
     run = AnswerOptions.among(values)

@@ -36,7 +36,7 @@ WORKER = "paddlenlp_galvatron.training.train_worker"
 
 
 def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) -> None:
-    """Train a model by a plan, one process a rank, and write train_log.jsonl and checkpoints."""
+    """Train a model by a plan, with one process per rank, and write train_log.jsonl and checkpoints."""
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.launch.processes import devices_of
     from paddlenlp_galvatron.launch.watch import await_first

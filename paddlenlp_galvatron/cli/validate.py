@@ -1,4 +1,4 @@
-"""`galvatron validate`: run plans and hold what was predicted against what they take."""
+"""`galvatron validate`: run plans and compare predictions with measurements."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from paddlenlp_galvatron.validation.options import ValidateOptions
 from .conventions import App, say_note
 from .grouped import add_command
 
-app = App(help="Run plans and hold what was predicted against what they take.")
+app = App(help="Run plans and compare predictions with measurements.")
 
 
 def validate(values: dict[str, Any], json: bool) -> None:
     """Draw random plans, run each, and compare predictions with measurements. Exit code 1 if the accuracy is
-    below what is demanded."""
+    worse than the given limits."""
     options = ValidateOptions.among(values)
     from paddlenlp_galvatron.validation.accuracy import shortcomings
     from paddlenlp_galvatron.validation.page import render

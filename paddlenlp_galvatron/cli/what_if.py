@@ -30,7 +30,7 @@ from paddlenlp_galvatron.report.what_if import SEARCHED, Answer, Question, answe
 from .conventions import App, canonical_words
 from .grouped import add_command
 
-app = App(help="A page on which model, cluster and budget are changed, and the best plan with them.")
+app = App(help="Open a page on which you change model, cluster and budget and see the best plan.")
 
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")  # names under which the page may be asked for; another is a foreign page's doing

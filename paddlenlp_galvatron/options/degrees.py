@@ -33,7 +33,7 @@ class DegreeOptions(Options):
     pipeline_parallel_degree: Degree | None = Field(None, description="PaddleNLP's name of pp_deg")
     data_parallel_degree: Degree | None = Field(
         None,
-        description="only checked: 1, or the ranks divided by the other degrees",
+        description="not needed; must be 1, or the ranks divided by the other degrees",
     )
     sharding: Literal["", "stage1", "stage2", "stage3"] | None = Field(
         None, description="stage1, stage2: default_dp_type zero2; stage3: sdp"
@@ -42,7 +42,7 @@ class DegreeOptions(Options):
         None, description="1: no sharding; else it must be the whole data-parallel degree"
     )
     per_device_train_batch_size: Samples | None = Field(
-        None, description="samples of a rank in a micro-batch; gives global_train_batch_size"
+        None, description="samples per rank in a micro-batch; sets global_train_batch_size"
     )
     gradient_accumulation_steps: Samples | None = Field(None, description="PaddleNLP's name of chunks")
     recompute: bool | None = Field(None, description="PaddleNLP's name of global_checkpoint")

@@ -48,31 +48,32 @@ class ModelOptions(Options):
 
     model_size: str | None = Field(None, description="a preset's name, a config.json, or its folder")
     set_model_config_manually: bool | None = Field(
-        None, description="1: use the numbers below, and model_size's for the others; 0: ignore them"
+        None,
+        description="1: use the model numbers given as options, and those of model_size for the rest; 0: ignore them",
     )
     set_layernum_manually: bool | None = Field(None, description="1: use num_layers; 0: ignore it")
     set_seqlen_manually: bool | None = Field(
         None,
-        description="1: use seq_length and give the model positions for it; 0: samples are as long as its positions",
+        description="1: use seq_length and extend the model's positions to it; 0: use the model's number of positions",
     )
     model_type: str | None = Field(None, description="family of the model: " + ", ".join(FAMILIES))
     hidden_size: Size | None = Field(None, description="hidden size")
     num_layers: Layers | None = Field(None, description="number of layers")
-    num_attention_heads: Size | None = Field(None, description="attention heads")
-    num_key_value_heads: Size | None = Field(None, description="kv heads; unset: as many as attention heads")
+    num_attention_heads: Size | None = Field(None, description="number of attention heads")
+    num_key_value_heads: Size | None = Field(None, description="number of kv heads; unset: as many as attention heads")
     intermediate_size: Size | None = Field(None, description="width of the MLP")
     vocab_size: Size | None = Field(None, description="size of the vocabulary")
     max_position_embeddings: Size | None = Field(
-        None, description="number of positions: the longest sample that the model takes"
+        None, description="number of positions: the longest sample that the model accepts"
     )
     tie_word_embeddings: bool | None = Field(None, description="1: embedding and LM head share their weights")
     make_vocab_size_divisible_by: Size | None = Field(
         None,
-        description="refused unless it divides vocab_size: the vocabulary is padded only to its parallel degree",
+        description="refused unless it divides vocab_size; padding is only to a multiple of the tensor-parallel degree",
     )
     seq_length: Size | None = Field(None, description="tokens of a sample")
     num_layertype: Layers | None = Field(
-        None, description="number of layer types; unset: the length of the lists below"
+        None, description="number of layer types; unset: the length of the lists of layer types"
     )
     hidden_size_list: Sizes | None = Field(
         None, description="hidden size of each layer type; its heads and MLP scale in proportion"

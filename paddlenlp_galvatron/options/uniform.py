@@ -26,7 +26,9 @@ class UniformOptions(Options):
     global_checkpoint: bool | None = Field(None, description="1: recompute activations of all layers")
     pipeline_type: str | None = Field(None, description="pipedream_flush (1F1B) or gpipe")
     vocab_tp: Ranks | None = Field(None, description="tensor-parallel degree of embedding and LM head")
-    embed_sdp: bool | None = Field(None, description="1: zero3 for embedding and LM head; 0: not; unset: as sdp says")
+    embed_sdp: bool | None = Field(
+        None, description="1: zero3 for embedding and LM head; 0: default_dp_type; unset: as sdp"
+    )
     use_ulysses: bool | None = Field(None, description="1: the degrees split the sequence instead of the weights")
 
     def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:

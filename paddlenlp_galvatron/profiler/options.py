@@ -135,17 +135,17 @@ class HardwareOptions(ProfileRunOptions):
     max_pp_deg: Ranks | None = Field(None, description="largest number of pipeline stages; unset: no limit")
     avg_or_min_or_first: Literal["avg", "min", "first"] = Field(
         "min",
-        description="whose time counts: avg (mean of the ranks), min (the slowest: least bandwidth) or first (rank 0)",
+        description="which ranks' time counts: avg (mean of all), min (the slowest: least bandwidth) or first (rank 0)",
     )
     overlap_time_multiply: Samples = Field(
-        1, description="how many times as long as the messages the computation beside them takes"
+        1, description="length of the computation that runs beside messages, as a multiple of their time"
     )
     link_gb_per_s: Positive | None = Field(
         None, description="bandwidth of the link, GB/s; a measurement above it is flagged as impossible"
     )
     backend: Literal["nccl", "torch", "paddle"] | None = Field(
         None,
-        description="nccl: refuse to measure without GPUs; torch, paddle: collectives of the framework, that is Paddle",
+        description="nccl: refuse to measure without GPUs; torch, paddle: the framework's collectives, here Paddle's",
     )
     envs: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
         (), description="more environment variables for the ranks, such as NCCL_DEBUG=WARN A=B"
@@ -205,13 +205,14 @@ class PointOptions(ProfileRunOptions):
         None, description="accepted if it is what the command measures anyway, else refused"
     )
     profile_for: Literal["galvatron"] | None = Field(
-        None, description="galvatron: measure every size, as Galvatron's own search needs; the same as adaptive 0"
+        None,
+        description="galvatron: measure every size, as Galvatron's own search needs: adaptive 0 for the model's files",
     )
     max_tp_deg: Ranks = Field(8, description="largest tensor-parallel degree")
     layernum_min: Layers = Field(
-        1, description="layers of the smaller of two models; their difference gives the time of a layer"
+        1, description="number of layers of the smaller of two models; a layer's time follows from their difference"
     )
-    layernum_max: Layers = Field(3, description="layers of the larger of the two models")
+    layernum_max: Layers = Field(3, description="number of layers of the larger of the two models")
     sequence_parallel: bool = Field(
         False, description="time layers with Megatron-SP; memory is measured both with and without it"
     )

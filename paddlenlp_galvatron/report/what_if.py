@@ -41,7 +41,7 @@ class Question(Options):
     )
     global_train_batch_size: Samples = Field(64, description="samples of a step")
     device: str | None = Field(
-        None, description=f"data sheet of the nodes: one that ships, by name, or a file; unset: {DEVICE}"
+        None, description=f"data sheet of the nodes: name of a shipped one, or a file; unset: {DEVICE}"
     )
     profiles: Path | None = Field(None, description="folder of measured profiles, used instead of a data sheet")
     num_nodes: Ranks = Field(1, description="number of nodes; all are alike")

@@ -47,11 +47,11 @@ class FitOptions(TaskOptions):
 
     model_size: str = Field(description="a preset's name, a config.json, or its folder")
     gpus: Cards | None = Field(
-        None, description="numbers of cards, such as 8,16,32; unset: from the least that fits upwards"
+        None, description="numbers of cards, such as 8,16,32; unset: from the smallest number that fits upwards"
     )
     device: str | None = Field(
         None,
-        description=f"data sheet of the nodes: one that ships, by name, or a file; unset: the profiles', else {DEVICE}",
+        description=f"data sheet of the nodes: name of a shipped one, or a file; unset: the profiles', else {DEVICE}",
     )
     memory_constraint: Positive | None = Field(
         None, description="memory of a card, GB (1024 MiB); unset: all that the device has"

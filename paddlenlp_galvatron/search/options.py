@@ -60,7 +60,7 @@ class SearchOptions(TaskOptions):
     num_gpus_per_node: Ranks = Field(GPUS_PER_NODE, description="devices on each node")
     world_size: Ranks = Field(
         GPUS_PER_NODE,
-        description="number of devices; gives num_nodes or num_gpus_per_node where one of them is unset",
+        description="number of devices; sets num_nodes or num_gpus_per_node if one of them is unset",
     )
     profile_gpu_num: Ranks | None = Field(
         None, description="number of devices that were profiled; refused unless it equals world_size"
@@ -68,7 +68,7 @@ class SearchOptions(TaskOptions):
     memory_constraint: Positive = Field(24.0, description="memory of a device, GB (1024 MiB)")
     context_mib: Number | None = Field(
         None,
-        description="memory that plans leave free on each device, MiB; unset: on GPUs what is no tensor, else 0",
+        description="memory left free on a device, MiB; unset: on GPUs what CUDA, NCCL and the allocator need, else 0",
     )
 
     # Batches.
@@ -101,11 +101,11 @@ class SearchOptions(TaskOptions):
     disable_pp: bool = Field(False, description="no pipeline")
     disable_ckpt: bool = Field(False, description="no recompute")
     recompute_parts: bool = Field(
-        False, description="also try recomputing only norms, attention or MLP, beside none and whole layers"
+        False, description="also try recomputing only norms, attention or MLP, besides nothing and whole layers"
     )
     disable_vtp: bool = Field(False, description="do not split embedding and LM head")
     embed_sdp: bool | None = Field(
-        None, description="zero3 for embedding and LM head: 0 never, 1 where several ranks share them; unset: searched"
+        None, description="zero3 for embedding and LM head; 0: never; 1: where several ranks hold them; unset: searched"
     )
     tp_consec: bool = Field(True, description="0: also try tensor-parallel groups of strided ranks")
     pipeline_type: Schedule | None = Field(None, description="gpipe or pipedream_flush (1F1B); unset: both are tried")
@@ -121,7 +121,7 @@ class SearchOptions(TaskOptions):
         False, description="reduce gradients after every micro-batch instead of once a step"
     )
     amp_master_grad: bool | None = Field(
-        None, description="sum and reduce gradients in fp32; unset: yes where training is in 16 bits"
+        None, description="sum and reduce gradients in fp32; unset: yes in 16-bit training"
     )
     use_flash_attention: bool | None = Field(
         None, description="plan with Paddle's flash attention; unset: as in the memory profile, else left to training"
@@ -132,11 +132,11 @@ class SearchOptions(TaskOptions):
 
     # Where the profiles are, and how they are read.
     profiles: Path = Field(
-        Path("configs"), description="folder of the profile files; the path options below name single ones"
+        Path("configs"), description="folder of the profile files; single files can be named by the options *_path"
     )
     profile_mode: Literal["static", "batch", "sequence"] | None = Field(
         None,
-        description="sets both modes below where they are unset; batch means batch for times and static for memory",
+        description="sets time_profile_mode and memory_profile_mode if unset; batch: times by batch, memory static",
     )
     time_profile_mode: Literal["static", "batch", "sequence"] = Field(
         "static", description="how times are read: static, batch or sequence"
@@ -157,7 +157,9 @@ class SearchOptions(TaskOptions):
 
     # How it is searched.
     parallel_search: bool = Field(False, description="search with several threads")
-    worker: Threads = Field(default_factory=_workers, description="threads; unset or 0: twice the cores")
+    worker: Threads = Field(
+        default_factory=_workers, description="number of threads for parallel_search; unset or 0: twice the cores"
+    )
     top_k: int = Field(
         1,
         ge=1,

@@ -23,7 +23,8 @@ class TaskOptions(Options):
         description="what is trained: pretrain, sft (same cost), lora (adapters) or dpo (beside a reference model)",
     )
     lora_rank: Size | None = Field(
-        None, description=f"rank of the adapters; unset: {RANK} with lora; with dpo adapters instead of all weights"
+        None,
+        description=f"rank of the adapters; unset: {RANK} with lora; if given, dpo trains adapters, not all weights",
     )
 
     @model_validator(mode="after")

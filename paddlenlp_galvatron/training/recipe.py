@@ -27,7 +27,7 @@ class Recipe(Options):
     weight_decay: RateOrNone = Field(0.0, description="weight decay of AdamW; never applied to norms and biases")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the mean gradient")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's decay of the mean squared gradient")
-    adam_epsilon: Rate = Field(1e-8, description="what AdamW adds to the divisor of an update")
+    adam_epsilon: Rate = Field(1e-8, description="constant that AdamW adds to the divisor of an update")
     use_multi_tensor: bool | None = Field(
         None, description="let AdamW update all tensors in a few kernels; unset: on GPUs only"
     )

@@ -67,7 +67,7 @@ class RunOptions(Options):
         description="sum and reduce gradients in fp32 in 16-bit training; unset: as the plan says, else on GPUs only",
     )
     compute_precision: Precision | None = Field(
-        None, description="what layers compute in; unset: mixed_precision on GPUs, fp32 on CPUs"
+        None, description="number type in which layers compute; unset: mixed_precision on GPUs, fp32 on CPUs"
     )
     use_flash_attention: bool | None = Field(
         None, description="Paddle's flash attention, on GPUs; unset: as the plan says, else in 16 bits"
@@ -87,7 +87,7 @@ class RunOptions(Options):
     continue_training: bool = Field(False, description="1: take the model's own folder as load")
     load_distributed: bool = Field(False, description="1: load is a training checkpoint, whose run is continued")
     load_iteration: CountOrNone | None = Field(
-        None, description="step whose checkpoint is taken, where load is the folder of a run; unset: the newest"
+        None, description="step of the checkpoint to load, if load is the folder of a run; unset: the newest"
     )
     initializer_range: Rate | None = Field(
         None, description="standard deviation of random initial weights; unset: the model's"
@@ -115,7 +115,9 @@ class RunOptions(Options):
     peak_tflops: Positive | None = Field(
         None, description="peak TFLOP/s of a device, for MFU; unset: from the data sheet of the device"
     )
-    logging_dir: Path | None = Field(None, description="folder for VisualDL; unset: in output_dir")
+    logging_dir: Path | None = Field(
+        None, description="folder for the logs of VisualDL and others in report_to; unset: a folder in output_dir"
+    )
     report_to: Names | None = Field(
         None, description="visualdl, tensorboard, wandb, … or none; unset: VisualDL if it is installed"
     )

@@ -24,13 +24,13 @@ class ValidateOptions(Options):
 
     model_size: str = Field(description="a preset's name, a config.json, or its folder")
     profiles: Path = Field(
-        Path("configs"), description="folder of the profile files, measured on as many ranks as are started here"
+        Path("configs"), description="folder of the profile files, measured with the same number of ranks"
     )
     output: Path = Field(
         Path("runs/validate"), description="folder for the journal, validation.json and validation.html"
     )
     num_nodes: Ranks = Field(1, description="number of nodes; start the same command on each")
-    nproc: Ranks = Field(2, description="ranks on each node; on CPU processes, pinned if there is a processor for each")
+    nproc: Ranks = Field(2, description="ranks on each node; CPU processes are pinned if there is a processor for each")
     node_rank: Rank = Field(0, description="number of this node, from 0")
     master_addr: str | None = Field(None, description="address of node 0")
     master_port: Port | None = Field(None, description="free port of node 0")
@@ -54,7 +54,7 @@ class ValidateOptions(Options):
         False, description="reduce gradients after every micro-batch instead of once a step"
     )
     steps: int = Field(
-        14, ge=3, le=MOST_STEPS, description="largest number of timed steps of a plan; one of them counts"
+        14, ge=3, le=MOST_STEPS, description="largest number of timed steps of a plan; of 14, the third quickest counts"
     )
     minutes: Positive = Field(
         10, description="minutes after which no further plan is started; the same command again continues"
