@@ -45,7 +45,7 @@ class PathGame {
 
   PathGame(const PathGame&) = delete;
 
-  static constexpr long kExactEffort = 100'000'000;  // passes: what exact answers may take, some seconds
+  static constexpr long kMostEffort = 20'000'000;  // passes: a second or two
 
   // A lower bound of the step time, in ms: some stage works as long. Infinite where nothing fits.
   double bound(Poll& poll) {
@@ -69,7 +69,7 @@ class PathGame {
   Found solve(double limit, long effort, double& proven, Poll& poll, bool exactly = false) {
     const Turn turn(busy_, poll);
     exact_ = exactly && chunks_a_stage() == 1;
-    proven = searched(limit, std::min(effort, exact_ ? kExactEffort : kMostEffort), poll);
+    proven = searched(limit, std::min(effort, kMostEffort), poll);
     for (Game& game : games_) game.stages->forget();
     Found best = std::exchange(best_, {});
     return is_less(best.cost, limit) ? best : Found{};
@@ -82,7 +82,7 @@ class PathGame {
   static constexpr double kNear = 5e-4;                  // only while they may gain this share of the time
   static constexpr double kSettled = 1e-5;               // share of the time that rounds need not raise a bound by
   static constexpr std::size_t kStepsOfPass = 5;
-  static constexpr long kEffortOfBound = 2'000'000, kMostEffort = 20'000'000;  // passes: 0.1 s, and a second or two
+  static constexpr long kEffortOfBound = 2'000'000;      // passes: 0.1 s
   static constexpr std::size_t kStepsOfExchange = 2'000'000;  // some 10 ms
   static constexpr double kLonger = 1.05;  // a stage's time, to see which path is longest then
   static constexpr double kSure = 0.02;    // layers by which the plans of a mixture differ

@@ -66,7 +66,7 @@ class Pipeline {
       proven = std::max(proven, std::min(unproven, limit));
       if (!(proven < limit)) break;
       const bool exactly = share == effort;
-      if (tables_.type_count() > 1 || (exactly && effort < PathGame::kExactEffort)) continue;
+      if (tables_.type_count() > 1 || (exactly && effort < PathGame::kMostEffort)) continue;
       limit = play(game, exactly, found, limit, effort, proven, poll);
       if (!(proven < limit)) break;
     }
