@@ -29,6 +29,12 @@ struct ChunkedPoint {
   std::vector<double> forward, backward;  // ms of one micro-batch in each chunk
   double sync = 0;                        // ms
   std::vector<std::vector<int>> strategies;
+
+  int layers() const {
+    std::size_t sum = 0;
+    for (const std::vector<int>& own : strategies) sum += own.size();
+    return static_cast<int>(sum);
+  }
 };
 
 // Time that a stage works in a step, with its sync or without; or any other weighted sum of its times.

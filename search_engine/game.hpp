@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -22,6 +23,8 @@
 #include "common.hpp"
 #include "graph.hpp"
 #include "offers.hpp"
+#include "points.hpp"
+#include "region.hpp"
 #include "tables.hpp"
 
 namespace galvatron {
@@ -36,11 +39,13 @@ class PathGame {
     for (const int v : useful_vocabs(tables_)) {
       auto stages = std::make_unique<ChunkedStages>(tables_, tables_.vocabs[v], cache_);
       auto offers = std::make_unique<Offers>(tables_, cache_, *stages);
-      games_.push_back({v, std::move(stages), std::move(offers), {}, {}});
+      games_.push_back({v, std::move(stages), std::move(offers), {}, {}, KnownPoints(tables_.stages)});
     }
   }
 
   PathGame(const PathGame&) = delete;
+
+  static constexpr long kMostEffort = 20'000'000;  // passes: a second or two
 
   // A lower bound of the step time, in ms: some stage works as long. Infinite where nothing fits.
   double bound(Poll& poll) {
@@ -60,26 +65,11 @@ class PathGame {
   }
 
   // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
-  // `effort` passes; then the best one found.
-  Found solve(double limit, long effort, double& proven, Poll& poll) {
+  // `effort` passes; then the best one found. `exactly`: stages of one chunk answer exactly, which takes longer.
+  Found solve(double limit, long effort, double& proven, Poll& poll, bool exactly = false) {
     const Turn turn(busy_, poll);
-    allow(effort, poll);
-    open(limit, poll);
-    improve(poll);
-    double settled = kInfinity;  // least bound of what can't be split
-    for (int splits = 0; !is_over(poll); ++splits) {
-      const double least = least_open(), target = std::min(limit, best_.cost);
-      if (!is_less(least, target) || (splits >= kExactSplits && least >= target * (1 - kNear))) break;
-      std::pop_heap(regions_.begin(), regions_.end(), is_later);
-      const Region region = std::move(regions_.back());
-      regions_.pop_back();
-      const double before = best_.cost;
-      if (!split(region, limit, poll)) settled = std::min(settled, region.bound);
-      if (is_less(best_.cost, before)) improve(poll);
-    }
-    if (is_less(least_open(), best_.cost)) polish(limit, std::min(effort, kMostEffort) / kPolish, poll);
-    proven = std::min({settled, least_open(), limit, best_.cost});
-    opened_ = -1;  // nothing is left to go on with
+    exact_ = exactly && chunks_a_stage() == 1;
+    proven = searched(limit, std::min(effort, kMostEffort), poll);
     for (Game& game : games_) game.stages->forget();
     Found best = std::exchange(best_, {});
     return is_less(best.cost, limit) ? best : Found{};
@@ -92,8 +82,8 @@ class PathGame {
   static constexpr double kNear = 5e-4;                  // only while they may gain this share of the time
   static constexpr double kSettled = 1e-5;               // share of the time that rounds need not raise a bound by
   static constexpr std::size_t kStepsOfPass = 5;
-  static constexpr long kEffortOfBound = 2'000'000, kMostEffort = 20'000'000;  // passes: 0.1 s, and a second or two
-  static constexpr long kPolish = 4;       // share of them for the best plan's neighbours when all are used up
+  static constexpr long kEffortOfBound = 2'000'000;      // passes: 0.1 s
+  static constexpr std::size_t kStepsOfExchange = 2'000'000;  // some 10 ms
   static constexpr double kLonger = 1.05;  // a stage's time, to see which path is longest then
   static constexpr double kSure = 0.02;    // layers by which the plans of a mixture differ
   static constexpr double kWorthwhile = 1.02;  // a plan so far above the best one is not made better
@@ -111,35 +101,13 @@ class PathGame {
     std::unique_ptr<Offers> offers;
     std::vector<int> division;  // whose stages work about alike
     std::vector<Answer> answers;
-  };
-  // Divisions in which the numbers of each chunk's and of each stage's layers are within limits.
-  struct Region {
-    double bound;
-    std::size_t game;
-    std::vector<int> fewest, most;        // layers of each chunk
-    std::vector<int> fewest_of, most_of;  // layers of each stage
-    double sum = 0;                 // bound by the weights alone
-    PathWeights weights;            // behind it
-    std::vector<double> mean, spread;        // of each chunk's layers in the mixture of plans
-    std::vector<double> mean_of, spread_of;  // of each stage's
-    std::vector<int> latest;                 // the last answer
-
-    bool has(const std::vector<int>& division) const {
-      std::vector<int> of(fewest_of.size(), 0);
-      for (std::size_t at = 0; at < division.size(); ++at) {
-        if (division[at] < fewest[at] || division[at] > most[at]) return false;
-        of[at % of.size()] += division[at];
-      }
-      for (std::size_t stage = 0; stage < of.size(); ++stage)
-        if (of[stage] < fewest_of[stage] || of[stage] > most_of[stage]) return false;
-      return true;
-    }
+    KnownPoints known;
   };
 
   static bool is_later(const Region& a, const Region& b) { return a.bound > b.bound; }
 
   void allow(long effort, const Poll& poll) {
-    stop_ = poll.steps() + kStepsOfPass * static_cast<std::size_t>(std::min(std::max(effort, 0L), kMostEffort));
+    stop_ = poll.steps() + kStepsOfPass * static_cast<std::size_t>(std::max(effort, 0L));
   }
 
   bool is_over(const Poll& poll) const { return poll.steps() >= stop_; }
@@ -149,6 +117,10 @@ class PathGame {
   int place(int stage, int chunk) const { return chunk * stages() + stage; }
   double link() const { return tables_.send.inside[0]; }
   double least_open() const { return regions_.empty() ? kInfinity : regions_.front().bound; }
+
+  Weights weights_of(const PathWeights& path, int stage, int chunk) const {
+    return {path.forward[place(stage, chunk)], path.backward[place(stage, chunk)], path.sync[stage]};
+  }
 
   std::vector<int> own(const std::vector<int>& of_all, int stage) const {
     std::vector<int> result;
@@ -180,10 +152,31 @@ class PathGame {
     return bound;
   }
 
+  // Branch and bound over divisions. Returns what nothing costs less than.
+  double searched(double limit, long effort, Poll& poll) {
+    allow(effort, poll);
+    open(limit, poll);
+    improve(poll);
+    double settled = kInfinity;  // least bound of what can't be split
+    for (int splits = 0; !is_over(poll); ++splits) {
+      const double least = least_open(), target = std::min(limit, best_.cost);
+      if (!is_less(least, target) || (splits >= kExactSplits && least >= target * (1 - kNear))) break;
+      std::pop_heap(regions_.begin(), regions_.end(), is_later);
+      const Region region = std::move(regions_.back());
+      regions_.pop_back();
+      const double before = best_.cost;
+      if (!split(region, limit, poll)) settled = std::min(settled, region.bound);
+      if (is_less(best_.cost, before)) improve(poll);
+    }
+    opened_ = -1;  // nothing is left to go on with
+    return std::min({settled, least_open(), limit, best_.cost});
+  }
+
   // Plays all games over all divisions; not again for the same limit or less.
   void open(double limit, Poll& poll) {
     if (limit <= opened_) return;
-    regions_.clear(), best_ = {};
+    regions_.clear();
+    PathWeights weights(0, 0);  // of the game before
     for (std::size_t number = 0; number < games_.size(); ++number) {
       Game& game = games_[number];
       const double bound = dealt(game, poll);
@@ -191,9 +184,11 @@ class PathGame {
       game.answers.clear();
       const std::vector<int> fewest(chunks_, 1), most(chunks_, tables_.layers - chunks_ + 1);
       Region all = between(fewest, most, bound, number);
-      all.weights = tried(game, game.division, poll);
+      all.weights = tried(game, game.division, std::vector<Points>(stages()), poll);
       lean(game, poll);
+      if (!weights.forward.empty()) all.weights = weights;
       play(all, limit, kFirstRounds, poll);
+      weights = all.weights;
       keep(std::move(all), limit);
     }
     opened_ = limit;
@@ -232,12 +227,28 @@ class PathGame {
     used_.push_back(++now_);
   }
 
-  // Attempts a division; makes its plan and that one's longest path known.
-  PathWeights tried(Game& game, const std::vector<int>& division, Poll& poll) {
-    ChunkTimes times(chunks_, stages());
-    PathWeights longest = attempt(game, division, times, poll);
+  // Attempts a division, each stage with these points or with what works least; makes the first points' plan and the
+  // best one's longest path known, and the first one's.
+  PathWeights tried(Game& game, const std::vector<int>& division, std::vector<Points> options, Poll& poll) {
+    ChunkTimes times(chunks_, stages()), shortest = times;
+    bool asked = false;
+    for (int s = 0; s < stages(); ++s) {
+      asked = asked || !options[s].empty();
+      const Points busiest = this->busiest(game, s, division, poll);
+      options[s].insert(options[s].end(), busiest.begin(), busiest.end());
+      if (options[s].empty())
+        roughly(*game.stages, times, s, own(division, s));
+      else
+        set(times, s, *options[s].front());
+    }
+    PathWeights longest = attempt(game, division, options, shortest, poll);
     learn(longest);
-    learn(game, division, std::move(times));
+    if (asked) {
+      PathWeights path(chunks_, stages());
+      simulate(times, path, poll);
+      learn(std::move(path));
+    }
+    learn(game, division, std::move(asked ? times : shortest));
     return longest;
   }
 
@@ -300,51 +311,18 @@ class PathGame {
     const double target = std::min(limit, best_.cost);
     region.bound = std::max(region.bound, menus.empty() ? target : longest(menus, tables_.layers));
     if (!is_less(region.bound, target)) return;
-    if (region.fewest == region.most) return settle(region, limit, poll);
     PathWeights weights = region.weights;
+    const bool exactly = exact_ || region.fewest == region.most;
     region.sum = 0;
-    std::vector<int> division;
     for (int round = 0; round < rounds; ++round) {
-      const double sum = least(region, menus, weights, division, poll);
+      std::vector<int> division;
+      std::vector<Points> options(stages());
+      const double sum = least(region, menus, weights, exactly, division, options, poll);
       if (sum > region.sum) region.sum = sum, region.weights = weights;
       region.bound = std::max(region.bound, sum);
       if (!(sum < kInfinity) || !is_less(region.bound, std::min(limit, best_.cost))) return;
       region.latest = division;
-      tried(game, division, poll);
-      const double open = answer(region, weights, poll);
-      if (open - region.sum <= kSettled * region.sum || is_over(poll)) return;
-      if (round % 2 == 0) weights = halfway(region.weights, weights);
-    }
-  }
-
-  // The same for a single division: the answers are the best strategies of each stage under the weights.
-  void settle(Region& region, double limit, Poll& poll) {
-    Game& game = games_[region.game];
-    const std::vector<int>& division = region.fewest;
-    PathWeights weights = tried(game, division, poll);
-    region.sum = 0;
-    for (int round = 0; round < kRounds; ++round) {
-      double sum = weights.links * link();
-      std::vector<Points> options(stages());
-      ChunkTimes times(chunks_, stages()), shortest = times;
-      for (int s = 0; s < stages(); ++s) {
-        std::vector<Weights> own;
-        for (int c = 0; c < chunks_a_stage(); ++c)
-          own.push_back({weights.forward[place(s, c)], weights.backward[place(s, c)], weights.sync[s]});
-        const Work best = game.stages->weighted(s, this->own(division, s), std::move(own), poll);
-        sum += best.least;
-        options[s] = busiest(game, s, division, poll);
-        if (best.point) options[s].insert(options[s].begin(), best.point);
-        if (!options[s].empty()) set(times, s, *options[s].front());
-      }
-      if (sum > region.sum) region.sum = sum, region.weights = weights;
-      region.bound = std::max(region.bound, sum);
-      if (!is_less(region.bound, std::min(limit, best_.cost))) return;
-      attempt(game, division, options, shortest, poll);
-      learn(game, division, times);
-      PathWeights path(chunks_, stages());
-      simulate(times, path, poll);
-      learn(std::move(path));
+      tried(game, division, std::move(options), poll);
       const double open = answer(region, weights, poll);
       if (open - region.sum <= kSettled * region.sum || is_over(poll)) return;
       if (round % 2 == 0) weights = halfway(region.weights, weights);
@@ -427,49 +405,46 @@ class PathGame {
     return menus;
   }
 
-  // The least weighted sum over the divisions of a region, and a division that has it.
-  double least(const Region& region, std::vector<Menu>& menus, const PathWeights& weights, std::vector<int>& division,
-               Poll& poll) {
+  // The least weighted sum over the divisions of a region, and a division that has it. `exactly`: of the stages of all
+  // divisions that might have it the optimum is asked, and the points that have it go to `options`.
+  double least(const Region& region, std::vector<Menu>& menus, const PathWeights& weights, bool exactly,
+               std::vector<int>& division, std::vector<Points>& options, Poll& poll) {
     const Game& game = games_[region.game];
     const std::vector<int>& now = region.latest.empty() ? game.division : region.latest;
-    const int layers = tables_.layers;
-    std::vector<double> sums(layers + 1, kInfinity), next;  // of the stages so far, by their layers
-    std::vector<std::vector<int>> taken(stages(), std::vector<int>(layers + 1, -1));
     std::vector<Offer> offers;
-    sums[0] = 0;
-    int first = 0, last = 0, later = 0;  // layers of the stages so far; most of those to come
-    for (const Menu& menu : menus) later += menu.most();
-    for (int s = 0; s < stages(); ++s) {
-      const Menu& menu = menus[s];
+    for (int s = 0; s < stages(); ++s)
       offers.push_back(game.offers->of(s, region.fewest, region.most, now, weights, menus[s], poll));
-      const Offer& own = offers.back();
-      next.assign(layers + 1, kInfinity);
-      const int count = static_cast<int>(own.costs.size());
-      poll.tick(count * (last - first + 1) / 2);
-      for (int l = first; l <= last; ++l)
-        for (int i = 0; i < count && l + menu.fewest + i <= layers; ++i) {
-          double& sum = next[l + menu.fewest + i];
-          if (sums[l] + own.costs[i] < sum)
-            sum = sums[l] + own.costs[i], taken[s][l + menu.fewest + i] = menu.fewest + i;
+    std::vector<std::map<int, Work>> known(stages());  // by layers
+    for (bool raised = true; raised;) {
+      std::vector<int> layers;
+      const double sum = share_out(menus, offers, tables_.layers, layers, poll);
+      if (!(sum < kInfinity)) return kInfinity;
+      division = region.fewest;
+      for (int s = 0; s < stages(); ++s) {
+        int more = layers[s] - menus[s].fewest + menus[s].skipped;
+        for (const int at : offers[s].cheapest)
+          for (; more > 0 && division[at] < region.most[at]; --more) ++division[at];
+      }
+      raised = false;
+      for (int s = 0; exactly && s < stages(); ++s) {
+        const auto [found, is_new] = known[s].try_emplace(layers[s]);
+        Work& best = found->second;
+        if (is_new) {
+          std::vector<Weights> own_weights;
+          for (int c = 0; c < chunks_a_stage(); ++c) own_weights.push_back(weights_of(weights, s, c));
+          best = game.stages->weighted(s, own(division, s), std::move(own_weights), poll);
+          double& cost = offers[s].costs[layers[s] - menus[s].fewest];
+          raised = raised || is_less(cost, best.least);
+          cost = std::max(cost, best.least);
         }
-      later -= menu.most();
-      first = std::max(first + menu.fewest, layers - later), last = std::min(last + menu.most(), layers);
-      sums.swap(next);
+        options[s] = best.point ? Points{best.point} : Points{};
+      }
+      if (!raised) return sum + weights.links * link();
     }
-    if (!(sums[layers] < kInfinity)) return kInfinity;
-    division = region.fewest;
-    for (int s = stages() - 1, left = layers; s >= 0; --s) {
-      int more = taken[s][left] - menus[s].fewest + menus[s].skipped;
-      left -= taken[s][left];
-      for (const int at : offers[s].cheapest)
-        for (; more > 0 && division[at] < region.most[at]; --more) ++division[at];
-    }
-    return sums[layers] + weights.links * link();
+    return kInfinity;
   }
 
   // --- the path's turn ----------------------------------------------------------------------------------------------
-
-  using Points = std::vector<std::shared_ptr<const ChunkedPoint>>;
 
   // Strategies with which a stage works least, with its sync and without.
   Points busiest(Game& game, int stage, const std::vector<int>& division, Poll& poll) const {
@@ -485,35 +460,72 @@ class PathGame {
   // best, if it is.
   PathWeights attempt(Game& game, const std::vector<int>& division, const std::vector<Points>& options,
                       ChunkTimes& times, Poll& poll) {
-    std::vector<const ChunkedPoint*> chosen(stages(), nullptr);
+    Points chosen(stages());
     bool fits = true;
     for (int s = 0; s < stages(); ++s) {
       fits = fits && !options[s].empty();
+      for (const auto& point : options[s]) game.known.add(s, point);
       if (options[s].empty())
         roughly(*game.stages, times, s, own(division, s));
       else
-        set(times, s, *(chosen[s] = options[s].front().get()));
+        set(times, s, *(chosen[s] = options[s].front()));
     }
-    PathWeights path(chunks_, stages()), other = path;
+    PathWeights path(chunks_, stages());
     double time = simulate(times, path, poll);
+    PathWeights other = path;
     for (int s = 0; fits && s < stages(); ++s)
       for (std::size_t option = 1; option < options[s].size(); ++option) {
         if (!(time < best_.cost * kWorthwhile) || is_over(poll)) break;
         set(times, s, *options[s][option]);
         const double attempted = simulate(times, other, poll);
         if (is_less(attempted, time))
-          time = attempted, path = other, chosen[s] = options[s][option].get();
+          time = attempted, path = other, chosen[s] = options[s][option];
         else
           set(times, s, *chosen[s]);
       }
-    if (!fits || !is_less(time, best_.cost)) return path;
-    best_ = {time, game.vocab, division, {}};
+    if (fits && is_less(time, best_.cost)) take(game, std::move(chosen), time);
+    return path;
+  }
+
+  // Makes a plan the best one.
+  void take(Game& game, Points chosen, double time) {
+    best_ = {time, game.vocab, std::vector<int>(chunks_), {}};
     for (int at = 0; at < chunks_; ++at) {
       const std::vector<int>& own = chosen[at % stages()]->strategies[at / stages()];
+      best_.division[at] = static_cast<int>(own.size());
       best_.strategies.insert(best_.strategies.end(), own.begin(), own.end());
     }
     best_game_ = &game;
-    return path;
+    best_points_ = std::move(chosen);
+  }
+
+  // Exchanges points of the best plan's stages for other known ones, as long as that helps.
+  void exchange(Poll& poll) {
+    const std::size_t last = std::min(stop_, poll.steps() + kStepsOfExchange);
+    ChunkTimes times(chunks_, stages());
+    PathWeights path(chunks_, stages()), other = path;
+    auto length = [&](int s, const ChunkedPoint& point) {
+      double sum = path.sync[s] * point.sync;
+      for (int c = 0; c < chunks_a_stage(); ++c)
+        sum += weights_of(path, s, c).of(StageTime{point.forward[c], point.backward[c], 0});
+      return sum;
+    };
+    for (bool better = best_.vocab >= 0; better && poll.steps() < last;) {
+      better = false;
+      const Points now = best_points_;
+      for (int s = 0; s < stages(); ++s) set(times, s, *now[s]);
+      simulate(times, path, poll);
+      best_game_->known.exchange(now, length, [&](Points plan) {
+        for (int s = 0; s < stages(); ++s)
+          if (plan[s] != now[s]) set(times, s, *plan[s]);
+        const double time = simulate(times, other, poll);
+        for (int s = 0; s < stages(); ++s)
+          if (plan[s] != now[s]) set(times, s, *now[s]);
+        better = is_less(time, best_.cost);
+        if (better) take(*best_game_, std::move(plan), time);
+        return !better && poll.steps() < last;
+      });
+    }
   }
 
   PathWeights attempt(Game& game, const std::vector<int>& division, ChunkTimes& times, Poll& poll) {
@@ -543,9 +555,10 @@ class PathGame {
     return graph_.longest(times, link(), path, poll);
   }
 
-  // Moves a layer of the best plan from one chunk to another, as long as that helps; `attempt(division)` tries it.
-  template <class Attempt>
-  void improve(Attempt attempt, Poll& poll) {
+  // Moves a layer of the best plan from one chunk to another, as long as that helps.
+  void improve(Poll& poll) {
+    exchange(poll);
+    ChunkTimes times(chunks_, stages());
     for (bool better = best_.vocab >= 0; better && !is_over(poll);) {
       better = false;
       const std::vector<int> from_here = best_.division;
@@ -555,26 +568,10 @@ class PathGame {
           if (to == from) continue;
           std::vector<int> moved = from_here;
           --moved[from], ++moved[to];
-          attempt(moved);
+          attempt(*best_game_, moved, times, poll);
           better = is_less(best_.cost, before);
         }
     }
-  }
-
-  void improve(Poll& poll) {
-    ChunkTimes times(chunks_, stages());
-    improve([&](const std::vector<int>& division) { attempt(*best_game_, division, times, poll); }, poll);
-  }
-
-  // Plays the best plan's division out, and those around it, where bounds took the effort.
-  void polish(double limit, long effort, Poll& poll) {
-    allow(effort, poll);
-    auto play_out = [&](const std::vector<int>& division) {
-      Region alone = between(division, division, 0, best_game_ - games_.data());
-      play(alone, limit, kRounds, poll);
-    };
-    if (best_.vocab >= 0) play_out(best_.division);
-    improve(play_out, poll);
   }
 
   PipelineTables tables_;
@@ -589,6 +586,8 @@ class PathGame {
   double opened_ = -1;           // limit for which they were made
   Found best_;
   Game* best_game_ = nullptr;
+  Points best_points_;  // of each stage
+  bool exact_ = false;  // stages of one chunk are answered exactly, whatever the division
   std::size_t stop_ = 0;  // steps after which it is given up
   std::atomic<bool> busy_{false};
 };

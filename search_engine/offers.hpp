@@ -47,6 +47,36 @@ struct Offer {
   std::vector<int> cheapest;  // the stage's chunks, the one first that takes layers cheapest
 };
 
+// The least sum of the stages' offers for so many layers; and those of each stage then. Infinite where there are none.
+inline double share_out(const std::vector<Menu>& menus, const std::vector<Offer>& offers, int layers,
+                        std::vector<int>& of_stages, Poll& poll) {
+  const int stages = static_cast<int>(menus.size());
+  std::vector<double> sums(layers + 1, kInfinity), next;  // of the stages so far, by their layers
+  std::vector<std::vector<int>> taken(stages, std::vector<int>(layers + 1, -1));
+  sums[0] = 0;
+  int first = 0, last = 0, later = 0;  // layers of the stages so far; most of those to come
+  for (const Menu& menu : menus) later += menu.most();
+  for (int s = 0; s < stages; ++s) {
+    const Menu& menu = menus[s];
+    const std::vector<double>& costs = offers[s].costs;
+    next.assign(layers + 1, kInfinity);
+    const int count = static_cast<int>(costs.size());
+    poll.tick(count * (last - first + 1) / 2);
+    for (int l = first; l <= last; ++l)
+      for (int i = 0; i < count && l + menu.fewest + i <= layers; ++i) {
+        double& sum = next[l + menu.fewest + i];
+        if (sums[l] + costs[i] < sum) sum = sums[l] + costs[i], taken[s][l + menu.fewest + i] = menu.fewest + i;
+      }
+    later -= menu.most();
+    first = std::max(first + menu.fewest, layers - later), last = std::min(last + menu.most(), layers);
+    sums.swap(next);
+  }
+  of_stages.assign(stages, 0);
+  if (sums[layers] < kInfinity)
+    for (int s = stages - 1, left = layers; s >= 0; --s) left -= of_stages[s] = taken[s][left];
+  return sums[layers];
+}
+
 class Offers {
  public:
   Offers(const PipelineTables& tables, const ChoiceCache& cache, ChunkedStages& exact)

@@ -54,6 +54,7 @@ class Pipeline {
     Candidates candidates = candidates_below(limit, poll);
     effort = std::min(std::max(effort, 0L), kMostEffort);
     Found found;
+    std::unique_ptr<PathGame> game;
     proven = 0;
     for (const long share : {effort / kFirstShare, effort}) {
       PipelineSolution best;
@@ -64,7 +65,9 @@ class Pipeline {
       if (best.vocab >= 0) found = found_of(best), limit = best.cost;
       proven = std::max(proven, std::min(unproven, limit));
       if (!(proven < limit)) break;
-      if (share < effort && tables_.type_count() == 1) limit = play(found, limit, effort, proven, poll);
+      const bool exactly = share == effort;
+      if (tables_.type_count() > 1 || (exactly && effort < PathGame::kMostEffort)) continue;
+      limit = play(game, exactly, found, limit, effort, proven, poll);
       if (!(proven < limit)) break;
     }
     return found;
@@ -124,11 +127,12 @@ class Pipeline {
   }
 
   // What is left open between the bound and the best plan, as a game. Returns what the best one costs then.
-  double play(Found& best, double limit, long effort, double& proven, Poll& poll) const {
+  double play(std::unique_ptr<PathGame>& game, bool exactly, Found& best, double limit, long effort, double& proven,
+              Poll& poll) const {
     double bound = 0;
     try {
-      PathGame game(tables_);
-      Found found = game.solve(limit, effort, bound, poll);
+      if (!game) game = std::make_unique<PathGame>(tables_);
+      Found found = game->solve(limit, effort, bound, poll, exactly);
       if (found.vocab >= 0) best = std::move(found), limit = best.cost;
       proven = std::max(proven, bound);
     } catch (const TooHard&) {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..plan.schedules import chunks_in_flight, order
+from ..plan.schedules import chunks_in_flight, without_repeats
 from ..plan.strategy import Plan
 from .costs import LayerCost, StageMemory
 from .peak import peak_mib
@@ -34,8 +34,8 @@ def memory_of(
     known = [[part for part in parts if part is not None] for parts in walked]
     if known != walked:
         return memory
-    passes = order(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks)
-    return replace(memory, estimate_mib=peak_mib(known, passes, reduced_each))
+    runs = plan.schedule.runs(stage, plan.pipeline, plan.micro_batches, plan.chunks)
+    return replace(memory, estimate_mib=peak_mib(known, list(without_repeats(runs, plan.chunks)), reduced_each))
 
 
 def fullest(plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from ..model import Fused, ModelShape, Recompute, measured_fingerprint
 from ..model.layer import APART, Kept
@@ -194,6 +195,7 @@ def spared_numbers_per_token(
     return _on_a_rank(spared, heads, seq, tp, sequence_parallel, fused)
 
 
+@lru_cache(maxsize=1024)  # asked for with the price of every strategy
 def recompute_shares(
     model: ModelShape, seq: int, tp: int, precision: Precision, fused: Fused, flops_per_byte: float
 ) -> dict[Recompute, float]:

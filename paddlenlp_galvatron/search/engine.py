@@ -26,7 +26,7 @@ from .tables import Choices, Priced, Tables, build, priced, sketch_ms
 
 MS_PER_S = 1000.0
 # What is looked at, at most: a minute of pricing, and some 100 MB.
-MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 1_000, 1_000_000
+MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 2_000, 1_000_000
 TRIAL = 64  # part of the effort that every family is given before any has all of it
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from paddlenlp_galvatron.cost_model.peak import PartMemory, peak_mib
-from paddlenlp_galvatron.plan.schedules import Schedule, order
+from paddlenlp_galvatron.plan.schedules import Schedule, order, without_repeats
 
 LAYER = PartMemory(fixed_mib=10, gradient_mib=4, kept_mib=4, activation_mib=5, working_mib=3)
 
@@ -70,3 +72,19 @@ def test_late_gradients_stay_whole_until_the_step_ends():
     table = PartMemory(fixed_mib=10, gradient_mib=4, kept_mib=1, late_mib=4, joined_mib=4)
     passes = order(Schedule.ONE_F_ONE_B, 0, 1, 3)
     assert peak_mib([[table]], passes, reduced_each=True) == 10 + 4 + 4
+
+
+@pytest.mark.parametrize("reduced_each", [False, True])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [(Schedule.ONE_F_ONE_B, 1), (Schedule.GPIPE, 1), (Schedule.ONE_F_ONE_B, 2)]
+)
+def test_repeats_that_are_left_out_change_no_peak(schedule: Schedule, chunks: int, reduced_each: bool) -> None:
+    draw = random.Random(0)
+    for micro_batches in range(1, 25):
+        parts = [[PartMemory(*(9 * draw.random() for _ in range(8))) for _ in range(2)] for _ in range(chunks)]
+        for stage in range(3):
+            where = stage, 3, micro_batches, chunks
+            all_passes, some = order(schedule, *where), list(without_repeats(schedule.runs(*where), chunks))
+            assert peak_mib(parts, some, reduced_each) == pytest.approx(peak_mib(parts, all_passes, reduced_each))
+            if (schedule, chunks) == (Schedule.ONE_F_ONE_B, 1) and micro_batches > 8:
+                assert len(some) < len(all_passes)

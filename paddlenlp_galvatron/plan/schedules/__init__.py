@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import gpipe, interleaved, one_f_one_b
-from .passes import ChunkedRuns, Pass, Run, Runs, expand, held_at_peaks
+from .passes import ChunkedRuns, Pass, Run, Runs, expand, held_at_peaks, without_repeats
 
-__all__ = ["Pass", "Run", "Schedule", "arrays", "chunks_in_flight", "in_flight", "order"]
+__all__ = ["Pass", "Run", "Schedule", "arrays", "chunks_in_flight", "in_flight", "order", "without_repeats"]
 
 Integers = NDArray[np.int64]
 

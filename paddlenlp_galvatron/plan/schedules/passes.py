@@ -10,6 +10,7 @@ the first. Where stages have one chunk it is 0.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
@@ -51,6 +52,16 @@ def expand(runs: Iterable[Run]) -> Iterator[Pass]:
         for time in range(run.times):
             for kind, chunk, micro_batch in run.passes:
                 yield Pass(kind, chunk, micro_batch + time * run.step)
+
+
+def without_repeats(runs: Iterable[Run], chunks: int) -> Iterator[Pass]:
+    """Every pass, in order, but that a run of as many forwards as backwards of every chunk is repeated four times at
+    most: before the first and the last of them, between these, and after them a stage then holds what it always does.
+    """
+    for run in runs:
+        each = Counter((kind, chunk) for kind, chunk, _ in run.passes)
+        even = len(each) == 2 * chunks and len(set(each.values())) == 1
+        yield from expand([run._replace(times=min(run.times, 4)) if even else run])
 
 
 def joined(steps: Iterable[tuple[Pass, ...]]) -> Iterator[Run]:

@@ -227,6 +227,12 @@ void check_pipeline(unsigned long seed, bool shared) {
       if (lower > best_within && !near(lower, best_within)) fail(seed, "the bound is none", lower, best_within);
     if (solution.cost < kInfinity && least.budget > tables.budget * (1 + kTolerance))
       fail(seed, "the least memory is too much", least.budget, tables.budget);
+    for (const bool exactly : {false, true}) {  // as where a search gives up
+      if (tables.type_count() > 1) break;
+      const double found = PathGame(tables).solve(kInfinity, 1'000'000, proven, poll, exactly).cost;
+      if (found < best && !near(found, best)) fail(seed, "a game below the optimum", found, best);
+      if (proven > best_within && !near(proven, best_within)) fail(seed, "a game's bound is none", proven, best_within);
+    }
   };
   if (!shared) return check();
   std::thread other(check);
