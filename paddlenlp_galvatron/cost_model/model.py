@@ -380,11 +380,12 @@ class CostModel:
         elif recompute:
             again_ms, spared = partly(model, strategy, times, self.memory, layer_type, seq, self.assumed)
             more = self.memory.again_mib(layer_type, recompute, strategy.tp, seq, sequence_parallel)
+            output_mib = self._token_bytes(samples, layer_type) / shares / MIB if measured else 0.0
+            at_once = spared * activation + output_mib
             if more is None:  # all parts at once take no less
-                output_mib = self._token_bytes(samples, layer_type) / shares / MIB if measured else 0.0
-                working += spared * activation + output_mib
-            else:
-                working += more * samples / split
+                working += at_once
+            else:  # measured without a tp group's messages
+                working += max(more * samples / split, at_once if strategy.tp > 1 else 0.0)
             activation *= 1 - spared
         activation += others  # attention's inputs, which no part makes anew
         weights = layer_weights(model, strategy.tp)
