@@ -392,8 +392,7 @@ class CostModel:
         share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         held = replace(weights, matrices=round(weights.matrices * share))
         if measured and self.assumed.async_grad_reduce and not (whole or self.task.frozen):
-            bytes_each = self._setting(stage_size, micro_batch, layer_type).states.gradient
-            working += made_numbers(model, recompute, strategy.tp) * bytes_each / MIB
+            working += made_numbers(model, recompute, strategy.tp) * self.state_bytes.gradient / MIB
         room = Room(activation, working)
         times = PassTimes(times.forward_ms, times.backward_ms, again_ms)
         cost = self._trained(strategy, mesh, pipeline, calls, times, held, whole, room)
@@ -430,8 +429,7 @@ class CostModel:
             times = PassTimes(times.forward_ms, 0.0 if role == "first" else parts[-1].forward_ms)
         whole = self._whole_gradients(micro_batches)
         if kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made anew
-            bytes_each = self._setting(stage_size, micro_batch, last).states.gradient
-            made_mib = head_weights(self.models[last], vocab.tp).matrices * bytes_each / MIB
+            made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
         cost = self._trained(vocab, mesh, pipeline, calls, times, held, whole, Room(kept, peak - kept))
         fixed_mib = self._constants_mib
