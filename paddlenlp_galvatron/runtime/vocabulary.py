@@ -131,8 +131,7 @@ class VocabularyCrossEntropy(PyLayer):  # type: ignore[misc]
         columns = logits.shape[-1]
         scores = logits.astype("float32")
         if real < columns:
-            padding = paddle.arange(columns) >= real
-            scores = paddle.where(padding, paddle.full_like(scores, float("-inf")), scores)
+            scores[:, real:] = float("-inf")  # of fp32 logits in place: what computed them needs them no more
             # A rank whose columns are all padding must not make inf - inf below.
             largest = scores.max(-1) if real else paddle.full([scores.shape[0]], -3e38, "float32")
         else:

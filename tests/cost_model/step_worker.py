@@ -11,13 +11,16 @@ from cost_cases import SEQ, real_cases
 from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.runtime import collectives, device
 from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.groups import Groups, start_world
 from paddlenlp_galvatron.training.recipe import Recipe
 
 measured = []
+rank = start_world()[0]
+groups = Groups(rank)
 for case in real_cases():
     gc.collect()
     before = device.allocated_mib()
-    engine = Engine(case.plan, case.shape, load_family(case.shape.family), SEQ)
+    engine = Engine(case.plan, case.shape, load_family(case.shape.family), SEQ, groups=groups)
     optimizer = Recipe().build(engine.tensors, engine.decaying)
     batch = np.random.default_rng(0).integers(0, case.shape.vocab_size, (case.plan.global_batch, SEQ + 1))
     for _ in range(2):  # the first step makes the optimizer's states
@@ -26,6 +29,5 @@ for case in real_cases():
         engine.forward_backward(batch)
         engine.update(optimizer, 1.0)
     measured.append({"bytes": dict(collectives.traffic_bytes), "peak_mib": device.peak_mib() - before})
-    rank = engine.rank
     del engine, optimizer
 Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(measured))
