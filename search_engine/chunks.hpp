@@ -296,8 +296,8 @@ class ChunkedStages {
 
   Work solve(const Question& asked, Poll& poll) const {
     Work work;
-    const ChunkedPoint any = point_within(asked, -1, work.least, poll);
     double best = kInfinity;
+    const ChunkedPoint any = point_within(asked, -1, best, work.least, poll);
     auto take = [&](ChunkedPoint point) {
       if (point.strategies.empty()) return;
       double cost = asked.pricing.of(0).sync * point.sync;
@@ -310,18 +310,18 @@ class ChunkedStages {
     take(any);
     for (int group = 0; chunks_ > 1 && !asked.more && work.least < kInfinity && group < tables_.groups(); ++group) {
       double least = 0;
-      if (is_less(work.least, best)) take(point_within(asked, group, least, poll));
+      if (is_less(work.least, best)) take(point_within(asked, group, best, least, poll));
     }
     return work;
   }
 
-  // A point that fits, with the strategies of one group (-1: of all); without strategies: none was found, or there are
-  // layers of `more`. Raises the least that any takes.
-  ChunkedPoint point_within(const Question& asked, int only, double& least, Poll& poll) const {
+  // A point that fits and costs less than `limit`, with the strategies of one group (-1: of all); without strategies:
+  // none was found, or there are layers of `more`. Raises the least that any takes.
+  ChunkedPoint point_within(const Question& asked, int only, double limit, double& least, Poll& poll) const {
     const std::vector<Held>& moments = tables_.held[asked.stage];
     Held held = fullest(asked.stage, asked.layers, asked.more);
     for (int tried = 0; tried <= kMostMoments; ++tried) {
-      const Mix mix = least_mix(asked, held, only, poll);
+      const Mix mix = least_mix(asked, held, only, limit - fixed(asked.pricing, asked.stage), poll);
       if (tried < kMostMoments)
         least = std::max(least, fixed(asked.pricing, asked.stage) + std::min(mix.cost, mix.bound));
       if (mix.counts.empty() || asked.more > 0) break;
@@ -350,12 +350,14 @@ class ChunkedStages {
     return sum;
   }
 
-  Mix least_mix(const Question& asked, const Held& held, int only, Poll& poll) const {
+  Mix least_mix(const Question& asked, const Held& held, int only, double limit, Poll& poll) const {
     Mixes& mixes = this->mixes(asked, held, only);
     const Layers layers = layers_of(asked);
     const Room room = this->room(asked.stage, held);
     Walks& walks = this->walks(asked);
-    const Mix mix = mixes.solve(layers, room, walks, poll, uniform(asked, held, only, room, walks, poll));
+    Mix known = uniform(asked, held, only, room, walks, poll);
+    if (!(known.cost < limit)) known = {limit, {}, kInfinity};
+    const Mix mix = mixes.solve(layers, room, walks, poll, std::move(known));
     walks.forget();
     return mix;
   }
