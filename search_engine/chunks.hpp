@@ -43,10 +43,17 @@ struct Work {
   std::shared_ptr<const ChunkedPoint> point;  // that fits and takes least, as far as is known
 };
 
+// Works of stages, by what was asked.
+struct KnownWorks {
+  std::map<std::tuple<int, bool, int, std::vector<int>>, Work> exact;
+  std::map<std::tuple<int, int, int, std::vector<int>>, std::vector<double>> rough;
+};
+
 class ChunkedStages {
  public:
-  ChunkedStages(const PipelineTables& tables, const Vocab& vocab, const ChoiceCache& cache)
-      : tables_(tables), vocab_(vocab), useful_(cache.useful()), chunks_(tables.passes.chunks()) {
+  // `inner`: those of stages that know nothing of the vocabulary, shared by all of its strategies.
+  ChunkedStages(const PipelineTables& tables, const Vocab& vocab, const ChoiceCache& cache, KnownWorks& inner)
+      : tables_(tables), vocab_(vocab), inner_(inner), useful_(cache.useful()), chunks_(tables.passes.chunks()) {
     if (chunks_ > kMostChunks) throw TooHard("the search knows 16 chunks a stage");
     groups_ = chunks_ == 1 ? tables.groups() : 1;
     const double passes = tables.micro_batches;
@@ -61,36 +68,21 @@ class ChunkedStages {
   // Of a stage whose chunks have so many layers, and `more` wherever they need least.
   const Work& work(int stage, std::vector<int> layers, int more, bool with_sync, Poll& poll) {
     if (chunks_ == 1) layers[0] += std::exchange(more, 0);
+    auto& known = works_of(stage).exact;
     const auto key = std::make_tuple(stage, with_sync, more, layers);
-    const auto found = works_.find(key);
-    if (found != works_.end()) return found->second;
-    return works_.emplace(key, solve({stage, layers, more, busy_[with_sync]}, poll)).first->second;
+    const auto found = known.find(key);
+    if (found != known.end()) return found->second;
+    return known.emplace(key, solve({stage, layers, more, busy_[with_sync]}, poll)).first->second;
   }
 
   // Below that, cheap: for no layers more, one more, and so on up to `most`; infinite where they don't fit. Closest for
   // `likely` more.
-  std::vector<double> rough_works(int stage, const std::vector<int>& layers, int most, int likely, Poll& poll) const {
-    std::vector<double> costs(most + 1), works(most + 1, 0);
-    auto at_price = [&](double price, const std::vector<Weights>& weights) {
-      poll.tick(by_working_.size() * (chunks_ + most / 4));
-      std::fill(costs.begin(), costs.end(), kInfinity);
-      relax(stage, layers, weights, price, [&](double cost, const std::vector<double>& layer) {
-        for (int chunk = 0; chunk < chunks_; ++chunk) cost += layers[chunk] * layer[chunk];
-        const double least = *std::min_element(layer.begin(), layer.end());  // where least is held
-        for (int more = 0; more <= most; ++more) costs[more] = std::min(costs[more], cost + more * least);
-      });
-      return costs[likely];
-    };
-    auto raise = [&](double price) {
-      const double cost = at_price(price, busy_[false].weights);
-      for (int more = 0; more <= most; ++more) works[more] = std::max(works[more], costs[more]);
-      return cost;
-    };
-    highest(raise, raise(0) / std::max(tables_.budget, 1.0), true);
-    at_price(1, std::vector<Weights>(chunks_, {0, 0, 0}));  // memory beyond the budget
-    for (int more = 0; more <= most; ++more)
-      if (costs[more] > kRoom * tables_.budget) works[more] = kInfinity;
-    return works;
+  const std::vector<double>& rough_works(int stage, const std::vector<int>& layers, int most, int likely, Poll& poll) {
+    auto& known = works_of(stage).rough;
+    const auto key = std::make_tuple(stage, most, likely, layers);
+    const auto found = known.find(key);
+    if (found != known.end()) return found->second;
+    return known.emplace(key, roughly(stage, layers, most, likely, poll)).first->second;
   }
 
   // The price of memory, near a known one or far from it, at which a relaxation costs most: a search in ever smaller
@@ -198,6 +190,33 @@ class ChunkedStages {
     int more;
     Pricing& pricing;
   };
+
+  KnownWorks& works_of(int stage) { return stage > 0 && stage < tables_.stages - 1 ? inner_ : works_; }
+
+  std::vector<double> roughly(int stage, const std::vector<int>& layers, int most, int likely, Poll& poll) const {
+    std::vector<double> costs(most + 1), works(most + 1, 0);
+    auto at_price = [&](double price, const std::vector<Weights>& weights) {
+      poll.tick(by_working_.size() * (chunks_ + most / 4));
+      std::fill(costs.begin(), costs.end(), kInfinity);
+      relax(stage, layers, weights, price, [&](double cost, const std::vector<double>& layer) {
+        for (int chunk = 0; chunk < chunks_; ++chunk) cost += layers[chunk] * layer[chunk];
+        const double least = *std::min_element(layer.begin(), layer.end());  // where least is held
+        for (int more = 0; more <= most; ++more) costs[more] = std::min(costs[more], cost + more * least);
+      });
+      return costs[likely];
+    };
+    at_price(1, std::vector<Weights>(chunks_, {0, 0, 0}));  // memory beyond the budget
+    while (most >= 0 && costs[most] > kRoom * tables_.budget) works[most--] = kInfinity;
+    if (most < 0) return works;
+    likely = std::min(likely, most);
+    auto raise = [&](double price) {
+      const double cost = at_price(price, busy_[false].weights);
+      for (int more = 0; more <= most; ++more) works[more] = std::max(works[more], costs[more]);
+      return cost;
+    };
+    highest(raise, raise(0) / std::max(tables_.budget, 1.0), true);
+    return works;
+  }
 
   static Change least(const Change& a, const Change& b) {
     return {std::min(a.forward, b.forward), std::min(a.backward, b.backward)};
@@ -434,11 +453,12 @@ class ChunkedStages {
 
   const PipelineTables& tables_;
   const Vocab& vocab_;
+  KnownWorks& inner_;
   const std::vector<int>& useful_;
   std::vector<int> by_working_;  // the same, by rising working memory
   int chunks_, groups_;
   std::array<Pricing, 2> busy_;  // by whether sync counts
-  std::map<std::tuple<int, bool, int, std::vector<int>>, Work> works_;
+  KnownWorks works_;             // of the first and the last stage
 };
 
 }  // namespace galvatron

@@ -196,9 +196,10 @@ def _through(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray
 def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cost: Prices) -> float:
     """A lower bound, in ms, of the step time of every plan of the family, for a few prices.
 
-    Memory, vocabulary, gradient sums and switches are free, and stages of several chunks share all work evenly without
-    ever waiting. Recompute only adds to a layer's passes, so it is left out,
-    and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper.
+    Memory, vocabulary, gradient sums and switches are free. Stages of several chunks share all work evenly, and each
+    waits until a micro-batch has passed a layer of every stage before it, forward and at the end backward; nor is a
+    step shorter than one micro-batch's way through all layers. Recompute only adds to a layer's passes, so it is left
+    out, and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper.
     """
     rows, groups = [], []
     for kind, some in enumerate(layers):
@@ -226,7 +227,11 @@ def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cos
         send=np.zeros((2, kinds)),
         budget_mib=0.0,
     )
-    return core.bound() / shared
+    alone_ms = core.bound()
+    if shared == 1:
+        return alone_ms
+    way_ms = alone_ms / family.micro_batches
+    return max(alone_ms / shared + (shared - 1) / 2 * way_ms / len(cost.layer_types), way_ms)
 
 
 def _where(family: PlanFamily) -> dict[str, int]:
