@@ -4,10 +4,9 @@
 
 Rows: Narayanan et al. 2021 (arXiv:2104.04473), tables 1 and 2, and Korthikanti et al. 2022 (arXiv:2205.05198), table 5.
 Nothing is fitted to them. GPT's layers stand as the shape of ours with equal weights and operations, a gated MLP of
-8/3 of the width for a plain one of 4, and write what the second paper counts for them. What our plans do not have is
-priced by the papers' own arithmetic: an interleaved schedule waits 1/v of the time, and selective recompute does the
-attention core's forward once more. Micro-batches and chunks of the first paper's table 1 are those of its authors'
-script (NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh); chunks of its table 2 are not told and taken as one a stage.
+8/3 of the width for a plain one of 4, and write what the second paper counts for them. Micro-batches and chunks of the
+first paper's table 1 are those of its authors' script (NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh); chunks of its
+table 2 are not told and taken as one a stage.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paddlenlp_galvatron.cost_model import CostModel
-from paddlenlp_galvatron.model import Fused
+from paddlenlp_galvatron.model import Fused, Recompute
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan
+from paddlenlp_galvatron.plan.uniform import even_stages
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
-from paddlenlp_galvatron.profiles.computation import ComputationProfile, PassKey, layer_part
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
@@ -107,36 +106,15 @@ def gpt_kept_bytes(run: Run) -> Callable[[int, int], float]:
     return kept
 
 
-def compute_times(run: Run) -> ComputationProfile:
-    """The analytic profile; selective recompute adds the attention core's forward to backward."""
-    shape, kept = run.shape, gpt_kept_bytes(run)
-
-    def profile(of: ModelShape, bytes_kept: Callable[[int, int], float]) -> ComputationProfile:
-        return analytic_computation(of, SHEET, Precision.FP16, [SEQ], Fused.NONE, bytes_kept)
-
-    whole = profile(shape, kept)
-    if not run.selective:
-        return whole
-    peak = SHEET.matmul_16bit.value * SHEET.matmul_efficiency.value * 1e9
-    bandwidth = SHEET.memory_bandwidth.value * SHEET.memory_efficiency.value * 1e6
-
-    def core_ms(key: PassKey) -> float:
-        each = 4 * SEQ * run.hidden / peak + 2 * 5 * run.heads * SEQ / bandwidth
-        return key.batch * key.seq * each / key.tp
-
-    layers = {key: times for key, times in whole.passes.items() if key.part == layer_part()}
-    again = {key: replace(t, backward_ms=t.backward_ms + core_ms(key)) for key, t in layers.items()}
-    return replace(whole, passes={**whole.passes, **again})
-
-
 def predicted_s(run: Run) -> float:
     """Step time of the run's plan by the analytic path."""
     assumed = Assumptions(run.selective, Precision.FP16, True, SEQ)
-    computation = compute_times(run)
     cost = CostModel(
         run.shape,
         network=Network(analytic_hardware(SHEET, max(run.gpus // SHEET.gpus_per_node, 1))),
-        times=ComputeTimes(computation),
+        times=ComputeTimes(
+            analytic_computation(run.shape, SHEET, Precision.FP16, [SEQ], Fused.NONE, gpt_kept_bytes(run))
+        ),
         memory=MemoryUse(analytic_memory(run.shape, Precision.FP16, [SEQ], Fused.NONE)),
         num_nodes=max(run.gpus // SHEET.gpus_per_node, 1),
         gpus_per_node=SHEET.gpus_per_node,
@@ -151,12 +129,12 @@ def predicted_s(run: Run) -> float:
         vocab_tp=run.tp,
         global_train_batch_size=run.batch,
         chunks=run.batch // (dp * run.micro_batch),
-        global_checkpoint=not run.selective,
         assumed=assumed,
     )
-    prediction = cost.predict(plan)
-    waiting = prediction.bubble_share * prediction.time_s
-    return prediction.time_s - waiting * (1 - 1 / run.interleaved)
+    stages = even_stages(run.layers, run.pp * run.interleaved)
+    again = Recompute.ATTENTION if run.selective else Recompute.FULL
+    layers = tuple(replace(layer, recompute=again) for layer in plan.layers)
+    return cost.predict(replace(plan, stages=stages, chunks=run.interleaved, layers=layers)).time_s
 
 
 def row(run: Run) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..model import ModelShape
+from ..plan.mesh import Axis
+from ..plan.strategy import Plan
 from ..profiles.memory_use import MemoryUse
 from .states import FP32_BYTES
 
@@ -29,6 +31,16 @@ def constants_mib(models: Sequence[ModelShape], seqs: Sequence[int], memory: Mem
     for model in models:
         numbers += 2 * (model.layers * len(model.block.weights) + len(ENDS))
     return masks_mib + numbers * FP32_BYTES / MIB
+
+
+def own_positions_mib(plan: Plan, stage: int, model: ModelShape, memory: MemoryUse) -> float:
+    """Sine and cosine of a rank's own tokens, which the layers of context parallelism of one mesh share."""
+    if not memory.profile.mask_mib:
+        return 0.0
+    meshes = {plan.layers[layer].mesh(plan.stage_size) for layer in plan.stage_layers(stage)}
+    degrees = [degree for mesh in meshes if (degree := mesh.degree(Axis.CONTEXT)) > 1]
+    tokens = sum((plan.assumed.seq_length or 0) // degree for degree in degrees)
+    return 2 * tokens * model.head_dim * plan.assumed.mixed_precision.bytes / MIB
 
 
 def batch_mib(memory: MemoryUse, rows: int, seq: int, micro_batches: int) -> float:

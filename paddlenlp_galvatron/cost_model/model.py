@@ -26,7 +26,7 @@ from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import Reserve, reserve_of
 from .communication import Calls, Setting, block_calls, vocab_calls, weight_calls
-from .constants import batch_mib, constants_mib
+from .constants import batch_mib, constants_mib, own_positions_mib
 from .costs import (
     CostOptions,
     LayerCost,
@@ -181,7 +181,7 @@ class CostModel:
         widest = max(self._token_bytes(micro_batch, kind) for kind in range(len(self.models)))
         input_mib = widest / stage_size / MIB
         several = micro_batches > 1
-        messages = NEXT[several] + (1 if later else BEFORE[several])  # a second gradient may be leaving
+        messages = NEXT[several] + (2 if later else BEFORE[several])  # two more gradients may be leaving
         fixed_mib = messages * input_mib + (0.0 if later else self._constants_mib)
         memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
         return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, 0.0, memory)
@@ -301,8 +301,14 @@ class CostModel:
             sum(chunk.backward_ms for chunk in chunks),
             sum(part.sync_ms for some in parts for part in some),
             sum(chunk.send_ms for chunk in chunks),
-            memory_of(plan, stage, parts, self.context_mib, not self.assumed.async_grad_reduce),
+            memory_of(
+                plan, stage, parts, self.context_mib, not self.assumed.async_grad_reduce, self._shared_mib(plan, stage)
+            ),
         )
+
+    def _shared_mib(self, plan: Plan, stage: int) -> float:
+        """What the layers of a stage hold together, and is in no layer's price."""
+        return own_positions_mib(plan, stage, self.models[0], self.memory)
 
     def _require_mine(self, plan: Plan) -> None:
         if plan.world_size != self.world_size:

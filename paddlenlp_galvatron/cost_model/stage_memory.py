@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ..plan.schedules import chunks_in_flight, without_repeats
 from ..plan.strategy import Plan
@@ -23,19 +24,34 @@ def bound_of(chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int], co
 
 
 def memory_of(
-    plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]], context_mib: float, reduced_each: bool
+    plan: Plan,
+    stage: int,
+    chunks: Sequence[Sequence[LayerCost]],
+    context_mib: float,
+    reduced_each: bool,
+    shared_mib: float,
 ) -> StageMemory:
     """Bound and estimate of a stage. The embedding's part has the LM head, where both are one: backward begins with
-    it. `reduced_each`: gradients are, after each micro-batch."""
+    it. `reduced_each`: gradients are, after each micro-batch. `shared_mib`: what its layers hold together."""
     memory = bound_of(chunks, fullest(plan, stage, chunks), context_mib)
-    walked = [[part.memory for part in parts] for parts in chunks]
-    if plan.pipeline == 1:
-        walked = [[*rest, first] for first, *rest in walked]
+    memory = replace(memory, states_mib=memory.states_mib + shared_mib)
+    ordered = [[*rest, first] for first, *rest in chunks] if plan.pipeline == 1 else chunks
+    walked = [[part.memory for part in parts] for parts in ordered]
     known = [[part for part in parts if part is not None] for parts in walked]
     if known != walked:
         return memory
+    neighbours = (pair for parts in ordered for pair in pairwise(parts))
+    working_mib = max((_beside_mib(part, before) for before, part in neighbours), default=0.0)
     runs = plan.schedule.runs(stage, plan.pipeline, plan.micro_batches, plan.chunks)
-    return replace(memory, estimate_mib=peak_mib(known, list(without_repeats(runs, plan.chunks)), reduced_each))
+    estimate_mib = shared_mib + peak_mib(known, list(without_repeats(runs, plan.chunks)), reduced_each)
+    return replace(memory, working_mib=max(memory.working_mib, working_mib), estimate_mib=estimate_mib)
+
+
+def _beside_mib(part: LayerCost, before: LayerCost) -> float:
+    """Working set of a part whose backward runs while the weights of the part before it are fetched: its own price has
+    room for weights as large as its own alone."""
+    assert part.memory and before.memory
+    return part.working_mib + max(before.memory.gathered_mib - part.memory.gathered_mib, 0.0)
 
 
 def fullest(plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> tuple[int, ...]:

@@ -197,8 +197,7 @@ class _Search:
             family = PlanFamily.of(mine)
             if any(choices.have(mine, self.cost.layer_types) for choices in self.space.get(family, ())):
                 found = Candidate(mine, self.cost.predict(mine))
-                memory = (stage.memory for stage in found.prediction.stages)
-                if max(each.total_mib - each.context_mib for each in memory) <= self.options.budget_mib:
+                if self._over_mib(found) <= 0:
                     self._keep(found, family)
 
     def _sketched(self) -> Iterator[_Open]:
@@ -334,22 +333,20 @@ class _Search:
             return False
         return True
 
-    def _tables(self, entry: _Open) -> Tables:
+    def _tables(self, entry: _Open, spared_mib: float = 0.0) -> Tables:
         family = entry.family
         where = family.global_batch, family.micro_batches, family.stages, entry.choices
         if where not in self.priced:
             self.priced[where] = priced(family, entry.choices, self.cost)
-        return build(family, entry.choices, self.priced[where], self.cost, self.options.budget_mib)
+        return build(family, entry.choices, self.priced[where], self.cost, self.options.budget_mib - spared_mib)
 
     def _solve(self, entry: _Open, tables: Tables, limit: float, effort: int, last: bool = False) -> float:
         """Search a family with an effort. Returns its bound in ms, infinite where it is settled."""
         family, batch = entry.family, entry.family.global_batch
         limit_ms = limit * batch
-        time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, effort, self.cancel)
-        outcome = FamilyOutcome.SOLVED
-        if time_ms < inf:
-            plan = tables.plan(vocab, division, choice, self.bare)
-            found = Candidate(plan, self.cost.predict(plan))
+        found, proven_ms = self._solved(entry, tables, limit_ms, effort)
+        outcome, time_ms = FamilyOutcome.SOLVED, inf
+        if found:
             self._keep(found, family)
             time_ms = found.time_s * MS_PER_S
         if proven_ms < min(time_ms, limit_ms) * (1 - ROUNDING):
@@ -366,6 +363,28 @@ class _Search:
         self._note(family, outcome)
         self.log(f"{family}: {time_ms:.3f} ms a step, at least {entry.bound * batch:.3f}")
         return inf
+
+    def _solved(self, entry: _Open, tables: Tables, limit_ms: float, effort: int) -> tuple[Candidate | None, float]:
+        """The best plan below the limit that the core finds, and the family's bound in ms. What neighbouring layers
+        hold together is in no price: where a plan does not fit for it, the core is given less."""
+        least_ms, spared_mib = 0.0, 0.0
+        while True:
+            time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, effort, self.cancel)
+            least_ms = least_ms or proven_ms
+            if time_ms == inf:
+                return None, least_ms
+            plan = tables.plan(vocab, division, choice, self.bare)
+            found = Candidate(plan, self.cost.predict(plan))
+            if (over_mib := self._over_mib(found)) <= 0:
+                return found, least_ms
+            spared_mib += over_mib
+            tables = self._tables(entry, spared_mib)
+
+    def _over_mib(self, candidate: Candidate) -> float:
+        """By how much its fullest stage is above the budget; 0 or below: it fits."""
+        memory = (stage.memory for stage in candidate.prediction.stages)
+        over_mib = max(each.total_mib - each.context_mib for each in memory) - self.options.budget_mib
+        return over_mib if over_mib > ROUNDING * self.options.budget_mib else 0.0
 
     def _keep(self, candidate: Candidate, family: PlanFamily) -> None:
         known = self.found.get(family)

@@ -6,7 +6,10 @@ import random
 
 import pytest
 
+from paddlenlp_galvatron.cost_model.costs import LayerCost, States, Terms
 from paddlenlp_galvatron.cost_model.peak import PartMemory, peak_mib
+from paddlenlp_galvatron.cost_model.stage_memory import memory_of
+from paddlenlp_galvatron.plan import uniform_plan
 from paddlenlp_galvatron.plan.schedules import Schedule, order, without_repeats
 
 LAYER = PartMemory(fixed_mib=10, gradient_mib=4, kept_mib=4, activation_mib=5, working_mib=3)
@@ -44,6 +47,20 @@ def test_zero3_has_two_parts_weights_at_hand_and_joins_its_gradients():
     )
     assert peak([sharded, sharded], 1) == 10 + 2 - 1 + 4 + 8 + 4  # the first one's gradients, whole and joined
     assert peak([sharded], 1) == 5 + 4 + 4 + 4
+
+
+def test_a_bound_has_room_for_the_weights_of_the_part_whose_turn_is_next():
+    """Those of ZeRO-3's last layer are fetched while the LM head works."""
+    plan = uniform_plan(layers=1, world_size=2, global_train_batch_size=2, sdp=True, embed_sdp=False)
+
+    def part(working_mib: float, gathered_mib: float) -> LayerCost:
+        memory = PartMemory(activation_mib=5, working_mib=working_mib, gathered_mib=gathered_mib)
+        return LayerCost.of(Terms(States()), 5, working_mib + 2 * gathered_mib, memory)
+
+    for head_mib, working_mib in ((50, 50 + 8), (1, 3 + 16)):  # the layer's own price has room for two
+        memory = memory_of(plan, 0, [[part(head_mib, 0), part(3, 8)]], 0.0, False, shared_mib=2)
+        assert (memory.states_mib, memory.activations_mib, memory.working_mib) == (2, 10, working_mib)
+        assert memory.tensors_mib <= memory.total_mib
 
 
 def test_the_embeddings_gradient_comes_last():

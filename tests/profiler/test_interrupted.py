@@ -22,7 +22,7 @@ SIZE = ("fp32", 64, 8)
 def start(words: list[str], **settings) -> subprocess.Popen[str]:
     """A `galvatron` command in a process group of its own."""
     program = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"
-    settings = {"cwd": ROOT, "start_new_session": True, "stderr": subprocess.PIPE, "text": True} | settings
+    settings = {"cwd": ROOT, "process_group": 0, "stderr": subprocess.PIPE, "text": True} | settings
     return subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.DEVNULL, **settings)
 
 

@@ -26,6 +26,7 @@ class RandomCost(CostModel):
 
     profile_files = ()  # read from none
     crooked = False  # prices of switching that break the triangle inequality
+    sharing = False  # layers that hold together what is in no price
 
     def __init__(self, models: Sequence[ModelShape], options: SearchOptions, seed: int):
         self.models = tuple(models)
@@ -70,6 +71,10 @@ class RandomCost(CostModel):
 
     def boundary_cost(self, *, stage_size, micro_batch, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
         return random.Random(repr((self.seed, micro_batch, pipeline))).uniform(0, 1) * self._width(layer_type)
+
+    def _shared_mib(self, plan: Plan, stage: int) -> float:
+        layers = {plan.layers[layer] for layer in plan.stage_layers(stage)}
+        return random.Random(repr((self.seed, sorted(map(repr, layers))))).uniform(0, 300) if self.sharing else 0.0
 
     def _width(self, layer_type: int) -> float:
         """What is handed on between layers of a type, in any unit."""
