@@ -298,9 +298,9 @@ class Mixes {
     counts_.assign(order_.size(), 0);
   }
 
-  // A good mix of layers of several types, from the bound's own one of fractions: each type takes what costs least where
-  // memory has its price, of equal ones that of least memory. Then what is left of the budget goes, as many layers at a
-  // time as it has room for, where it saves most for its memory.
+  // A good mix of layers of several types, from the bound's own one of fractions: each type takes what costs least
+  // where memory has its price, of equal ones that of least memory. Then what is left of the budget goes, as many
+  // layers at a time as it has room for, where it saves most for its memory.
   Mix rounded(Poll& poll) {
     constexpr double kEqual = 1e-9;  // of the cost
     double memory = 0;
