@@ -43,10 +43,17 @@ struct Work {
   std::shared_ptr<const ChunkedPoint> point;  // that fits and takes least, as far as is known
 };
 
+// Works of stages, by what was asked.
+struct KnownWorks {
+  std::map<std::tuple<int, bool, int, std::vector<int>>, Work> exact;
+  std::map<std::tuple<int, int, int, std::vector<int>>, std::vector<double>> rough;
+};
+
 class ChunkedStages {
  public:
-  ChunkedStages(const PipelineTables& tables, const Vocab& vocab, const ChoiceCache& cache)
-      : tables_(tables), vocab_(vocab), useful_(cache.useful()), chunks_(tables.passes.chunks()) {
+  // `inner`: those of stages that know nothing of the vocabulary, shared by all of its strategies.
+  ChunkedStages(const PipelineTables& tables, const Vocab& vocab, const ChoiceCache& cache, KnownWorks& inner)
+      : tables_(tables), vocab_(vocab), inner_(inner), useful_(cache.useful()), chunks_(tables.passes.chunks()) {
     if (chunks_ > kMostChunks) throw TooHard("the search knows 16 chunks a stage");
     groups_ = chunks_ == 1 ? tables.groups() : 1;
     const double passes = tables.micro_batches;
@@ -61,36 +68,21 @@ class ChunkedStages {
   // Of a stage whose chunks have so many layers, and `more` wherever they need least.
   const Work& work(int stage, std::vector<int> layers, int more, bool with_sync, Poll& poll) {
     if (chunks_ == 1) layers[0] += std::exchange(more, 0);
+    auto& known = works_of(stage).exact;
     const auto key = std::make_tuple(stage, with_sync, more, layers);
-    const auto found = works_.find(key);
-    if (found != works_.end()) return found->second;
-    return works_.emplace(key, solve({stage, layers, more, busy_[with_sync]}, poll)).first->second;
+    const auto found = known.find(key);
+    if (found != known.end()) return found->second;
+    return known.emplace(key, solve({stage, layers, more, busy_[with_sync]}, poll)).first->second;
   }
 
   // Below that, cheap: for no layers more, one more, and so on up to `most`; infinite where they don't fit. Closest for
   // `likely` more.
-  std::vector<double> rough_works(int stage, const std::vector<int>& layers, int most, int likely, Poll& poll) const {
-    std::vector<double> costs(most + 1), works(most + 1, 0);
-    auto at_price = [&](double price, const std::vector<Weights>& weights) {
-      poll.tick(by_working_.size() * (chunks_ + most / 4));
-      std::fill(costs.begin(), costs.end(), kInfinity);
-      relax(stage, layers, weights, price, [&](double cost, const std::vector<double>& layer) {
-        for (int chunk = 0; chunk < chunks_; ++chunk) cost += layers[chunk] * layer[chunk];
-        const double least = *std::min_element(layer.begin(), layer.end());  // where least is held
-        for (int more = 0; more <= most; ++more) costs[more] = std::min(costs[more], cost + more * least);
-      });
-      return costs[likely];
-    };
-    auto raise = [&](double price) {
-      const double cost = at_price(price, busy_[false].weights);
-      for (int more = 0; more <= most; ++more) works[more] = std::max(works[more], costs[more]);
-      return cost;
-    };
-    highest(raise, raise(0) / std::max(tables_.budget, 1.0), true);
-    at_price(1, std::vector<Weights>(chunks_, {0, 0, 0}));  // memory beyond the budget
-    for (int more = 0; more <= most; ++more)
-      if (costs[more] > kRoom * tables_.budget) works[more] = kInfinity;
-    return works;
+  const std::vector<double>& rough_works(int stage, const std::vector<int>& layers, int most, int likely, Poll& poll) {
+    auto& known = works_of(stage).rough;
+    const auto key = std::make_tuple(stage, most, likely, layers);
+    const auto found = known.find(key);
+    if (found != known.end()) return found->second;
+    return known.emplace(key, roughly(stage, layers, most, likely, poll)).first->second;
   }
 
   // The price of memory, near a known one or far from it, at which a relaxation costs most: a search in ever smaller
@@ -199,6 +191,33 @@ class ChunkedStages {
     Pricing& pricing;
   };
 
+  KnownWorks& works_of(int stage) { return stage > 0 && stage < tables_.stages - 1 ? inner_ : works_; }
+
+  std::vector<double> roughly(int stage, const std::vector<int>& layers, int most, int likely, Poll& poll) const {
+    std::vector<double> costs(most + 1), works(most + 1, 0);
+    auto at_price = [&](double price, const std::vector<Weights>& weights) {
+      poll.tick(by_working_.size() * (chunks_ + most / 4));
+      std::fill(costs.begin(), costs.end(), kInfinity);
+      relax(stage, layers, weights, price, [&](double cost, const std::vector<double>& layer) {
+        for (int chunk = 0; chunk < chunks_; ++chunk) cost += layers[chunk] * layer[chunk];
+        const double least = *std::min_element(layer.begin(), layer.end());  // where least is held
+        for (int more = 0; more <= most; ++more) costs[more] = std::min(costs[more], cost + more * least);
+      });
+      return costs[likely];
+    };
+    at_price(1, std::vector<Weights>(chunks_, {0, 0, 0}));  // memory beyond the budget
+    while (most >= 0 && costs[most] > kRoom * tables_.budget) works[most--] = kInfinity;
+    if (most < 0) return works;
+    likely = std::min(likely, most);
+    auto raise = [&](double price) {
+      const double cost = at_price(price, busy_[false].weights);
+      for (int more = 0; more <= most; ++more) works[more] = std::max(works[more], costs[more]);
+      return cost;
+    };
+    highest(raise, raise(0) / std::max(tables_.budget, 1.0), true);
+    return works;
+  }
+
   static Change least(const Change& a, const Change& b) {
     return {std::min(a.forward, b.forward), std::min(a.backward, b.backward)};
   }
@@ -296,8 +315,8 @@ class ChunkedStages {
 
   Work solve(const Question& asked, Poll& poll) const {
     Work work;
-    const ChunkedPoint any = point_within(asked, -1, work.least, poll);
     double best = kInfinity;
+    const ChunkedPoint any = point_within(asked, -1, best, work.least, poll);
     auto take = [&](ChunkedPoint point) {
       if (point.strategies.empty()) return;
       double cost = asked.pricing.of(0).sync * point.sync;
@@ -310,18 +329,18 @@ class ChunkedStages {
     take(any);
     for (int group = 0; chunks_ > 1 && !asked.more && work.least < kInfinity && group < tables_.groups(); ++group) {
       double least = 0;
-      if (is_less(work.least, best)) take(point_within(asked, group, least, poll));
+      if (is_less(work.least, best)) take(point_within(asked, group, best, least, poll));
     }
     return work;
   }
 
-  // A point that fits, with the strategies of one group (-1: of all); without strategies: none was found, or there are
-  // layers of `more`. Raises the least that any takes.
-  ChunkedPoint point_within(const Question& asked, int only, double& least, Poll& poll) const {
+  // A point that fits and costs less than `limit`, with the strategies of one group (-1: of all); without strategies:
+  // none was found, or there are layers of `more`. Raises the least that any takes.
+  ChunkedPoint point_within(const Question& asked, int only, double limit, double& least, Poll& poll) const {
     const std::vector<Held>& moments = tables_.held[asked.stage];
     Held held = fullest(asked.stage, asked.layers, asked.more);
     for (int tried = 0; tried <= kMostMoments; ++tried) {
-      const Mix mix = least_mix(asked, held, only, poll);
+      const Mix mix = least_mix(asked, held, only, limit - fixed(asked.pricing, asked.stage), poll);
       if (tried < kMostMoments)
         least = std::max(least, fixed(asked.pricing, asked.stage) + std::min(mix.cost, mix.bound));
       if (mix.counts.empty() || asked.more > 0) break;
@@ -350,12 +369,14 @@ class ChunkedStages {
     return sum;
   }
 
-  Mix least_mix(const Question& asked, const Held& held, int only, Poll& poll) const {
+  Mix least_mix(const Question& asked, const Held& held, int only, double limit, Poll& poll) const {
     Mixes& mixes = this->mixes(asked, held, only);
     const Layers layers = layers_of(asked);
     const Room room = this->room(asked.stage, held);
     Walks& walks = this->walks(asked);
-    const Mix mix = mixes.solve(layers, room, walks, poll, uniform(asked, held, only, room, walks, poll));
+    Mix known = uniform(asked, held, only, room, walks, poll);
+    if (!(known.cost < limit)) known = {limit, {}, kInfinity};
+    const Mix mix = mixes.solve(layers, room, walks, poll, std::move(known));
     walks.forget();
     return mix;
   }
@@ -432,11 +453,12 @@ class ChunkedStages {
 
   const PipelineTables& tables_;
   const Vocab& vocab_;
+  KnownWorks& inner_;
   const std::vector<int>& useful_;
   std::vector<int> by_working_;  // the same, by rising working memory
   int chunks_, groups_;
   std::array<Pricing, 2> busy_;  // by whether sync counts
-  std::map<std::tuple<int, bool, int, std::vector<int>>, Work> works_;
+  KnownWorks works_;             // of the first and the last stage
 };
 
 }  // namespace galvatron

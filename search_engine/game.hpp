@@ -37,7 +37,7 @@ class PathGame {
         graph_(tables_.passes),
         chunks_(tables_.stages * tables_.passes.chunks()) {
     for (const int v : useful_vocabs(tables_)) {
-      auto stages = std::make_unique<ChunkedStages>(tables_, tables_.vocabs[v], cache_);
+      auto stages = std::make_unique<ChunkedStages>(tables_, tables_.vocabs[v], cache_, inner_);
       auto offers = std::make_unique<Offers>(tables_, cache_, *stages);
       games_.push_back({v, std::move(stages), std::move(offers), {}, {}, KnownPoints(tables_.stages)});
     }
@@ -136,8 +136,10 @@ class PathGame {
     double bound = 0;
     const int most = tables_.layers - chunks_;
     std::vector<std::vector<double>> known;
-    for (int s = 0; s < stages(); ++s)
+    for (int s = 0; s < stages(); ++s) {
       known.push_back(game.stages->rough_works(s, one, most, most / stages(), poll));
+      if (known.back()[0] == kInfinity) return kInfinity;
+    }
     auto works = [&](int stage, int extra) { return known[stage][extra]; };
     for (int s = 0; s < stages(); ++s) bound = std::max(bound, works(s, 0));
     for (int left = tables_.layers - chunks_; left > 0 && bound < kInfinity; --left) {
@@ -576,6 +578,7 @@ class PathGame {
 
   PipelineTables tables_;
   ChoiceCache cache_;
+  KnownWorks inner_;  // of stages between the first and the last
   PassGraph graph_;
   int chunks_;  // of all stages
   std::vector<Game> games_;

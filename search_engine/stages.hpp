@@ -34,10 +34,7 @@ using SolvedSpans = Map<long, Solved>;  // by Stages::key
 // Choices, and what is solved, by weights and micro-batches in flight; shared by all stages and vocabulary strategies.
 class ChoiceCache {
  public:
-  explicit ChoiceCache(const PipelineTables& tables) : tables_(tables) {
-    for (std::size_t k = 0; k < tables.strategies.size(); ++k)
-      if (!beaten(static_cast<int>(k))) useful_.push_back(static_cast<int>(k));
-  }
+  explicit ChoiceCache(const PipelineTables& tables) : tables_(tables), useful_(useful_strategies(tables.strategies)) {}
 
   Mixes& weighted(int in_flight, const Weights& weights) {
     std::unique_ptr<Mixes>& mixes = weighted_[{in_flight, weights}];
@@ -76,23 +73,6 @@ class ChoiceCache {
                         type_of(k)});
     }
     return result;
-  }
-
-  // Whether another strategy of the group is as good in everything (of equal ones, the first stays).
-  bool beaten(int k) const {
-    const Part& part = tables_.strategies[k];
-    for (int other = 0; other < static_cast<int>(tables_.strategies.size()); ++other) {
-      const Part& rival = tables_.strategies[other];
-      if (other == k || rival.group != part.group || rival.time.forward > part.time.forward ||
-          rival.time.backward > part.time.backward || rival.time.sync > part.time.sync || rival.states > part.states ||
-          rival.activation > part.activation || rival.working > part.working)
-        continue;
-      const bool equal = rival.time.forward == part.time.forward && rival.time.backward == part.time.backward &&
-                         rival.time.sync == part.time.sync && rival.states == part.states &&
-                         rival.activation == part.activation && rival.working == part.working;
-      if (!equal || other < k) return true;
-    }
-    return false;
   }
 
   const PipelineTables& tables_;

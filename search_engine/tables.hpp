@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 #include <vector>
 
 #include "frontier.hpp"
@@ -97,6 +99,36 @@ struct PipelineTables {
     return layers;
   }
 };
+
+// Layer strategies that no other one of their group beats in everything (of equal ones, the first stays).
+inline std::vector<int> useful_strategies(const std::vector<Part>& strategies) {
+  auto numbers = [&](int k) {
+    const Part& part = strategies[k];
+    return std::array<double, 6>{part.time.forward, part.time.backward, part.time.sync,
+                                 part.states,       part.activation,    part.working};
+  };
+  // One that beats another comes before it, and so does the one that beats both.
+  std::vector<int> order(strategies.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    if (strategies[a].group != strategies[b].group) return strategies[a].group < strategies[b].group;
+    return numbers(a) < numbers(b);
+  });
+  std::vector<int> useful;
+  for (const int k : order) {
+    const std::array<double, 6> own = numbers(k);
+    auto beats = [&](int other) {
+      const std::array<double, 6> rival = numbers(other);
+      return std::equal(rival.begin(), rival.end(), own.begin(), [](double a, double b) { return a <= b; });
+    };
+    bool beaten = false;
+    for (std::size_t i = useful.size(); !beaten && i-- > 0 && strategies[useful[i]].group == strategies[k].group;)
+      beaten = beats(useful[i]);
+    if (!beaten) useful.push_back(k);
+  }
+  std::sort(useful.begin(), useful.end());
+  return useful;
+}
 
 // Vocabulary strategies that no other one beats in everything (of equal ones, the first stays).
 inline std::vector<int> useful_vocabs(const PipelineTables& tables) {

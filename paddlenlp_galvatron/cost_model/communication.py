@@ -76,8 +76,13 @@ class Setting:
 
 def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
     """Collectives of one decoder layer."""
-    seams = _seam_calls(model, strategy, setting, BLOCK, repeated(strategy.recompute))
-    return seams.also(weight_calls(layer_weights(model, strategy.tp), strategy, setting))
+    weights = weight_calls(layer_weights(model, strategy.tp), strategy, setting)
+    return block_calls(model, strategy, setting).also(weights)
+
+
+def block_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
+    """Those at its seams: whatever its data parallelism."""
+    return _seam_calls(model, strategy, setting, BLOCK, repeated(strategy.recompute))
 
 
 def _seam_calls(

@@ -5,9 +5,9 @@ Every term with its unit, source and a worked number: docs/en/cost_model.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -15,8 +15,8 @@ from typing import NamedTuple
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from ..plan.layout import TokenLayout, token_axes, token_layout
-from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
-from ..plan.seams import Collective
+from ..plan.mesh import OF_A_SAMPLE, Axis, Mesh
+from ..plan.seams import Collective, Seam, repeated
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
@@ -25,7 +25,7 @@ from ..profiles.memory import STATE_BYTES, Role
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import Reserve, reserve_of
-from .communication import COPIES, TWINS, Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
+from .communication import Calls, Setting, block_calls, vocab_calls, weight_calls
 from .constants import batch_mib, constants_mib, own_positions_mib
 from .costs import (
     CostOptions,
@@ -37,7 +37,9 @@ from .costs import (
     Task,
     Terms,
 )
-from .module_memory import Room, module_memory, others_mib
+from .messages import Messages
+from .module_cost import ModuleCosts
+from .module_memory import Room, others_mib
 from .peak import PartMemory
 from .placement import place_of
 from .recompute import made_numbers, partly
@@ -48,12 +50,9 @@ from .states import FP32_BYTES, StateBytes
 from .task import (
     adapted,
     adapter_weights,
-    frozen_calls,
-    frozen_states,
     frozen_times,
     product_share,
     together,
-    with_reference,
 )
 from .weights import Weights, head_weights, layer_weights
 
@@ -96,6 +95,10 @@ class CostModel:
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)  # of each layer type
         self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))
         self.layer_types = tuple(kind for kind, shape in enumerate(self.models) for _ in range(shape.layers))
+        self._modules = ModuleCosts(
+            network, gpus_per_node, times.profile.optimizer_ms_per_million, assumed, self.state_bytes, options.task
+        )
+        self._split: dict[tuple[int, bool, int, bool, int, int, int, int], _Split] = {}
         self._layers: dict[tuple[LayerStrategy, int, int, bool, int, int], LayerCost] = {}
         self._vocab: dict[tuple[VocabStrategy, int, int, int, int, Role], LayerCost] = {}
         self._moves_ms: dict[tuple[TokenLayout, TokenLayout, int, int], float] = {}
@@ -350,23 +353,56 @@ class CostModel:
     def _layer(
         self, strategy: LayerStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, layer_type: int
     ) -> LayerCost:
+        placed = (strategy.degree, strategy.ulysses, strategy.context, strategy.consecutive)
+        where = (*placed, stage_size, micro_batch, layer_type, pipeline)
+        if where not in self._split:
+            self._split[where] = self._split_layer(strategy, stage_size, micro_batch, layer_type, pipeline)
+        split = self._split[where]
+        if strategy.dp_type not in split.of_weights:
+            calls = weight_calls(layer_weights(self.models[layer_type], strategy.tp), strategy, split.setting)
+            split.of_weights[strategy.dp_type] = self._modules.messages(calls, split.mesh, pipeline, split.weights)
+        if (strategy.recompute, whole) not in split.recomputing:
+            split.recomputing[strategy.recompute, whole] = self._recomputing(
+                strategy, split, whole, layer_type, pipeline
+            )
+        seams, times, room = split.recomputing[strategy.recompute, whole]
+        of_weights = split.of_weights[strategy.dp_type]
+        messages = of_weights._replace(forward_ms=seams.forward_ms, backward_ms=seams.backward_ms)
+        cost = self._modules.trained(strategy, split.mesh, messages, times, split.held, whole, room)
+        if (rank := self.task.adapter_rank) is None:
+            return cost
+        adapters = adapter_weights(self.models[layer_type], strategy.tp, rank)
+        calls = weight_calls(adapters, strategy, split.setting)
+        own_ms = times.forward_ms * split.products * adapters.all / split.weights.all
+        tokens = split.samples * split.setting.seq / split.shares
+        each = rank * tokens * split.setting.states.weight / MIB
+        kept = 0.0 if strategy.recompute is Recompute.FULL else adapted(self.models[layer_type]) * each
+        small = (
+            self._modules.messages(calls, split.mesh, pipeline, adapters),
+            PassTimes(own_ms, 2 * own_ms),
+            adapters,
+            whole,
+        )
+        return together(cost, self._modules.own(strategy, split.mesh, *small, Room(kept, 0.0)))
+
+    def _split_layer(
+        self, strategy: LayerStrategy, stage_size: int, micro_batch: int, layer_type: int, pipeline: int
+    ) -> _Split:
         model, seq = self.models[layer_type], self.seqs[layer_type]
         mesh = strategy.mesh(stage_size)
         samples = _samples(strategy, mesh, stage_size, micro_batch)
-        calls = layer_calls(model, strategy, self._setting(stage_size, micro_batch, layer_type))
-        split = mesh.degree(*OF_A_SAMPLE)  # each rank computes its share of whole weights
-        times = self.times.layer(layer_type, samples / split, seq, strategy.tp)
+        shares = mesh.degree(*OF_A_SAMPLE)  # each rank computes its share of whole weights
+        times = self.times.layer(layer_type, samples / shares, seq, strategy.tp)
         for axis in OF_A_SAMPLE:
             if mesh.degree(axis) > 1:
-                times = times.beside(self.times.seams(layer_type, axis, samples / split, seq))
-
+                times = times.beside(self.times.seams(layer_type, axis, samples / shares, seq))
         sequence_parallel = self.assumed.sequence_parallel
-        activation = self.memory.activation_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / split
-        working = self.memory.working_mib(layer_type, strategy.tp, seq, sequence_parallel, samples / split)
+        activation = self.memory.activation_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / shares
+        working = self.memory.working_mib(layer_type, strategy.tp, seq, sequence_parallel, samples / shares)
         gathered = sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer
         measured = working > 0
         if gathered and not measured:  # a measured working set has the gathered tokens in it
-            tokens = samples * seq / split
+            tokens = samples * seq / shares
             working += tokens * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
         others = samples * others_mib(model, strategy, mesh, seq, self.assumed)
         working += others  # their gradients
@@ -375,42 +411,61 @@ class CostModel:
         products = product_share(model, seq)
         if self.task.frozen:
             times = frozen_times(times, products)
+        weights = layer_weights(model, strategy.tp)
+        share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
+        return _Split(
+            mesh,
+            samples,
+            shares,
+            self._setting(stage_size, micro_batch, layer_type),
+            times,
+            Room(activation, working),
+            others,
+            measured,
+            products,
+            weights,
+            replace(weights, matrices=round(weights.matrices * share)),
+        )
+
+    def _recomputing(
+        self, strategy: LayerStrategy, split: _Split, whole: bool, layer_type: int, pipeline: int
+    ) -> tuple[Messages, PassTimes, Room]:
+        """Messages at seams, times and room of a layer with the recompute that its strategy has."""
+        model, seq, samples = self.models[layer_type], self.seqs[layer_type], split.samples
+        sequence_parallel = self.assumed.sequence_parallel
+        times, others = split.times, split.others_mib
+        activation, working = split.room.activation_mib, split.room.working_mib
         recompute, again_ms = strategy.recompute, 0.0
-        shares = mesh.degree(*token_axes(sequence_parallel)) // mesh.degree(Axis.DATA)  # of a sample's tokens
+        # Of a sample's tokens a rank has one part of so many.
+        parts = split.mesh.degree(*token_axes(sequence_parallel)) // split.mesh.degree(Axis.DATA)
         # Of what is made anew the output, as large as the layer's input, is made, too.
         if recompute is Recompute.FULL:
             again_ms = times.recompute_ms or 0.0
-            input_mib = self.memory.checkpoint_mib(layer_type, seq) * samples / shares
-            working += activation + others + (input_mib if measured else 0.0)
+            input_mib = self.memory.checkpoint_mib(layer_type, seq) * samples / parts
+            working += activation + others + (input_mib if split.measured else 0.0)
             activation, others = input_mib, 0.0
         elif recompute:
             again_ms, spared = partly(model, strategy, times, self.memory, layer_type, seq, self.assumed)
             more = self.memory.again_mib(layer_type, recompute, strategy.tp, seq, sequence_parallel)
-            output_mib = self._token_bytes(samples, layer_type) / shares / MIB if measured else 0.0
+            output_mib = self._token_bytes(samples, layer_type) / parts / MIB if split.measured else 0.0
             at_once = spared * activation + output_mib
             if more is None:  # all parts at once take no less
                 working += at_once
             else:  # measured without a tp group's messages
-                working += max(more * samples / split, at_once if strategy.tp > 1 else 0.0)
+                working += max(more * samples / split.shares, at_once if strategy.tp > 1 else 0.0)
             activation *= 1 - spared
         activation += others  # attention's inputs, which no part makes anew
-        weights = layer_weights(model, strategy.tp)
-        share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
-        held = replace(weights, matrices=round(weights.matrices * share))
-        if measured and self.assumed.async_grad_reduce and not (whole or self.task.frozen):
+        if split.measured and self.assumed.async_grad_reduce and not (whole or self.task.frozen):
             working += made_numbers(model, recompute, strategy.tp) * self.state_bytes.gradient / MIB
-        room = Room(activation, working)
-        times = PassTimes(times.forward_ms, times.backward_ms, again_ms)
-        cost = self._trained(strategy, mesh, pipeline, calls, times, held, whole, room)
-        if (rank := self.task.adapter_rank) is None:
-            return cost
-        setting = self._setting(stage_size, micro_batch, layer_type)
-        adapters = adapter_weights(model, strategy.tp, rank)
-        own_ms = times.forward_ms * products * adapters.all / weights.all
-        each = rank * samples * seq * setting.states.weight / split / MIB
-        kept = 0.0 if recompute is Recompute.FULL else adapted(model) * each
-        small = weight_calls(adapters, strategy, setting), PassTimes(own_ms, 2 * own_ms), adapters, whole
-        return together(cost, self._cost(strategy, mesh, pipeline, *small, Room(kept, 0.0)))
+        again = repeated(recompute)
+        if again not in split.at_seams:
+            calls = block_calls(model, strategy, split.setting)
+            split.at_seams[again] = self._modules.messages(calls, split.mesh, pipeline, split.weights)
+        return (
+            split.at_seams[again],
+            PassTimes(times.forward_ms, times.backward_ms, again_ms),
+            Room(activation, working),
+        )
 
     def _vocabulary(
         self, vocab: VocabStrategy, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
@@ -437,7 +492,8 @@ class CostModel:
         if kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made anew
             made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
-        cost = self._trained(vocab, mesh, pipeline, calls, times, held, whole, Room(kept, peak - kept))
+        timed = self._modules.messages(calls, mesh, pipeline, held)
+        cost = self._modules.trained(vocab, mesh, timed, times, held, whole, Room(kept, peak - kept))
         fixed_mib = self._constants_mib
         fixed_mib += batch_mib(self.memory, samples * micro_batches, seq, micro_batches)
         if role != "only":
@@ -476,106 +532,25 @@ class CostModel:
             *((first, vocab, role, settings[0]) if role == "first" else (last, vocab, role, settings[1]))
         )
 
-    def _trained(
-        self,
-        strategy: Strategy,
-        mesh: Mesh,
-        pipeline: int,
-        calls: Calls,
-        times: PassTimes,
-        weights: Weights,
-        whole: bool,
-        room: Room,
-    ) -> LayerCost:
-        """Cost of a module's own weights as the task has it: learning or frozen, with a reference model's or alone."""
-        task = self.task
-        if task == Task():
-            return self._cost(strategy, mesh, pipeline, calls, times, weights, whole, room)
-        states = frozen_states(self.state_bytes)
-        frozen = self._cost(strategy, mesh, pipeline, frozen_calls(calls), times, weights, whole, room, states)
-        cost = frozen if task.frozen else self._cost(strategy, mesh, pipeline, calls, times, weights, whole, room)
-        return with_reference(cost, frozen, task.copies) if task.reference else cost
 
-    def _cost(
-        self,
-        strategy: Strategy,
-        mesh: Mesh,
-        pipeline: int,
-        calls: Calls,
-        times: PassTimes,
-        weights: Weights,
-        whole_gradients: bool,
-        room: Room,
-        states: StateBytes | None = None,
-    ) -> LayerCost:
-        """`times`: with the recompute that the strategy has. `states`: bytes of a weight, where they are not those of
-        weights that learn."""
-        per_weight = states or self.state_bytes
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A layer's share of a rank by what splits it: the same whatever its data parallelism and recompute."""
 
-        def price(some: Iterable[Call], joined: bool = False) -> float:
-            return sum(self._call_ms(call, mesh, pipeline, weights.copies, joined) for call in some)
-
-        def messages(some: Iterable[Call]) -> list[tuple[float, Collective]]:
-            return [(price([call]), call.kind) for call in some]
-
-        again_ms = times.recompute_ms or 0.0
-        compute_ms = times.backward_ms + again_ms
-        gathers, reductions = messages(calls.gather_backward), messages(calls.reduce)
-        gathers_forward = messages(calls.gather_forward)
-        forward = self._beside(times.forward_ms, gathers_forward)
-        backward = self._beside(compute_ms, gathers)
-        reduce_ms = self._beside(compute_ms, gathers + reductions) - backward
-        gather_forward, gather, reduce = (sum(ms for ms, _ in some) for some in (gathers_forward, gathers, reductions))
-        shown_ms = forward - times.forward_ms, backward - compute_ms
-        sharding = mesh.degree(*SHARDING)
-        sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
-        updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if per_weight.optimizer else 0.0
-        async_reduce = self.assumed.async_grad_reduce
-        held, working_mib, memory = module_memory(
-            weights,
-            per_weight,
-            strategy.dp_type,
-            sharding,
-            whole_gradients,
-            async_reduce,
-            room,
-            several_matrices=isinstance(strategy, LayerStrategy),
-        )
-        terms = Terms(
-            held,
-            times.forward_ms,
-            times.backward_ms,
-            again_ms,
-            price(calls.forward),
-            price(calls.backward),
-            *shown_ms,
-            gather_forward + gather - sum(shown_ms),
-            reduce_ms,
-            reduce - reduce_ms,
-            not async_reduce,
-            price(calls.finish) + price(calls.vectors, joined=True),
-            price(calls.publish),
-            updated / 1e6 * self.times.profile.optimizer_ms_per_million,
-        )
-        return LayerCost.of(terms, room.activation_mib, working_mib, memory if states is None else None)
-
-    def _call_ms(self, call: Call, mesh: Mesh, pipeline: int, copies: int, joined: bool) -> float:
-        if call.axes == TWINS:  # two ranks send each other the whole at the same time
-            return self.network.send_ms(pipeline, call.bytes / MIB)
-        if call.axes == COPIES:
-            mesh = mesh.sharing(copies)
-        place = place_of(call.axes, mesh, self.gpus_per_node, pipeline)
-        return call.times * self.network.collective_ms(call.kind, place, call.bytes / MIB, joined)
-
-    def _beside(self, compute_ms: float, messages: Sequence[tuple[float, Collective]]) -> float:
-        """Work and messages (ms, kind) started together: while both run each is slower by the messages' overlap
-        coefficients, in the mean over their time. Never worse than in turn."""
-        messages_ms = sum(ms for ms, _ in messages)
-        longer, shorter = max(compute_ms, messages_ms), min(compute_ms, messages_ms)
-        if shorter == 0:
-            return longer
-        overlap = sum(ms * self.network.profile.overlap_of(kind) for ms, kind in messages) / messages_ms
-        return longer + min(overlap - 1, 1.0) * shorter
+    mesh: Mesh
+    samples: int  # of one dp index
+    shares: int  # into which their tokens are split under whole weights
+    setting: Setting
+    times: PassTimes
+    room: Room
+    others_mib: float  # of other ranks' tokens
+    measured: bool  # its working set
+    products: float  # share of its operations
+    weights: Weights
+    held: Weights  # as its memory profile counts them
+    of_weights: dict[DataParallel, Messages] = field(default_factory=dict)
+    at_seams: dict[frozenset[Seam], Messages] = field(default_factory=dict)  # by those that backward repeats
+    recomputing: dict[tuple[Recompute, bool], tuple[Messages, PassTimes, Room]] = field(default_factory=dict)
 
 
 class _Chunk(NamedTuple):

@@ -20,21 +20,25 @@ class LayoutTraffic(NamedTuple):
     all_tokens: int  # that all ranks together receive
 
 
-@lru_cache(maxsize=100_000)
 def redistribution(source: TokenLayout, target: TokenLayout, tokens: int, samples: int | None = None) -> LayoutTraffic:
     """Tokens that move when `tokens` of a micro-batch, so many samples, go from one layout to the other (as
     `plan.layout.moves` does)."""
+    times = _repeated(source, target, samples)
+    span, most, total = _moved(source, target, tokens // times, samples and samples // times)
+    return LayoutTraffic(span, times * most, times * total)
+
+
+@lru_cache(maxsize=100_000)
+def _moved(source: TokenLayout, target: TokenLayout, tokens: int, samples: int | None) -> LayoutTraffic:
     if source == target:
         return LayoutTraffic(1, 0, 0)
     span = lcm(_block(source), _block(target))
     blocks = gcd(_blocks(source), _blocks(target), tokens, samples or 0)
     if blocks > 1:
-        inner = (_first_of(layout, blocks) for layout in (source, target))
+        inner = _first_of(source, blocks), _first_of(target, blocks)
         traffic = redistribution(*inner, tokens // blocks, samples and samples // blocks)
         return LayoutTraffic(span, traffic.most_tokens, blocks * traffic.all_tokens)
-    times = _repeated(source, target, samples)
-    size = tokens // times, samples and samples // times
-    received = times * (_laid(target, *size).of_rank - _kept(frozenset((source, target)), *size))
+    received = _laid(target, tokens, samples).of_rank - _kept(frozenset((source, target)), tokens, samples)
     return LayoutTraffic(span, int(received.max()), int(received.sum()))
 
 

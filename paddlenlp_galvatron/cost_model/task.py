@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from ..model import ModelShape, Split
 from ..profiles.computation import PassTimes
-from .communication import Calls
 from .costs import LayerCost, States, Terms
 from .states import StateBytes
 from .weights import Weights
@@ -40,11 +39,6 @@ def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
 def frozen_states(states: StateBytes) -> StateBytes:
     """What a frozen weight takes."""
     return StateBytes(states.weight, 0, 0)
-
-
-def frozen_calls(calls: Calls) -> Calls:
-    """The collectives of a module whose weights do not learn."""
-    return Calls(calls.forward, calls.backward, calls.gather_forward, calls.gather_backward)
 
 
 def frozen_times(times: PassTimes, products: float) -> PassTimes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, Flag
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 
 
@@ -106,6 +106,7 @@ TOGETHER = Recompute.NORMS | Recompute.MLP
 APART = (*PARTS, TOGETHER)
 
 
+@lru_cache(maxsize=100)
 def apart(recompute: Recompute) -> tuple[Recompute, ...]:
     """The entries of APART that a choice of parts is the sum of."""
     sides = recompute & TOGETHER, *(recompute & part for part in PARTS if part not in TOGETHER)

@@ -75,6 +75,7 @@ REPEATED = {
 }
 
 
+@lru_cache(maxsize=100)
 def repeated(recompute: Recompute) -> frozenset[Seam]:
     """Seams whose operations of forward backward repeats."""
     return frozenset[Seam]().union(*(REPEATED[part] for part in recompute))

@@ -30,6 +30,7 @@ class MemoryUse:
     def __init__(self, profile: MemoryProfile, mode: MemoryMode = MemoryMode.STATIC):
         self.profile = profile
         self.mode = mode
+        self._known_parts: dict[tuple[str, int, Recompute, int, int, bool], list[float] | None] = {}
 
     def parameter_mib(self, layer_type: int) -> float:
         """All weights of one layer at 4 bytes each."""
@@ -106,6 +107,14 @@ class MemoryUse:
         self, field: str, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> list[float] | None:
         """A number of each of the parts that are measured; None: of one it is not."""
+        key = (field, layer_type, recompute, tp, seq, sequence_parallel)
+        if key not in self._known_parts:
+            self._known_parts[key] = self._look_up_parts(*key)
+        return self._known_parts[key]
+
+    def _look_up_parts(
+        self, field: str, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
+    ) -> list[float] | None:
         lengths, _ = self._layer(layer_type, sequence_parallel)
         known = [
             {length: mib for length, memory in lengths.items() if (mib := getattr(memory, field).get(parts))}

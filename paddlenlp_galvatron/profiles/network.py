@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from math import ceil, log
 from typing import NamedTuple
 
@@ -95,9 +96,7 @@ class Network:
         that cross it at the same time, so a group's share grows with its ranks on the node; scaled by that from the
         measured group that is nearest in ranks a node. Never above the bandwidth inside a node.
         """
-        known = {self.measured_place(*key): bandwidth for key, bandwidth in self.profile.allreduce_mib_per_ms.items()}
-        inside = {p: bandwidth for p, bandwidth in known.items() if p.nodes == 1}
-        across = {p: bandwidth for p, bandwidth in known.items() if p.nodes > 1}
+        inside, across = self._bandwidths
         if place.nodes == 1:
             if not inside:
                 raise _unmeasured(place, "inside a node")
@@ -110,6 +109,13 @@ class Network:
         best = min(across, key=lambda p: (_distance(p.per_node, place.per_node), _distance(p.nodes, place.nodes), p))
         shared = across[best] * place.per_node / best.per_node
         return min(shared, max(inside.values(), default=shared))
+
+    @cached_property
+    def _bandwidths(self) -> tuple[dict[Place, float], dict[Place, float]]:
+        """Those that were measured, in MiB/ms: inside a node, and across nodes."""
+        known = {self.measured_place(*key): bandwidth for key, bandwidth in self.profile.allreduce_mib_per_ms.items()}
+        inside = {place: bandwidth for place, bandwidth in known.items() if place.nodes == 1}
+        return inside, {place: bandwidth for place, bandwidth in known.items() if place.nodes > 1}
 
     def _send(self, stages: int) -> Curve:
         tables = {g.size: t for g, t in self.profile.messages_ms.items() if g.kind is Collective.SEND and t}

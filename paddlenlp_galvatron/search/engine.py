@@ -203,11 +203,14 @@ class _Search:
     def _sketched(self) -> Iterator[_Open]:
         numbers = count()
         self.space = self._divisible()
+        bounds: dict[tuple[PlanFamily, Choices], float] = {}  # of all that have several chunks the same
         for family, spaces in self.space.items():
             self.outcomes[family] = FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE
             for choices in spaces:
-                bound = sketch_ms(family, choices.layers, self.cost) / family.global_batch
-                yield _Open(bound, next(numbers), _Stage.SKETCHED, family, choices)
+                alike = replace(family, chunks=min(family.chunks, 2)), choices
+                if alike not in bounds:
+                    bounds[alike] = sketch_ms(family, choices.layers, self.cost) / family.global_batch
+                yield _Open(bounds[alike], next(numbers), _Stage.SKETCHED, family, choices)
 
     def _divisible(self) -> dict[PlanFamily, list[Choices]]:
         """What the plans of every family may choose from. Raises UserError where that is too much to look at."""
@@ -238,7 +241,7 @@ class _Search:
     def _spaces(self, family: PlanFamily) -> list[Choices]:
         """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
         layers = [space.layers(family) for space in self.spaces]
-        others = self.spaces[-1].vocabularies(family)
+        others = set(self.spaces[-1].vocabularies(family))
         if self.options.one_strategy:
             return [
                 Choices([[layer]] * len(layers), [vocab])

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import gcd
 
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Schedule, UserError, VocabStrategy
 from ..plan.check import find_faults
@@ -83,14 +84,19 @@ class Space:
             raise UserError(faults)
         self._allowed = lru_cache(maxsize=None)(options.degrees)
         self._fits = lru_cache(maxsize=None)(lambda *where: not self._faults(*where))
+        self._layers_of = lru_cache(maxsize=None)(self._every_layer)
 
     def layers(self, family: PlanFamily) -> list[LayerStrategy]:
         """Strategies of one layer."""
         return [
+            layer for degrees in self._degrees(family, "tp") for layer in self._layers_of(family.stage_size, degrees)
+        ]
+
+    def _every_layer(self, stage_size: int, degrees: Degrees) -> list[LayerStrategy]:
+        return [
             LayerStrategy(**degrees.named, consecutive=consecutive, dp_type=dp_type, recompute=recompute)
-            for degrees in self._degrees(family, "tp")
-            for consecutive in ((True, False) if self._strides(family, degrees.ranks) else (True,))
-            for dp_type in self._dp_types(family, degrees.tp)
+            for consecutive in ((True, False) if self._strides(stage_size, degrees.ranks) else (True,))
+            for dp_type in self._dp_types(stage_size, degrees.tp)
             for recompute in self._options.recomputes
         ]
 
@@ -99,7 +105,7 @@ class Space:
         return [
             VocabStrategy(**degrees.named, dp_type=dp_type)
             for degrees in self._degrees(family, "vtp")
-            for dp_type in self._vocab_dp_types(family, degrees.tp)
+            for dp_type in self._vocab_dp_types(family.stage_size, degrees.tp)
         ]
 
     def uniform(self, family: PlanFamily) -> Iterator[tuple[LayerStrategy, VocabStrategy]]:
@@ -112,25 +118,28 @@ class Space:
 
     def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[Degrees]:
         """Of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
-        for degrees in self._allowed(family.stage_size, tensor):
-            if self._fits(family.stage_size, family.micro_batch, degrees, tensor == "tp"):
+        size = family.stage_size
+        samples = gcd(family.micro_batch, size)  # what divides the ranks divides a micro-batch as it divides these
+        for degrees in self._allowed(size, tensor):
+            # Most fail the check for this; it takes far less to see so.
+            if samples % (size // degrees.ranks) == 0 and self._fits(size, samples, degrees, tensor == "tp"):
                 yield degrees
 
-    def _strides(self, family: PlanFamily, ranks: int) -> bool:
-        return not self._options.tp_consec and 1 < ranks < family.stage_size
+    def _strides(self, stage_size: int, ranks: int) -> bool:
+        return not self._options.tp_consec and 1 < ranks < stage_size
 
-    def _dp_types(self, family: PlanFamily, tp: int) -> list[DataParallel]:
+    def _dp_types(self, stage_size: int, tp: int) -> list[DataParallel]:
         default = self._options.default_dp_type
-        alone = tp == family.stage_size  # no other rank holds these weights
+        alone = tp == stage_size  # no other rank holds these weights
         if alone or default is DataParallel.ZERO3 or not self._options.allows("sdp"):
             return [default]
         return [default, DataParallel.ZERO3]
 
-    def _vocab_dp_types(self, family: PlanFamily, tp: int) -> list[DataParallel]:
+    def _vocab_dp_types(self, stage_size: int, tp: int) -> list[DataParallel]:
         wanted = self._options.embed_sdp
         if wanted is None:
-            return self._dp_types(family, tp)
-        return [DataParallel.ZERO3 if wanted and tp < family.stage_size else self._options.default_dp_type]
+            return self._dp_types(stage_size, tp)
+        return [DataParallel.ZERO3 if wanted and tp < stage_size else self._options.default_dp_type]
 
     def _faults(self, stage_size: int, micro_batch: int, degrees: Degrees, for_layer: bool) -> list[str]:
         """Why no layer (or vocabulary) can have these degrees on such a stage."""

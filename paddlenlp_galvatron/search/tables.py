@@ -127,11 +127,20 @@ def _seams(
     starts = [*(cost.layer_types.index(kind) for kind in range(len(layers))), len(cost.layer_types)]
     where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
 
+    layouts: dict[TokenLayout, int] = {}  # numbered as they come
+    known: dict[tuple[int, int, int], tuple[float, float]] = {}  # by layer type and numbers of layouts
+
+    def numbered(strategies: Sequence[Strategy | None]) -> list[int]:
+        return [layouts.setdefault(token_layout(some, size, sharded), len(layouts)) for some in strategies]
+
     def prices(before: Sequence[Strategy | None], after: Sequence[Strategy | None], kind: int) -> NDArray[np.float64]:
         """Of handing on tokens of a layer type; [before, after, 2]. Strategies of one layout are asked for once."""
-        (sources, rows), (targets, columns) = (_by_layout(some, size, sharded) for some in (before, after))
-        table = _array([[cost.switch_cost(a, b, layer_type=kind, **where) for b in targets] for a in sources])
-        return table[np.ix_(rows, columns)]
+        rows, columns = numbered(before), numbered(after)
+        for row, source in dict(zip(rows, before, strict=True)).items():
+            for column, target in dict(zip(columns, after, strict=True)).items():
+                if (kind, row, column) not in known:
+                    known[kind, row, column] = cost.switch_cost(source, target, layer_type=kind, **where)
+        return _array([[known[kind, row, column] for column in columns] for row in rows])
 
     count = len(types)
     change, enter, leave = np.zeros((count, count, 2)), np.zeros((2, count, 2)), np.zeros((2, count, 2))
@@ -168,18 +177,6 @@ def _seams(
     }
 
 
-def _by_layout(
-    strategies: Sequence[Strategy | None], stage_size: int, sharded: bool
-) -> tuple[list[Strategy | None], list[int]]:
-    """One strategy of each token layout, and which of these each strategy is like."""
-    samples: dict[TokenLayout, Strategy | None] = {}
-    layouts = [token_layout(strategy, stage_size, sharded) for strategy in strategies]
-    for layout, strategy in zip(layouts, strategies, strict=True):
-        samples.setdefault(layout, strategy)
-    numbers = {layout: number for number, layout in enumerate(samples)}
-    return list(samples.values()), [numbers[layout] for layout in layouts]
-
-
 # The core takes prices of change that obey the triangle inequality. Measured ones may not; then the core is given the
 # shortest ways, and the gap between its time and the predicted one stays in the certificate.
 
@@ -199,9 +196,10 @@ def _through(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray
 def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cost: Prices) -> float:
     """A lower bound, in ms, of the step time of every plan of the family, for a few prices.
 
-    Memory, vocabulary, gradient sums and switches are free, and stages of several chunks share all work evenly without
-    ever waiting. Recompute only adds to a layer's passes, so it is left out,
-    and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper.
+    Memory, vocabulary, gradient sums and switches are free. Stages of several chunks share all work evenly, and each
+    waits until a micro-batch has passed a layer of every stage before it, forward and at the end backward; nor is a
+    step shorter than one micro-batch's way through all layers. Recompute only adds to a layer's passes, so it is left
+    out, and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper.
     """
     rows, groups = [], []
     for kind, some in enumerate(layers):
@@ -229,7 +227,11 @@ def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cos
         send=np.zeros((2, kinds)),
         budget_mib=0.0,
     )
-    return core.bound() / shared
+    alone_ms = core.bound()
+    if shared == 1:
+        return alone_ms
+    way_ms = alone_ms / family.micro_batches
+    return max(alone_ms / shared + (shared - 1) / 2 * way_ms / len(cost.layer_types), way_ms)
 
 
 def _where(family: PlanFamily) -> dict[str, int]:

@@ -64,43 +64,24 @@ def without_repeats(runs: Iterable[Run], chunks: int) -> Iterator[Pass]:
         yield from expand([run._replace(times=min(run.times, 4)) if even else run])
 
 
-def joined(steps: Iterable[tuple[Pass, ...]]) -> Iterator[Run]:
-    """Passes in steps; steps that follow each other, each one micro-batch further, are one run."""
-    passes: tuple[Pass, ...] = ()
-    times = 0
-    for step in steps:
-        if times and _is_further(step, passes, times):
-            times += 1
-            continue
-        if times:
-            yield Run(passes, times)
-        passes, times = step, 1
-    if times:
-        yield Run(passes, times)
-
-
-def _is_further(step: tuple[Pass, ...], passes: tuple[Pass, ...], micro_batches: int) -> bool:
-    """Whether a step is so many micro-batches further. Asked for every pass of a schedule."""
-    for (kind, chunk, micro_batch), before in zip(step, passes, strict=False):
-        if chunk != before[1] or micro_batch != before[2] + micro_batches or kind != before[0]:
-            return False
-    return len(step) == len(passes)
-
-
 def held_at_peaks(runs: Iterable[Run], chunks: int) -> tuple[tuple[int, ...], ...]:
     """Micro-batches of each chunk whose activations are held at once, at every moment at which, whatever those of a
     chunk take, they may take most."""
-    held, found = [0] * chunks, set[tuple[int, ...]]()
+    held, moments = [0] * chunks, list[tuple[int, ...]]()
     for run in runs:
         for time in range(min(run.times, 2)):  # the first and the last: in between, what is held lies between
             for kind, chunk, _ in run.passes:
                 if kind == "forward":
                     held[chunk] += 1
-                    found.add(tuple(held))
+                    moments.append(tuple(held))
                 else:
                     held[chunk] -= 1
             for kind, chunk, _ in run.passes if time == 0 and run.times > 2 else ():
                 held[chunk] += (run.times - 2) * (1 if kind == "forward" else -1)
+    found = {moments[0], moments[-1]}
+    for before, now, after in zip(moments, moments[1:], moments[2:], strict=False):
+        if any(a + c != 2 * b for a, b, c in zip(before, now, after, strict=True)):  # else it lies between them
+            found.add(now)
     return tuple(sorted(one for one in found if not any(_exceeds(other, one) for other in found)))
 
 

@@ -1,0 +1,111 @@
+"""The cost of one module on the rank that has most of it: its passes, messages and weights put together."""
+
+from __future__ import annotations
+
+from ..plan.mesh import SHARDING, Mesh
+from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy
+from ..profiles.computation import PassTimes
+from ..profiles.network import Network
+from .communication import Calls
+from .costs import LayerCost, Task, Terms
+from .messages import Messages, MessageTimes, total_ms
+from .module_memory import Room, module_memory
+from .states import StateBytes
+from .task import frozen_states, with_reference
+from .weights import Weights
+
+
+class ModuleCosts:
+    """Of modules of one model on one cluster, under one task."""
+
+    def __init__(
+        self,
+        network: Network,
+        gpus_per_node: int,
+        optimizer_ms_per_million: float,
+        assumed: Assumptions,
+        state_bytes: StateBytes,
+        task: Task,
+    ):
+        self._times = MessageTimes(network, gpus_per_node)
+        self._optimizer_ms_per_million = optimizer_ms_per_million
+        self._assumed = assumed
+        self._state_bytes = state_bytes
+        self._task = task
+
+    def messages(self, calls: Calls, mesh: Mesh, pipeline: int, weights: Weights) -> Messages:
+        """How long a module's collectives take."""
+        return self._times.of(calls, mesh, pipeline, weights.copies)
+
+    def trained(
+        self,
+        strategy: Strategy,
+        mesh: Mesh,
+        messages: Messages,
+        times: PassTimes,
+        weights: Weights,
+        whole: bool,
+        room: Room,
+    ) -> LayerCost:
+        """Cost of a module's own weights as the task has it: learning or frozen, with a reference model's or alone."""
+        task = self._task
+        if task == Task():
+            return self.own(strategy, mesh, messages, times, weights, whole, room)
+        states = frozen_states(self._state_bytes)
+        frozen = self.own(strategy, mesh, messages.frozen, times, weights, whole, room, states)
+        cost = frozen if task.frozen else self.own(strategy, mesh, messages, times, weights, whole, room)
+        return with_reference(cost, frozen, task.copies) if task.reference else cost
+
+    def own(
+        self,
+        strategy: Strategy,
+        mesh: Mesh,
+        messages: Messages,
+        times: PassTimes,
+        weights: Weights,
+        whole_gradients: bool,
+        room: Room,
+        states: StateBytes | None = None,
+    ) -> LayerCost:
+        """`times`: with the recompute that the strategy has. `states`: bytes of a weight, where they are not those of
+        weights that learn."""
+        per_weight = states or self._state_bytes
+        again_ms = times.recompute_ms or 0.0
+        compute_ms = times.backward_ms + again_ms
+        gathers, reductions = messages.gather_backward, messages.reduce
+        forward = self._times.beside(times.forward_ms, messages.gather_forward)
+        backward = self._times.beside(compute_ms, gathers)
+        reduce_ms = self._times.beside(compute_ms, gathers + reductions) - backward
+        gather_forward, gather, reduce = (total_ms(some) for some in (messages.gather_forward, gathers, reductions))
+        shown_ms = forward - times.forward_ms, backward - compute_ms
+        sharding = mesh.degree(*SHARDING)
+        sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
+        updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if per_weight.optimizer else 0.0
+        async_reduce = self._assumed.async_grad_reduce
+        held, working_mib, memory = module_memory(
+            weights,
+            per_weight,
+            strategy.dp_type,
+            sharding,
+            whole_gradients,
+            async_reduce,
+            room,
+            several_matrices=isinstance(strategy, LayerStrategy),
+        )
+        terms = Terms(
+            held,
+            times.forward_ms,
+            times.backward_ms,
+            again_ms,
+            messages.forward_ms,
+            messages.backward_ms,
+            *shown_ms,
+            gather_forward + gather - sum(shown_ms),
+            reduce_ms,
+            reduce - reduce_ms,
+            not async_reduce,
+            messages.finish_ms,
+            messages.publish_ms,
+            updated / 1e6 * self._optimizer_ms_per_million,
+        )
+        return LayerCost.of(terms, room.activation_mib, working_mib, memory if states is None else None)
