@@ -65,9 +65,10 @@ class Pipeline {
       if (best.vocab >= 0) found = found_of(best), limit = best.cost;
       proven = std::max(proven, std::min(unproven, limit));
       if (!(proven < limit)) break;
-      const bool exactly = share == effort;
-      if (tables_.type_count() > 1 || (exactly && effort < PathGame::kMostEffort)) continue;
-      limit = play(game, exactly, found, limit, effort, proven, poll);
+      if (share == effort || tables_.type_count() > 1) continue;
+      for (const bool exactly : {false, true})
+        if (proven < limit && (!exactly || effort >= PathGame::kMostEffort))
+          limit = play(game, exactly, found, limit, effort, proven, poll);
       if (!(proven < limit)) break;
     }
     return found;
