@@ -16,6 +16,7 @@
 
 #include "common.hpp"
 #include "counts.hpp"
+#include "graph.hpp"
 #include "stages.hpp"
 #include "tables.hpp"
 #include "walks.hpp"
@@ -35,7 +36,35 @@ struct ChunkedPoint {
     for (const std::vector<int>& own : strategies) sum += own.size();
     return static_cast<int>(sum);
   }
+
+  // Whether it is as good as another one of as many layers, in everything.
+  bool matches(const ChunkedPoint& other) const {
+    auto none_longer = [](const std::vector<double>& a, const std::vector<double>& b) {
+      return std::equal(a.begin(), a.end(), b.begin(), [](double a, double b) { return a <= b; });
+    };
+    return layers() == other.layers() && sync <= other.sync && none_longer(forward, other.forward) &&
+           none_longer(backward, other.backward);
+  }
+
+  // Makes its times those of a stage.
+  void put(ChunkTimes& times, std::size_t stage) const {
+    const std::size_t stages = times.sync.size();
+    for (std::size_t c = 0; c < forward.size(); ++c)
+      times.forward[c * stages + stage] = forward[c], times.backward[c * stages + stage] = backward[c];
+    times.sync[stage] = sync;
+  }
+
+  // What it adds to a path as a stage.
+  double on(const PathWeights& path, std::size_t stage) const {
+    const std::size_t stages = path.sync.size();
+    double sum = path.sync[stage] * sync;
+    for (std::size_t c = 0; c < forward.size(); ++c)
+      sum += path.forward[c * stages + stage] * forward[c] + path.backward[c * stages + stage] * backward[c];
+    return sum;
+  }
 };
+
+using Points = std::vector<std::shared_ptr<const ChunkedPoint>>;
 
 // Time that a stage works in a step, with its sync or without; or any other weighted sum of its times.
 struct Work {
@@ -143,6 +172,34 @@ class ChunkedStages {
     return solve({stage, layers, 0, pricing}, poll);
   }
 
+  // The points of a stage of one chunk that weigh less than `limit`, but those that others match. False: there are more
+  // than `most`, or it would take beyond `stop`.
+  bool list(int stage, const std::vector<int>& layers, const Weights& weights, double limit, std::size_t most,
+            std::size_t stop, Points& found, Poll& poll) const {
+    Pricing pricing{{weights}, {}, {}};
+    const Question asked{stage, layers, 0, pricing};
+    const Held& held = tables_.held[stage].front();
+    Mixes mixes(choices(asked, held, -1));
+    auto add = [&](const std::vector<Count>& counts, GroupSet groups) {
+      std::vector<int> order;
+      for (int group = 0; group < groups_; ++group)
+        if (groups & bit(group)) order.push_back(group);
+      do {
+        ChunkedPoint point = point_of(asked, counts, order);
+        poll.tick(found.size());
+        if (std::any_of(found.begin(), found.end(), [&](const auto& other) { return other->matches(point); })) continue;
+        const auto beaten = [&](const auto& other) { return point.matches(*other); };
+        found.erase(std::remove_if(found.begin(), found.end(), beaten), found.end());
+        found.push_back(std::make_shared<ChunkedPoint>(std::move(point)));
+      } while (found.size() <= most && std::next_permutation(order.begin(), order.end()));
+      return found.size() <= most && poll.steps() < stop;
+    };
+    long effort = kMostListed;
+    mixes.enumerate(layers_of(asked), room(stage, held), walks(asked), limit - fixed(pricing, stage), add, effort, poll,
+                    kMostListed);
+    return found.size() <= most && effort > 0 && poll.steps() < stop;
+  }
+
   // Times of a chunk beside its layers' own, at least.
   StageTime beside(int stage, int chunk) const {
     StageTime time = part(stage, chunk).time;
@@ -165,6 +222,7 @@ class ChunkedStages {
  private:
   static constexpr int kMostMoves = 8;         // of a price of memory into one direction
   static constexpr double kRoom = 1e-9;        // share of the budget that sums of memory may be off by
+  static constexpr long kMostListed = 1'000'000;  // counts looked at: some 0.1 s
   static constexpr int kMostMoments = 4;  // tried one after the other before all at once
 
   using Held = std::vector<int>;  // micro-batches of each chunk
@@ -237,7 +295,11 @@ class ChunkedStages {
 
   Mixes& mixes(const Question& asked, const Held& held, int only) const {
     std::unique_ptr<Mixes>& mixes = asked.pricing.mixes[{only, held}];
-    if (mixes) return *mixes;
+    if (!mixes) mixes = std::make_unique<Mixes>(undominated(choices(asked, held, only)));
+    return *mixes;
+  }
+
+  std::vector<Choice> choices(const Question& asked, const Held& held, int only) const {
     std::vector<Choice> choices;
     for (int chunk = 0; chunk <= chunks_; ++chunk) {
       const Weights weights = asked.pricing.of(chunk);
@@ -249,8 +311,7 @@ class ChunkedStages {
                            chunk < chunks_ ? group(chunk, k) : chunks_ * groups_, chunk});
       }
     }
-    mixes = std::make_unique<Mixes>(undominated(std::move(choices)));
-    return *mixes;
+    return choices;
   }
 
   // Of a change at a chunk's edge; of several chunks the least of all groups.
@@ -344,7 +405,7 @@ class ChunkedStages {
       if (tried < kMostMoments)
         least = std::max(least, fixed(asked.pricing, asked.stage) + std::min(mix.cost, mix.bound));
       if (mix.counts.empty() || asked.more > 0) break;
-      ChunkedPoint point = point_of(asked, mix, poll);
+      ChunkedPoint point = point_of(asked, mix.counts, poll);
       const Held& fullest = *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
         return memory(asked.stage, point, a) < memory(asked.stage, point, b);
       });
@@ -407,13 +468,18 @@ class ChunkedStages {
     return best;
   }
 
-  ChunkedPoint point_of(const Question& asked, const Mix& mix, Poll& poll) const {
+  ChunkedPoint point_of(const Question& asked, const std::vector<Count>& counts, Poll& poll) const {
     const int count = static_cast<int>(tables_.strategies.size());
     GroupSet used = 0;
-    for (const auto& [id, layers] : mix.counts) used |= bit(group(id / count, id % count));
+    for (const auto& [id, layers] : counts) used |= bit(group(id / count, id % count));
+    return point_of(asked, counts, walks(asked).order(used, poll));
+  }
+
+  ChunkedPoint point_of(const Question& asked, const std::vector<Count>& counts, const std::vector<int>& order) const {
+    const int count = static_cast<int>(tables_.strategies.size());
     ChunkedPoint point{{}, {}, 0, std::vector<std::vector<int>>(chunks_)};
-    for (const int group : walks(asked).order(used, poll))
-      for (const auto& [id, layers] : mix.counts)
+    for (const int group : order)
+      for (const auto& [id, layers] : counts)
         if (this->group(id / count, id % count) == group) {
           std::vector<int>& own = point.strategies[id / count];
           own.insert(own.end(), layers, id % count);

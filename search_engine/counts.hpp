@@ -79,12 +79,12 @@ class Mixes {
   }
 
   // All mixes that cost less than `limit`, given to `emit(counts, groups)`, until that returns false or the effort, in
-  // counts tried, is used up.
+  // counts tried, is used up. `steps`: for sets of groups; 0: as many as a search is allowed.
   template <class Emit>
-  void enumerate(const Layers& layers, Room room, Walks& walks, double limit, Emit emit, long& effort,
-                 Poll& poll) {
+  void enumerate(const Layers& layers, Room room, Walks& walks, double limit, Emit emit, long& effort, Poll& poll,
+                 std::size_t steps = 0) {
     const int types = layers.last_type - layers.first_type + 1;
-    last_ = poll.steps() + allowance(poll);
+    stop_ = poll.steps() + (steps ? steps : allowance(poll));
     const Candidates found = candidates({0, levels_.size(), 0}, layers, room, walks, limit, types + kMostChanges, poll);
     if (!found.complete) effort = 0;
     for (const Candidate& candidate : found.sets) {
@@ -133,6 +133,8 @@ class Mixes {
 
   static std::size_t allowance(const Poll& poll) { return poll.steps() < kManySteps ? kMostSteps : kFewSteps; }
 
+  void allow(const Poll& poll) { stop_ = std::min(poll.steps() + allowance(poll), last_); }
+
   double bound_at(std::size_t lowest, std::size_t highest, const Layers& layers, Room room, Poll& poll) {
     poll.tick(kStepsOfLevel);
     return frontier(all_, levels_[highest], poll).bound(layers, net(room, levels_[lowest])).cost;
@@ -153,12 +155,14 @@ class Mixes {
   // Makes the best mix of a band's levels the best, if that costs less: of one group a type, or of all sets of groups.
   void solve(const Band& band, bool all, const Layers& layers, Room room, Walks& walks, Poll& poll, Mix& best) {
     const int types = layers.last_type - layers.first_type + 1;
+    allow(poll);
     Candidates found = candidates(band, layers, room, walks, best.cost, all ? types + kMostChanges : types, poll);
     if (all && !found.complete) {
       best.bound = std::min(best.bound, band.bound + walks.least());
+      allow(poll);
       found = candidates(band, layers, room, walks, best.cost, types + 1, poll);
     }
-    stop_ = std::min(poll.steps() + allowance(poll), last_);
+    allow(poll);
     for (const Candidate& candidate : found.sets) {
       if (!is_less(candidate.bound, best.cost)) break;
       descend(candidate, layers, room, walks, best.cost, poll);
@@ -206,7 +210,6 @@ class Mixes {
   Candidates candidates(const Band& band, const Layers& layers, Room room, Walks& walks, double limit, int most,
                         Poll& poll) {
     Candidates found;
-    stop_ = std::min(poll.steps() + allowance(poll), last_);
     for (std::size_t i = band.first; i < band.end; ++i) {
       const double budget = net(room, levels_[i]);
       const Frontier::Bound unlimited = frontier(all_, levels_[i], poll).bound(layers, budget);

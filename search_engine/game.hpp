@@ -6,7 +6,8 @@
 // mixtures of the known ones with which both sides fare best (balance.hpp) are answered by a plan and by a path, which
 // are known from then on, and so both come closer to the optimum of fractions of layers (double oracle). What is left
 // open is split: a chunk has few layers, or many. The region of least bound goes first. A single division is played out
-// over its stages' strategies.
+// over its stages' strategies. Where stages answer exactly, what is left is searched as lists of their points
+// (listed.hpp).
 #pragma once
 
 #include <algorithm>
@@ -18,10 +19,11 @@
 #include <utility>
 #include <vector>
 
-#include "balance.hpp"
 #include "chunks.hpp"
 #include "common.hpp"
 #include "graph.hpp"
+#include "listed.hpp"
+#include "mixture.hpp"
 #include "offers.hpp"
 #include "points.hpp"
 #include "region.hpp"
@@ -36,10 +38,12 @@ class PathGame {
         cache_(tables_),
         graph_(tables_.passes),
         chunks_(tables_.stages * tables_.passes.chunks()) {
-    for (const int v : useful_vocabs(tables_)) {
+    const std::vector<int> vocabs = useful_vocabs(tables_);
+    known_ = Known(vocabs.size(), link());
+    for (const int v : vocabs) {
       auto stages = std::make_unique<ChunkedStages>(tables_, tables_.vocabs[v], cache_, inner_);
       auto offers = std::make_unique<Offers>(tables_, cache_, *stages);
-      games_.push_back({v, std::move(stages), std::move(offers), {}, {}, KnownPoints(tables_.stages)});
+      games_.push_back({v, std::move(stages), std::move(offers), {}, KnownPoints(std::vector<Points>(tables_.stages))});
     }
   }
 
@@ -69,7 +73,7 @@ class PathGame {
   Found solve(double limit, long effort, double& proven, Poll& poll, bool exactly = false) {
     const Turn turn(busy_, poll);
     exact_ = exactly && chunks_a_stage() == 1;
-    proven = searched(limit, std::min(effort, kMostEffort), poll);
+    proven = searched(limit, effort, poll);
     for (Game& game : games_) game.stages->forget();
     Found best = std::exchange(best_, {});
     return is_less(best.cost, limit) ? best : Found{};
@@ -77,31 +81,26 @@ class PathGame {
 
  private:
   static constexpr int kFirstRounds = 100, kRounds = 12;  // of the game: over all divisions, over a region
-  static constexpr std::size_t kMostAnswers = 64;        // of each side that are weighed against each other
   static constexpr int kExactSplits = 400;               // made however close they are; further ones
   static constexpr double kNear = 5e-4;                  // only while they may gain this share of the time
   static constexpr double kSettled = 1e-5;               // share of the time that rounds need not raise a bound by
+  static constexpr std::size_t kMostListed = 20'000;     // points of all stages
+  static constexpr std::size_t kStepsOfListing = 20'000'000;  // some 0.1 s
   static constexpr std::size_t kStepsOfPass = 5;
   static constexpr long kEffortOfBound = 2'000'000;      // passes: 0.1 s
+  static constexpr long kEffortOfLists = 100'000'000;    // passes: some seconds
   static constexpr std::size_t kStepsOfExchange = 2'000'000;  // some 10 ms
   static constexpr double kLonger = 1.05;  // a stage's time, to see which path is longest then
   static constexpr double kSure = 0.02;    // layers by which the plans of a mixture differ
   static constexpr double kWorthwhile = 1.02;  // a plan so far above the best one is not made better
 
-  // A plan that answered a mixture of paths.
-  struct Answer {
-    std::vector<int> division;
-    ChunkTimes times;
-    std::vector<double> lengths;  // of each known path
-  };
   // Over the plans under one strategy of the vocabulary.
   struct Game {
     int vocab;
     std::unique_ptr<ChunkedStages> stages;
     std::unique_ptr<Offers> offers;
     std::vector<int> division;  // whose stages work about alike
-    std::vector<Answer> answers;
-    KnownPoints known;
+    KnownPoints points;
   };
 
   static bool is_later(const Region& a, const Region& b) { return a.bound > b.bound; }
@@ -117,6 +116,8 @@ class PathGame {
   int place(int stage, int chunk) const { return chunk * stages() + stage; }
   double link() const { return tables_.send.inside[0]; }
   double least_open() const { return regions_.empty() ? kInfinity : regions_.front().bound; }
+
+  std::size_t number(const Game& game) const { return &game - games_.data(); }
 
   Weights weights_of(const PathWeights& path, int stage, int chunk) const {
     return {path.forward[place(stage, chunk)], path.backward[place(stage, chunk)], path.sync[stage]};
@@ -156,10 +157,20 @@ class PathGame {
 
   // Branch and bound over divisions. Returns what nothing costs less than.
   double searched(double limit, long effort, Poll& poll) {
-    allow(effort, poll);
+    allow(std::min(effort, kMostEffort), poll);
     open(limit, poll);
     improve(poll);
     double settled = kInfinity;  // least bound of what can't be split
+    if (exact_) {
+      allow(std::min(effort, kEffortOfLists), poll);
+      for (Region& region : std::exchange(regions_, {})) {
+        if (listed(region, limit, poll))
+          settled = std::min(settled, region.bound);
+        else
+          keep(std::move(region), limit);
+      }
+      allow(std::min(effort, kMostEffort), poll);
+    }
     for (int splits = 0; !is_over(poll); ++splits) {
       const double least = least_open(), target = std::min(limit, best_.cost);
       if (!is_less(least, target) || (splits >= kExactSplits && least >= target * (1 - kNear))) break;
@@ -183,7 +194,7 @@ class PathGame {
       Game& game = games_[number];
       const double bound = dealt(game, poll);
       if (!is_less(bound, std::min(limit, best_.cost))) continue;
-      game.answers.clear();
+      known_.answers(number).clear();
       const std::vector<int> fewest(chunks_, 1), most(chunks_, tables_.layers - chunks_ + 1);
       Region all = between(fewest, most, bound, number);
       all.weights = tried(game, game.division, std::vector<Points>(stages()), poll);
@@ -204,29 +215,16 @@ class PathGame {
 
   // Makes those paths known that would be longest if one stage took a little longer than in the first answer.
   void lean(const Game& game, Poll& poll) {
-    if (game.answers.empty()) return;
+    const std::vector<Answer>& answers = known_.answers(number(game));
+    if (answers.empty()) return;
     for (int s = 0; s < stages() && !is_over(poll); ++s) {
-      ChunkTimes times = game.answers.front().times;
+      ChunkTimes times = answers.front().times;
       for (int c = 0; c < chunks_a_stage(); ++c)
         for (auto* some : {&times.forward, &times.backward}) (*some)[place(s, c)] *= kLonger;
       PathWeights path(chunks_, stages());
       simulate(times, path, poll);
-      learn(std::move(path));
+      known_.learn(std::move(path));
     }
-  }
-
-  void learn(PathWeights path) {
-    if (std::find(paths_.begin(), paths_.end(), path) != paths_.end()) return;
-    if (paths_.size() >= kMostAnswers) {
-      const std::size_t oldest = std::min_element(used_.begin(), used_.end()) - used_.begin();
-      paths_.erase(paths_.begin() + oldest), used_.erase(used_.begin() + oldest);
-      for (Game& game : games_)
-        for (Answer& answer : game.answers) answer.lengths.erase(answer.lengths.begin() + oldest);
-    }
-    for (Game& game : games_)
-      for (Answer& answer : game.answers) answer.lengths.push_back(path.of(answer.times, link()));
-    paths_.push_back(std::move(path));
-    used_.push_back(++now_);
   }
 
   // Attempts a division, each stage with these points or with what works least; makes the first points' plan and the
@@ -241,30 +239,53 @@ class PathGame {
       if (options[s].empty())
         roughly(*game.stages, times, s, own(division, s));
       else
-        set(times, s, *options[s].front());
+        options[s].front()->put(times, s);
     }
     PathWeights longest = attempt(game, division, options, shortest, poll);
-    learn(longest);
+    known_.learn(longest);
     if (asked) {
       PathWeights path(chunks_, stages());
       simulate(times, path, poll);
-      learn(std::move(path));
+      known_.learn(std::move(path));
     }
-    learn(game, division, std::move(asked ? times : shortest));
+    known_.learn(number(game), division, std::move(asked ? times : shortest));
     return longest;
-  }
-
-  void learn(Game& game, const std::vector<int>& division, ChunkTimes times) {
-    Answer answer{division, std::move(times), {}};
-    for (const PathWeights& path : paths_) answer.lengths.push_back(path.of(answer.times, link()));
-    if (game.answers.size() >= 4 * kMostAnswers) game.answers.erase(game.answers.begin());
-    game.answers.push_back(std::move(answer));
   }
 
   void keep(Region region, double limit) {
     if (!is_less(region.bound, std::min(limit, best_.cost))) return;
     regions_.push_back(std::move(region));
     std::push_heap(regions_.begin(), regions_.end(), is_later);
+  }
+
+  // Searches all of a region that may be faster as lists of stages' points, and raises its bound. False: they are too
+  // many.
+  bool listed(Region& region, double limit, Poll& poll) {
+    Game& game = games_[region.game];
+    const double target = std::min(limit, best_.cost);
+    if (!(target < kInfinity)) return false;
+    std::vector<Menu> menus = this->menus(region, limit, poll);
+    if (menus.empty()) return region.bound = target, true;
+    const std::vector<Offer> offers = this->offers(region, menus, region.weights, poll);
+    const std::vector<std::vector<double>> others = Shares(offers, tables_.layers, poll).of_others(poll);
+    std::vector<Points> points(stages());
+    std::size_t left = kMostListed;
+    const std::size_t stop = poll.steps() + kStepsOfListing;
+    for (int s = 0; s < stages(); ++s)
+      for (std::size_t more = 0; more < offers[s].costs.size(); ++more) {
+        const double most = target - others[s][more] - region.weights.links * link();
+        if (!is_less(offers[s].costs[more], most)) continue;
+        Points found;
+        const int layers = menus[s].fewest + static_cast<int>(more);
+        if (!game.stages->list(s, {layers}, weights_of(region.weights, s, 0), most, left, stop, found, poll))
+          return false;
+        left -= found.size();
+        points[s].insert(points[s].end(), found.begin(), found.end());
+      }
+    ListedGame listed(tables_.layers, link(), graph_, std::move(points), known_.paths());
+    auto take = [&](Points plan, double time) { this->take(game, std::move(plan), time); };
+    region.bound = std::max(region.bound, listed.solve(region.weights, target, stop_, take, poll));
+    return true;
   }
 
   // Splits a region and plays both parts: by a stage's layers, then by a chunk's. False: it is a single division.
@@ -334,45 +355,28 @@ class PathGame {
   // The best mixture of the known paths against the region's known plans; learns what answers the plans' own. Returns
   // how long a step of that mixture of plans takes.
   double answer(Region& region, PathWeights& weights, Poll& poll) {
-    Game& game = games_[region.game];
-    std::vector<const Answer*> known;
-    for (auto answer = game.answers.rbegin(); answer != game.answers.rend() && known.size() < kMostAnswers; ++answer) {
-      if (region.has(answer->division)) known.push_back(&*answer);
-    }
-    if (known.empty()) return kInfinity;
-    std::vector<std::vector<double>> table(paths_.size());
-    for (std::size_t path = 0; path < paths_.size(); ++path)
-      for (const Answer* answer : known) table[path].push_back(answer->lengths[path]);
-    poll.tick(known.size() * paths_.size());
-    const Balance shares = balance(std::move(table), poll);
-    weights = PathWeights(chunks_, stages());
-    ++now_;
-    for (std::size_t path = 0; path < paths_.size(); ++path)
-      if (shares.rows[path] > 0) weights.add(paths_[path], shares.rows[path]), used_[path] = now_;
-    ChunkTimes mean(chunks_, stages());
+    const Mixture mixture =
+        known_.mixture(region.game, [&](const std::vector<int>& division) { return region.has(division); }, poll);
+    if (mixture.plans.empty()) return kInfinity;
+    weights = mixture.weights;
     region.mean.assign(chunks_, 0), region.spread.assign(chunks_, 0);
     region.mean_of.assign(stages(), 0), region.spread_of.assign(stages(), 0);
-    for (std::size_t plan = 0; plan < known.size(); ++plan) {
-      const double share = shares.columns[plan];
-      if (!(share > 0)) continue;
-      mean.add(known[plan]->times, share);
+    for (const auto& [share, answer] : mixture.plans)
       for (int at = 0; at < chunks_; ++at) {
-        region.mean[at] += share * known[plan]->division[at];
-        region.mean_of[at % stages()] += share * known[plan]->division[at];
+        region.mean[at] += share * answer->plan[at];
+        region.mean_of[at % stages()] += share * answer->plan[at];
       }
-    }
-    for (std::size_t plan = 0; plan < known.size(); ++plan) {
-      const std::vector<int>& division = known[plan]->division;
+    for (const auto& [share, answer] : mixture.plans) {
       std::vector<double> beyond(stages(), 0);
       for (int at = 0; at < chunks_; ++at) {
-        region.spread[at] += shares.columns[plan] * std::abs(division[at] - region.mean[at]);
-        beyond[at % stages()] += division[at] - region.mean[at];
+        region.spread[at] += share * std::abs(answer->plan[at] - region.mean[at]);
+        beyond[at % stages()] += answer->plan[at] - region.mean[at];
       }
-      for (int s = 0; s < stages(); ++s) region.spread_of[s] += shares.columns[plan] * std::abs(beyond[s]);
+      for (int s = 0; s < stages(); ++s) region.spread_of[s] += share * std::abs(beyond[s]);
     }
     PathWeights path(chunks_, stages());
-    const double time = simulate(mean, path, poll);
-    learn(std::move(path));
+    const double time = simulate(mixture.times, path, poll);
+    known_.learn(std::move(path));
     return time;
   }
 
@@ -407,20 +411,27 @@ class PathGame {
     return menus;
   }
 
-  // The least weighted sum over the divisions of a region, and a division that has it. `exactly`: of the stages of all
-  // divisions that might have it the optimum is asked, and the points that have it go to `options`.
-  double least(const Region& region, std::vector<Menu>& menus, const PathWeights& weights, bool exactly,
-               std::vector<int>& division, std::vector<Points>& options, Poll& poll) {
+  std::vector<Offer> offers(const Region& region, std::vector<Menu>& menus, const PathWeights& weights, Poll& poll) {
     const Game& game = games_[region.game];
     const std::vector<int>& now = region.latest.empty() ? game.division : region.latest;
     std::vector<Offer> offers;
     for (int s = 0; s < stages(); ++s)
       offers.push_back(game.offers->of(s, region.fewest, region.most, now, weights, menus[s], poll));
+    return offers;
+  }
+
+  // The least weighted sum over the divisions of a region, and a division that has it. `exactly`: of the stages of all
+  // divisions that might have it the optimum is asked, and the points that have it go to `options`.
+  double least(const Region& region, std::vector<Menu>& menus, const PathWeights& weights, bool exactly,
+               std::vector<int>& division, std::vector<Points>& options, Poll& poll) {
+    const Game& game = games_[region.game];
+    std::vector<Offer> offers = this->offers(region, menus, weights, poll);
     std::vector<std::map<int, Work>> known(stages());  // by layers
     for (bool raised = true; raised;) {
-      std::vector<int> layers;
-      const double sum = share_out(menus, offers, tables_.layers, layers, poll);
+      const Shares shares(offers, tables_.layers, poll);
+      const double sum = shares.least();
       if (!(sum < kInfinity)) return kInfinity;
+      const std::vector<int> layers = shares.layers_of_stages();
       division = region.fewest;
       for (int s = 0; s < stages(); ++s) {
         int more = layers[s] - menus[s].fewest + menus[s].skipped;
@@ -466,11 +477,11 @@ class PathGame {
     bool fits = true;
     for (int s = 0; s < stages(); ++s) {
       fits = fits && !options[s].empty();
-      for (const auto& point : options[s]) game.known.add(s, point);
+      for (const auto& point : options[s]) game.points.add(s, point);
       if (options[s].empty())
         roughly(*game.stages, times, s, own(division, s));
       else
-        set(times, s, *(chosen[s] = options[s].front()));
+        (chosen[s] = options[s].front())->put(times, s);
     }
     PathWeights path(chunks_, stages());
     double time = simulate(times, path, poll);
@@ -478,12 +489,12 @@ class PathGame {
     for (int s = 0; fits && s < stages(); ++s)
       for (std::size_t option = 1; option < options[s].size(); ++option) {
         if (!(time < best_.cost * kWorthwhile) || is_over(poll)) break;
-        set(times, s, *options[s][option]);
+        options[s][option]->put(times, s);
         const double attempted = simulate(times, other, poll);
         if (is_less(attempted, time))
           time = attempted, path = other, chosen[s] = options[s][option];
         else
-          set(times, s, *chosen[s]);
+          chosen[s]->put(times, s);
       }
     if (fits && is_less(time, best_.cost)) take(game, std::move(chosen), time);
     return path;
@@ -503,45 +514,17 @@ class PathGame {
 
   // Exchanges points of the best plan's stages for other known ones, as long as that helps.
   void exchange(Poll& poll) {
+    if (best_.vocab < 0) return;
+    Points plan = best_points_;
     const std::size_t last = std::min(stop_, poll.steps() + kStepsOfExchange);
-    ChunkTimes times(chunks_, stages());
-    PathWeights path(chunks_, stages()), other = path;
-    auto length = [&](int s, const ChunkedPoint& point) {
-      double sum = path.sync[s] * point.sync;
-      for (int c = 0; c < chunks_a_stage(); ++c)
-        sum += weights_of(path, s, c).of(StageTime{point.forward[c], point.backward[c], 0});
-      return sum;
-    };
-    for (bool better = best_.vocab >= 0; better && poll.steps() < last;) {
-      better = false;
-      const Points now = best_points_;
-      for (int s = 0; s < stages(); ++s) set(times, s, *now[s]);
-      simulate(times, path, poll);
-      best_game_->known.exchange(now, length, [&](Points plan) {
-        for (int s = 0; s < stages(); ++s)
-          if (plan[s] != now[s]) set(times, s, *plan[s]);
-        const double time = simulate(times, other, poll);
-        for (int s = 0; s < stages(); ++s)
-          if (plan[s] != now[s]) set(times, s, *now[s]);
-        better = is_less(time, best_.cost);
-        if (better) take(*best_game_, std::move(plan), time);
-        return !better && poll.steps() < last;
-      });
-    }
+    const double time = best_game_->points.improve(plan, graph_, link(), last, poll);
+    if (is_less(time, best_.cost)) take(*best_game_, std::move(plan), time);
   }
 
   PathWeights attempt(Game& game, const std::vector<int>& division, ChunkTimes& times, Poll& poll) {
     std::vector<Points> options;
     for (int s = 0; s < stages(); ++s) options.push_back(busiest(game, s, division, poll));
     return attempt(game, division, options, times, poll);
-  }
-
-  void set(ChunkTimes& times, int stage, const ChunkedPoint& point) const {
-    for (int c = 0; c < chunks_a_stage(); ++c) {
-      times.forward[place(stage, c)] = point.forward[c];
-      times.backward[place(stage, c)] = point.backward[c];
-    }
-    times.sync[stage] = point.sync;
   }
 
   // As if memory had no end.
@@ -582,9 +565,7 @@ class PathGame {
   PassGraph graph_;
   int chunks_;  // of all stages
   std::vector<Game> games_;
-  std::vector<PathWeights> paths_;  // known
-  std::vector<long> used_;          // when each was last part of a mixture
-  long now_ = 0;
+  Known known_{0, 0};
   std::vector<Region> regions_;  // not yet settled: a heap, the least bound first
   double opened_ = -1;           // limit for which they were made
   Found best_;

@@ -43,39 +43,83 @@ inline double longest(const std::vector<Menu>& menus, int layers) {
 
 // What a stage adds to the weighted sum, along its menu.
 struct Offer {
+  int fewest = 0;  // layers of the stage
   std::vector<double> costs;
   std::vector<int> cheapest;  // the stage's chunks, the one first that takes layers cheapest
 };
 
-// The least sum of the stages' offers for so many layers; and those of each stage then. Infinite where there are none.
-inline double share_out(const std::vector<Menu>& menus, const std::vector<Offer>& offers, int layers,
-                        std::vector<int>& of_stages, Poll& poll) {
-  const int stages = static_cast<int>(menus.size());
-  std::vector<double> sums(layers + 1, kInfinity), next;  // of the stages so far, by their layers
-  std::vector<std::vector<int>> taken(stages, std::vector<int>(layers + 1, -1));
-  sums[0] = 0;
-  int first = 0, last = 0, later = 0;  // layers of the stages so far; most of those to come
-  for (const Menu& menu : menus) later += menu.most();
-  for (int s = 0; s < stages; ++s) {
-    const Menu& menu = menus[s];
-    const std::vector<double>& costs = offers[s].costs;
-    next.assign(layers + 1, kInfinity);
-    const int count = static_cast<int>(costs.size());
-    poll.tick(count * (last - first + 1) / 2);
-    for (int l = first; l <= last; ++l)
-      for (int i = 0; i < count && l + menu.fewest + i <= layers; ++i) {
-        double& sum = next[l + menu.fewest + i];
-        if (sums[l] + costs[i] < sum) sum = sums[l] + costs[i], taken[s][l + menu.fewest + i] = menu.fewest + i;
-      }
-    later -= menu.most();
-    first = std::max(first + menu.fewest, layers - later), last = std::min(last + menu.most(), layers);
-    sums.swap(next);
+// The least sums of stages' offers, by the layers that they take together.
+class Shares {
+ public:
+  Shares(const std::vector<Offer>& offers, int layers, Poll& poll)
+      : offers_(offers), layers_(layers), stages_(static_cast<int>(offers.size())), before_(stages_ + 1) {
+    std::vector<int> most_later(stages_ + 1, 0);
+    for (int s = stages_ - 1; s >= 0; --s) most_later[s] = most_later[s + 1] + most(s);
+    before_[0].assign(layers + 1, kInfinity);
+    before_[0][0] = 0;
+    int first = 0, last = 0;  // layers of the stages so far
+    for (int s = 0; s < stages_; ++s) {
+      add(before_[s], s, first, last, before_[s + 1], poll);
+      first = std::max(first + offers[s].fewest, layers - most_later[s + 1]), last = std::min(last + most(s), layers);
+    }
   }
-  of_stages.assign(stages, 0);
-  if (sums[layers] < kInfinity)
-    for (int s = stages - 1, left = layers; s >= 0; --s) left -= of_stages[s] = taken[s][left];
-  return sums[layers];
-}
+
+  // Of all stages for all layers; infinite where there are none.
+  double least() const { return before_[stages_][layers_]; }
+
+  // The layers of each stage then.
+  std::vector<int> layers_of_stages() const {
+    std::vector<int> of_stages(stages_, 0);
+    for (int s = stages_ - 1, left = layers_; s >= 0; left -= of_stages[s--])
+      for (int n = std::min(most(s), left); n >= offers_[s].fewest; --n)
+        if (before_[s][left - n] + offers_[s].costs[n - offers_[s].fewest] == before_[s + 1][left]) {
+          of_stages[s] = n;
+          break;
+        }
+    return of_stages;
+  }
+
+  // Of all stages but one, where that one has its fewest layers, one more, and so on.
+  std::vector<std::vector<double>> of_others(Poll& poll) const {
+    std::vector<std::vector<double>> others(stages_);
+    std::vector<double> after(layers_ + 1, kInfinity), next;
+    after[0] = 0;
+    for (int s = stages_ - 1; s >= 0; --s) {
+      const Offer& own = offers_[s];
+      others[s].assign(own.costs.size(), kInfinity);
+      poll.tick(own.costs.size() * layers_ / 2);
+      for (int i = 0; i < static_cast<int>(own.costs.size()); ++i)
+        for (int l = 0, later = layers_ - own.fewest - i; later >= 0; ++l, --later)
+          others[s][i] = std::min(others[s][i], before_[s][l] + after[later]);
+      add(after, s, 0, layers_, next, poll);
+      after.swap(next);
+    }
+    return others;
+  }
+
+ private:
+  int most(int s) const { return offers_[s].fewest + static_cast<int>(offers_[s].costs.size()) - 1; }
+
+  // The least sums with a stage more, from those without it for between `first` and `last` layers.
+  void add(const std::vector<double>& sums, int stage, int first, int last, std::vector<double>& next,
+           Poll& poll) const {
+    const Offer& own = offers_[stage];
+    const int count = static_cast<int>(own.costs.size());
+    next.assign(layers_ + 1, kInfinity);
+    poll.tick(count * (last - first + 1) / 2);
+    for (int l = first; l <= last; ++l) {
+      if (!(sums[l] < kInfinity)) continue;
+      for (int i = 0; i < count && l + own.fewest + i <= layers_; ++i) {
+        double& sum = next[l + own.fewest + i];
+        sum = std::min(sum, sums[l] + own.costs[i]);
+      }
+    }
+  }
+
+  const std::vector<Offer>& offers_;
+  int layers_, stages_;
+  std::vector<std::vector<double>> before_;  // of the stages before each
+};
 
 class Offers {
  public:
@@ -87,6 +131,7 @@ class Offers {
   Offer of(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
            const PathWeights& weights, Menu& menu, Poll& poll) {
     Offer best = evenly(stage, fewest, most, weights, menu, poll);
+    best.fewest = menu.fewest;
     relax(stage, fewest, most, now, weights, menu, best, poll);
     return best;
   }

@@ -67,7 +67,10 @@ class Pipeline {
       if (!(proven < limit)) break;
       const bool exactly = share == effort;
       if (tables_.type_count() > 1 || (exactly && effort < PathGame::kMostEffort)) continue;
-      limit = play(game, exactly, found, limit, effort, proven, poll);
+      for (double before = kInfinity; proven < limit && limit < before;) {  // a better plan makes lists shorter
+        before = exactly ? limit : 0;
+        limit = play(game, exactly, found, limit, effort, proven, poll);
+      }
       if (!(proven < limit)) break;
     }
     return found;

@@ -4,34 +4,59 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "chunks.hpp"
+#include "common.hpp"
+#include "graph.hpp"
 
 namespace galvatron {
 
-using Points = std::vector<std::shared_ptr<const ChunkedPoint>>;
-
 class KnownPoints {
  public:
-  explicit KnownPoints(int stages) : of_(stages) {}
+  explicit KnownPoints(std::vector<Points> of) : of_(std::move(of)) {}
 
   // Keeps a stage's point, unless another of as many layers is as good; then that stays.
   void add(int stage, const std::shared_ptr<const ChunkedPoint>& point) {
     Points& known = of_[stage];
-    if (std::any_of(known.begin(), known.end(), [&](const auto& other) { return is_as_good(*other, *point); })) return;
+    if (std::any_of(known.begin(), known.end(), [&](const auto& other) { return other->matches(*point); })) return;
     known.erase(
-        std::remove_if(known.begin(), known.end(), [&](const auto& other) { return is_as_good(*point, *other); }),
+        std::remove_if(known.begin(), known.end(), [&](const auto& other) { return point->matches(*other); }),
         known.end());
     if (known.size() >= kMostPoints) known.erase(known.begin());
     known.push_back(point);
   }
 
-  // Takes other known points for one stage of a plan, or for two whose layers add up to the same. Those go first that
-  // make the plan's longest path, of which a stage's point is `length(stage, point)`, shortest; `attempt(plan)` says
-  // whether to go on.
-  template <class Length, class Attempt>
-  void exchange(const Points& now, Length length, Attempt attempt) const {
+  // Takes other known points for one stage of a plan, or for two whose layers add up to the same, as long as that makes
+  // the step shorter and `stop` isn't reached. Returns its time.
+  double improve(Points& plan, PassGraph& graph, double link, std::size_t stop, Poll& poll) const {
+    const std::size_t stages = plan.size(), chunks = stages * plan[0]->forward.size();
+    ChunkTimes times(chunks, stages);
+    PathWeights path(chunks, stages), other = path;
+    for (std::size_t s = 0; s < stages; ++s) plan[s]->put(times, s);
+    double least = graph.longest(times, link, path, poll);
+    for (bool better = true; better && poll.steps() < stop;) {
+      better = false;
+      exchange(plan, path, [&](const Points& attempted) {
+        for (std::size_t s = 0; s < stages; ++s)
+          if (attempted[s] != plan[s]) attempted[s]->put(times, s);
+        const double time = graph.longest(times, link, other, poll);
+        better = is_less(time, least);
+        if (better) least = time, path = other;
+        for (std::size_t s = 0; s < stages; ++s)
+          if (attempted[s] != plan[s]) (better ? attempted : plan)[s]->put(times, s);
+        if (better) plan = attempted;
+        return !better && poll.steps() < stop;
+      });
+    }
+    return least;
+  }
+
+ private:
+  // Those exchanges first that make the plan's longest path shortest; `attempt(plan)` says whether to go on.
+  template <class Attempt>
+  void exchange(const Points& now, const PathWeights& path, Attempt attempt) const {
     struct Move {
       double change;  // of the path
       int stage;      // -1: none
@@ -40,7 +65,7 @@ class KnownPoints {
     std::map<int, std::vector<Move>> moves{{0, {{0, -1, nullptr}}}};  // by layers more
     for (int s = 0; s < static_cast<int>(of_.size()); ++s)
       for (const auto& point : of_[s])
-        moves[point->layers() - now[s]->layers()].push_back({length(s, *point) - length(s, *now[s]), s, point});
+        moves[point->layers() - now[s]->layers()].push_back({point->on(path, s) - now[s]->on(path, s), s, point});
     for (auto& [more, some] : moves)
       std::sort(some.begin(), some.end(), [](const Move& a, const Move& b) { return a.change < b.change; });
     for (auto fewer = moves.begin(); fewer != moves.end() && fewer->first <= 0; ++fewer) {
@@ -53,21 +78,12 @@ class KnownPoints {
           Points plan = now;
           for (const Move* move : {&one, &two})
             if (move->to) plan[move->stage] = move->to;
-          if (!attempt(std::move(plan))) return;
+          if (!attempt(plan)) return;
         }
     }
   }
 
- private:
   static constexpr std::size_t kMostPoints = 64;  // of a stage: what a second's answers leave, about
-
-  static bool is_as_good(const ChunkedPoint& a, const ChunkedPoint& b) {
-    auto none_longer = [](const std::vector<double>& a, const std::vector<double>& b) {
-      return std::equal(a.begin(), a.end(), b.begin(), [](double a, double b) { return a <= b; });
-    };
-    return a.layers() == b.layers() && a.sync <= b.sync && none_longer(a.forward, b.forward) &&
-           none_longer(a.backward, b.backward);
-  }
 
   std::vector<Points> of_;
 };

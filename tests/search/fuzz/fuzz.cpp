@@ -229,8 +229,13 @@ void check_pipeline(unsigned long seed, bool shared) {
       fail(seed, "the least memory is too much", least.budget, tables.budget);
     for (const bool exactly : {false, true}) {  // as where a search gives up
       if (tables.type_count() > 1) break;
-      const double found = PathGame(tables).solve(kInfinity, 1'000'000, proven, poll, exactly).cost;
+      const double limit = exactly ? 2 * best_within : kInfinity;  // points are listed below a limit
+      const bool ends = exactly && tables.micro_batches < 10;
+      const long effort = ends ? PathGame::kMostEffort : 1'000'000;
+      const double found = PathGame(tables).solve(limit, effort, proven, poll, exactly).cost;
       if (found < best && !near(found, best)) fail(seed, "a game below the optimum", found, best);
+      if (ends && found > best_within && !near(found, best_within))
+        fail(seed, "a game above the optimum", found, best_within);
       if (proven > best_within && !near(proven, best_within)) fail(seed, "a game's bound is none", proven, best_within);
     }
   };

@@ -1,0 +1,262 @@
+// A game between plans and paths whose stages' points are listed: those that may be part of a plan faster than the best
+// one known. Branch and bound over them.
+//
+// A node keeps some points of each stage. Against a path, or a mixture of paths, its plans cost at least what the
+// stages' cheapest points add up to; a point with which even that is no less than the best plan's time is struck off.
+// The game over the points that are left is played as that over divisions is (mixture.hpp). Then that stage is split of
+// whose time or layers the mixture of plans is least sure.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "chunks.hpp"
+#include "common.hpp"
+#include "graph.hpp"
+#include "mixture.hpp"
+#include "offers.hpp"
+#include "points.hpp"
+
+namespace galvatron {
+
+class ListedGame {
+ public:
+  ListedGame(int layers, double link, PassGraph& graph, std::vector<Points> points,
+             const std::vector<PathWeights>& paths)
+      : layers_(layers), link_(link), graph_(graph), points_(points), all_(std::move(points)), known_(1, link) {
+    for (const PathWeights& path : paths) known_.learn(path);
+    for (const Points& some : points_) {
+      numbers_.emplace_back();
+      for (const auto& point : some) numbers_.back().push_back(numbers_of(*point));
+    }
+  }
+
+  // What no plan of the points costs less than, unless it costs `best` or more: `best` where there is none. `take(plan,
+  // time)` is told of each plan that is faster than `best` and those before it; `weights` are what to begin with.
+  template <class Take>
+  double solve(const PathWeights& weights, double best, std::size_t stop, Take take, Poll& poll) {
+    best_ = best, stop_ = stop;
+    Vector<Node> open;  // a heap, the least bound first
+    auto is_later = [](const Node& a, const Node& b) { return a.bound > b.bound; };
+    auto enter = [&](Node node, int rounds) {
+      play(node, rounds, take, poll);
+      if (!is_less(node.bound, best_)) return;
+      open.push_back(std::move(node));
+      std::push_heap(open.begin(), open.end(), is_later);
+    };
+    Node root{0, {}, weights, {}};
+    for (const Points& some : points_) {
+      root.kept.emplace_back(some.size());
+      std::iota(root.kept.back().begin(), root.kept.back().end(), 0);
+    }
+    enter(std::move(root), kFirstRounds);
+    double settled = kInfinity;  // least bound of what can't be split
+    while (!open.empty() && is_less(open.front().bound, best_) && poll.steps() < stop_) {
+      std::pop_heap(open.begin(), open.end(), is_later);
+      const Node node = std::move(open.back());
+      open.pop_back();
+      const auto [stage, number, middle] = node.split;
+      if (stage < 0) settled = std::min(settled, node.bound);
+      for (const bool upper : {false, true}) {
+        if (stage < 0) break;
+        Node half = node;
+        half.kept[stage].clear();
+        for (const int i : node.kept[stage])
+          if ((numbers_[stage][i][number] > middle) == upper) half.kept[stage].push_back(i);
+        enter(std::move(half), kRounds);
+      }
+    }
+    if (!open.empty()) settled = std::min(settled, open.front().bound);
+    return std::min(settled, best_);
+  }
+
+ private:
+  static constexpr int kFirstRounds = 60, kRounds = 20;  // of the game: at the root, at a further node
+  static constexpr double kSettled = 1e-6;               // share of the time that rounds need not raise a bound by
+  static constexpr std::size_t kStepsOfImproving = 100'000;  // some 0.5 ms
+
+  // By which number of a stage's points a node is split.
+  struct Split {
+    int stage = -1;  // none
+    int number = 0;
+    double middle = 0;
+  };
+  struct Node {
+    double bound;
+    std::vector<Vector<int>> kept;  // points of each stage
+    PathWeights weights;            // behind the bound
+    Split split;
+  };
+  struct Answered {
+    double sum = kInfinity;
+    std::vector<int> plan;
+  };
+
+  // Layers, the times of each chunk, sync, and the time of all chunks together.
+  static std::vector<double> numbers_of(const ChunkedPoint& point) {
+    std::vector<double> numbers{static_cast<double>(point.layers())};
+    double sum = 0;
+    for (std::size_t c = 0; c < point.forward.size(); ++c) {
+      numbers.push_back(point.forward[c]), numbers.push_back(point.backward[c]);
+      sum += point.forward[c] + point.backward[c];
+    }
+    numbers.push_back(point.sync), numbers.push_back(sum);
+    return numbers;
+  }
+
+  // What they count on paths: layers nothing, and all chunks together what each of them does.
+  static std::vector<double> counts_of(const PathWeights& weights, std::size_t stage) {
+    std::vector<double> counts{0};
+    double least = kInfinity;
+    for (std::size_t at = stage; at < weights.forward.size(); at += weights.sync.size()) {
+      counts.push_back(weights.forward[at]), counts.push_back(weights.backward[at]);
+      least = std::min({least, weights.forward[at], weights.backward[at]});
+    }
+    counts.push_back(weights.sync[stage]), counts.push_back(least);
+    return counts;
+  }
+
+  int layers_of(std::size_t stage, int point) const { return static_cast<int>(numbers_[stage][point][0]); }
+
+  // The plan of a node's points that costs least on paths. Raises the bound to that, and strikes off what can't be part
+  // of a faster plan than the best one.
+  Answered answer(Node& node, const PathWeights& weights, Poll& poll) const {
+    const std::size_t stages = points_.size();
+    std::vector<Offer> offers(stages);  // `cheapest`: points
+    std::vector<std::vector<double>> costs(stages);
+    for (std::size_t s = 0; s < stages; ++s) {
+      const Vector<int>& kept = node.kept[s];
+      if (kept.empty()) return node.bound = kInfinity, Answered{};
+      const std::vector<double> counts = counts_of(weights, s);
+      const auto [fewest, most] = std::minmax_element(
+          kept.begin(), kept.end(), [&](int a, int b) { return layers_of(s, a) < layers_of(s, b); });
+      Offer& offer = offers[s];
+      offer.fewest = layers_of(s, *fewest);
+      offer.costs.assign(layers_of(s, *most) - offer.fewest + 1, kInfinity);
+      offer.cheapest.assign(offer.costs.size(), -1);
+      poll.tick(kept.size() * counts.size() / 4);
+      for (const int i : kept) {
+        const std::vector<double>& numbers = numbers_[s][i];
+        double cost = 0;  // of the times alone
+        for (std::size_t number = 1; number + 1 < counts.size(); ++number) cost += counts[number] * numbers[number];
+        costs[s].push_back(cost);
+        const int more = layers_of(s, i) - offer.fewest;
+        if (cost < offer.costs[more]) offer.costs[more] = cost, offer.cheapest[more] = i;
+      }
+    }
+    const Shares shares(offers, layers_, poll);
+    const double links = weights.links * link_;
+    Answered answered{shares.least() + links, {}};
+    node.bound = std::max(node.bound, answered.sum);
+    if (!is_less(node.bound, best_)) return answered;
+    const std::vector<int> layers = shares.layers_of_stages();
+    const std::vector<std::vector<double>> others = shares.of_others(poll);
+    for (std::size_t s = 0; s < stages; ++s) {
+      answered.plan.push_back(offers[s].cheapest[layers[s] - offers[s].fewest]);
+      Vector<int> left;
+      for (std::size_t k = 0; k < costs[s].size(); ++k) {
+        const int i = node.kept[s][k];
+        if (is_less(costs[s][k] + others[s][layers_of(s, i) - offers[s].fewest] + links, best_)) left.push_back(i);
+      }
+      node.kept[s] = std::move(left);
+    }
+    return answered;
+  }
+
+  // Raises a node's bound, strikes points off, and finds where to split it.
+  template <class Take>
+  void play(Node& node, int rounds, Take take, Poll& poll) {
+    for (const PathWeights& path : known_.paths()) {
+      answer(node, path, poll);
+      if (!is_less(node.bound, best_)) return;
+    }
+    PathWeights weights = node.weights, path = weights;
+    ChunkTimes times(weights.forward.size(), weights.sync.size());
+    Mixture mixture{path, times, {}};
+    double least = 0;
+    for (int round = 0; round < rounds; ++round) {
+      const Answered now = answer(node, weights, poll);
+      if (!is_less(node.bound, best_)) return;
+      if (now.sum > least) least = now.sum, node.weights = weights;
+      for (std::size_t s = 0; s < now.plan.size(); ++s) points_[s][now.plan[s]]->put(times, s);
+      const double time = graph_.longest(times, link_, path, poll);
+      known_.learn(path);
+      const std::vector<Answer>& answers = known_.answers(0);
+      if (std::none_of(answers.begin(), answers.end(), [&](const Answer& answer) { return answer.plan == now.plan; }))
+        known_.learn(0, now.plan, times);
+      if (is_less(time, best_)) improve(now.plan, take, poll);
+      mixture = known_.mixture(0, [&](const std::vector<int>& plan) { return has(node, plan); }, poll);
+      if (mixture.plans.empty()) break;
+      const double open = graph_.longest(mixture.times, link_, path, poll);
+      known_.learn(path);
+      if (open - least <= kSettled * least || poll.steps() >= stop_) break;
+      weights = round % 2 == 0 ? halfway(node.weights, mixture.weights) : mixture.weights;
+    }
+    if (std::all_of(node.kept.begin(), node.kept.end(), [](const auto& kept) { return kept.size() == 1; }))
+      node.bound = kInfinity;  // its one plan is known
+    else
+      node.split = split_of(node, mixture);
+  }
+
+  bool has(const Node& node, const std::vector<int>& plan) const {
+    for (std::size_t s = 0; s < plan.size(); ++s)
+      if (!std::binary_search(node.kept[s].begin(), node.kept[s].end(), plan[s])) return false;
+    return true;
+  }
+
+  // Makes the best of a plan that is faster than the best one.
+  template <class Take>
+  void improve(const std::vector<int>& numbers, Take take, Poll& poll) {
+    Points plan;
+    for (std::size_t s = 0; s < numbers.size(); ++s) plan.push_back(points_[s][numbers[s]]);
+    best_ = all_.improve(plan, graph_, link_, poll.steps() + kStepsOfImproving, poll);
+    take(std::move(plan), best_);
+  }
+
+  // By the number in which the plans of a mixture differ most, in ms of their paths; a layer counts what it takes on
+  // average. Where they don't differ: in the middle of any stage's points.
+  Split split_of(const Node& node, const Mixture& mixture) const {
+    Split best;
+    double widest = 0;
+    for (std::size_t s = 0; s < points_.size() && !mixture.plans.empty(); ++s) {
+      std::vector<double> counts = counts_of(mixture.weights, s);
+      counts[0] = best_ / layers_;
+      for (std::size_t number = 0; number < counts.size(); ++number) {
+        double middle = 0, spread = 0;
+        for (const auto& [share, answer] : mixture.plans) middle += share * numbers_[s][answer->plan[s]][number];
+        for (const auto& [share, answer] : mixture.plans)
+          spread += share * std::abs(numbers_[s][answer->plan[s]][number] - middle);
+        if (counts[number] * spread > widest && divides(node, s, number, middle))
+          widest = counts[number] * spread, best = {static_cast<int>(s), static_cast<int>(number), middle};
+      }
+    }
+    for (std::size_t s = 0; s < points_.size(); ++s)
+      for (std::size_t number = 0; number < numbers_[s][0].size() && best.stage < 0; ++number) {
+        double middle = 0;
+        for (const int i : node.kept[s]) middle += numbers_[s][i][number] / static_cast<double>(node.kept[s].size());
+        if (divides(node, s, number, middle)) best = {static_cast<int>(s), static_cast<int>(number), middle};
+      }
+    return best;
+  }
+
+  bool divides(const Node& node, std::size_t stage, std::size_t number, double middle) const {
+    bool below = false, above = false;
+    for (const int i : node.kept[stage]) (numbers_[stage][i][number] > middle ? above : below) = true;
+    return below && above;
+  }
+
+  int layers_;
+  double link_;
+  PassGraph& graph_;
+  std::vector<Points> points_;                             // of each stage
+  std::vector<std::vector<std::vector<double>>> numbers_;  // of each of them
+  KnownPoints all_;
+  Known known_;
+  double best_ = kInfinity;
+  std::size_t stop_ = 0;  // steps after which it is given up
+};
+
+}  // namespace galvatron

@@ -1,0 +1,94 @@
+// What both sides of a game between plans and paths have come across, and the mixtures with which they fare best.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "balance.hpp"
+#include "common.hpp"
+#include "graph.hpp"
+
+namespace galvatron {
+
+// A plan that answered a mixture of paths, by its numbers.
+struct Answer {
+  std::vector<int> plan;
+  ChunkTimes times;
+  std::vector<double> lengths;  // of each known path
+};
+
+// Of known paths, and of the plans that do best against them.
+struct Mixture {
+  PathWeights weights;
+  ChunkTimes times;
+  std::vector<std::pair<double, const Answer*>> plans;  // with their shares; none: no plan is known
+};
+
+class Known {
+ public:
+  // `games` have paths in common and plans of their own.
+  Known(std::size_t games, double link) : link_(link), answers_(games) {}
+
+  const std::vector<PathWeights>& paths() const { return paths_; }
+  std::vector<Answer>& answers(std::size_t game) { return answers_[game]; }
+
+  void learn(PathWeights path) {
+    if (std::find(paths_.begin(), paths_.end(), path) != paths_.end()) return;
+    if (paths_.size() >= kMostAnswers) {
+      const std::size_t oldest = std::min_element(used_.begin(), used_.end()) - used_.begin();
+      paths_.erase(paths_.begin() + oldest), used_.erase(used_.begin() + oldest);
+      for (auto& some : answers_)
+        for (Answer& answer : some) answer.lengths.erase(answer.lengths.begin() + oldest);
+    }
+    for (auto& some : answers_)
+      for (Answer& answer : some) answer.lengths.push_back(path.of(answer.times, link_));
+    paths_.push_back(std::move(path));
+    used_.push_back(++now_);
+  }
+
+  void learn(std::size_t game, std::vector<int> plan, ChunkTimes times) {
+    Answer answer{std::move(plan), std::move(times), {}};
+    for (const PathWeights& path : paths_) answer.lengths.push_back(path.of(answer.times, link_));
+    std::vector<Answer>& known = answers_[game];
+    if (known.size() >= 4 * kMostAnswers) known.erase(known.begin());
+    known.push_back(std::move(answer));
+  }
+
+  // The best mixture of the known paths against those of a game's latest plans that `has(plan)` lets in.
+  template <class Has>
+  Mixture mixture(std::size_t game, Has has, Poll& poll) {
+    std::vector<const Answer*> known;
+    std::vector<Answer>& answers = answers_[game];
+    for (auto answer = answers.rbegin(); answer != answers.rend() && known.size() < kMostAnswers; ++answer)
+      if (has(answer->plan)) known.push_back(&*answer);
+    if (known.empty()) return {PathWeights(0, 0), ChunkTimes(0, 0), {}};
+    const std::size_t chunks = paths_[0].forward.size(), stages = paths_[0].sync.size();
+    std::vector<std::vector<double>> table(paths_.size());
+    for (std::size_t path = 0; path < paths_.size(); ++path)
+      for (const Answer* answer : known) table[path].push_back(answer->lengths[path]);
+    poll.tick(known.size() * paths_.size());
+    const Balance shares = balance(std::move(table), poll);
+    Mixture mixture{PathWeights(chunks, stages), ChunkTimes(chunks, stages), {}};
+    ++now_;
+    for (std::size_t path = 0; path < paths_.size(); ++path)
+      if (shares.rows[path] > 0) mixture.weights.add(paths_[path], shares.rows[path]), used_[path] = now_;
+    for (std::size_t plan = 0; plan < known.size(); ++plan) {
+      if (!(shares.columns[plan] > 0)) continue;
+      mixture.times.add(known[plan]->times, shares.columns[plan]);
+      mixture.plans.push_back({shares.columns[plan], known[plan]});
+    }
+    return mixture;
+  }
+
+ private:
+  static constexpr std::size_t kMostAnswers = 64;  // of each side that are weighed against each other
+
+  double link_;
+  std::vector<PathWeights> paths_;
+  std::vector<long> used_;  // when each was last part of a mixture
+  long now_ = 0;
+  std::vector<std::vector<Answer>> answers_;  // of each game
+};
+
+}  // namespace galvatron
