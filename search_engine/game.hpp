@@ -88,7 +88,7 @@ class PathGame {
   static constexpr std::size_t kStepsOfListing = 20'000'000;  // some 0.1 s
   static constexpr std::size_t kStepsOfPass = 5;
   static constexpr long kEffortOfBound = 2'000'000;      // passes: 0.1 s
-  static constexpr long kEffortOfLists = 100'000'000;    // passes: some seconds
+  static constexpr long kEffortOfLists = 40'000'000;     // passes: a second
   static constexpr std::size_t kStepsOfExchange = 2'000'000;  // some 10 ms
   static constexpr double kLonger = 1.05;  // a stage's time, to see which path is longest then
   static constexpr double kSure = 0.02;    // layers by which the plans of a mixture differ
@@ -163,12 +163,8 @@ class PathGame {
     double settled = kInfinity;  // least bound of what can't be split
     if (exact_) {
       allow(std::min(effort, kEffortOfLists), poll);
-      for (Region& region : std::exchange(regions_, {})) {
-        if (listed(region, limit, poll))
-          settled = std::min(settled, region.bound);
-        else
-          keep(std::move(region), limit);
-      }
+      for (Region& region : std::exchange(regions_, {}))
+        if (!listed(region, limit, poll)) keep(std::move(region), limit);
       allow(std::min(effort, kMostEffort), poll);
     }
     for (int splits = 0; !is_over(poll); ++splits) {
@@ -259,7 +255,7 @@ class PathGame {
   }
 
   // Searches all of a region that may be faster as lists of stages' points, and raises its bound. False: they are too
-  // many.
+  // many to do so to the end.
   bool listed(Region& region, double limit, Poll& poll) {
     Game& game = games_[region.game];
     const double target = std::min(limit, best_.cost);
@@ -285,7 +281,7 @@ class PathGame {
     ListedGame listed(tables_.layers, link(), graph_, std::move(points), known_.paths());
     auto take = [&](Points plan, double time) { this->take(game, std::move(plan), time); };
     region.bound = std::max(region.bound, listed.solve(region.weights, target, stop_, take, poll));
-    return true;
+    return !is_less(region.bound, std::min(target, best_.cost));
   }
 
   // Splits a region and plays both parts: by a stage's layers, then by a chunk's. False: it is a single division.

@@ -55,6 +55,7 @@ class Pipeline {
     effort = std::min(std::max(effort, 0L), kMostEffort);
     Found found;
     std::unique_ptr<PathGame> game;
+    double played = kInfinity;  // the limit at which it was played exactly
     proven = 0;
     for (const long share : {effort / kFirstShare, effort}) {
       PipelineSolution best;
@@ -65,11 +66,12 @@ class Pipeline {
       if (best.vocab >= 0) found = found_of(best), limit = best.cost;
       proven = std::max(proven, std::min(unproven, limit));
       if (!(proven < limit)) break;
-      const bool exactly = share == effort;
-      if (tables_.type_count() > 1 || (exactly && effort < PathGame::kMostEffort)) continue;
-      for (double before = kInfinity; proven < limit && limit < before;) {  // a better plan makes lists shorter
-        before = exactly ? limit : 0;
-        limit = play(game, exactly, found, limit, effort, proven, poll);
+      if (tables_.type_count() > 1) continue;
+      if (share < effort) limit = play(game, false, found, limit, effort, proven, poll);
+      if (effort < PathGame::kMostEffort) continue;
+      while (proven < limit && limit < played) {  // a better plan leaves it less to look at
+        played = limit;
+        limit = play(game, true, found, limit, effort, proven, poll);
       }
       if (!(proven < limit)) break;
     }
