@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from ...model.layer import APART
@@ -35,6 +34,7 @@ class Use(NamedTuple):
     weights: int  # numbers that the part holds
     mask: float = 0.0  # what a stage keeps for all its layers
     reserved: float = 1.0  # the allocator's peak / the tensors' peak, of backward
+    forward: float = 0.0  # forward's peak
 
 
 @dataclass
@@ -134,13 +134,22 @@ class MemoryProfiler:
             )
         number = 0 if role == "first" else len(self.shapes) - 1
         length = self.shapes[number].seq_length or seq
-        uses = {tp: self._use(number, length, tp, sequence_parallel, **STAGES[role]) for tp in degrees}
 
-        def peak(tp: int, samples: int) -> float:
-            use = self._use(number, length, tp, sequence_parallel, samples, **STAGES[role])
-            return use.kept if role == "first" else use.peak
+        def use_of(tp: int, samples: int) -> Use:
+            return self._use(number, length, tp, sequence_parallel, samples, **STAGES[role])
 
-        peaks = {tp: self._line(partial(peak, tp)) for tp in degrees}
+        def peak(tp: int) -> tuple[float, float]:
+            """(constant, per sample), not below what few samples take, whose peak is the weights' gradient, nor below
+            what many do, whose peak grows as forward's does."""
+            if role == "first":
+                return self._line(lambda samples: use_of(tp, samples).kept)
+            one, several = use_of(tp, 1), use_of(tp, self.samples)
+            _, between = self._line(lambda samples: use_of(tp, samples).peak)
+            each = max(between, several.forward / self.samples)
+            return max(one.peak - each, several.peak - self.samples * each), each
+
+        uses = {tp: use_of(tp, self.samples) for tp in degrees}
+        peaks = {tp: peak(tp) for tp in degrees}
         return VocabMemory(
             {tp: STATE_BYTES * use.weights / MIB for tp, use in uses.items()},
             {tp: (use.kept if role == "first" else use.peak) / self.samples for tp, use in uses.items()},
@@ -184,4 +193,5 @@ def _measure(part: MeasuredPart) -> Use:
     device.reset_peak()
     part.backward()
     backward_peak, reserved = device.peak_mib() - start, device.reserved_peak_mib() / device.peak_mib()
-    return Use(kept, backward_peak - kept, max(forward_peak, backward_peak), part.weights, part.mask_mib, reserved)
+    peak = max(forward_peak, backward_peak)
+    return Use(kept, backward_peak - kept, peak, part.weights, part.mask_mib, reserved, forward_peak)
