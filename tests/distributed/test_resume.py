@@ -54,7 +54,7 @@ def start(folder: Path, output: str, *words: str, steps: int = STEPS, **environm
             stdout=out,
             stderr=out,
             env=os.environ | environment,
-            process_group=0,
+            start_new_session=True,
         )
 
 
