@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,9 +56,17 @@ class LogTail:
         self.latest: deque[StepRecord] = deque(maxlen=KEPT)
         self.start = 0  # the first step of this run, or one close to it
 
+    @property
+    def begun(self) -> bool:
+        """Whether the run has written records, taken in or not."""
+        with suppress(FileNotFoundError):
+            now = self._path.stat()
+            return now.st_ino != self._before and now.st_size > 0
+        return False
+
     def read(self) -> bool:
         """Take in new records, and say whether there are any."""
-        if not self._path.exists() or self._path.stat().st_ino == self._before:
+        if not self.begun:
             return False
         records = [record for line in self._lines.read() if (record := record_of(line))]
         if records and not self.count:
@@ -87,7 +95,6 @@ class TrainingRun:
         self._health = Health(plan, shape, settings.peak_tflops or _device_tflops(plan))
         self.log = LogTail(settings.log)
         self._told = CheckpointNews(settings.output_dir / "log" / "workerlog.0")
-        self._began = False
         self._lines = 0  # of health that are due up to the last one that was shown
 
     def start(self, program: Sequence[str], timeout_s: float, nodes: Nodes = ONE_NODE) -> None:
@@ -123,7 +130,7 @@ class TrainingRun:
 
         def interrupt(*_: object) -> None:
             signal.signal(signal.SIGINT, before)
-            if not self._began:
+            if not self.log.begun:
                 raise KeyboardInterrupt
             self._console.print("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
             signal.raise_signal(signal.SIGTERM)
@@ -139,7 +146,6 @@ class TrainingRun:
             progress.console.print(line, markup=False)
 
     def _show(self, progress: Progress, task: TaskID) -> None:
-        self._began = True
         last = self.log.latest[-1]
         progress.update(task, completed=last["step"] + 1, description=f"training, loss {last['loss']:.4f}")
         records = list(self.log.latest)
