@@ -377,13 +377,10 @@ class CostModel:
         tokens = split.samples * split.setting.seq / split.shares
         each = rank * tokens * split.setting.states.weight / MIB
         kept = 0.0 if strategy.recompute is Recompute.FULL else adapted(self.models[layer_type]) * each
-        small = (
-            self._modules.messages(calls, split.mesh, pipeline, adapters),
-            PassTimes(own_ms, 2 * own_ms),
-            adapters,
-            whole,
-        )
-        return together(cost, self._modules.own(strategy, split.mesh, *small, Room(kept, 0.0)))
+        messages = self._modules.messages(calls, split.mesh, pipeline, adapters)
+        own_times, own_room = PassTimes(own_ms, 2 * own_ms), Room(kept, 0.0)
+        own = self._modules.own(strategy, split.mesh, messages, own_times, adapters, whole, own_room)
+        return together(cost, own)
 
     def _split_layer(
         self, strategy: LayerStrategy, stage_size: int, micro_batch: int, layer_type: int, pipeline: int
