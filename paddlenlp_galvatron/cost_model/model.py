@@ -361,11 +361,9 @@ class CostModel:
         if strategy.dp_type not in split.of_weights:
             calls = weight_calls(layer_weights(self.models[layer_type], strategy.tp), strategy, split.setting)
             split.of_weights[strategy.dp_type] = self._modules.messages(calls, split.mesh, pipeline, split.weights)
-        if (strategy.recompute, whole) not in split.recomputing:
-            split.recomputing[strategy.recompute, whole] = self._recomputing(
-                strategy, split, whole, layer_type, pipeline
-            )
-        seams, times, room = split.recomputing[strategy.recompute, whole]
+        if strategy.recompute not in split.recomputing:
+            split.recomputing[strategy.recompute] = self._recomputing(strategy, split, layer_type, pipeline)
+        seams, times, room = split.recomputing[strategy.recompute]
         of_weights = split.of_weights[strategy.dp_type]
         messages = of_weights._replace(forward_ms=seams.forward_ms, backward_ms=seams.backward_ms)
         cost = self._modules.trained(strategy, split.mesh, messages, times, split.held, whole, room)
@@ -425,7 +423,7 @@ class CostModel:
         )
 
     def _recomputing(
-        self, strategy: LayerStrategy, split: _Split, whole: bool, layer_type: int, pipeline: int
+        self, strategy: LayerStrategy, split: _Split, layer_type: int, pipeline: int
     ) -> tuple[Messages, PassTimes, Room]:
         """Messages at seams, times and room of a layer with the recompute that its strategy has."""
         model, seq, samples = self.models[layer_type], self.seqs[layer_type], split.samples
@@ -452,8 +450,9 @@ class CostModel:
                 working += max(more * samples / split.shares, at_once if strategy.tp > 1 else 0.0)
             activation *= 1 - spared
         activation += others  # attention's inputs, which no part makes anew
-        if split.measured and self.assumed.async_grad_reduce and not (whole or self.task.frozen):
-            working += made_numbers(model, recompute, strategy.tp) * self.state_bytes.gradient / MIB
+        made = 0.0
+        if split.measured and self.assumed.async_grad_reduce and not self.task.frozen:
+            made = made_numbers(model, recompute, strategy.tp) * self.state_bytes.gradient / MIB
         again = repeated(recompute)
         if again not in split.at_seams:
             calls = block_calls(model, strategy, split.setting)
@@ -461,7 +460,7 @@ class CostModel:
         return (
             split.at_seams[again],
             PassTimes(times.forward_ms, times.backward_ms, again_ms),
-            Room(activation, working),
+            Room(activation, working, made),
         )
 
     def _vocabulary(
@@ -547,7 +546,7 @@ class _Split:
     held: Weights  # as its memory profile counts them
     of_weights: dict[DataParallel, Messages] = field(default_factory=dict)
     at_seams: dict[frozenset[Seam], Messages] = field(default_factory=dict)  # by those that backward repeats
-    recomputing: dict[tuple[Recompute, bool], tuple[Messages, PassTimes, Room]] = field(default_factory=dict)
+    recomputing: dict[Recompute, tuple[Messages, PassTimes, Room]] = field(default_factory=dict)
 
 
 class _Chunk(NamedTuple):

@@ -28,6 +28,7 @@ class Room:
 
     activation_mib: float  # held while it is in flight
     working_mib: float  # backward's own peak above what is held
+    made_mib: float = 0.0  # of gradients, what a step's first backward has made by then
 
 
 def module_memory(
@@ -66,7 +67,8 @@ def module_memory(
     joined_mib = gradient_mib if sharding > 1 and joins else 0.0
     # After each micro-batch a message is under way while the next module's backward runs: taken to be as large.
     under_way_mib = 0.0 if async_reduce else joined_mib
-    in_backward = 2 * gathered_mib + max(room.working_mib, made_mib - room.activation_mib) + under_way_mib
+    working_mib = room.working_mib + (room.made_mib if single else 0.0)
+    in_backward = 2 * gathered_mib + max(working_mib, made_mib - room.activation_mib) + under_way_mib
     at_its_end = gathered_mib + made_mib + joined_mib - room.activation_mib
     part = PartMemory(
         fixed_mib=states.parameters_mib + states.moments_mib,
@@ -74,6 +76,7 @@ def module_memory(
         kept_mib=gradient_mib / shards + vectors_mib * per_weight.gradient,
         activation_mib=room.activation_mib,
         working_mib=room.working_mib,
+        made_mib=room.made_mib,
         gathered_mib=gathered_mib,
         joined_mib=joined_mib,
     )

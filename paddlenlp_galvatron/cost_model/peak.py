@@ -23,6 +23,7 @@ class PartMemory:
     late_mib: float = 0.0  # of the whole ones, what is reduced when a step ends, as an embedding's beside an LM head
     activation_mib: float = 0.0  # of a micro-batch in flight
     working_mib: float = 0.0  # backward's peak above what is held
+    made_mib: float = 0.0  # of the gradients, what a step's first backward has made by then
     gathered_mib: float = 0.0  # zero3's weights while the part runs
     joined_mib: float = 0.0  # the message in which gradients are reduced
 
@@ -111,7 +112,8 @@ def _backward(
     before = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
     for part, following in zip(reversed(parts), before, strict=True):
         weights = part.gathered_mib + following.gathered_mib
-        peak = max(peak, now + weights + part.working_mib + sent.part.shard_mib)
+        working_mib = part.working_mib + (part.made_mib if first else 0.0)
+        peak = max(peak, now + weights + working_mib + sent.part.shard_mib)
         made_mib = part.gradient_mib if first else part.joined_mib if again else 0.0
         now += made_mib * (1 - part.late) - part.activation_mib
         peak = max(peak, now + weights + sent.part.shard_mib)

@@ -37,8 +37,6 @@ class Link:
 
     def send(self, tensor: Any) -> None:
         """Start sending; the tensor is kept until it has left."""
-        while self._sent and self._sent[0].ended:
-            self._sent.popleft()
         self._sent.append(send_start(tensor, self._peer, self._group))
 
     def post(self) -> None:
@@ -60,6 +58,11 @@ class Link:
     def done_with(self, message: Any) -> None:
         """What is computed next does not read this message any more: another one may arrive where it did."""
         self._free.append(message.detach())  # on the same memory, without what autograd knows of it
+
+    def let_go(self) -> None:
+        """Keep no more what has left."""
+        while self._sent and self._sent[0].ended:
+            self._sent.popleft()
 
     def flush(self) -> None:
         """Wait until all that was sent has left."""
@@ -201,7 +204,10 @@ class Pipeline:
         link.done_with(grad)
 
     def _post_next(self, position: int) -> None:
-        """Post the receive of the next pass, and of the one after it, where that has not been done."""
+        """Post the receive of the next pass, and of the one after it, where that has not been done. What the pass has
+        received tells that older messages have left."""
+        for any_link in self._links:
+            any_link.let_go()
         if self._order is not self._schedule:
             return
         for step in self._order[position + 1 : position + 3]:

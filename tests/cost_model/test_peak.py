@@ -34,6 +34,12 @@ def test_two_plain_layers(micro_batches, schedule, stages, expected):
     assert peak([LAYER, LAYER], micro_batches, schedule, stages=stages) == expected
 
 
+def test_a_steps_first_backward_makes_gradients_before_its_peak():
+    attention = PartMemory(fixed_mib=10, gradient_mib=4, kept_mib=4, activation_mib=5, working_mib=3, made_mib=2)
+    assert peak([attention], 3, Schedule.GPIPE) == 10 + 15 + 3 + 2  # later ones find all of them, and less in flight
+    assert peak([attention], 2) == 10 + 4 + 5 + 3
+
+
 def test_recompute_stands_beside_what_the_layers_before_hold():
     again = PartMemory(fixed_mib=10, gradient_mib=4, kept_mib=4, activation_mib=1, working_mib=8)
     # In the backward of the plain layer 6 are in flight; in that of the other one, behind it, 1 and the 4 just made.
