@@ -119,7 +119,8 @@ class _Search:
         self.bounds_s: dict[PlanFamily, float] = {}  # of families that cannot win
         self.unproven = inf  # ms per sample: least lower bound of the families that were given up
         self.waiting: list[_Open] = []
-        self.later: list[_Open] = []
+        self.later: list[_Open] = []  # of several chunks, while those of one are tried
+        self.tried: list[_Open] = []  # still open; with all effort once all are tried
         self.too_big: list[_Open] = []  # families that do not fit
         self.active: list[_Open] = []  # that some thread works on
         self.opened = 0
@@ -158,15 +159,21 @@ class _Search:
         self.opened = len(self.later)
         self._begin_with(known)
         for most in (1, inf):  # what is fast without chunks keeps most families of several from being solved
-            self.waiting = [entry for entry in self.later if entry.family.chunks <= most]
+            first = [entry for entry in self.later if entry.family.chunks <= most]
             self.later = [entry for entry in self.later if entry.family.chunks > most]
-            heapify(self.waiting)
-            if self.options.parallel_search:
-                self._work_in_threads()
-            else:
-                self._work()
-            for entry in self.waiting:  # where the time is over
-                self._give_up(entry)
+            self._work_on(first)
+        tried, self.tried = self.tried, []
+        self._work_on(tried)
+
+    def _work_on(self, entries: list[_Open]) -> None:
+        self.waiting = entries
+        heapify(self.waiting)
+        if self.options.parallel_search:
+            self._work_in_threads()
+        else:
+            self._work()
+        for entry in self.waiting:  # where the time is over
+            self._give_up(entry)
 
     def _stop_after(self, seconds: float, ended: Event) -> None:
         """Of processor time, so that what else runs on the machine changes no answer."""
@@ -260,7 +267,10 @@ class _Search:
             finally:
                 with self.changed:
                     if again:
-                        heappush(self.waiting, entry)
+                        if entry.stage is _Stage.TRIED:
+                            self.tried.append(entry)
+                        else:
+                            heappush(self.waiting, entry)
                     self.active.remove(entry)
                     self.changed.notify_all()
                     if self.watch:
@@ -276,12 +286,12 @@ class _Search:
 
     def _state(self) -> SearchState:
         best = max((candidate.samples_per_s for candidate in self.found.values()), default=0.0)
-        open_ms = min((entry.bound for entry in (*self.active, *self.waiting[:1], *self.later)), default=inf)
+        others = *self.active, *self.waiting[:1], *self.later, *self.tried
+        open_ms = min((entry.bound for entry in others), default=inf)
         least_ms = min(open_ms, self.unproven)
         limit = MS_PER_S / least_ms if least_ms else inf
-        return SearchState(
-            self.opened, self.opened - len(self.waiting) - len(self.later) - len(self.active), best, max(limit, best)
-        )
+        still_open = len(self.waiting) + len(self.later) + len(self.tried) + len(self.active)
+        return SearchState(self.opened, self.opened - still_open, best, max(limit, best))
 
     def _advance(self, entry: _Open) -> bool:
         """Bound a family better, or solve it. Whether it is still open."""
@@ -319,7 +329,7 @@ class _Search:
             entry.stage, bound_ms = _Stage.PRICED, entry.tables.core.bound(self.cancel)
         elif entry.stage is _Stage.PRICED:
             entry.stage, bound_ms = _Stage.BOUNDED, entry.tables.core.tight_bound(limit * batch, self.cancel)
-        elif entry.stage is _Stage.BOUNDED:  # most are settled so; the others wait for the plans of all families
+        elif entry.stage is _Stage.BOUNDED:  # most are settled so
             entry.stage, bound_ms = _Stage.TRIED, self._solve(entry, entry.tables, limit, self.options.effort // TRIAL)
             if bound_ms == inf:
                 return False

@@ -208,7 +208,7 @@ def test_faults_are_tried_on_cpu_processes(tmp_path, galvatron):
 @pytest.mark.parametrize(
     ("part", "states"),
     [
-        ("parity", {TrialState.PASSED: 24, TrialState.LEFT_OUT: 1}),
+        ("parity", {TrialState.PASSED: 26, TrialState.LEFT_OUT: 1}),
         ("schedules", {TrialState.PASSED: 12, TrialState.LEFT_OUT: 1}),
         ("prediction", {TrialState.PASSED: 11, TrialState.TOLD: 5, TrialState.LEFT_OUT: 1}),
         ("stock", {TrialState.TOLD: 3}),
