@@ -66,6 +66,14 @@ struct ChunkedPoint {
 
 using Points = std::vector<std::shared_ptr<const ChunkedPoint>>;
 
+// Whether no point of as many layers is as good as another one; then those go that are not better than it.
+inline bool makes_way(Points& points, const ChunkedPoint& other) {
+  if (std::any_of(points.begin(), points.end(), [&](const auto& point) { return point->matches(other); })) return false;
+  points.erase(std::remove_if(points.begin(), points.end(), [&](const auto& point) { return other.matches(*point); }),
+               points.end());
+  return true;
+}
+
 // Time that a stage works in a step, with its sync or without; or any other weighted sum of its times.
 struct Work {
   double least = 0;                           // ms; infinite: nothing fits
@@ -187,10 +195,7 @@ class ChunkedStages {
       do {
         ChunkedPoint point = point_of(asked, counts, order);
         poll.tick(found.size());
-        if (std::any_of(found.begin(), found.end(), [&](const auto& other) { return other->matches(point); })) continue;
-        const auto beaten = [&](const auto& other) { return point.matches(*other); };
-        found.erase(std::remove_if(found.begin(), found.end(), beaten), found.end());
-        found.push_back(std::make_shared<ChunkedPoint>(std::move(point)));
+        if (makes_way(found, point)) found.push_back(std::make_shared<ChunkedPoint>(std::move(point)));
       } while (found.size() <= most && std::next_permutation(order.begin(), order.end()));
       return found.size() <= most && poll.steps() < stop;
     };

@@ -5,17 +5,15 @@
 // steps. It falls apart into stages, which share the layers out among them. This is a game between plans and paths: the
 // mixtures of the known ones with which both sides fare best (balance.hpp) are answered by a plan and by a path, which
 // are known from then on, and so both come closer to the optimum of fractions of layers (double oracle). What is left
-// open is split: a chunk has few layers, or many. The region of least bound goes first. A single division is played out
-// over its stages' strategies. Where stages answer exactly, what is left is searched as lists of their points
-// (listed.hpp).
+// open is split: a chunk has few layers, or many; the vocabulary takes these strategies, or those. The region of least
+// bound goes first. A single division is played out over its stages' strategies. Where stages answer exactly, what is
+// left is searched as lists of their points (listed.hpp).
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <map>
 #include <memory>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -27,6 +25,7 @@
 #include "offers.hpp"
 #include "points.hpp"
 #include "region.hpp"
+#include "region_offers.hpp"
 #include "tables.hpp"
 
 namespace galvatron {
@@ -37,9 +36,11 @@ class PathGame {
       : tables_(std::move(tables)),
         cache_(tables_),
         graph_(tables_.passes),
-        chunks_(tables_.stages * tables_.passes.chunks()) {
-    const std::vector<int> vocabs = useful_vocabs(tables_);
-    known_ = Known(vocabs.size(), link());
+        places_(tables_),
+        chunks_(tables_.stages * tables_.passes.chunks()),
+        known_(1, link()) {
+    std::vector<int> vocabs = useful_vocabs(tables_);
+    std::stable_sort(vocabs.begin(), vocabs.end(), [&](int a, int b) { return busy(a) < busy(b); });
     for (const int v : vocabs) {
       auto stages = std::make_unique<ChunkedStages>(tables_, tables_.vocabs[v], cache_, inner_);
       auto offers = std::make_unique<Offers>(tables_, cache_, *stages);
@@ -94,15 +95,6 @@ class PathGame {
   static constexpr double kSure = 0.02;    // layers by which the plans of a mixture differ
   static constexpr double kWorthwhile = 1.02;  // a plan so far above the best one is not made better
 
-  // Over the plans under one strategy of the vocabulary.
-  struct Game {
-    int vocab;
-    std::unique_ptr<ChunkedStages> stages;
-    std::unique_ptr<Offers> offers;
-    std::vector<int> division;  // whose stages work about alike
-    KnownPoints points;
-  };
-
   static bool is_later(const Region& a, const Region& b) { return a.bound > b.bound; }
 
   void allow(long effort, const Poll& poll) {
@@ -113,20 +105,15 @@ class PathGame {
 
   int stages() const { return tables_.stages; }
   int chunks_a_stage() const { return tables_.passes.chunks(); }
-  int place(int stage, int chunk) const { return chunk * stages() + stage; }
   double link() const { return tables_.send.inside[0]; }
   double least_open() const { return regions_.empty() ? kInfinity : regions_.front().bound; }
 
-  std::size_t number(const Game& game) const { return &game - games_.data(); }
+  int number(const Game& game) const { return static_cast<int>(&game - games_.data()); }
 
-  Weights weights_of(const PathWeights& path, int stage, int chunk) const {
-    return {path.forward[place(stage, chunk)], path.backward[place(stage, chunk)], path.sync[stage]};
-  }
-
-  std::vector<int> own(const std::vector<int>& of_all, int stage) const {
-    std::vector<int> result;
-    for (int chunk = 0; chunk < chunks_a_stage(); ++chunk) result.push_back(of_all[place(stage, chunk)]);
-    return result;
+  // Time of a strategy of the vocabulary for one micro-batch.
+  double busy(int vocab) const {
+    const Vocab& own = tables_.vocabs[vocab];
+    return own.first.time.forward + own.first.time.backward + own.last.time.forward + own.last.time.backward;
   }
 
   // Shares the layers out one by one to the stage that then works least. Returns how long some stage works at least.
@@ -151,7 +138,7 @@ class PathGame {
     }
     game.division.assign(chunks_, 0);
     for (int s = 0; s < stages(); ++s)
-      for (int c = 0; c < v; ++c) game.division[place(s, c)] = 1 + more[s] / v + (c < more[s] % v);
+      for (int c = 0; c < v; ++c) game.division[places_.of(s, c)] = 1 + more[s] / v + (c < more[s] % v);
     return bound;
   }
 
@@ -163,8 +150,10 @@ class PathGame {
     double settled = kInfinity;  // least bound of what can't be split
     if (exact_) {
       allow(std::min(effort, kEffortOfLists), poll);
-      for (Region& region : std::exchange(regions_, {}))
-        if (!listed(region, limit, poll)) keep(std::move(region), limit);
+      for (Region& region : std::exchange(regions_, {})) {
+        list(region, limit, poll);
+        keep(std::move(region), limit);
+      }
       allow(std::min(effort, kMostEffort), poll);
     }
     for (int splits = 0; !is_over(poll); ++splits) {
@@ -181,42 +170,49 @@ class PathGame {
     return std::min({settled, least_open(), limit, best_.cost});
   }
 
-  // Plays all games over all divisions; not again for the same limit or less.
+  // Plays over all divisions, under all strategies of the vocabulary; not again for the same limit or less.
   void open(double limit, Poll& poll) {
     if (limit <= opened_) return;
     regions_.clear();
-    PathWeights weights(0, 0);  // of the game before
-    for (std::size_t number = 0; number < games_.size(); ++number) {
-      Game& game = games_[number];
+    known_.answers(0).clear();
+    Region all = everything();
+    Game* likely = nullptr;
+    for (Game& game : games_) {
       const double bound = dealt(game, poll);
       if (!is_less(bound, std::min(limit, best_.cost))) continue;
-      known_.answers(number).clear();
-      const std::vector<int> fewest(chunks_, 1), most(chunks_, tables_.layers - chunks_ + 1);
-      Region all = between(fewest, most, bound, number);
-      all.weights = tried(game, game.division, std::vector<Points>(stages()), poll);
-      lean(game, poll);
-      if (!weights.forward.empty()) all.weights = weights;
+      all.games.push_back(number(game));
+      if (is_less(bound, all.bound)) all.bound = bound, likely = &game;
+    }
+    if (likely) {
+      all.latest = likely->division;
+      all.weights = tried(*likely, likely->division, std::vector<Points>(stages()), poll);
+      lean(poll);
+      ChunkTimes times(chunks_, stages());
+      for (const int game : all.games)  // a good plan keeps many a game from being played
+        if (!is_over(poll)) attempt(games_[game], games_[game].division, times, poll);
       play(all, limit, kFirstRounds, poll);
-      weights = all.weights;
       keep(std::move(all), limit);
     }
     opened_ = limit;
   }
 
-  Region between(std::vector<int> fewest, std::vector<int> most, double bound, std::size_t game) const {
-    const std::vector<int> least_of(stages(), chunks_a_stage()), most_of(stages(), tables_.layers);
-    return {bound,   game, std::move(fewest),              std::move(most), least_of,
-            most_of, 0,    PathWeights(chunks_, stages()), {},              {},       {}, {}, {}};
+  // Every division under no strategy yet.
+  Region everything() const {
+    Region all;
+    all.bound = kInfinity;
+    all.fewest.assign(chunks_, 1), all.most.assign(chunks_, tables_.layers - chunks_ + 1);
+    all.fewest_of.assign(stages(), chunks_a_stage()), all.most_of.assign(stages(), tables_.layers);
+    return all;
   }
 
   // Makes those paths known that would be longest if one stage took a little longer than in the first answer.
-  void lean(const Game& game, Poll& poll) {
-    const std::vector<Answer>& answers = known_.answers(number(game));
+  void lean(Poll& poll) {
+    const std::vector<Answer>& answers = known_.answers(0);
     if (answers.empty()) return;
     for (int s = 0; s < stages() && !is_over(poll); ++s) {
       ChunkTimes times = answers.front().times;
       for (int c = 0; c < chunks_a_stage(); ++c)
-        for (auto* some : {&times.forward, &times.backward}) (*some)[place(s, c)] *= kLonger;
+        for (auto* some : {&times.forward, &times.backward}) (*some)[places_.of(s, c)] *= kLonger;
       PathWeights path(chunks_, stages());
       simulate(times, path, poll);
       known_.learn(std::move(path));
@@ -233,7 +229,7 @@ class PathGame {
       const Points busiest = this->busiest(game, s, division, poll);
       options[s].insert(options[s].end(), busiest.begin(), busiest.end());
       if (options[s].empty())
-        roughly(*game.stages, times, s, own(division, s));
+        roughly(*game.stages, times, s, places_.own(division, s));
       else
         options[s].front()->put(times, s);
     }
@@ -244,104 +240,133 @@ class PathGame {
       simulate(times, path, poll);
       known_.learn(std::move(path));
     }
-    known_.learn(number(game), division, std::move(asked ? times : shortest));
+    std::vector<int> plan = division;
+    plan.push_back(number(game));
+    known_.learn(0, std::move(plan), std::move(asked ? times : shortest));
     return longest;
   }
 
   void keep(Region region, double limit) {
-    if (!is_less(region.bound, std::min(limit, best_.cost))) return;
+    if (region.games.empty() || !is_less(region.bound, std::min(limit, best_.cost))) return;
     regions_.push_back(std::move(region));
     std::push_heap(regions_.begin(), regions_.end(), is_later);
   }
 
-  // Searches all of a region that may be faster as lists of stages' points, and raises its bound. False: they are too
-  // many to do so to the end.
-  bool listed(Region& region, double limit, Poll& poll) {
-    Game& game = games_[region.game];
+  // Searches all of a region that may be faster as lists of stages' points, game by game, and raises its bound. Where
+  // they are too many, a game stays in it.
+  void list(Region& region, double limit, Poll& poll) {
     const double target = std::min(limit, best_.cost);
-    if (!(target < kInfinity)) return false;
-    std::vector<Menu> menus = this->menus(region, limit, poll);
-    if (menus.empty()) return region.bound = target, true;
-    const std::vector<Offer> offers = this->offers(region, menus, region.weights, poll);
-    const std::vector<std::vector<double>> others = Shares(offers, tables_.layers, poll).of_others(poll);
+    if (!(target < kInfinity)) return;
+    RegionOffers offers(tables_, cache_, games_, region, target, poll);
+    double least = kInfinity;
+    std::vector<int> left;
+    for (const int game : region.games) {
+      const double bound = listed(games_[game], region, offers.of(game, region.weights, poll), target, poll);
+      if (is_less(bound, std::min(target, best_.cost))) left.push_back(game), least = std::min(least, bound);
+    }
+    region.games = std::move(left);
+    if (least < kInfinity) region.bound = std::max(region.bound, least);
+  }
+
+  // What no plan of a region costs less than under a game, as far as lists tell.
+  double listed(Game& game, const Region& region, const std::vector<Offer>& offers, double target, Poll& poll) {
+    const Shares shares(offers, tables_.layers, poll);
+    const double links = region.weights.links * link();
+    double least = std::max(region.bound, shares.least() + links);
+    if (!is_less(least, target)) return least;
+    const std::vector<std::vector<double>> others = shares.of_others(poll);
     std::vector<Points> points(stages());
     std::size_t left = kMostListed;
     const std::size_t stop = poll.steps() + kStepsOfListing;
     for (int s = 0; s < stages(); ++s)
       for (std::size_t more = 0; more < offers[s].costs.size(); ++more) {
-        const double most = target - others[s][more] - region.weights.links * link();
+        const double most = target - others[s][more] - links;
         if (!is_less(offers[s].costs[more], most)) continue;
         Points found;
-        const int layers = menus[s].fewest + static_cast<int>(more);
-        if (!game.stages->list(s, {layers}, weights_of(region.weights, s, 0), most, left, stop, found, poll))
-          return false;
+        const int layers = offers[s].fewest + static_cast<int>(more);
+        const Weights weights = places_.weights(region.weights, s)[0];
+        if (!game.stages->list(s, {layers}, weights, most, left, stop, found, poll)) return least;
         left -= found.size();
         points[s].insert(points[s].end(), found.begin(), found.end());
       }
-    ListedGame listed(tables_.layers, link(), graph_, std::move(points), known_.paths());
+    ListedGame lists(tables_.layers, link(), graph_, std::move(points), known_.paths());
     auto take = [&](Points plan, double time) { this->take(game, std::move(plan), time); };
-    region.bound = std::max(region.bound, listed.solve(region.weights, target, stop_, take, poll));
-    return !is_less(region.bound, std::min(target, best_.cost));
+    return std::max(least, lists.solve(region.weights, target, stop_, take, poll));
   }
 
-  // Splits a region and plays both parts: by a stage's layers, then by a chunk's. False: it is a single division.
+  // Splits a region where its mixture of plans is least sure, and plays both parts. False: it is a single division
+  // under one strategy of the vocabulary.
   bool split(const Region& region, double limit, Poll& poll) {
-    int chosen = -1, middle = 0;
-    double widest = -1;
-    const bool of_stage = widest_of(region, chosen, middle);
-    for (int at = 0; at < chunks_ && !of_stage; ++at) {
-      const int free = region.most[at] - region.fewest[at];
-      if (free == 0) continue;
-      const double spread = region.spread.empty() ? 0 : region.spread[at];
-      const double width = spread + 1e-6 * free / tables_.layers;
-      if (width <= widest) continue;
-      widest = width, chosen = at;
-      middle = spread > 1e-9 ? static_cast<int>(region.mean[at]) : region.latest[at];
-      middle = std::min(std::max(middle, region.fewest[at]), region.most[at] - 1);
-    }
-    if (chosen < 0) return false;
-    for (const bool upper : {false, true}) {
-      Region half = region;
-      std::vector<int>& fewest = of_stage ? half.fewest_of : half.fewest;
-      std::vector<int>& most = of_stage ? half.most_of : half.most;
-      (upper ? fewest : most)[chosen] = upper ? middle + 1 : middle;
-      play(half, limit, kRounds, poll);
-      keep(std::move(half), limit);
+    Region below = region, above = region;
+    if (!by_stage(below, above) && !by_games(below, above, region.mean_game, region.spread_game > kSure) &&
+        !by_chunk(below, above) &&
+        !by_games(below, above, region.games[region.games.size() / 2] - 1, region.games.size() > 1))
+      return false;
+    for (Region* half : {&below, &above}) {
+      play(*half, limit, kRounds, poll);
+      keep(std::move(*half), limit);
     }
     return true;
   }
 
-  // The stage of whose layers the mixture of plans is least sure, if it is of any.
-  bool widest_of(const Region& region, int& chosen, int& middle) const {
+  static bool by_games(Region& below, Region& above, double middle, bool unsure) {
+    auto is_above = [&](int game) { return game > middle; };
+    auto& games = below.games;
+    const auto end = std::find_if(games.begin(), games.end(), is_above);
+    if (!unsure || end == games.begin() || end == games.end()) return false;
+    above.games.assign(end, games.end());
+    games.erase(end, games.end());
+    return true;
+  }
+
+  // By the layers of the stage of which the mixture is least sure, if it is not of any.
+  bool by_stage(Region& below, Region& above) const {
     double widest = kSure;
-    for (int s = 0; s < stages() && !region.spread_of.empty(); ++s) {
-      const int mean = static_cast<int>(region.mean_of[s]);
-      if (region.spread_of[s] <= widest || mean < region.fewest_of[s] || mean >= region.most_of[s]) continue;
-      widest = region.spread_of[s], chosen = s, middle = mean;
+    int chosen = -1, middle = 0;
+    for (int s = 0; s < stages() && !below.spread_of.empty(); ++s) {
+      const int mean = static_cast<int>(below.mean_of[s]);
+      if (below.spread_of[s] <= widest || mean < below.fewest_of[s] || mean >= below.most_of[s]) continue;
+      widest = below.spread_of[s], chosen = s, middle = mean;
     }
-    return chosen >= 0;
+    if (chosen < 0) return false;
+    below.most_of[chosen] = middle, above.fewest_of[chosen] = middle + 1;
+    return true;
+  }
+
+  bool by_chunk(Region& below, Region& above) const {
+    double widest = -1;
+    int chosen = -1, middle = 0;
+    for (int at = 0; at < chunks_; ++at) {
+      const int free = below.most[at] - below.fewest[at];
+      if (free == 0) continue;
+      const double spread = below.spread.empty() ? 0 : below.spread[at];
+      const double width = spread + 1e-6 * free / tables_.layers;
+      if (width <= widest) continue;
+      widest = width, chosen = at;
+      middle = spread > 1e-9 ? static_cast<int>(below.mean[at]) : below.latest[at];
+      middle = std::min(std::max(middle, below.fewest[at]), below.most[at] - 1);
+    }
+    if (chosen < 0) return false;
+    below.most[chosen] = middle, above.fewest[chosen] = middle + 1;
+    return true;
   }
 
   // Raises a region's bound: the mixtures of paths and of plans with which both fare best are answered by a plan and by
   // a path, and so on. Halfway to the best weights known, answers are more useful.
   void play(Region& region, double limit, int rounds, Poll& poll) {
-    Game& game = games_[region.game];
-    std::vector<Menu> menus = this->menus(region, limit, poll);
-    const double target = std::min(limit, best_.cost);
-    region.bound = std::max(region.bound, menus.empty() ? target : longest(menus, tables_.layers));
-    if (!is_less(region.bound, target)) return;
+    auto target = [&] { return std::min(limit, best_.cost); };
+    RegionOffers offers(tables_, cache_, games_, region, target(), poll);
+    region.bound = std::max(region.bound, offers.longest());
     PathWeights weights = region.weights;
     const bool exactly = exact_ || region.fewest == region.most;
     region.sum = 0;
-    for (int round = 0; round < rounds; ++round) {
-      std::vector<int> division;
-      std::vector<Points> options(stages());
-      const double sum = least(region, menus, weights, exactly, division, options, poll);
-      if (sum > region.sum) region.sum = sum, region.weights = weights;
-      region.bound = std::max(region.bound, sum);
-      if (!(sum < kInfinity) || !is_less(region.bound, std::min(limit, best_.cost))) return;
-      region.latest = division;
-      tried(game, division, std::move(options), poll);
+    for (int round = 0; round < rounds && is_less(region.bound, target()); ++round) {
+      Bid bid = offers.least(weights, exactly, target(), poll);
+      if (region.games.empty()) return;
+      if (bid.sum > region.sum) region.sum = bid.sum, region.weights = weights;
+      region.bound = std::max(region.bound, bid.sum);
+      region.latest = bid.division;
+      tried(games_[bid.game], bid.division, std::move(bid.options), poll);
       const double open = answer(region, weights, poll);
       if (open - region.sum <= kSettled * region.sum || is_over(poll)) return;
       if (round % 2 == 0) weights = halfway(region.weights, weights);
@@ -352,16 +377,19 @@ class PathGame {
   // how long a step of that mixture of plans takes.
   double answer(Region& region, PathWeights& weights, Poll& poll) {
     const Mixture mixture =
-        known_.mixture(region.game, [&](const std::vector<int>& division) { return region.has(division); }, poll);
+        known_.mixture(0, [&](const std::vector<int>& plan) { return region.has(plan); }, poll);
     if (mixture.plans.empty()) return kInfinity;
     weights = mixture.weights;
     region.mean.assign(chunks_, 0), region.spread.assign(chunks_, 0);
     region.mean_of.assign(stages(), 0), region.spread_of.assign(stages(), 0);
-    for (const auto& [share, answer] : mixture.plans)
+    region.mean_game = region.spread_game = 0;
+    for (const auto& [share, answer] : mixture.plans) {
       for (int at = 0; at < chunks_; ++at) {
         region.mean[at] += share * answer->plan[at];
         region.mean_of[at % stages()] += share * answer->plan[at];
       }
+      region.mean_game += share * answer->plan.back();
+    }
     for (const auto& [share, answer] : mixture.plans) {
       std::vector<double> beyond(stages(), 0);
       for (int at = 0; at < chunks_; ++at) {
@@ -369,88 +397,12 @@ class PathGame {
         beyond[at % stages()] += answer->plan[at] - region.mean[at];
       }
       for (int s = 0; s < stages(); ++s) region.spread_of[s] += share * std::abs(beyond[s]);
+      region.spread_game += share * std::abs(answer->plan.back() - region.mean_game);
     }
     PathWeights path(chunks_, stages());
     const double time = simulate(mixture.times, path, poll);
     known_.learn(std::move(path));
     return time;
-  }
-
-  // --- the plan's turn ----------------------------------------------------------------------------------------------
-
-  // Of all stages; none where nothing of the region can win.
-  std::vector<Menu> menus(const Region& region, double limit, Poll& poll) {
-    ChunkedStages& exact = *games_[region.game].stages;
-    std::vector<Menu> menus(stages());
-    double ends = 0;
-    int all_fewest = 0, all_most = 0;
-    for (int s = 0; s < stages(); ++s) {
-      Menu& menu = menus[s];
-      const std::vector<int> fewest = own(region.fewest, s), most = own(region.most, s);
-      const int few = std::accumulate(fewest.begin(), fewest.end(), 0);
-      menu.fewest = std::max(few, region.fewest_of[s]);
-      menu.skipped = menu.fewest - few;
-      menu.ends = ends;
-      const int wide = std::min({std::accumulate(most.begin(), most.end(), 0), region.most_of[s],
-                                 tables_.layers - chunks_ + chunks_a_stage()});
-      for (int n = menu.fewest; n <= wide; ++n) {
-        const double work = exact.work(s, fewest, n - few, false, poll).least;
-        if (!is_less(work + ends, std::min(limit, best_.cost))) break;
-        menu.work.push_back(work);
-      }
-      if (menu.work.empty()) return {};
-      all_fewest += menu.fewest, all_most += menu.most();
-      const StageTime beside = exact.beside(s, 0);
-      ends += beside.forward + beside.backward + region.fewest[s] * cache_.cheapest(0, {1, 1, 0}) + 2 * link();
-    }
-    if (all_fewest > tables_.layers || all_most < tables_.layers) return {};
-    return menus;
-  }
-
-  std::vector<Offer> offers(const Region& region, std::vector<Menu>& menus, const PathWeights& weights, Poll& poll) {
-    const Game& game = games_[region.game];
-    const std::vector<int>& now = region.latest.empty() ? game.division : region.latest;
-    std::vector<Offer> offers;
-    for (int s = 0; s < stages(); ++s)
-      offers.push_back(game.offers->of(s, region.fewest, region.most, now, weights, menus[s], poll));
-    return offers;
-  }
-
-  // The least weighted sum over the divisions of a region, and a division that has it. `exactly`: of the stages of all
-  // divisions that might have it the optimum is asked, and the points that have it go to `options`.
-  double least(const Region& region, std::vector<Menu>& menus, const PathWeights& weights, bool exactly,
-               std::vector<int>& division, std::vector<Points>& options, Poll& poll) {
-    const Game& game = games_[region.game];
-    std::vector<Offer> offers = this->offers(region, menus, weights, poll);
-    std::vector<std::map<int, Work>> known(stages());  // by layers
-    for (bool raised = true; raised;) {
-      const Shares shares(offers, tables_.layers, poll);
-      const double sum = shares.least();
-      if (!(sum < kInfinity)) return kInfinity;
-      const std::vector<int> layers = shares.layers_of_stages();
-      division = region.fewest;
-      for (int s = 0; s < stages(); ++s) {
-        int more = layers[s] - menus[s].fewest + menus[s].skipped;
-        for (const int at : offers[s].cheapest)
-          for (; more > 0 && division[at] < region.most[at]; --more) ++division[at];
-      }
-      raised = false;
-      for (int s = 0; exactly && s < stages(); ++s) {
-        const auto [found, is_new] = known[s].try_emplace(layers[s]);
-        Work& best = found->second;
-        if (is_new) {
-          std::vector<Weights> own_weights;
-          for (int c = 0; c < chunks_a_stage(); ++c) own_weights.push_back(weights_of(weights, s, c));
-          best = game.stages->weighted(s, own(division, s), std::move(own_weights), poll);
-          double& cost = offers[s].costs[layers[s] - menus[s].fewest];
-          raised = raised || is_less(cost, best.least);
-          cost = std::max(cost, best.least);
-        }
-        options[s] = best.point ? Points{best.point} : Points{};
-      }
-      if (!raised) return sum + weights.links * link();
-    }
-    return kInfinity;
   }
 
   // --- the path's turn ----------------------------------------------------------------------------------------------
@@ -459,7 +411,7 @@ class PathGame {
   Points busiest(Game& game, int stage, const std::vector<int>& division, Poll& poll) const {
     Points points;
     for (const bool with_sync : {true, false}) {
-      const Work& work = game.stages->work(stage, own(division, stage), 0, with_sync, poll);
+      const Work& work = game.stages->work(stage, places_.own(division, stage), 0, with_sync, poll);
       if (work.point && (points.empty() || points[0]->sync != work.point->sync)) points.push_back(work.point);
     }
     return points;
@@ -475,7 +427,7 @@ class PathGame {
       fits = fits && !options[s].empty();
       for (const auto& point : options[s]) game.points.add(s, point);
       if (options[s].empty())
-        roughly(*game.stages, times, s, own(division, s));
+        roughly(*game.stages, times, s, places_.own(division, s));
       else
         (chosen[s] = options[s].front())->put(times, s);
     }
@@ -527,8 +479,8 @@ class PathGame {
   void roughly(const ChunkedStages& exact, ChunkTimes& times, int stage, const std::vector<int>& layers) const {
     for (int c = 0; c < chunks_a_stage(); ++c) {
       const StageTime beside = exact.beside(stage, c);
-      times.forward[place(stage, c)] = beside.forward + layers[c] * cache_.cheapest(0, {1, 0, 0});
-      times.backward[place(stage, c)] = beside.backward + layers[c] * cache_.cheapest(0, {0, 1, 0});
+      times.forward[places_.of(stage, c)] = beside.forward + layers[c] * cache_.cheapest(0, {1, 0, 0});
+      times.backward[places_.of(stage, c)] = beside.backward + layers[c] * cache_.cheapest(0, {0, 1, 0});
     }
   }
 
@@ -559,9 +511,10 @@ class PathGame {
   ChoiceCache cache_;
   KnownWorks inner_;  // of stages between the first and the last
   PassGraph graph_;
+  Places places_;
   int chunks_;  // of all stages
   std::vector<Game> games_;
-  Known known_{0, 0};
+  Known known_;  // plans: each chunk's layers, and the game
   std::vector<Region> regions_;  // not yet settled: a heap, the least bound first
   double opened_ = -1;           // limit for which they were made
   Found best_;

@@ -13,6 +13,30 @@
 
 namespace galvatron {
 
+// Where the chunks of each stage are, in the order of the layers.
+struct Places {
+  int stages, chunks;  // chunks: of a stage
+
+  explicit Places(const PipelineTables& tables) : stages(tables.stages), chunks(tables.passes.chunks()) {}
+
+  int of(int stage, int chunk) const { return chunk * stages + stage; }
+
+  // Of the numbers of all chunks those of a stage's.
+  std::vector<int> own(const std::vector<int>& of_all, int stage) const {
+    std::vector<int> result;
+    for (int chunk = 0; chunk < chunks; ++chunk) result.push_back(of_all[of(stage, chunk)]);
+    return result;
+  }
+
+  // What a path counts of each chunk of a stage; its sync in all of them.
+  std::vector<Weights> weights(const PathWeights& path, int stage) const {
+    std::vector<Weights> result;
+    for (int chunk = 0; chunk < chunks; ++chunk)
+      result.push_back({path.forward[of(stage, chunk)], path.backward[of(stage, chunk)], path.sync[stage]});
+    return result;
+  }
+};
+
 // A stage with its fewest layers, one more, and so on; those that can't win left out.
 struct Menu {
   int fewest = 0;                    // layers of the stage
@@ -20,20 +44,25 @@ struct Menu {
   double ends = 0;                   // ms before the stage's first pass and after its last one, at least
   std::vector<double> work, synced;  // ms that it works in a step; with its sync (empty: not yet asked for)
 
-  int most() const { return fewest + static_cast<int>(work.size()) - 1; }
 };
 
-// The least time that the longest stage takes, whatever each takes of the layers.
-inline double longest(const std::vector<Menu>& menus, int layers) {
-  std::vector<std::size_t> more(menus.size(), 0);
+// The least time that the longest stage takes, whatever each takes of the layers; infinite where the layers are too few
+// or too many. `menu(stage)`.
+template <class MenuOf>
+double longest(int stages, int layers, MenuOf menu) {
+  std::vector<std::size_t> more(stages, 0);
   double longest = 0;
-  for (const Menu& menu : menus) layers -= menu.fewest, longest = std::max(longest, menu.work[0] + menu.ends);
+  for (int s = 0; s < stages; ++s) {
+    if (menu(s).work.empty()) return kInfinity;
+    layers -= menu(s).fewest, longest = std::max(longest, menu(s).work[0] + menu(s).ends);
+  }
+  if (layers < 0) return kInfinity;
   for (; layers > 0; --layers) {
-    std::size_t best = 0;
-    auto next = [&](std::size_t s) {
-      return more[s] + 1 < menus[s].work.size() ? menus[s].work[more[s] + 1] + menus[s].ends : kInfinity;
+    int best = 0;
+    auto next = [&](int s) {
+      return more[s] + 1 < menu(s).work.size() ? menu(s).work[more[s] + 1] + menu(s).ends : kInfinity;
     };
-    for (std::size_t s = 1; s < menus.size(); ++s)
+    for (int s = 1; s < stages; ++s)
       if (next(s) < next(best)) best = s;
     longest = std::max(longest, next(best));
     ++more[best];
@@ -66,6 +95,11 @@ class Shares {
 
   // Of all stages for all layers; infinite where there are none.
   double least() const { return before_[stages_][layers_]; }
+
+  // Of all but the last stage, where that one has so many.
+  double before_last(int layers) const {
+    return layers <= layers_ ? before_[stages_ - 1][layers_ - layers] : kInfinity;
+  }
 
   // The layers of each stage then.
   std::vector<int> layers_of_stages() const {
@@ -124,7 +158,7 @@ class Shares {
 class Offers {
  public:
   Offers(const PipelineTables& tables, const ChoiceCache& cache, ChunkedStages& exact)
-      : tables_(tables), cache_(cache), exact_(exact), prices_(tables.stages, 0) {}
+      : tables_(tables), cache_(cache), exact_(exact), places_(tables), prices_(tables.stages, 0) {}
 
   // Of divisions in which each chunk has between `fewest` and `most` layers; `now` is one that is likely. The better of
   // two bounds: one counts all passes of the stage alike, exactly; the other memory at a price, with its own weights.
@@ -137,14 +171,6 @@ class Offers {
   }
 
  private:
-  int place(int stage, int chunk) const { return chunk * tables_.stages + stage; }
-
-  std::vector<int> own(const std::vector<int>& of_all, int stage) const {
-    std::vector<int> result;
-    for (int chunk = 0; chunk < tables_.passes.chunks(); ++chunk) result.push_back(of_all[place(stage, chunk)]);
-    return result;
-  }
-
   // Of the weights, as much as all passes of the stage have in common goes to the exact optimum of its work; the rest
   // to the least times.
   Offer evenly(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const PathWeights& weights,
@@ -152,17 +178,17 @@ class Offers {
     const int chunks = tables_.passes.chunks();
     double common = kInfinity;
     for (int c = 0; c < chunks; ++c)
-      common = std::min({common, weights.forward[place(stage, c)], weights.backward[place(stage, c)]});
+      common = std::min({common, weights.forward[places_.of(stage, c)], weights.backward[places_.of(stage, c)]});
     const double busy = common / tables_.micro_batches, sync = std::min(weights.sync[stage], busy);
     const double more_sync = weights.sync[stage] - sync;
     if (sync > 0 && menu.synced.empty())
       for (int more = menu.skipped; more < menu.skipped + static_cast<int>(menu.work.size()); ++more)
-        menu.synced.push_back(exact_.work(stage, own(fewest, stage), more, true, poll).least);
+        menu.synced.push_back(exact_.work(stage, places_.own(fewest, stage), more, true, poll).least);
     Offer result;
     std::vector<double> price(weights.forward.size(), 0);  // of a layer more
     double beside = 0;
     for (int c = 0; c < chunks; ++c) {
-      const int at = place(stage, c);
+      const int at = places_.of(stage, c);
       const Weights left{weights.forward[at] - common, weights.backward[at] - common, more_sync};
       price[at] = cache_.cheapest(0, left);
       beside += left.of(exact_.beside(stage, c)) + fewest[at] * price[at];
@@ -190,12 +216,11 @@ class Offers {
   void relax(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
              const PathWeights& weights, const Menu& menu, Offer& offer, Poll& poll) {
     const int chunks = tables_.passes.chunks();
-    const std::vector<int> likely = own(now, stage), few = own(fewest, stage), many = own(most, stage);
+    const std::vector<int> likely = places_.own(now, stage), few = places_.own(fewest, stage),
+                           many = places_.own(most, stage);
     const int more = std::accumulate(likely.begin(), likely.end(), 0) - menu.fewest;
     const int target = std::min(std::max(more, 0), static_cast<int>(offer.costs.size()) - 1);
-    std::vector<Weights> own_weights;
-    for (int c = 0; c < chunks; ++c)
-      own_weights.push_back({weights.forward[place(stage, c)], weights.backward[place(stage, c)], weights.sync[stage]});
+    const std::vector<Weights> own_weights = places_.weights(weights, stage);
     std::vector<double> costs(offer.costs.size());
     std::vector<int> order(chunks), cheapest(chunks);
     auto at_price = [&](double price) {
@@ -209,7 +234,7 @@ class Offers {
         auto add = [&] {
           if (at < 0) return;
           if (at == target && cost < costs[at])
-            for (int c = 0; c < chunks; ++c) cheapest[c] = place(stage, order[c]);
+            for (int c = 0; c < chunks; ++c) cheapest[c] = places_.of(stage, order[c]);
           costs[at] = std::min(costs[at], cost);
         };
         add();
@@ -239,6 +264,7 @@ class Offers {
   const PipelineTables& tables_;
   const ChoiceCache& cache_;
   ChunkedStages& exact_;
+  Places places_;
   std::vector<double> prices_;  // of each stage's memory, ms per MiB; 0: none yet
 };
 

@@ -20,10 +20,7 @@ class KnownPoints {
   // Keeps a stage's point, unless another of as many layers is as good; then that stays.
   void add(int stage, const std::shared_ptr<const ChunkedPoint>& point) {
     Points& known = of_[stage];
-    if (std::any_of(known.begin(), known.end(), [&](const auto& other) { return other->matches(*point); })) return;
-    known.erase(
-        std::remove_if(known.begin(), known.end(), [&](const auto& other) { return point->matches(*other); }),
-        known.end());
+    if (!makes_way(known, *point)) return;
     if (known.size() >= kMostPoints) known.erase(known.begin());
     known.push_back(point);
   }
