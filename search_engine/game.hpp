@@ -50,7 +50,7 @@ class PathGame {
 
   PathGame(const PathGame&) = delete;
 
-  static constexpr long kMostEffort = 20'000'000;  // passes: a second or two
+  static constexpr long kMostEffort = 20'000'000;  // passes: a second or two; of more effort a share
 
   // A lower bound of the step time, in ms: some stage works as long. Infinite where nothing fits.
   double bound(Poll& poll) {
@@ -89,7 +89,8 @@ class PathGame {
   static constexpr std::size_t kStepsOfListing = 20'000'000;  // some 0.1 s
   static constexpr std::size_t kStepsOfPass = 5;
   static constexpr long kEffortOfBound = 2'000'000;      // passes: 0.1 s
-  static constexpr long kEffortOfLists = 40'000'000;     // passes: a second
+  static constexpr long kShare = 5;                      // a game's plans cost more than its passes
+  static constexpr long kListsShare = 2;                 // lists have so much more effort
   static constexpr std::size_t kStepsOfExchange = 2'000'000;  // some 10 ms
   static constexpr double kLonger = 1.05;  // a stage's time, to see which path is longest then
   static constexpr double kSure = 0.02;    // layers by which the plans of a mixture differ
@@ -144,17 +145,18 @@ class PathGame {
 
   // Branch and bound over divisions. Returns what nothing costs less than.
   double searched(double limit, long effort, Poll& poll) {
-    allow(std::min(effort, kMostEffort), poll);
+    effort = std::max(std::min(effort, kMostEffort), effort / kShare);
+    allow(effort, poll);
     open(limit, poll);
     improve(poll);
     double settled = kInfinity;  // least bound of what can't be split
     if (exact_) {
-      allow(std::min(effort, kEffortOfLists), poll);
+      allow(kListsShare * effort, poll);
       for (Region& region : std::exchange(regions_, {})) {
         list(region, limit, poll);
         keep(std::move(region), limit);
       }
-      allow(std::min(effort, kMostEffort), poll);
+      allow(effort, poll);
     }
     for (int splits = 0; !is_over(poll); ++splits) {
       const double least = least_open(), target = std::min(limit, best_.cost);
@@ -255,14 +257,14 @@ class PathGame {
   // Searches all of a region that may be faster as lists of stages' points, game by game, and raises its bound. Where
   // they are too many, a game stays in it.
   void list(Region& region, double limit, Poll& poll) {
-    const double target = std::min(limit, best_.cost);
-    if (!(target < kInfinity)) return;
-    RegionOffers offers(tables_, cache_, games_, region, target, poll);
+    auto target = [&] { return std::min(limit, best_.cost); };  // less with each plan that is found
+    if (!(target() < kInfinity)) return;
+    RegionOffers offers(tables_, cache_, games_, region, target(), poll);
     double least = kInfinity;
     std::vector<int> left;
     for (const int game : region.games) {
-      const double bound = listed(games_[game], region, offers.of(game, region.weights, poll), target, poll);
-      if (is_less(bound, std::min(target, best_.cost))) left.push_back(game), least = std::min(least, bound);
+      const double bound = listed(games_[game], region, offers.of(game, region.weights, poll), target(), poll);
+      if (is_less(bound, target())) left.push_back(game), least = std::min(least, bound);
     }
     region.games = std::move(left);
     if (least < kInfinity) region.bound = std::max(region.bound, least);
