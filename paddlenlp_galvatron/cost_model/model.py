@@ -16,7 +16,7 @@ from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from ..plan.layout import TokenLayout, token_axes, token_layout
 from ..plan.mesh import OF_A_SAMPLE, Axis, Mesh
-from ..plan.seams import Collective, Seam, repeated
+from ..plan.seams import BLOCK, Collective, Seam, repeated, seam_ops
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
@@ -62,6 +62,10 @@ MIB = 2**20
 NEXT, BEFORE = (1, 2), (0, 2)
 
 
+# Degree, Ulysses, context, consecutive, ranks of a stage, layer type, stages.
+_Placed = tuple[int, bool, int, bool, int, int, int]
+
+
 class CostModel:
     """Prices of one model on one cluster, from its profiles, under one set of assumptions.
 
@@ -98,7 +102,8 @@ class CostModel:
         self._modules = ModuleCosts(
             network, gpus_per_node, times.profile.optimizer_ms_per_million, assumed, self.state_bytes, options.task
         )
-        self._split: dict[tuple[int, bool, int, bool, int, int, int, int], _Split] = {}
+        self._split: dict[tuple[_Placed, int], _Split] = {}
+        self._of_weights: dict[_Placed, dict[DataParallel, Messages]] = {}
         self._layers: dict[tuple[LayerStrategy, int, int, bool, int, int], LayerCost] = {}
         self._vocab: dict[tuple[VocabStrategy, int, int, int, int, Role], LayerCost] = {}
         self._moves_ms: dict[tuple[TokenLayout, TokenLayout, int, int], float] = {}
@@ -161,9 +166,10 @@ class CostModel:
         Raises UserError when the samples don't split over the dp degree or a profile lacks what the strategy needs.
         """
         key = (strategy, stage_size, micro_batch, self._whole_gradients(micro_batches), pipeline, layer_type)
-        if key not in self._layers:
-            self._layers[key] = self._layer(*key)
-        return self._layers[key]
+        cost = self._layers.get(key)
+        if cost is None:
+            cost = self._layers[key] = self._layer(*key)
+        return cost
 
     def vocab_cost(
         self, vocab: VocabStrategy, *, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
@@ -353,21 +359,18 @@ class CostModel:
     def _layer(
         self, strategy: LayerStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, layer_type: int
     ) -> LayerCost:
-        placed = (strategy.degree, strategy.ulysses, strategy.context, strategy.consecutive)
-        where = (*placed, stage_size, micro_batch, layer_type, pipeline)
-        if where not in self._split:
-            self._split[where] = self._split_layer(strategy, stage_size, micro_batch, layer_type, pipeline)
-        split = self._split[where]
-        if strategy.dp_type not in split.of_weights:
+        split = self._split_of(strategy, stage_size, micro_batch, layer_type, pipeline)
+        of_weights = split.of_weights.get(strategy.dp_type)
+        if of_weights is None:
             calls = weight_calls(layer_weights(self.models[layer_type], strategy.tp), strategy, split.setting)
-            split.of_weights[strategy.dp_type] = self._modules.messages(calls, split.mesh, pipeline, split.weights)
-        if (strategy.recompute, whole) not in split.recomputing:
-            split.recomputing[strategy.recompute, whole] = self._recomputing(
-                strategy, split, whole, layer_type, pipeline
-            )
-        seams, times, room = split.recomputing[strategy.recompute, whole]
-        of_weights = split.of_weights[strategy.dp_type]
-        messages = of_weights._replace(forward_ms=seams.forward_ms, backward_ms=seams.backward_ms)
+            of_weights = self._modules.messages(calls, split.mesh, pipeline, split.weights)
+            split.of_weights[strategy.dp_type] = of_weights
+        recomputing = split.recomputing.get((strategy.recompute, whole))
+        if recomputing is None:
+            recomputing = self._recomputing(strategy, split, whole, layer_type, pipeline)
+            split.recomputing[strategy.recompute, whole] = recomputing
+        seams, times, room = recomputing
+        messages = of_weights.behind(seams)
         cost = self._modules.trained(strategy, split.mesh, messages, times, split.held, whole, room)
         if (rank := self.task.adapter_rank) is None:
             return cost
@@ -382,8 +385,25 @@ class CostModel:
         own = self._modules.own(strategy, split.mesh, messages, own_times, adapters, whole, own_room)
         return together(cost, own)
 
-    def _split_layer(
+    def _split_of(
         self, strategy: LayerStrategy, stage_size: int, micro_batch: int, layer_type: int, pipeline: int
+    ) -> _Split:
+        placed = (strategy.degree, strategy.ulysses, strategy.context, strategy.consecutive)
+        where = (*placed, stage_size, layer_type, pipeline)
+        split = self._split.get((where, micro_batch))
+        if split is None:
+            of_weights = self._of_weights.setdefault(where, {})
+            split = self._split_layer(strategy, stage_size, micro_batch, layer_type, of_weights)
+            self._split[where, micro_batch] = split
+        return split
+
+    def _split_layer(
+        self,
+        strategy: LayerStrategy,
+        stage_size: int,
+        micro_batch: int,
+        layer_type: int,
+        of_weights: dict[DataParallel, Messages],
     ) -> _Split:
         model, seq = self.models[layer_type], self.seqs[layer_type]
         mesh = strategy.mesh(stage_size)
@@ -422,6 +442,8 @@ class CostModel:
             products,
             weights,
             replace(weights, matrices=round(weights.matrices * share)),
+            frozenset(at.seam for at in seam_ops(strategy.axes, sequence_parallel, BLOCK)),
+            of_weights,
         )
 
     def _recomputing(
@@ -454,7 +476,7 @@ class CostModel:
         activation += others  # attention's inputs, which no part makes anew
         if split.measured and self.assumed.async_grad_reduce and not (whole or self.task.frozen):
             working += made_numbers(model, recompute, strategy.tp) * self.state_bytes.gradient / MIB
-        again = repeated(recompute)
+        again = repeated(recompute) & split.seams
         if again not in split.at_seams:
             calls = block_calls(model, strategy, split.setting)
             split.at_seams[again] = self._modules.messages(calls, split.mesh, pipeline, split.weights)
@@ -503,8 +525,8 @@ class CostModel:
         states = cost.terms.states._replace(gradients_mib=gradients_mib, masks_mib=fixed_mib)
         if memory:
             late_mib = late * memory.gradient_mib
-            memory = replace(memory, fixed_mib=memory.fixed_mib + fixed_mib, late_mib=late_mib)
-        return LayerCost.of(replace(cost.terms, states=states), cost.activation_mib, cost.working_mib, memory)
+            memory = memory._replace(fixed_mib=memory.fixed_mib + fixed_mib, late_mib=late_mib)
+        return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, cost.working_mib, memory)
 
     def _late(self, role: Role) -> float:
         """Share of the vocabulary layers' gradients that are reduced when a step ends: an embedding's, as no
@@ -545,7 +567,8 @@ class _Split:
     products: float  # share of its operations
     weights: Weights
     held: Weights  # as its memory profile counts them
-    of_weights: dict[DataParallel, Messages] = field(default_factory=dict)
+    seams: frozenset[Seam]  # at which it has operations
+    of_weights: dict[DataParallel, Messages]  # whatever the micro-batch, so that those of all share it
     at_seams: dict[frozenset[Seam], Messages] = field(default_factory=dict)  # by those that backward repeats
     recomputing: dict[tuple[Recompute, bool], tuple[Messages, PassTimes, Room]] = field(default_factory=dict)
 

@@ -35,12 +35,12 @@ def partly(
     `times`: those of its passes, and of recomputing all of it.
     """
     parts, tp, megatron = strategy.recompute, strategy.tp, assumed.sequence_parallel
-    how = assumed.mixed_precision, assumed.fused
-    shares = times.shares or recompute_shares(model, seq, tp, *how, FLOPS_PER_BYTE)
+    precision = assumed.mixed_precision
+    shares = times.shares or recompute_shares(model, seq, tp, precision, assumed.fused, FLOPS_PER_BYTE)
     whole_ms = times.forward_ms if times.recompute_ms is None else times.recompute_ms
     spared_mib = memory.spared_mib(layer_type, parts, tp, seq, megatron)
     if spared_mib is None:
-        spared = _spared_share(model, parts, seq, tp, megatron, *how)
+        spared = _spared_share(model, parts, seq, tp, megatron, precision, assumed.fused)
     else:
         spared = min(spared_mib / memory.activation_mib(layer_type, tp, seq, megatron), 1.0)
     return whole_ms * sum(shares[part] for part in apart(parts)), spared

@@ -275,7 +275,8 @@ def _shape(family: PlanFamily, cost: Prices) -> dict[str, Any]:
 
 
 def _prices(layers: Sequence[LayerStrategy], kind: int, family: PlanFamily, cost: Prices) -> list[Price]:
-    return [cost.layer_cost(layer, layer_type=kind, **_where(family)) for layer in layers]
+    where = _where(family)
+    return [cost.layer_cost(layer, layer_type=kind, **where) for layer in layers]
 
 
 def _numbers(cost: Price) -> tuple[float, ...]:
