@@ -42,7 +42,7 @@ from .module_cost import ModuleCosts
 from .module_memory import Room, others_mib
 from .peak import PartMemory
 from .placement import place_of
-from .recompute import made_numbers, partly
+from .recompute import Partly, made_numbers, partly
 from .redistribution import redistribution
 from .simulate import StageTimes, step_ms
 from .stage_memory import bound_of, fullest, memory_of
@@ -103,6 +103,7 @@ class CostModel:
             network, gpus_per_node, times.profile.optimizer_ms_per_million, assumed, self.state_bytes, options.task
         )
         self._split: dict[tuple[_Placed, int], _Split] = {}
+        self._parts: dict[tuple[Recompute, int, int], Partly] = {}
         self._of_weights: dict[_Placed, dict[DataParallel, Messages]] = {}
         self._layers: dict[tuple[LayerStrategy, int, int, bool, int, int], LayerCost] = {}
         self._vocab: dict[tuple[VocabStrategy, int, int, int, int, Role], LayerCost] = {}
@@ -464,15 +465,15 @@ class CostModel:
             working += activation + others + (input_mib if split.measured else 0.0)
             activation, others = input_mib, 0.0
         elif recompute:
-            again_ms, spared = partly(model, strategy, times, self.memory, layer_type, seq, self.assumed)
-            more = self.memory.again_mib(layer_type, recompute, strategy.tp, seq, sequence_parallel)
+            some = self._partly(recompute, strategy.tp, layer_type)
+            again_ms = some.again_ms(times)
             output_mib = self._token_bytes(samples, layer_type) / parts / MIB if split.measured else 0.0
-            at_once = spared * activation + output_mib
-            if more is None:  # all parts at once take no less
+            at_once = some.spared * activation + output_mib
+            if some.again_mib is None:  # all parts at once take no less
                 working += at_once
             else:  # measured without a tp group's messages
-                working += max(more * samples / split.shares, at_once if strategy.tp > 1 else 0.0)
-            activation *= 1 - spared
+                working += max(some.again_mib * samples / split.shares, at_once if strategy.tp > 1 else 0.0)
+            activation *= 1 - some.spared
         activation += others  # attention's inputs, which no part makes anew
         if split.measured and self.assumed.async_grad_reduce and not (whole or self.task.frozen):
             working += made_numbers(model, recompute, strategy.tp) * self.state_bytes.gradient / MIB
@@ -485,6 +486,13 @@ class CostModel:
             PassTimes(times.forward_ms, times.backward_ms, again_ms),
             Room(activation, working),
         )
+
+    def _partly(self, parts: Recompute, tp: int, layer_type: int) -> Partly:
+        key = (parts, tp, layer_type)
+        if key not in self._parts:
+            model, seq = self.models[layer_type], self.seqs[layer_type]
+            self._parts[key] = partly(model, parts, tp, self.memory, layer_type, seq, self.assumed)
+        return self._parts[key]
 
     def _vocabulary(
         self, vocab: VocabStrategy, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role

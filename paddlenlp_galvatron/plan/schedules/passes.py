@@ -104,6 +104,8 @@ def held_at_peaks(passes: Integers, runs: Integers, chunks: int) -> list[tuple[t
 
 def _largest(held: Integers) -> tuple[tuple[int, ...], ...]:
     """The different rows that no other exceeds."""
+    if held.shape[1] == 1:
+        return ((int(held.max()),),)
     covers = (held[:, None] >= held).all(axis=-1)
     exceeded = (covers & ~covers.T).any(axis=0)
     return tuple(sorted(set(map(tuple, held[~exceeded].tolist()))))
