@@ -56,7 +56,11 @@ def _passes(stages: int, micro_batches: int, chunks: int) -> tuple[Integers, Int
     groups = np.arange(split).reshape(more, size + 1), np.arange(split, micro_batches).reshape(count - more, size)
 
     def passes(kind: int, turns: range) -> Integers:
-        rows = [np.broadcast_arrays(kind, np.array(turns)[:, None], some[:, None]) for some in groups]
-        return np.concatenate([np.stack(each, axis=-1).reshape(-1, 3) for each in rows])
+        every = []
+        for some in groups:
+            rows = np.empty((len(some), chunks, some.shape[1], 3), dtype=np.int64)
+            rows[..., 0], rows[..., 1], rows[..., 2] = kind, np.array(turns)[:, None], some[:, None]
+            every.append(rows.reshape(-1, 3))
+        return np.concatenate(every)
 
     return passes(FORWARD, range(chunks)), passes(BACKWARD, range(chunks)[::-1]), size, chunks * split

@@ -82,20 +82,20 @@ def held_at_peaks(passes: Integers, runs: Integers, chunks: int) -> list[tuple[t
     a chunk take, they may take most: of each stage, from the lists of all."""
     stage, count, times, _ = runs.T
     stops = np.cumsum(count)
-    kind, chunk, _ = passes.T
-    changes = np.where(kind == FORWARD, 1, -1)[:, None] * (chunk[:, None] == np.arange(chunks))
-    each = np.column_stack([np.repeat(stage, count), kind == FORWARD, changes])
-    between = np.add.reduceat(changes, stops - count) * (times - 2)[:, None]
-    skipped = np.column_stack([stage, np.zeros_like(stage), between])
+    steps = np.zeros((len(passes), 2 + chunks), dtype=np.int64)  # stage, whether forward, change of what each holds
+    steps[:, 0], steps[:, 1] = np.repeat(stage, count), passes[:, 0] == FORWARD
+    steps[np.arange(len(passes)), 2 + passes[:, 1]] = 2 * steps[:, 1] - 1
+    between = np.add.reduceat(steps, stops - count) * (times - 2)[:, None]
+    between[:, 0], between[:, 1] = stage, 0
     walk = []
     for run, (start, stop) in enumerate(pairwise([0, *stops.tolist()])):
-        walk.append(each[start:stop])
+        walk.append(steps[start:stop])
         if times[run] > 1:  # the first and the last: in between, what is held lies between
-            walk += [skipped[run : run + 1], each[start:stop]]
-    steps = np.concatenate(walk)
-    moments = steps[:, 1] == 1  # behind a forward
-    stage, held = steps[moments, 0], np.cumsum(steps[:, 2:], axis=0)[moments]
-    end, way = np.diff(stage) != 0, np.diff(held, axis=0)
+            walk += [between[run : run + 1], steps[start:stop]]
+    walked = np.concatenate(walk)
+    moments = walked[:, 1] == 1  # behind a forward
+    stage, held = walked[moments, 0], np.cumsum(walked[:, 2:], axis=0)[moments]
+    end, way = stage[1:] != stage[:-1], held[1:] - held[:-1]
     peaks = np.ones(len(held), dtype=bool)
     peaks[1:-1] = (way[1:] != way[:-1]).any(axis=1) | end[1:] | end[:-1]  # any other lies between its neighbours
     stage, held = stage[peaks], held[peaks]
