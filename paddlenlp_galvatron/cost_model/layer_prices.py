@@ -8,7 +8,7 @@ from functools import cached_property
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from ..plan.layout import token_axes
-from ..plan.mesh import OF_A_SAMPLE, Axis, Mesh
+from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.seams import BLOCK, Seam, repeated, seam_ops
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
@@ -104,7 +104,7 @@ class LayerPrices:
             split.recomputing[strategy.recompute, whole] = recomputing
         seams, times, room = recomputing
         messages = of_weights.behind(seams)
-        cost = self._modules.trained(strategy, split.mesh, messages, times, split.held, whole, room)
+        cost = self._modules.trained(strategy, split.sharding, messages, times, split.held, whole, room)
         if (rank := self.task.adapter_rank) is None:
             return cost
         adapters = adapter_weights(self.models[layer_type], strategy.tp, rank)
@@ -115,7 +115,7 @@ class LayerPrices:
         kept = 0.0 if strategy.recompute is Recompute.FULL else adapted(self.models[layer_type]) * each
         messages = self._modules.messages(calls, split.mesh, pipeline, adapters)
         own_times, own_room = PassTimes(own_ms, 2 * own_ms), Room(kept, 0.0)
-        own = self._modules.own(strategy, split.mesh, messages, own_times, adapters, whole, own_room)
+        own = self._modules.own(strategy, split.sharding, messages, own_times, adapters, whole, own_room)
         return together(cost, own)
 
     def _split_of(
@@ -165,6 +165,7 @@ class LayerPrices:
         share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         return _Split(
             mesh,
+            mesh.degree(*SHARDING),
             samples,
             shares,
             self._setting(stage_size, micro_batch, layer_type),
@@ -232,6 +233,7 @@ class _Split:
     """A layer's share of a rank by what splits it: the same whatever its data parallelism and recompute."""
 
     mesh: Mesh
+    sharding: int  # ranks that share its weights
     samples: int  # of one dp index
     shares: int  # into which their tokens are split under whole weights
     setting: Setting

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..base.errors import UserError
 from ..model import ModelShape
 from ..plan.layout import TokenLayout, token_layout
-from ..plan.mesh import OF_A_SAMPLE, Axis, Mesh
+from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.seams import Collective
 from ..plan.strategy import Assumptions, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
@@ -330,7 +330,7 @@ class CostModel(LayerPrices):
             made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
         timed = self._modules.messages(calls, mesh, pipeline, held)
-        cost = self._modules.trained(vocab, mesh, timed, times, held, whole, Room(kept, peak - kept))
+        cost = self._modules.trained(vocab, mesh.degree(*SHARDING), timed, times, held, whole, Room(kept, peak - kept))
         fixed_mib = self._constants_mib
         fixed_mib += batch_mib(self.memory, samples * micro_batches, seq, micro_batches)
         if role != "only":

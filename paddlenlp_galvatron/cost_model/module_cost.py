@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plan.mesh import SHARDING, Mesh
+from ..plan.mesh import Mesh
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from ..profiles.network import Network
@@ -40,26 +40,27 @@ class ModuleCosts:
     def trained(
         self,
         strategy: Strategy,
-        mesh: Mesh,
+        sharding: int,
         messages: Messages,
         times: PassTimes,
         weights: Weights,
         whole: bool,
         room: Room,
     ) -> LayerCost:
-        """Cost of a module's own weights as the task has it: learning or frozen, with a reference model's or alone."""
+        """Cost of a module's own weights as the task has it: learning or frozen, with a reference model's or alone.
+        `sharding`: ranks that share its weights."""
         task = self._task
         if not (task.frozen or task.reference):
-            return self.own(strategy, mesh, messages, times, weights, whole, room)
+            return self.own(strategy, sharding, messages, times, weights, whole, room)
         states = frozen_states(self._state_bytes)
-        frozen = self.own(strategy, mesh, messages.frozen, times, weights, whole, room, states)
-        cost = frozen if task.frozen else self.own(strategy, mesh, messages, times, weights, whole, room)
+        frozen = self.own(strategy, sharding, messages.frozen, times, weights, whole, room, states)
+        cost = frozen if task.frozen else self.own(strategy, sharding, messages, times, weights, whole, room)
         return with_reference(cost, frozen, task.copies) if task.reference else cost
 
     def own(
         self,
         strategy: Strategy,
-        mesh: Mesh,
+        sharding: int,
         messages: Messages,
         times: PassTimes,
         weights: Weights,
@@ -77,7 +78,6 @@ class ModuleCosts:
         backward = gathers.with_compute(compute_ms)
         reduce_ms = gathers.also(reductions).with_compute(compute_ms) - backward
         shown_ms = forward - times.forward_ms, backward - compute_ms
-        sharding = mesh.degree(*SHARDING)
         sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
         updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if per_weight.optimizer else 0.0
         async_reduce = self._assumed.async_grad_reduce

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import galvatron_dp_core
@@ -20,6 +21,9 @@ from .space import PlanFamily
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
 NOTHING = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_numbers: Callable[[Price], tuple[float, ...]] = attrgetter(  # in the core's order
+    "forward_ms", "backward_ms", "sync_ms", "states_mib", "activation_mib", "working_mib"
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def priced_layers(family: PlanFamily, choices: Choices, cost: Prices) -> Priced:
     """The prices of layers, and nothing for all else; schedule and chunks change none. Raises UserError where a profile
     lacks what a strategy needs."""
     prices = [_prices(some, kind, family, cost) for kind, some in enumerate(choices.layers)]
-    return _alone([[_numbers(price) for price in some] for some in prices])
+    return _alone([list(map(_numbers, some)) for some in prices])
 
 
 def priced(family: PlanFamily, choices: Choices, cost: Prices) -> Priced:
@@ -277,18 +281,6 @@ def _shape(family: PlanFamily, cost: Prices) -> dict[str, Any]:
 def _prices(layers: Sequence[LayerStrategy], kind: int, family: PlanFamily, cost: Prices) -> list[Price]:
     where = _where(family)
     return [cost.layer_cost(layer, layer_type=kind, **where) for layer in layers]
-
-
-def _numbers(cost: Price) -> tuple[float, ...]:
-    """In the core's order."""
-    return (
-        cost.forward_ms,
-        cost.backward_ms,
-        cost.sync_ms,
-        cost.states_mib,
-        cost.activation_mib,
-        cost.working_mib,
-    )
 
 
 def _array(rows: object) -> NDArray[np.float64]:
