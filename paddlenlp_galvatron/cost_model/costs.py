@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from operator import add
 from typing import NamedTuple
 
 from .peak import PartMemory
@@ -49,8 +50,7 @@ class States(NamedTuple):
     masks_mib: float = 0.0  # attention masks, and messages between stages
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """What a cost is the sum of. Communication counts as far as it is not hidden behind compute."""
 
     states: States
@@ -71,15 +71,10 @@ class Terms:
     publish_ms: float = 0.0  # ZeRO-2's updated weights
     optimizer_ms: float = 0.0
 
-    def __add__(self, other: Terms) -> Terms:
-        """Of two modules that reduce gradients at the same time."""
-        sums = {
-            each.name: getattr(self, each.name) + getattr(other, each.name)
-            for each in fields(self)
-            if each.name not in ("states", "reduced_each")
-        }
-        states = States(*(one + more for one, more in zip(self.states, other.states, strict=True)))
-        return Terms(states, reduced_each=self.reduced_each, **sums)
+    def also(self, other: Terms) -> Terms:
+        """Those of two modules that reduce gradients at the same time."""
+        states = States(*map(add, self.states, other.states))
+        return Terms(*map(add, self, other))._replace(states=states, reduced_each=self.reduced_each)
 
 
 NOTHING = Terms(States())

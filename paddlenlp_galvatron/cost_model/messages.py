@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..plan.mesh import Mesh
-from ..plan.seams import Collective
 from ..profiles.network import Network
 from .communication import COPIES, TWINS, Call, Calls
 from .placement import place_of
 
 MIB = 2**20
 
-Timed = tuple[float, Collective]  # ms
+
+class Beside(NamedTuple):
+    """Messages that run beside compute, in ms."""
+
+    ms: float = 0.0  # one after the other
+    overlap_ms: float = 0.0  # the same, each times its overlap coefficient
+
+    def also(self, other: Beside) -> Beside:
+        """These and the other's."""
+        return Beside(self.ms + other.ms, self.overlap_ms + other.overlap_ms)
+
+    def with_compute(self, compute_ms: float) -> float:
+        """Both started together: while both run each is slower by the messages' overlap coefficients, in the mean over
+        their time. Never worse than in turn."""
+        if compute_ms == 0 or self.ms == 0:
+            return compute_ms + self.ms
+        longer, shorter = max(compute_ms, self.ms), min(compute_ms, self.ms)
+        return longer + min(self.overlap_ms / self.ms - 1, 1.0) * shorter
 
 
 class Messages(NamedTuple):
-    """The times of `Calls`, in ms: one by one where they run beside compute."""
+    """The times of `Calls`, in ms."""
 
     forward_ms: float = 0.0
     backward_ms: float = 0.0
-    gather_forward: tuple[Timed, ...] = ()
-    gather_backward: tuple[Timed, ...] = ()
-    reduce: tuple[Timed, ...] = ()
+    gather_forward: Beside = Beside()
+    gather_backward: Beside = Beside()
+    reduce: Beside = Beside()
     finish_ms: float = 0.0  # those of vectors included
     publish_ms: float = 0.0
+
+    def behind(self, seams: Messages) -> Messages:
+        """Those of weights, with those at the seams of the same layer."""
+        return Messages(seams.forward_ms, seams.backward_ms, *self[2:])
 
     @property
     def frozen(self) -> Messages:
@@ -43,38 +62,30 @@ class MessageTimes:
     def of(self, calls: Calls, mesh: Mesh, pipeline: int, copies: int) -> Messages:
         """`copies`: ranks of a tp group that hold the same kv heads."""
 
-        def each(some: tuple[Call, ...], joined: bool = False) -> tuple[Timed, ...]:
-            return tuple([(self._ms(call, mesh, pipeline, copies, joined), call.kind) for call in some]) if some else ()
+        def total_ms(some: tuple[Call, ...], joined: bool = False) -> float:
+            return sum([self._ms(call, mesh, pipeline, copies, joined) for call in some]) if some else 0.0
+
+        def beside(some: tuple[Call, ...]) -> Beside:
+            if not some:
+                return Beside()
+            overlap_of = self._network.profile.overlap_of
+            each = [(self._ms(call, mesh, pipeline, copies), overlap_of(call.kind)) for call in some]
+            return Beside(sum([ms for ms, _ in each]), sum([ms * overlap for ms, overlap in each]))
 
         return Messages(
-            total_ms(each(calls.forward)),
-            total_ms(each(calls.backward)),
-            each(calls.gather_forward),
-            each(calls.gather_backward),
-            each(calls.reduce),
-            total_ms(each(calls.finish)) + total_ms(each(calls.vectors, joined=True)),
-            total_ms(each(calls.publish)),
+            total_ms(calls.forward),
+            total_ms(calls.backward),
+            beside(calls.gather_forward),
+            beside(calls.gather_backward),
+            beside(calls.reduce),
+            total_ms(calls.finish) + total_ms(calls.vectors, joined=True),
+            total_ms(calls.publish),
         )
 
-    def beside(self, compute_ms: float, messages: Sequence[Timed]) -> float:
-        """Work and messages started together: while both run each is slower by the messages' overlap coefficients, in
-        the mean over their time. Never worse than in turn."""
-        messages_ms = total_ms(messages)
-        if compute_ms == 0 or messages_ms == 0:
-            return compute_ms + messages_ms
-        longer, shorter = max(compute_ms, messages_ms), min(compute_ms, messages_ms)
-        overlap = sum(ms * self._network.profile.overlap_of(kind) for ms, kind in messages) / messages_ms
-        return longer + min(overlap - 1, 1.0) * shorter
-
-    def _ms(self, call: Call, mesh: Mesh, pipeline: int, copies: int, joined: bool) -> float:
+    def _ms(self, call: Call, mesh: Mesh, pipeline: int, copies: int, joined: bool = False) -> float:
         if call.axes == TWINS:  # two ranks send each other the whole at the same time
             return self._network.send_ms(pipeline, call.bytes / MIB)
         if call.axes == COPIES:
             mesh = mesh.sharing(copies)
         place = place_of(call.axes, mesh, self._gpus_per_node, pipeline)
         return call.times * self._network.collective_ms(call.kind, place, call.bytes / MIB, joined)
-
-
-def total_ms(messages: Sequence[Timed]) -> float:
-    """One after the other."""
-    return sum([ms for ms, _ in messages]) if messages else 0.0  # most have none; asked for with every price

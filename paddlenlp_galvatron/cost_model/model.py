@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
 from ..base.errors import UserError
-from ..model import ModelShape, Recompute
-from ..plan.layout import TokenLayout, token_axes, token_layout
-from ..plan.mesh import OF_A_SAMPLE, Axis, Mesh
-from ..plan.seams import Collective, Seam, repeated
-from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Strategy, VocabStrategy
+from ..model import ModelShape
+from ..plan.layout import TokenLayout, token_layout
+from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
+from ..plan.seams import Collective
+from ..plan.strategy import Assumptions, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.files import ProfileFile
@@ -25,8 +24,8 @@ from ..profiles.memory import STATE_BYTES, Role
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import Reserve, reserve_of
-from .communication import Calls, Setting, block_calls, vocab_calls, weight_calls
-from .constants import batch_mib, constants_mib, own_positions_mib
+from .communication import Calls, vocab_calls
+from .constants import batch_mib, own_positions_mib
 from .costs import (
     CostOptions,
     LayerCost,
@@ -34,27 +33,18 @@ from .costs import (
     StageMemory,
     StagePrediction,
     States,
-    Task,
     Terms,
 )
-from .messages import Messages
+from .layer_prices import LayerPrices, samples_of
 from .module_cost import ModuleCosts
-from .module_memory import Room, others_mib
+from .module_memory import Room
 from .peak import PartMemory
 from .placement import place_of
-from .recompute import made_numbers, partly
 from .redistribution import redistribution
 from .simulate import StageTimes, step_ms
 from .stage_memory import bound_of, fullest, memory_of
-from .states import FP32_BYTES, StateBytes
-from .task import (
-    adapted,
-    adapter_weights,
-    frozen_times,
-    product_share,
-    together,
-)
-from .weights import Weights, head_weights, layer_weights
+from .states import StateBytes
+from .weights import Weights, head_weights
 
 MIB = 2**20
 # Messages that a rank of a pipeline holds beside activations, of one micro-batch and of several. Of the next stage: the
@@ -62,7 +52,7 @@ MIB = 2**20
 NEXT, BEFORE = (1, 2), (0, 2)
 
 
-class CostModel:
+class CostModel(LayerPrices):
     """Prices of one model on one cluster, from its profiles, under one set of assumptions.
 
     `model` is the shape of all layers, or one shape for each layer type in the order of the model (their number of
@@ -82,6 +72,7 @@ class CostModel:
         assumed: Assumptions,
         options: CostOptions = CostOptions(),
     ):
+        super().__init__()
         self.models = (model,) if isinstance(model, ModelShape) else tuple(model)
         self.network = network
         self.times = times
@@ -98,8 +89,6 @@ class CostModel:
         self._modules = ModuleCosts(
             network, gpus_per_node, times.profile.optimizer_ms_per_million, assumed, self.state_bytes, options.task
         )
-        self._split: dict[tuple[int, bool, int, bool, int, int, int, int], _Split] = {}
-        self._layers: dict[tuple[LayerStrategy, int, int, bool, int, int], LayerCost] = {}
         self._vocab: dict[tuple[VocabStrategy, int, int, int, int, Role], LayerCost] = {}
         self._moves_ms: dict[tuple[TokenLayout, TokenLayout, int, int], float] = {}
         first, last = self.models[0], self.models[-1]
@@ -117,11 +106,6 @@ class CostModel:
     def context_mib(self) -> float:
         """The reserve on every device, as the user set it."""
         return self.options.context_mib
-
-    @property
-    def task(self) -> Task:
-        """Which weights learn, and whether a reference model runs beside them."""
-        return self.options.task
 
     def reserving(self, context_mib: float) -> CostModel:
         """The same model with this reserve on every device."""
@@ -145,25 +129,6 @@ class CostModel:
     def profile_files(self) -> tuple[ProfileFile, ...]:
         """The files that its prices come from."""
         return (*self.network.profile.files, *self.times.profile.files, *self.memory.profile.files)
-
-    def layer_cost(
-        self,
-        strategy: LayerStrategy,
-        *,
-        stage_size: int,
-        micro_batch: int,
-        micro_batches: int,
-        pipeline: int,
-        layer_type: int = 0,
-    ) -> LayerCost:
-        """One layer on a stage of `stage_size` ranks that takes `micro_batch` samples at once, over all its ranks.
-
-        Raises UserError when the samples don't split over the dp degree or a profile lacks what the strategy needs.
-        """
-        key = (strategy, stage_size, micro_batch, self._whole_gradients(micro_batches), pipeline, layer_type)
-        if key not in self._layers:
-            self._layers[key] = self._layer(*key)
-        return self._layers[key]
 
     def vocab_cost(
         self, vocab: VocabStrategy, *, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
@@ -328,17 +293,6 @@ class CostModel:
                 for name, theirs, ours in plan.assumed.completed(self.assumed).unlike(self.assumed)
             )
 
-    def _whole_gradients(self, micro_batches: int) -> bool:
-        """Whether gradients stay whole until the last micro-batch: they do unless they are reduced after each."""
-        return self.assumed.async_grad_reduce and micro_batches > 1
-
-    def _token_bytes(self, micro_batch: int, layer_type: int) -> int:
-        width = self.models[layer_type].hidden_size * self.assumed.mixed_precision.bytes
-        return micro_batch * self.seqs[layer_type] * width
-
-    def _setting(self, stage_size: int, micro_batch: int, layer_type: int) -> Setting:
-        return Setting(micro_batch, self.seqs[layer_type], stage_size, self.assumed, self.state_bytes)
-
     def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
         """A change of layout takes as long as an all-to-all in which all receive as much as the rank with most."""
         tokens = micro_batch * self.seqs[layer_type]
@@ -350,125 +304,12 @@ class CostModel:
         received = change.most_tokens / tokens * self._token_bytes(micro_batch, layer_type) / MIB
         return self.network.collective_ms(Collective.ALL_TO_ALL, place, received * change.span / (change.span - 1))
 
-    def _layer(
-        self, strategy: LayerStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, layer_type: int
-    ) -> LayerCost:
-        placed = (strategy.degree, strategy.ulysses, strategy.context, strategy.consecutive)
-        where = (*placed, stage_size, micro_batch, layer_type, pipeline)
-        if where not in self._split:
-            self._split[where] = self._split_layer(strategy, stage_size, micro_batch, layer_type, pipeline)
-        split = self._split[where]
-        if strategy.dp_type not in split.of_weights:
-            calls = weight_calls(layer_weights(self.models[layer_type], strategy.tp), strategy, split.setting)
-            split.of_weights[strategy.dp_type] = self._modules.messages(calls, split.mesh, pipeline, split.weights)
-        if strategy.recompute not in split.recomputing:
-            split.recomputing[strategy.recompute] = self._recomputing(strategy, split, layer_type, pipeline)
-        seams, times, room = split.recomputing[strategy.recompute]
-        of_weights = split.of_weights[strategy.dp_type]
-        messages = of_weights._replace(forward_ms=seams.forward_ms, backward_ms=seams.backward_ms)
-        cost = self._modules.trained(strategy, split.mesh, messages, times, split.held, whole, room)
-        if (rank := self.task.adapter_rank) is None:
-            return cost
-        adapters = adapter_weights(self.models[layer_type], strategy.tp, rank)
-        calls = weight_calls(adapters, strategy, split.setting)
-        own_ms = times.forward_ms * split.products * adapters.all / split.weights.all
-        tokens = split.samples * split.setting.seq / split.shares
-        each = rank * tokens * split.setting.states.weight / MIB
-        kept = 0.0 if strategy.recompute is Recompute.FULL else adapted(self.models[layer_type]) * each
-        messages = self._modules.messages(calls, split.mesh, pipeline, adapters)
-        own_times, own_room = PassTimes(own_ms, 2 * own_ms), Room(kept, 0.0)
-        own = self._modules.own(strategy, split.mesh, messages, own_times, adapters, whole, own_room)
-        return together(cost, own)
-
-    def _split_layer(
-        self, strategy: LayerStrategy, stage_size: int, micro_batch: int, layer_type: int, pipeline: int
-    ) -> _Split:
-        model, seq = self.models[layer_type], self.seqs[layer_type]
-        mesh = strategy.mesh(stage_size)
-        samples = _samples(strategy, mesh, stage_size, micro_batch)
-        shares = mesh.degree(*OF_A_SAMPLE)  # each rank computes its share of whole weights
-        times = self.times.layer(layer_type, samples / shares, seq, strategy.tp)
-        for axis in OF_A_SAMPLE:
-            if mesh.degree(axis) > 1:
-                times = times.beside(self.times.seams(layer_type, axis, samples / shares, seq))
-        sequence_parallel = self.assumed.sequence_parallel
-        activation = self.memory.activation_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / shares
-        working = self.memory.working_mib(layer_type, strategy.tp, seq, sequence_parallel, samples / shares)
-        gathered = sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer
-        measured = working > 0
-        if gathered and not measured:  # a measured working set has the gathered tokens in it
-            tokens = samples * seq / shares
-            working += tokens * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
-        others = samples * others_mib(model, strategy, mesh, seq, self.assumed)
-        working += others  # their gradients
-        if (context := mesh.degree(Axis.CONTEXT)) > 1:  # rows of masks and positions for its own tokens
-            working += self._constants_mib / context
-        products = product_share(model, seq)
-        if self.task.frozen:
-            times = frozen_times(times, products)
-        weights = layer_weights(model, strategy.tp)
-        share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
-        return _Split(
-            mesh,
-            samples,
-            shares,
-            self._setting(stage_size, micro_batch, layer_type),
-            times,
-            Room(activation, working),
-            others,
-            measured,
-            products,
-            weights,
-            replace(weights, matrices=round(weights.matrices * share)),
-        )
-
-    def _recomputing(
-        self, strategy: LayerStrategy, split: _Split, layer_type: int, pipeline: int
-    ) -> tuple[Messages, PassTimes, Room]:
-        """Messages at seams, times and room of a layer with the recompute that its strategy has."""
-        model, seq, samples = self.models[layer_type], self.seqs[layer_type], split.samples
-        sequence_parallel = self.assumed.sequence_parallel
-        times, others = split.times, split.others_mib
-        activation, working = split.room.activation_mib, split.room.working_mib
-        recompute, again_ms = strategy.recompute, 0.0
-        # Of a sample's tokens a rank has one part of so many.
-        parts = split.mesh.degree(*token_axes(sequence_parallel)) // split.mesh.degree(Axis.DATA)
-        # Of what is made anew the output, as large as the layer's input, is made, too.
-        if recompute is Recompute.FULL:
-            again_ms = times.recompute_ms or 0.0
-            input_mib = self.memory.checkpoint_mib(layer_type, seq) * samples / parts
-            working += activation + others + (input_mib if split.measured else 0.0)
-            activation, others = input_mib, 0.0
-        elif recompute:
-            again_ms, spared = partly(model, strategy, times, self.memory, layer_type, seq, self.assumed)
-            more = self.memory.again_mib(layer_type, recompute, strategy.tp, seq, sequence_parallel)
-            output_mib = self._token_bytes(samples, layer_type) / parts / MIB if split.measured else 0.0
-            at_once = spared * activation + output_mib
-            if more is None:  # all parts at once take no less
-                working += at_once
-            else:  # measured without a tp group's messages
-                working += max(more * samples / split.shares, at_once if strategy.tp > 1 else 0.0)
-            activation *= 1 - spared
-        activation += others  # attention's inputs, which no part makes anew
-        made = 0.0
-        if split.measured and self.assumed.async_grad_reduce and not self.task.frozen:
-            made = made_numbers(model, recompute, strategy.tp) * self.state_bytes.gradient / MIB
-        again = repeated(recompute)
-        if again not in split.at_seams:
-            calls = block_calls(model, strategy, split.setting)
-            split.at_seams[again] = self._modules.messages(calls, split.mesh, pipeline, split.weights)
-        return (
-            split.at_seams[again],
-            PassTimes(times.forward_ms, times.backward_ms, again_ms),
-            Room(activation, working, made),
-        )
-
     def _vocabulary(
         self, vocab: VocabStrategy, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
     ) -> LayerCost:
         first, last = 0, len(self.models) - 1
         mesh = vocab.mesh(stage_size)
-        samples = _samples(vocab, mesh, stage_size, micro_batch)
+        samples = samples_of(vocab, mesh, stage_size, micro_batch)
         calls = self._vocab_calls(vocab, role, stage_size, micro_batch)
         split = mesh.degree(*OF_A_SAMPLE)
         parts = []
@@ -489,7 +330,7 @@ class CostModel:
             made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
         timed = self._modules.messages(calls, mesh, pipeline, held)
-        cost = self._modules.trained(vocab, mesh, timed, times, held, whole, Room(kept, peak - kept))
+        cost = self._modules.trained(vocab, mesh.degree(*SHARDING), timed, times, held, whole, Room(kept, peak - kept))
         fixed_mib = self._constants_mib
         fixed_mib += batch_mib(self.memory, samples * micro_batches, seq, micro_batches)
         if role != "only":
@@ -502,8 +343,8 @@ class CostModel:
         states = cost.terms.states._replace(gradients_mib=gradients_mib, masks_mib=fixed_mib)
         if memory:
             late_mib = late * memory.gradient_mib
-            memory = replace(memory, fixed_mib=memory.fixed_mib + fixed_mib, late_mib=late_mib)
-        return LayerCost.of(replace(cost.terms, states=states), cost.activation_mib, cost.working_mib, memory)
+            memory = memory._replace(fixed_mib=memory.fixed_mib + fixed_mib, late_mib=late_mib)
+        return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, cost.working_mib, memory)
 
     def _late(self, role: Role) -> float:
         """Share of the vocabulary layers' gradients that are reduced when a step ends: an embedding's, as no
@@ -512,10 +353,6 @@ class CostModel:
         if role == "only":
             return float(each) if tied else 0.5
         return float(each and (tied or role == "first"))
-
-    @cached_property
-    def _constants_mib(self) -> float:
-        return constants_mib(self.models, self.seqs, self.memory)
 
     def _vocab_calls(self, vocab: VocabStrategy, role: Role, stage_size: int, micro_batch: int) -> Calls:
         """The embedding is of the first layer type's width and length, the LM head of the last one's."""
@@ -529,26 +366,6 @@ class CostModel:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Split:
-    """A layer's share of a rank by what splits it: the same whatever its data parallelism and recompute."""
-
-    mesh: Mesh
-    samples: int  # of one dp index
-    shares: int  # into which their tokens are split under whole weights
-    setting: Setting
-    times: PassTimes
-    room: Room
-    others_mib: float  # of other ranks' tokens
-    measured: bool  # its working set
-    products: float  # share of its operations
-    weights: Weights
-    held: Weights  # as its memory profile counts them
-    of_weights: dict[DataParallel, Messages] = field(default_factory=dict)
-    at_seams: dict[frozenset[Seam], Messages] = field(default_factory=dict)  # by those that backward repeats
-    recomputing: dict[Recompute, tuple[Messages, PassTimes, Room]] = field(default_factory=dict)
-
-
 class _Chunk(NamedTuple):
     """A chunk of a stage, and its times for one micro-batch."""
 
@@ -556,16 +373,3 @@ class _Chunk(NamedTuple):
     forward_ms: float
     backward_ms: float
     send_ms: float  # to the next one, and the gradient back
-
-
-def _samples(strategy: Strategy, mesh: Mesh, stage_size: int, micro_batch: int) -> int:
-    """Samples of one dp index. Raises UserError where they are no whole number."""
-    if mesh.size != stage_size:
-        raise UserError(f"degree {strategy.degree} does not divide the {stage_size} ranks of a stage; choose a divisor")
-    dp = mesh.degree(Axis.DATA)
-    if micro_batch % dp:
-        raise UserError(
-            f"{micro_batch} samples of a micro-batch do not split over the dp degree {dp}; "
-            f"make the batch a multiple of {dp} x micro-batches or choose another degree"
-        )
-    return micro_batch // dp

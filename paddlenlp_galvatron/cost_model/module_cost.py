@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..plan.mesh import SHARDING, Mesh
+from ..plan.mesh import Mesh
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from ..profiles.network import Network
 from .communication import Calls
 from .costs import LayerCost, Task, Terms
-from .messages import Messages, MessageTimes, total_ms
+from .messages import Messages, MessageTimes
 from .module_memory import Room, module_memory
 from .states import StateBytes
 from .task import frozen_states, with_reference
@@ -40,26 +40,27 @@ class ModuleCosts:
     def trained(
         self,
         strategy: Strategy,
-        mesh: Mesh,
+        sharding: int,
         messages: Messages,
         times: PassTimes,
         weights: Weights,
         whole: bool,
         room: Room,
     ) -> LayerCost:
-        """Cost of a module's own weights as the task has it: learning or frozen, with a reference model's or alone."""
+        """Cost of a module's own weights as the task has it: learning or frozen, with a reference model's or alone.
+        `sharding`: ranks that share its weights."""
         task = self._task
-        if task == Task():
-            return self.own(strategy, mesh, messages, times, weights, whole, room)
+        if not (task.frozen or task.reference):
+            return self.own(strategy, sharding, messages, times, weights, whole, room)
         states = frozen_states(self._state_bytes)
-        frozen = self.own(strategy, mesh, messages.frozen, times, weights, whole, room, states)
-        cost = frozen if task.frozen else self.own(strategy, mesh, messages, times, weights, whole, room)
+        frozen = self.own(strategy, sharding, messages.frozen, times, weights, whole, room, states)
+        cost = frozen if task.frozen else self.own(strategy, sharding, messages, times, weights, whole, room)
         return with_reference(cost, frozen, task.copies) if task.reference else cost
 
     def own(
         self,
         strategy: Strategy,
-        mesh: Mesh,
+        sharding: int,
         messages: Messages,
         times: PassTimes,
         weights: Weights,
@@ -73,12 +74,10 @@ class ModuleCosts:
         again_ms = times.recompute_ms or 0.0
         compute_ms = times.backward_ms + again_ms
         gathers, reductions = messages.gather_backward, messages.reduce
-        forward = self._times.beside(times.forward_ms, messages.gather_forward)
-        backward = self._times.beside(compute_ms, gathers)
-        reduce_ms = self._times.beside(compute_ms, gathers + reductions) - backward
-        gather_forward, gather, reduce = (total_ms(some) for some in (messages.gather_forward, gathers, reductions))
+        forward = messages.gather_forward.with_compute(times.forward_ms)
+        backward = gathers.with_compute(compute_ms)
+        reduce_ms = gathers.also(reductions).with_compute(compute_ms) - backward
         shown_ms = forward - times.forward_ms, backward - compute_ms
-        sharding = mesh.degree(*SHARDING)
         sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
         updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if per_weight.optimizer else 0.0
         async_reduce = self._assumed.async_grad_reduce
@@ -100,9 +99,9 @@ class ModuleCosts:
             messages.forward_ms,
             messages.backward_ms,
             *shown_ms,
-            gather_forward + gather - sum(shown_ms),
+            messages.gather_forward.ms + gathers.ms - sum(shown_ms),
             reduce_ms,
-            reduce - reduce_ms,
+            reductions.ms - reduce_ms,
             not async_reduce,
             messages.finish_ms,
             messages.publish_ms,

@@ -8,7 +8,7 @@ Those that recompute made are in its working set, and took no place between micr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..model import ModelShape
 from ..plan.mesh import Axis, Degrees, Mesh
@@ -22,8 +22,7 @@ from .weights import Weights
 MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
+class Room(NamedTuple):
     """What one micro-batch takes of a module, in MiB."""
 
     activation_mib: float  # held while it is in flight

@@ -7,14 +7,12 @@ as a step's first backward goes on, and a layer's working set stands beside the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..plan.schedules import Pass
 
 
-@dataclass(frozen=True, slots=True)
-class PartMemory:
+class PartMemory(NamedTuple):
     """What one part of a stage, a layer or vocabulary layers, takes on a rank, in MiB."""
 
     fixed_mib: float = 0.0  # all the time: weights, optimizer states, masks

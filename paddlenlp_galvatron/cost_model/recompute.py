@@ -6,11 +6,13 @@ keeps, times as a share of the measured time of recomputing all of it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..model import Fused, ModelShape, Recompute
 from ..model.layer import apart
-from ..plan.strategy import Assumptions, LayerStrategy, Precision
+from ..plan.strategy import Assumptions, Precision
 from ..profiles.analytic import layer_numbers_per_token, recompute_shares, spared_numbers_per_token
 from ..profiles.computation import PassTimes
 from ..profiles.memory_use import MemoryUse
@@ -21,29 +23,37 @@ from .states import FP32_BYTES
 FLOPS_PER_BYTE = 200.0
 
 
-def partly(
-    model: ModelShape,
-    strategy: LayerStrategy,
-    times: PassTimes,
-    memory: MemoryUse,
-    layer_type: int,
-    seq: int,
-    assumed: Assumptions,
-) -> tuple[float, float]:
-    """(ms of recompute, share of what the layer would keep that it does not) of a layer that recomputes parts.
+class Partly(NamedTuple):
+    """A layer that recomputes parts, whatever its samples."""
 
-    `times`: those of its passes, and of recomputing all of it.
-    """
-    parts, tp, megatron = strategy.recompute, strategy.tp, assumed.sequence_parallel
-    how = assumed.mixed_precision, assumed.fused
-    shares = times.shares or recompute_shares(model, seq, tp, *how, FLOPS_PER_BYTE)
-    whole_ms = times.forward_ms if times.recompute_ms is None else times.recompute_ms
+    parts: tuple[Recompute, ...]  # each told apart
+    shares: Mapping[Recompute, float]  # of the time of recomputing all of the layer, where they were not measured
+    spared: float  # share of what the layer would keep that it does not
+    again_mib: float | None  # per sample; see `MemoryUse.again_mib`
+
+    def again_ms(self, times: PassTimes) -> float:
+        """Of recompute, from the times of the layer's passes, and of recomputing all of it."""
+        shares = times.shares or self.shares
+        whole_ms = times.forward_ms if times.recompute_ms is None else times.recompute_ms
+        return whole_ms * sum([shares[part] for part in self.parts])
+
+
+def partly(
+    model: ModelShape, parts: Recompute, tp: int, memory: MemoryUse, layer_type: int, seq: int, assumed: Assumptions
+) -> Partly:
+    """What recomputing these parts makes of a layer."""
+    megatron, how = assumed.sequence_parallel, (assumed.mixed_precision, assumed.fused)
     spared_mib = memory.spared_mib(layer_type, parts, tp, seq, megatron)
     if spared_mib is None:
         spared = _spared_share(model, parts, seq, tp, megatron, *how)
     else:
         spared = min(spared_mib / memory.activation_mib(layer_type, tp, seq, megatron), 1.0)
-    return whole_ms * sum(shares[part] for part in apart(parts)), spared
+    return Partly(
+        apart(parts),
+        recompute_shares(model, seq, tp, *how, FLOPS_PER_BYTE),
+        spared,
+        memory.again_mib(layer_type, parts, tp, seq, megatron),
+    )
 
 
 def made_numbers(model: ModelShape, recompute: Recompute, tp: int) -> int:

@@ -55,7 +55,7 @@ def product_share(model: ModelShape, seq: int) -> float:
 def together(one: LayerCost, other: LayerCost) -> LayerCost:
     """Two modules that a layer passes one after the other."""
     return LayerCost.of(
-        one.terms + other.terms,
+        one.terms.also(other.terms),
         one.activation_mib + other.activation_mib,
         max(one.working_mib, other.working_mib),
     )

@@ -84,6 +84,8 @@ class Recompute(Flag):
     ATTENTION = 4  # attention's core: what it makes of q, k and v, behind the rotary positions
     MLP = 8  # gate, up, and their product by the activation function
 
+    __hash__ = object.__hash__  # each is one object; by its name it takes longer, and every price asks for it
+
     @property
     def words(self) -> str:
         """As it stands in plan files: `none`, `norms+mlp`, `full`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
@@ -19,10 +21,10 @@ from ..cost_model.costs import Prediction
 from ..model import joint_fingerprint
 from ..plan import ModelShape, Plan, UserError
 from .options import SearchOptions
-from .prices import PricedPlans
+from .prices import PricedPlans, Prices
 from .result import Candidate, FamilyOutcome, Need, SearchResult
 from .space import PlanFamily, Space, families, interleaved_families
-from .tables import Choices, Priced, Tables, build, priced, sketch_ms
+from .tables import Choices, Priced, Tables, build, core_of, priced, priced_layers, sketch_ms
 
 MS_PER_S = 1000.0
 # What is looked at, at most: a minute of pricing, and some 100 MB.
@@ -70,9 +72,10 @@ class _Stage(IntEnum):
     """How far a family has come; each step costs more and bounds it better."""
 
     SKETCHED = 0  # bounded by the compute of its fastest strategies
-    PRICED = 1  # every strategy priced, bounded roughly
-    BOUNDED = 2  # bounded by the exact optima of stages
-    TRIED = 3  # searched with a small effort
+    LAID = 1  # bounded by its layers alone, in the memory that there is
+    PRICED = 2  # everything priced, bounded roughly
+    BOUNDED = 3  # bounded by the exact optima of stages
+    TRIED = 4  # searched with a small effort
 
 
 @dataclass(order=True, slots=True)
@@ -125,7 +128,7 @@ class _Search:
         self.active: list[_Open] = []  # that some thread works on
         self.opened = 0
         self.changed = Condition()
-        self.priced: dict[tuple[int, int, int, Choices], Priced] = {}
+        self.priced: dict[tuple[object, ...], Priced] = {}
 
     def run(self, known: Sequence[Plan], seconds: float | None) -> SearchResult:
         start = time.perf_counter()
@@ -133,7 +136,8 @@ class _Search:
         if seconds is not None:
             Thread(target=self._stop_after, args=(seconds, ended), daemon=True).start()
         try:
-            self._work_through(known)
+            with _no_garbage():
+                self._work_through(known)
         finally:
             with self.changed:
                 ended.set()
@@ -324,7 +328,10 @@ class _Search:
         if self._is_beaten(entry):
             return False
         limit = self._limit(family)
-        if entry.tables is None:
+        if entry.stage is _Stage.SKETCHED:
+            core = core_of(family, self._priced(priced_layers, entry), self.cost, self.options.budget_mib)
+            entry.stage, bound_ms = _Stage.LAID, core.bound(self.cancel)
+        elif entry.tables is None:
             entry.tables = self._tables(entry)
             entry.stage, bound_ms = _Stage.PRICED, entry.tables.core.bound(self.cancel)
         elif entry.stage is _Stage.PRICED:
@@ -344,11 +351,16 @@ class _Search:
         return True
 
     def _tables(self, entry: _Open, spared_mib: float = 0.0) -> Tables:
+        prices = self._priced(priced, entry)
+        return build(entry.family, entry.choices, prices, self.cost, self.options.budget_mib - spared_mib)
+
+    def _priced(self, price: Callable[[PlanFamily, Choices, Prices], Priced], entry: _Open) -> Priced:
+        """Once for the families that differ in schedule or chunks alone."""
         family = entry.family
-        where = family.global_batch, family.micro_batches, family.stages, entry.choices
+        where = price, family.global_batch, family.micro_batches, family.stages, entry.choices
         if where not in self.priced:
-            self.priced[where] = priced(family, entry.choices, self.cost)
-        return build(family, entry.choices, self.priced[where], self.cost, self.options.budget_mib - spared_mib)
+            self.priced[where] = price(family, entry.choices, self.cost)
+        return self.priced[where]
 
     def _solve(self, entry: _Open, tables: Tables, limit: float, effort: int, last: bool = False) -> float:
         """Search a family with an effort. Returns its bound in ms, infinite where it is settled."""
@@ -461,6 +473,19 @@ def predicted(prediction: Prediction, lower_bound_s: float) -> dict[str, Any]:
         "samples_per_s": prediction.samples_per_s,
         "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in prediction.stages],
     }
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Prices are kept by the ten thousand, and none is part of a cycle: to look for cycles among them again and again
+    takes a third of the time."""
+    looked_for = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looked_for:
+            gc.enable()
 
 
 def _require_agreement(models: Sequence[ModelShape], cost: PricedPlans, options: SearchOptions) -> None:

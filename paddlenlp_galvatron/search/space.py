@@ -121,8 +121,11 @@ class Space:
         size = family.stage_size
         samples = gcd(family.micro_batch, size)  # what divides the ranks divides a micro-batch as it divides these
         for degrees in self._allowed(size, tensor):
-            # Most fail the check for this; it takes far less to see so.
-            if samples % (size // degrees.ranks) == 0 and self._fits(size, samples, degrees, tensor == "tp"):
+            dp, layer = size // degrees.ranks, tensor == "tp"
+            if samples % dp:  # most fail the check for this; it takes far less to see so
+                continue
+            # What splits the fewest samples splits a multiple of them, and is asked for once.
+            if self._fits(size, dp, degrees, layer) or self._fits(size, samples, degrees, layer):
                 yield degrees
 
     def _strides(self, stage_size: int, ranks: int) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import galvatron_dp_core
@@ -20,6 +21,9 @@ from .space import PlanFamily
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
 NOTHING = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_numbers: Callable[[Price], tuple[float, ...]] = attrgetter(  # in the core's order
+    "forward_ms", "backward_ms", "sync_ms", "states_mib", "activation_mib", "working_mib"
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Tables:
     family: PlanFamily
     strategies: Sequence[LayerStrategy]  # of all layer types, one type after the other
     vocabularies: Sequence[VocabStrategy]
-    core: galvatron_dp_core.Pipeline | galvatron_dp_core.Interleaved
+    core: Core
 
     def plan(self, vocab: int, division: Sequence[int], choice: Sequence[int], bare: Plan) -> Plan:
         """The plan that numbers of the core stand for; `bare` gives what is the same for all plans of a search."""
@@ -59,11 +63,18 @@ class Choices:
 
 
 Priced = dict[str, Any]  # arguments of the core
+Core = galvatron_dp_core.Pipeline | galvatron_dp_core.Interleaved
+
+
+def priced_layers(family: PlanFamily, choices: Choices, cost: Prices) -> Priced:
+    """The prices of layers, and nothing for all else; schedule and chunks change none. Raises UserError where a profile
+    lacks what a strategy needs."""
+    prices = [_prices(some, kind, family, cost) for kind, some in enumerate(choices.layers)]
+    return _alone([list(map(_numbers, some)) for some in prices])
 
 
 def priced(family: PlanFamily, choices: Choices, cost: Prices) -> Priced:
-    """Every price in the family; schedule and chunks change none. Raises UserError where a profile lacks what a
-    strategy needs."""
+    """Every price in the family, as `priced_layers` gives some."""
     where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
 
     def vocab_row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
@@ -92,13 +103,18 @@ def priced(family: PlanFamily, choices: Choices, cost: Prices) -> Priced:
 def build(family: PlanFamily, choices: Choices, prices: Priced, cost: Prices, budget_mib: float) -> Tables:
     """Hand a family's prices (`priced`) to the core. `budget_mib` is what a plan may use on a device, the cost model's
     reserve already taken off."""
+    strategies = [layer for some in choices.layers for layer in some]
+    return Tables(family, strategies, choices.vocabularies, core_of(family, prices, cost, budget_mib))
+
+
+def core_of(family: PlanFamily, prices: Priced, cost: Prices, budget_mib: float) -> Core:
+    """The core's object of a family's prices."""
     of_chunks = family.chunks > 1
-    core = (galvatron_dp_core.Interleaved if of_chunks else galvatron_dp_core.Pipeline)(
+    return (galvatron_dp_core.Interleaved if of_chunks else galvatron_dp_core.Pipeline)(
         **_shape(family, cost),
         **prices | {"middle": prices["middle"] if of_chunks else prices["middle"][0]},
         budget_mib=budget_mib,
     )
-    return Tables(family, [layer for some in choices.layers for layer in some], choices.vocabularies, core)
 
 
 def _seams(
@@ -201,37 +217,39 @@ def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cos
     step shorter than one micro-batch's way through all layers. Recompute only adds to a layer's passes, so it is left
     out, and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper.
     """
-    rows, groups = [], []
+    rows = []
     for kind, some in enumerate(layers):
         plain = [layer for layer in some if not layer.recompute] or list(some)
         if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
             plain = list({(layer.axes, layer.consecutive): layer for layer in reversed(plain)}.values())
         prices = _prices(plain, kind, family, cost)
-        rows += [(price.forward_ms, price.backward_ms, 0.0, 0.0, 0.0, 0.0) for price in prices]
-        groups += [kind] * len(plain)
-    kinds = len(layers)
+        rows.append([(price.forward_ms, price.backward_ms, 0.0, 0.0, 0.0, 0.0) for price in prices])
     shared = family.stages if family.chunks > 1 else 1  # stages taken for one
-    free = np.zeros((2, kinds, 2))
-    core = galvatron_dp_core.Pipeline(
-        **_shape(replace(family, stages=family.stages // shared, chunks=1), cost),
-        strategies=_array(rows),
-        groups=np.array(groups, dtype=np.int32),
-        types=np.arange(kinds, dtype=np.int32),
-        change=np.zeros((kinds, kinds, 2)),
-        enter=free,
-        leave=free,
-        vocabs=np.zeros((1, 2, 6)),
-        vocab_enter=free[:1],
-        vocab_leave=free[:1],
-        middle=np.zeros(6),
-        send=np.zeros((2, kinds)),
-        budget_mib=0.0,
-    )
+    core = core_of(replace(family, stages=family.stages // shared, chunks=1), _alone(rows), cost, budget_mib=0.0)
     alone_ms = core.bound()
     if shared == 1:
         return alone_ms
     way_ms = alone_ms / family.micro_batches
     return max(alone_ms / shared + (shared - 1) / 2 * way_ms / len(cost.layer_types), way_ms)
+
+
+def _alone(rows: Sequence[Sequence[tuple[float, ...]]]) -> Priced:
+    """Prices of the strategies of each layer type, and nothing for all else."""
+    kinds = len(rows)
+    free = np.zeros((2, kinds, 2))
+    return {
+        "strategies": _array([row for some in rows for row in some]),
+        "groups": np.repeat(np.arange(kinds, dtype=np.int32), [len(some) for some in rows]),
+        "types": np.arange(kinds, dtype=np.int32),
+        "change": np.zeros((kinds, kinds, 2)),
+        "enter": free,
+        "leave": free,
+        "vocabs": np.zeros((1, 2, 6)),
+        "vocab_enter": free[:1],
+        "vocab_leave": free[:1],
+        "middle": np.zeros((2, 6)),
+        "send": np.zeros((2, kinds)),
+    }
 
 
 def _where(family: PlanFamily) -> dict[str, int]:
@@ -261,19 +279,8 @@ def _shape(family: PlanFamily, cost: Prices) -> dict[str, Any]:
 
 
 def _prices(layers: Sequence[LayerStrategy], kind: int, family: PlanFamily, cost: Prices) -> list[Price]:
-    return [cost.layer_cost(layer, layer_type=kind, **_where(family)) for layer in layers]
-
-
-def _numbers(cost: Price) -> tuple[float, ...]:
-    """In the core's order."""
-    return (
-        cost.forward_ms,
-        cost.backward_ms,
-        cost.sync_ms,
-        cost.states_mib,
-        cost.activation_mib,
-        cost.working_mib,
-    )
+    where = _where(family)
+    return [cost.layer_cost(layer, layer_type=kind, **where) for layer in layers]
 
 
 def _array(rows: object) -> NDArray[np.float64]:

@@ -11,14 +11,11 @@ from enum import StrEnum
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from . import gpipe, interleaved, one_f_one_b
-from .passes import ChunkedRuns, Pass, Run, Runs, expand, held_at_peaks, without_repeats
+from .passes import ChunkedRuns, Integers, Pass, Run, Runs, expand, held_at_peaks, without_repeats
 
 __all__ = ["Pass", "Run", "Schedule", "arrays", "chunks_in_flight", "in_flight", "order", "without_repeats"]
-
-Integers = NDArray[np.int64]
 
 
 class Schedule(StrEnum):
@@ -49,13 +46,18 @@ def order(schedule: Schedule, stage: int, stages: int, micro_batches: int, chunk
     return list(expand(schedule.runs(stage, stages, micro_batches, chunks)))
 
 
-@lru_cache(maxsize=4096)
 def chunks_in_flight(
     schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int = 1
 ) -> tuple[tuple[int, ...], ...]:
     """Micro-batches of each chunk whose activations a stage holds at once, at every moment at which they may take most;
     with one chunk that is one number."""
-    return held_at_peaks(schedule.runs(stage, stages, micro_batches, chunks), chunks)
+    return _peaks(schedule, stages, micro_batches, chunks)[stage]
+
+
+@lru_cache(maxsize=1024)
+def _peaks(schedule: Schedule, stages: int, micro_batches: int, chunks: int) -> list[tuple[tuple[int, ...], ...]]:
+    """Of all stages, which takes little longer than of one."""
+    return held_at_peaks(*arrays(schedule, stages, micro_batches, chunks), chunks)
 
 
 def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> int:
@@ -76,5 +78,5 @@ def arrays(schedule: Schedule, stages: int, micro_batches: int, chunks: int = 1)
         for run in schedule.runs(stage, stages, micro_batches, chunks):
             if run.times:
                 rows.append((stage, len(run.passes), run.times, run.step))
-                passes += [(one.kind == "backward", one.chunk, one.micro_batch) for one in run.passes]
-    return np.array(passes, dtype=np.int64), np.array(rows, dtype=np.int64)
+                passes.append(run.passes)
+    return np.concatenate(passes), np.array(rows, dtype=np.int64)

@@ -7,57 +7,60 @@ before a larger one would leave stages waiting for each other in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import accumulate
-from typing import Literal
 
-from .passes import Pass, Run
+import numpy as np
+
+from .passes import BACKWARD, FORWARD, Integers, Run
 
 
 def runs(stage: int, stages: int, micro_batches: int, chunks: int) -> Iterator[Run]:
-    sizes, forwards, backwards = _passes(stages, micro_batches, chunks)
-    early = min(2 * (stages - stage - 1) + (chunks - 1) * sizes[0], len(forwards))
+    forwards, backwards, size, larger = _passes(stages, micro_batches, chunks)
+    early = min(2 * (stages - stage - 1) + (chunks - 1) * (size + bool(larger)), len(forwards))
     later = forwards[early:]
     # A forward and a backward in turn. They repeat from one group of micro-batches to the next where both are of groups
     # of one size: first those of larger groups, then of the others.
-    larger = 0 if sizes[0] == sizes[-1] else chunks * sizes[0] * sizes.count(sizes[0])
-    turns = [(0, max(larger - early, 0), sizes[0]), (min(larger, len(later)), len(later), sizes[-1])]
+    turns = [(0, max(larger - early, 0), size + 1), (min(larger, len(later)), len(later), size)]
     yield from _listed(forwards[:early])
     at = 0
-    for start, stop, size in turns:
+    for start, stop, each in turns:
         yield from _listed(_in_turn(later, backwards, at, start))
-        period = chunks * size
+        period = chunks * each
         times = (stop - start) // period
         if times:
-            yield Run(_in_turn(later, backwards, start, start + period), times, size)
+            yield Run(_in_turn(later, backwards, start, start + period), times, each)
         at = start + times * period
-    yield from _listed((*_in_turn(later, backwards, at, len(later)), *backwards[len(later) :]))
+    yield from _listed(np.concatenate([_in_turn(later, backwards, at, len(later)), backwards[len(later) :]]))
 
 
-def _in_turn(forwards: list[Pass], backwards: list[Pass], start: int, stop: int) -> tuple[Pass, ...]:
+def _in_turn(forwards: Integers, backwards: Integers, start: int, stop: int) -> Integers:
     """From one place of the lists to another."""
-    return tuple(one for pair in zip(forwards[start:stop], backwards[start:stop], strict=True) for one in pair)
+    pairs: Integers = np.stack([forwards[start:stop], backwards[start:stop]], axis=1)
+    return pairs.reshape(-1, 3)
 
 
-def _listed(passes: Sequence[Pass]) -> Iterator[Run]:
+def _listed(passes: Integers) -> Iterator[Run]:
     """As they are."""
-    if passes:
-        yield Run(tuple(passes))
+    if len(passes):
+        yield Run(passes)
 
 
 @lru_cache(maxsize=4)
-def _passes(stages: int, micro_batches: int, chunks: int) -> tuple[list[int], list[Pass], list[Pass]]:
-    """Sizes of the groups of micro-batches, and every stage's forwards and backwards."""
+def _passes(stages: int, micro_batches: int, chunks: int) -> tuple[Integers, Integers, int, int]:
+    """Every stage's forwards and backwards, micro-batches of a group, and how many of the passes are those of groups of
+    one more."""
     count = max(1, micro_batches // stages)
-    sizes = [micro_batches // count + (group < micro_batches % count) for group in range(count)]
+    size, more = divmod(micro_batches, count)
+    split = more * (size + 1)  # the first micro-batch of the other groups
+    groups = np.arange(split).reshape(more, size + 1), np.arange(split, micro_batches).reshape(count - more, size)
 
-    def passes(kind: Literal["forward", "backward"], turns: range) -> list[Pass]:
-        return [
-            Pass(kind, chunk, micro_batch)
-            for first, size in zip(accumulate(sizes, initial=0), sizes, strict=False)
-            for chunk in turns
-            for micro_batch in range(first, first + size)
-        ]
+    def passes(kind: int, turns: range) -> Integers:
+        every = []
+        for some in groups:
+            rows = np.empty((len(some), chunks, some.shape[1], 3), dtype=np.int64)
+            rows[..., 0], rows[..., 1], rows[..., 2] = kind, np.array(turns)[:, None], some[:, None]
+            every.append(rows.reshape(-1, 3))
+        return np.concatenate(every)
 
-    return sizes, passes("forward", range(chunks)), passes("backward", range(chunks)[::-1])
+    return passes(FORWARD, range(chunks)), passes(BACKWARD, range(chunks)[::-1]), size, chunks * split

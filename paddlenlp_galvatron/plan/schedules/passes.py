@@ -12,7 +12,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+KINDS: tuple[Literal["forward"], Literal["backward"]] = "forward", "backward"
+FORWARD, BACKWARD = range(2)
 
 
 class Pass(NamedTuple):
@@ -26,7 +34,7 @@ class Pass(NamedTuple):
 class Run(NamedTuple):
     """Passes that follow each other `times` times; each time the micro-batches are `step` further."""
 
-    passes: tuple[Pass, ...]
+    passes: Integers  # [passes, 3], as the core takes them: kind (FORWARD or BACKWARD), chunk, micro-batch
     times: int = 1
     step: int = 1
 
@@ -38,20 +46,25 @@ ChunkedRuns = Callable[[int, int, int, int], Iterable[Run]]
 """The same of a schedule for several chunks a stage; the last number is theirs."""
 
 
-def forward(micro_batch: int, chunk: int = 0) -> Pass:
-    return Pass("forward", chunk, micro_batch)
+def forward(micro_batch: int) -> tuple[int, int, int]:
+    return FORWARD, 0, micro_batch
 
 
-def backward(micro_batch: int, chunk: int = 0) -> Pass:
-    return Pass("backward", chunk, micro_batch)
+def backward(micro_batch: int) -> tuple[int, int, int]:
+    return BACKWARD, 0, micro_batch
+
+
+def listed(*passes: tuple[int, int, int]) -> Integers:
+    return np.array(passes, dtype=np.int64)
 
 
 def expand(runs: Iterable[Run]) -> Iterator[Pass]:
     """Every pass, in order."""
     for run in runs:
+        passes = run.passes.tolist()
         for time in range(run.times):
-            for kind, chunk, micro_batch in run.passes:
-                yield Pass(kind, chunk, micro_batch + time * run.step)
+            for kind, chunk, micro_batch in passes:
+                yield Pass(KINDS[kind], chunk, micro_batch + time * run.step)
 
 
 def without_repeats(runs: Iterable[Run], chunks: int) -> Iterator[Pass]:
@@ -59,31 +72,40 @@ def without_repeats(runs: Iterable[Run], chunks: int) -> Iterator[Pass]:
     most: before the first and the last of them, between these, and after them a stage then holds what it always does.
     """
     for run in runs:
-        each = Counter((kind, chunk) for kind, chunk, _ in run.passes)
+        each = Counter((kind, chunk) for kind, chunk, _ in run.passes.tolist())
         even = len(each) == 2 * chunks and len(set(each.values())) == 1
         yield from expand([run._replace(times=min(run.times, 4)) if even else run])
 
 
-def held_at_peaks(runs: Iterable[Run], chunks: int) -> tuple[tuple[int, ...], ...]:
-    """Micro-batches of each chunk whose activations are held at once, at every moment at which, whatever those of a
-    chunk take, they may take most."""
-    held, moments = [0] * chunks, list[tuple[int, ...]]()
-    for run in runs:
-        for time in range(min(run.times, 2)):  # the first and the last: in between, what is held lies between
-            for kind, chunk, _ in run.passes:
-                if kind == "forward":
-                    held[chunk] += 1
-                    moments.append(tuple(held))
-                else:
-                    held[chunk] -= 1
-            for kind, chunk, _ in run.passes if time == 0 and run.times > 2 else ():
-                held[chunk] += (run.times - 2) * (1 if kind == "forward" else -1)
-    found = {moments[0], moments[-1]}
-    for before, now, after in zip(moments, moments[1:], moments[2:], strict=False):
-        if any(a + c != 2 * b for a, b, c in zip(before, now, after, strict=True)):  # else it lies between them
-            found.add(now)
-    return tuple(sorted(one for one in found if not any(_exceeds(other, one) for other in found)))
+def held_at_peaks(passes: Integers, runs: Integers, chunks: int) -> list[tuple[tuple[int, ...], ...]]:
+    """Micro-batches of each chunk whose activations a stage holds at once, at every moment at which, whatever those of
+    a chunk take, they may take most: of each stage, from the lists of all."""
+    stage, count, times, _ = runs.T
+    stops = np.cumsum(count)
+    steps = np.zeros((len(passes), 2 + chunks), dtype=np.int64)  # stage, whether forward, change of what each holds
+    steps[:, 0], steps[:, 1] = np.repeat(stage, count), passes[:, 0] == FORWARD
+    steps[np.arange(len(passes)), 2 + passes[:, 1]] = 2 * steps[:, 1] - 1
+    between = np.add.reduceat(steps, stops - count) * (times - 2)[:, None]
+    between[:, 0], between[:, 1] = stage, 0
+    walk = []
+    for run, (start, stop) in enumerate(pairwise([0, *stops.tolist()])):
+        walk.append(steps[start:stop])
+        if times[run] > 1:  # the first and the last: in between, what is held lies between
+            walk += [between[run : run + 1], steps[start:stop]]
+    walked = np.concatenate(walk)
+    moments = walked[:, 1] == 1  # behind a forward
+    stage, held = walked[moments, 0], np.cumsum(walked[:, 2:], axis=0)[moments]
+    end, way = stage[1:] != stage[:-1], held[1:] - held[:-1]
+    peaks = np.ones(len(held), dtype=bool)
+    peaks[1:-1] = (way[1:] != way[:-1]).any(axis=1) | end[1:] | end[:-1]  # any other lies between its neighbours
+    stage, held = stage[peaks], held[peaks]
+    return [_largest(some) for some in np.split(held, np.flatnonzero(np.diff(stage)) + 1)]
 
 
-def _exceeds(more: tuple[int, ...], less: tuple[int, ...]) -> bool:
-    return more != less and all(a >= b for a, b in zip(more, less, strict=True))
+def _largest(held: Integers) -> tuple[tuple[int, ...], ...]:
+    """The different rows that no other exceeds."""
+    if held.shape[1] == 1:
+        return ((int(held.max()),),)
+    covers = (held[:, None] >= held).all(axis=-1)
+    exceeded = (covers & ~covers.T).any(axis=0)
+    return tuple(sorted(set(map(tuple, held[~exceeded].tolist()))))

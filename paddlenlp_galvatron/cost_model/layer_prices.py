@@ -1,0 +1,264 @@
+"""What decoder layers cost, by strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ..base.errors import UserError
+from ..model import ModelShape, Recompute
+from ..plan.layout import token_axes
+from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
+from ..plan.seams import BLOCK, Seam, repeated, seam_ops
+from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy
+from ..profiles.computation import PassTimes
+from ..profiles.compute_time import ComputeTimes
+from ..profiles.memory_use import MemoryUse
+from .communication import Setting, block_calls, weight_calls
+from .constants import constants_mib
+from .costs import CostOptions, LayerCost, Task
+from .messages import Messages
+from .module_cost import ModuleCosts
+from .module_memory import Room, others_mib
+from .recompute import Partly, made_numbers, partly
+from .states import FP32_BYTES, StateBytes
+from .task import adapted, adapter_weights, frozen_times, product_share, together
+from .weights import Weights, layer_weights
+
+MIB = 2**20
+
+# Degree, Ulysses, context, consecutive, ranks of a stage, layer type, stages.
+_Placed = tuple[int, bool, int, bool, int, int, int]
+
+
+class LayerPrices:
+    """The part of a cost model that prices layers. Strategies that split a layer alike share what follows from that."""
+
+    models: tuple[ModelShape, ...]
+    seqs: tuple[int, ...]
+    times: ComputeTimes
+    memory: MemoryUse
+    assumed: Assumptions
+    options: CostOptions
+    state_bytes: StateBytes
+    _modules: ModuleCosts
+
+    def __init__(self) -> None:
+        self._layers: dict[tuple[LayerStrategy, int, int, bool, int, int], LayerCost] = {}
+        self._split: dict[tuple[_Placed, int], _Split] = {}  # by what splits a layer, and samples of a micro-batch
+        self._of_weights: dict[_Placed, dict[DataParallel, Messages]] = {}
+        self._parts: dict[tuple[Recompute, int, int], Partly] = {}  # by parts, tp degree and layer type
+
+    @property
+    def task(self) -> Task:
+        """Which weights learn, and whether a reference model runs beside them."""
+        return self.options.task
+
+    def layer_cost(
+        self,
+        strategy: LayerStrategy,
+        *,
+        stage_size: int,
+        micro_batch: int,
+        micro_batches: int,
+        pipeline: int,
+        layer_type: int = 0,
+    ) -> LayerCost:
+        """One layer on a stage of `stage_size` ranks that takes `micro_batch` samples at once, over all its ranks.
+
+        Raises UserError when the samples don't split over the dp degree or a profile lacks what the strategy needs.
+        """
+        key = (strategy, stage_size, micro_batch, self._whole_gradients(micro_batches), pipeline, layer_type)
+        cost = self._layers.get(key)
+        if cost is None:
+            cost = self._layers[key] = self._layer(*key)
+        return cost
+
+    def _whole_gradients(self, micro_batches: int) -> bool:
+        """Whether gradients stay whole until the last micro-batch: they do unless they are reduced after each."""
+        return self.assumed.async_grad_reduce and micro_batches > 1
+
+    def _token_bytes(self, micro_batch: int, layer_type: int) -> int:
+        width = self.models[layer_type].hidden_size * self.assumed.mixed_precision.bytes
+        return micro_batch * self.seqs[layer_type] * width
+
+    def _setting(self, stage_size: int, micro_batch: int, layer_type: int) -> Setting:
+        return Setting(micro_batch, self.seqs[layer_type], stage_size, self.assumed, self.state_bytes)
+
+    @cached_property
+    def _constants_mib(self) -> float:
+        return constants_mib(self.models, self.seqs, self.memory)
+
+    def _layer(
+        self, strategy: LayerStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, layer_type: int
+    ) -> LayerCost:
+        split = self._split_of(strategy, stage_size, micro_batch, layer_type, pipeline)
+        of_weights = split.of_weights.get(strategy.dp_type)
+        if of_weights is None:
+            calls = weight_calls(layer_weights(self.models[layer_type], strategy.tp), strategy, split.setting)
+            of_weights = self._modules.messages(calls, split.mesh, pipeline, split.weights)
+            split.of_weights[strategy.dp_type] = of_weights
+        recomputing = split.recomputing.get(strategy.recompute)
+        if recomputing is None:
+            recomputing = self._recomputing(strategy, split, layer_type, pipeline)
+            split.recomputing[strategy.recompute] = recomputing
+        seams, times, room = recomputing
+        messages = of_weights.behind(seams)
+        cost = self._modules.trained(strategy, split.sharding, messages, times, split.held, whole, room)
+        if (rank := self.task.adapter_rank) is None:
+            return cost
+        adapters = adapter_weights(self.models[layer_type], strategy.tp, rank)
+        calls = weight_calls(adapters, strategy, split.setting)
+        own_ms = times.forward_ms * split.products * adapters.all / split.weights.all
+        tokens = split.samples * split.setting.seq / split.shares
+        each = rank * tokens * split.setting.states.weight / MIB
+        kept = 0.0 if strategy.recompute is Recompute.FULL else adapted(self.models[layer_type]) * each
+        messages = self._modules.messages(calls, split.mesh, pipeline, adapters)
+        own_times, own_room = PassTimes(own_ms, 2 * own_ms), Room(kept, 0.0)
+        own = self._modules.own(strategy, split.sharding, messages, own_times, adapters, whole, own_room)
+        return together(cost, own)
+
+    def _split_of(
+        self, strategy: LayerStrategy, stage_size: int, micro_batch: int, layer_type: int, pipeline: int
+    ) -> _Split:
+        placed = (strategy.degree, strategy.ulysses, strategy.context, strategy.consecutive)
+        where = (*placed, stage_size, layer_type, pipeline)
+        split = self._split.get((where, micro_batch))
+        if split is None:
+            of_weights = self._of_weights.setdefault(where, {})
+            split = self._split_layer(strategy, stage_size, micro_batch, layer_type, of_weights)
+            self._split[where, micro_batch] = split
+        return split
+
+    def _split_layer(
+        self,
+        strategy: LayerStrategy,
+        stage_size: int,
+        micro_batch: int,
+        layer_type: int,
+        of_weights: dict[DataParallel, Messages],
+    ) -> _Split:
+        model, seq = self.models[layer_type], self.seqs[layer_type]
+        mesh = strategy.mesh(stage_size)
+        samples = samples_of(strategy, mesh, stage_size, micro_batch)
+        shares = mesh.degree(*OF_A_SAMPLE)  # each rank computes its share of whole weights
+        times = self.times.layer(layer_type, samples / shares, seq, strategy.tp)
+        for axis in OF_A_SAMPLE:
+            if mesh.degree(axis) > 1:
+                times = times.beside(self.times.seams(layer_type, axis, samples / shares, seq))
+        sequence_parallel = self.assumed.sequence_parallel
+        activation = self.memory.activation_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / shares
+        working = self.memory.working_mib(layer_type, strategy.tp, seq, sequence_parallel, samples / shares)
+        gathered = sequence_parallel and strategy.tp > 1 and self.options.global_memory_buffer
+        measured = working > 0
+        if gathered and not measured:  # a measured working set has the gathered tokens in it
+            tokens = samples * seq / shares
+            working += tokens * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
+        others = samples * others_mib(model, strategy, mesh, seq, self.assumed)
+        working += others  # their gradients
+        if (context := mesh.degree(Axis.CONTEXT)) > 1:  # rows of masks and positions for its own tokens
+            working += self._constants_mib / context
+        products = product_share(model, seq)
+        if self.task.frozen:
+            times = frozen_times(times, products)
+        weights = layer_weights(model, strategy.tp)
+        share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
+        return _Split(
+            mesh,
+            mesh.degree(*SHARDING),
+            samples,
+            shares,
+            self._setting(stage_size, micro_batch, layer_type),
+            times,
+            Room(activation, working),
+            others,
+            measured,
+            products,
+            weights,
+            replace(weights, matrices=round(weights.matrices * share)),
+            frozenset(at.seam for at in seam_ops(strategy.axes, sequence_parallel, BLOCK)),
+            of_weights,
+        )
+
+    def _recomputing(
+        self, strategy: LayerStrategy, split: _Split, layer_type: int, pipeline: int
+    ) -> tuple[Messages, PassTimes, Room]:
+        """Messages at seams, times and room of a layer with the recompute that its strategy has."""
+        model, seq, samples = self.models[layer_type], self.seqs[layer_type], split.samples
+        sequence_parallel = self.assumed.sequence_parallel
+        times, others = split.times, split.others_mib
+        activation, working = split.room.activation_mib, split.room.working_mib
+        recompute, again_ms = strategy.recompute, 0.0
+        # Of a sample's tokens a rank has one part of so many.
+        parts = split.mesh.degree(*token_axes(sequence_parallel)) // split.mesh.degree(Axis.DATA)
+        # Of what is made anew the output, as large as the layer's input, is made, too.
+        if recompute is Recompute.FULL:
+            again_ms = times.recompute_ms or 0.0
+            input_mib = self.memory.checkpoint_mib(layer_type, seq) * samples / parts
+            working += activation + others + (input_mib if split.measured else 0.0)
+            activation, others = input_mib, 0.0
+        elif recompute:
+            some = self._partly(recompute, strategy.tp, layer_type)
+            again_ms = some.again_ms(times)
+            output_mib = self._token_bytes(samples, layer_type) / parts / MIB if split.measured else 0.0
+            at_once = some.spared * activation + output_mib
+            if some.again_mib is None:  # all parts at once take no less
+                working += at_once
+            else:  # measured without a tp group's messages
+                working += max(some.again_mib * samples / split.shares, at_once if strategy.tp > 1 else 0.0)
+            activation *= 1 - some.spared
+        activation += others  # attention's inputs, which no part makes anew
+        made = 0.0
+        if split.measured and self.assumed.async_grad_reduce and not self.task.frozen:
+            made = made_numbers(model, recompute, strategy.tp) * self.state_bytes.gradient / MIB
+        again = repeated(recompute) & split.seams
+        if again not in split.at_seams:
+            calls = block_calls(model, strategy, split.setting)
+            split.at_seams[again] = self._modules.messages(calls, split.mesh, pipeline, split.weights)
+        return (
+            split.at_seams[again],
+            PassTimes(times.forward_ms, times.backward_ms, again_ms),
+            Room(activation, working, made),
+        )
+
+    def _partly(self, parts: Recompute, tp: int, layer_type: int) -> Partly:
+        key = (parts, tp, layer_type)
+        if key not in self._parts:
+            model, seq = self.models[layer_type], self.seqs[layer_type]
+            self._parts[key] = partly(model, parts, tp, self.memory, layer_type, seq, self.assumed)
+        return self._parts[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A layer's share of a rank by what splits it: the same whatever its data parallelism and recompute."""
+
+    mesh: Mesh
+    sharding: int  # ranks that share its weights
+    samples: int  # of one dp index
+    shares: int  # into which their tokens are split under whole weights
+    setting: Setting
+    times: PassTimes
+    room: Room
+    others_mib: float  # of other ranks' tokens
+    measured: bool  # its working set
+    products: float  # share of its operations
+    weights: Weights
+    held: Weights  # as its memory profile counts them
+    seams: frozenset[Seam]  # at which it has operations
+    of_weights: dict[DataParallel, Messages]  # whatever the micro-batch, so that those of all share it
+    at_seams: dict[frozenset[Seam], Messages] = field(default_factory=dict)  # by those that backward repeats
+    recomputing: dict[Recompute, tuple[Messages, PassTimes, Room]] = field(default_factory=dict)
+
+
+def samples_of(strategy: Strategy, mesh: Mesh, stage_size: int, micro_batch: int) -> int:
+    """Samples of one dp index. Raises UserError where they are no whole number."""
+    if mesh.size != stage_size:
+        raise UserError(f"degree {strategy.degree} does not divide the {stage_size} ranks of a stage; choose a divisor")
+    dp = mesh.degree(Axis.DATA)
+    if micro_batch % dp:
+        raise UserError(
+            f"{micro_batch} samples of a micro-batch do not split over the dp degree {dp}; "
+            f"make the batch a multiple of {dp} x micro-batches or choose another degree"
+        )
+    return micro_batch // dp
