@@ -9,14 +9,15 @@ export PYTHON
 # GPUs need Paddle's GPU build, which is installed by hand: its environment's `galvatron` is taken where one is active.
 GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
-# Ranks that are launched mostly wait for each other. The tests that compute in one process run beside them.
-LAUNCHING := $(addprefix tests/,distributed profiler trial validation)
+# Ranks that are launched mostly wait for each other. The tests that mostly compute in one process run beside them; on
+# two cores both take about as long.
+LAUNCHING := $(addprefix tests/,distributed trial validation)
 
 .PHONY: help setup quickstart gpu-check lint test test-launching test-beside test-full validate docs pages clean
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
-	@echo "make test         style, types, the package's import rules and tests (at most 30 minutes on two cores)"
+	@echo "make test         style, types, the package's import rules and tests (at most 15 minutes on two cores)"
 	@echo "make test-full    the long tests too (at most 80 minutes)"
 	@echo "make validate     predictions compared with real steps, on two idle cores (at most 20 minutes)"
 	@echo "make gpu-check    try this node's GPUs in ten minutes, in the active environment (ARGS='--nproc 2 --parts parity')"

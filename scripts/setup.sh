@@ -64,9 +64,11 @@ pinned() { sed "s/^paddlepaddle==.*/paddlepaddle==$paddle/" requirements/pinned.
 is_current() { [ -x "$venv/bin/python" ] && [ "$(cat "$venv/$1" 2>/dev/null)" = "$2" ]; }
 
 # Two stamps, written last: of the packages (and of the folder, as an environment cannot be moved), and of what the
-# project's own build reads.
+# project's own build reads, this script included.
 packages=$( (pwd; pinned) | sha256sum | cut -c1-64)
-project=$( (echo "$packages"; cat pyproject.toml CMakeLists.txt search_engine/*.?pp) | sha256sum | cut -c1-64)
+build="scripts/setup.sh pyproject.toml CMakeLists.txt"
+# shellcheck disable=SC2086 - several files
+project=$( (echo "$packages"; cat $build search_engine/*.?pp) | sha256sum | cut -c1-64)
 is_current packages.stamp "$packages" && is_current project.stamp "$project" && exit 0
 
 check_machine
@@ -93,7 +95,10 @@ fi
 say "[4/5] compiling the C++ core"
 pip_install --no-deps --no-build-isolation --editable .
 say "[5/5] importing everything once"
-"$venv/bin/python" -c 'import galvatron_dp_core, paddlenlp.transformers' >"$log" 2>&1 || {
+# Its bytecode is part of an environment, whoever wants none beside their own sources: without it every process that
+# imports Paddle and PaddleNLP compiles them again, for 8 s.
+everything='galvatron_dp_core, hypothesis, paddlenlp.trainer, paddlenlp.transformers, pydantic, pytest, rich.progress, typer'
+env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c "import $everything" >"$log" 2>&1 || {
     cat "$log" >&2
     fail "the environment does not work; the error is above"
 }

@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from forked_ranks import fork
+
 from paddlenlp_galvatron.base.limits import MOST_RANKS
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.cli.pretrain import pretrain
@@ -242,18 +244,15 @@ def test_lines_of_paddlenlp_stay_with_the_ranks(folder, monkeypatch, capsys):
 
 def test_a_rank_that_its_checks_refuse_leaves_nothing(folder):
     """As another launcher starts it, which has checked nothing."""
-    program = "import sys; from paddlenlp_galvatron.cli.pretrain import pretrain; sys.exit(pretrain('', sys.argv[1:]))"
+    program, said = folder / "program.py", folder / "said"
+    program.write_text(
+        "import sys; from paddlenlp_galvatron.cli.pretrain import pretrain; sys.exit(pretrain('', sys.argv[1:]))"
+    )
+    said.touch()
     endpoint = "127.0.0.1:1"  # of a world of one rank, where nobody listens
     rank = {"PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "1", "PADDLE_TRAINER_ENDPOINTS": endpoint}
     words = ["--model", "model.json", *OWN, "--sdp", "1", "--input_dir", "nowhere"]
     before = sorted(folder.iterdir())
-    ran = subprocess.run(
-        [sys.executable, "-c", program, *words],
-        env=os.environ | rank | {"PADDLE_CURRENT_ENDPOINT": endpoint},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert ran.returncode == 2 and "nowhere.bin: no such file" in ran.stderr, ran.stderr
+    ran = fork([str(program), *words], os.environ | rank | {"PADDLE_CURRENT_ENDPOINT": endpoint}, said)
+    assert ran.wait(600) == 2 and "nowhere.bin: no such file" in said.read_text(), said.read_text()
     assert sorted(folder.iterdir()) == before

@@ -15,6 +15,7 @@ pytest.importorskip("paddle")
 
 import numpy as np
 import paddle
+from forked_ranks import begun_with, forking_command
 from paddle.autograd import PyLayer
 
 from paddlenlp_galvatron.launch import faults
@@ -60,12 +61,12 @@ def test_a_run_ends_with_predicted_beside_measured_memory(tmp_path):
     stages = [{"memory_mib": 300.0}, {"memory_mib": 600.0}]
     write_plan(replace(plan, metadata={"predicted": {"stages": stages}}), tmp_path / "plan.json")
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
-    command = [sys.executable, "-m", "paddlenlp_galvatron.cli.main", "train", "plan.json", "--model", "model.json"]
-    command += ["--max_steps", "2"]
+    words = ["train", "plan.json", "--model", "model.json", "--max_steps", "2"]
     limit = (LIMIT_MIB * MIB, LIMIT_MIB * MIB)
     ran = subprocess.run(
-        command,
+        [sys.executable, *forking_command(*words)],
         cwd=tmp_path,
+        env=begun_with(),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, limit),
         capture_output=True,
         text=True,

@@ -18,6 +18,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from forked_ranks import begun_with, forking_command
+
 from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import write_plan
@@ -37,8 +39,6 @@ MODEL = {
     "max_position_embeddings": 16,
     "attention_dropout": 0.1,
 }
-COMMAND = [sys.executable, "-c", "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"]
-WORKER = b"paddlenlp_galvatron.training.train_worker"
 TIMEOUT_S = 600.0
 
 
@@ -49,11 +49,11 @@ def words_of(output: str, steps: int = STEPS) -> list[str]:
 def start(folder: Path, output: str, *words: str, steps: int = STEPS, **environment: str) -> subprocess.Popen[bytes]:
     with (folder / f"{output}.txt").open("ab") as out:
         return subprocess.Popen(
-            [*COMMAND, *words_of(output, steps), *words],
+            [sys.executable, *forking_command(*words_of(output, steps), *words)],
             cwd=folder,
             stdout=out,
             stderr=out,
-            env=os.environ | environment,
+            env=begun_with() | environment,
             start_new_session=True,
         )
 
@@ -72,8 +72,7 @@ def wait_for_step(process: subprocess.Popen[bytes], folder: Path, output: str, s
 
 
 def ranks_of(launcher: int) -> list[int]:
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [int(pid) for pid in children if WORKER in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
 
 
 @pytest.fixture(scope="module")

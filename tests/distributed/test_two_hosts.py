@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
+import forked_ranks
+from forked_ranks import begun_with
 from small_model import MODEL
 from two_nodes import ADDRESSES, two_nodes_or_skip
 
@@ -49,7 +51,7 @@ SCRIPT = Path(__file__).parents[2] / "llm/auto_parallel/galvatron/train_qwen_fin
 
 def run_on_both(nodes, words):
     """Run the same words, and the node's number, on both nodes to their end."""
-    running = [node.start([*words, str(number)]) for number, node in enumerate(nodes)]
+    running = [node.start([*words, str(number)], env=begun_with()) for number, node in enumerate(nodes)]
     try:
         return [process.wait(TIMEOUT_S) for process in running]
     finally:
@@ -74,8 +76,11 @@ def script_on(tmp_path, plan, port, more=""):
     write_plan(replace(plan, assumed=replace(plan.assumed, seq_length=16)), tmp_path / "configs" / "plan.json")
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
     each = plan.world_size // 2
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{forked_ranks.__file__}" "$@"\n')
+    python.chmod(0o755)
     variables = f"NUM_NODES=2 NUM_GPUS_PER_NODE={each} MASTER_ADDR={ADDRESSES[0]} MASTER_PORT={port} "
-    variables += f"PYTHON={sys.executable} MODEL=model.json MAX_STEPS={STEPS} LEARNING_RATE=1e-3 {more}"
+    variables += f"PYTHON={python} MODEL=model.json MAX_STEPS={STEPS} LEARNING_RATE=1e-3 {more}"
     said = ">said.$1 2>&1"
     return ["sh", "-c", f"cd {tmp_path} && export {variables} && NODE_RANK=$1 exec sh {SCRIPT} {said}", "sh"]
 

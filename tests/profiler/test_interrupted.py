@@ -4,26 +4,22 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked_ranks import Forked, begun_with, fork, forking_command
 from small_model import GROUPED_MODEL
 
 from paddlenlp_galvatron.profiler.journal import FOLDER
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, MemoryProfile
 
-ROOT = Path(__file__).parents[2]
 SIZE = ("fp32", 64, 8)
 
 
-def start(words: list[str], **settings) -> subprocess.Popen[str]:
-    """A `galvatron` command in a process group of its own."""
-    program = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"
-    settings = {"cwd": ROOT, "process_group": 0, "stderr": subprocess.PIPE, "text": True} | settings
-    return subprocess.Popen([sys.executable, "-c", program, *words], stdout=subprocess.DEVNULL, **settings)
+def start(words: list[str], said: Path) -> Forked:
+    """A `galvatron` command in a process group of its own, and the file of what it says."""
+    return fork(forking_command(*words), begun_with(), said, leads=True)
 
 
 def known(folder: Path) -> dict[str, object]:
@@ -37,25 +33,23 @@ def known(folder: Path) -> dict[str, object]:
     return found
 
 
-def profile_through_kills(words: list[str], folder: Path, kills: int, seed: int) -> None:
+def profile_through_kills(words: list[str], folder: Path, said: Path, kills: int, seed: int) -> None:
     """Run the command, killed at random moments of its measuring `kills` times, to its end."""
     moments = random.Random(seed)
     before: dict[str, object] = {}
     for _ in range(kills):
-        process = start(words)
+        process = start(words, said)
         more = len(before) + moments.randint(1, 6)  # numbers after which it is killed, or at its end
         while process.poll() is None and (not (folder / FOLDER).exists() or len(known(folder)) < more):
             time.sleep(0.02)
         time.sleep(moments.random() / 20)
         assert process.poll() is None, "it ended before it was to be killed"
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait()
         after = known(folder)
         assert before.items() <= after.items(), "a number was measured again"
         before = after
-    process = start(words)
-    _, told = process.communicate(timeout=600)
-    assert process.returncode == 0, told
+    assert start(words, said).wait(600) == 0, said.read_text()
     assert before.items() <= known(folder).items()
 
 
@@ -77,7 +71,7 @@ def model_words(config: Path, nproc: int = 1, lengths: str = "16,32,48", samples
 )
 def test_a_model_profile_killed_at_random_goes_on_where_it_stopped(config, kills, lengths, samples):
     folder = config.parent / "out"
-    profile_through_kills(model_words(config, 1, lengths, samples), folder, kills, seed=kills)
+    profile_through_kills(model_words(config, 1, lengths, samples), folder, config.parent / "said", kills, seed=kills)
     times = ComputationProfile.load(folder / "computation_profiling_fp32_hidden_64_head_8.json", *SIZE)
     MemoryProfile.load(folder / "memory_profiling_fp32_hidden_64_head_8.json", *SIZE)
     assert len(times.passes) == 3 * 2 * len(lengths.split(",")) * samples  # parts, degrees, lengths, batch sizes
@@ -86,23 +80,24 @@ def test_a_model_profile_killed_at_random_goes_on_where_it_stopped(config, kills
 
 @pytest.mark.slow
 def test_a_hardware_profile_killed_ten_times_goes_on_where_it_stopped(tmp_path):
-    words = ["profile", "hardware", "--nproc", "2", "--output", str(tmp_path), "--end_mb", "1", "--budget_ms", "0"]
-    profile_through_kills(words, tmp_path, 10, seed=1)
-    assert HardwareProfile.load(1, 2, folder=tmp_path).p2p_mib_per_ms
+    folder = tmp_path / "out"
+    words = ["profile", "hardware", "--nproc", "2", "--output", str(folder), "--end_mb", "1", "--budget_ms", "0"]
+    profile_through_kills(words, folder, tmp_path / "said", 10, seed=1)
+    assert HardwareProfile.load(1, 2, folder=folder).p2p_mib_per_ms
 
 
 def test_a_rank_that_dies_ends_the_launch_with_its_name(config):
-    process = start(model_words(config, nproc=2))
+    said = config.parent / "said"
+    process = start(model_words(config, nproc=2), said)
     while not (ranks := _children(process.pid)):
         assert process.poll() is None
         time.sleep(0.05)
     time.sleep(1)
     begin = time.monotonic()
     os.kill(max(ranks), signal.SIGKILL)
-    _, told = process.communicate(timeout=600)
+    assert process.wait(600) == 1
     assert time.monotonic() - begin < 300
-    assert process.returncode == 1
-    assert "rank 1 was ended by signal 9" in told
+    assert "rank 1 was ended by signal 9" in said.read_text()
 
 
 def _children(pid: int) -> list[int]:
