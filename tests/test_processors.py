@@ -48,10 +48,8 @@ def test_ranks_share_no_core_where_there_is_one_for_each(host):
     assert processors.shares(9) == []
 
 
-@pytest.mark.parametrize(
-    ("ranks", "priority", "policy"), [(4, 19, os.SCHED_OTHER), (9, 0, os.SCHED_BATCH), (1, 0, os.SCHED_BATCH)]
-)
-def test_threads_give_way_to_their_rank(host, monkeypatch, ranks, priority, policy):
+@pytest.mark.parametrize(("ranks", "priority"), [(4, 19), (9, 0), (1, 0)])
+def test_threads_give_way_to_a_rank_that_has_processors_of_its_own(host, monkeypatch, ranks, priority):
     host(8)
     monkeypatch.setenv("PADDLE_RANK_IN_NODE", "0")
     monkeypatch.setenv("PADDLE_LOCAL_SIZE", str(ranks))
@@ -59,12 +57,11 @@ def test_threads_give_way_to_their_rank(host, monkeypatch, ranks, priority, poli
     with processors.threads_behind():
         reader = threading.Thread(target=ended.wait)
         reader.start()
-    threads = 0, reader.native_id
-    priorities, policies = ([ask(thread) for thread in threads] for ask in (priority_of, os.sched_getscheduler))
+    mine, of_the_reader = (os.getpriority(os.PRIO_PROCESS, thread) for thread in (0, reader.native_id))
     late = IS_ROOT and int(Path(f"/proc/{reader.native_id}/timerslack_ns").read_text())
     ended.set()
     reader.join()
-    assert priorities == [0, priority] and policies == [os.SCHED_OTHER, policy]
+    assert (mine, of_the_reader) == (0, priority)
     assert not IS_ROOT or late == processors.LATE_NS
 
 
@@ -85,10 +82,6 @@ def test_a_rank_keeps_its_processor_awake_until_it_is_killed(tmp_path):
     finally:
         rank.kill()
     _until(lambda: not any(Path(f"/proc/{each}/cmdline").exists() for each in spinners))
-
-
-def priority_of(thread):
-    return os.getpriority(os.PRIO_PROCESS, thread)
 
 
 def _until(holds, seconds=300):
