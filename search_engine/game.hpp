@@ -38,7 +38,7 @@ class PathGame {
         graph_(tables_.passes),
         places_(tables_),
         chunks_(tables_.stages * tables_.passes.chunks()),
-        known_(1, link()) {
+        known_(link()) {
     std::vector<int> vocabs = useful_vocabs(tables_);
     std::stable_sort(vocabs.begin(), vocabs.end(), [&](int a, int b) { return busy(a) < busy(b); });
     for (const int v : vocabs) {
@@ -176,7 +176,7 @@ class PathGame {
   void open(double limit, Poll& poll) {
     if (limit <= opened_) return;
     regions_.clear();
-    known_.answers(0).clear();
+    known_.answers().clear();
     Region all = everything();
     Game* likely = nullptr;
     for (Game& game : games_) {
@@ -209,7 +209,7 @@ class PathGame {
 
   // Makes those paths known that would be longest if one stage took a little longer than in the first answer.
   void lean(Poll& poll) {
-    const std::vector<Answer>& answers = known_.answers(0);
+    const std::vector<Answer>& answers = known_.answers();
     if (answers.empty()) return;
     for (int s = 0; s < stages() && !is_over(poll); ++s) {
       ChunkTimes times = answers.front().times;
@@ -244,7 +244,7 @@ class PathGame {
     }
     std::vector<int> plan = division;
     plan.push_back(number(game));
-    known_.learn(0, std::move(plan), std::move(asked ? times : shortest));
+    known_.learn(std::move(plan), std::move(asked ? times : shortest));
     return longest;
   }
 
@@ -379,7 +379,7 @@ class PathGame {
   // how long a step of that mixture of plans takes.
   double answer(Region& region, PathWeights& weights, Poll& poll) {
     const Mixture mixture =
-        known_.mixture(0, [&](const std::vector<int>& plan) { return region.has(plan); }, poll);
+        known_.mixture([&](const std::vector<int>& plan) { return region.has(plan); }, poll);
     if (mixture.plans.empty()) return kInfinity;
     weights = mixture.weights;
     region.mean.assign(chunks_, 0), region.spread.assign(chunks_, 0);

@@ -26,7 +26,7 @@ class ListedGame {
  public:
   ListedGame(int layers, double link, PassGraph& graph, std::vector<Points> points,
              const std::vector<PathWeights>& paths)
-      : layers_(layers), link_(link), graph_(graph), points_(points), all_(std::move(points)), known_(1, link) {
+      : layers_(layers), link_(link), graph_(graph), points_(points), all_(std::move(points)), known_(link) {
     for (const PathWeights& path : paths) known_.learn(path);
     for (const Points& some : points_) {
       numbers_.emplace_back();
@@ -184,11 +184,11 @@ class ListedGame {
       for (std::size_t s = 0; s < now.plan.size(); ++s) points_[s][now.plan[s]]->put(times, s);
       const double time = graph_.longest(times, link_, path, poll);
       known_.learn(path);
-      const std::vector<Answer>& answers = known_.answers(0);
+      const std::vector<Answer>& answers = known_.answers();
       if (std::none_of(answers.begin(), answers.end(), [&](const Answer& answer) { return answer.plan == now.plan; }))
-        known_.learn(0, now.plan, times);
+        known_.learn(now.plan, times);
       if (is_less(time, best_)) improve(now.plan, take, poll);
-      mixture = known_.mixture(0, [&](const std::vector<int>& plan) { return has(node, plan); }, poll);
+      mixture = known_.mixture([&](const std::vector<int>& plan) { return has(node, plan); }, poll);
       if (mixture.plans.empty()) break;
       const double open = graph_.longest(mixture.times, link_, path, poll);
       known_.learn(path);

@@ -27,40 +27,35 @@ struct Mixture {
 
 class Known {
  public:
-  // `games` have paths in common and plans of their own.
-  Known(std::size_t games, double link) : link_(link), answers_(games) {}
+  explicit Known(double link) : link_(link) {}
 
   const std::vector<PathWeights>& paths() const { return paths_; }
-  std::vector<Answer>& answers(std::size_t game) { return answers_[game]; }
+  std::vector<Answer>& answers() { return answers_; }
 
   void learn(PathWeights path) {
     if (std::find(paths_.begin(), paths_.end(), path) != paths_.end()) return;
     if (paths_.size() >= kMostAnswers) {
       const std::size_t oldest = std::min_element(used_.begin(), used_.end()) - used_.begin();
       paths_.erase(paths_.begin() + oldest), used_.erase(used_.begin() + oldest);
-      for (auto& some : answers_)
-        for (Answer& answer : some) answer.lengths.erase(answer.lengths.begin() + oldest);
+      for (Answer& answer : answers_) answer.lengths.erase(answer.lengths.begin() + oldest);
     }
-    for (auto& some : answers_)
-      for (Answer& answer : some) answer.lengths.push_back(path.of(answer.times, link_));
+    for (Answer& answer : answers_) answer.lengths.push_back(path.of(answer.times, link_));
     paths_.push_back(std::move(path));
     used_.push_back(++now_);
   }
 
-  void learn(std::size_t game, std::vector<int> plan, ChunkTimes times) {
+  void learn(std::vector<int> plan, ChunkTimes times) {
     Answer answer{std::move(plan), std::move(times), {}};
     for (const PathWeights& path : paths_) answer.lengths.push_back(path.of(answer.times, link_));
-    std::vector<Answer>& known = answers_[game];
-    if (known.size() >= 4 * kMostAnswers) known.erase(known.begin());
-    known.push_back(std::move(answer));
+    if (answers_.size() >= 4 * kMostAnswers) answers_.erase(answers_.begin());
+    answers_.push_back(std::move(answer));
   }
 
-  // The best mixture of the known paths against those of a game's latest plans that `has(plan)` lets in.
+  // The best mixture of the known paths against those of the latest plans that `has(plan)` lets in.
   template <class Has>
-  Mixture mixture(std::size_t game, Has has, Poll& poll) {
+  Mixture mixture(Has has, Poll& poll) {
     std::vector<const Answer*> known;
-    std::vector<Answer>& answers = answers_[game];
-    for (auto answer = answers.rbegin(); answer != answers.rend() && known.size() < kMostAnswers; ++answer)
+    for (auto answer = answers_.rbegin(); answer != answers_.rend() && known.size() < kMostAnswers; ++answer)
       if (has(answer->plan)) known.push_back(&*answer);
     if (known.empty()) return {PathWeights(0, 0), ChunkTimes(0, 0), {}};
     const std::size_t chunks = paths_[0].forward.size(), stages = paths_[0].sync.size();
@@ -88,7 +83,7 @@ class Known {
   std::vector<PathWeights> paths_;
   std::vector<long> used_;  // when each was last part of a mixture
   long now_ = 0;
-  std::vector<std::vector<Answer>> answers_;  // of each game
+  std::vector<Answer> answers_;
 };
 
 }  // namespace galvatron

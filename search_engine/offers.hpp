@@ -43,7 +43,6 @@ struct Menu {
   int skipped = 0;                   // of them, beyond the fewest of its chunks
   double ends = 0;                   // ms before the stage's first pass and after its last one, at least
   std::vector<double> work, synced;  // ms that it works in a step; with its sync (empty: not yet asked for)
-
 };
 
 // The least time that the longest stage takes, whatever each takes of the layers; infinite where the layers are too few
