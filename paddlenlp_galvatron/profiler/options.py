@@ -14,6 +14,7 @@ from ..options.group import Options, Sizes
 from ..plan import Precision, UserError
 from ..profiles import Collective
 
+MOST_TURNS = 1000
 MOST_POINTS = 1000  # batch sizes or lengths of a profile, each measured by itself
 LATENCY_MIB = (1 / 64, 1 / 16, 1 / 4)  # for what a message costs that is next to nothing
 
@@ -56,6 +57,13 @@ class ProfileRunOptions(Options):
     )
     adaptive: bool = Field(
         True, description="0: measure every point, also where a line through the neighbouring points predicts it"
+    )
+    turns: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_TURNS,
+        description="how often each number is measured; more than the profile has are measured beside those it has; "
+        "unset: as often as such numbers need",
     )
     fresh: bool = Field(False, description="measure everything again instead of continuing where the last run stopped")
     budget_ms: Number = Field(150, description="time for the repetitions of one measurement in each round, ms")

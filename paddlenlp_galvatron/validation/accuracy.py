@@ -91,7 +91,7 @@ def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: Mod
         plan,
         kind,
         prediction.time_s,
-        run.step_s,
+        run.step.seconds,
         stages,
         predicted_bytes,
         sum(run.bytes.values()),
@@ -107,13 +107,13 @@ def _host_speed(run: MeasuredRun, cost: CostModel) -> float:
 def _stage(
     plan: Plan, stage: int, run: MeasuredRun, cost: CostModel, prediction: Prediction, mine: slice
 ) -> StageOutcome:
-    ranks, memory = run.ranks[mine], prediction.stages[stage].memory
+    ranks, memory = run.step.terms_ms[mine], prediction.stages[stage].memory
     return StageOutcome(
         predicted_ms(plan, cost, stage, 1000 * prediction.time_s),
-        {name: fmean(rank.terms_ms[name] for rank in ranks) for name in TERMS},
+        {name: fmean(terms[name] for terms in ranks) for name in TERMS},
         memory.tensors_mib,
         cost.reserve.bound_mib(memory.total_mib - memory.context_mib),
-        max(rank.peak_mib for rank in ranks),
+        max(run.peaks_mib[mine]),
     )
 
 

@@ -53,8 +53,14 @@ class ValidateOptions(Options):
     no_async_grad_reduce: bool = Field(
         False, description="reduce gradients after every micro-batch instead of once a step"
     )
+    visits: int = Field(
+        3,
+        ge=1,
+        le=MOST_STEPS,
+        description="number of times that each plan is run, after all others have had their turn",
+    )
     steps: int = Field(
-        14, ge=3, le=MOST_STEPS, description="largest number of timed steps of a plan; of 14, the third quickest counts"
+        5, ge=1, le=MOST_STEPS, description="largest number of timed steps of a visit; of 15, the third quickest counts"
     )
     minutes: Positive = Field(
         10, description="minutes after which no further plan is started; the same command again continues"

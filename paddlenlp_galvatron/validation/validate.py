@@ -23,9 +23,9 @@ from .contests import contests
 from .disturbance import Disturbance, watched
 from .draw import draw
 from .options import ValidateOptions
-from .work import FILE, JOURNAL, MeasuredRun, Work, key_of
+from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
 
-METHOD = 3  # how a step is measured: raised when that changes
+METHOD = 4  # how a step is measured: raised when that changes
 WORKER = f"{__package__}.worker"
 SPARE_S = 600  # beyond the minutes: the start, and the plan that is under way
 MOST_FAILURES = 10  # of plans, after which something else is wrong
@@ -88,25 +88,22 @@ class Validation:
         given, plans = self.options, [*self.kinds]
         if given.fresh:
             self._journal(fresh=True)
-        end, failures = monotonic() + 60 * given.minutes, 0
+        end, failures, total = monotonic() + 60 * given.minutes, 0, given.visits * len(plans)
         with watched() as self.disturbance, Bars() as progress:
-            task = progress.add_task("plans", total=len(plans))
+            task = progress.add_task("plans", total=total)
             while (given.num_nodes > 1 or self._missing()) and (left_s := end - monotonic()) > LEAST_S:
-                begun: list[int] = []  # how many were before the plan that was begun last
+                begun: list[int] = []  # how many were before the visit that was begun last
                 try:
                     self._launch(left_s, begun, lambda done: progress.update(task, completed=done))
                     return
                 except LaunchError as error:
                     failures += 1
-                    under_way = plans[begun[-1]] if begun and begun[-1] < len(plans) else None
-                    if under_way is None or under_way not in self._missing():
+                    number, under_way = divmod(begun[-1], len(plans)) if begun else (0, None)
+                    if under_way is None or plans[under_way] not in self._missing():
                         raise
                     if given.num_nodes > 1 or failures > MOST_FAILURES:
                         raise
-                    self._note_failure(under_way, str(error))
-
-    def _note_failure(self, plan: Plan, why: str) -> None:
-        self._journal().get(key_of(plan), lambda: MeasuredRun(failed=why).model_dump())
+                    self._journal().get(visit_of(plans[under_way], number), Visit(failed=str(error)).model_dump)
 
     def _launch(self, seconds: float, begun: list[int], tell: Callable[[int], None]) -> None:
         given = self.options
@@ -115,6 +112,7 @@ class Validation:
             shape=self.shape,
             plans=tuple(plan_to_dict(plan) for plan in self.kinds),
             identity=self.identity,
+            visits=given.visits,
             steps=given.steps,
             seed=given.seed,
             seconds=seconds,
@@ -140,25 +138,32 @@ class Validation:
     def _journal(self, fresh: bool = False) -> Journal:
         return Journal.open(self.options.output, JOURNAL, self.identity, rank=0, world_size=1, fresh=fresh)
 
-    def runs(self) -> dict[str, MeasuredRun]:
-        """All that were run, by key."""
-        return {key: MeasuredRun.model_validate(value) for key, value in self._journal().items()}
+    def visits(self) -> dict[str, list[Visit]]:
+        """All that were run, by their plans' keys."""
+        found: dict[str, list[Visit]] = {}
+        for name, value in self._journal().items():
+            found.setdefault(name.partition(" ")[0], []).append(Visit.model_validate(value))
+        return found
 
     def _missing(self) -> list[Plan]:
-        runs = self.runs()
-        return [plan for plan in self.kinds if key_of(plan) not in runs]
+        found = self.visits()
+
+        def is_done(visits: list[Visit]) -> bool:
+            return len(visits) >= self.options.visits or any(visit.failed for visit in visits)
+
+        return [plan for plan in self.kinds if not is_done(found.get(key_of(plan), []))]
 
     def accuracy(self) -> Accuracy:
         """Of what was run. Raises UserError where nothing was."""
-        runs = self.runs()
+        visits = self.visits()
         found: dict[Plan, Outcome] = {}
         failed: dict[str, str] = {}
         for plan, kind in self.kinds.items():
-            run = runs.get(key_of(plan))
-            if run and run.failed:
-                failed[key_of(plan)] = run.failed
-            elif run:
-                found[plan] = outcome(plan, kind, run, self.cost, self.shape)
+            known = visits.get(key_of(plan), [])
+            if why := next((visit.failed for visit in known if visit.failed), ""):
+                failed[key_of(plan)] = why
+            elif known:
+                found[plan] = outcome(plan, kind, MeasuredRun.of(known), self.cost, self.shape)
         if not found:
             why = next(iter(failed.values()), "there was no time")
             raise UserError(f"minutes: no plan was run to its end: {why}")

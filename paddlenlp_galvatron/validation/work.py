@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from ..plan import ModelShape, Plan, plan_from_dict, plan_to_dict
 
 FILE, JOURNAL = "work.json", "validate"
+# Of a plan's steps, from the quickest, which one counts: of 15 the third. What else a host does makes steps longer,
+# never shorter: of one plan's steps on two shared processors the median moved by 6.9 % about its prediction, this one
+# by 5 %.
+QUICK = 0.14
 
 
 def key_of(plan: Plan) -> str:
@@ -30,7 +35,8 @@ class Work(BaseModel):
     shape: ModelShape
     plans: tuple[dict[str, Any], ...]
     identity: dict[str, Any]  # of the journal: all that changes what is measured
-    steps: int
+    visits: int
+    steps: int  # of a visit
     seed: int
     seconds: float  # after which no further plan is begun
     ranks_per_node: int
@@ -39,18 +45,40 @@ class Work(BaseModel):
         return [plan_from_dict(fields) for fields in self.plans]
 
 
-class RankRun(BaseModel):
-    """One rank in the step that counts."""
+def visit_of(plan: Plan, number: int) -> str:
+    """Its name in the journal."""
+    return f"{key_of(plan)} {number}"
 
-    terms_ms: dict[str, float]
-    peak_mib: float  # most that tensors held in any step, beyond what the process held before
+
+class Step(BaseModel):
+    """One timed step."""
+
+    seconds: float  # of the slowest rank
+    terms_ms: tuple[dict[str, float], ...]  # of each rank
+
+
+class Visit(BaseModel):
+    """A plan's steps that were run in a row."""
+
+    steps: tuple[Step, ...] = ()
+    layer_ms: float = 0.0  # forward and backward of a layer with one sample, before and after these steps
+    peaks_mib: tuple[float, ...] = ()  # of each rank: most that tensors held, beyond what the process held before
+    bytes: dict[str, int] = {}  # that a step gives to collectives, over all ranks
+    failed: str = ""  # why it did not run
 
 
 class MeasuredRun(BaseModel):
-    """What a plan took."""
+    """What a plan took, in all of its visits."""
 
-    step_s: float = 0.0  # the one that counts, of the slowest rank
-    layer_ms: float = 0.0  # forward and backward of a layer with one sample, right before and behind that step
-    ranks: tuple[RankRun, ...] = ()
-    bytes: dict[str, int] = {}  # that a step gives to collectives, over all ranks
-    failed: str = ""  # why it did not run
+    step: Step  # the one that counts
+    layer_ms: float  # of the visit of that step
+    peaks_mib: tuple[float, ...]
+    bytes: dict[str, int]
+
+    @classmethod
+    def of(cls, visits: Sequence[Visit]) -> Self:
+        """Of visits none of which failed."""
+        steps = sorted(((step, visit) for visit in visits for step in visit.steps), key=lambda one: one[0].seconds)
+        step, during = steps[round(QUICK * (len(steps) - 1))]
+        peaks = tuple(map(max, zip(*(visit.peaks_mib for visit in visits), strict=True)))
+        return cls(step=step, layer_ms=during.layer_ms, peaks_mib=peaks, bytes=visits[0].bytes)

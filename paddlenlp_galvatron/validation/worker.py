@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,11 @@ from ..runtime.paddle_private import next_rate
 from ..runtime.trace import span, traced
 from ..training.recipe import Recipe
 from .terms import TERMS, measured_ms
-from .work import JOURNAL, MeasuredRun, RankRun, Work, key_of
+from .work import JOURNAL, Step, Visit, Work, key_of, visit_of
 
-WARM_UP = 3  # steps: the first makes the optimizer's states, allocates and connects
-LEAST_STEPS = 6
-PLAN_S = 4.0  # that the timed steps of a plan take, within LEAST_STEPS and the wanted number
-# Of the steps, from the quickest, which one counts: of 14 the third. What else a host does makes steps longer, never
-# shorter: of one plan's steps on two shared processors the median moved by 6.9 % about its prediction, this one by 5 %.
-QUICK = 0.18
+WARM_UP = 2  # steps: the first makes the optimizer's states, allocates and connects
+LEAST_STEPS = 2
+VISIT_S = 1.5  # that the timed steps of a visit take, within LEAST_STEPS and the wanted number
 SCALAR_BYTES = 2 * 4  # of each rank: loss and norm, which no prediction counts
 
 
@@ -47,11 +45,12 @@ def main() -> None:
     stopwatch = Stopwatch(world_size, work.ranks_per_node, budget_ms=0, time_budget_s=work.seconds)
     groups, plans = Groups(rank), work.read_plans()
     layer = Layer(work, plans[0], stopwatch)
-    for number, plan in enumerate(plans):
+    for done, (number, plan) in enumerate(product(range(work.visits), plans)):
         if stopwatch.is_late():
             break
-        report_progress(number, len(plans))
-        journal.get(key_of(plan), partial(_run, work, plan, groups, layer))
+        report_progress(done, work.visits * len(plans))
+        if not any(Visit.model_validate(visit).failed for _, visit in journal.items(key_of(plan))):
+            journal.get(visit_of(plan, number), partial(_visit, work, plan, groups, layer))
 
 
 class Layer:
@@ -70,50 +69,43 @@ class Layer:
         return Timing.of_turns([of_one_layer(few, many).tolist()]).ms
 
 
-def _run(work: Work, plan: Plan, groups: Groups, layer: Layer) -> dict[str, Any]:
-    """Steps as training's, their data with them; between any two the layer is timed. A MeasuredRun, for the journal."""
+def _visit(work: Work, plan: Plan, groups: Groups, layer: Layer) -> dict[str, Any]:
+    """Steps as training's, their data with them; before and after them a layer is timed. A Visit, for the journal."""
     gc.collect()
-    layer.time_ms()  # what it keeps is not the plan's
+    layers_ms = [layer.time_ms()]  # what it keeps is not the plan's
     before = device.allocated_mib()
     engine = Engine(plan, work.shape, load_family(work.shape.family), plan.assumed.seq_length or 0, groups=groups)
     recipe = Recipe()
     optimizer = recipe.build(engine.tensors, engine.decaying)
     batches = _batches(work, plan)
     for _ in range(WARM_UP):
-        warm = _step(engine, optimizer, recipe, next(batches), time.perf_counter())
-    (every,) = engine.gather(warm[0])
-    steps = min(max(LEAST_STEPS, round(PLAN_S / max(every))), work.steps)
-    rows: list[list[tuple[float, ...]]] = []
-    traffic: dict[str, int] = {}
-    layers_ms = [layer.time_ms()]
-    for number in range(steps):
-        device.reset_peak()
         forget_traffic()
-        began = time.perf_counter()
-        seconds, terms = _step(engine, optimizer, recipe, next(batches), began)
-        if number == 0:
-            traffic = engine.traffic()["bytes"]
-            traffic["all_reduce"] -= SCALAR_BYTES * plan.world_size if plan.world_size > 1 else 0
-        rows.append(engine.gather(seconds, device.peak_mib() - before, *terms.values()))
-        layers_ms.append(layer.time_ms())
-    counting = sorted(range(1, steps), key=lambda number: max(rows[number][0]))  # the first has the count of traffic
-    number = counting[round(QUICK * (len(counting) - 1))]
-    chosen = rows[number]
-    peaks = [max(row[1][rank] for row in rows) for rank in range(plan.world_size)]
-    run = MeasuredRun(
-        step_s=max(chosen[0]),
-        layer_ms=(layers_ms[number] + layers_ms[number + 1]) / 2,
-        ranks=tuple(
-            RankRun(terms_ms=dict(zip(TERMS, (column[rank] for column in chosen[2:]), strict=True)), peak_mib=peak)
-            for rank, peak in enumerate(peaks)
-        ),
+        warm_s, _ = _step(engine, optimizer, recipe, batches)
+        traffic = engine.traffic()["bytes"]
+        (every,) = engine.gather(warm_s)
+    if plan.world_size > 1:
+        traffic["all_reduce"] -= SCALAR_BYTES * plan.world_size
+    steps: list[Step] = []
+    peaks: list[tuple[float, ...]] = []
+    for _ in range(min(max(LEAST_STEPS, round(VISIT_S / max(every))), work.steps)):
+        device.reset_peak()
+        seconds, terms = _step(engine, optimizer, recipe, batches)
+        every, peak, *columns = engine.gather(seconds, device.peak_mib() - before, *terms.values())
+        ranks = tuple(dict(zip(TERMS, row, strict=True)) for row in zip(*columns, strict=True))
+        steps.append(Step(seconds=max(every), terms_ms=ranks))
+        peaks.append(peak)
+    layers_ms.append(layer.time_ms())
+    return Visit(
+        steps=tuple(steps),
+        layer_ms=fmean(layers_ms),
+        peaks_mib=tuple(map(max, zip(*peaks, strict=True))),
         bytes={kind: int(size) for kind, size in traffic.items() if size},
-    )
-    return run.model_dump()
+    ).model_dump()
 
 
-def _step(engine: Engine, optimizer: Any, recipe: Recipe, batch: Any, began: float) -> tuple[float, dict[str, float]]:
-    """(seconds since `began`, terms in ms) of one step."""
+def _step(engine: Engine, optimizer: Any, recipe: Recipe, batches: Iterator[Any]) -> tuple[float, dict[str, float]]:
+    """(seconds, terms in ms) of one step."""
+    began, batch = time.perf_counter(), next(batches)
     events: list[dict[str, Any]] = []
     with traced(engine.rank, events):
         engine.forward_backward(batch)

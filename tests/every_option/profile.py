@@ -109,8 +109,8 @@ NODES: Values = {"num_nodes": 2, "node_rank": 1, "master_addr": "127.0.0.2", "ma
 LAUNCH = "python -m paddle.distributed.launch --nnodes 2 --nproc_per_node 3 --rank 1 --master 192.0.2.1:2900"
 
 
-def run_rows(rank: str) -> dict[str, Row]:
-    """The options of every profile; `rank`: which module's ranks show it."""
+def run_rows(rank: str, turns: str) -> dict[str, Row]:
+    """The options of every profile; `rank`: which module's ranks show it; `turns`: what shows how often."""
     return {
         "config": Row("options.json", f"{rank}.Journal"),
         "output": Row("mine", f"{rank}.Journal"),
@@ -123,6 +123,7 @@ def run_rows(rank: str) -> dict[str, Row]:
         "hostfile": Row("hosts", "calls.nodes", {"master_port": 2900, "node_rank": 1}),
         "launch": Row(LAUNCH, "calls.nodes"),
         "time_budget_s": Row(9, f"{rank}.Stopwatch"),
+        "turns": Row(2, turns),
         "fresh": Row(1, f"{rank}.Journal"),
         "budget_ms": Row(7, f"{rank}.Journal"),
         "analytic": Row("a100", "files"),
@@ -132,7 +133,7 @@ def run_rows(rank: str) -> dict[str, Row]:
 TYPES = {
     name: Row(value, "hardware.Journal") for name, value in (("mixed_precision", "bf16"), ("bf16", 1), ("fp16", 1))
 }
-HARDWARE = run_rows("hardware") | {
+HARDWARE = run_rows("hardware", "hardware.HardwareProfiler") | {
     **TYPES,
     "adaptive": Row(0, "messages.sizes"),
     "parts": Row("p2p", "messages.groups"),
@@ -177,11 +178,12 @@ TIMED = {
 WHOLE = "memory is measured at every length, by one rank"
 KEPT = {
     "time_budget_s": Row(9, "model", idle=WHOLE),
+    "turns": Row(2, "model", idle="memory is the same every time"),
     "adaptive": Row(0, "model", idle=WHOLE),
     "profile_for": Row("galvatron", "model", idle=WHOLE),
     "sequence_parallel": Row(1, "model.MemoryProfiler", idle="memory is measured with and without"),
 }
-OF_MODEL = run_rows("model") | POINTS
+OF_MODEL = run_rows("model", "model.ComputationProfiler") | POINTS
 HARDWARE_AND_MODEL = {**OF_MODEL, **TIMED, **HARDWARE}
 TABLES = {
     "profile computation": {**OF_MODEL, **TIMED, "profile_type": Row("memory", "refusal")},

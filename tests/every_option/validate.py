@@ -14,7 +14,7 @@ from paddlenlp_galvatron.validation import validate
 from paddlenlp_galvatron.validation.disturbance import Disturbance
 from paddlenlp_galvatron.validation.terms import TERMS
 from paddlenlp_galvatron.validation.validate import Validation
-from paddlenlp_galvatron.validation.work import MeasuredRun, RankRun, key_of
+from paddlenlp_galvatron.validation.work import Step, Visit, visit_of
 
 from . import search
 from .row import Row, Seen, Values
@@ -43,10 +43,12 @@ class ValidateSeen(Seen):
         def launched(self: Validation, seconds: float, begun: list[int], tell: Any) -> None:
             calls["plans"] = [plan_to_dict(plan) for plan in self.kinds]
             calls["seconds"], calls["steps"] = round(seconds, -1), self.options.steps
-            rank = RankRun(terms_ms=dict.fromkeys(TERMS, 1.0), peak_mib=1e6)
+            calls["visits"] = self.options.visits
             for number, plan in enumerate(self.kinds):
-                run = MeasuredRun(step_s=0.1 + 0.01 * (number % 3), layer_ms=1.0, ranks=(rank,) * plan.world_size)
-                self._journal().get(key_of(plan), run.model_dump)
+                ranks = (dict.fromkeys(TERMS, 1.0),) * plan.world_size
+                step = Step(seconds=0.1 + 0.01 * (number % 3), terms_ms=ranks)
+                visit = Visit(steps=(step,), layer_ms=1.0, peaks_mib=(1e6,) * plan.world_size)
+                self._journal().get(visit_of(plan, 0), visit.model_dump)
 
         patched = patch.multiple(Validation, _journal=opened, _launch=launched)
         idle = patch.object(validate, "watched", lambda: nullcontext(Disturbance()))
@@ -75,7 +77,8 @@ TABLES = {
         "sequence_parallel": Row(0, "calls.plans"),
         "mixed_precision": Row("bf16", "calls.plans"),
         "no_async_grad_reduce": Row(1, "calls.plans"),
-        "steps": Row(5, "calls.steps"),
+        "visits": Row(2, "calls.visits"),
+        "steps": Row(7, "calls.steps"),
         "minutes": Row(20, "calls.seconds"),
         "fresh": Row(1, "calls.fresh"),
         "most_mean_error": Row(1e-6, "err"),

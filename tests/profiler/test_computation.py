@@ -50,8 +50,8 @@ def test_layers_that_ranks_share_are_timed_beside_others(profile):
 class Scripted(ComputationProfiler):
     """Every lap takes what `ms` says for the point."""
 
-    def __init__(self, shape, ms, **settings):
-        super().__init__([shape], None, Stopwatch(1), Journal(), **settings)
+    def __init__(self, shape, ms, journal=None, **settings):
+        super().__init__([shape], None, Stopwatch(1), journal or Journal(), **settings)
         self.ms, self.asked = ms, []
 
     def _layer(self, key):
@@ -111,6 +111,15 @@ def test_what_is_small_is_measured_in_all_turns(shape):
     small = Scripted(shape, lambda key: SMALL_MS / 2)
     small.measure([Shape(1, 32)], [1], lambda _: None)
     assert small.asked.count((1, 32)) == 3 * MOST_TURNS
+
+
+def test_more_turns_are_measured_beside_those_that_are_known(shape):
+    journal = Journal()
+    for turns in (1, 3):  # fewer and more than such a time would have
+        again = Scripted(shape, lambda key, ms=SMALL_MS * turns: ms, journal=journal, turns=turns)
+        again.measure([Shape(1, 32)], [1], lambda _: None)
+        assert len(journal.items("time layertype_0 ")) == turns
+    assert computation_profile(journal, [shape], Precision.FP32, Meta()).layer_ms[0][1, 32] == 3 * SMALL_MS
 
 
 def test_the_median_turn_counts_and_the_spread_is_that_of_all():

@@ -112,3 +112,17 @@ def test_behind_the_first_message_of_more_than_200_ms_none_is_larger(monkeypatch
     assert max(measured(known)[PAIR]) == largest_mib
     for group in curves(options, 2):
         assert sum(ms_a_mib * mib > 200 for mib in measured(known)[group]) <= 1
+
+
+def test_more_turns_are_measured_beside_those_that_are_known(monkeypatch):
+    stopwatch = Mock(pinned=True, **{"is_late.return_value": False})
+    stopwatch.together = lambda mib: np.full((3, 2), mib)
+    for prepare in ("_collective", "_exchange"):
+        monkeypatch.setattr(HardwareProfiler, prepare, lambda _, group, mib: mib)
+    monkeypatch.setattr(HardwareProfiler, "_overlap", lambda _, kind: 1.1)
+    known = Journal()
+    for turns in (1, 2):
+        options = HardwareOptions(nproc=2, end_mb=4, turns=turns)
+        HardwareProfiler(options, 0, 2, stopwatch, Mock(), known).measure()
+        assert {len(laps) for laps in measured(known)[PAIR].values()} == {turns}
+        assert len(known.items("overlap_coe ")) == turns

@@ -17,7 +17,7 @@ from paddlenlp_galvatron.validation import disturbance, words
 from paddlenlp_galvatron.validation.accuracy import Accuracy, Outcome, Spread, StageOutcome, kendall
 from paddlenlp_galvatron.validation.draw import KINDS, draw
 from paddlenlp_galvatron.validation.terms import TERMS, measured_ms
-from paddlenlp_galvatron.validation.work import key_of
+from paddlenlp_galvatron.validation.work import MeasuredRun, Step, Visit, key_of
 
 
 def span(category: str, start_ms: float, stop_ms: float, name: str = "") -> dict:
@@ -152,3 +152,15 @@ def test_tables_of_plans_fit_eighty_columns():
     Console(file=text, width=80).print(*words.tables(Accuracy([outcome])), sep="\n")
     assert "…" not in text.getvalue()
     assert "at fault" in text.getvalue()
+
+
+def test_of_all_visits_the_third_quickest_of_15_steps_counts():
+    def visit(slowness: float) -> Visit:
+        steps = tuple(
+            Step(seconds=slowness + number, terms_ms=({"forward": slowness + number},)) for number in range(5)
+        )
+        return Visit(steps=steps, layer_ms=slowness, peaks_mib=(slowness, 7.0), bytes={"send": 3})
+
+    run = MeasuredRun.of([visit(0.3), visit(0.2), visit(0.9)])
+    assert run.step.seconds == 0.9 and run.layer_ms == 0.9 and run.step.terms_ms == ({"forward": 0.9},)
+    assert run.peaks_mib == (0.9, 7.0) and run.bytes == {"send": 3}

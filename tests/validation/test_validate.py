@@ -29,8 +29,8 @@ def found(request, tmp_path_factory) -> dict:
     family, count = request.param
     folder = tmp_path_factory.mktemp(family)
     write(folder, family)
-    words = ["--profiles", folder / "profiles", "--output", folder / "out", "--steps", 3, "--minutes", 9, "--json"]
-    words += ["--count", count, "--seed", 1, "--budgets", 1]
+    words = ["--profiles", folder / "profiles", "--output", folder / "out", "--minutes", 9, "--json"]
+    words += ["--count", count, "--seed", 1, "--budgets", 1, "--visits", 2, "--steps", 2]
     with redirect_stdout(StringIO()) as said:
         assert main(["validate", str(folder), *map(str, words)]) == 0
     assert (folder / "out" / "validation.html").read_text().count("<circle") > 3 * count

@@ -83,9 +83,10 @@ class HardwareProfiler:
         """Measure all that the journal does not know."""
         self.groups.create(set(self._communicators()))
         wanted = curves(self.options, self.world_size)
-        rounds = PINNED_ROUNDS if self.stopwatch.pinned else ROUNDS
+        usual = PINNED_ROUNDS if self.stopwatch.pinned else ROUNDS
+        rounds = self.options.turns or usual
         kinds = overlapping_kinds() if HardwarePart.OVERLAP in self.options.parts and self.world_size > 1 else []
-        overlaps = [(kind, turn) for turn in range(max(rounds, OVERLAPS)) for kind in kinds]
+        overlaps = [(kind, turn) for turn in range(self.options.turns or max(usual, OVERLAPS)) for kind in kinds]
         done, total = 0, rounds * len(wanted) + len(overlaps)
         for turn in range(rounds):
             for group in wanted:

@@ -45,6 +45,7 @@ class ComputationProfiler:
     layers: tuple[int, int] = FEW_AND_MANY
     adaptive: bool = True
     flash_attention: bool = False
+    turns: int | None = None  # of every number; None: as it needs
 
     def measure(self, points: Sequence[Shape], degrees: Sequence[int], tick: Callable[[int], None]) -> None:
         """Measure all that the journal does not know; `tick` gets the number of points times degrees settled so far."""
@@ -63,15 +64,15 @@ class ComputationProfiler:
         if max(degrees) > 1:
             self._measure_seams(points)
         self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
-        for turn in range(1, MOST_TURNS):
+        for turn in range(1, self.turns or MOST_TURNS):
             if not self.stopwatch.is_late():
                 doubted = doubtful(self.journal)
                 for key, found in measured(self.journal).items():
-                    if turn < self._turns(found.whole.ms) or key in doubted:
+                    if turn < (self.turns or self._usual_turns(found.whole.ms, key in doubted)):
                         self._measure(PassPoint(key, turn))
 
-    def _turns(self, ms: float) -> int:
-        if ms < SMALL_MS:
+    def _usual_turns(self, ms: float, doubted: bool) -> int:
+        if ms < SMALL_MS or doubted:
             return MOST_TURNS
         return PINNED_TURNS if self.stopwatch.pinned else TURNS
 
@@ -145,7 +146,7 @@ class ComputationProfiler:
     def _measure_seams(self, points: Sequence[Shape]) -> None:
         """Of few tokens and of many, at each length."""
         ends = [line[end] for line in _lines(points) for end in (0, -1)]
-        for turn in range(TURNS):
+        for turn in range(self.turns or TURNS):
             for key in dict.fromkeys(self._key(layer_part(n), end, 1) for n in range(len(self.shapes)) for end in ends):
                 for axis, shared in SHARED.items():
                     if not self.stopwatch.is_late() and _can_share(self._shape(key.part), key.seq, axis):

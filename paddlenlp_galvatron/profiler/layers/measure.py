@@ -50,6 +50,7 @@ def main() -> None:
             layers,
             not options.every_size,
             flash,
+            options.turns,
         )
         computation.measure(points, run.degrees, lambda done: report_progress(done, timed + measured))
         if rank == 0:
