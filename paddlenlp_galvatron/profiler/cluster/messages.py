@@ -10,6 +10,11 @@ from ..journal import Journal
 from ..refine import falling
 from ..stopwatch import WIDE, Timing
 
+# Of the turns of a message, from how many per cent that are quicker the one that counts is. Unlike computation's, its
+# time is not a processor's: whatever else a host does is in it, up to 6 ms beside 0.3. With the median, 129 plans with
+# many messages were predicted up to 70 % too slow, with the lower quartile up to 12 %.
+QUICKER = 25
+
 Turns = dict[float, list[Sequence[float]]]  # message in MiB -> ms of the laps of each turn
 
 
@@ -41,7 +46,7 @@ def measured(journal: Journal) -> dict[MessageGroup, Turns]:
 
 def timings(turns: Turns) -> dict[float, Timing]:
     """Message in MiB -> its time."""
-    return {mib: Timing.of_turns(laps) for mib, laps in turns.items()}
+    return {mib: Timing.of_turns(laps, QUICKER) for mib, laps in turns.items()}
 
 
 def doubtful(turns: Turns) -> set[float]:
