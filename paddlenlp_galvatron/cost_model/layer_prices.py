@@ -176,6 +176,7 @@ class LayerPrices:
             products,
             weights,
             replace(weights, matrices=round(weights.matrices * share)),
+            made_numbers(model, strategy.tp),
             frozenset(at.seam for at in seam_ops(strategy.axes, sequence_parallel, BLOCK)),
             of_weights,
         )
@@ -210,7 +211,7 @@ class LayerPrices:
         activation += others  # attention's inputs, which no part makes anew
         made = 0.0
         if split.measured and self.assumed.async_grad_reduce and not self.task.frozen:
-            made = made_numbers(model, recompute, strategy.tp) * self.state_bytes.gradient / MIB
+            made = split.made[bool(recompute & Recompute.ATTENTION)] * self.state_bytes.gradient / MIB
         again = repeated(recompute) & split.seams
         if again not in split.at_seams:
             calls = block_calls(model, strategy, split.setting)
@@ -245,6 +246,7 @@ class _Split:
     products: float  # share of its operations
     weights: Weights
     held: Weights  # as its memory profile counts them
+    made: tuple[int, int]  # numbers of gradients, without and with attention that is computed again
     seams: frozenset[Seam]  # at which it has operations
     of_weights: dict[DataParallel, Messages]  # whatever the micro-batch, so that those of all share it
     at_seams: dict[frozenset[Seam], Messages] = field(default_factory=dict)  # by those that backward repeats

@@ -41,7 +41,9 @@ class Weight:
     @property
     def axis(self) -> int | None:
         """The axis that splits."""
-        return {Split.COLUMN: len(self.shape) - 1, Split.ROW: 0}.get(self.split)
+        if self.split is Split.COLUMN:
+            return len(self.shape) - 1
+        return 0 if self.split is Split.ROW else None
 
     def parts(self, tp: int) -> int:
         """Different parts that the ranks of a tensor-parallel group hold."""
