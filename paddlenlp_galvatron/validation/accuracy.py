@@ -39,6 +39,7 @@ class Outcome:
     predicted_bytes: int  # of a step, over all ranks
     measured_bytes: int
     host_speed: float = 1.0  # while it ran, against the profile's: a layer's time there / here
+    quickest_s: tuple[float, ...] = ()  # measured, of each visit
 
     @property
     def key(self) -> str:
@@ -96,6 +97,7 @@ def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: Mod
         predicted_bytes,
         sum(run.bytes.values()),
         _host_speed(run, cost),
+        run.quickest_s,
     )
 
 
@@ -174,6 +176,13 @@ class Accuracy:
     @property
     def time_at_speed(self) -> Spread:
         return Spread.of(one.time_error_at_speed for one in self.outcomes)
+
+    @property
+    def apart(self) -> Spread | None:
+        """How much slower the slowest visit of a plan is than its quickest: no prediction can be more exact. None where
+        there was one visit of each."""
+        several = [one.quickest_s for one in self.outcomes if len(one.quickest_s) > 1]
+        return Spread.of(max(some) / min(some) - 1 for some in several) if several else None
 
     @property
     def memory(self) -> Spread:

@@ -74,6 +74,8 @@ def summary_lines(accuracy: Accuracy) -> Iterator[str]:
     yield f"{len(accuracy.outcomes)} plans, predicted / measured - 1:"
     yield f"step time    {_spread(accuracy.time)}; Kendall's tau {tau(accuracy.tau)}; regret {accuracy.regret:.1%}"
     yield f"at its speed {_spread(accuracy.time_at_speed)}; Kendall's tau {tau(accuracy.tau_at_speed)}; {host}"
+    if apart := accuracy.apart:
+        yield f"its visits   mean {apart.mean:.1%}, median {apart.median:.1%}, up to {apart.highest:.1%} apart"
     yield f"peak memory  {_spread(accuracy.memory)}; above the bound: {len(accuracy.above_bound)}"
 
 
@@ -163,6 +165,7 @@ def as_json(accuracy: Accuracy) -> dict[str, Any]:
             "left_out": accuracy.left_out,
             "time_error": asdict(accuracy.time),
             "time_error_at_speed": asdict(accuracy.time_at_speed),
+            "visits_apart": asdict(accuracy.apart) if accuracy.apart else None,
             "memory_error": asdict(accuracy.memory),
             "tau": accuracy.tau,
             "tau_at_speed": accuracy.tau_at_speed,

@@ -74,6 +74,7 @@ class MeasuredRun(BaseModel):
     layer_ms: float  # of the visit of that step
     peaks_mib: tuple[float, ...]
     bytes: dict[str, int]
+    quickest_s: tuple[float, ...]  # step of each visit
 
     @classmethod
     def of(cls, visits: Sequence[Visit]) -> Self:
@@ -81,4 +82,5 @@ class MeasuredRun(BaseModel):
         steps = sorted(((step, visit) for visit in visits for step in visit.steps), key=lambda one: one[0].seconds)
         step, during = steps[round(QUICK * (len(steps) - 1))]
         peaks = tuple(map(max, zip(*(visit.peaks_mib for visit in visits), strict=True)))
-        return cls(step=step, layer_ms=during.layer_ms, peaks_mib=peaks, bytes=visits[0].bytes)
+        quickest = tuple(min(step.seconds for step in visit.steps) for visit in visits)
+        return cls(step=step, layer_ms=during.layer_ms, peaks_mib=peaks, bytes=visits[0].bytes, quickest_s=quickest)

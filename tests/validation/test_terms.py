@@ -163,4 +163,4 @@ def test_of_all_visits_the_third_quickest_of_15_steps_counts():
 
     run = MeasuredRun.of([visit(0.3), visit(0.2), visit(0.9)])
     assert run.step.seconds == 0.9 and run.layer_ms == 0.9 and run.step.terms_ms == ({"forward": 0.9},)
-    assert run.peaks_mib == (0.9, 7.0) and run.bytes == {"send": 3}
+    assert run.peaks_mib == (0.9, 7.0) and run.bytes == {"send": 3} and run.quickest_s == (0.3, 0.2, 0.9)
