@@ -10,7 +10,6 @@ from hostile.case import Case
 from hostile.known import known
 from hostile.run import case_of, troubles_of, warm_up
 
-CASES = 300
 SEED = 1
 # What no number, name or path of an option should be.
 WRONG = ["inf", "nan", "-1", "0", "1e30", "1" + "0" * 400, "", "\x1b]0;x\x07\x1b[2J"]
@@ -62,8 +61,9 @@ def test_a_command_that_behaves_badly_is_found(monkeypatch):
         assert message in str(found[0]), message
 
 
-def test_hostile_files_and_command_lines():
-    cases = [case_of(SEED, number) for number in range(CASES)]
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_hostile_files_and_command_lines(count):
+    cases = [case_of(SEED, number) for number in range(count)]
     assert not {cases[number].words: troubles for number, troubles in troubles_of(cases).items()}
 
 

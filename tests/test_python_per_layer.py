@@ -18,6 +18,7 @@ LARGEST_SHARE = 0.3  # of a 7B layer's time on one GPU
 
 def test_a_layer_makes_few_calls_and_fused_kernels_fewer():
     benchmark = runpy.run_path(str(BENCHMARK))
+    benchmark["cost"].__globals__["TIMED"] = 2  # calls are counted, whatever they take
     costs = {name: benchmark["cost"](*of) for name, of in benchmark["STRATEGIES"].items()}
     assert all(20 < costs[name].calls <= most for name, most in MOST.items())
     assert set(costs) == set(MOST) and all(cost.share < LARGEST_SHARE for cost in costs.values())

@@ -4,30 +4,49 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cost_examples import HARDWARE, MODEL
 
+from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import DataParallel, UserError, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import require_model
 from paddlenlp_galvatron.report import explain, why
 from paddlenlp_galvatron.report.why import faster_links
 
-from .test_search import OPTIONS, PLAN, folder, words  # noqa: F401 - a fixture
+from .test_search import OPTIONS, PLAN, folder, words, write_profiles  # noqa: F401 - a fixture
 
 DOCS = Path(__file__).parents[2] / "docs"
 BUDGET_GB = 0.9  # in which strategies differ from layer to layer
 
 
-@pytest.fixture
-def explained(folder, galvatron):  # noqa: F811
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory) -> tuple[Path, str]:
+    """A folder with profiles and the plan that was searched from them, and what it is explained by."""
+    where = tmp_path_factory.mktemp("searched")
+    write_profiles(where)
     options = OPTIONS | {"memory_constraint": BUDGET_GB, "output_config_path": "plan.json"}
-    assert galvatron(*words(**options)).code == 0
-    ran = galvatron("explain", "plan.json", "--json")
-    assert ran.code == 0 and all(line.startswith(("note: ", "search ")) for line in ran.err.splitlines())
-    return json.loads(ran.out)
+    with chdir(where), redirect_stderr(StringIO()) as err:
+        with redirect_stdout(StringIO()):
+            assert main(words(**options)) == 0
+        with redirect_stdout(StringIO()) as out:
+            assert main(["explain", "plan.json", "--json"]) == 0
+    assert all(line.startswith(("note: ", "search ")) for line in err.getvalue().splitlines())
+    return where, out.getvalue()
+
+
+@pytest.fixture
+def explained(searched, tmp_path, monkeypatch) -> dict[str, Any]:
+    where, told = searched
+    shutil.copytree(where, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return json.loads(told)
 
 
 def keys_of(told):

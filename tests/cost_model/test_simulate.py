@@ -54,10 +54,11 @@ def random_times(rng: random.Random) -> StageTimes:
     )
 
 
+@pytest.mark.parametrize("count", [300, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("schedule", Schedule)
-def test_step_time_is_the_longest_chain_of_passes(schedule):
+def test_step_time_is_the_longest_chain_of_passes(schedule, count):
     rng = random.Random(20)
-    for _ in range(1000):
+    for _ in range(count):
         times, micro_batches = random_times(rng), rng.randint(1, 40)
         truth = longest_path_ms(schedule, times, micro_batches)
         assert step_ms(schedule, times, micro_batches) == pytest.approx(truth, rel=1e-9), (times, micro_batches)
@@ -99,10 +100,11 @@ def random_chunk_times(rng: random.Random, stages: int, chunks: int) -> StageTim
     return StageTimes(vector(1.0, count), vector(2.0, count), vector(rng.random(), stages), vector(send, count - 1))
 
 
-def test_interleaved_step_time_is_the_longest_chain_of_passes():
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
+def test_interleaved_step_time_is_the_longest_chain_of_passes(count):
     """Every chunk of its own time; micro-batches that fill the rounds, and others."""
     rng = random.Random(23)
-    for _ in range(600):
+    for _ in range(count):
         stages, chunks, micro_batches = rng.randint(2, 6), rng.randint(2, 4), rng.randint(1, 16)
         times = random_chunk_times(rng, stages, chunks)
         truth = longest_path_ms(Schedule.ONE_F_ONE_B, times, micro_batches)

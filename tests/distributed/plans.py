@@ -32,9 +32,13 @@ def layers(code: str, default: DataParallel = DataParallel.DDP) -> tuple[LayerSt
     )
 
 
+# Steps that show all but what builds up: AdamW's moments after its second.
+ENOUGH = {"sgd": 2, "adamw": 3}
+
+
 @dataclass(frozen=True)
 class Named:
-    """A plan, what it is there for, and the model and optimizer that try it."""
+    """A plan, what it is there for, and the model and optimizer that try it. `again`: others show the same."""
 
     name: str
     plan: Plan
@@ -42,6 +46,7 @@ class Named:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     tied: bool = False
     kv_heads: int | None = None
+    again: bool = False
 
 
 def plan(
@@ -157,12 +162,13 @@ CONTEXT_FOUR = [
 ]
 CONTEXT_EIGHT = [
     Named("cp 2, 4, 8 beside tp", plan(8, "2c4 4c2r 1c8 2c2z 8", vocab="2c4"), "qwen2"),
-    Named("cp beside tp and Ulysses, two stages", plan(8, "2c2 2c2ur 1c4 4", (2, 2), vocab="4"), "qwen3"),
+    Named("cp beside tp and Ulysses, two stages", plan(8, "2c2 2c2ur 1c4 4", (2, 2), vocab="4"), "qwen3", again=True),
     Named("parts, tp 2-8, Ulysses", plan(8, "2nam 8nm 4ua 1m", vocab="8", batch=16), "llama"),
     Named(
         "cp, parts, 2 chunks, zero3",
         plan(8, "1c4a 2c2nm 4ma 2c2zr 1znam 2c2u", (1, 2, 1, 2), vocab="2c2", micro_batches=3, batch=12, chunks=2),
         "qwen2",
+        again=True,
     ),
     Named(
         "cp, parts, 2 chunks of four stages, plain tp",
@@ -178,8 +184,14 @@ CONTEXT_EIGHT = [
         ),
         "llama",
         "adamw",
+        again=True,
     ),
-    Named("strided, without Megatron-SP", plan(8, "2c2s 4c2 1c2s 2c4r", vocab="8", megatron_sp=False), "llama"),
+    Named(
+        "strided, without Megatron-SP",
+        plan(8, "2c2s 4c2 1c2s 2c4r", vocab="8", megatron_sp=False),
+        "llama",
+        again=True,
+    ),
 ]
 SIX = [
     Named("cp 3 and 6", plan(6, "1c3 2c3r 1c6 3c2u", vocab="3", batch=12), "llama"),
@@ -188,6 +200,7 @@ SIX = [
         "cp 3, parts, 2 chunks",
         plan(6, "1c3na 3m 1c3zr 3nam", (1,) * 4, vocab="1c3", micro_batches=3, batch=9, chunks=2),
         "llama",
+        again=True,
     ),
     Named(
         "cp, parts, 2 chunks of three stages, tied",
@@ -195,13 +208,16 @@ SIX = [
         "qwen2",
         tied=True,
     ),
-    Named("3-way and 6-way tp", plan(6, "3 6r 2 1", vocab="3", batch=12), "llama"),
+    Named("3-way and 6-way tp", plan(6, "3 6r 2 1", vocab="3", batch=12), "llama", again=True),
     Named(
-        "three stages, 2-way Ulysses", plan(6, "2u 1 2r 2", (1, 1, 2), vocab="2", micro_batches=3, batch=12), "qwen2"
+        "three stages, 2-way Ulysses",
+        plan(6, "2u 1 2r 2", (1, 1, 2), vocab="2", micro_batches=3, batch=12),
+        "qwen2",
+        again=True,
     ),
 ]
 EIGHT = [
-    Named("tp 1-8 and back", plan(8, "1 2 4r 8 1", vocab="8", batch=16), "llama"),
+    Named("tp 1-8 and back", plan(8, "1 2 4r 8 1", vocab="8", batch=16), "llama", again=True),
     Named(
         "two stages of four, all mixed",
         plan(8, "1 2r 4 2u 4sr 1", (3, 3), vocab="2", micro_batches=4, batch=16, megatron_sp=False),
@@ -212,6 +228,7 @@ EIGHT = [
         plan(8, "2 1 2r 1 1", (1, 1, 1, 2), vocab="2", micro_batches=4, batch=16),
         "qwen2",
         "adamw",
+        again=True,
     ),
 ]
 
@@ -254,7 +271,9 @@ INTERLEAVED_FOUR = [
         interleaved(4, "1z 2zr 2 1z 1", (2, 1, 1, 1), 2, micro_batches=4, async_reduce=False),
         "qwen2",
     ),
-    Named("4 stages of 2 chunks", interleaved(4, "1 1r 1 1 1 1r 1 1", (1,) * 8, 2, micro_batches=4), "llama"),
+    Named(
+        "4 stages of 2 chunks", interleaved(4, "1 1r 1 1 1 1r 1 1", (1,) * 8, 2, micro_batches=4), "llama", again=True
+    ),
     Named(
         "4 stages of 2 chunks, 7 micro-batches, tied",
         interleaved(4, "1 1 1r 1 1 1 1 1 1r", (1, 1, 2, 1, 1, 1, 1, 1), 2, micro_batches=7, batch=7),
@@ -275,6 +294,7 @@ INTERLEAVED_EIGHT = [
         "qwen2",
         "adamw",
         tied=True,
+        again=True,
     ),
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from itertools import cycle, product
 from pathlib import Path
 
 import numpy as np
@@ -87,9 +88,9 @@ def numbers(folder: Path) -> dict[str, np.ndarray]:
 def test_any_plan_goes_on_where_another_stopped(tmp_path, saved, every):
     folders, losses = saved
     for world_size, plans in LOADED.items():
-        pairs = [
-            (name, of) for number, name in enumerate(SAVED) for of in (plans if every else [plans[number % len(plans)]])
-        ]
+        # Each plan of eight ranks, which take long, loads one checkpoint. Fewer ranks load every one.
+        some = zip(SAVED, plans if world_size == 8 else cycle(plans), strict=False)
+        pairs = list(product(SAVED, plans) if every else some)
         jobs = [(f"{world_size}-{k}", str(folders[name]), 0, AFTER) for k, (name, _) in enumerate(pairs)]
         for (name, _), (job, after) in zip(pairs, run(tmp_path, [of for _, of in pairs], jobs).items(), strict=True):
             assert after == pytest.approx(losses[name][BEFORE:], abs=1e-5), (name, job)
@@ -97,9 +98,10 @@ def test_any_plan_goes_on_where_another_stopped(tmp_path, saved, every):
             assert before.keys() == again.keys()
             assert all((before[key] == again[key]).all() for key in before), (name, job)
     # The same plan goes on bit for bit. So it does where another number of chunks has come in between.
-    jobs = [(f"same-{k}", str(folders[name]), 0, AFTER) for k, name in enumerate(SAVED)]
-    went_on, plans = [*SAVED], [*SAVED.values()]
     one, two = "two stages, zero2", "two stages of two chunks"
+    went_on = [name for name in SAVED if every or name not in (one, two)]
+    jobs = [(f"same-{k}", str(folders[name]), 0, AFTER) for k, name in enumerate(went_on)]
+    plans = [SAVED[name] for name in went_on]
     for name, between in ((one, two), (two, one)):
         there = f"{name}, there"
         jobs.append((there, str(folders[name]), 0, 0))

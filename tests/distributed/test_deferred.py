@@ -21,7 +21,7 @@ from paddlenlp_galvatron.proof.parity import WORKER, Case, compare, small_case, 
 
 from . import plans, test_checkpoint, test_surface
 
-STEPS = 2
+STEPS = 2  # of random plans
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,10 @@ def disagreements(folder: Path, cases: list[Case], seed: int) -> list[str]:
 
 
 def named(cases: list[plans.Named]) -> list[Case]:
-    return [small_case(c.plan, c.family, c.optimizer, STEPS, tied=c.tied, kv_heads=c.kv_heads) for c in cases]
+    return [
+        small_case(c.plan, c.family, c.optimizer, plans.ENOUGH[c.optimizer], tied=c.tied, kv_heads=c.kv_heads)
+        for c in cases
+    ]
 
 
 # Pipelines, both vocabularies, Ulysses, strided groups, zero2, zero3, tied tables, reduction of every micro-batch,

@@ -44,7 +44,11 @@ MODEL = {  # 59 million weights: 0.9 GiB with gradients and moments
 }
 
 
-@pytest.mark.parametrize(("rank", "room_mib"), [(0, 100), (1, 300)], ids=["gradients", "moments"])
+@pytest.mark.parametrize(
+    ("rank", "room_mib"),
+    [(0, 100), pytest.param(1, 300, marks=pytest.mark.slow)],  # the latter by `gpu-check`, too
+    ids=["gradients", "moments"],
+)
 def test_a_rank_that_runs_out_is_named_with_what_it_had_reached(tmp_path, rank, room_mib):
     with pytest.raises(OutOfMemory, match=f"rank {rank} ran out of memory") as caught:
         launch("paddlenlp_galvatron.trial.starved_worker", [str(rank), str(room_mib)], 2, tmp_path / "log", TIMEOUT_S)

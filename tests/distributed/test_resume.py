@@ -134,23 +134,29 @@ def stop(folder: Path, output: str, shim: Path, first: Callable[[int], None], ag
     return len(log(folder, output))
 
 
-def test_a_run_that_is_told_to_stop_saves_first_however_often_it_is_told(straight, shim):
+def terminate_all(pid: int) -> None:
+    """As a scheduler does."""
+    for rank in (*ranks_of(pid), pid):
+        os.kill(rank, signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("tell", "number"),
+    [
+        (os.kill, signal.SIGINT),  # to the launcher alone, who makes a SIGTERM of it and tells the ranks
+        pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(os.killpg, signal.SIGINT, marks=pytest.mark.slow),  # as a terminal does
+    ],
+    ids=["interrupted", "terminated", "interrupted by a terminal"],
+)
+def test_a_run_that_is_told_to_stop_saves_first_however_often_it_is_told(straight, shim, tell, number):
     folder, losses = straight
-
-    def terminate_all(pid: int) -> None:  # as a scheduler does
-        for rank in (*ranks_of(pid), pid):
-            os.kill(rank, signal.SIGTERM)
-
-    def interrupt(pid: int) -> None:  # as a terminal does
-        os.killpg(pid, signal.SIGINT)
-
-    for output, first in (("stopped", lambda pid: os.kill(pid, signal.SIGTERM)), ("interrupted", interrupt)):
-        done = stop(folder, output, shim, first, terminate_all)
-        assert done < NO_END
-        assert whole_checkpoints(folder / output / "checkpoints")[0].name == f"step-{done:08d}"
-        saved = open_checkpoint(whole_checkpoints(folder / output / "checkpoints")[0])
-        verify(saved)
-        assert [record["loss"] for record in log(folder, output)][:STEPS] == losses[:done]
+    output = f"told-{tell.__name__}-{number.name}"
+    done = stop(folder, output, shim, lambda pid: tell(pid, number), terminate_all)
+    assert done < NO_END
+    assert whole_checkpoints(folder / output / "checkpoints")[0].name == f"step-{done:08d}"
+    verify(open_checkpoint(whole_checkpoints(folder / output / "checkpoints")[0]))
+    assert [record["loss"] for record in log(folder, output)][:STEPS] == losses[:done]
 
 
 @pytest.mark.slow

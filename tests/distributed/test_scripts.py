@@ -24,7 +24,7 @@ from paddlenlp_galvatron.training.recipe import Recipe
 
 REPO = Path(__file__).parents[2]
 TOLERANCE = 1e-4  # of the loss, after steps of AdamW
-STEPS, SEQ_LENGTH, BATCH, SEED = 8, 64, 16, 42
+STEPS, SEQ_LENGTH, BATCH, SEED = 4, 64, 16, 42
 MODEL = {
     "num_hidden_layers": 4,
     "hidden_size": 64,

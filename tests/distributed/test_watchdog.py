@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.launch import status
+from paddlenlp_galvatron.launch import faults, status
 from paddlenlp_galvatron.launch.processes import LaunchError, launch
 from paddlenlp_galvatron.runtime import device, gradients
 
@@ -19,11 +19,12 @@ WHERE = "receive of ranks 0, 1 in step 3"
 @pytest.mark.parametrize(
     ("who", "limit_s", "message"),
     [
-        ("one", 7, "rank 1 did not come to the others, who wait for it"),
+        ("one", 3, "rank 1 did not come to the others, who wait for it"),
         ("both", 1, f"rank [01] lost another rank in {WHERE}: it has not ended within 1 s"),
     ],
 )
-def test_a_wait_without_end_is_named(tmp_path, who, limit_s, message):
+def test_a_wait_without_end_is_named(tmp_path, monkeypatch, who, limit_s, message):
+    monkeypatch.setattr(faults, "IDLE_S", 1.0)
     with pytest.raises(LaunchError, match=message):
         launch(str(WORKER), [who, str(limit_s)], 2, tmp_path, timeout_s=600)
     logs = [(tmp_path / f"workerlog.{rank}").read_text() for rank in (0, 1)]

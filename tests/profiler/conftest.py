@@ -4,7 +4,7 @@ from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import ModelShape
 
 
-@pytest.fixture(scope="session", params=["llama", "qwen2"])
+@pytest.fixture(scope="session", params=["llama", pytest.param("qwen2", marks=pytest.mark.slow)])
 def shape(request) -> ModelShape:
     return ModelShape(
         name=f"small-{request.param}",

@@ -24,7 +24,7 @@ def test_groups_of_every_divisor_consecutive_and_strided():
 
 def test_hardware_of_four_processes(tmp_path):
     words = ["profile", "hardware", "--nproc", "4", "--output", str(tmp_path)]
-    assert main([*words, "--end-mb", "1", "--budget_ms", "0"]) == 0
+    assert main([*words, "--start-mb", "0.0625", "--end-mb", "0.0625", "--budget_ms", "0"]) == 0
     profile = HardwareProfile.load(1, 4, folder=tmp_path)
     assert set(profile.allreduce_mib_per_ms) == {(2, True), (2, False), (4, True)}
     assert set(profile.p2p_mib_per_ms) == {2, 4}
@@ -33,7 +33,7 @@ def test_hardware_of_four_processes(tmp_path):
     assert set(profile.messages_ms) == set(measured)
     for times in profile.messages_ms.values():
         # Behind one of 200 ms there is no larger one, which on a busy machine may be the first.
-        assert {1 / 64} <= set(times) <= {1 / 64, 1 / 16, 1 / 4, 1}
+        assert {1 / 64} <= set(times) <= {1 / 64, 1 / 16}
         assert all(ms > 0 for ms in times.values())
     for kind in (kind for kind in measured if kind.kind is Collective.ALL_REDUCE):
         bus = profile.allreduce_mib_per_ms[kind.size, kind.consecutive]
@@ -55,12 +55,12 @@ def config(tmp_path):
 
 def test_model_on_two_processes(tmp_path, config):
     words = ["profile", "model", "--model", str(config), "--nproc", "2", "--output", str(tmp_path / "out")]
-    words += ["--profile_mode", "batch", "--profile_max_batch_size", "2", "--profile_fixed_seq_length_list", "32"]
+    words += ["--profile_mode", "batch", "--profile_max_batch_size", "1", "--profile_fixed_seq_length_list", "32"]
     assert main([*words, "--budget_ms", "0"]) == 0
     size = ("fp32", 64, 8)
     times = ComputationProfile.load(tmp_path / "out" / computation_name(*size), *size)
     memory = MemoryProfile.load(tmp_path / "out" / memory_name(*size), *size)
-    assert {(key.batch, key.seq, key.tp) for key in times.passes} == {(b, 32, tp) for b in (1, 2) for tp in (1, 2)}
+    assert {(key.batch, key.seq, key.tp) for key in times.passes} == {(1, 32, tp) for tp in (1, 2)}
     for profile in (times, memory):
         assert profile.meta.fingerprint.device_count == 2
         assert profile.meta.fingerprint.dtype == "fp32"

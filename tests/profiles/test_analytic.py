@@ -52,14 +52,14 @@ def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq, fused, 
         assert derived.head(12, seq).forward_ms == pytest.approx(head, rel=0.1)
 
 
-SIZES = [(128, 384, 8, 8), (256, 640, 8, 4), (320, 512, 4, 4)]
-OTHERS = [*product(["llama"], SIZES[1:]), *product(["qwen2"], SIZES[:2])]
+SIZES = [(128, 384, 8, 8), (128, 320, 8, 4), (320, 512, 4, 4)]
+OTHERS = [*product(["llama"], SIZES[1:]), *product(["qwen2"], SIZES)]
 
 
 @pytest.mark.parametrize(
     ("family", "size"),
     [
-        *zip(["llama", "qwen3", "qwen2"], SIZES, strict=True),
+        *zip(["llama", "qwen3"], SIZES[:2], strict=True),
         *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS),
     ],
     ids=str,
@@ -153,13 +153,13 @@ def fused_kernels(monkeypatch):
     monkeypatch.setattr(part, "Stage", Layer)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.slow), "qwen3"])
 def test_fused_kernels_keep_what_is_counted(family, fused_kernels):
     from paddlenlp_galvatron.adapters import load_family
     from paddlenlp_galvatron.profiler.journal import Journal
     from paddlenlp_galvatron.profiler.layers.memory import MemoryProfiler
 
-    shape, seq, degrees = ModelShape("probe", family, 4, 256, 640, 8, 4, 1000, 512), 64, (1, 2)
+    shape, seq, degrees = ModelShape("probe", family, 4, 128, 320, 8, 4, 1000, 512), 64, (1, 2)
     profiler = MemoryProfiler([shape], load_family(family), Journal(), samples=2, flash_attention=True)
     measured = profiler.measure([seq], degrees, Meta(), lambda _: None)
     derived = analytic_memory(shape, Precision.FP32, [seq])

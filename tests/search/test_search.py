@@ -73,10 +73,11 @@ def check_against_enumeration(seed: int, types: int = 1, **fixed: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("types", "seeds"), [(1, 20), (2, 14), (3, 8)])
-def test_equals_exhaustive_enumeration(types: int, seeds: int) -> None:
-    feasible = sum(check_against_enumeration(seed, types) for seed in range(seeds))
-    assert seeds / 2 < feasible < seeds
+# Enumeration of the problem of seed 0 takes as long as that of all the others.
+@pytest.mark.parametrize(("types", "end"), [(1, 20), (2, 14), (3, 8)])
+def test_equals_exhaustive_enumeration(types: int, end: int) -> None:
+    feasible = sum(check_against_enumeration(seed, types) for seed in range(1, end))
+    assert end / 2 < feasible < end - 1
 
 
 def test_recompute_of_parts_equals_exhaustive_enumeration() -> None:
@@ -104,10 +105,10 @@ def test_context_parallel_equals_exhaustive_enumeration() -> None:
     assert chosen > 2
 
 
-@pytest.mark.parametrize("seeds", [12, pytest.param(100, marks=pytest.mark.slow)])
-def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound(seeds: int) -> None:
+@pytest.mark.parametrize("seeds", [range(1, 12), pytest.param(range(100), marks=pytest.mark.slow)], ids=["some", "all"])
+def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound(seeds: range) -> None:
     gaps = []
-    for seed in range(seeds):
+    for seed in seeds:
         model, cost, options = problem(seed, sequence_parallel=False, num_gpus_per_node=4)
         cost.crooked = True
         result, best = search(model, cost, options), best_by_enumeration(model, cost, options)
@@ -120,10 +121,10 @@ def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound(seeds: int
     assert sum(gap < 1e-9 for gap in gaps) > len(gaps) / 2
 
 
-@pytest.mark.parametrize("seeds", [12, pytest.param(100, marks=pytest.mark.slow)])
-def test_what_layers_hold_together_may_leave_a_gap_but_never_a_plan_that_does_not_fit(seeds: int) -> None:
+@pytest.mark.parametrize("seeds", [range(1, 12), pytest.param(range(100), marks=pytest.mark.slow)], ids=["some", "all"])
+def test_what_layers_hold_together_may_leave_a_gap_but_never_a_plan_that_does_not_fit(seeds: range) -> None:
     others = 0
-    for seed in range(seeds):
+    for seed in seeds:
         model, cost, options = problem(seed, num_gpus_per_node=4)
         alone = search(model, cost, options)
         if alone.best is None:

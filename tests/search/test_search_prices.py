@@ -18,7 +18,7 @@ from paddlenlp_galvatron.search import SearchOptions, search
 
 from .random_cost import best_by_enumeration
 
-QUICK = (1, 2, 3, 4, 6, 7)  # of the seeds, those whose enumeration takes seconds
+QUICK = (1, 2, 3, 4)  # of the seeds, those whose enumeration takes little
 
 
 def check_against_enumeration(seed: int, two: bool = False) -> bool:
