@@ -136,7 +136,7 @@ class Simplex {
 
 class Program {
  public:
-  static constexpr std::size_t kMostPrices = 600;  // of strategies in chunks: its table is some MiB then
+  static constexpr std::size_t kMostPrices = 1000;  // of strategies in chunks: its table is some MiB then
 
   // `stages`: of each strategy of the vocabulary.
   Program(const PipelineTables& tables, const std::vector<int>& strategies, std::vector<const ChunkedStages*> stages)
