@@ -139,12 +139,12 @@ class ChunkedStages {
   }
 
   // What a stage costs at least, for any weights of each chunk's passes and of the sync, where memory has a price (ms
-  // per MiB) instead of an end: `take(beside, layer)` is given what it costs beside its layers, and a layer of each
-  // chunk, once for each working memory that they may need. The least of these is a bound, whatever the price.
+  // per MiB) instead of an end: `take(beside, layer, working)` is given what it costs beside its layers, and a layer of
+  // each chunk, once for each working memory that they may need. The least of these is a bound, whatever the price and
+  // whichever of the moments, or mixture of them, `held` is.
   template <class Take>
-  void relax(int stage, const std::vector<int>& layers, const std::vector<Weights>& weights, double price,
+  void relax(int stage, const std::vector<double>& held, const std::vector<Weights>& weights, double price,
              Take take) const {
-    const Held& held = fullest(stage, layers, 0);
     const Room room = this->room(stage, held);
     double fixed = -price * within(room.budget);
     for (int chunk = 0; chunk < chunks_; ++chunk) fixed += weights[chunk].of(beside(stage, chunk));
@@ -160,9 +160,16 @@ class ChunkedStages {
       const bool last = i + 1 == by_working_.size();
       const double next = last ? kInfinity : tables_.strategies[by_working_[i + 1]].working;
       if (!better || next == part.working || next <= room.working) continue;
-      take(fixed + price * std::max(part.working, room.working), least);
+      const double working = std::max(part.working, room.working);
+      take(fixed + price * working, least, working);
       better = false;
     }
+  }
+
+  // At the moment at which alike layers would hold most.
+  std::vector<double> likely_held(int stage, const std::vector<int>& layers) const {
+    const Held& held = fullest(stage, layers, 0);
+    return {held.begin(), held.end()};
   }
 
   // Lets go of what takes much memory and is soon known again.
@@ -258,10 +265,11 @@ class ChunkedStages {
 
   std::vector<double> roughly(int stage, const std::vector<int>& layers, int most, int likely, Poll& poll) const {
     std::vector<double> costs(most + 1), works(most + 1, 0);
+    const std::vector<double> held = likely_held(stage, layers);
     auto at_price = [&](double price, const std::vector<Weights>& weights) {
       poll.tick(by_working_.size() * (chunks_ + most / 4));
       std::fill(costs.begin(), costs.end(), kInfinity);
-      relax(stage, layers, weights, price, [&](double cost, const std::vector<double>& layer) {
+      relax(stage, held, weights, price, [&](double cost, const std::vector<double>& layer, double) {
         for (int chunk = 0; chunk < chunks_; ++chunk) cost += layers[chunk] * layer[chunk];
         const double least = *std::min_element(layer.begin(), layer.end());  // where least is held
         for (int more = 0; more <= most; ++more) costs[more] = std::min(costs[more], cost + more * least);
@@ -369,6 +377,7 @@ class ChunkedStages {
     });
   }
 
+  template <class Held>
   Room room(int stage, const Held& held) const {
     Room room{tables_.budget, 0};
     for (int chunk = 0; chunk < chunks_; ++chunk) {

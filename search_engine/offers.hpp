@@ -220,12 +220,13 @@ class Offers {
     const int more = std::accumulate(likely.begin(), likely.end(), 0) - menu.fewest;
     const int target = std::min(std::max(more, 0), static_cast<int>(offer.costs.size()) - 1);
     const std::vector<Weights> own_weights = places_.weights(weights, stage);
+    const std::vector<double> held = exact_.likely_held(stage, likely);
     std::vector<double> costs(offer.costs.size());
     std::vector<int> order(chunks), cheapest(chunks);
     auto at_price = [&](double price) {
       std::fill(costs.begin(), costs.end(), kInfinity);
       poll.tick(exact_.choices());
-      exact_.relax(stage, likely, own_weights, price, [&](double cost, const std::vector<double>& layer) {
+      exact_.relax(stage, held, own_weights, price, [&](double cost, const std::vector<double>& layer, double) {
         std::iota(order.begin(), order.end(), 0);
         std::sort(order.begin(), order.end(), [&](int a, int b) { return layer[a] < layer[b]; });
         for (int c = 0; c < chunks; ++c) cost += few[c] * layer[c];

@@ -245,10 +245,122 @@ void check_pipeline(unsigned long seed, bool shared) {
   other.join();
 }
 
+// --- stages of several chunks ---------------------------------------------------------------------------------------
+
+// Megatron's interleaved order.
+PassLists interleaved(int stages, int chunks, int rounds) {
+  const int micro_batches = rounds * stages, all = micro_batches * chunks;
+  std::vector<std::vector<Run>> of(stages);
+  for (int s = 0; s < stages; ++s) {
+    auto pass = [&](int number, bool is_backward) {
+      const int chunk = number / stages % chunks;
+      return Pass{is_backward, is_backward ? chunks - 1 - chunk : chunk};
+    };
+    const int early = std::min(2 * (stages - s - 1) + (chunks - 1) * stages, all);
+    Run run{{}, 1};
+    for (int i = 0; i < early; ++i) run.passes.push_back(pass(i, false));
+    for (int i = early; i < all + early; ++i) {
+      if (i < all) run.passes.push_back(pass(i, false));
+      run.passes.push_back(pass(i - early, true));
+    }
+    of[s].push_back(std::move(run));
+  }
+  return {micro_batches, of, chunks};
+}
+
+PipelineTables random_chunks(Draw& draw) {
+  PipelineTables tables = random_pipeline(draw);
+  const int kind = draw.from(0, 1), chunks = draw.chance(70) ? 2 : 3;
+  while (tables.type_count() > 1 || tables.stages != 2) tables = random_pipeline(draw);
+  tables.layers = 2 * chunks + draw.from(0, chunks == 2 ? 3 : 1);
+  tables.starts = {0, tables.layers};
+  tables.passes = interleaved(2, chunks, draw.from(1, 4));
+  tables.micro_batches = tables.passes.micro_batches();
+  tables.later = tables.middle;
+  tables.later.states += draw.number(kind);
+  tables.held.assign(2, {});
+  for (int s = 0; s < 2; ++s) {
+    std::vector<int> now(chunks, 0);
+    for (const Pass& pass : tables.passes.of(s).front().passes) {
+      now[pass.chunk] += pass.is_backward ? -1 : 1;
+      if (!pass.is_backward) tables.held[s].push_back(now);
+    }
+  }
+  tables.budget = 10 * draw.unit() * (tables.layers + 2) * 3;
+  return tables;
+}
+
+// Least step time over everything that surely fits, or that fits: nothing below is right.
+std::pair<double, double> enumerate_chunks(const PipelineTables& t) {
+  const int chunks = t.passes.chunks(), all = 2 * chunks, count = static_cast<int>(t.strategies.size());
+  double best = kInfinity, best_within = kInfinity;
+  StepTimer timer(t.passes);
+  Poll poll([] {});
+  each_sequence(all, t.layers, [&](const std::vector<int>& more) {
+    int sum = 0;
+    for (const int n : more) sum += n + 1;
+    if (sum != t.layers) return;
+    each_sequence(t.layers, count, [&](const std::vector<int>& choice) {
+      for (const Vocab& vocab : t.vocabs) {
+        std::vector<StageTime> times(all);
+        std::vector<std::vector<double>> states(2, std::vector<double>(chunks)), activation = states;
+        double working[2] = {0, 0};
+        for (int at = 0, l = 0; at < all; ++at) {
+          const int s = at % 2, c = at / 2;
+          const Part& beside = at == 0 ? vocab.first : at == all - 1 ? vocab.last : t.later;
+          StageTime& time = times[at] = beside.time;
+          states[s][c] = beside.states, activation[s][c] = beside.activation;
+          working[s] = std::max(working[s], beside.working);
+          auto pass = [&](const Change& change) { time.forward += change.forward, time.backward += change.backward; };
+          pass((at == 0 ? vocab.enter : t.enter.inside)[t.strategies[choice[l]].group]);
+          for (int i = 0; i <= more[at]; ++i, ++l) {
+            const Part& part = t.strategies[choice[l]];
+            time.forward += part.time.forward, time.backward += part.time.backward, time.sync += part.time.sync;
+            states[s][c] += part.states, activation[s][c] += part.activation;
+            working[s] = std::max(working[s], part.working);
+            if (i > 0) pass(t.change[t.strategies[choice[l - 1]].group][part.group]);
+          }
+          pass((at == all - 1 ? vocab.leave : t.leave.inside)[t.strategies[choice[l - 1]].group]);
+        }
+        double excess = -kInfinity;
+        for (int s = 0; s < 2; ++s)
+          for (const std::vector<int>& held : t.held[s]) {
+            double used = working[s];
+            for (int c = 0; c < chunks; ++c) used += states[s][c] + held[c] * activation[s][c];
+            excess = std::max(excess, used - t.budget);
+          }
+        if (excess > kTolerance * t.budget) continue;
+        const double step = timer(times, std::vector<double>(all, t.send.inside[0]), poll);
+        best = std::min(best, step);
+        if (excess < -kTolerance * t.budget) best_within = std::min(best_within, step);
+      }
+    });
+  });
+  return {best, best_within};
+}
+
+void check_chunks(unsigned long seed) {
+  Draw draw(seed);
+  const PipelineTables tables = random_chunks(draw);
+  const auto [best, best_within] = enumerate_chunks(tables);
+  Poll poll([] {});
+  PathGame game(tables);
+  const double bound = game.bound(poll), tight = game.tight_bound(draw.chance(50) ? kInfinity : 2 * best_within, poll);
+  for (const long effort : {1'000L, 1'000'000L}) {
+    double proven = 0;
+    const Found found = game.solve(kInfinity, effort, proven, poll);
+    if (found.cost < best && !near(found.cost, best)) fail(seed, "chunks below the optimum", found.cost, best);
+    for (const double lower : {bound, tight, proven})
+      if (lower > best_within && !near(lower, best_within)) fail(seed, "a bound of chunks is none", lower, best_within);
+  }
+}
+
 void run(unsigned long first, unsigned long cases, bool shared) {
   for (unsigned long seed = first; seed < first + cases; ++seed) {
     if (seed % 2)
       check_layers(seed);
+    else if (seed % 10 == 0)
+      check_chunks(seed);
     else
       check_pipeline(seed, shared);
   }
