@@ -198,6 +198,9 @@ class PathGame {
       ChunkTimes times(chunks_, stages());
       for (const int game : all.games)  // a good plan keeps many a game from being played
         if (!is_over(poll)) attempt(games_[game], games_[game].division, times, poll);
+      if (program_)
+        all.bound = std::max(
+            all.bound, RegionOffers(tables_, cache_, games_, all, std::min(limit, best_.cost), poll).longest());
       play(all, limit, kFirstRounds, poll);
       keep(std::move(all), limit);
     }
