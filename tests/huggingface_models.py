@@ -1,4 +1,4 @@
-"""The tiny models of tests/fixtures, and what transformers or plain operations compute with them (make_*.py there)."""
+"""The tiny models of tests/fixtures, and what transformers computes with them (make_huggingface.py there)."""
 
 from __future__ import annotations
 
