@@ -14,7 +14,7 @@ from ..options.group import Options, Sizes
 from ..plan import Precision, UserError
 from ..profiles import Collective
 
-MOST_TURNS = 1000
+TURNS_LIMIT = 1000  # of a number, that can be asked for
 MOST_POINTS = 1000  # batch sizes or lengths of a profile, each measured by itself
 LATENCY_MIB = (1 / 64, 1 / 16, 1 / 4)  # for what a message costs that is next to nothing
 
@@ -61,7 +61,7 @@ class ProfileRunOptions(Options):
     turns: int | None = Field(
         None,
         ge=1,
-        le=MOST_TURNS,
+        le=TURNS_LIMIT,
         description="how often each number is measured; more than the profile has are measured beside those it has; "
         "unset: as often as such numbers need",
     )

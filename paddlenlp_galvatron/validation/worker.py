@@ -49,7 +49,7 @@ def main() -> None:
         if stopwatch.is_late():
             break
         report_progress(done, work.visits * len(plans))
-        if not any(Visit.model_validate(visit).failed for _, visit in journal.items(key_of(plan))):
+        if not any(visit["failed"] for _, visit in journal.items(key_of(plan))):
             journal.get(visit_of(plan, number), partial(_visit, work, plan, groups, layer))
 
 
