@@ -98,7 +98,7 @@ def all_gather_start(tensor: Any, group: Any, how: How = LATER, out: Any = None)
 
 
 def reduce_scatter_start(tensor: Any, group: Any, how: How = LATER) -> Pending:
-    """Start [T·n, …] -> [T, …]: this rank's slice of the sum over the group."""
+    """Start [T·n, …] -> [T, …]: this rank's slice of the sum over the group. What the tensor held may be lost."""
     out = paddle.empty([tensor.shape[0] // group.nranks, *tensor.shape[1:]], tensor.dtype)
     count("reduce_scatter", tensor)
     tensor = tensor.contiguous()
@@ -135,7 +135,7 @@ def all_gather(tensor: Any, group: Any) -> Any:
 
 
 def reduce_scatter(tensor: Any, group: Any) -> Any:
-    """[T·n, …] -> [T, …]. Group None: one rank, nothing to do."""
+    """[T·n, …] -> [T, …], as `reduce_scatter_start`. Group None: one rank, nothing to do."""
     return tensor if group is None else reduce_scatter_start(tensor, group, AT_ONCE).wait()
 
 

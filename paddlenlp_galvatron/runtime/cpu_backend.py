@@ -246,7 +246,8 @@ def _all_reduce(group: Any, tensor: Any, op: Any, sync_op: bool = True) -> Any:
 
 
 def _reduce_scatter_tensor(group: Any, out: Any, tensor: Any, op: Any, sync_op: bool = True) -> _Task:
-    whole = paddle.assign(tensor.detach())
+    """Sums in the tensor itself: a copy would be as large as all gradients of a layer, and no other backend has one."""
+    whole = tensor.detach()
     group.all_reduce(whole, op, True).wait()
     rows = whole.shape[0] // group.size()
     paddle.assign(whole[group.rank() * rows : (group.rank() + 1) * rows].reshape(out.shape), output=out)

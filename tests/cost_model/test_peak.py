@@ -69,6 +69,21 @@ def test_a_bound_has_room_for_the_weights_of_the_part_whose_turn_is_next():
         assert memory.tensors_mib <= memory.total_mib
 
 
+def test_a_bound_has_room_for_the_message_that_the_part_behind_has_sent():
+    """A layer computes again while what is kept of a large head's gradients is not yet all there is of them."""
+    plan = uniform_plan(layers=1, world_size=2, global_train_batch_size=4, chunks=2)
+
+    def part(gradient_mib: float, working_mib: float) -> LayerCost:
+        memory = PartMemory(
+            gradient_mib=gradient_mib, kept_mib=gradient_mib / 2, working_mib=working_mib, joined_mib=gradient_mib
+        )
+        return LayerCost.of(Terms(States(gradients_mib=gradient_mib)), 0, working_mib, memory)
+
+    memory = memory_of(plan, 0, [[part(0, 0), part(2, 9), part(8, 1)]], 0.0, False, shared_mib=0)
+    assert memory.states_mib == 10
+    assert memory.total_mib == memory.tensors_mib == 10 + 4 + 9
+
+
 def test_the_embeddings_gradient_comes_last():
     ends = PartMemory(fixed_mib=10, gradient_mib=8, kept_mib=8, late_mib=4, activation_mib=2)
     early = PartMemory(fixed_mib=10, gradient_mib=8, kept_mib=8, activation_mib=2)
