@@ -94,7 +94,8 @@ class PathGame {
   static constexpr long kEffortOfBound = 2'000'000;      // passes: 0.1 s
   static constexpr long kShare = 5;                      // a game's plans cost more than its passes
   static constexpr long kListsShare = 2;                 // lists have so much more effort
-  static constexpr long kProgramsShare = 8;              // and programs
+  static constexpr long kProgramsShare = 8;              // and programs, at most
+  static constexpr double kProgress = 0.9;  // of what is open, that a part of a program's effort may leave
   static constexpr std::size_t kStepsOfExchange = 2'000'000;  // some 10 ms
   static constexpr double kLonger = 1.05;  // a stage's time, to see which path is longest then
   static constexpr double kSure = 0.02;    // layers by which the plans of a mixture differ
@@ -150,8 +151,7 @@ class PathGame {
   // Branch and bound over divisions. Returns what nothing costs less than.
   double searched(double limit, long effort, Poll& poll) {
     effort = std::max(std::min(effort, kMostEffort), effort / kShare);
-    if (has_program()) effort *= kProgramsShare;
-    allow(effort, poll);
+    allow(has_program() ? kProgramsShare * effort : effort, poll);
     open(limit, poll);
     improve(poll);
     double settled = kInfinity;  // least bound of what can't be split
@@ -163,15 +163,30 @@ class PathGame {
       }
       allow(effort, poll);
     }
-    for (int splits = 0; !is_over(poll); ++splits) {
+    const std::size_t last = stop_;
+    double before = 0;  // share of the time that was open; 0: not yet looked at
+    bool narrows = false;
+    // A program's effort comes in parts: once the gap has begun to narrow, as long as each part narrows it further.
+    auto goes_on = [&] {
+      if (!is_over(poll)) return true;
+      const double open = 1 - least_open() / std::min(limit, best_.cost);
+      const bool narrowed = open < before * kProgress;
+      if (stop_ >= last || (narrows && !narrowed)) return false;
+      narrows = narrowed, before = open;
+      allow(effort, poll);
+      stop_ = std::min(stop_, last);
+      return true;
+    };
+    if (has_program()) stop_ = poll.steps();
+    for (int splits = 0; goes_on(); ++splits) {
       const double least = least_open(), target = std::min(limit, best_.cost);
       if (!is_less(least, target) || (splits >= kExactSplits && least >= target * (1 - kNear))) break;
       std::pop_heap(regions_.begin(), regions_.end(), is_later);
       const Region region = std::move(regions_.back());
       regions_.pop_back();
-      const double before = best_.cost;
+      const double known = best_.cost;
       if (!split(region, limit, poll)) settled = std::min(settled, region.bound);
-      if (is_less(best_.cost, before)) improve(poll);
+      if (is_less(best_.cost, known)) improve(poll);
     }
     opened_ = -1;  // nothing is left to go on with
     return std::min({settled, least_open(), limit, best_.cost});

@@ -37,6 +37,25 @@ struct Places {
   }
 };
 
+// The least that the layers of a stage cost where one costs so much in each of its chunks, by their number: those of the
+// cheapest chunks come first, as far as these go. Leaves out the `skipped` fewest numbers, and what is beyond `count` of
+// them; calls `take(number, cost)`. `order`: of the chunks.
+template <class Take>
+void cheapest_first(double cost, const std::vector<double>& layer, const std::vector<int>& fewest,
+                    const std::vector<int>& most, int skipped, int count, std::vector<int>& order, Take take) {
+  order.resize(layer.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return layer[a] < layer[b]; });
+  for (std::size_t c = 0; c < layer.size(); ++c) cost += fewest[c] * layer[c];
+  int at = -skipped;
+  if (at >= 0) take(at, cost);
+  for (const int c : order)
+    for (int n = fewest[c]; n < most[c] && at + 1 < count; ++n) {
+      cost += layer[c];
+      if (++at >= 0) take(at, cost);
+    }
+}
+
 // A stage with its fewest layers, one more, and so on; those that can't win left out.
 struct Menu {
   int fewest = 0;                    // layers of the stage
@@ -222,27 +241,16 @@ class Offers {
     const std::vector<Weights> own_weights = places_.weights(weights, stage);
     const std::vector<double> held = exact_.likely_held(stage, likely);
     std::vector<double> costs(offer.costs.size());
-    std::vector<int> order(chunks), cheapest(chunks);
+    std::vector<int> order, cheapest(chunks);
     auto at_price = [&](double price) {
       std::fill(costs.begin(), costs.end(), kInfinity);
       poll.tick(exact_.choices());
       exact_.relax(stage, held, own_weights, price, [&](double cost, const std::vector<double>& layer, double) {
-        std::iota(order.begin(), order.end(), 0);
-        std::sort(order.begin(), order.end(), [&](int a, int b) { return layer[a] < layer[b]; });
-        for (int c = 0; c < chunks; ++c) cost += few[c] * layer[c];
-        int at = -menu.skipped;
-        auto add = [&] {
-          if (at < 0) return;
-          if (at == target && cost < costs[at])
+        cheapest_first(cost, layer, few, many, menu.skipped, static_cast<int>(costs.size()), order, [&](int at, double sum) {
+          if (at == target && sum < costs[at])
             for (int c = 0; c < chunks; ++c) cheapest[c] = places_.of(stage, order[c]);
-          costs[at] = std::min(costs[at], cost);
-        };
-        add();
-        for (const int c : order)
-          for (int n = few[c]; n < many[c] && at + 1 < static_cast<int>(costs.size()); ++n) {
-            cost += layer[c], ++at;
-            add();
-          }
+          costs[at] = std::min(costs[at], sum);
+        });
       });
       for (std::size_t at = 0; at < costs.size(); ++at) offer.costs[at] = std::max(offer.costs[at], costs[at]);
       return costs[target];

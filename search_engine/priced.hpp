@@ -66,25 +66,15 @@ class PricedRegion {
     for (int c = 0; c < places_.chunks; ++c)
       for (std::size_t moment = 0; moment < memory.size(); ++moment)
         held[c] += tables_.held[stage][moment][c] * (price > 0 ? memory[moment] / price : 1.0 / memory.size());
-    std::vector<int> order(places_.chunks);
+    std::vector<int> order;
     poll.tick(stages.choices());
     stages.relax(stage, held, places_.weights(weights, stage), price,
                  [&](double cost, const std::vector<double>& layer, double level) {
-                   std::iota(order.begin(), order.end(), 0);
-                   std::sort(order.begin(), order.end(), [&](int a, int b) { return layer[a] < layer[b]; });
-                   for (int c = 0; c < places_.chunks; ++c) cost += few[c] * layer[c];
-                   int at = -skipped;
-                   auto add = [&] {
-                     if (at < 0 || !(cost < offer.costs[at])) return;
-                     offer.costs[at] = cost;
+                   cheapest_first(cost, layer, few, many, skipped, count, order, [&](int at, double sum) {
+                     if (!(sum < offer.costs[at])) return;
+                     offer.costs[at] = sum;
                      if (at == target) working = level;
-                   };
-                   add();
-                   for (const int c : order)
-                     for (int n = few[c]; n < many[c] && at + 1 < count; ++n) {
-                       cost += layer[c], ++at;
-                       add();
-                     }
+                   });
                  });
     return offer;
   }
