@@ -246,7 +246,8 @@ class Offers {
       std::fill(costs.begin(), costs.end(), kInfinity);
       poll.tick(exact_.choices());
       exact_.relax(stage, held, own_weights, price, [&](double cost, const std::vector<double>& layer, double) {
-        cheapest_first(cost, layer, few, many, menu.skipped, static_cast<int>(costs.size()), order, [&](int at, double sum) {
+        const int count = static_cast<int>(costs.size());
+        cheapest_first(cost, layer, few, many, menu.skipped, count, order, [&](int at, double sum) {
           if (at == target && sum < costs[at])
             for (int c = 0; c < chunks; ++c) cheapest[c] = places_.of(stage, order[c]);
           costs[at] = std::min(costs[at], sum);

@@ -44,7 +44,7 @@ def memory_of(
     working_mib = max((_beside_mib(part, before) for before, part in neighbours), default=0.0)
     runs = plan.schedule.runs(stage, plan.pipeline, plan.micro_batches, plan.chunks)
     estimate_mib = shared_mib + peak_mib(known, list(without_repeats(runs, plan.chunks)), reduced_each)
-    # No term has what neighbours do to each other: a message under way is as large as the part before makes it.
+    # No price has what neighbours do to each other: a message under way is as large as the part behind made it.
     working_mib = max(memory.working_mib, working_mib, estimate_mib - memory.states_mib - memory.activations_mib)
     return replace(memory, working_mib=working_mib, estimate_mib=estimate_mib)
 
