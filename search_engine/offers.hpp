@@ -37,9 +37,9 @@ struct Places {
   }
 };
 
-// The least that the layers of a stage cost where one costs so much in each of its chunks, by their number: those of the
-// cheapest chunks come first, as far as these go. Leaves out the `skipped` fewest numbers, and what is beyond `count` of
-// them; calls `take(number, cost)`. `order`: of the chunks.
+// The least that the layers of a stage cost where one costs so much in each of its chunks, by their number: those of
+// the cheapest chunks come first, as far as these go. Leaves out the `skipped` fewest numbers, and what is beyond
+// `count` of them; calls `take(number, cost)`. `order`: of the chunks.
 template <class Take>
 void cheapest_first(double cost, const std::vector<double>& layer, const std::vector<int>& fewest,
                     const std::vector<int>& most, int skipped, int count, std::vector<int>& order, Take take) {
