@@ -64,14 +64,6 @@ def module_memory(
     made_mib = gradient_mib if sharding > 1 and ((sharded and not whole_gradients) or not async_reduce) else 0.0
     joins = sharded or not async_reduce or (several_matrices and weights.matrices <= JOINED_NUMBERS)
     joined_mib = gradient_mib if sharding > 1 and joins else 0.0
-    # A message is under way while the next module's backward runs, taken to be as large: after each micro-batch; or
-    # after the last one, when its gradients' place has been given up, but not yet that of what is kept of them.
-    under_way_mib = joined_mib
-    if async_reduce:
-        under_way_mib = max(gradient_mib / shards - room.activation_mib, 0.0) if sharded and whole_gradients else 0.0
-    working_mib = room.working_mib + (room.made_mib if single else 0.0)
-    in_backward = 2 * gathered_mib + max(working_mib, made_mib - room.activation_mib) + under_way_mib
-    at_its_end = gathered_mib + made_mib + joined_mib - room.activation_mib
     part = PartMemory(
         fixed_mib=states.parameters_mib + states.moments_mib,
         gradient_mib=gradient_mib + vectors_mib * per_weight.gradient,
@@ -82,6 +74,14 @@ def module_memory(
         gathered_mib=gathered_mib,
         joined_mib=joined_mib,
     )
+    # A message is under way while the next module's backward runs, taken to be as large: after each micro-batch; or
+    # after the last one, when its gradients' place has been given up, but not yet that of what is kept of them.
+    under_way_mib = joined_mib
+    if async_reduce:
+        under_way_mib = max(part.shard_mib - room.activation_mib, 0.0) if whole_gradients else 0.0
+    working_mib = room.working_mib + (room.made_mib if single else 0.0)
+    in_backward = 2 * gathered_mib + max(working_mib, made_mib - room.activation_mib) + under_way_mib
+    at_its_end = gathered_mib + made_mib + joined_mib - room.activation_mib
     return states, max(in_backward, at_its_end), part
 
 
