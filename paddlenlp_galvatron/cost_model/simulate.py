@@ -94,7 +94,7 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
     stages, chunks = times.stages, times.chunks
     queues = [order(schedule, stage, stages, micro_batches, chunks) for stage in range(stages)]
     place, free = [0] * stages, [0.0] * stages
-    stop: dict[_Done, float] = {}
+    stop: dict[Done, float] = {}
     spans: list[Span] = []
     waiting = True
     while waiting:
@@ -103,7 +103,7 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
             while place[stage] < len(queue):
                 work = queue[place[stage]]
                 at = work.chunk * stages + stage  # among all chunks of all stages
-                before = _input(at, work, stages * chunks - 1)
+                before = input_of(at, work, stages * chunks - 1)
                 ready = 0.0 if before is None else stop.get(before)
                 if ready is None:
                     waiting = True
@@ -121,10 +121,10 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
     return sorted(spans, key=lambda span: (span.start_ms, span.stage))
 
 
-_Done = tuple[int, str, int]  # a pass: its chunk among those of all stages, kind, micro-batch
+Done = tuple[int, str, int]  # a pass: its chunk among those of all stages, kind, micro-batch
 
 
-def _input(at: int, work: Pass, last: int) -> _Done | None:
+def input_of(at: int, work: Pass, last: int) -> Done | None:
     """The pass from which a pass takes its input; None: the first of all."""
     if work.kind == "backward":
         return (at, "forward", work.micro_batch) if at == last else (at + 1, "backward", work.micro_batch)

@@ -8,10 +8,12 @@ from itertools import combinations
 from math import sqrt
 from statistics import fmean, median
 
-from ..cost_model import CostModel, Prediction, step_traffic_bytes
+from ..cost_model import CostModel, step_traffic_bytes
+from ..cost_model.costs import StageMemory
 from ..plan import ModelShape, Plan
 from .contests import Contest
 from .options import ValidateOptions
+from .shared import shared_step
 from .terms import TERMS, busy_ms, predicted_ms
 from .work import MeasuredRun, key_of
 
@@ -79,19 +81,31 @@ class Outcome:
         return max(off, key=lambda name: abs(off[name]))
 
 
-def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape) -> Outcome:
-    """Raises UserError where the plan cannot be priced."""
+def outcome(
+    plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape, processors: int | None = None
+) -> Outcome:
+    """`processors`: how many all ranks share; None: each has its own. Raises UserError where the plan cannot be
+    priced."""
     prediction = cost.predict(plan)
+    step_ms, speeds = 1000 * prediction.time_s, (1.0,) * plan.pipeline
+    if processors is not None and processors < plan.world_size:
+        step_ms, speeds = shared_step(plan, prediction.times, processors)
     size = plan.stage_size
     stages = tuple(
-        _stage(plan, stage, run, cost, prediction, slice(stage * size, (stage + 1) * size))
+        _stage(
+            run.step.terms_ms[stage * size : (stage + 1) * size],
+            run.peaks_mib[stage * size : (stage + 1) * size],
+            predicted_ms(plan, cost, stage, step_ms, speeds[stage]),
+            prediction.stages[stage].memory,
+            cost,
+        )
         for stage in range(plan.pipeline)
     )
     predicted_bytes = sum(step_traffic_bytes(plan, shape).values())
     return Outcome(
         plan,
         kind,
-        prediction.time_s,
+        step_ms / 1000,
         run.step.seconds,
         stages,
         predicted_bytes,
@@ -107,15 +121,18 @@ def _host_speed(run: MeasuredRun, cost: CostModel) -> float:
 
 
 def _stage(
-    plan: Plan, stage: int, run: MeasuredRun, cost: CostModel, prediction: Prediction, mine: slice
+    ranks: Sequence[Mapping[str, float]],
+    peaks_mib: Sequence[float],
+    predicted_ms: Mapping[str, float],
+    memory: StageMemory,
+    cost: CostModel,
 ) -> StageOutcome:
-    ranks, memory = run.step.terms_ms[mine], prediction.stages[stage].memory
     return StageOutcome(
-        predicted_ms(plan, cost, stage, 1000 * prediction.time_s),
+        predicted_ms,
         {name: fmean(terms[name] for terms in ranks) for name in TERMS},
         memory.tensors_mib,
         cost.reserve.bound_mib(memory.total_mib - memory.context_mib),
-        max(run.peaks_mib[mine]),
+        max(peaks_mib),
     )
 
 

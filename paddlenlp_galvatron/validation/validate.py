@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from os import sched_getaffinity
 from pathlib import Path
 from time import monotonic
 
@@ -42,6 +43,10 @@ class Validation:
         self.disturbance = Disturbance()
         self.shape = load_model(options.model_size)
         self.cost = _cost(options, self.shape, note)
+        self.processors = self._processors()
+        if self.processors and self.processors < options.world_size:
+            shared = f"{options.world_size} ranks share {self.processors} processors"
+            note(f"{shared}: predicted are steps in which a stage that waits gives its share to the others")
         self.contests = contests(self.shape, self.cost, _search_options(options, self.cost), options.budgets)
         self.kinds: dict[Plan, str] = {}  # every plan once, by why it was taken first
         for path in options.plans:
@@ -153,6 +158,11 @@ class Validation:
 
         return [plan for plan in self.kinds if not is_done(found.get(key_of(plan), []))]
 
+    def _processors(self) -> int | None:
+        """That all ranks share; None where they compute on devices of their own."""
+        on_cpu = self.cost.network.profile.meta.fingerprint.driver == "gloo"
+        return self.options.num_nodes * len(sched_getaffinity(0)) if on_cpu else None
+
     def accuracy(self) -> Accuracy:
         """Of what was run. Raises UserError where nothing was."""
         visits = self.visits()
@@ -163,7 +173,7 @@ class Validation:
             if why := next((visit.failed for visit in known if visit.failed), ""):
                 failed[key_of(plan)] = why
             elif known:
-                found[plan] = outcome(plan, kind, MeasuredRun.of(known), self.cost, self.shape)
+                found[plan] = outcome(plan, kind, MeasuredRun.of(known), self.cost, self.shape, self.processors)
         if not found:
             why = next(iter(failed.values()), "there was no time")
             raise UserError(f"minutes: no plan was run to its end: {why}")
