@@ -139,7 +139,6 @@ FIGURES = [
     ),
     ("explain", [int(page.FRONTIER_S)], "ten times more, in {} s", "另做十次，至多约 {} 秒"),
     ("explain", [page.MOST_SPANS], "the first {} passes are drawn", "只画前 {} 次"),
-    ("validate", [worker.WARM_UP], "the first {} steps do not count", "前{}步不计"),
     ("validate", [worker.VISIT_S], "for about {} seconds", "约 {} 秒"),
     ("validate", [worker.LEAST_STEPS], "at least {} of them", "至少{}步"),
     ("validate", [100 * accuracy.CLEAR], "more than {} % behind", "认为落后 {} % 以上"),

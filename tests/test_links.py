@@ -13,7 +13,10 @@ from paddlenlp_galvatron.runtime import pipeline
 @dataclass
 class Message:
     tensor: Any
-    ended: bool = False
+    waited: int = 0
+
+    def wait(self) -> None:
+        self.waited += 1
 
 
 def test_a_message_is_kept_until_it_has_left_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,15 +28,15 @@ def test_a_message_is_kept_until_it_has_left_and_no_longer(monkeypatch: pytest.M
 
     monkeypatch.setattr(pipeline, "send_start", send_start)
     link = pipeline.Link(None, 1, [4], "float32")
-    for _ in range(2):
-        link.send(np.zeros(4))
-    first, second = (message() for message in sent)
-    assert first and second
-    second.ended = True
-    del second
-    link.let_go()
-    assert all(message() for message in sent)  # they leave in order
-    first.ended = True
-    del first
-    link.let_go()
-    assert not any(message() for message in sent)
+    for _ in range(2):  # steps
+        sent.clear()
+        for _ in range(3):
+            link.send(np.zeros(4))
+        link.has_received(0)
+        assert [bool(message()) for message in sent] == [True, True, True]
+        for _ in range(2):  # told twice, let go once
+            link.has_received(2)
+            assert [bool(message()) for message in sent] == [False, False, True]
+        last = sent[-1]()
+        link.flush()
+        assert last and last.waited == 1

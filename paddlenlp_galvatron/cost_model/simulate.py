@@ -16,7 +16,7 @@ from typing import NamedTuple
 import galvatron_dp_core
 import numpy as np
 
-from ..plan.schedules import Pass, Schedule, arrays, in_flight, order
+from ..plan.schedules import Done, Pass, Schedule, arrays, in_flight, input_of, order, way_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,7 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
                 if ready is None:
                     waiting = True
                     break
-                if before and before[0] != at:
-                    ready += times.send[min(at, before[0])]
-                start = max(free[stage], ready)
+                start = max(free[stage], ready + way_ms(at, before, times.send))
                 long = (times.forward if work.kind == "forward" else times.backward)[at]
                 free[stage] = stop[at, work.kind, work.micro_batch] = start + long
                 spans.append(Span(stage, work, start, start + long))
@@ -119,13 +117,3 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
         Span(s, None, end, end + sync) for s, (end, sync) in enumerate(zip(free, times.sync, strict=True)) if sync
     ]
     return sorted(spans, key=lambda span: (span.start_ms, span.stage))
-
-
-Done = tuple[int, str, int]  # a pass: its chunk among those of all stages, kind, micro-batch
-
-
-def input_of(at: int, work: Pass, last: int) -> Done | None:
-    """The pass from which a pass takes its input; None: the first of all."""
-    if work.kind == "backward":
-        return (at, "forward", work.micro_batch) if at == last else (at + 1, "backward", work.micro_batch)
-    return (at - 1, "forward", work.micro_batch) if at else None

@@ -45,10 +45,6 @@ class Pending:
     def __init__(self, operation: Operation, out: Any, kept: Any = None):
         self._operation, self._out, self._kept = operation, out, kept
 
-    @property
-    def ended(self) -> bool:
-        return self._operation.ended
-
     def wait(self) -> Any:
         with waiting(self._operation.what), span(*self._operation.shown):
             self._operation.wait()

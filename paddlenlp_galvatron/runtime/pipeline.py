@@ -3,7 +3,8 @@
 Activations go down from stage to stage and gradients up, on a communicator each: the two directions never wait for
 one another. Where stages have several chunks, the first and the last stage are neighbours, too, on two more. Sends
 return at once; a receive is posted one pass ahead, so that it hides under compute. What messages arrive in is kept for
-those to come.
+those to come. What is sent is kept until the schedule tells that it has arrived: a host that runs ahead of its device
+sees none of it leave.
 
 On a GPU the first step takes one micro-batch after the other, and posts nothing ahead: CUDA loads a kernel when it is
 first used, and may wait for all that the device was given to do, for messages, too. Nothing is under way then that
@@ -13,12 +14,12 @@ needs the pass that the kernel is for.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import paddle
 
 from ..plan import Plan
-from ..plan.schedules import Pass, order
+from ..plan.schedules import Pass, arrivals, order
 from . import device
 from .collectives import Pending, receive_start, send_start
 from .groups import BACK, DOWN, ON, UP, Groups
@@ -32,6 +33,7 @@ class Link:
     def __init__(self, group: Any, peer: int, shape: list[int], dtype: str):
         self._group, self._peer, self._shape, self._dtype = group, peer, shape, dtype
         self._sent: deque[Pending] = deque()
+        self._left = 0  # messages since the last flush that are not kept any more
         self._posted: deque[Pending] = deque()
         self._free: list[Any] = []  # where messages arrived that are not read any more
 
@@ -59,15 +61,36 @@ class Link:
         """What is computed next does not read this message any more: another one may arrive where it did."""
         self._free.append(message.detach())  # on the same memory, without what autograd knows of it
 
-    def let_go(self) -> None:
-        """Keep no more what has left."""
-        while self._sent and self._sent[0].ended:
-            self._sent.popleft()
+    def has_received(self, messages: int) -> None:
+        """The peer has received so many messages since the last flush: keep them no longer."""
+        while self._left < messages:
+            self._sent.popleft().wait()
+            self._left += 1
 
     def flush(self) -> None:
         """Wait until all that was sent has left."""
-        while self._sent:
-            self._sent.popleft().wait()
+        self.has_received(self._left + len(self._sent))
+        self._left = 0
+
+
+Links = tuple[Link, Link]  # between two stages: for activations, and for gradients
+
+
+class Course(NamedTuple):
+    """The passes of a stage, in order."""
+
+    passes: list[Pass]
+    arrived: list[int]  # once the input of each is there: messages sent to where it came from, since the step began
+
+    @classmethod
+    def of(cls, plan: Plan, stage: int, in_turn: bool = False) -> Course:
+        """In the plan's order, or one micro-batch after the other."""
+
+        def order_of(stage: int) -> list[Pass]:
+            passes = order(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks)
+            return sorted(passes, key=lambda step: step.micro_batch) if in_turn else passes
+
+        return cls(order_of(stage), arrivals(order_of, stage, plan.pipeline, plan.chunks))
 
 
 class Pipeline:
@@ -76,29 +99,28 @@ class Pipeline:
     def __init__(self, plan: Plan, stage: Stage, rank: int, groups: Groups):
         self._stage = stage
         self._micro_batches, self._chunks = plan.micro_batches, plan.chunks
-        self._schedule = order(plan.schedule, stage.index, plan.pipeline, plan.micro_batches, plan.chunks)
-        self._order = self._schedule  # of the next step
+        self._schedule = Course.of(plan, stage.index)
+        self._course = self._schedule  # of the next step
         if device.loads_kernels():
-            self._order = sorted(self._schedule, key=lambda step: step.micro_batch)
+            self._course = Course.of(plan, stage.index, in_turn=True)
+        numbers = stage.numbers.stored
         size, first = plan.stage_size, rank % plan.stage_size
         last = first + plan.world_size - size
 
-        def links(low: int, high: int, uses: tuple[str, str]) -> list[Link]:
-            """For activations, and for gradients."""
+        def links(low: int, high: int, *uses: str) -> Links:
             peer = low + high - rank
-            return [
-                Link(groups.get((low, high), use), peer, stage.boundary_shape, stage.numbers.stored) for use in uses
-            ]
+            down, up = (Link(groups.get((low, high), use), peer, stage.boundary_shape, numbers) for use in uses)
+            return down, up
 
-        before: list[Link] | None = None
-        after: list[Link] | None = None
-        around: list[Link] | None = None
+        before: Links | None = None
+        after: Links | None = None
+        around: Links | None = None
         if not stage.is_first:
-            before = links(rank - size, rank, (DOWN, UP))
+            before = links(rank - size, rank, DOWN, UP)
         if not stage.is_last:
-            after = links(rank, rank + size, (DOWN, UP))
+            after = links(rank, rank + size, DOWN, UP)
         if plan.chunks > 1 and (stage.is_first or stage.is_last):
-            around = links(first, last, (ON, BACK))
+            around = links(first, last, ON, BACK)
         self._links = [link for pair in (before, after, around) if pair for link in pair]
         # Of each chunk: where its input comes from and where its output goes to.
         self._above = [around if stage.is_first and chunk else before for chunk in range(plan.chunks)]
@@ -112,7 +134,7 @@ class Pipeline:
         held: list[deque[tuple[Any, Any]]] = [deque() for _ in range(self._chunks)]  # inputs and outputs in flight
         own_ids, own_labels = self._take(ids, labels)
         total = paddle.zeros([], "float32")
-        for position, step in enumerate(self._order):
+        for position, step in enumerate(self._course.passes):
             above, below = self._above[step.chunk], self._below[step.chunk]
             if step.kind == "forward":
                 x = self._input(position)
@@ -132,7 +154,7 @@ class Pipeline:
                     above[1].send(x.grad)
                     above[0].done_with(x)
         self._flush()
-        self._order = self._schedule
+        self._course = self._schedule
         return total
 
     def evaluate(self, ids: Tokens, labels: Tokens) -> Any:
@@ -140,7 +162,7 @@ class Pipeline:
         total = paddle.zeros([], "float32")
         own_ids, own_labels = self._take(ids, labels)
         with paddle.no_grad():
-            for step in self._order:
+            for step in self._course.passes:
                 if step.kind == "backward":
                     continue
                 above, below = self._above[step.chunk], self._below[step.chunk]
@@ -170,47 +192,39 @@ class Pipeline:
     def _name(self, step: Pass) -> str:
         return str(step.micro_batch) if self._chunks == 1 else f"{step.micro_batch}, chunk {step.chunk}"
 
-    def _source(self, step: Pass) -> Link | None:
-        """Where a pass receives what it begins with."""
+    def _source(self, step: Pass) -> Links | None:
+        """Where a pass receives what it begins with, and where that stage receives from this one."""
         if step.kind == "forward":
-            links = self._above[step.chunk]
-            return links[0] if links else None
-        links = self._below[step.chunk]
-        return links[1] if links else None
+            return self._above[step.chunk]
+        below = self._below[step.chunk]
+        return below and below[::-1]
+
+    def _receive(self, position: int) -> Any:
+        """What a pass begins with, if a stage sends that; posts the receive of the next pass, and of the one after it,
+        where that has not been done."""
+        message = None
+        if source := self._source(self._course.passes[position]):
+            message = source[0].receive()
+            source[1].has_received(self._course.arrived[position])
+        if self._course is self._schedule:
+            for step in self._course.passes[position + 1 : position + 3]:
+                if (ahead := self._source(step)) and not ahead[0].is_posted:
+                    ahead[0].post()
+        return message
 
     def _input(self, position: int) -> Any:
-        link = self._source(self._order[position])
-        if link is None:
-            self._post_next(position)
-            return None
-        x = link.receive()
-        x.stop_gradient = False
-        self._post_next(position)
+        x = self._receive(position)
+        if x is not None:
+            x.stop_gradient = False
         return x
 
     def _backward(self, out: Any, scale: float, position: int) -> None:
-        step = self._order[position]
-        name = f"backward {self._name(step)}"
-        link = self._source(step)
-        if link is None:
-            self._post_next(position)
-            with span(name, "backward"):
+        step = self._course.passes[position]
+        grad = self._receive(position)
+        with span(f"backward {self._name(step)}", "backward"):
+            if grad is None:
                 (out * scale).backward()
-            return
-        grad = link.receive()
-        self._post_next(position)
-        with span(name, "backward"):
-            paddle.autograd.backward([out], [grad])
-        link.done_with(grad)
-
-    def _post_next(self, position: int) -> None:
-        """Post the receive of the next pass, and of the one after it, where that has not been done. What the pass has
-        received tells that older messages have left."""
-        for any_link in self._links:
-            any_link.let_go()
-        if self._order is not self._schedule:
-            return
-        for step in self._order[position + 1 : position + 3]:
-            link = self._source(step)
-            if link and not link.is_posted:
-                link.post()
+            else:
+                paddle.autograd.backward([out], [grad])
+        if source := self._source(step):
+            source[0].done_with(grad)

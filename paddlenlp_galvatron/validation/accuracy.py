@@ -88,7 +88,7 @@ def outcome(
     priced."""
     prediction = cost.predict(plan)
     step_ms, speeds = 1000 * prediction.time_s, (1.0,) * plan.pipeline
-    if processors is not None and processors < plan.world_size:
+    if processors is not None:
         step_ms, speeds = shared_step(plan, prediction.times, processors)
     size = plan.stage_size
     stages = tuple(

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from math import inf
 from typing import NamedTuple
 
-from ..cost_model.simulate import Done, StageTimes, input_of
+from ..cost_model.simulate import StageTimes
 from ..plan import Plan
-from ..plan.schedules import order
+from ..plan.schedules import Done, input_of, order, way_ms
 
 
 class _Job(NamedTuple):
@@ -41,9 +41,10 @@ def shared_step(plan: Plan, times: StageTimes, processors: int) -> tuple[float, 
         coming = {stage: comes(queue[0]) for stage, queue in enumerate(queues) if queue and stage not in left_ms}
         left_ms |= {stage: queues[stage][0].long_ms for stage, at in coming.items() if at <= now}
         speed = max(1.0, min(plan.pipeline / max(len(left_ms), 1), plan.world_size / processors))
-        ends = now + min(left_ms.values(), default=inf) / speed
+        least_ms = min(left_ms.values(), default=inf)
+        ends = now + least_ms / speed
         event = min([ends, *(at for at in coming.values() if at > now)])
-        done = [stage for stage, ms in left_ms.items() if event == ends and ms == min(left_ms.values())]
+        done = [stage for stage, ms in left_ms.items() if event == ends and ms == least_ms]
         for stage in left_ms:
             busy_ms[stage] += event - now
             left_ms[stage] -= (event - now) * speed
@@ -59,7 +60,6 @@ def _jobs(plan: Plan, times: StageTimes, stage: int) -> Iterator[_Job]:
     for work in order(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks):
         at = work.chunk * plan.pipeline + stage  # among all chunks of all stages
         before = input_of(at, work, len(times.forward) - 1)
-        way_ms = times.send[min(at, before[0])] if before and before[0] != at else 0.0
         long_ms = (times.forward if work.kind == "forward" else times.backward)[at]
-        yield _Job((at, work.kind, work.micro_batch), before, way_ms, long_ms)
+        yield _Job((at, work.kind, work.micro_batch), before, way_ms(at, before, times.send), long_ms)
     yield _Job(None, None, 0.0, times.sync[stage])

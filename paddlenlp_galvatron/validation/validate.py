@@ -26,7 +26,7 @@ from .draw import draw
 from .options import ValidateOptions
 from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
 
-METHOD = 4  # how a step is measured: raised when that changes
+METHOD = 5  # how a step is measured: raised when that changes
 WORKER = f"{__package__}.worker"
 SPARE_S = 600  # beyond the minutes: the start, and the plan that is under way
 MOST_FAILURES = 10  # of plans, after which something else is wrong
@@ -44,7 +44,7 @@ class Validation:
         self.shape = load_model(options.model_size)
         self.cost = _cost(options, self.shape, note)
         self.processors = self._processors()
-        if self.processors and self.processors < options.world_size:
+        if self.processors is not None:
             shared = f"{options.world_size} ranks share {self.processors} processors"
             note(f"{shared}: predicted are steps in which a stage that waits gives its share to the others")
         self.contests = contests(self.shape, self.cost, _search_options(options, self.cost), options.budgets)
@@ -159,9 +159,11 @@ class Validation:
         return [plan for plan in self.kinds if not is_done(found.get(key_of(plan), []))]
 
     def _processors(self) -> int | None:
-        """That all ranks share; None where they compute on devices of their own."""
+        """That all ranks share; None where each computes on one of its own."""
+        options = self.options
         on_cpu = self.cost.network.profile.meta.fingerprint.driver == "gloo"
-        return self.options.num_nodes * len(sched_getaffinity(0)) if on_cpu else None
+        processors = options.num_nodes * len(sched_getaffinity(0))
+        return processors if on_cpu and processors < options.world_size else None
 
     def accuracy(self) -> Accuracy:
         """Of what was run. Raises UserError where nothing was."""

@@ -5,12 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.plan import Schedule
-from paddlenlp_galvatron.plan.schedules import Pass, arrays, chunks_in_flight, in_flight, order
+from paddlenlp_galvatron.plan.schedules import Pass, arrays, arrivals, chunks_in_flight, in_flight, order
 
 pipelines = st.integers(1, 6).flatmap(
     lambda stages: st.tuples(st.sampled_from(Schedule), st.integers(0, stages - 1), st.just(stages), st.integers(1, 12))
 )
 SIZES = [(stages, micro_batches) for stages in range(1, 9) for micro_batches in range(1, 17)]
+BACKWARDS = {"forward": "backward", "backward": "forward"}
 INTERLEAVING = [(one, chunks) for one in Schedule for chunks in (1, 2, 3, 4) if one.of_chunks or chunks == 1]
 
 
@@ -48,14 +49,17 @@ def test_in_flight_is_the_textbooks():
 
 @pytest.mark.parametrize(("schedule", "chunks"), INTERLEAVING, ids=str)
 def test_stages_exchange_messages_in_one_order_and_never_wait_in_a_circle(schedule, chunks):
-    """A replay in which each link between two stages hands on messages in the order of sending."""
+    """A replay in which each link between two stages hands on messages in the order of sending; each message brings how
+    many of the other direction its sender had received."""
     for stages, micro_batches in cases(chunks):
         lists = [order(schedule, stage, stages, micro_batches, chunks) for stage in range(stages)]
         for passes in lists:
             for chunk in range(chunks):
                 for kind in ("forward", "backward"):
                     assert [p.micro_batch for p in passes if p[:2] == (kind, chunk)] == [*range(micro_batches)]
-        links: dict[tuple[str, int], list[tuple[int, int]]] = {}  # what arrives for passes of a kind at a stage
+        links: dict[tuple[str, int], list[tuple[int, int, int]]] = {}  # what arrives for passes of a kind at a stage
+        received = {(kind, stage): 0 for kind in ("forward", "backward", "turn") for stage in range(stages)}
+        told: list[list[int]] = [[] for _ in range(stages)]
         last = stages * chunks - 1
         waiting, progress = [list(passes) for passes in lists], True
         while progress:
@@ -64,19 +68,26 @@ def test_stages_exchange_messages_in_one_order_and_never_wait_in_a_circle(schedu
                 while passes:
                     kind, chunk, micro_batch = passes[0]
                     at = chunk * stages + stage
+                    news = 0
                     if (kind, at) != ("forward", 0):
-                        messages = links.setdefault(("turn" if (kind, at) == ("backward", last) else kind, stage), [])
-                        if not messages:
+                        link = "turn" if (kind, at) == ("backward", last) else kind, stage
+                        if not links.get(link):
                             break
-                        assert messages.pop(0) == (at, micro_batch), "messages come in another order than they are sent"
+                        *message, news = links[link].pop(0)
+                        assert message == [at, micro_batch], "messages come in another order than they are sent"
+                        received[link] += 1
+                    told[stage].append(news)
                     to = at + 1 if kind == "forward" else at - 1
                     if to > last:
-                        links.setdefault(("turn", stage), []).append((at, micro_batch))
+                        links.setdefault(("turn", stage), []).append((at, micro_batch, 0))
                     elif to >= 0:
-                        links.setdefault((kind, to % stages), []).append((to, micro_batch))
+                        news = 0 if stages == 1 else received[BACKWARDS[kind], stage]
+                        links.setdefault((kind, to % stages), []).append((to, micro_batch, news))
                     passes.pop(0)
                     progress = True
         assert not any(waiting), (stages, micro_batches)
+        for stage in range(stages):
+            assert told[stage] == arrivals(lists.__getitem__, stage, stages, chunks), (stages, micro_batches, stage)
 
 
 def test_arrays_are_the_lists():

@@ -13,9 +13,35 @@ from functools import lru_cache
 import numpy as np
 
 from . import gpipe, interleaved, one_f_one_b
-from .passes import ChunkedRuns, Integers, Pass, Run, Runs, expand, held_at_peaks, without_repeats
+from .passes import (
+    ChunkedRuns,
+    Done,
+    Integers,
+    Pass,
+    Run,
+    Runs,
+    arrivals,
+    expand,
+    held_at_peaks,
+    input_of,
+    way_ms,
+    without_repeats,
+)
 
-__all__ = ["Pass", "Run", "Schedule", "arrays", "chunks_in_flight", "in_flight", "order", "without_repeats"]
+__all__ = [
+    "Done",
+    "Pass",
+    "Run",
+    "Schedule",
+    "arrays",
+    "arrivals",
+    "chunks_in_flight",
+    "in_flight",
+    "input_of",
+    "order",
+    "way_ms",
+    "without_repeats",
+]
 
 
 class Schedule(StrEnum):

@@ -11,7 +11,7 @@ the first. Where stages have one chunk it is 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -39,6 +39,8 @@ class Run(NamedTuple):
     step: int = 1
 
 
+Done = tuple[int, str, int]  # a pass: its chunk among those of all stages, kind, micro-batch
+
 Runs = Callable[[int, int, int], Iterable[Run]]
 """A schedule: the runs of a stage, in order, given stage, number of stages and of micro-batches."""
 
@@ -65,6 +67,36 @@ def expand(runs: Iterable[Run]) -> Iterator[Pass]:
         for time in range(run.times):
             for kind, chunk, micro_batch in passes:
                 yield Pass(KINDS[kind], chunk, micro_batch + time * run.step)
+
+
+def input_of(at: int, work: Pass, last: int) -> Done | None:
+    """The pass from which a pass of chunk `at` takes its input; None: the first of all. `last`: the last chunk."""
+    if work.kind == "backward":
+        return (at, "forward", work.micro_batch) if at == last else (at + 1, "backward", work.micro_batch)
+    return (at - 1, "forward", work.micro_batch) if at else None
+
+
+def way_ms(at: int, source: Done | None, send: Sequence[float]) -> float:
+    """How long a pass of chunk `at` waits for its input once `source` is done; `send`: from each chunk to the next."""
+    return send[min(at, source[0])] if source and source[0] != at else 0.0
+
+
+def arrivals(order_of: Callable[[int], Iterable[Pass]], stage: int, stages: int, chunks: int) -> list[int]:
+    """What each pass of a stage learns from its input: two stages exchange activations one way and gradients the other,
+    and whoever sends one has received some of the others before. How many of those that this stage sent: they have
+    left. `order_of`: the passes of a stage."""
+    last = stages * chunks - 1
+    known: dict[Done, int] = {}
+    for neighbour in {(stage - 1) % stages, (stage + 1) % stages} - {stage}:
+        received = dict.fromkeys(KINDS, 0)
+        for work in order_of(neighbour):
+            at = work.chunk * stages + neighbour
+            source = input_of(at, work, last)
+            if source and source[0] % stages == stage:
+                received[work.kind] += 1
+            known[at, work.kind, work.micro_batch] = received[KINDS[work.kind == "forward"]]
+    sources = (input_of(work.chunk * stages + stage, work, last) for work in order_of(stage))
+    return [known.get(source, 0) if source else 0 for source in sources]
 
 
 def without_repeats(runs: Iterable[Run], chunks: int) -> Iterator[Pass]:
