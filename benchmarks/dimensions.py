@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from on_data_sheet import KI, problem
-
 from paddlenlp_galvatron.base.writing import write_text
-from paddlenlp_galvatron.cost_model import CostModel, load
+from paddlenlp_galvatron.cost_model import CostModel, derive, load
 from paddlenlp_galvatron.plan import load_model
+from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.report.breakdown import COMMUNICATION, breakdown
 from paddlenlp_galvatron.search import SearchOptions, SearchResult, search
 
+KI, TOKENS = 1024, 4 * 2**20  # of a step, whatever the length of its samples
 SPLITS = 32  # widest degree of tensor parallelism, Ulysses and context parallelism
 DIMENSIONS: dict[str, dict[str, Any]] = {
     "interleaved": {"max_virtual_pp_deg": 4},
@@ -70,6 +70,28 @@ WORDS = {
 }
 COLOURS = {"interleaved": "#00897b", "parts": "#f4a259", "cp": "#3d5a80", "all": "#8d6a9f"}
 ROW, BAR, LEFT, WIDE, TALLEST = 62, 11, 250, 430, 2.0  # of the picture, in pixels; and the largest ratio it shows
+
+
+def problem(name: str, gpus: int, seq: int, **more: Any) -> tuple[CostModel, SearchOptions]:
+    """What to search with: ZeRO-2, the device's own reserve of memory, and `more` options. A model whose positions end
+    earlier is given as many as a sample has."""
+    sheet, shape = load_data_sheet("h100-80gb"), load_model(name)
+    shape = replace(shape, max_position_embeddings=max(seq, shape.max_position_embeddings))
+    nodes, cards = max(gpus // sheet.gpus_per_node, 1), min(gpus, sheet.gpus_per_node)
+    options = SearchOptions(
+        num_nodes=nodes,
+        num_gpus_per_node=cards,
+        world_size=gpus,
+        memory_constraint=sheet.memory.value,
+        settle_bsz=TOKENS // seq,
+        seq_length=seq,
+        sp_space="tp+sp",
+        default_dp_type="zero2",
+        **more,
+    )
+    cost = derive(shape, sheet, nodes, cards, options.assumptions)
+    context_mib = cost.reserve.context_mib(sheet.memory.value * KI)
+    return cost.reserving(context_mib), options.model_copy(update={"context_mib": context_mib})
 
 
 @dataclass(frozen=True)
