@@ -11,17 +11,17 @@ from ..plan.strategy import runs
 
 # Terms of a step's time on one stage, in ms, by key and name. They and `waiting` add up to the step.
 TIME = {
-    "forward": "layers, forward",
-    "backward": "layers, backward",
-    "recompute": "layers, recompute",
+    "forward": "forward",
+    "backward": "backward",
+    "recompute": "recompute",
     "vocabulary": "embedding, LM head, loss",
-    "tensor": "collectives of split layers",
-    "layouts": "changes of layout",
-    "gathers": "gathers of zero3's weights",
-    "gradients": "sums of gradients",
-    "publish": "gathers of zero2's weights",
+    "tensor": "TP/CP/Ulysses communication",
+    "layouts": "resharding",
+    "gathers": "ZeRO-3 all-gather",
+    "gradients": "gradient reduction",
+    "publish": "ZeRO-2 all-gather",
     "optimizer": "optimizer",
-    "waiting": "waiting for other stages",
+    "waiting": "pipeline bubble",
 }
 COMMUNICATION = ("tensor", "layouts", "gathers", "gradients", "publish")
 # Terms of a device's memory on one stage, in MiB. They and `free` add up to the budget.
@@ -29,9 +29,9 @@ MEMORY = {
     "parameters": "parameters",
     "gradients": "gradients",
     "moments": "optimizer states",
-    "masks": "masks, ids, messages between stages",
-    "activations": "activations in flight",
-    "working": "working set",
+    "masks": "masks, ids, P2P buffers",
+    "activations": "activations",
+    "working": "workspace",
     "reserve": "reserve",
     "free": "free",
 }

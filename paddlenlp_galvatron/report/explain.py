@@ -1,4 +1,4 @@
-"""A plan that explains itself: where time and memory go, what binds, and what would change it."""
+"""A plan that explains itself: where time and memory go, the bottlenecks, and what would change it."""
 
 from __future__ import annotations
 
@@ -108,18 +108,18 @@ def printed(explanation: Explanation, shape: ModelShape | None = None) -> Iterat
     plan, prediction = explanation.plan, explanation.prediction
     yield (
         f"{prediction.time_s:.4g} s a step, {prediction.samples_per_s:.4g} samples/s, "
-        f"{prediction.bubble_share:.1%} of all stages' time waiting"
+        f"{prediction.bubble_share:.1%} pipeline bubble"
     )
     yield from describe(replace(plan, metadata={}), shape)
     shown = _shown(explanation)
     if len(shown) < len(explanation.stages):
         yield f"{len(explanation.stages)} stages; shown are those that work longest or need most memory"
     blocks = [shown[first : first + COLUMNS] for first in range(0, len(shown), COLUMNS)]
-    yield "\ntime of a step on each stage, ms (in brackets: hidden behind compute)"
+    yield "\ntime of a step on each stage, ms (in brackets: overlapped with computation)"
     yield from (_time_table(explanation.stages, block) for block in blocks)
     yield f"\nmemory of a device on each stage, MiB, of {explanation.budget_mib:.0f}"
     yield from (_memory_table(explanation.stages, block) for block in blocks)
-    yield "\nwhat binds"
+    yield "\nbottlenecks"
     yield from binding(explanation)
     yield "\nthe best plans of this batch"
     yield from _runners_up(explanation)
@@ -131,13 +131,13 @@ def printed(explanation: Explanation, shape: ModelShape | None = None) -> Iterat
         yield f"… and {len(one_layer.others) - MOST_OTHERS} more; --json has all"
     yield "\nwhat if (each found by a search)"
     yield _what_ifs(explanation)
-    if any(one.gap for one in explanation.what_ifs):
+    if any(one.is_range for one in explanation.what_ifs):
         yield UNCERTAIN
     yield from (f"{one.name}, {one.change}: {one.why_not}" for one in explanation.what_ifs if one.why_not)
 
 
 def binding(explanation: Explanation) -> list[str]:
-    """What keeps the plan from being faster, a sentence each."""
+    """The bottlenecks of a plan, a sentence each."""
     stages, prediction = explanation.stages, explanation.prediction
     full, busy = explanation.fullest, explanation.busiest
     memory = stages[full].memory_mib
@@ -147,11 +147,11 @@ def binding(explanation: Explanation) -> list[str]:
     lines = [f"memory of stage {full}: {free} of {explanation.budget_mib:,.0f}; most of it is {MEMORY[most]}"]
     if len(stages) > 1:
         share = stages[busy].busy_ms / step_ms
-        lines.append(f"compute of stage {busy}: it works {share:.1%} of the step, the others wait for it")
+        lines.append(f"compute of stage {busy}: busy {share:.1%} of the step, the other stages wait for it")
     term = max(COMMUNICATION, key=lambda key: stages[busy].time_ms[key])
     if stages[busy].time_ms[term]:
         share = stages[busy].time_ms[term] / step_ms
-        lines.append(f"communication of stage {busy}: {TIME[term]} take most, {share:.1%} of the step")
+        lines.append(f"communication of stage {busy}: mostly {TIME[term]}, {share:.1%} of the step")
     speeds = [one for one in explanation.what_ifs if one.name.startswith("links") and isfinite(one.time_s)]
     if speeds:
         link, faster = min(speeds, key=lambda one: one.time_s), explanation.faster
@@ -242,10 +242,10 @@ def _time_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Table
         if any(stage.time_ms[key] for stage in some) or any(hidden):
             made.add_row(name, *(_cell(stage.time_ms[key]) for stage in some))
         if any(hidden):
-            made.add_row("  beside it", *(f"({_cell(ms)})" for ms in hidden))
+            made.add_row("  overlapped", *(f"({_cell(ms)})" for ms in hidden))
     made.add_row("step", *(_cell(sum(stage.time_ms.values())) for stage in some))
     if any(stage.hand_over_ms for stage in some):
-        made.add_row("to the next stage", *(f"({_cell(stage.hand_over_ms)})" for stage in some))
+        made.add_row("P2P to the next stage", *(f"({_cell(stage.hand_over_ms)})" for stage in some))
     return made
 
 

@@ -19,6 +19,7 @@ from ..plan.strategy import runs
 from ..profiles.reserve import Reserve
 from .breakdown import MEMORY, TIME, StageBreakdown, strategy_words
 from .explain import SAME, UNCERTAIN, Explanation, binding
+from .figures import device_word, folded, tiles, time_bar
 from .plan import count
 from .prediction import WARM_UP_STEPS, stage_peaks_mib
 from .search import runner_up
@@ -26,10 +27,34 @@ from .why import SharedTime
 
 FRONTIER_S = 8.0  # that its searches share
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, at which the frontier is searched
-MOST_SPANS = 6000  # that the time line draws; of more, the first ones
 MOST_STEPS = 500  # of the log that are drawn; of more, each n-th
-# Of strategies; further ones are told by their text.
-COLOURS = ("#2f6fc9", "#ad5f18", "#277d50", "#9a51bc", "#c04545", "#47707d", "#7c681d", "#b54f86")
+# Each colour has one meaning. Strategies beyond the eighth share a colour; their text tells them apart.
+COLOURS = ("#7b4fb5", "#0f7c7c", "#b54f86", "#5f7d1d", "#9a3f3f", "#4b6584", "#8e6b00", "#3d7d4f")
+# Computation is blue, communication orange, an idle stage grey.
+TIME_COLOURS = {
+    "forward": "#4f8fe0",
+    "backward": "#2358a6",
+    "recompute": "#9cc2f0",
+    "vocabulary": "#6d7fb8",
+    "tensor": "#b8540c",
+    "layouts": "#e0a35a",
+    "gathers": "#8a4210",
+    "gradients": "#d9781f",
+    "publish": "#f0c088",
+    "optimizer": "#2f9e64",
+    "waiting": "#9aa1ab",
+}
+# Model states are teal, what a micro-batch leaves is gold, the reserve grey.
+MEMORY_COLOURS = {
+    "parameters": "#155e5a",
+    "gradients": "#2f8f88",
+    "moments": "#74bdb6",
+    "masks": "#b7ad8a",
+    "activations": "#c79a1b",
+    "working": "#e6d08a",
+    "reserve": "#9aa1ab",
+}
+LINES = {"best": "#2f6fc9", "mine": "#ad5f18"}  # of charts
 PAGES = Path(__file__).parent / "pages"
 
 
@@ -67,12 +92,12 @@ def frontier(explanation: Explanation) -> list[FrontierPoint]:
 def render(explanation: Explanation, points: Sequence[FrontierPoint], records: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page. `records`: lines of train_log.jsonl."""
     plan, prediction = explanation.plan, explanation.prediction
-    best = explanation.searched.best
+    best, shape = explanation.searched.best, explanation.problem.shapes[0]
     return fill(
         "report.html.jinja",
         **drawn(plan, prediction, explanation.stages, explanation.budget_mib, explanation.problem.cost.reserve)
         | _measured(explanation, records),
-        model=explanation.problem.shapes[0].name,
+        model=shape.name,
         options=explanation.problem.options,
         binds=binding(explanation),
         runners_up=[runner_up(number, other, best) for number, other in enumerate(explanation.searched.runners_up, 2)]
@@ -83,6 +108,8 @@ def render(explanation: Explanation, points: Sequence[FrontierPoint], records: S
         others=[(strategy_words(other.strategy), other) for other in explanation.one_layer.others],
         what_ifs=explanation.what_ifs,
         uncertain=UNCERTAIN,
+        is_range=any(one.is_range for one in explanation.what_ifs),
+        tiles=tiles(plan, prediction, shape, explanation.budget_mib, explanation.problem.cost),
         tokens_per_s=prediction.samples_per_s * (explanation.problem.options.seq_length or 0),
         points=points,
         frontier_chart=_frontier_chart(points, explanation),
@@ -97,6 +124,8 @@ def fill(template: str, **values: Any) -> Markup:
         PackageLoader("paddlenlp_galvatron.report", "pages"),
         template,
         colours=COLOURS,
+        time_colours=TIME_COLOURS,
+        memory_colours=MEMORY_COLOURS,
         page_js=_as_it_is("page.js"),
         **values,
     )
@@ -119,14 +148,16 @@ def drawn(
     tensors_mib = [stage.memory.total_mib - stage.memory.context_mib for stage in prediction.stages]
     bounds_mib = [reserve.bound_mib(mib) for mib in tensors_mib] if reserve.parts else []
     strategies = list(dict.fromkeys(strategy_words(layer) for layer in plan.layers))
-    spans = timeline(plan.schedule, prediction.times, plan.micro_batches)
+    step_ms = 1000 * prediction.time_s
     return {
         "plan": plan,
+        "device": device_word(reserve),
         "stages_words": count(plan.pipeline, "stage"),
         "prediction": prediction,
         "strategies": {words: number % len(COLOURS) for number, words in enumerate(strategies)},
         "grid": list(_grid(plan)),
         "vocabulary": strategy_words(plan.vocab.as_layer()),
+        "vocabulary_colour": len(strategies) % len(COLOURS),
         "stages": stages,
         "budget_mib": budget_mib,
         "bounds_mib": bounds_mib,
@@ -134,8 +165,8 @@ def drawn(
         "time_names": TIME,
         "memory_names": MEMORY,
         "peaks_mib": [],
-        "spans": spans[:MOST_SPANS],
-        "spans_left_out": max(0, len(spans) - MOST_SPANS),
+        "bars": [time_bar(stage, step_ms) for stage in stages],
+        "timeline": folded(timeline(plan.schedule, prediction.times, plan.micro_batches), plan, step_ms),
     }
 
 
@@ -158,10 +189,10 @@ def _frontier_chart(points: Sequence[FrontierPoint], explanation: Explanation) -
     times = {point.memory_gb: point.time_s for point in points}
     mine = {gb: explanation.prediction.time_s if gb == here_gb else None for gb in sorted({*times, here_gb})}
     return _chart(
-        "memory of a device, GB",
+        f"memory of a {device_word(explanation.problem.cost.reserve)}, GiB",
         list(mine),
-        Line("best step", [times.get(gb) for gb in mine], COLOURS[0]),
-        Line("this plan", list(mine.values()), COLOURS[1], point=True),
+        Line("best step", [times.get(gb) for gb in mine], LINES["best"]),
+        Line("this plan", list(mine.values()), LINES["mine"], point=True),
     )
 
 
@@ -176,9 +207,10 @@ class Line:
     dash: bool = False
 
 
-def _chart(name: str, x: list[float], *lines: Line) -> str:
-    """As page.js draws it."""
-    return json.dumps({"x": {"name": name, "values": x}, "series": [asdict(line) for line in lines]})
+def _chart(name: str, x: list[float], *lines: Line, from_zero: bool = False) -> str:
+    """As page.js draws it; the y axis spans the values, or begins at zero."""
+    series = [asdict(line) for line in lines]
+    return json.dumps({"x": {"name": name, "values": x}, "series": series, "zero": from_zero})
 
 
 def _measured(explanation: Explanation, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -196,7 +228,8 @@ def _measured(explanation: Explanation, records: Sequence[Mapping[str, Any]]) ->
         "steps_chart": _chart(
             "step",
             steps,
-            Line("measured", [float(record["step_time_s"]) for record in some], COLOURS[1]),
-            Line("predicted", [predicted_s] * len(steps), COLOURS[0], dash=True),
+            Line("measured", [float(record["step_time_s"]) for record in some], LINES["mine"]),
+            Line("predicted", [predicted_s] * len(steps), LINES["best"], dash=True),
+            from_zero=True,
         ),
     }

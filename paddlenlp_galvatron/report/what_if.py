@@ -25,10 +25,11 @@ from ..search import SearchOptions, SearchResult, search
 from ..search.device import on_device
 from ..search.fit import DEVICE, SEQ
 from .breakdown import breakdown
+from .figures import tiles
 from .page import drawn, fill
-from .search import most_mib
 from .why import GB_MIB, best_of
 
+NODE_FACTORS = (2, 4, 8)  # of nodes that are tried where nothing fits
 SEARCH_S = 10.0  # of processor time, that an answer's search may take: a page that is silent for longer seems dead
 
 
@@ -57,13 +58,13 @@ class Question(Options):
 # What the page calls the fields of the form.
 LABELS = {
     "model_size": "Model",
-    "seq_length": "Tokens of a sample",
-    "global_train_batch_size": "Samples of a step",
-    "device": "Device",
+    "seq_length": "Sequence length",
+    "global_train_batch_size": "Global batch size",
+    "device": "GPU",
     "profiles": "Measured profiles",
     "num_nodes": "Nodes",
-    "num_gpus_per_node": "Devices of a node",
-    "memory_constraint": "Memory of a device, GB",
+    "num_gpus_per_node": "GPUs per node",
+    "memory_constraint": "Memory of a GPU, GiB",
     "search_options": "More options of the search",
 }
 # What stands, faint, in an empty field.
@@ -94,6 +95,7 @@ class Answer:
     result: SearchResult
     notes: tuple[str, ...]
     commands: tuple[str, ...]
+    enough_nodes: int | None = None  # where nothing fits: a number of nodes with which something does
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -101,9 +103,9 @@ class Answer:
         return plan_to_dict(self.result.plan)
 
 
-def answer(question: Question, more: Mapping[str, Any]) -> Answer:
+def answer(question: Question, more: Mapping[str, Any], look_wider: bool = True) -> Answer:
     """`more`: further options of model and search, by canonical name. Raises UserError that names the fields; a search
-    in which nothing fits is an answer."""
+    in which nothing fits is an answer, which then says how many nodes would do, unless `look_wider` is false."""
     if both := sorted(SET_BY_THE_FORM & set(more)):
         raise UserError(f"search_options: {both[0]} has a field of its own; leave it out here")
     if question.profiles and question.device:
@@ -137,7 +139,17 @@ def answer(question: Question, more: Mapping[str, Any]) -> Answer:
         result.best.plan.metadata["searched_from"]["model_options"] = told | asked.model_dump(
             mode="json", exclude_unset=True, exclude_none=True
         )
-    return Answer(model, cost, options, result, tuple(dict.fromkeys(heard)), commands)
+    enough = _enough_nodes(question, more) if look_wider and sheet and not result.best and not result.given_up else None
+    return Answer(model, cost, options, result, tuple(dict.fromkeys(heard)), commands, enough)
+
+
+def _enough_nodes(question: Question, more: Mapping[str, Any]) -> int | None:
+    """With how many nodes a plan fits, if the next power of two times as many do or a few more."""
+    for nodes in (factor * question.num_nodes for factor in NODE_FACTORS):
+        wider = answer(question.model_copy(update={"num_nodes": nodes}), more, look_wider=False)
+        if wider.result.best:
+            return nodes
+    return None
 
 
 def _priced(model: Model, sheet: DataSheet | None, options: SearchOptions, note: Note) -> CostModel:
@@ -212,7 +224,10 @@ def page(values: Mapping[str, str], told: Answer | GalvatronError, query: str) -
         }
         for name, label in LABELS.items()
     ]
-    choices = {"model_size": preset_names(), "device": list(data_sheets())}
+    choices = {"model_size": {name: name for name in preset_names()}, "device": {name: name for name in data_sheets()}}
+    choices["device"] = {"": f"{DEVICE} (default)"} | choices["device"]
+    for name, known in choices.items():  # a path, say
+        known.setdefault(values.get(name, ""), values.get(name, ""))
     faults = faults_of(told) if isinstance(told, GalvatronError) else failed(told)
     shown = fragment(told, query) if isinstance(told, Answer) and told.result.best else ""
     return fill("what_if.html.jinja", fields=fields, choices=choices, faults=faults, shown=shown)
@@ -223,7 +238,10 @@ def failed(told: Answer) -> dict[str, str]:
     try:
         best_of(told.result, SEARCH_S)
     except GalvatronError as error:
-        return faults_of(error)
+        faults = faults_of(error)
+        if told.enough_nodes:
+            faults["num_nodes"] = f"{told.enough_nodes} nodes would do"
+        return faults
     return {}
 
 
@@ -236,7 +254,7 @@ def fragment(told: Answer, query: str) -> str:
         **drawn(best.plan, best.prediction, stages, budget_mib, told.cost.reserve),
         model=told.model.name,
         options=told.options,
-        most_gb=most_mib(best) / GB_MIB,
+        tiles=tiles(best.plan, best.prediction, told.model.shapes[0], budget_mib, told.cost),
         result=told.result,
         tokens_per_s=best.samples_per_s * told.model.seq_length,
         notes=told.notes,

@@ -35,7 +35,7 @@ class Candidate:
             ((plan.micro_batches * (s.forward_ms + s.backward_ms), s.sync_ms) for s in stages), key=lambda s: sum(s)
         )
         waits = max(0.0, round(self.prediction.time_s * 1000 - passes - sync, 6))  # to the ns: one stage alone waits 0
-        parts = {"passes": passes, "gradient sum and update": sync, "waiting for other stages": waits}
+        parts = {"passes": passes, "gradient reduction and update": sync, "pipeline bubble": waits}
         return {name: ms / plan.global_batch for name, ms in parts.items()}
 
     def why_slower_than(self, best: Candidate) -> str:

@@ -79,7 +79,7 @@ def test_each_what_if_is_a_search_under_that_change(explained, galvatron):
     known = read_plan("plan.json")
     cluster = {"allreduce_bandwidth_config_path": "configs/allreduce_bandwidth_2nodes_4gpus_per_node.json"}
     cluster["p2p_bandwidth_config_path"] = "configs/p2p_bandwidth_2nodes_4gpus_per_node.json"
-    changes = {"memory": {"memory_constraint": BUDGET_GB + 1}, "nodes": {"num_nodes": 3, "settle_bsz": 32, **cluster}}
+    changes = {"memory": {"memory_constraint": BUDGET_GB + 1}, "nodes": {"num_nodes": 4, "settle_bsz": 32, **cluster}}
     changes |= {"sequence": {"seq_length": 1024}, "batch": {"settle_bsz": 64}}
     for link, hardware in faster_links(HARDWARE).items():
         hardware.save(f"faster {link}")
@@ -157,7 +157,7 @@ def test_where_one_layer_has_very_many_ways_to_change_some_layers_are_tried(expl
 def test_it_reads_well_at_80_columns(explained, galvatron, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = galvatron("explain", "plan.json").out
-    for title in ("time of a step", "memory of a device", "what binds", "the best plans", "one layer more", "what if"):
+    for title in ("time of a step", "memory of a device", "bottlenecks", "the best plans", "one layer more", "what if"):
         assert title in shown
     assert "this plan is the best one" in shown and "best with one strategy for all layers" in shown
     tables = shown.split("time of a step")[1].split("the best plans")[0]

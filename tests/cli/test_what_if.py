@@ -23,6 +23,7 @@ from browser import DESKTOP, PHONE, browser, needs_chromium, with_pictures
 
 from paddlenlp_galvatron.cli.main import COMMANDS
 from paddlenlp_galvatron.report import what_if
+from paddlenlp_galvatron.report.figures import seconds
 from paddlenlp_galvatron.report.what_if import LABELS, Question
 
 from .test_search import OPTIONS, folder, words, write_profiles  # noqa: F401 - a fixture
@@ -116,7 +117,7 @@ def test_an_answer_is_the_plan_of_the_commands_that_it_shows(served, galvatron, 
     for line in lines:
         assert galvatron(*line.split()[1:]).code == 0
     mine, its = served.plan(**query), json.loads(Path("plan.json").read_text())
-    assert f"{its['galvatron']['predicted']['time_s']:.4g} s a step" in shown
+    assert f"<b>{seconds(its['galvatron']['predicted']['time_s'])}</b>" in shown
     its_own = mine["galvatron"].pop("searched_from"), its["galvatron"].pop("searched_from")
     assert mine == its
     assert its_own[0]["model_options"] == its_own[1]["model_options"]
@@ -158,7 +159,8 @@ def test_bad_values_say_why_beside_their_field(served):
     for more in ("--settle_bsz 8", "settle_bsz=8", "settle_chunk 4", "--no_such_option", "'"):
         assert list(served.answer(search_options=more)[0]) == ["search_options"]
     assert "positions" in served.answer(seq_length=10**6)[0]["seq_length"]
-    assert "153" in served.answer(model_size="llama2-70b")[0]["memory_constraint"]
+    faults, _ = served.answer(model_size="llama2-70b")
+    assert "153" in faults["memory_constraint"] and faults["num_nodes"] == "4 nodes would do"
     odd = {"global_train_batch_size": 3, "search_options": "max_tp_deg=1 max_pp_deg=1"}
     assert "evenly" in served.answer(**odd)[0]["global_train_batch_size"]
     assert list(served.answer(colour="red")[0]) == [""]
@@ -178,7 +180,7 @@ def test_a_wide_search_is_stopped_and_says_so(monkeypatch):
     assert told.result.given_up
     shown = what_if.page({}, told, "")
     if told.result.best:
-        assert "It was not taken to its end" in shown and " % faster may exist" in shown
+        assert "The search ran out of time" in shown and " % faster may exist" in shown
     else:
         assert what_if.failed(told) and "no plan was found in 1 s" in shown
 
@@ -225,31 +227,32 @@ def test_the_page_answers_every_change(served):
 
     with browser() as page:
         page.open(served.address)
-        assert page.value(shown("qwen2.5-7b on 8 devices"))
-        before = page.value("document.querySelector('strong').textContent")
+        assert page.value(shown("qwen2.5-7b on 8 GPUs"))
+        before = page.value("document.querySelector('.tiles b').textContent")
         page.fill("#memory_constraint", "30")
-        page.wait(shown("of 30 GB a device"))
-        assert page.value("document.querySelector('strong').textContent") != before
+        page.wait(shown("of 30 GiB"))
+        assert page.value("document.querySelector('.tiles b').textContent") != before
         page.fill("#num_nodes", "2")
-        page.wait(shown("on 16 devices"))
+        page.wait(shown("on 16 GPUs"))
+        page.wait("document.getElementById('change').textContent.endsWith('tokens/s against the previous answer')")
         page.fill("#num_nodes", "x")
         page.wait("document.getElementById('why-num_nodes').textContent.includes('integer')")
         assert page.value("document.getElementById('num_nodes').ariaInvalid") == "true"
         assert page.value("document.getElementById('answer').className") == "old"
         page.fill("#num_nodes", "1")
-        page.wait(f"{shown('on 8 devices')} && !document.querySelector('.why').textContent")
+        page.wait(f"{shown('on 8 GPUs')} && !document.querySelector('.why').textContent")
         assert page.value("document.getElementById('answer').className") == ""
         page.click("#command summary")
         page.wait("document.getElementById('command').open")
         assert page.value(shown("--memory_constraint 30"))
         page.fill("#seq_length", "2048")
-        page.wait(shown("2048 tokens"))
+        page.wait(shown("sequence length 2048"))
         assert page.value("document.getElementById('command').open")  # as it was
         fetched = page.value("fetch(document.getElementById('export').href).then(reply => reply.json())")
         assert fetched["galvatron"]["assumed"]["seq_length"] == 2048
         tip = "document.getElementById('tip').textContent"
         page.point_at("#answer td[data-tip]")
-        page.wait(f"{tip}.startsWith('layers')")
+        page.wait(f"{tip}.startsWith('embedding')")
         for theme in ("light", "dark"):
             page.prefer(theme)
             page.point_at("h1")
@@ -264,7 +267,7 @@ def test_the_page_answers_every_change(served):
         page.window(DESKTOP)
         page.open(page.value("location.href"))  # as it was left
         assert (
-            page.value(shown("2048 tokens"))
+            page.value(shown("sequence length 2048"))
             and page.value("document.getElementById('memory_constraint').value") == "30"
         )
         assert not page.errors

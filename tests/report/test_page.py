@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,14 @@ from browser import DESKTOP, PHONE, browser, needs_chromium, with_pictures
 from cost_examples import MODEL, example, one_node
 
 from paddlenlp_galvatron.base.printing import Console
-from paddlenlp_galvatron.cost_model import CostModel, derive
-from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, VocabStrategy, load_model
+from paddlenlp_galvatron.cost_model import CostModel, StageTimes, derive, timeline
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, Schedule, VocabStrategy, load_model
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.report.breakdown import breakdown
 from paddlenlp_galvatron.report.explain import Explanation, printed
 from paddlenlp_galvatron.report.explain import explain as find_out
+from paddlenlp_galvatron.report.figures import Tile, folded, tiles, time_bar
+from paddlenlp_galvatron.report.health import flops_per_token
 from paddlenlp_galvatron.report.page import FrontierPoint, frontier, render
 from paddlenlp_galvatron.report.why import Problem
 from paddlenlp_galvatron.search import SearchOptions, search
@@ -126,6 +129,48 @@ def test_stages_of_several_chunks_are_told_as_stages(explanation):
     assert "stage 1, forward 0, chunk 1: " in page
 
 
+def test_tiles_are_the_prediction(real, explanation):
+    shown = {tile.name: tile.value for tile in tiles_of(real)}
+    prediction, gpus = real.prediction, real.plan.world_size
+    each = prediction.samples_per_s * 4096 / gpus
+    assert shown["tokens/s/GPU"] == f"{each:,.0f}"
+    assert shown["MFU"] == f"{each * flops_per_token(real.problem.shapes[0], 4096) / 989e12:.1%}"
+    assert shown["step"] == f"{prediction.time_s:.3g} s" and "pipeline bubble" in shown
+    assert "MFU" not in {tile.name for tile in tiles_of(explanation)}  # of a device that nobody knows
+
+
+def tiles_of(explanation: Explanation) -> tuple[Tile, ...]:
+    asked = explanation.problem
+    return tiles(explanation.plan, explanation.prediction, asked.shapes[0], explanation.budget_mib, asked.cost)
+
+
+def test_a_bar_of_time_is_the_whole_step(real):
+    step_ms = 1000 * real.prediction.time_s
+    for stage in real.stages:
+        solid, hidden = time_bar(stage, step_ms)
+        assert sum(one.share for one in solid) == pytest.approx(1, abs=1e-6)
+        assert sum(one.ms for one in hidden) == pytest.approx(sum(stage.hidden_ms.values()), abs=0.2)
+
+
+@pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.GPIPE])
+def test_a_folded_time_line_keeps_both_ends_and_its_order(real, schedule):
+    plan = replace(real.plan, schedule=schedule, global_batch=512, micro_batches=64, stages=(14, 14))
+    times = StageTimes((3.0, 3.0), (5.0, 5.0), (1.0, 2.0), (0.1,))
+    spans = timeline(schedule, times, 64)
+    step_ms = max(span.stop_ms for span in spans)
+    drawn = folded(spans, plan, step_ms)
+    assert drawn.folded > 40 and len(drawn.spans) < 0.6 * len(spans)
+    assert drawn.drawn_ms + drawn.skipped_ms == pytest.approx(step_ms)
+    assert max(span.stop_ms for span in drawn.spans) == pytest.approx(drawn.drawn_ms)
+    fold_end = drawn.fold_ms + drawn.gap_ms
+    assert all(span.stop_ms <= drawn.fold_ms + 1e-9 or span.start_ms >= fold_end - 1e-9 for span in drawn.spans)
+    for stage in range(2):
+        mine = sorted((span for span in drawn.spans if span.stage == stage), key=lambda span: span.start_ms)
+        assert all(one.stop_ms <= after.start_ms + 1e-9 for one, after in pairwise(mine))
+    few = folded(timeline(schedule, times, 4), replace(plan, micro_batches=4), 1.0)
+    assert not few.folded and len(few.spans) == 2 * (2 * 4 + 1)
+
+
 def test_gains_of_a_plan_that_is_not_the_best_are_told_apart_from_the_best_ones(explanation):
     """Else everything that is asked seems to help, as each answer is a search."""
     slow = find_out(replace(explanation.plan, layers=(LayerStrategy(8, recompute=True),) * 4), explanation.problem)
@@ -184,7 +229,7 @@ def test_a_large_plan_stays_small(large):
     console = Console(width=80)
     with console.capture() as capture:
         console.print(*printed(large), sep="\n", soft_wrap=True)
-    tables = capture.get().split("time of a step")[1].split("what binds")[0]
+    tables = capture.get().split("time of a step")[1].split("bottlenecks")[0]
     assert "stage 15" in tables and "…" not in tables
     page = render(large, [])
     tags(page)

@@ -1,4 +1,4 @@
-"""What an answer says about itself: where time goes, what binds, why families were rejected."""
+"""What an answer says about itself: where time goes, bottlenecks, why families were rejected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_parts_of_a_step_add_up_and_name_the_loss() -> None:
         reason = other.why_slower_than(result.best)
         assert any(f"slower: {part} " in reason for part in parts)
     deep = [other for other in result.runners_up if len(other.plan.stages) == 8 and other.plan.micro_batches == 1]
-    assert all("waiting for other stages" in other.why_slower_than(result.best) for other in deep)
+    assert all("pipeline bubble" in other.why_slower_than(result.best) for other in deep)
 
 
 def test_every_family_has_a_fate_and_no_rejected_one_could_win() -> None:

@@ -6,6 +6,7 @@ const tell = faults => {
   for (const at of document.querySelectorAll(".why")) at.textContent = faults[at.id.replace("why-", "")] || "";
   for (const input of form.elements) input.setAttribute("aria-invalid", input.name in faults);
 };
+const speed = () => Number(document.getElementById("change")?.dataset.speed);
 let asked = question(), busy = false, timer;
 const ask = async () => {
   const query = question();
@@ -18,9 +19,11 @@ const ask = async () => {
     tell(told.faults);
     answer.classList.toggle("old", !told.html);
     if (told.html) {
-      const open = document.getElementById("command")?.open;
+      const open = document.getElementById("command")?.open, before = speed();
       answer.innerHTML = told.html;
       document.getElementById("command").open = open;
+      if (before) document.getElementById("change").textContent = `${((speed() / before - 1) * 100).toFixed(1)} % tokens/s against the previous answer`.replace(/^(?!-)/, "+");
+      timelines();
       history.replaceState(null, "", "?" + query);
     }
   } catch {
