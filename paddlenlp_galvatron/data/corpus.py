@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from ..base.errors import UserError
 from ..base.locking import locked
 from ..base.reading import LARGEST_BYTES, open_file, parse_json, read_bytes, read_text
+from ..base.text import printable
 from ..base.writing import make_folder, to_disk, whole_file, write_text
 from .token_files import dataset_files
 from .tokenizer import encode, encode_apart, largest_id
@@ -93,7 +95,14 @@ def _inside(path: Path) -> list[Path]:
         raise error
 
     found = (Path(folder, name) for folder, _, names in os.walk(path, onerror=refuse) for name in names)
-    return sorted(file for file in found if file.suffix in TEXT_SUFFIXES + JSON_LINES_SUFFIXES and file.is_file())
+    texts = sorted(file for file in found if file.suffix in TEXT_SUFFIXES + JSON_LINES_SUFFIXES)
+    root = path.resolve()
+    inside = [file for file in texts if file.is_file() and file.resolve().is_relative_to(root)]
+    if others := len(texts) - len(inside):
+        first = min(set(texts) - set(inside))
+        said = f"{others} links out of it, pipes and the like are left out, the first is {first}"
+        sys.stderr.write(f"note: input: {printable(f'{path}: {said}')}\n")
+    return inside
 
 
 def standard_library() -> tuple[Path, ...]:

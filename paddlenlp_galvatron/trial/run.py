@@ -117,10 +117,8 @@ def bundle(folder: Path) -> Path:
 def renew(folder: Path) -> None:
     """Remove what an earlier check wrote. Raises UserError, before anything is removed: there are other things, too."""
     names = {path.name for path in folder.iterdir()} - {LOCK}
-    if others := names - {MACHINE, RESULT, BUNDLE, *PARTS}:
-        raise UserError(f"output: {folder} holds other things: {min(others)}; name a new folder")
-    if names and not _is_marked(folder):
-        raise UserError(f"output: {folder} holds what this command did not write; name a new folder")
+    if names - {MACHINE, RESULT, BUNDLE, *PARTS} or (names and not _is_marked(folder)):
+        raise UserError(f"output: {folder} holds other things; name a new folder")
     for name in names:
         path = folder / name
         if path.is_dir() and not path.is_symlink():
