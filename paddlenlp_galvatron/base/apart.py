@@ -14,7 +14,6 @@ from .errors import UserError
 
 MIB = 2**20
 DONE, REFUSED = b"+", b"-"
-ADVICE = "do you trust where the file comes from?"
 # Handlers of Python, Paddle and pytest are the parent's affair.
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
 
@@ -38,9 +37,9 @@ def apart(work: Callable[[], bytes], what: str, memory_mib: int, seconds: float)
         raise UserError(result[1:].decode(errors="replace"))
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGALRM:
-        raise UserError(f"{what} takes more than {seconds:.0f} s; {ADVICE}")
+        raise UserError(f"{what} takes more than {seconds:.0f} s; do you trust its origin?")
     if code or result[:1] != DONE:
-        raise UserError(f"{what} takes more than {memory_mib:,} MiB of memory, or crashed; {ADVICE}")
+        raise UserError(f"{what} takes more than {memory_mib:,} MiB of memory, or crashed; do you trust its origin?")
     return result[1:]
 
 

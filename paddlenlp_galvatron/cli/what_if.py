@@ -151,7 +151,7 @@ def _answer_all(asked: Queue[_Asked]) -> None:
                 current.told.set_result(work(current.question))
             except _Abandoned:
                 if current:
-                    current.told.set_exception(GalvatronError("nobody waits for the answer"))
+                    current.told.set_exception(ConnectionAbortedError("nobody waits"))
             except Exception as error:  # told on the page
                 if current:
                     current.told.set_exception(error)
