@@ -1,4 +1,7 @@
-from collections.abc import Callable
+import faulthandler
+import os
+import signal
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 import pytest
@@ -8,9 +11,46 @@ from hypothesis import HealthCheck, settings
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.launch import processes as launch
 
+# Of one test, its fixtures included, on the slowest machine. Beyond it the test fails by its name, with its stack.
+LIMIT_S, SLOW_LIMIT_S = 900, 3600
+STUCK_S = 60  # after which a test that does not even take that signal ends the run, with the stack of every thread
+STDERR = pytest.StashKey[int]()
+
+# A background shell (`nohup make test &`) passes an ignored Ctrl-C on to all that it starts; tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # The machine may be busy: no test is about time.
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STDERR] = os.dup(2)  # of the run, before a test's output is captured
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not item.get_closest_marker("timeout"):
+            limit_s = SLOW_LIMIT_S if item.get_closest_marker("slow") else LIMIT_S
+            item.add_marker(pytest.mark.timeout(limit_s, method="signal"))  # the tests after it are run
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A crash of the interpreter says in which test.
+
+    Paddle's import puts its own handlers in place of pytest's, and what they say goes where a test's output is
+    captured: lost with the process. Disabled and enabled, Python's are in place again.
+    """
+    stderr, limit = item.config.stash[STDERR], item.get_closest_marker("timeout")
+    assert limit
+    faulthandler.disable()
+    faulthandler.enable(file=stderr)
+    faulthandler.dump_traceback_later(limit.args[0] + STUCK_S, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session", autouse=True)

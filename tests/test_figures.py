@@ -16,6 +16,7 @@ from paddlenlp_galvatron.base.large_file import BLOCK_BYTES
 from paddlenlp_galvatron.base.printing import LINE_S
 from paddlenlp_galvatron.cli import train
 from paddlenlp_galvatron.cli.watched import LONG_S
+from paddlenlp_galvatron.cli.what_if import REQUEST_S, WAITING
 from paddlenlp_galvatron.cost_model.recompute import FLOPS_PER_BYTE
 from paddlenlp_galvatron.data import corpus, token_files
 from paddlenlp_galvatron.launch import faults, processes, store, watch
@@ -100,6 +101,8 @@ FIGURES = [
     ("health", [health.WINDOW_STEPS], "over the last {} steps, one warning", "最近 {} 步内，若某项"),
     ("health", [prediction.WARM_UP_STEPS], "The first {} steps of a process", "每个进程的前{}步不计"),
     ("health", [health.ENOUGH_STEPS], "at least {} more are needed", "其后至少要有{}步"),
+    ("what_if", [WAITING], "At most {} questions\nwait", "最多有 {} 个问题等待"),
+    ("what_if", [REQUEST_S], "completely after {} s is dropped", "{} 秒内没有发完的请求"),
     ("search", [LONG_S], "After {} s a line on stderr", "超过 {} 秒时，stderr"),
     ("search", [LINE_S], "a line every {} s where stderr is no terminal", "不是终端时每 {} 秒一行"),
     ("search", [of_core("kMostBytes")], "its core uses up to {} MiB", "核心至多持有 {} MiB"),

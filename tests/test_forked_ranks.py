@@ -17,8 +17,10 @@ from forked_ranks import Forked, fork, forking
 from paddlenlp_galvatron.launch.processes import launch
 
 RANK = """
-import json, os, sys
+import json, os, signal, sys
 import paddle, numpy
+assert signal.getitimer(signal.ITIMER_REAL) == (0, 0), "the time limit of a test is not the rank's"
+assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 assert not [name for name in sys.modules if name.startswith("paddlenlp_galvatron")], "of the project nothing is shared"
 left = getattr(paddle, "left", None)
 paddle.left = sys.argv[1]  # for whoever comes next in this process: nobody

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,12 +11,14 @@ import typer
 from rich.table import Table
 
 from paddlenlp_galvatron.base.limits import Positive, Ranks
+from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.plan import UserError
 
 from .conventions import App, within
 
 if TYPE_CHECKING:
+    from paddlenlp_galvatron.launch.processes import Device
     from paddlenlp_galvatron.trial.findings import TrialFinding
 
 app = App(help="Try in ten minutes whether this node's devices train as they should.")
@@ -50,7 +51,7 @@ def gpu_check(
     Exit code 1 if something failed; then a file is packed that you can send with a report.
     """
     from paddlenlp_galvatron.launch import gpus
-    from paddlenlp_galvatron.launch.processes import Device, devices_of
+    from paddlenlp_galvatron.launch.processes import devices_of
     from paddlenlp_galvatron.trial import run
 
     device: Device = "gpu" if gpus.gpu_count() else "cpu"
@@ -65,12 +66,24 @@ def gpu_check(
     if unknown := [name for name in wanted if name not in run.PARTS]:
         raise UserError(f"parts: {unknown[0]!r} is unknown; choose some of {', '.join(run.PARTS)}")
     devices_of(ranks)
-    _renew(output)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
+    with locked(output):
+        run.renew(output)
+        return _checked(wanted, ranks, device, output, 60 * minutes, as_json)
+
+
+def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds: float, as_json: bool) -> int:
+    """Check, and print what is found; gives the exit code."""
+    from paddlenlp_galvatron.trial import run
+
     console = Console(soft_wrap=True)
     findings: list[TrialFinding] = []
     if not as_json:
-        console.print(f"{', '.join(wanted)} on {' and '.join(map(str, run.worlds(ranks)))} ranks ({device}): {output}")
-    for finding in run.check(wanted, ranks, device, output, 60 * minutes):
+        console.print(f"{', '.join(parts)} on {' and '.join(map(str, run.worlds(ranks)))} ranks ({device}): {output}")
+    for finding in run.check(parts, ranks, device, output, seconds):
         findings.append(finding)
         if not as_json:
             console.print(f"{finding.state:8}  {finding.part}: {finding.name}: {finding.told}", markup=False)
@@ -84,17 +97,6 @@ def gpu_check(
     if not holds:
         say(f"note: what failed can be looked into from {run.bundle(output)}: please send it with a report", err=True)
     return 0 if holds else 1
-
-
-def _renew(folder: Path) -> None:
-    """Make the folder; what an earlier check left there goes. Raises UserError."""
-    from paddlenlp_galvatron.trial.run import RESULT
-
-    if folder.exists() and any(folder.iterdir()):
-        if not any((folder / name).exists() for name in (RESULT, "machine.json")):
-            raise UserError(f"output: {folder} holds other things; name a new folder")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 def _table(findings: list[TrialFinding]) -> Table:

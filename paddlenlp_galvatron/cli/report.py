@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +10,13 @@ import typer
 
 from paddlenlp_galvatron.base.limits import Positive, Ranks, Size
 from paddlenlp_galvatron.base.printing import say
-from paddlenlp_galvatron.base.reading import read_text
+from paddlenlp_galvatron.base.reading import open_file
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.report.explain import explain
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.page import frontier, render
+from paddlenlp_galvatron.training.step_log import StepRecord, read_log
 
 from .conventions import App, say_note, within
 from .watched import each_watched
@@ -24,6 +24,7 @@ from .watched import each_watched
 app = App(help="A plan as one HTML file.")
 
 LARGEST_LOG_BYTES = 2**30
+LEAST_S, MOST = 1e-9, 1e15  # of a step's time; of a step, its seconds, MiB: any run's, and what a page can draw
 
 
 @app.command()
@@ -74,18 +75,26 @@ def report(
     say(f"{output}: {output.stat().st_size / 1e6:.2f} MB; open it in a browser")
 
 
-def _records(log: Path) -> list[dict[str, Any]]:
-    """Raises UserError for a file that is no log."""
-    try:
-        records = [json.loads(line) for line in read_text(log, LARGEST_LOG_BYTES).splitlines()]
-        for record in records:
-            int(record["step"]), float(record["step_time_s"]), [float(mib) for mib in record["peak_memory_mib"]]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise UserError(f"{log}: is no train_log.jsonl; name the log of a run under this plan") from None
+def _records(log: Path) -> list[StepRecord]:
+    """Raises UserError for a file that is no log, and for a step that nothing can be drawn of."""
+    open_file(log).close()
+    if log.stat().st_size > LARGEST_LOG_BYTES:
+        raise UserError(f"{log}: has more than {LARGEST_LOG_BYTES:,} bytes; is it the right file?")
+    records = read_log(log)
+    if not all(map(_is_drawn, records)) or not records:
+        raise UserError(f"{log}: is no train_log.jsonl; name the log of a run under this plan")
     return records
 
 
-def _require_same_ranks(log: Path | None, records: list[dict[str, Any]], world_size: int) -> None:
+def _is_drawn(record: StepRecord) -> bool:
+    peaks: Any = record.get("peak_memory_mib")
+    if not isinstance(peaks, list) or any(type(mib) not in (int, float) for mib in peaks):
+        return False
+    step_s = record["step_time_s"]
+    return 0 <= record["step"] < MOST and LEAST_S < step_s < MOST and all(0 <= mib < MOST for mib in peaks)
+
+
+def _require_same_ranks(log: Path | None, records: list[StepRecord], world_size: int) -> None:
     ranks = {len(record["peak_memory_mib"]) for record in records}
     if ranks - {world_size}:
         raise UserError(

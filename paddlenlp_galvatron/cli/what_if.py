@@ -3,19 +3,28 @@ the best plan with them."""
 
 from __future__ import annotations
 
+import html
+import io
 import json
 import os
 import secrets
+import select
 import shlex
+import signal
+import socket
 import sys
+import tempfile
+import time
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from queue import Queue
+from pathlib import Path
+from queue import Full, Queue
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from pydantic import Field
@@ -34,7 +43,9 @@ app = App(help="Open a page on which you change model, cluster and budget and se
 
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")  # names under which the page may be asked for; another is a foreign page's doing
-SILENT_S = 30  # after which a connection that says nothing is closed
+REQUEST_S = 30.0  # within which a request must have come
+WAITING = 16  # questions that may wait; a page asks one at a time
+LOOK_S = 0.5  # between looks whether anybody waits for the answer that is searched
 LONGEST_QUERY = 10_000  # characters
 SCRIPTS = ("page.js", "what_if.js")
 SAFE = {
@@ -84,10 +95,20 @@ def _more(text: str) -> dict[str, Any]:
     return canonical_options({name: value for name, _, value in pairs}, SEARCHED)
 
 
+class _Asked(NamedTuple):
+    question: Question
+    told: Future[Answer]
+    connection: socket.socket
+
+
+class _Abandoned(BaseException):
+    """Nobody waits for the answer any more; like an interrupt, it ends a search."""
+
+
 def serve(form: Mapping[str, str], port: int, show: bool) -> None:
-    """Answer until Ctrl-C. Threads take what the browser asks; the searches are made here, where Ctrl-C ends them."""
+    """Answer until Ctrl-C. Threads take what the browser asks; the searches are made here, where signals end them."""
     token = secrets.token_urlsafe(24)
-    asked: Queue[tuple[Question, Future[Answer]]] = Queue()
+    asked: Queue[_Asked] = Queue(WAITING)
     handler = type("Handler", (_Handler,), {"token": token, "asked": asked, "form": form})
     try:
         server = _Server((ADDRESS, port), handler)
@@ -98,14 +119,64 @@ def serve(form: Mapping[str, str], port: int, show: bool) -> None:
     Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://{ADDRESS}:{server.server_port}/{token}/"
     say(f"{address}\nopens on this machine alone; Ctrl-C ends it")
-    if show and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        webbrowser.open(address)
-    while True:
-        question, told = asked.get()
-        try:
-            told.set_result(work(question))
-        except Exception as error:  # told on the page
-            told.set_exception(error)
+    with _shown(address, show and bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))):
+        _answer_all(asked)
+
+
+@contextmanager
+def _shown(address: str, show: bool) -> Iterator[None]:
+    """Opened in a browser by a file that only this user can read: every user can read a browser's command line."""
+    with tempfile.TemporaryDirectory(prefix="galvatron-what-if-") as folder:
+        if show:
+            file = Path(folder, "open.html")
+            file.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}">\n')
+            webbrowser.open(file.as_uri())
+        yield
+
+
+def _answer_all(asked: Queue[_Asked]) -> None:
+    current: _Asked | None = None
+
+    def look(*_: object) -> None:
+        if current and not current.told.done() and _is_gone(current.connection):
+            raise _Abandoned
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+    try:
+        while True:
+            try:
+                current = asked.get()
+                look()
+                current.told.set_result(work(current.question))
+            except _Abandoned:
+                if current:
+                    current.told.set_exception(ConnectionAbortedError("nobody waits"))
+            except Exception as error:  # told on the page
+                if current:
+                    current.told.set_exception(error)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _is_gone(connection: socket.socket) -> bool:
+    """Whether who asked has closed the connection: a page that was closed or loaded anew."""
+    poll = select.poll()
+    try:
+        poll.register(connection, select.POLLRDHUP)
+    except (OSError, ValueError):  # closed here
+        return True
+    return bool(poll.poll(0))
+
+
+class _Within(socket.SocketIO):
+    """What is read from a connection, all of it until `deadline`: a byte now and then does not keep it open."""
+
+    deadline = 0.0
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(max(0.001, self.deadline - time.monotonic()))  # type: ignore[attr-defined]
+        return super().readinto(buffer)
 
 
 class _Server(ThreadingHTTPServer):
@@ -120,10 +191,15 @@ class _Handler(BaseHTTPRequestHandler):
     """Pages under the token alone, asked for by this machine's own name."""
 
     token: str
-    asked: Queue[tuple[Question, Future[Answer]]]
+    asked: Queue[_Asked]
     form: Mapping[str, str]
-    timeout = SILENT_S
     server_version, sys_version = "galvatron", ""
+
+    def setup(self) -> None:
+        super().setup()
+        within = _Within(self.connection, "r")
+        within.deadline = time.monotonic() + REQUEST_S
+        self.rfile = io.BufferedReader(within)
 
     def do_GET(self) -> None:
         where, _, query = self.path.partition("?")
@@ -173,7 +249,10 @@ class _Handler(BaseHTTPRequestHandler):
         filled = {name: value.strip() for name, value in form.items() if value.strip()}
         given = canonical_options(filled, Question.model_fields)
         told: Future[Answer] = Future()
-        self.asked.put((Question.among(given), told))
+        try:
+            self.asked.put_nowait(_Asked(Question.among(given), told, self.connection))
+        except Full:
+            raise GalvatronError("too many questions wait for an answer; close other pages, and ask again") from None
         try:
             return told.result()
         except GalvatronError:
@@ -186,6 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reply(self, code: int, kind: str, content: str, more: Mapping[str, str] = {}) -> None:
         body = content.encode()
+        self.connection.settimeout(REQUEST_S)  # to read the answer
         self.send_response(code)
         for name, value in {**SAFE, "Content-Type": f"{kind}; charset=utf-8", **more}.items():
             self.send_header(name, value)

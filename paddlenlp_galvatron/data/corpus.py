@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ from tokenizers import Tokenizer
 from ..base.errors import UserError
 from ..base.locking import locked
 from ..base.reading import LARGEST_BYTES, open_file, parse_json, read_bytes, read_text
+from ..base.text import printable
 from ..base.writing import make_folder, to_disk, whole_file, write_text
 from .token_files import dataset_files
-from .tokenizer import encode, largest_id
+from .tokenizer import encode, encode_apart, largest_id
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")  # taken from folders; a file that is named itself may have any suffix
 JSON_LINES_SUFFIXES = (".jsonl", ".json")
@@ -93,7 +95,14 @@ def _inside(path: Path) -> list[Path]:
         raise error
 
     found = (Path(folder, name) for folder, _, names in os.walk(path, onerror=refuse) for name in names)
-    return sorted(file for file in found if file.suffix in TEXT_SUFFIXES + JSON_LINES_SUFFIXES and file.is_file())
+    texts = sorted(file for file in found if file.suffix in TEXT_SUFFIXES + JSON_LINES_SUFFIXES)
+    root = path.resolve()
+    inside = [file for file in texts if file.is_file() and file.resolve().is_relative_to(root)]
+    if others := len(texts) - len(inside):
+        first = min(set(texts) - set(inside))
+        said = f"{others} links out of it, pipes and the like are left out, the first is {first}"
+        sys.stderr.write(f"note: input: {printable(f'{path}: {said}')}\n")
+    return inside
 
 
 def standard_library() -> tuple[Path, ...]:
@@ -111,8 +120,8 @@ def write_dataset(
 ) -> Written:
     """Tokenise documents and write `prefix.bin` and `prefix.idx`, each document closed by the token `end`.
 
-    With `tokenizer_file` the tokenizer, too; another one in its place is kept, as other data may need it. All of it is
-    there in the end, or nothing new. Raises UserError.
+    With `tokenizer_file` the tokenizer, too, which was trained here; another one in its place is kept, as other data
+    may need it. All of it is there in the end, or nothing new. Raises UserError.
     """
     bin_file, idx_file = dataset_files(prefix)
     own = [file for file in (bin_file, idx_file, tokenizer_file) if file]
@@ -127,7 +136,8 @@ def write_dataset(
             ):
                 if tokenizer_file:
                     _require_same(tokenizer, tokenizer_file)
-                written = _write(documents, Path(new_bin.name), Path(new_idx.name), tokenizer, end)
+                tokenised = _tokenised(documents, tokenizer, encode if tokenizer_file else encode_apart)
+                written = _write(tokenised, Path(new_bin.name), Path(new_idx.name), largest_id(tokenizer), end)
                 if tokenizer_file:
                     save_tokenizer(tokenizer, tokenizer_file)
                 idx_file.unlink(missing_ok=True)  # never an old index beside new data
@@ -161,15 +171,16 @@ def _new_only_if_done(paths: Sequence[Path]) -> Iterator[None]:
         raise
 
 
-def _write(documents: Iterable[Document], bin_file: Path, idx_file: Path, tokenizer: Tokenizer, end: int) -> Written:
+def _write(
+    tokenised: Iterable[tuple[Document, list[int]]], bin_file: Path, idx_file: Path, largest: int, end: int
+) -> Written:
     """Raises UserError, OSError."""
     # Deferred: PaddleNLP takes seconds to import, and the command line imports this file.
     from paddlenlp.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-    largest = largest_id(tokenizer)
     builder = MMapIndexedDatasetBuilder(str(bin_file), dtype=np.uint16 if largest + 1 < UINT16_VOCAB else np.int32)
     written = Written(0, 0)
-    for document, ids in _encode(documents, tokenizer):
+    for document, ids in tokenised:
         if max(ids, default=0) > largest:
             raise UserError(
                 f"tokenizer: makes token {max(ids)} of {document.place}, which its vocabulary does not have; is "
@@ -185,7 +196,9 @@ def _write(documents: Iterable[Document], bin_file: Path, idx_file: Path, tokeni
     return written
 
 
-def _encode(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[tuple[Document, list[int]]]:
+def _tokenised(
+    documents: Iterable[Document], tokenizer: Tokenizer, encode: Callable[[Tokenizer, list[str]], list[list[int]]]
+) -> Iterator[tuple[Document, list[int]]]:
     batch: list[Document] = []
     size_bytes = 0
     for document in documents:

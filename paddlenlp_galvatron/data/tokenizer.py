@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ..base.apart import apart
 from ..base.errors import UserError
 from ..base.reading import read_text
 
@@ -15,6 +18,9 @@ END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 BYTES = 256  # every byte is a token, so any text can be written
 LARGEST_ID = 2**31 - 1  # that a data set can hold
+# A token takes 100 to 200 bytes while it is made, and half a byte to 4 bytes of text; a thread takes 2 MiB and more.
+LEAST_MIB, MEMORY_PER_BYTE = 2048, 500
+LEAST_S, SLOWEST_BYTES_S = 60.0, 10_000.0  # on a busy machine; usual are a million bytes a second
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -45,12 +51,17 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         file = file / "tokenizer.json"
     if not file.is_file():
         raise UserError(f"{file}: no such file; give a tokenizer.json or the folder of a model that has one")
-    try:
-        tokenizer = Tokenizer.from_str(read_text(file))
-    except UserError:
-        raise
-    except Exception as error:  # the package raises a bare Exception for any fault of the file
-        raise UserError(f"{file}: not a tokenizer.json: {error}") from None
+    text = read_text(file)
+
+    def read() -> bytes:
+        try:
+            Tokenizer.from_str(text)
+        except BaseException as error:  # the package raises a bare Exception for any fault of the file, or panics
+            raise UserError(f"{file}: not a tokenizer.json: {error}") from None
+        return b""
+
+    apart(read, f"{file}: reading it", *_limits(len(text)))
+    tokenizer = Tokenizer.from_str(text)
     tokenizer.no_truncation()  # many files have what was last asked for: the rest of a document would be lost,
     tokenizer.no_padding()  # or documents filled up with tokens that nobody wrote
     return tokenizer
@@ -64,6 +75,25 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
         raise
     except BaseException as error:  # a panic of the package is no Exception
         raise UserError(f"tokenizer: cannot turn the text into tokens: {error}; is tokenizer.json whole?") from None
+
+
+def encode_apart(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The same by a tokenizer that others made: what it makes of a text may grow without bound, or never end."""
+
+    def work() -> bytes:
+        lists = encode(tokenizer, texts)
+        return np.array([len(lists), *map(len, lists), *chain.from_iterable(lists)], np.int64).tobytes()
+
+    size_bytes = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+    what = f"tokenizer: turning {size_bytes:,} bytes of text into tokens"
+    numbers = np.frombuffer(apart(work, what, *_limits(size_bytes)), np.int64)
+    ids, ends = numbers[1 + numbers[0] :], np.cumsum(numbers[1 : 1 + numbers[0]])
+    return [part.tolist() for part in np.split(ids, ends[:-1])] if len(texts) else []
+
+
+def _limits(size_bytes: int) -> tuple[int, float]:
+    """(MiB, s) that nothing exceeds that is well and reads so much."""
+    return LEAST_MIB + MEMORY_PER_BYTE * size_bytes // 2**20, LEAST_S + size_bytes / SLOWEST_BYTES_S
 
 
 def largest_id(tokenizer: Tokenizer) -> int:

@@ -10,6 +10,7 @@ from ..base.errors import UserError
 from ..base.limits import Ranks
 from ..base.reading import LARGEST_OPTIONS, read_json
 
+LEAST, MOST = 1e-3, 1e9  # of a figure in its unit: far beyond any device, and no price of them is 0 or without end
 FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")
 
 
@@ -18,7 +19,7 @@ class Figure(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    value: float = Field(gt=0, allow_inf_nan=False)
+    value: float = Field(ge=LEAST, le=MOST, allow_inf_nan=False)
     unit: str
     source: str = Field(min_length=1)
     checked: str = Field(min_length=1, description="a second source that agrees, or that there is none")

@@ -14,7 +14,10 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..base.writing import write_text
+from ..base.errors import UserError
+from ..base.locking import LOCK
+from ..base.reading import read_json
+from ..base.writing import whole_file, write_text
 from ..doctor import Machine, examine
 from ..doctor.checks import Files
 from ..launch.processes import Device
@@ -23,7 +26,8 @@ from . import faults, parity, prediction, stock
 from .findings import TrialFinding, TrialPart, TrialSetting, TrialState
 
 LEAST_S = 5.0  # with less left a part is not begun
-RESULT = "result.json"
+MACHINE, RESULT, BUNDLE = "machine.json", "result.json", "gpu-check.tar.gz"
+WRITER = {"written_by": "galvatron gpu-check"}  # in MACHINE: the folder is a check's, and may be emptied by the next
 TOLD_VARIABLES = ("CUDA_", "NCCL_", "FLAGS_", "NVIDIA_", "GLOO_", "OMP_", "LD_LIBRARY_PATH")
 PACKAGES = ("paddle", "paddlenlp", "nvidia", "numpy", "galvatron")
 COMMANDS = (["nvidia-smi"], ["nvidia-smi", "topo", "-m"], ["uname", "-a"])
@@ -57,7 +61,7 @@ def check(
 ) -> Iterator[TrialFinding]:
     """Run parts one after the other; `folder` is new. A part that fails keeps no other from running."""
     end = time.monotonic() + seconds
-    write_text(folder / "machine.json", json.dumps(_machine(), indent=2) + "\n")
+    write_text(folder / MACHINE, json.dumps(WRITER | _machine(), indent=2) + "\n")
     plain = [(part, ranks) for part in parts for ranks in worlds(most_ranks)]
     for part, ranks in plain:
         if ranks < most_ranks and not PARTS[part].every_world:
@@ -99,13 +103,36 @@ def write_result(folder: Path, device: Device, findings: Sequence[TrialFinding])
 
 
 def bundle(folder: Path) -> Path:
-    """Pack the folder into one file beside it, without the checkpoints in it; returns its path."""
+    """Pack the folder into one file within it, without the checkpoints in it; returns its path."""
     for checkpoints in folder.rglob("checkpoints"):
         shutil.rmtree(checkpoints)
-    path = folder.with_name(f"{folder.name}.tar.gz")
-    with tarfile.open(path, "w:gz") as archive:
-        archive.add(folder, folder.name)
+    path = folder / BUNDLE
+    with whole_file(path) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name in (MACHINE, RESULT, *PARTS):
+            if (folder / name).exists():
+                archive.add(folder / name, f"{folder.resolve().name}/{name}")
     return path
+
+
+def renew(folder: Path) -> None:
+    """Remove what an earlier check wrote. Raises UserError, before anything is removed: there are other things, too."""
+    names = {path.name for path in folder.iterdir()} - {LOCK}
+    if names - {MACHINE, RESULT, BUNDLE, *PARTS} or (names and not _is_marked(folder)):
+        raise UserError(f"output: {folder} holds other things; name a new folder")
+    for name in names:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _is_marked(folder: Path) -> bool:
+    try:
+        content = read_json(folder / MACHINE)
+    except UserError:
+        return False
+    return isinstance(content, dict) and content.items() >= WRITER.items()
 
 
 def _machine() -> dict[str, Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,9 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from browser import DESKTOP, PHONE, browser, needs_chromium, with_pictures
 
+from paddlenlp_galvatron.cli import what_if as served_by
 from paddlenlp_galvatron.cli.main import COMMANDS
+from paddlenlp_galvatron.cli.what_if import WAITING
 from paddlenlp_galvatron.report import what_if
 from paddlenlp_galvatron.report.figures import seconds
 from paddlenlp_galvatron.report.what_if import LABELS, Question
@@ -29,6 +33,9 @@ from paddlenlp_galvatron.report.what_if import LABELS, Question
 from .test_search import OPTIONS, folder, words, write_profiles  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).parents[2]
+WIDE = {"model_size": "llama3-405b", "num_nodes": 128} | {
+    "search_options": "--sp_space tp+sp --disable_pp 0 --max_pp_deg 64 --max_tp_deg 64"
+}
 WAIT_S = 60
 
 
@@ -61,9 +68,18 @@ class Served:
 
 
 @contextmanager
-def serving(*words: str) -> Iterator[Served]:
-    line = [sys.executable, "-m", "paddlenlp_galvatron.cli.main", "what-if", "--no_browser", *words]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def serving(*words: str, show: Mapping[str, str] | None = None) -> Iterator[Served]:
+    """`show`: the environment in which a browser is opened."""
+    line = [
+        sys.executable,
+        "-m",
+        "paddlenlp_galvatron.cli.main",
+        "what-if",
+        *([] if show else ["--no_browser"]),
+        *words,
+    ]
+    environment = os.environ | (show or {})
+    process = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout
         yield Served(process.stdout.readline().strip(), process)
@@ -190,10 +206,7 @@ def test_ctrl_c_ends_it_at_once(busy):
     with serving() as server:
         if busy:  # in the midst of a long search
             at = urlsplit(server.address)
-            query = {"model_size": "llama3-405b", "num_nodes": 128, "global_train_batch_size": 4096}
-            query |= {"search_options": "--sp_space tp+sp --disable_pp 0 --max_pp_deg 64 --max_tp_deg 64"}
-            connection = socket.create_connection((str(at.hostname), int(at.port or 0)))
-            connection.sendall(f"GET {at.path}answer?{urlencode(query)} HTTP/1.1\r\nHost: {at.netloc}\r\n\r\n".encode())
+            connection = ask(server, **WIDE, global_train_batch_size=4096)
             time.sleep(0.7)
             with socket.create_connection((str(at.hostname), int(at.port or 0))) as gone:  # a browser that is closed
                 gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -206,6 +219,88 @@ def test_ctrl_c_ends_it_at_once(busy):
         assert time.monotonic() - start < 30  # at once, where the machine is not busy
         if busy:
             connection.close()
+
+
+def ask(server: Served, **query: Any) -> socket.socket:
+    """A connection that has asked, as a page does."""
+    at = urlsplit(server.address)
+    connection = socket.create_connection((str(at.hostname), int(at.port or 0)), WAIT_S)
+    connection.sendall(f"GET {at.path}answer?{urlencode(query)} HTTP/1.0\r\nHost: {at.netloc}\r\n\r\n".encode())
+    return connection
+
+
+def used_s(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]  # proc(5)
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def test_what_nobody_waits_for_is_not_searched():
+    """Each of these would take ten seconds: a page that is loaded anew, again and again."""
+    with serving() as server:
+        for number in range(8):
+            ask(server, **WIDE, global_train_batch_size=4096 + 64 * number).close()
+        faults, _ = server.answer(model_size="llama3.2-1b")
+        assert not faults and used_s(server.process.pid) < 30
+
+
+def test_few_questions_wait():
+    with serving() as server:
+        waiting = [ask(server, **WIDE) for _ in range(WAITING + 1)]
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            with ask(server, model_size="llama3.2-1b") as one:
+                one.settimeout(1)
+                try:
+                    said = b"".join(iter(lambda: one.recv(10_000), b""))
+                    break
+                except TimeoutError:  # the first has not been taken yet, or another has been
+                    assert time.monotonic() < deadline
+                    waiting.append(ask(server, **WIDE))
+        assert b"too many questions wait" in said
+        for one in waiting:
+            one.close()
+        while server.answer(model_size="llama3.2-1b")[0]:  # until those that have gone are left out
+            assert time.monotonic() < deadline
+
+
+def test_a_request_that_comes_a_byte_at_a_time_is_ended(monkeypatch):
+    monkeypatch.setattr(served_by, "REQUEST_S", 1.0)
+    ours, theirs = socket.socketpair()
+    ended = threading.Event()
+
+    def drip() -> None:
+        with suppress(OSError):
+            while not ended.wait(0.1):
+                theirs.send(b"G")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        served_by._Handler(ours, ("", 0), None)  # type: ignore[arg-type]
+    finally:
+        ended.set()
+        dripping.join()
+
+
+def test_the_token_is_on_no_command_line(tmp_path):
+    seen = tmp_path / "seen"
+    (tmp_path / "browser").write_text(
+        f'#!/bin/sh\nfile=${{1#file://}}\n{{ echo "$@"; stat -c %a "${{file%/*}}"; cat "$file"; }} > {seen}.part\n'
+        f"mv {seen}.part {seen}\n"
+    )
+    (tmp_path / "browser").chmod(0o755)
+    shown = {"BROWSER": f"{tmp_path}/browser %s", "DISPLAY": ":0", "TMPDIR": str(tmp_path)}
+    with serving(show=shown) as server:
+        deadline = time.monotonic() + WAIT_S
+        while not seen.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        line, mode, page, *_ = seen.read_text().splitlines()
+        assert urlsplit(server.address).path.strip("/") not in line and line.startswith("file:///") and mode == "700"
+        assert f'content="0; url={server.address}"' in page
+        server.process.send_signal(signal.SIGINT)
+        server.process.communicate(timeout=WAIT_S)
+    assert not list(tmp_path.glob("galvatron-*"))
 
 
 def test_what_cannot_be_served_is_a_line(galvatron):

@@ -71,6 +71,12 @@ def known() -> dict[str, Case]:
     sheet = json.loads(SHEET.read_text()) | {"gpus_per_node": 10**19}
     derived = ("profile", "hardware", "--analytic", "sheet.json", "--output=out")
     found["a node of 10^19 devices"] = Case(derived, {"sheet.json": json.dumps(sheet).encode()}, says="gpus_per_node")
+    for name, value in (("memory_bandwidth", 5e-324), ("matmul_efficiency", 1e-308), ("network", 1e300)):
+        sheet = json.loads(SHEET.read_text())
+        sheet[name]["value"] = value
+        fitted = ("fit", "llama3.2-1b", "--gpus=8", "--device=sheet.json")
+        files = {"sheet.json": json.dumps(sheet).encode()}
+        found[f"a sheet's {name} of {value}"] = Case(fitted, files, says=f"sheet.json: {name}.value: ")
     hosts = ("profile", "hardware", "--hostfile=hosts", "--analytic=h100", "--output=out")
     found["a binary hostfile"] = Case(hosts, {"hosts": bytes(range(128, 256))}, says="hosts: cannot be read")
     found["a path that no file can have"] = Case(("plan", "show", LONG), {}, says="File name too long")

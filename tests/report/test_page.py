@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -94,6 +95,7 @@ def real() -> Explanation:
 def records(plan: Plan, steps: int, step_s: float = 0.5, peak_mib: float = 500.0) -> list[dict]:
     return [
         {"step": step, "step_time_s": step_s + step / 1000, "peak_memory_mib": [peak_mib + rank for rank in range(8)]}
+        | {"loss": 1.0, "lr": 1e-3, "grad_norm": 1.0, "tokens_per_s": 1e3}
         for step in range(steps)
     ]
 
@@ -310,7 +312,18 @@ def test_the_command_writes_it(explanation, galvatron, tmp_path, monkeypatch):
     assert ran.code == 0 and "Predicted beside measured" in Path("page.html").read_text()
     Path("short.jsonl").write_text(log.replace("[500.0, ", "["))
     assert "7 ranks, the plan of 8" in galvatron("report", "plan.json", "--log", "short.jsonl").err
-    for broken in ("{}", "[1]", "{", '{"step": 1, "step_time_s": null, "peak_memory_mib": []}'):
+    lines = log.splitlines(keepends=True)
+    Path("cut.jsonl").write_text(log + lines[-1][:50])  # by a kill; training leaves the line out, too
+    assert galvatron("report", "plan.json", "--log", "cut.jsonl", "-o", "cut.html").code == 0
+    assert Path("cut.html").read_text() == Path("page.html").read_text()
+    odd = [lines[0].replace('"step": 0', f'"step": {value}') for value in ("1" + "0" * 400, "1e400", "-1", '"x"')]
+    times = ("0", "-1", "NaN", "Infinity", '"x"', "1e300", "5e-324")
+    odd += [lines[0].replace('"step_time_s": 0.5', f'"step_time_s": {value}') for value in times]
+    odd += [lines[0].replace("[500.0", f"[{value}") for value in ("NaN", '"x"', "null", "[]", "-1")]
+    for broken in (*odd, "", "{}", "[1]", "{", '{"step": 1, "step_time_s": null, "peak_memory_mib": []}\n'):
         Path("broken.jsonl").write_text(broken)
         ran = galvatron("report", "plan.json", "--log", "broken.jsonl", "-o", "none.html")
-        assert ran.code == 2 and "is no train_log.jsonl" in ran.err and not Path("none.html").exists()
+        assert ran.code == 2 and "is no train_log.jsonl" in ran.err and not Path("none.html").exists(), broken
+    os.mkfifo("pipe.jsonl")
+    for none in ("pipe.jsonl", "missing.jsonl", "."):
+        assert galvatron("report", "plan.json", "--log", none, "-o", "none.html").code == 2

@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -77,6 +78,26 @@ def test_json_lines_blank_documents_and_stray_bytes(tmp_path):
     (tmp_path / "d.bin").write_bytes(b"not taken from a folder")
     read = Corpus(find_files([tmp_path, lines]), text_key="content")
     assert [document.text for document in read] == ["one", "two", "caf�"]
+
+
+def test_links_out_of_a_folder_and_pipes_are_left_out_and_said(tmp_path, capsys):
+    """A folder of others would put your files into what you publish."""
+    own, secret = tmp_path / "own", tmp_path / "secret.txt"
+    (own / "deep").mkdir(parents=True)
+    secret.write_text("secret")
+    (own / "a.txt").write_text("a")
+    (own / "deep" / "within.txt").symlink_to(own / "a.txt")
+    assert find_files([own]) == (own / "a.txt", own / "deep" / "within.txt") and not capsys.readouterr().err
+    (own / "b.txt").symlink_to(secret)
+    (own / "deep" / "c.txt").symlink_to("../../secret.txt")
+    os.mkfifo(own / "d.txt")
+    (own / "e.txt").symlink_to("missing")
+    assert find_files([own]) == (own / "a.txt", own / "deep" / "within.txt")
+    said = capsys.readouterr().err
+    assert said.startswith(f"note: input: {own}: 4 links out of it") and f"the first is {own / 'b.txt'}\n" in said
+    (tmp_path / "alias").symlink_to(own)
+    assert len(find_files([tmp_path / "alias"])) == 2
+    assert find_files([own / "b.txt"]) == (own / "b.txt",)  # who names it means it
 
 
 def test_limit_ends_after_the_document_that_passes_it(texts):
@@ -158,7 +179,7 @@ def test_ids_are_stored_as_they_are_or_refused(tmp_path, texts, tokenizer):
 def test_an_id_that_no_vocabulary_has_is_refused_with_its_line(tmp_path, tokenizer, monkeypatch):
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "three")))
-    monkeypatch.setattr(corpus, "encode", lambda _, texts: [[1], [70_000], [2]])
+    monkeypatch.setattr(corpus, "encode_apart", lambda _, texts: [[1], [70_000], [2]])
     with pytest.raises(UserError, match=r"makes token 70000 of .*a\.jsonl: line 2, which"):
         write_dataset(Corpus((file,)), tmp_path / "out", tokenizer, 0)
     assert sorted(tmp_path.iterdir()) == [file]

@@ -1,5 +1,22 @@
+import json
+import os
+import signal
+import threading
+
+import pytest
+
+from paddlenlp_galvatron.base.apart import apart
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.data import tokenizer as tokenizers
 from paddlenlp_galvatron.data.source import TrainingData
+
+
+def replacing(pattern: str, content: str) -> dict[str, object]:
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+PIECE = {"Sequence": {"id": "A", "type_id": 0}}
 
 
 def test_text_to_batches(tmp_path, texts, capsys):
@@ -54,3 +71,44 @@ def test_a_failed_prepare_is_no_obstacle_to_the_next(tmp_path, texts, capsys):
     assert main(["data", "prepare", str(texts[0]), *own]) == 0
     assert main(["data", "prepare", str(texts[1]), *own]) == 2
     assert "is another tokenizer" in capsys.readouterr().err
+
+
+GROWS = [
+    {"normalizer": {"type": "Sequence", "normalizers": [replacing("l", 50 * "l")] * 6}},
+    {"normalizer": {"type": "Sequence", "normalizers": [replacing("l", "ll")] * 24}},
+    {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [PIECE] * 100_000,
+            "pair": [PIECE],
+            "special_tokens": {},
+        }
+    },
+]
+
+
+@pytest.mark.parametrize("bomb", GROWS, ids=["memory", "doubling", "template"])
+def test_a_tokenizer_that_grows_without_bound_is_a_line(tmp_path, tokenizer, texts, capsys, monkeypatch, bomb):
+    """A few hundred bytes of it would take the machine's memory."""
+    monkeypatch.setattr(tokenizers, "LEAST_MIB", 200)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(json.loads(tokenizer.to_str()) | bomb))
+    words = ["data", "prepare", str(texts[0]), "--tokenizer", str(tmp_path), "--output", str(tmp_path / "out" / "x")]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "MiB of memory" in said and said.startswith("error: tokenizer: turning ") and said.count("\n") == 1, said
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_what_does_not_end_is_ended_and_ctrl_c_is_taken_meanwhile(monkeypatch):
+    def endless() -> bytes:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # as a library that Python waits for
+        while True:
+            pass
+
+    with pytest.raises(UserError, match="it takes more than 1 s"):
+        apart(endless, "it", 100, 1)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        apart(endless, "it", 100, 300)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)

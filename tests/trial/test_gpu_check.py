@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from cost_examples import MODEL, example_plan, one_node
 pytest.importorskip("paddle")
 
 
+from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.cost_model import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import LaunchError
 from paddlenlp_galvatron.plan import DataParallel, GalvatronError, LayerStrategy, Precision, Recompute, Schedule
@@ -194,6 +196,34 @@ def test_what_is_asked_wrongly_is_refused(tmp_path, galvatron):
         ran = galvatron("gpu-check", *words)
         assert ran.code == 2 and message in ran.err
     assert (tmp_path / "mine").exists()
+
+
+def test_only_what_a_check_wrote_is_removed_and_two_never_share_a_folder(tmp_path, galvatron, monkeypatch):
+    out = tmp_path / "out"
+    monkeypatch.setattr(run, "_machine", dict)
+    monkeypatch.setattr(run, "PARTS", {"stock": run.Timed(lambda of: iter([of.found("one", False, "")]), 0.5)})
+    words = ["gpu-check", "--parts", "stock", "--nproc", 1, "--minutes", 1, "--output", out]
+
+    def refused(message: str) -> None:
+        before = sorted(tmp_path.rglob("*"))
+        ran = galvatron(*words)
+        assert ran.code == 2 and message in ran.err and sorted(tmp_path.rglob("*")) == before, ran.err
+
+    (out / "stock").mkdir(parents=True)
+    (out / "stock" / "precious").write_text("x")
+    for name in (run.RESULT, run.MACHINE):  # names that any experiment has
+        (out / name).write_text('{"a": 1}')
+        refused("holds other things")
+    shutil.rmtree(out)
+    assert galvatron(*words).code == 1
+    assert sorted(path.name for path in out.iterdir()) == [run.BUNDLE, run.MACHINE, run.RESULT, "stock"]
+    (out / "stock" / "of the first").write_text("x")
+    (out / "notes.txt").write_text("mine")
+    refused("holds other things")
+    (out / "notes.txt").unlink()
+    with locked(out):
+        refused("is in use by process")
+    assert galvatron(*words).code == 1 and not (out / "stock" / "of the first").exists()
 
 
 def test_faults_are_tried_on_cpu_processes(tmp_path, galvatron):

@@ -1,0 +1,70 @@
+"""Work on what others wrote that might take all memory or never end, and that no signal of Python's interrupts: a
+forked process does it, which the kernel ends at its limits."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from .errors import UserError
+
+MIB = 2**20
+DONE, REFUSED = b"+", b"-"
+# Handlers of Python, Paddle and pytest are the parent's affair.
+ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
+
+
+def apart(work: Callable[[], bytes], what: str, memory_mib: int, seconds: float) -> bytes:
+    """What `work` gives. Raises UserError: work's own, or that `what` takes more memory or time than it may."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _work(work, write, memory_mib, seconds)
+    os.close(write)
+    try:
+        with os.fdopen(read, "rb") as pipe:
+            result = pipe.read()
+    except BaseException:  # Ctrl-C
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        _, status = os.waitpid(child, 0)
+    if result[:1] == REFUSED:
+        raise UserError(result[1:].decode(errors="replace"))
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGALRM:
+        raise UserError(f"{what} takes more than {seconds:.0f} s; do you trust its origin?")
+    if code or result[:1] != DONE:
+        raise UserError(f"{what} takes more than {memory_mib:,} MiB of memory, or crashed; do you trust its origin?")
+    return result[1:]
+
+
+def _work(work: Callable[[], bytes], write: int, memory_mib: int, seconds: float) -> NoReturn:
+    try:
+        for number in ENDED_BY:
+            signal.signal(number, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)  # what a library says as it ends
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        most = _data_bytes() + memory_mib * MIB
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        try:
+            result = DONE + work()
+        except UserError as error:
+            result = REFUSED + str(error).encode(errors="replace")
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(result)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _data_bytes() -> int:
+    """Of this process now, as RLIMIT_DATA counts them."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
