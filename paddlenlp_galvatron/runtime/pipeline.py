@@ -200,8 +200,8 @@ class Pipeline:
         return below and below[::-1]
 
     def _receive(self, position: int) -> Any:
-        """What a pass begins with, if a stage sends that; posts the receive of the next pass. No more than that one: on a
-        GPU a posted receive takes some of what passes compute with, until its message is there."""
+        """What a pass begins with, if a stage sends that; posts the receive of the next pass. No more than that one: on
+        a GPU a posted receive takes some of what passes compute with, until its message is there."""
         message = None
         if source := self._source(self._course.passes[position]):
             message = source[0].receive()
