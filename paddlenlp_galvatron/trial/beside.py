@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 from ..launch.gpus import gpu_name, used_mib
-from ..launch.nccl import P2P_CHANNELS
+from ..launch.nccl import p2p_channels
 from ..launch.processes import launch
 from ..profiles.reserve import reserve_of
 from .findings import TrialFinding, TrialSetting
@@ -21,7 +21,7 @@ def beside(setting: TrialSetting) -> Iterator[TrialFinding]:
         return
     idle_mib = [used_mib(gpu) for gpu in range(setting.ranks)] if setting.on_gpus else []
     words = [str(setting.folder)]
-    with mock.patch.dict(os.environ, P2P_CHANNELS):
+    with mock.patch.dict(os.environ, p2p_channels()):
         worker = f"{__package__}.beside_worker"
         launch(worker, words, setting.ranks, setting.folder, setting.launch_s, device=setting.device)
     ranks = [json.loads((setting.folder / f"{rank}.json").read_text()) for rank in range(setting.ranks)]

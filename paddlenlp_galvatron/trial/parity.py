@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ..base.scratch import scratch_folder
 from ..launch.processes import LaunchError, launch
 from ..plan import Precision
 from ..proof.parity import TOLERANCES, WORKER, compare, write_cases
-from .findings import TrialFinding, TrialSetting
+from .findings import TrialFinding, TrialSetting, TrialState
 from .in_turn import in_turn
-from .plans import ONE_RANK, Named, parity_cases, schedule_cases
+from .plans import ONE_RANK, Named, fused_loss_case, parity_cases, schedule_cases
 
 
 def parity(setting: TrialSetting) -> Iterator[TrialFinding]:
@@ -21,8 +22,13 @@ def parity(setting: TrialSetting) -> Iterator[TrialFinding]:
             yield setting.left_out(f"{len(cases) - len(ONE_RANK)} plans, {precision}", "they need 2 ranks or more")
             cases = [named for named in cases if named.name in ONE_RANK]
         yield from _tried(setting, [Named(f"{named.name}, {precision}", named.case) for named in cases])
+        if setting.on_gpus and setting.ranks > 1:
+            for finding in _tried(setting, [fused_loss_case(setting.ranks, precision)]):
+                if finding.state is not TrialState.NO_TIME:
+                    finding = replace(finding, state=TrialState.TOLD, told=f"{finding.state}: {finding.told}")
+                yield finding
     if not setting.on_gpus:
-        yield setting.left_out("flash attention", "Paddle has it on GPUs alone")
+        yield setting.left_out("flash attention, fused cross entropy", "Paddle has them on GPUs alone")
 
 
 def schedules(setting: TrialSetting) -> Iterator[TrialFinding]:

@@ -63,12 +63,23 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
         "two stages, tied tables": (_plan(n, (one, low, one), usual, stages, default=ZERO2), "qwen2", True),
     }
     named = [_named(name, with_defaults(of, on_gpus), family, 2, tied) for name, (of, family, tied) in plans.items()]
-    # As most models are trained: with AdamW, and a split vocabulary that nothing pads, so that its loss is one kernel
-    # where the plan has that; from four ranks on in the last stage alone.
-    splits = replace(usual, sequence_parallel=True)
-    split_loss = _plan(n, (low, one, low), splits, (1, 2) if n > 2 else (3,), vocab=half if n > 2 else wide)
-    case = small_case(with_defaults(split_loss, on_gpus), "llama", "adamw", 2, vocabulary=64 * half)
-    return [*named, Named("split vocabulary, AdamW", case)]
+    return [*named, Named("split vocabulary, AdamW", _as_trained(n, usual, on_gpus))]
+
+
+def fused_loss_case(ranks: int, precision: Precision) -> Named:
+    """A plan for GPUs with Paddle's kernel for the loss of a split vocabulary, which training has on request alone."""
+    assumed = Assumptions(mixed_precision=precision, fused_cross_entropy=True)
+    return Named(f"fused cross entropy, {precision}", _as_trained(ranks, assumed, on_gpus=True))
+
+
+def _as_trained(n: int, assumed: Assumptions, on_gpus: bool) -> Case:
+    """As most models are: with AdamW, Megatron-SP, and a split vocabulary that nothing pads, so that one kernel may
+    compute its loss; from four ranks on in the last stage alone."""
+    half = max(1, n // 2)
+    degree, stages = (half, (1, 2)) if n > 2 else (n, (3,))
+    low, one = LayerStrategy(half), LayerStrategy()
+    plan = _plan(n, (low, one, low), replace(assumed, sequence_parallel=True), stages, vocab=degree)
+    return small_case(with_defaults(plan, on_gpus), "llama", "adamw", 2, vocabulary=64 * half)
 
 
 def training_assumptions(on_gpus: bool, seq_length: int) -> Assumptions:

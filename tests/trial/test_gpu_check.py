@@ -25,7 +25,7 @@ from paddlenlp_galvatron.proof.parity import Parity
 from paddlenlp_galvatron.runtime.ops import context
 from paddlenlp_galvatron.trial import beside, faults, kernels, kernels_worker, parity, prediction, run, stock
 from paddlenlp_galvatron.trial.findings import CUT_SHORT_S, TrialFinding, TrialSetting, TrialState
-from paddlenlp_galvatron.trial.plans import ONE_RANK, parity_cases, schedule_cases
+from paddlenlp_galvatron.trial.plans import ONE_RANK, fused_loss_case, parity_cases, schedule_cases
 
 
 def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float = 60.0) -> TrialSetting:
@@ -61,6 +61,8 @@ def test_one_plan_is_as_models_are_trained(ranks):
     case = cases["split vocabulary, AdamW"]
     assert case.optimizer == "adamw" and case.shape.vocab_size % case.plan.vocab.degree == 0
     assert (case.plan.vocab.tp > 1) == (ranks > 1) and case.plan.pipeline == (2 if ranks > 2 else 1)
+    fused = fused_loss_case(ranks, Precision.BF16).case
+    assert fused.plan.assumed.fused_cross_entropy and fused.plan.vocab == case.plan.vocab
     others = [other for other in cases.values() if other is not case and other.plan.vocab.tp > 1]
     assert all(other.shape.vocab_size % other.plan.vocab.degree for other in others)
 
@@ -171,6 +173,13 @@ def test_what_had_no_time_is_not_ok(tmp_path, monkeypatch, galvatron, states, ou
     assert ran.code == run.EXIT_CODES[outcome] == {"ok": 0, "failed": 1, "incomplete": 4}[outcome]
     assert ran.out.splitlines()[-1].startswith(outcome)
     assert json.loads((tmp_path / "out" / run.RESULT).read_text())["result"] == outcome
+
+
+def test_a_kernel_that_is_off_by_default_is_told_and_not_judged(tmp_path, monkeypatch):
+    of = replace(setting(tmp_path), device="gpu")
+    monkeypatch.setattr(parity, "_tried", lambda of, cases: [of.found(case.name, False, "off") for case in cases])
+    told = {f.name: f.told for f in parity.parity(of) if f.state is TrialState.TOLD}
+    assert told == {f"fused cross entropy, {precision}": "failed: off" for precision in ("fp32", "bf16")}
 
 
 def test_one_rank_says_what_it_leaves_out(tmp_path, monkeypatch):
