@@ -13,10 +13,10 @@ pytest.importorskip("paddle")
 import paddle
 from paddle.base import core
 
-from paddlenlp_galvatron.launch import gpus
+from paddlenlp_galvatron.launch import gpus, nccl, processes
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.plan import UserError, uniform_plan
 from paddlenlp_galvatron.proof import parity_worker
 from paddlenlp_galvatron.runtime import cpu_backend, device, under_way
 
@@ -107,3 +107,28 @@ def test_the_watchdog_asks_its_ranks_own_gpu(monkeypatch):
 def test_one_process_computes_on_the_cpu_whatever_is_there():
     with device.on_cpu():
         assert paddle.device.get_device() == "cpu"
+
+
+def test_messages_between_stages_hold_few_multiprocessors_unless_the_user_says_otherwise(tmp_path, monkeypatch):
+    def plan(**options):
+        return uniform_plan(layers=2, world_size=4, global_train_batch_size=4, **options)
+
+    monkeypatch.delenv(nccl.VARIABLE, raising=False)
+    assert nccl.variables_of(plan(pp_deg=2)) == {"NCCL_MAX_P2P_NCHANNELS": "4"}
+    assert nccl.variables_of(plan()) == {}
+    assert nccl.variables_of(plan(pp_deg=2, use_ulysses=True, global_tp_deg=2)) == {}  # all-to-alls need them
+    monkeypatch.setenv(nccl.VARIABLE, "8")
+    assert nccl.variables_of(plan(pp_deg=2)) == {"NCCL_MAX_P2P_NCHANNELS": "8"}
+    assert nccl.slowed_by_a_receive(132) == pytest.approx(132 / 124)
+    assert nccl.slowed_by_a_receive(4) == 2.0
+
+    class Begun(Exception):
+        pass
+
+    def begin(command, environment, log, descriptor):
+        raise Begun(environment[nccl.VARIABLE])
+
+    monkeypatch.setattr(processes, "begin_process", begin)
+    launch = processes.Launch("x", [], 1, tmp_path, 1.0, variables={nccl.VARIABLE: "5"})
+    with pytest.raises(Begun, match="5"), launch:
+        pass

@@ -73,6 +73,11 @@ def gpu_number() -> int | None:
     return int(str(paddle.device.get_device()).partition(":")[2]) if on_gpu() else None
 
 
+def multiprocessors() -> int:
+    """Of the GPU that this process computes on: blocks of a kernel share one at a time."""
+    return int(paddle.device.cuda.get_device_properties().multi_processor_count)
+
+
 def use_in_thread(gpu: int | None) -> None:
     """Let what this thread asks be asked of this GPU. A new thread asks the node's first one, where a question alone
     makes a context: half a GiB for each rank."""
