@@ -1,7 +1,7 @@
 // The fastest pipeline under one vocabulary strategy: a division of the layers into stages and the strategies of each
 // stage, under the step time that the schedule really takes. Branch and bound: bounds from paths through the schedule
 // (cuts.hpp) for all divisions (alike.hpp, typed.hpp), stages from their exact optima (stages.hpp), and at the leaves
-// the simulation (schedule.hpp).
+// the simulation (graph.hpp).
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 #include "common.hpp"
 #include "cuts.hpp"
 #include "divisions.hpp"
-#include "schedule.hpp"
+#include "graph.hpp"
 #include "stages.hpp"
 #include "typed.hpp"
 
@@ -29,8 +29,9 @@ struct PipelineSolution {
 
 class DivisionSearch {
  public:
-  DivisionSearch(const PipelineTables& tables, const Cuts& cuts, Stages& stages, const ChoiceCache& cache)
-      : tables_(tables), cuts_(cuts), stages_(stages), timer_(tables.passes) {
+  DivisionSearch(const PipelineTables& tables, const Cuts& cuts, Stages& stages, const ChoiceCache& cache,
+                 PassGraph& graph)
+      : tables_(tables), cuts_(cuts), stages_(stages), graph_(graph) {
     if (tables.type_count() == 1)
       divisions_ = std::make_unique<AlikeDivisions>(tables, cuts, stages, cache);
     else
@@ -64,10 +65,8 @@ class DivisionSearch {
   static constexpr long kBoundPasses = 20;  // a stage's share in a bound is as much work as so many simulated passes
 
   double simulate(const std::vector<StageTime>& times) {
-    const long before = timer_.passes();
-    const double time = timer_(times, links_, *poll_);
-    effort_ -= timer_.passes() - before;
-    return time;
+    effort_ -= graph_.work();
+    return graph_.time(times, links_, *poll_);
   }
 
   // Makes a division the one that is worked on.
@@ -299,7 +298,7 @@ class DivisionSearch {
   const PipelineTables& tables_;
   const Cuts& cuts_;
   Stages& stages_;
-  StepTimer timer_;
+  PassGraph& graph_;
   std::unique_ptr<Divisions> divisions_;
   Poll* poll_ = nullptr;
   long effort_ = 0;

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "game.hpp"
+#include "graph.hpp"
 #include "layers.hpp"
 #include "pipeline.hpp"
 
@@ -216,7 +217,7 @@ double step_ms(const Integers& passes, const Integers& runs, std::int64_t micro_
   for (py::ssize_t at = 0; at < chunks; ++at)
     times.push_back({forward.at(at), backward.at(at), at < stages ? sync.at(at) : 0});
   Poll poll = poll_for(nullptr);
-  return StepTimer(lists)(times, {send.data(), send.data() + send.size()}, poll);
+  return PassGraph(lists).time(times, {send.data(), send.data() + send.size()}, poll);
 }
 
 // All of a problem but what a stage holds.

@@ -7,8 +7,7 @@
 // are known from then on, and so both come closer to the optimum of fractions of layers (double oracle). What is left
 // open is split: a chunk has few layers, or many; the vocabulary takes these strategies, or those. The region of least
 // bound goes first. A single division is played out over its stages' strategies. Where stages answer exactly, what is
-// left is searched as lists of their points (listed.hpp). With several chunks a stage, plans are mixed layer by layer:
-// for that a linear program (program.hpp) tells the weights of paths and the prices of memory.
+// left is searched as lists of their points (listed.hpp).
 #pragma once
 
 #include <algorithm>
@@ -25,8 +24,6 @@
 #include "mixture.hpp"
 #include "offers.hpp"
 #include "points.hpp"
-#include "priced.hpp"
-#include "program.hpp"
 #include "region.hpp"
 #include "region_offers.hpp"
 #include "tables.hpp"
@@ -94,8 +91,6 @@ class PathGame {
   static constexpr long kEffortOfBound = 2'000'000;      // passes: 0.1 s
   static constexpr long kShare = 5;                      // a game's plans cost more than its passes
   static constexpr long kListsShare = 2;                 // lists have so much more effort
-  static constexpr long kProgramsShare = 8;              // and programs, at most
-  static constexpr double kProgress = 0.9;  // of what is open, that a part of a program's effort may leave
   static constexpr std::size_t kStepsOfExchange = 2'000'000;  // some 10 ms
   static constexpr double kLonger = 1.05;  // a stage's time, to see which path is longest then
   static constexpr double kSure = 0.02;    // layers by which the plans of a mixture differ
@@ -151,7 +146,7 @@ class PathGame {
   // Branch and bound over divisions. Returns what nothing costs less than.
   double searched(double limit, long effort, Poll& poll) {
     effort = std::max(std::min(effort, kMostEffort), effort / kShare);
-    allow(has_program() ? kProgramsShare * effort : effort, poll);
+    allow(effort, poll);
     open(limit, poll);
     improve(poll);
     double settled = kInfinity;  // least bound of what can't be split
@@ -163,22 +158,7 @@ class PathGame {
       }
       allow(effort, poll);
     }
-    const std::size_t last = stop_;
-    double before = 0;  // share of the time that was open; 0: not yet looked at
-    bool narrows = false;
-    // A program's effort comes in parts: once the gap has begun to narrow, as long as each part narrows it further.
-    auto goes_on = [&] {
-      if (!is_over(poll)) return true;
-      const double open = 1 - least_open() / std::min(limit, best_.cost);
-      const bool narrowed = open < before * kProgress;
-      if (stop_ >= last || (narrows && !narrowed)) return false;
-      narrows = narrowed, before = open;
-      allow(effort, poll);
-      stop_ = std::min(stop_, last);
-      return true;
-    };
-    if (has_program()) stop_ = poll.steps();
-    for (int splits = 0; goes_on(); ++splits) {
+    for (int splits = 0; !is_over(poll); ++splits) {
       const double least = least_open(), target = std::min(limit, best_.cost);
       if (!is_less(least, target) || (splits >= kExactSplits && least >= target * (1 - kNear))) break;
       std::pop_heap(regions_.begin(), regions_.end(), is_later);
@@ -209,31 +189,13 @@ class PathGame {
       all.latest = likely->division;
       all.weights = tried(*likely, likely->division, std::vector<Points>(stages()), poll);
       lean(poll);
-      begin(poll);
       ChunkTimes times(chunks_, stages());
       for (const int game : all.games)  // a good plan keeps many a game from being played
         if (!is_over(poll)) attempt(games_[game], games_[game].division, times, poll);
-      if (program_)
-        all.bound = std::max(
-            all.bound, RegionOffers(tables_, cache_, games_, all, std::min(limit, best_.cost), poll).longest());
       play(all, limit, kFirstRounds, poll);
       keep(std::move(all), limit);
     }
     opened_ = limit;
-  }
-
-  bool has_program() const {
-    return chunks_a_stage() > 1 && chunks_ * cache_.useful().size() <= Program::kMostPrices;
-  }
-
-  // With the paths known so far.
-  void begin(Poll& poll) {
-    if (!has_program()) return;
-    std::vector<const ChunkedStages*> stages;
-    for (const Game& game : games_) stages.push_back(game.stages.get());
-    program_ = std::make_unique<Program>(tables_, cache_.useful(), std::move(stages));
-    program_->learn(known_.paths(), link(), poll);
-    working_.assign(this->stages(), 0);
   }
 
   // Every division under no strategy yet.
@@ -394,10 +356,6 @@ class PathGame {
   // Raises a region's bound: the mixtures of paths and of plans with which both fare best are answered by a plan and by
   // a path, and so on. Halfway to the best weights known, answers are more useful.
   void play(Region& region, double limit, int rounds, Poll& poll) {
-    if (program_) {
-      price(region, limit, rounds, poll);
-      if (region.fewest != region.most || region.games.empty()) return;
-    }
     auto target = [&] { return std::min(limit, best_.cost); };
     RegionOffers offers(tables_, cache_, games_, region, target(), poll);
     region.bound = std::max(region.bound, offers.longest());
@@ -415,30 +373,6 @@ class PathGame {
       if (open - region.sum <= kSettled * region.sum || is_over(poll)) return;
       if (round % 2 == 0) weights = halfway(region.weights, weights);
     }
-  }
-
-  // The same by a linear program over fractions of layers: its prices are a bound of whole ones (priced.hpp).
-  void price(Region& region, double limit, int rounds, Poll& poll) {
-    auto target = [&] { return std::min(limit, best_.cost); };
-    const PricedRegion priced(tables_, games_);
-    region.sum = 0;
-    PathWeights path(chunks_, stages());
-    for (int round = 0; round < rounds && is_less(region.bound, target()) && !is_over(poll); ++round) {
-      const Program::Answer answer = program_->solve(region, working_, stop_, poll);
-      region.is_at(answer.layers, answer.vocabs);
-      const double sum = priced.least(region, answer.weights, answer.memory, link(), target(), working_, poll);
-      if (sum > region.sum) region.sum = sum, region.weights = answer.weights;
-      region.bound = std::max(region.bound, region.sum);
-      if (region.games.empty()) return;
-      const double open = simulate(answer.times, path, poll);
-      program_->learn({path}, link(), poll);
-      if (open - region.sum <= kSettled * region.sum) break;
-    }
-    if (!is_less(region.bound, target()) || region.mean.empty()) return;
-    region.latest = region.rounded(tables_.layers);
-    const int likely = static_cast<int>(region.mean_game + 0.5);
-    ChunkTimes times(chunks_, stages());
-    attempt(games_[std::min(std::max(likely, region.games.front()), region.games.back())], region.latest, times, poll);
   }
 
   // The best mixture of the known paths against the region's known plans; learns what answers the plans' own. Returns
@@ -583,8 +517,6 @@ class PathGame {
   int chunks_;  // of all stages
   std::vector<Game> games_;
   Known known_;  // plans: each chunk's layers, and the game
-  std::unique_ptr<Program> program_;  // of several chunks, unless it would be too large
-  std::vector<double> working_;       // MiB of each stage, in its latest answer
   std::vector<Region> regions_;  // not yet settled: a heap, the least bound first
   double opened_ = -1;           // limit for which they were made
   Found best_;

@@ -63,17 +63,84 @@ inline PathWeights halfway(const PathWeights& a, const PathWeights& b) {
 
 class PassGraph {
  public:
-  // Throws where stages wait for each other in a circle.
   explicit PassGraph(const PassLists& lists)
-      : stages_(lists.stages()), chunks_(stages_ * lists.chunks()), last_(stages_, -1) {
-    std::vector<std::vector<Pass>> passes(stages_);
-    std::size_t all = 0;
+      : lists_(lists), stages_(lists.stages()), chunks_(stages_ * lists.chunks()) {}
+  // The work of simulating a step, in the unit of efforts.
+  long work() const { return 1 + static_cast<long>(lists_.micro_batches()) * chunks_ / kNodesOfUnit; }
+
+  // Time of a step. `chunks`: of all stages, first the first one of each, then the second of each, and so on. `send`:
+  // from each to the next, and of the gradient back, at least one entry for each but the last. Throws where stages wait
+  // for each other in a circle.
+  double time(const std::vector<StageTime>& chunks, const std::vector<double>& send, Poll& poll) {
+    if (chunks_ == 1) return lists_.micro_batches() * (chunks[0].forward + chunks[0].backward) + chunks[0].sync;
+    durations_.clear();
+    for (const StageTime& chunk : chunks) durations_.push_back(chunk.forward), durations_.push_back(chunk.backward);
+    links_.assign(send.begin(), send.begin() + (chunks_ - 1));
+    run(poll);
+    double latest = 0;
     for (int stage = 0; stage < stages_; ++stage) {
-      for (const Run& run : lists.of(stage))
+      double sync = 0;
+      for (int at = stage; at < chunks_; at += stages_) sync += chunks[at].sync;
+      latest = std::max(latest, ends_[last_[stage]] + sync);
+    }
+    return latest;
+  }
+
+  // Time of a step, and the path that takes it; each message takes as long.
+  double longest(const ChunkTimes& times, double link, PathWeights& path, Poll& poll) {
+    durations_.clear();
+    for (int at = 0; at < chunks_; ++at)
+      durations_.push_back(times.forward[at]), durations_.push_back(times.backward[at]);
+    links_.assign(chunks_ - 1, link);
+    run(poll);
+    int latest = 0;
+    auto end = [&](int stage) { return ends_[last_[stage]] + times.sync[stage]; };
+    for (int stage = 1; stage < stages_; ++stage)
+      if (end(stage) > end(latest)) latest = stage;
+    path = PathWeights(chunks_, stages_);
+    path.sync[latest] = 1;
+    for (int i = last_[latest]; i > 0;) {
+      const Node& node = nodes_[i];
+      ++(node.duration % 2 ? path.backward : path.forward)[node.duration / 2];
+      const bool waited = ends_[node.input] + links_[node.link] > ends_[node.before];
+      path.links += waited && node.link < chunks_;
+      i = waited ? node.input : node.before;
+    }
+    return end(latest);
+  }
+
+ private:
+  static constexpr long kNodesOfUnit = 4;  // pairs of passes
+  static constexpr std::size_t kMostPasses = 20'000'000;  // some 500 MB
+
+  // Number 0 is the start of the step.
+  struct Node {
+    int before, input;   // nodes: the stage's pass before it, and the one that it takes its input from
+    int link, duration;  // their numbers in `links_` and `durations_`
+  };
+
+  void run(Poll& poll) {
+    if (nodes_.empty()) build();
+    poll.tick(nodes_.size());
+    links_.resize(chunks_), links_.push_back(0);  // the last two: no message
+    for (std::size_t i = 1; i < nodes_.size(); ++i) {
+      const Node& node = nodes_[i];
+      ends_[i] = std::max(ends_[node.before], ends_[node.input] + links_[node.link]) + durations_[node.duration];
+    }
+  }
+
+  // When a time is first asked for.
+  void build() {
+    last_.assign(stages_, 0), nodes_.resize(1);
+    std::vector<std::vector<Pass>> passes(stages_);
+    std::size_t all = 1;
+    for (int stage = 0; stage < stages_; ++stage) {
+      for (const Run& run : lists_.of(stage)) {
+        all += run.times * run.passes.size();
+        if (all > kMostPasses) throw TooHard("a step has too many passes to be simulated");
         for (int time = 0; time < run.times; ++time)
           passes[stage].insert(passes[stage].end(), run.passes.begin(), run.passes.end());
-      all += passes[stage].size();
-      if (all > kMostPasses) throw TooHard("the search would simulate too many passes");
+      }
     }
     std::vector<std::size_t> place(stages_, 0);
     std::vector<std::vector<int>> forwards(chunks_), backwards(chunks_);  // nodes of each chunk, by micro-batch
@@ -84,9 +151,9 @@ class PassGraph {
           const Pass& pass = passes[stage][place[stage]];
           const int at = pass.chunk * stages_ + stage;
           std::vector<int>& own = (pass.is_backward ? backwards : forwards)[at];
-          const bool turns = pass.is_backward && at + 1 == chunks_;
-          int input = -1;
-          if (pass.is_backward || at > 0) {
+          const bool turns = pass.is_backward && at + 1 == chunks_, starts = !pass.is_backward && at == 0;
+          int input = 0;
+          if (!starts) {
             const std::vector<int>& before = turns              ? forwards[at]
                                              : pass.is_backward ? backwards[at + 1]
                                                                 : forwards[at - 1];
@@ -94,7 +161,8 @@ class PassGraph {
             input = before[own.size()];
           }
           const int number = static_cast<int>(nodes_.size());
-          nodes_.push_back({at, last_[stage], input, pass.is_backward, !turns});
+          const int link = turns || starts ? chunks_ : pass.is_backward ? at : at - 1;
+          nodes_.push_back({last_[stage], input, link, 2 * at + pass.is_backward});
           own.push_back(number);
           last_[stage] = number;
         }
@@ -103,47 +171,12 @@ class PassGraph {
     ends_.resize(all);
   }
 
-  // Time of a step, and the path that takes it.
-  double longest(const ChunkTimes& times, double link, PathWeights& path, Poll& poll) {
-    poll.tick(nodes_.size());
-    for (std::size_t i = 0; i < nodes_.size(); ++i) {
-      const Node& node = nodes_[i];
-      const double free = node.before < 0 ? 0 : ends_[node.before];
-      ends_[i] = std::max(free, arrival(node, link)) + (node.is_backward ? times.backward : times.forward)[node.chunk];
-    }
-    int latest = 0;
-    auto end = [&](int stage) { return ends_[last_[stage]] + times.sync[stage]; };
-    for (int stage = 1; stage < stages_; ++stage)
-      if (end(stage) > end(latest)) latest = stage;
-    path = PathWeights(chunks_, stages_);
-    path.sync[latest] = 1;
-    for (int i = last_[latest]; i >= 0;) {
-      const Node& node = nodes_[i];
-      ++(node.is_backward ? path.backward : path.forward)[node.chunk];
-      const bool waited = node.input >= 0 && (node.before < 0 || arrival(node, link) > ends_[node.before]);
-      path.links += waited && node.travels;
-      i = waited ? node.input : node.before;
-    }
-    return end(latest);
-  }
-
- private:
-  static constexpr std::size_t kMostPasses = 4'000'000;  // some 100 MiB
-
-  struct Node {
-    int chunk;          // among those of all stages
-    int before, input;  // nodes: the stage's pass before it, and the one that it takes its input from; -1: none
-    bool is_backward, travels;
-  };
-
-  double arrival(const Node& node, double link) const {
-    return node.input < 0 ? 0 : ends_[node.input] + (node.travels ? link : 0);
-  }
-
+  const PassLists& lists_;
   int stages_, chunks_;
-  std::vector<int> last_;  // node of each stage
-  std::vector<Node> nodes_;
+  std::vector<int> last_;    // node of each stage
+  std::vector<Node> nodes_;  // each after those that it waits for
   std::vector<double> ends_;
+  std::vector<double> links_, durations_;  // ms: from each chunk to the next; of each chunk's forward and backward
 };
 
 }  // namespace galvatron

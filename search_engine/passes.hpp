@@ -11,6 +11,12 @@
 
 namespace galvatron {
 
+// Times of a chunk of a stage, ms.
+struct StageTime {
+  double forward = 0, backward = 0;  // one micro-batch
+  double sync = 0;                   // after the last backward; no other stage waits for it
+};
+
 struct Pass {
   bool is_backward;
   int chunk = 0;

@@ -11,6 +11,7 @@
 #include "cuts.hpp"
 #include "division.hpp"
 #include "game.hpp"
+#include "graph.hpp"
 #include "needs.hpp"
 #include "stages.hpp"
 #include "tables.hpp"
@@ -28,7 +29,7 @@ struct LeastMemory {
 class Pipeline {
  public:
   explicit Pipeline(PipelineTables tables)
-      : tables_(std::move(tables)), cuts_(tables_), cache_(tables_), useful_(useful_vocabs(tables_)) {}
+      : tables_(std::move(tables)), cuts_(tables_), cache_(tables_), graph_(tables_.passes), useful_(useful_vocabs(tables_)) {}
 
   Pipeline(const Pipeline&) = delete;
 
@@ -164,7 +165,7 @@ class Pipeline {
       ideal_ = std::make_unique<Vocab>(std::move(ideal));
     }
     Stages stages(tables_, cuts_, *ideal_, cache_);
-    return DivisionSearch(tables_, cuts_, stages, cache_).bound(poll);
+    return DivisionSearch(tables_, cuts_, stages, cache_, graph_).bound(poll);
   }
 
   // Vocabulary strategies under which a pipeline may cost less than the limit, the best bound first.
@@ -192,7 +193,7 @@ class Pipeline {
   // Makes what a candidate is searched with. Returns a cheap bound.
   double open(Candidate& candidate, Poll& poll) {
     candidate.stages = std::make_unique<Stages>(tables_, cuts_, tables_.vocabs[candidate.vocab], cache_);
-    candidate.search = std::make_unique<DivisionSearch>(tables_, cuts_, *candidate.stages, cache_);
+    candidate.search = std::make_unique<DivisionSearch>(tables_, cuts_, *candidate.stages, cache_, graph_);
     return candidate.search->bound(poll);
   }
 
@@ -228,7 +229,7 @@ class Pipeline {
         first = span.end();
         links.push_back(first < tables_.layers ? tables_.send_to(first) : 0);
       }
-      found.cost = StepTimer(tables_.passes)(times, links, poll);
+      found.cost = graph_.time(times, links, poll);
       if (is_less(found.cost, best.cost)) best = std::move(found);
       return;
     }
@@ -263,6 +264,7 @@ class Pipeline {
   PipelineTables tables_;
   Cuts cuts_;
   ChoiceCache cache_;
+  PassGraph graph_;
   std::vector<int> useful_;       // vocabulary strategies that no other one beats
   std::unique_ptr<Vocab> ideal_;  // as good as all of them at once
   std::atomic<bool> busy_{false};

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 #include <vector>
 
 #include "graph.hpp"
@@ -23,42 +21,6 @@ struct Region {
   std::vector<double> mean_of, spread_of;  // of each stage's
   double mean_game = 0, spread_game = 0;   // of the games' numbers
   std::vector<int> latest;                 // the last answer, or what is likely
-
-  // Its plans mix to so many layers of each chunk, and to these shares of the games. Means that are no whole numbers
-  // are unsure.
-  void is_at(const std::vector<double>& layers, const std::vector<double>& shares) {
-    auto unsure = [](double number) { return std::abs(number - std::round(number)); };
-    mean = layers, spread.clear(), spread_of.clear();
-    mean_of.assign(fewest_of.size(), 0);
-    for (std::size_t at = 0; at < mean.size(); ++at) {
-      mean[at] = std::max<double>(fewest[at], std::min<double>(most[at], mean[at]));
-      mean_of[at % mean_of.size()] += mean[at];
-      spread.push_back(unsure(mean[at]));
-    }
-    for (const double layers_of_stage : mean_of) spread_of.push_back(unsure(layers_of_stage));
-    mean_game = spread_game = 0;
-    for (std::size_t game = 0; game < shares.size(); ++game) mean_game += shares[game] * static_cast<double>(game);
-    for (std::size_t game = 0; game < shares.size(); ++game)
-      spread_game += shares[game] * std::abs(static_cast<double>(game) - mean_game);
-  }
-
-  // A division near the mean.
-  std::vector<int> rounded(int layers) const {
-    constexpr double kWhole = 1e-6;  // a number is rounded up by so much
-    std::vector<int> division, order(mean.size());
-    for (const double some : mean) division.push_back(std::max(1, static_cast<int>(some + kWhole)));
-    int left = layers - std::accumulate(division.begin(), division.end(), 0);
-    std::iota(order.begin(), order.end(), 0);
-    std::sort(order.begin(), order.end(),
-              [&](int a, int b) { return mean[a] - division[a] > mean[b] - division[b]; });
-    if (left < 0) std::reverse(order.begin(), order.end());
-    for (std::size_t i = 0; left != 0; i = (i + 1) % order.size()) {
-      const int step = left > 0 ? 1 : -1;
-      if (division[order[i]] + step < 1) continue;
-      division[order[i]] += step, left -= step;
-    }
-    return division;
-  }
 
   // `plan`: each chunk's layers, and the game.
   bool has(const std::vector<int>& plan) const {

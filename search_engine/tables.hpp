@@ -8,7 +8,6 @@
 
 #include "frontier.hpp"
 #include "passes.hpp"
-#include "schedule.hpp"
 
 namespace galvatron {
 

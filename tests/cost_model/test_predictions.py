@@ -1,0 +1,18 @@
+"""A thousand stored predictions: what changes no price changes none of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .predictions import FILE, drawn, predicted
+
+ROUNDING = 1e-12  # relative: another compiler's order of sums
+
+
+def test_predictions_are_those_stored() -> None:
+    stored = json.loads(FILE.read_text())
+    for number, (case, before) in enumerate(zip(drawn(), stored, strict=True)):
+        now = predicted(*case)
+        assert now == (before if isinstance(before, str) else pytest.approx(before, rel=ROUNDING)), (number, case[1])

@@ -1,0 +1,47 @@
+"""Pinned searches keep their plans and gaps, in about the same time: brute force reaches none of these sizes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from .pinned import HARD, NAMED, Found, Run, drawn, found, pinned
+
+SLOWER = 1e-9  # of a named plan: nothing but rounding
+WIDER = 1e-6  # of a named gap
+LONGER, MORE_S = 5.0, 2.0  # of processor time, which other work on the machine lengthens
+
+
+def check(name: str, run: Run) -> None:
+    now, before = found(run), Found(*pinned()[name])
+    assert now.time_ms <= before.time_ms * (1 + SLOWER)
+    assert now.gap <= before.gap + WIDER
+    assert now.cpu_s <= LONGER * before.cpu_s + MORE_S
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named_searches(name: str) -> None:
+    check(name, NAMED[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HARD)
+def test_hard_searches(name: str) -> None:
+    check(name, HARD[name])
+
+
+# Of all problems together: an effort that ends elsewhere may make a single plan a little slower.
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "slowest", "mean"), [("plain", 3e-4, 1e-5), ("interleaved", 0.03, 1e-3)])
+def test_random_searches(kind: str, slowest: float, mean: float) -> None:
+    before = [Found(*row) for row in pinned()[kind]]
+    now = [found(run) for run in drawn(kind)]
+    assert [math.isinf(each.time_ms) for each in now] == [math.isinf(each.time_ms) for each in before]
+    losses = [
+        new.time_ms / old.time_ms - 1 for new, old in zip(now, before, strict=True) if not math.isinf(old.time_ms)
+    ]
+    assert max(losses) <= slowest
+    assert sum(losses) / len(losses) <= mean
+    assert sum(each.gap == 0 for each in now) >= sum(each.gap == 0 for each in before)
+    assert sum(each.cpu_s for each in now) <= LONGER * sum(each.cpu_s for each in before)
