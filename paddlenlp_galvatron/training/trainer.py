@@ -115,6 +115,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             source=weights_from(settings.initial_weights, shape) if settings.initial_weights else None,
             seed=settings.seed,
             compute_precision=settings.compute_precision,
+            packed=settings.tuning.rows != "none",
         )
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
         self._events: list[Event] = []  # of traced steps
