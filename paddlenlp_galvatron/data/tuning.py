@@ -5,6 +5,7 @@ So a step's rows are the same under every plan, after every restart, and whoever
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,7 @@ def _build(
 ) -> list[NDArray[np.int64]]:
     """Tokens [tokens, 1]; of each sample, in the order of rows, where its tokens begin and how many they are; of each
     row its first sample, how many it has, and its tokens; remarks: file, line and kind. Raises UserError."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # or the package warns when ranks are started afterwards
     parts: list[NDArray[np.int64]] = []
     remarks: list[tuple[int, int, int]] = []
     faults: list[str] = []

@@ -88,7 +88,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
         if run.input_dir is not None:
             raise UserError(f"input_dir: is of pretraining; {tuning.task} learns from dataset_name_or_path")
         # PaddleNLP's own defaults: fine-tuning begins with the model's weights, and its rates fall to 0.
-        values = {"continue_training": True, "min_learning_rate": 0.0} | dict(values)
+        values = {"continue_training": True, "min_learning_rate": None} | dict(values)
         run = run.model_copy(update={"continue_training": RunOptions.among(values).continue_training})
         tuning = _with_paths(tuning, ModelOptions.among(values).model_size)
     elif tuning.tokenizer_name_or_path is not None:

@@ -30,9 +30,7 @@ def named(names, *lists) -> list[plans.Named]:
 
 
 def require_parity(cases, **how):
-    made = [
-        small_case(one.plan, one.family, "sgd", 2, tied=one.tied, kv_heads=one.kv_heads, **how) for one in cases
-    ]
+    made = [small_case(one.plan, one.family, "sgd", 2, tied=one.tied, kv_heads=one.kv_heads, **how) for one in cases]
     results = check_parity(made, timeout_s=500)
     wrong = [
         f"{case.name}: loss {result.max_loss_diff:.1e}, gradient {result.max_grad_rel_diff:.1e} {result.worst_gradient}"
