@@ -56,7 +56,7 @@ def _documents(batch: Samples) -> Iterator[tuple[Any, Any]]:
     if batch.ends is None:
         yield batch.ids, batch.labels
         return
-    for ids, labels, ends in zip(*batch, strict=True):
+    for ids, labels, ends in zip(batch.ids, batch.labels, batch.ends, strict=True):
         start = 0
         while start < len(ids):
             stop = int(ends[start])

@@ -49,7 +49,7 @@ class Documents:
     def rows(self, ends: Any) -> Any:
         """[B, 1, S, 1] as causal flash attention takes it: for each key the first row behind it that does not see it.
         Of a rank's chunks [B, 1, S, 2], by its own rows, and how many of them lie in front of the key."""
-        if self._chunks is None:
+        if self._chunks is None or self._in_front is None:
             return ends.unsqueeze([1, -1])
         behind = paddle.zeros_like(ends)
         for start, stop in self._chunks:
