@@ -15,7 +15,7 @@ from paddlenlp.transformers.qwen2.modeling import Qwen2RotaryEmbedding, scaled_d
 from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
 from paddlenlp_galvatron.plan.layout import own_chunks
-from paddlenlp_galvatron.runtime import device
+from paddlenlp_galvatron.runtime import device, documents
 from paddlenlp_galvatron.runtime.adapter import Kernels
 from paddlenlp_galvatron.runtime.ops import context
 from paddlenlp_galvatron.runtime.stage import Stage
@@ -62,6 +62,45 @@ def test_mask_and_rows_of_flash_attention_give_what_a_whole_sample_has(degree, m
         rowwise = context.by_rows(rows)(own, Config, key, value, None, False)
         for found in (masked, rowwise):
             np.testing.assert_allclose(found, context.own_rows(whole, chunks, 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_documents_of_a_row_do_not_see_each_other(degree, monkeypatch):
+    """By a mask, and by the rows of flash attention as Paddle documents them, on each rank of a sample."""
+
+    def rowwise(query, key, value, rows, causal=False):
+        if not causal:
+            return by_rows(query, key, value, rows)
+        own = paddle.arange(LENGTH, dtype="int32").reshape([1, 1, -1, 1])
+        return by_rows(query, key, value, paddle.concat([rows, own.expand_as(rows)], axis=-1))
+
+    monkeypatch.setattr(documents, "flashmask_attention", rowwise)
+    ends = np.array([[5] * 5 + [14] * 9 + [LENGTH] * 10, [1] + [LENGTH - 1] * (LENGTH - 2) + [LENGTH]], np.int32)
+    query, key, value = (
+        paddle.to_tensor(np.random.default_rng(seed).standard_normal((2, LENGTH, heads, DIM)).astype("float32"))
+        for seed, heads in enumerate((HEADS, KV_HEADS, KV_HEADS))
+    )
+    repeated = [paddle.repeat_interleave(each, HEADS // KV_HEADS, axis=2) for each in (key, value)]
+    alone = []
+    for sample in range(2):
+        parts, start = [], 0
+        while start < LENGTH:
+            stop = int(ends[sample, start])
+            mask = paddle.triu(paddle.full([1, 1, stop - start, stop - start], -1e30), diagonal=1)
+            cut = [each[sample : sample + 1, start:stop] for each in (query, *repeated)]
+            parts.append(scaled_dot_product_attention(cut[0], Config, *cut[1:], mask, False))
+            start = stop
+        alone.append(paddle.concat(parts, axis=1))
+    whole = paddle.concat(alone)
+    for place in range(degree):
+        chunks = own_chunks(place, degree, LENGTH) if degree > 1 else None
+        own = context.own_rows(query, chunks or [(0, LENGTH)], 1)
+        expected = context.own_rows(whole, chunks or [(0, LENGTH)], 1)
+        for flash, keys in ((False, repeated), (True, (key, value))):
+            attend = documents.Documents(chunks, LENGTH, flash).attention(
+                paddle.to_tensor(ends), scaled_dot_product_attention
+            )
+            np.testing.assert_allclose(attend(own, Config, *keys, None, False), expected, atol=1e-6)
 
 
 def test_rows_of_flash_attention_are_on_the_device_before_the_first_message(monkeypatch):

@@ -15,7 +15,7 @@ from paddlenlp_galvatron.cli.conventions import canonical_words
 from paddlenlp_galvatron.cli.main import COMMANDS
 
 DOCS = Path(__file__).parents[1] / "docs"
-TUTORIALS = sorted(path.name for path in (DOCS / "en").glob("tutorial_*.md"))
+TUTORIALS = [*sorted(path.name for path in (DOCS / "en").glob("tutorial_*.md")), "finetune.md"]
 BLOCK = re.compile(r"^```(\w+)(?: ([\w-]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,5 @@
-"""What `run_pretrain_galvatron.py` does: PaddleNLP's conventions in front of `galvatron train`."""
+"""What `run_pretrain_galvatron.py` and `run_finetune_galvatron.py` do: PaddleNLP's conventions in front of
+`galvatron train`."""
 
 from __future__ import annotations
 
@@ -23,21 +24,24 @@ if TYPE_CHECKING:
 DRY_RUN = "dry_run"
 
 
-def pretrain(script: str, words: Sequence[str], callbacks: Sequence[TrainerCallback] = ()) -> int:
+def pretrain(
+    script: str, words: Sequence[str], callbacks: Sequence[TrainerCallback] = (), task: str | None = None
+) -> int:
     """Train by flags, or one JSON file and flags that win over it, and return the exit code.
 
-    Started by hand, the script starts itself once a rank. Started as a rank, also by Paddle's own launcher, it trains.
+    `task`: the script's own, where none is given. Started by hand, the script starts itself once a rank. Started as a
+    rank, also by Paddle's own launcher, it trains.
     """
     if "PADDLE_TRAINER_ID" not in os.environ:
-        return exit_code_of(lambda: _launch(script, words))
+        return exit_code_of(lambda: _launch(script, words, task))
     from paddlenlp_galvatron.runtime.groups import run_as_rank
 
-    return run_as_rank(lambda: _train_as_rank(words, callbacks))
+    return run_as_rank(lambda: _train_as_rank(words, callbacks, task))
 
 
-def _launch(script: str, words: Sequence[str]) -> int:
+def _launch(script: str, words: Sequence[str], task: str | None) -> int:
     with _without_lines_of_paddlenlp():
-        values = read_words(words, say_note)
+        values = read_words(words, say_note, task)
     train(values, dry_run=_dry_run(values), program=[str(Path(script).absolute()), *words])
     return 0
 
@@ -58,13 +62,13 @@ def _dry_run(values: dict[str, Any]) -> bool:
     return str(values.pop(DRY_RUN, "0")).lower() in ("1", "true")
 
 
-def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback]) -> None:
+def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback], task: str | None) -> None:
     from paddlenlp_galvatron.runtime.groups import start_world
     from paddlenlp_galvatron.training.prepare import prepare
     from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
     rank, world_size = start_world()  # before PaddleNLP's arguments would, its way
-    values = read_words(words)
+    values = read_words(words, task=task)
     if not _dry_run(values):
         with TemporaryDirectory(prefix="galvatron-") as folder:  # until all is checked, as in `train`
             settings = prepare(values, world_size, Path(folder)).settings
@@ -75,14 +79,17 @@ def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback]) -
         train(values | {"nproc": world_size, "num_nodes": 1}, dry_run=True)
 
 
-def read_words(words: Sequence[str], say: Callable[[str], None] = lambda note: None) -> dict[str, Any]:
+def read_words(
+    words: Sequence[str], say: Callable[[str], None] = lambda note: None, task: str | None = None
+) -> dict[str, Any]:
     """Options by canonical name, and DRY_RUN. `say` is told which have no effect. Raises UserError."""
     from paddlenlp_galvatron.training.arguments import OPTIONS, parse_options
 
     file, flags = (Path(words[0]), words[1:]) if words and words[0].endswith(".json") else (None, words)
     from_file = [f"--{name}={_word(value)}" for name, value in read_options(file).items()] if file else []
     booleans = {name: is_boolean(info) for name, info in OPTIONS.items()} | {DRY_RUN: True}
-    return parse_options(canonical_words([*from_file, *flags], booleans, say, BESIDE))
+    values = parse_options(canonical_words([*from_file, *flags], booleans, say, BESIDE))
+    return {"task": task} | values if task else values
 
 
 def _word(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,7 +54,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
                 console.print(note, markup=False)
             if not dry_run:
                 devices_of(nodes.ranks_each(settings.world_size))
-            plan, shape = check_run(settings)
+            plan, shape = check_run(settings, lambda note: console.print(note, markup=False))
             if plan.note:
                 console.print(f"note: {settings.plan}: {plan.note}", markup=False)
             kernels = [name for name in KERNELS if getattr(plan.assumed, name)]
@@ -87,8 +87,9 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
     return gpus.gpu_count() * nodes.num_nodes or None
 
 
-def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
-    """Whatever can be found wrong before processes start. Raises UserError."""
+def check_run(settings: TrainSettings, say: Callable[[str], None] = lambda note: None) -> tuple[Plan, ModelShape]:
+    """Whatever can be found wrong before processes start. `say` is told what is notable of the data. Raises
+    UserError."""
     from paddlenlp_galvatron.checkpoint.pretrained import open_weights
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.runtime.precision import Numbers
@@ -104,9 +105,11 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
         )
         raise UserError(f"device: {settings.device} is not what ranks would run on: {lacks}")
     Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), settings.compute_precision)
-    open_data(settings, plan, shape)
+    data = open_data(settings, plan, shape)
     if settings.evaluates != "no":
         open_data(settings, plan, shape, "valid")
+    for note in data.notes:
+        say(f"note: {note}")
     if settings.initial_weights:
         open_weights(settings.initial_weights, shape)
     return plan, shape

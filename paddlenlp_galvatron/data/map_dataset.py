@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import UserError
-from ..runtime.stage import Batch
+from ..runtime.stage import Samples
 from ..runtime.vocabulary import IGNORED_LABEL
-from .source import BatchSource
+from .source import InPasses
 
 Tokens = NDArray[np.int64]
 Collator = Callable[[list[Any]], Mapping[str, Any]]
@@ -20,12 +19,8 @@ KEYS = {"input_ids", "labels", "attention_mask"}
 WHOLE = "text"  # PaddleNLP's pretraining data sets call inputs and labels together so
 
 
-class MapData(BatchSource):
-    """Global batches of a map-style data set.
-
-    Pass p has all samples in the order of PaddleNLP's distributed sampler: shuffled by NumPy's RandomState(p), whatever
-    the seed, the plan and the number of processes. Passes follow one another without a gap.
-    """
+class MapData(InPasses):
+    """Global batches of a map-style data set, in the order that `InPasses` says."""
 
     def __init__(
         self,
@@ -47,53 +42,33 @@ class MapData(BatchSource):
         if not len(dataset):
             raise UserError(f"{name}: is empty")
         super().__init__(
-            global_batch, {"data": f"{name} {type(dataset).__name__} of {len(dataset)}", "seq_length": seq_length}
+            global_batch,
+            {"data": f"{name} {type(dataset).__name__} of {len(dataset)}", "seq_length": seq_length},
+            shuffle,
         )
-        self._name, self._dataset, self._collator, self._shuffle = name, dataset, collator, shuffle
+        self._name, self._dataset, self._collator = name, dataset, collator
         self._seq_length, self._vocab_size = seq_length, vocab_size
-        self._order = lru_cache(maxsize=2)(self._order_of)  # a batch may reach into the next pass
 
     @property
     def samples(self) -> int:
         return len(self._dataset)
 
-    def rows(self, step: int, rows: Sequence[int]) -> Batch:
-        """Inputs and labels [rows, seq_length] of a step. Raises UserError: they are no such tokens."""
-        first = self.first_sample(step)
-        return self._tokens([self._index(first + row) for row in rows])
-
-    def last_rows(self, step: int, rows: Sequence[int]) -> Batch:
-        """The same of a pass's samples alone: the rows that lack have no label."""
-        there = [row for row in rows if self.first_sample(step) + row < self.samples]
-        ids, labels = self.rows(step, there)
-        lacking = ((0, len(rows) - len(there)), (0, 0))  # they are the last
-        return np.pad(ids, lacking), np.pad(labels, lacking, constant_values=IGNORED_LABEL)
-
-    def _index(self, number: int) -> int:
-        passed, place = divmod(number, self.samples)
-        return int(self._order(passed)[place]) if self._shuffle else place
-
-    def _order_of(self, passed: int) -> Tokens:
-        order = np.arange(self.samples)
-        np.random.RandomState(passed).shuffle(order)
-        return order
-
-    def _tokens(self, indices: list[int]) -> Batch:
+    def _batch(self, indices: Sequence[int]) -> Samples:
+        """Raises UserError: they are no such tokens."""
         if not indices:
-            return np.empty((0, self._seq_length), np.int64), np.empty((0, self._seq_length), np.int64)
+            nothing = np.empty((0, self._seq_length), np.int64)
+            return Samples(nothing, nothing)
         items = [self._dataset[index] for index in indices]
         if self._collator is None:
             rows = [
                 self._row(item, f"{self._name}[{index}]", self._seq_length)
                 for index, item in zip(indices, items, strict=True)
             ]
-            ids, labels = (np.stack([row[part] for row in rows]) for part in (0, 1))
-        else:
-            where = f"data_collator, of {self._name}[{indices[0]}] and others"
-            ids, labels = self._row(self._collator(items), where, len(items), self._seq_length)
-        return ids, labels
+            return Samples(*map(np.stack, zip(*rows, strict=True)))
+        where = f"data_collator, of {self._name}[{indices[0]}] and others"
+        return Samples(*self._row(self._collator(items), where, len(items), self._seq_length))
 
-    def _row(self, item: Any, where: str, *shape: int) -> Batch:
+    def _row(self, item: Any, where: str, *shape: int) -> tuple[Tokens, Tokens]:
         """Inputs and labels of a sample [S], or of a collated batch [samples, S]. Raises UserError."""
         fields = dict(item) if isinstance(item, Mapping) else {WHOLE: item}
         unknown = sorted(fields.keys() - KEYS - {WHOLE})

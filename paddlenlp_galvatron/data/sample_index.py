@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -99,24 +99,33 @@ def build_index(sizes: NDArray[np.int64], first: int, end: int, seq_length: int,
 
 
 def kept_index(folder: Path, owner: int, made_from: Mapping[str, Any], build: Callable[[], Arrays]) -> SampleIndex:
-    """The index that is kept in a folder of this user or of `owner`; else a new one, kept there where that can be.
+    """The index that is kept in a folder, as `kept_arrays` keeps what it is made of."""
+    samples, documents = kept_arrays(folder, owner, made_from, build)
+    return SampleIndex(samples, documents)
 
-    `made_from`: whatever makes it what it is; JSON. Of several processes one builds. Raises what `build` raises.
+
+def kept_arrays(
+    folder: Path, owner: int, made_from: Mapping[str, Any], build: Callable[[], Sequence[NDArray[np.int64]]]
+) -> Sequence[NDArray[np.int64] | StoredRows]:
+    """Arrays [rows, columns] that are kept in a folder of this user or of `owner`; else new ones, kept there where that
+    can be.
+
+    `made_from`: whatever makes them what they are; JSON. Of several processes one builds. Raises what `build` raises.
     """
     with suppress(OSError):
         folder.mkdir(mode=0o755, exist_ok=True)
     if not _is_trusted(folder, owner):
-        return SampleIndex(*build())
+        return build()
     name = sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:32]
     kept = partial(_kept, folder / name, made_from)
-    if index := kept():
-        return index
+    if arrays := kept():
+        return arrays
     with suppress(UserError), locked(folder, wait_s=LONGEST_WAIT_S):  # without a lock or room it is kept in memory
         if not kept():
             _keep(folder / name, made_from, *build())
     with suppress(OSError):
         folder.rmdir()  # if nothing could be kept
-    return kept() or SampleIndex(*build())
+    return kept() or build()
 
 
 def _is_trusted(folder: Path, owner: int) -> bool:
@@ -131,25 +140,31 @@ def _is_trusted(folder: Path, owner: int) -> bool:
 
 def _keep(path: Path, made_from: Mapping[str, Any], *arrays: NDArray[np.int64]) -> None:
     """Raises UserError."""
-    for file, array in zip(_files(path), arrays, strict=True):
+    files = [_file(path, number) for number in range(len(arrays))]
+    for file, array in zip(files, arrays, strict=True):
         with whole_file(file) as opened:
-            np.save(opened, array, allow_pickle=False)
-    checksums = [LargeFile(file).checksum() for file in _files(path)]
-    write_text(path, json.dumps({"made_from": made_from, "samples": len(arrays[0]), "crc32": checksums}) + "\n")
+            np.save(opened, np.ascontiguousarray(array, NUMBER), allow_pickle=False)
+    description = {
+        "made_from": made_from,
+        "shapes": [list(array.shape) for array in arrays],
+        "crc32": [LargeFile(file).checksum() for file in files],
+    }
+    write_text(path, json.dumps(description) + "\n")
 
 
-def _kept(path: Path, made_from: Mapping[str, Any]) -> SampleIndex | None:
+def _kept(path: Path, made_from: Mapping[str, Any]) -> list[StoredRows] | None:
     """What `_keep` kept, if it is there, whole, and of this origin."""
     try:
         description = read_json(path)
-        count, (first, end) = int(description["samples"]), made_from["documents"]
-        samples, documents = _files(path)
-        index = SampleIndex(StoredRows(samples, count, 3), StoredRows(documents, end - first, 2))
-        checksums = [LargeFile(file).checksum() for file in (samples, documents)]
+        shapes = [(int(rows), int(columns)) for rows, columns in description["shapes"]]
+        files = [_file(path, number) for number in range(len(shapes))]
+        arrays = [StoredRows(file, *shape) for file, shape in zip(files, shapes, strict=True)]
+        checksums = [LargeFile(file).checksum() for file in files]
     except (UserError, ValueError, TypeError, LookupError):
         return None
-    return index if description == {"made_from": made_from, "samples": count, "crc32": checksums} else None
+    whole = {"made_from": made_from, "shapes": [list(shape) for shape in shapes], "crc32": checksums}
+    return arrays if description == whole else None
 
 
-def _files(path: Path) -> tuple[Path, Path]:
-    return path.with_name(f"{path.name}.samples.npy"), path.with_name(f"{path.name}.documents.npy")
+def _file(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}.npy")

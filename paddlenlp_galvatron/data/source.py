@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ from fast_dataindex import helpers
 from numpy.typing import NDArray
 
 from ..base.errors import UserError
-from ..runtime.stage import Batch
+from ..runtime.stage import Batch, Samples
+from ..runtime.vocabulary import IGNORED_LABEL
 from .dataset import SPLITS, DataSet, Split
 
 FIRST_BLOCK = 1 << 16  # samples of a blend that are ordered at first; 10 bytes each
@@ -30,6 +32,11 @@ class BatchSource(ABC):
     def rows(self, step: int, rows: Sequence[int]) -> Batch:
         """Tokens [rows, seq_length + 1] of some rows of a step's global batch, both counted from 0: inputs, and labels
         one to the right. Or both apart. Several threads may ask at once."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should hear of the data before a run."""
+        return []
 
     def batch(self, step: int) -> Batch:
         """All rows of a step's global batch."""
@@ -51,6 +58,52 @@ class BatchSource(ABC):
     def position(self, step: int) -> dict[str, Any]:
         """What a checkpoint before a step keeps of the data; JSON."""
         return {"samples": self.first_sample(step), "global_batch": self.global_batch, "identity": self.identity}
+
+
+class InPasses(BatchSource):
+    """Samples by number, pass after pass without a gap.
+
+    Pass p has all of them in the order of PaddleNLP's distributed sampler: shuffled by NumPy's RandomState(p), whatever
+    the seed, the plan and the number of processes.
+    """
+
+    def __init__(self, global_batch: int, identity: dict[str, Any], shuffle: bool):
+        super().__init__(global_batch, identity)
+        self._shuffle = shuffle
+        self._order = lru_cache(maxsize=2)(self._order_of)  # a batch may reach into the next pass
+
+    @property
+    @abstractmethod
+    def samples(self) -> int: ...
+
+    @abstractmethod
+    def _batch(self, indices: Sequence[int]) -> Samples:
+        """The samples of these numbers. Raises UserError."""
+
+    def rows(self, step: int, rows: Sequence[int]) -> Samples:
+        """Rows of a step's global batch. Raises UserError."""
+        first = self.first_sample(step)
+        return self._batch([self._index(first + row) for row in rows])
+
+    def last_rows(self, step: int, rows: Sequence[int]) -> Samples:
+        """The same of one pass's samples alone: the rows that lack have no label."""
+        there = [row for row in rows if self.first_sample(step) + row < self.samples]
+        ids, labels, ends = self.rows(step, there)
+        lacking = ((0, len(rows) - len(there)), (0, 0))  # they are the last
+        return Samples(
+            np.pad(ids, lacking),
+            np.pad(labels, lacking, constant_values=IGNORED_LABEL),
+            None if ends is None else np.pad(ends, lacking, constant_values=ends.shape[-1]),
+        )
+
+    def _index(self, number: int) -> int:
+        passed, place = divmod(number, self.samples)
+        return int(self._order(passed)[place]) if self._shuffle else place
+
+    def _order_of(self, passed: int) -> NDArray[np.int64]:
+        order = np.arange(self.samples)
+        np.random.RandomState(passed).shuffle(order)
+        return order
 
 
 class RandomData(BatchSource):

@@ -12,6 +12,8 @@ from typing import NamedTuple
 NO_EXPERTS = "models with experts are not supported"
 NO_CONTEXT = "context parallelism is told layer by layer: cp_sizes_enc of a plan's file"
 INTERLEAVED = "a plan says it: virtual_pp_deg in its file; galvatron search --max_virtual_pp_deg finds one"
+NO_GENERATION = "nothing is generated; evaluation gives the loss of the dev split"
+NOT_QUANTISED = "weights are not quantised"
 # Says what holds anyway: the values at which it does, one of several apart by |, and why there is no other.
 HOLDS = {
     "recommend_min_bsz": ("0", "the search needs no head start; give min_bsz"),
@@ -38,19 +40,32 @@ HOLDS = {
     "expert_parallel_degree": ("1|-1", NO_EXPERTS),
     "virtual_pp_degree": ("1|-1", INTERLEAVED),
     "recompute_granularity": ("full", "the plan says which parts a layer recomputes; search: recompute_parts"),
-    "per_device_eval_batch_size": ("-1", "evaluation takes the training's global batches; leave it out"),
     "fp16_opt_level": ("O2", "16-bit training keeps fp32 masters of 16-bit weights, which is O2"),
     "extra_args_str": ("", "there is no other launcher that it could go to; leave it out"),
     "do_train": ("1", "training is what this does; to evaluate alone, say --max_steps of the checkpoint and --do_eval"),
     "do_predict": ("0", "there is no prediction; evaluate with do_eval"),
     "do_export": ("0", "export with galvatron convert g2h"),
-    "load_best_model_at_end": ("0", "checkpoints are kept by age"),
     "load_params": ("0", "name the weights to begin with: --load"),
     "no_shared_storage": ("0", "checkpoints need a folder that all nodes share"),
     "check_loss": ("0", "use galvatron parity"),
     "profile_forward": ("0", "use galvatron profile computation"),
     "save_profiled_memory": ("0", "use galvatron profile memory"),
     "autotuner_benchmark": ("0", "use galvatron search"),
+    "lora": ("0", "adapters can be planned, but not trained yet: galvatron fit --task lora"),
+    "eval_with_do_generation": ("0", NO_GENERATION),
+    "do_ceval": ("0", NO_GENERATION),
+    **dict.fromkeys(("from_aistudio", "save_to_aistudio"), ("0", "models are folders; copy them by hand")),
+    **dict.fromkeys(("load_quant_model", "do_qat", "do_ptq", "do_gptq", "do_awq"), ("0", NOT_QUANTISED)),
+    "weight_quantize_algo": ("", NOT_QUANTISED),
+    **dict.fromkeys(
+        ("prefix_tuning", "vera", "lokr", "reft", "pissa", "loraga", "use_mora", "lora_use_mixer"),
+        ("0", "fine-tuning trains all weights"),
+    ),
+    "neftune": ("0", "its noise would differ from plan to plan"),
+    **dict.fromkeys(
+        ("use_ssa", "use_pose_convert", "use_long_sequence_strategies"), ("0", "attention is the model's own")
+    ),
+    "rope_scaling_factor": ("1", "say it in the model's config.json: rope_scaling"),
 }
 NO_MPI = "ranks are started without MPI; outputs of nccl-tests: galvatron profile import-nccl-tests"
 TOKENS = "data are tokenised before: galvatron data prepare"
@@ -61,6 +76,10 @@ OF_TRAINING = "training's alone"
 OVERLAP = "the runtime overlaps by itself"
 LOGGED = "every step's time and memory are in train_log.jsonl"
 LOADER = "data are mapped files, read by each rank"
+EVALUATED = "evaluation takes the training's global batches"
+BEST = "checkpoints are kept by age, and train_log.jsonl has the loss of each evaluation"
+PADDED = "rows have the plan's length"
+GENERATES = "nothing is generated"
 # Another way to the same numbers: why it has no effect here, whatever its value.
 IDLE = {
     "dropout_prob": "Llama and Qwen2 have no hidden dropout; theirs is attention_dropout in config.json",
@@ -79,7 +98,6 @@ IDLE = {
     "ascend_dir": NO_MPI,
     "tokenizer_type": TOKENS,
     "tokenizer_model": TOKENS,
-    "tokenizer_name_or_path": TOKENS,
     "vocab_file": TOKENS,
     "merge_file": TOKENS,
     "num_workers": LOADER,
@@ -103,6 +121,19 @@ IDLE = {
     "group_query_attention": "the number of kv heads says it",
     "use_checkpoint_args": "a checkpoint says its own model and step",
     "disable_tqdm": "the bar shows on terminals only",
+    "per_device_eval_batch_size": EVALUATED,
+    "eval_accumulation_steps": EVALUATED,
+    "load_best_model_at_end": BEST,
+    "metric_for_best_model": BEST,
+    "greater_is_better": BEST,
+    "lazy": LOADER,
+    "pad_to_multiple_of": PADDED,
+    "pad_to_max_length": PADDED,
+    "flash_mask": "packed rows are masked by it wherever flash attention runs",
+    "tensor_parallel_output": "logits are never gathered",
+    "save_generation_output": GENERATES,
+    "top_k": GENERATES,
+    "top_p": GENERATES,
     "unified_checkpoint": "checkpoints load under every plan",
     "recompute_use_reentrant": "recompute is the runtime's own",
     "pp_recompute_interval": "the plan says which layers recompute",
@@ -131,7 +162,8 @@ ELSEWHERE = {"use_fused_rms_norm": OF_TRAINING, "use_fused_rope": OF_TRAINING, "
 # Of those, the ones that may stand bare, and the ones that take several words.
 SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")} - {"costmodel_coe", "num_experts"} | {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
-    *("group_query_attention", "use_checkpoint_args"),
+    *("group_query_attention", "use_checkpoint_args", "load_best_model_at_end", "greater_is_better"),
+    *("lazy", "pad_to_max_length", "flash_mask", "tensor_parallel_output", "save_generation_output"),
     *(
         name
         for name, why in IDLE.items()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..adapters import load_family
 from ..plan import ModelShape
 from ..runtime.paddle_private import next_rate
-from ..runtime.stage import Batch, inputs_and_labels
+from ..runtime.stage import Batch, Samples, samples_of
 from ..runtime.vocabulary import IGNORED_LABEL
 from ..runtime.weights import WeightSource
 from ..training.recipe import Recipe
@@ -37,7 +37,7 @@ def train_one_process(
     clip = paddle.nn.ClipGradByGlobalNorm(recipe.max_grad_norm)
     optimizer = recipe.build(model.parameters(), decaying, clip)
     for batch in batches:
-        loss = _loss(model, *map(paddle.to_tensor, inputs_and_labels(batch)))
+        loss = _loss(model, samples_of(batch))
         loss.backward()
         yield float(loss), {name: weight.grad.numpy() for name, weight in weights.items()}
         optimizer.step()
@@ -45,12 +45,32 @@ def train_one_process(
         optimizer.clear_grad()
 
 
-def _loss(model: Any, ids: Any, labels: Any) -> Any:
-    """Mean over the tokens that have a label; Paddle's own mean divides by all tokens."""
-    out = model(ids)
+def _loss(model: Any, batch: Samples) -> Any:
+    """Mean over the tokens that have a label, of each document alone; Paddle's own mean divides by all tokens."""
+    labelled = int((batch.labels != IGNORED_LABEL).sum())
+    return sum(_summed(model, ids, labels) for ids, labels in _documents(batch)) / labelled
+
+
+def _documents(batch: Samples) -> Iterator[tuple[Any, Any]]:
+    """Inputs and labels, each [samples, tokens]: all rows at once where each is one document."""
+    if batch.ends is None:
+        yield batch.ids, batch.labels
+        return
+    for ids, labels, ends in zip(batch.ids, batch.labels, batch.ends, strict=True):
+        start = 0
+        while start < len(ids):
+            stop = int(ends[start])
+            if (labels[start:stop] != IGNORED_LABEL).any():
+                yield ids[None, start:stop], labels[None, start:stop]
+            start = stop
+
+
+def _summed(model: Any, ids: Any, labels: Any) -> Any:
+    out = model(paddle.to_tensor(ids))
     logits = out[0] if isinstance(out, tuple) else out
-    labels = labels.flatten()
-    losses = paddle.nn.functional.cross_entropy(
-        logits.reshape([-1, logits.shape[-1]]), labels, reduction="none", ignore_index=IGNORED_LABEL
+    return paddle.nn.functional.cross_entropy(
+        logits.reshape([-1, logits.shape[-1]]),
+        paddle.to_tensor(labels).flatten(),
+        reduction="sum",
+        ignore_index=IGNORED_LABEL,
     )
-    return losses.sum() / (labels != IGNORED_LABEL).sum().astype("float32")

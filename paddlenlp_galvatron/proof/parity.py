@@ -9,9 +9,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from math import lcm, nan, prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, User
 from ..plan.check import require_valid
 from ..plan.layout import chunks_of_a_sample
 from ..training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ..runtime.stage import Batch
 
 Gradients = dict[str, NDArray[np.float32]]
 
@@ -50,6 +54,7 @@ class Case:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     steps: int = 4
     seed: int = 0
+    packed: bool = False  # rows hold several documents, of which some tokens have no label
 
     @property
     def seq_length(self) -> int:
@@ -102,6 +107,7 @@ def small_case(
     tied: bool = False,
     kv_heads: int | None = None,
     vocabulary: int = VOCABULARY,
+    packed: bool = False,
 ) -> Case:
     """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
     parts = (*plan.layers, plan.vocab)
@@ -132,13 +138,29 @@ def small_case(
     require_valid(plan, shape)
     if optimizer not in LEARNING_RATES:
         raise UserError(f"optimizer: {optimizer!r} is unknown; choose one of {', '.join(LEARNING_RATES)}")
-    return Case(plan, shape, optimizer, steps, seed)
+    return Case(plan, shape, optimizer, steps, seed, packed)
 
 
-def batch_of(case: Case, step: int) -> NDArray[np.int64]:
-    """The global batch [G, S + 1] of a step, the same everywhere."""
+def batch_of(case: Case, step: int) -> Batch:
+    """The global batch of a step, the same everywhere."""
+    from ..runtime.stage import Samples
+    from ..runtime.vocabulary import IGNORED_LABEL
+
     random = np.random.default_rng([case.seed, step])
-    return random.integers(0, case.shape.vocab_size, (case.plan.global_batch, case.seq_length + 1))
+    rows, length = case.plan.global_batch, case.seq_length
+    tokens: NDArray[np.int64] = random.integers(0, case.shape.vocab_size, (rows, length + 1))
+    if not case.packed:
+        return tokens
+    ids, labels, ends = tokens[:, :-1], tokens[:, 1:].copy(), np.full((rows, length), length)
+    for row in range(rows):
+        edges = [0, *sorted(random.choice(np.arange(1, length), size=random.integers(0, 4), replace=False)), length]
+        for start, stop in pairwise(edges):
+            ends[row, start:stop] = stop
+            labels[row, start : random.integers(start, stop)] = IGNORED_LABEL  # what is asked
+            labels[row, stop - 1] = IGNORED_LABEL
+    labels[: rows // 2 * (step % 2)] = IGNORED_LABEL  # micro-batches without any label
+    labels[-1, 0] = tokens[-1, 1]
+    return Samples(ids, labels, ends)
 
 
 def check_parity(cases: Sequence[Case], timeout_s: float = 300, device: Literal["cpu", "gpu"] = "cpu") -> list[Parity]:
@@ -178,7 +200,7 @@ def _from_dict(item: dict[str, Any]) -> Case:
 
 
 def _to_dict(case: Case) -> dict[str, Any]:
-    run = {"optimizer": case.optimizer, "steps": case.steps, "seed": case.seed}
+    run = {"optimizer": case.optimizer, "steps": case.steps, "seed": case.seed, "packed": case.packed}
     return {"plan": plan_to_dict(case.plan), "shape": asdict(case.shape), "run": run}
 
 

@@ -28,7 +28,14 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
     start = time.monotonic()
     family = load_family(case.shape.family)
     engine = Engine(
-        case.plan, case.shape, family, case.seq_length, seed=case.seed, loss_scale=LOSS_SCALE, groups=groups
+        case.plan,
+        case.shape,
+        family,
+        case.seq_length,
+        seed=case.seed,
+        loss_scale=LOSS_SCALE,
+        groups=groups,
+        packed=case.packed,
     )
     wanted = stage_groups(case.plan, case.shape, case.seq_length)
     optimizer = case.recipe.build(engine.tensors, engine.decaying)

@@ -47,6 +47,9 @@ class Health:
             f"grad norm {last['grad_norm']:.3g}",
             f"{tokens_per_s:,.0f} tokens/s",
         ]
+        if "filled" in last:
+            targets_per_s = median(record["target_tokens_per_s"] for record in latest)
+            parts.append(f"{targets_per_s:,.0f} target tokens/s, rows filled to {last['filled']:.0%}")
         if self._peak_flops_per_s:
             parts.append(f"MFU {tokens_per_s * self._flops / self._peak_flops_per_s:.1%}")
         parts.append("step " + _beside(median(r["step_time_s"] for r in latest), self._predicted.step_s, "s"))

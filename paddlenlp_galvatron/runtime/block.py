@@ -19,6 +19,7 @@ from ..plan.layout import own_chunks
 from ..plan.mesh import Axis, Mesh
 from ..plan.seams import Seam, seam_ops, summed_over
 from .adapter import Adapter
+from .documents import Documents
 from .groups import Groups
 from .ops import Crossing
 from .ops.context import Chunks, OwnPositions, by_rows, hidden_rows, own_rows
@@ -42,6 +43,12 @@ class Placement:
         self._sequence_parallel = plan.assumed.sequence_parallel
         self._groups = groups
         self._ops = {at.seam: (at.op, self.group(at.axis)) for at in seam_ops(strategy.axes, self._sequence_parallel)}
+
+    def samples(self, micro_batch: int) -> range:
+        """Of a micro-batch's samples, those that this rank computes the layer on, or a part of."""
+        each = micro_batch // self.mesh.degree(Axis.DATA)
+        first = self.mesh.index(self.local, Axis.DATA) * each
+        return range(first, first + each)
 
     def group(self, *axes: Axis, mesh: Mesh | None = None) -> Any:
         """This rank's communicator along these axes of the mesh; None for one rank."""
@@ -87,8 +94,10 @@ class Block:
         strategy: LayerStrategy,
         placement: Placement,
         source: WeightSource,
+        micro_batch: int,
     ):
         self._placement = placement
+        self.samples = placement.samples(micro_batch)
         self._recompute = strategy.recompute
         self._shape = shape
         context = placement.mesh.degree(Axis.CONTEXT)
@@ -104,7 +113,8 @@ class Block:
         self._cut_seams()
 
     def __call__(self, x: Any, mask: Any) -> Any:
-        """`x` [T, H]; `mask` [1, 1, S, S] to add to attention scores, or None where attention is causal itself."""
+        """`x` [T, H]; `mask` [1, 1, S, S] to add to attention scores, or None where attention is causal itself; or
+        [B, S], where each key's document ends: attention stays within it."""
         again = self._recompute is Recompute.FULL and paddle.is_grad_enabled()
         return recompute(self._twice, x, mask) if again else self._run(x, mask)
 
@@ -153,7 +163,8 @@ class Block:
         self._cut_mlp(layer.post_attention_layernorm, layer.mlp)
 
     def _cut_attention(self, norm: Any, attention: Any) -> None:
-        place, normed, core = self._placement, norm.forward, attention.attn_func
+        place, normed, plain = self._placement, norm.forward, attention.attn_func
+        core = plain
         into = self._part(Recompute.NORMS, attention.q_proj, attention.k_proj, attention.v_proj)
         norm.forward = partial(into, lambda x: place.cross(Seam.INTO_ATTENTION, normed(x)))
         groups, chunks, flash = 1, self._chunks, attention.config.use_flash_attention
@@ -164,10 +175,14 @@ class Block:
             # what gathers them.
             groups, attention.num_key_value_groups = attention.num_key_value_groups, 1
         part = self._part(Recompute.ATTENTION, attention.o_proj)
+        documents = Documents(chunks, self._seq_length, flash)
 
         def context(q: Any, config: Any, k: Any, v: Any, mask: Any, *rest: Any, **named: Any) -> Any:
             def run(q: Any, k: Any, v: Any) -> Any:
                 k, v = (x if groups == 1 else _each_head(x, groups) for x in (k, v))
+                if mask is not None and mask.ndim == 2:
+                    attend = documents.attention(mask, plain)
+                    return place.cross(Seam.CONTEXT, _flat(attend(q, config, k, v, None, *rest, **named)))
                 # PaddleNLP wants the mask whole; it is gone when attention has used it.
                 own = mask if mask is None or not chunks else own_rows(mask, chunks, axis=2)
                 whole = None if own is None else own.expand([q.shape[0], 1, -1, -1])

@@ -21,7 +21,7 @@ from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, require_world, start_world
 from .pipeline import Pipeline
 from .precision import LossScaler, Numbers
-from .stage import Batch, Stage, Tokens, exchanging, inputs_and_labels, stage_groups
+from .stage import Batch, Stage, Tokens, exchanging, samples_of, stage_groups
 from .trace import span
 from .units import Trainable
 from .vocabulary import IGNORED_LABEL
@@ -37,6 +37,7 @@ class Share(NamedTuple):
     ids: Tokens
     labels: Tokens
     labelled: int  # tokens with a label in the whole batch
+    ends: Tokens | None = None  # of the rows that hold several documents
 
 
 class Engine:
@@ -56,10 +57,12 @@ class Engine:
         loss_scale: float = LOSS_SCALE,
         compute_precision: Precision | None = None,
         groups: Groups | None = None,
+        packed: bool = False,
     ):
         """Without a `source`, weights are drawn from `seed`. `loss_scale`: fp16's at the start. `compute_precision`:
         what layers compute in, if not the plan's precision (on CPU: fp32). `groups`: what other engines of this rank
-        have made, to be used again. Raises UserError for a plan that cannot run."""
+        have made, to be used again. `packed`: batches may say where documents end (`Samples.ends`). Raises
+        UserError for a plan that cannot run."""
         require_valid(plan, shape)
         numbers = Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), compute_precision)
         self.rank, world_size = start_world()
@@ -71,7 +74,7 @@ class Engine:
         self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan))
         kernels = Kernels.of(plan.assumed)
         source = source or SeededWeights(seed, shape.initializer_range)
-        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers, kernels)
+        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers, kernels, packed)
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
         self._world = dist.get_group(0) if world_size > 1 else None
         self.scaler = LossScaler(loss_scale) if plan.assumed.mixed_precision is Precision.FP16 else None
@@ -91,7 +94,8 @@ class Engine:
         """What this rank computes on, where `rows` are all that it has of a global batch. Every rank calls this.
 
         Raises UserError: no token has a label."""
-        ids, labels = (tokens.reshape(self._own_shape) for tokens in inputs_and_labels(rows))
+        ids, labels, ends = (None if part is None else part.reshape(self._own_shape) for part in samples_of(rows))
+        assert ids is not None and labels is not None
         labelled = self.plan.global_batch * self.seq_length
         if isinstance(rows, tuple):  # else each token's label is the next token
             own = int((self.stage.own(labels) != IGNORED_LABEL).sum()) if self.stage.is_last else 0
@@ -101,12 +105,13 @@ class Engine:
                 f"labels: all of a batch are {IGNORED_LABEL}, which marks tokens without a loss; look at how "
                 "samples are made"
             )
-        return Share(ids, labels, labelled)
+        return Share(ids, labels, labelled, ends)
 
     def _share_of_whole(self, batch: Batch) -> Share:
-        ids, labels = inputs_and_labels(batch)
-        own, labelled = list(self.rows), int((labels != IGNORED_LABEL).sum())
-        return Share(ids[own].reshape(self._own_shape), labels[own].reshape(self._own_shape), labelled)
+        ids, labels, ends = samples_of(batch)
+        own, shape, labelled = list(self.rows), self._own_shape, int((labels != IGNORED_LABEL).sum())
+        own_ends = None if ends is None else ends[own].reshape(shape)
+        return Share(ids[own].reshape(shape), labels[own].reshape(shape), labelled, own_ends)
 
     @property
     def _own_shape(self) -> tuple[int, int]:
@@ -124,8 +129,8 @@ class Engine:
         status.enter(self.steps_done)
         mixed = np.random.SeedSequence((self._seed, self.steps_done, self.rank))  # the same under any version
         paddle.seed(int(mixed.generate_state(1)[0]))
-        ids, labels, tokens = batch if isinstance(batch, Share) else self._share_of_whole(batch)
-        total = self._pipeline.run(ids, labels, self.gradient_scale / tokens)
+        ids, labels, tokens, ends = batch if isinstance(batch, Share) else self._share_of_whole(batch)
+        total = self._pipeline.run(ids, labels, self.gradient_scale / tokens, ends)
         with span("reduce gradients", "sync"):
             for unit in self.stage.units:
                 unit.finish()
@@ -134,9 +139,9 @@ class Engine:
 
     def evaluate(self, batch: Batch | Share) -> float:
         """The loss of one global batch, without dropout; nothing else changes."""
-        ids, labels, tokens = batch if isinstance(batch, Share) else self._share_of_whole(batch)
+        ids, labels, tokens, ends = batch if isinstance(batch, Share) else self._share_of_whole(batch)
         with self.stage.evaluating():
-            return self._mean(self._pipeline.evaluate(ids, labels), tokens)
+            return self._mean(self._pipeline.evaluate(ids, labels, ends), tokens)
 
     def _mean(self, total: Any, tokens: int) -> float:
         """The loss of a token, from this rank's sum."""

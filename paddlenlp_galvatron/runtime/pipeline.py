@@ -126,20 +126,22 @@ class Pipeline:
         self._above = [around if stage.is_first and chunk else before for chunk in range(plan.chunks)]
         self._below = [around if stage.is_last and chunk < plan.chunks - 1 else after for chunk in range(plan.chunks)]
 
-    def run(self, ids: Tokens, labels: Tokens, scale: float) -> Any:
+    def run(self, ids: Tokens, labels: Tokens, scale: float, ends: Tokens | None = None) -> Any:
         """One step over all micro-batches; gradients of `scale` times the summed loss are added to the parameters.
 
-        `ids` and `labels` [micro-batches, M·S]. Returns the sum of this dp share's losses on the last stage, else 0.
+        `ids`, `labels` and `ends` [micro-batches, r·S] are of the stage's samples. Returns the sum of this dp share's
+        losses on the last stage, else 0.
         """
         held: list[deque[tuple[Any, Any]]] = [deque() for _ in range(self._chunks)]  # inputs and outputs in flight
-        own_ids, own_labels = self._take(ids, labels)
+        own_ids, own_labels, own_ends = self._take(ids, labels, ends)
         total = paddle.zeros([], "float32")
         for position, step in enumerate(self._course.passes):
             above, below = self._above[step.chunk], self._below[step.chunk]
             if step.kind == "forward":
                 x = self._input(position)
                 with span(f"forward {self._name(step)}", "forward"):
-                    out = self._stage.forward(x, own_ids[step.micro_batch], own_labels[step.micro_batch], step.chunk)
+                    row = step.micro_batch
+                    out = self._stage.forward(x, own_ids[row], own_labels[row], step.chunk, own_ends[row])
                 if below:
                     below[0].send(out.detach())
                 else:
@@ -157,17 +159,18 @@ class Pipeline:
         self._course = self._schedule
         return total
 
-    def evaluate(self, ids: Tokens, labels: Tokens) -> Any:
+    def evaluate(self, ids: Tokens, labels: Tokens, ends: Tokens | None = None) -> Any:
         """As `run`, without gradients: forward passes alone."""
         total = paddle.zeros([], "float32")
-        own_ids, own_labels = self._take(ids, labels)
+        own_ids, own_labels, own_ends = self._take(ids, labels, ends)
         with paddle.no_grad():
             for step in self._course.passes:
                 if step.kind == "backward":
                     continue
                 above, below = self._above[step.chunk], self._below[step.chunk]
                 x = above[0].receive() if above else None
-                out = self._stage.forward(x, own_ids[step.micro_batch], own_labels[step.micro_batch], step.chunk)
+                row = step.micro_batch
+                out = self._stage.forward(x, own_ids[row], own_labels[row], step.chunk, own_ends[row])
                 if below:
                     below[0].send(out)
                 else:
@@ -181,12 +184,13 @@ class Pipeline:
         for link in self._links:
             link.flush()
 
-    def _take(self, ids: Tokens, labels: Tokens) -> tuple[list[Any], list[Any]]:
+    def _take(self, ids: Tokens, labels: Tokens, ends: Tokens | None) -> tuple[list[Any], list[Any], list[Any]]:
         """What the stage needs of a step's tokens, by micro-batch."""
         nothing = [None] * self._micro_batches
         return (
             self._stage.take(ids) if self._stage.is_first else nothing,
             self._stage.take(labels) if self._stage.is_last else nothing,
+            nothing if ends is None else self._stage.take_ends(ends),
         )
 
     def _name(self, step: Pass) -> str:

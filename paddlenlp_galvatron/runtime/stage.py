@@ -29,12 +29,22 @@ from .vocabulary import Embedding, Head, embedding_table
 from .weights import ShardedParameter, WeightSource
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
-Batch = Tokens | tuple[Tokens, Tokens]  # [G, S + 1] of which labels are one to the right, or inputs and labels [G, S]
 
 
-def inputs_and_labels(batch: Batch) -> tuple[Tokens, Tokens]:
-    """Both [G, S] of a global batch."""
-    return batch if isinstance(batch, tuple) else (batch[:, :-1], batch[:, 1:])
+class Samples(NamedTuple):
+    """Rows of a global batch, each part [rows, S]."""
+
+    ids: Tokens
+    labels: Tokens  # IGNORED_LABEL: none
+    ends: Tokens | None = None  # for each token the position behind its document; None: a row is one document
+
+
+Batch = Tokens | tuple[Tokens, Tokens] | Samples  # or [rows, S + 1], of which labels are one to the right
+
+
+def samples_of(batch: Batch) -> Samples:
+    """The parts of a batch."""
+    return Samples(*batch) if isinstance(batch, tuple) else Samples(batch[:, :-1], batch[:, 1:])
 
 
 def chunk_edges(plan: Plan, stage: int, chunk: int) -> list[TokenLayout]:
@@ -119,12 +129,14 @@ class Stage:
         source: WeightSource,
         numbers: Numbers | None = None,
         kernels: Kernels = PLAIN,
+        packed: bool = False,
     ):
-        """Without `numbers`, the types are those of the plan's precision on this device."""
+        """Without `numbers`, the types are those of the plan's precision on this device. `packed`: rows may hold
+        several documents, of which every layer must know the ends."""
         self.numbers = numbers or Numbers.of(plan.assumed.mixed_precision)
         self.index = rank // plan.stage_size
         self.is_first, self.is_last = self.index == 0, self.index == plan.pipeline - 1
-        self._seq_length = seq_length
+        self._seq_length, self._packed = seq_length, packed
         self._tokens = plan.micro_batch * seq_length
         self._local = rank % plan.stage_size
         self.config = config = family.config(shape, seq_length, kernels)
@@ -149,8 +161,9 @@ class Stage:
             units.adopt(self._embedding.parameters, plan.vocab.dp_type)
         self._blocks: list[Block] = []
         for index in plan.stage_layers(self.index):
-            block = Block(family, shape, config, index, plan.layers[index], place(plan.layers[index]), source)
-            units.adopt(block.parameters, plan.layers[index].dp_type)
+            strategy = plan.layers[index]
+            block = Block(family, shape, config, index, strategy, place(strategy), source, plan.micro_batch)
+            units.adopt(block.parameters, strategy.dp_type)
             if self._blocks:
                 block.share_positions(self._blocks[0])
             self._blocks.append(block)
@@ -197,11 +210,12 @@ class Stage:
         """Each unit once."""
         return list(dict.fromkeys(unit for chain in self.chains for unit in chain.units))
 
-    def forward(self, x: Any, ids: Any, labels: Any, chunk: int = 0) -> Any:
+    def forward(self, x: Any, ids: Any, labels: Any, chunk: int = 0, ends: Any = None) -> Any:
         """One micro-batch through a chunk of the stage.
 
-        `x` [T, H] from the chunk before (None of the first of all), `ids` and `labels` [U] its row of `take`'s.
-        Returns [T, H] for the next chunk, or of the last of all the sum of this dp share's losses.
+        `x` [T, H] from the chunk before (None of the first of all), `ids` and `labels` [U] its row of `take`'s,
+        `ends` [r, S] that of `take_ends`. Returns [T, H] for the next chunk, or of the last of all the sum of this dp
+        share's losses.
         """
         embedding, blocks, head, chain, redistributions = self._chunks[chunk]
         run, position = chain.run, 0
@@ -210,7 +224,7 @@ class Stage:
             position += 1
         for redistribution, block in zip(redistributions, blocks, strict=False):
             x = redistribution(x) if redistribution else x
-            x = run(position, block, x, self.mask)
+            x = run(position, block, x, self.mask if ends is None else self._ends_of(block, ends))
             position += 1
         if redistributions[-1]:
             x = redistributions[-1](x)
@@ -237,11 +251,14 @@ class Stage:
 
     @property
     def samples(self) -> list[int]:
-        """Those of a micro-batch that this rank looks up or foretells tokens of: none between first and last stage."""
-        if not (self.is_first or self.is_last):
-            return []
-        length = self._seq_length
-        return sorted({n for start, stop in self._taken for n in range(start // length, -(-stop // length))})
+        """Those of a micro-batch that this rank looks up or foretells tokens of: none between first and last stage. Of
+        rows that may hold several documents also those that its layers compute on."""
+        length, wanted = self._seq_length, set[int]()
+        if self.is_first or self.is_last:
+            wanted = {n for start, stop in self._taken for n in range(start // length, -(-stop // length))}
+        if self._packed:
+            wanted.update(*(block.samples for block in self._blocks))
+        return sorted(wanted)
 
     def take(self, tokens: Tokens) -> list[Any]:
         """This rank's tokens [U] of each micro-batch, of a step's [micro-batches, r·S] of its r `samples`, on the
@@ -250,6 +267,16 @@ class Stage:
         Once a step, before the first message: on a GPU a copy waits for every receive that is posted, also for one
         whose message comes only after the pass that the copy is for."""
         return list(device.to_device(self.own(tokens)).unbind())
+
+    def take_ends(self, ends: Tokens) -> list[Any]:
+        """The same of where documents end: [r, S] of each micro-batch, all of each sample."""
+        rows = ends.reshape([len(ends), -1, self._seq_length]).astype(np.int32)
+        return list(device.to_device(rows).unbind())
+
+    def _ends_of(self, block: Block, ends: Any) -> Any:
+        """[B, S] of the samples that a layer computes on here."""
+        first = self.samples.index(block.samples[0])
+        return ends.slice([0], [first], [first + len(block.samples)])
 
     def own(self, tokens: Tokens) -> Tokens:
         """This rank's tokens [micro-batches, U], of those of its `samples`."""

@@ -18,6 +18,7 @@ from ..options.degrees import DegreeOptions
 from ..options.foreign import HOLDS, IDLE
 from ..options.group import Options, canonical_options, is_boolean
 from ..options.model_options import ModelOptions
+from ..options.tuning import TuningOptions
 from ..options.uniform import UniformOptions
 from ..plan import UserError, read_plan
 from ..runtime.groups import start_world
@@ -25,7 +26,7 @@ from .prepare import GROUPS, LaunchOptions, PlanOptions, prepare
 from .recipe import Recipe
 from .settings import RunOptions, TrainSettings
 
-OF_DATA = ("input_dir", "split")
+OF_DATA = ("input_dir", "split", *TuningOptions.model_fields)
 KERNELS = ("use_flash_attention", "use_fused_rope", "use_fused_rms_norm", "use_fused_cross_entropy")
 OF_MODEL = (*ModelOptions.model_fields, "load", "load_distributed", *KERNELS)
 # On which PaddleNLP's arguments act as soon as they are read, or which they do not know.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..data.map_dataset import Collator, MapData
-from ..data.source import BatchSource
+from ..data.source import BatchSource, InPasses
 from ..plan import ModelShape, Plan, UserError
 from ..runtime.engine import Engine
 from .ahead import one_ahead
@@ -34,7 +34,7 @@ class Evaluation:
     def steps(self, source: BatchSource) -> int:
         """Global batches of one evaluation."""
         most, samples = self._settings.max_evaluate_steps, source.samples or 0
-        if isinstance(source, MapData):
+        if isinstance(source, InPasses):
             whole = math.ceil(samples / self._plan.global_batch)
             return min(most, whole) if most > 0 else whole
         return most if most > 0 else max(1, samples // self._plan.global_batch)
@@ -42,7 +42,7 @@ class Evaluation:
 
 def rows_of(source: BatchSource) -> Rows:
     """The rows of one pass."""
-    return source.last_rows if isinstance(source, MapData) else source.rows
+    return source.last_rows if isinstance(source, InPasses) else source.rows
 
 
 def mean_loss(engine: Engine, rows: Rows, count: int, after_each: Callable[[], object]) -> float:

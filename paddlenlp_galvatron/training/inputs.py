@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ..data.dataset import Split
 from ..data.source import BatchSource, RandomData, TrainingData
+from ..data.tuning import TuningData
 from ..plan import ModelShape, Plan
 from .settings import TrainSettings
 
@@ -11,6 +14,20 @@ from .settings import TrainSettings
 def open_data(settings: TrainSettings, plan: Plan, shape: ModelShape, split: Split = "train") -> BatchSource:
     """A split of a run's data, in global batches. Raises UserError."""
     seq_length = plan.assumed.seq_length or 0
+    tuning = settings.tuning
+    if tuning.dataset_name_or_path is not None:
+        return TuningData(
+            tuning.dataset_name_or_path,
+            tuning.tokenizer_name_or_path or Path(settings.model),
+            seq_length,
+            shape.vocab_size,
+            plan.global_batch,
+            split,
+            src_length=tuning.src_length,
+            chat_template=tuning.chat_template,
+            all_learnt=tuning.autoregressive,
+            packing=tuning.rows,
+        )
     if settings.input_dir is None:
         return RandomData(shape.vocab_size, seq_length, plan.global_batch, settings.seed, split)
     return TrainingData(

@@ -16,8 +16,10 @@ from ..base.writing import write_text
 from ..checkpoint.choice import checkpoint_of
 from ..model import config_of
 from ..options.degrees import DegreeOptions
+from ..options.foreign import idle_note
 from ..options.group import Options
 from ..options.model_options import ModelOptions
+from ..options.tuning import TuningOptions
 from ..options.uniform import UniformOptions
 from ..plan import Assumptions, ModelShape, UserError, load_model, write_plan
 from ..plan.file import LARGEST_BYTES
@@ -29,6 +31,7 @@ from .settings import RunOptions, TrainSettings
 CONFIGS = Path("configs")  # where the search writes plans
 PLAN = "galvatron_config.json"  # that GLOBAL mode's options give
 CONFIG = "config.json"  # of a model's folder
+TUNING_PATHS = ("dataset_name_or_path", "tokenizer_name_or_path", "chat_template")
 
 
 class PlanOptions(Options):
@@ -53,7 +56,7 @@ class LaunchOptions(Options):
 
 GROUPS: tuple[type[Options], ...] = (
     *(ModelOptions, UniformOptions, DegreeOptions, PlanOptions),
-    *(Recipe, RunOptions, LaunchOptions),
+    *(Recipe, RunOptions, TuningOptions, LaunchOptions),
 )
 
 
@@ -72,7 +75,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     `world_size`: ranks that will be started; None: as many as the plan has. Raises UserError.
     """
     run, uniform, choice = RunOptions.among(values), UniformOptions.among(values), PlanOptions.among(values)
-    degrees = DegreeOptions.among(values)
+    degrees, tuning = DegreeOptions.among(values), TuningOptions.among(values)
     given = [*uniform.model_dump(exclude_none=True), *degrees.given]
     folder = folder or run.output_dir
     notes = []
@@ -81,6 +84,15 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     model, shape, seq_length = _model(values, run, folder)
     if ignored := ModelOptions.among(values).ignored:
         notes.append(f"left out of account, as set_*_manually is 0: {', '.join(ignored)}")
+    if tuning.tunes:
+        if run.input_dir is not None:
+            raise UserError(f"input_dir: is of pretraining; {tuning.task} learns from dataset_name_or_path")
+        # PaddleNLP's own defaults: fine-tuning begins with the model's weights, and its rates fall to 0.
+        values = {"continue_training": True, "min_learning_rate": None} | dict(values)
+        run = run.model_copy(update={"continue_training": RunOptions.among(values).continue_training})
+        tuning = _with_paths(tuning, ModelOptions.among(values).model_size)
+    elif tuning.tokenizer_name_or_path is not None:
+        notes.append(idle_note({"tokenizer_name_or_path": "data are tokenised before: galvatron data prepare"}))
     if run.continue_training and run.load is None:
         run = run.model_copy(update={"load": _own_folder(ModelOptions.among(values))})
     if choice.galvatron_config_path:
@@ -112,6 +124,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             "seq_length": seq_length or None,
             "output_dir": run.output_dir.absolute(),
             "recipe": Recipe.among(values),
+            "tuning": tuning,
         }
     )
     return Prepared(settings, tuple(notes))
@@ -133,6 +146,21 @@ def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[st
     path = folder.absolute() / CONFIG
     write_text(path, dumps(config_of(shape), indent=2) + "\n")
     return str(path), shape, model.seq_length
+
+
+def _with_paths(tuning: TuningOptions, model: str | None) -> TuningOptions:
+    """The same, wherever ranks are started, with the tokenizer of the model's folder where none is named. Raises
+    UserError."""
+    given = tuning.model_dump(exclude_unset=True)
+    if tuning.tokenizer_name_or_path is None:
+        folder = Path(model or "")
+        folder = folder.parent if folder.name == CONFIG else folder
+        if model is None or not folder.is_dir():
+            raise UserError("tokenizer_name_or_path: missing; the model is no folder that brings a tokenizer.json")
+        given["tokenizer_name_or_path"] = folder
+    paths = {name: Path(given[name]) for name in TUNING_PATHS if given.get(name)}
+    given |= {name: str(path.absolute()) for name, path in paths.items() if path.exists()}
+    return TuningOptions.model_validate(given)
 
 
 def _own_folder(options: ModelOptions) -> Path:

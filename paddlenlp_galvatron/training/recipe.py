@@ -20,7 +20,10 @@ class Recipe(Options):
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = Field(
         "linear", description="linear, cosine, constant, constant_with_warmup or polynomial"
     )
-    min_learning_rate: RateOrNone = Field(1e-5, description="lowest learning rate of linear and cosine")
+    min_learning_rate: RateOrNone | None = Field(
+        1e-5,
+        description="lowest learning rate of linear and cosine; in fine-tuning, if it is not given, they fall to 0",
+    )
     warmup_steps: CountOrNone = Field(0, description="number of steps in which the learning rate rises linearly from 0")
     warmup_ratio: float = Field(0.0, ge=0, le=1, description="warmup_steps as a share of all steps")
     decay_steps: Count | None = Field(None, description="step at which the lowest rate is reached; unset: the last")
@@ -51,14 +54,14 @@ class Recipe(Options):
         from paddlenlp.transformers import CosineAnnealingWithWarmupDecay, LinearAnnealingWithWarmupDecay
 
         annealing = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
-        kind = self.lr_scheduler_type
+        kind, lowest = self.lr_scheduler_type, self.min_learning_rate
         # What has no end cannot decay; a decay that ends with the warm-up has no room.
         steps = max(self.decay_steps or 0, self.warmup_steps + 1)
-        if kind in annealing and self.decay_steps:
-            lowest = min(self.min_learning_rate, self.learning_rate)
+        if kind in annealing and self.decay_steps and lowest is not None:
+            lowest = min(lowest, self.learning_rate)
             schedule = annealing[kind](self.learning_rate, lowest, self.warmup_steps, steps, last_epoch=0)
-        else:
-            kind = "constant_with_warmup" if kind in annealing else kind
+        else:  # without a lowest rate PaddleNLP's Trainer has another rule, which begins a step earlier
+            kind = "constant_with_warmup" if kind in annealing and not self.decay_steps else kind
             schedule = get_scheduler(kind, self.learning_rate, self.warmup_steps, steps)
         return schedule, schedule.last_epoch
 

@@ -16,6 +16,7 @@ from ..base.reading import read_json
 from ..base.writing import make_folder, write_text
 from ..checkpoint.stored import whole_checkpoints
 from ..options.group import Options
+from ..options.tuning import TuningOptions
 from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions, with_defaults
 from ..plan.check import require_model, require_valid
 from .recipe import Recipe
@@ -187,6 +188,7 @@ class TrainSettings(RunOptions):
     world_size: Ranks = Field(description="ranks that are started")
     seq_length: Size | None = Field(None, description="tokens of a sample; absent: the plan's")
     recipe: Recipe = Recipe()
+    tuning: TuningOptions = TuningOptions()
 
     @property
     def log(self) -> Path:

@@ -30,6 +30,8 @@ class StepRecord(TypedDict):
     data_s: float  # of it, in which the step waited for its rows of the data
     tokens_per_s: float
     peak_memory_mib: list[float]  # of every rank
+    target_tokens_per_s: NotRequired[float]  # in fine-tuning: of tokens that are learnt
+    filled: NotRequired[float]  # in fine-tuning: share of the tokens that is not padding
     eval_loss: NotRequired[float]  # of the validation split, after this step
 
 

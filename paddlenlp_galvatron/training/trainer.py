@@ -24,6 +24,7 @@ from ..checkpoint.pretrained import weights_from
 from ..checkpoint.saving import Writer
 from ..data.map_dataset import Collator, MapData, sample_length
 from ..data.source import BatchSource
+from ..data.tuning import TuningData
 from ..plan import UserError
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
@@ -115,6 +116,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             source=weights_from(settings.initial_weights, shape) if settings.initial_weights else None,
             seed=settings.seed,
             compute_precision=settings.compute_precision,
+            packed=settings.tuning.rows != "none",
         )
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
         self._events: list[Event] = []  # of traced steps
@@ -353,6 +355,9 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             tokens_per_s=engine.seq_length * engine.plan.global_batch / max(times),
             peak_memory_mib=list(peaks),
         )
+        if isinstance(self.data, TuningData):
+            record["target_tokens_per_s"] = share.labelled / max(times)
+            record["filled"] = self.data.filled(step)
         return record, any(stops)
 
     @property

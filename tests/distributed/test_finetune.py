@@ -1,0 +1,76 @@
+"""`galvatron train --task sft`: the same losses under any plan, packed or not, and after a restart."""
+
+from __future__ import annotations
+
+import json
+from contextlib import chdir
+
+import numpy as np
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.plan import write_plan
+
+from .plans import plan
+
+LENGTH, SAMPLES = 32, 12
+MODEL = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": LENGTH,
+    "initializer_range": 0.1,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model without weights, and samples of 8 to 10 tokens, three of which fill a row."""
+    root = tmp_path_factory.mktemp("finetune")
+    (root / "model").mkdir()
+    (root / "model" / "config.json").write_text(json.dumps(MODEL))
+    train_tokenizer(["a"], 257).save(str(root / "model" / "tokenizer.json"))
+    letters = np.random.default_rng(0).integers(0, 26, (SAMPLES + 4, 10))
+    lines = [
+        {"src": "".join(chr(97 + x) for x in row[: 3 + number % 3]), "tgt": "".join(chr(65 + x) for x in row[5:])}
+        for number, row in enumerate(letters)
+    ]
+    (root / "data").mkdir()
+    for name, part in (("train", lines[:SAMPLES]), ("dev", lines[SAMPLES:])):
+        (root / "data" / f"{name}.json").write_text("".join(json.dumps(line) + "\n" for line in part))
+    return root
+
+
+def losses(folder, output, made, *words, steps=3):
+    """Of each step, and of the dev split behind the last."""
+    write_plan(made, folder / f"{output}.json")
+    told = ["--task", "sft", "--model", "model", "--dataset_name_or_path", "data", "--continue_training", "0"]
+    told += ["--max_length", str(LENGTH), "--optim", "sgd", "--learning_rate", "0.1", "--max_steps", str(steps)]
+    told += ["--lr_scheduler_type", "constant", "--do_eval", "--eval_steps", str(steps), "--output_dir", output]
+    with chdir(folder):
+        assert main(["train", f"{output}.json", *told, *words]) == 0
+    records = [json.loads(line) for line in (folder / output / "train_log.jsonl").read_text().splitlines()]
+    return [*(record["loss"] for record in records), records[-1]["eval_loss"]], records
+
+
+def test_losses_are_the_same_packed_or_not_under_two_plans_and_after_a_restart(folder):
+    packed = ("--packing", "best_fit")
+    alone, records = losses(folder, "alone", plan(1, "1 1", batch=SAMPLES))
+    assert records[0]["filled"] < 0.3 and records[0]["target_tokens_per_s"] > 0
+    assert alone[2] < alone[0]
+    rows = SAMPLES // 3  # a step is the whole data set in either
+    split, records = losses(folder, "split", plan(2, "1c2 2r", batch=rows, megatron_sp=False), *packed)
+    np.testing.assert_allclose(split, alone, atol=1e-5)
+    assert records[0]["filled"] > 0.75
+    part = plan(2, "1 1a", (1, 1), batch=rows, micro_batches=2)
+    begun, _ = losses(folder, "again", part, *packed, steps=2)
+    np.testing.assert_allclose(begun[:2], alone[:2], atol=1e-5)
+    ended, _ = losses(folder, "again", plan(1, "1 1", batch=rows), *packed, steps=3)  # goes on from step 2
+    np.testing.assert_allclose(ended, alone, atol=1e-5)

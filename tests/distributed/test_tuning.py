@@ -1,0 +1,71 @@
+"""Fine-tuning under any plan: rows of several documents train what each document alone trains in one process."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.proof import parity
+from paddlenlp_galvatron.proof.parity import Case, check_parity, small_case
+
+from . import plans
+from .test_deferred import disagreements, workers  # noqa: F401 - a fixture
+
+# Of each axis, each kind of sharding and recompute one, always with a plain tp layer among them.
+TWO = ["tp 1-2 without Megatron-SP", "parts, tp with Megatron-SP", "2 chunks, tied, reduced every micro-batch"]
+FOUR = [
+    "Ulysses, tp and dp mixed",
+    "strided tp without Megatron-SP",
+    "zero3 in a pipeline",
+    "one kv head, tp without Megatron-SP, zero3",
+    "cp beside tp without Megatron-SP",
+    "cp beside Ulysses",
+    "cp, parts, 3 chunks, zero2",
+    "fewer kv heads than Ulysses",
+]
+
+
+def cases(names, *lists, **how) -> list[Case]:
+    found = {one.name: one for every in lists for one in every}
+    chosen = [found[name] for name in names]
+    return [small_case(one.plan, one.family, "sgd", 2, tied=one.tied, kv_heads=one.kv_heads, **how) for one in chosen]
+
+
+def test_packed_rows_on_two_ranks():
+    results = check_parity(cases(TWO, plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO, packed=True))
+    assert all(result.agrees for result in results), results
+
+
+def test_packed_rows_on_four_ranks(tmp_path):
+    """As late as a GPU may do all of it, and without a word between host and device."""
+    assert not disagreements(tmp_path, cases(FOUR, plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR, packed=True), seed=3)
+
+
+def unlike(monkeypatch, name, mistake):
+    """How far a packed step is from one process that makes a mistake."""
+    from paddlenlp_galvatron.proof import one_process
+
+    monkeypatch.setattr(one_process, name, mistake(getattr(one_process, name)))
+    case = small_case(plans.plan(1, "1 1", micro_batches=2, batch=4), "qwen2", steps=1, seed=7, packed=True)
+    parity._one_process.cache_clear()
+    [result] = check_parity([case])
+    parity._one_process.cache_clear()
+    return result
+
+
+def test_attention_beyond_a_document_is_seen(monkeypatch):
+    result = unlike(monkeypatch, "_documents", lambda right: lambda batch: right(batch._replace(ends=None)))
+    assert result.max_loss_diff > 1e-3 and result.max_grad_rel_diff > 1e-2
+
+
+def test_a_mean_of_means_is_seen(monkeypatch):
+    """Each micro-batch by its own number of labels, as the stock criterion has it."""
+
+    def mistake(right):
+        return lambda model, batch: (
+            sum(right(model, type(batch)(*(part[half : half + 2] for part in batch))) for half in (0, 2)) / 2
+        )
+
+    result = unlike(monkeypatch, "_loss", mistake)
+    assert result.max_loss_diff > 1e-4 and result.max_grad_rel_diff > 1e-2

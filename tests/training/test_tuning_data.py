@@ -1,0 +1,278 @@
+"""Fine-tuning data: PaddleNLP's and Hugging Face's lines as tokens, labels and rows; bad lines by file and line."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paddlenlp.datasets.zero_padding_dataset import ZeroPaddingMapDataset
+from paddlenlp.transformers.tokenizer_utils import ChatTemplate, ChatTemplateMixin
+
+from paddlenlp_galvatron.data.conversations import Encoder
+from paddlenlp_galvatron.data.packing import pack
+from paddlenlp_galvatron.data.sample_index import FOLDER
+from paddlenlp_galvatron.data.templates import TurnTemplate, WholeTemplate
+from paddlenlp_galvatron.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.data.tuning import TuningData
+from paddlenlp_galvatron.plan import UserError
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# As Qwen3's: thoughts of earlier answers go.
+FORGETFUL = CHATML.replace("m['content']", "(m['content'].split('</think>')[-1] if not loop.last else m['content'])")
+TURNS = {
+    "system": "<s>{{ system | default('be brief') }}\n",
+    "conversation": ["[{{index}}] {{user}} -> ", "{{bot}}<|endoftext|>"],
+    "query": "{{query}}",
+}
+LINES = [
+    {"src": "two and two", "tgt": "four"},
+    {
+        "src": ["one", "two words here", "three"],
+        "tgt": ["a", "bb", "an answer of some length"],
+        "context": {"system": "s"},
+    },
+    {"messages": [{"role": "user", "content": "hi <|im_end|>"}, {"role": "assistant", "content": "ho <|im_end|> ha"}]},
+]
+LENGTH, VOCABULARY = 192, 300
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    train_tokenizer(["some words of an answer to two questions, and a few more words"], VOCABULARY - 20).save(
+        str(folder / "tokenizer.json")
+    )
+    return folder
+
+
+def write(folder: Path, lines, name="train.json"):
+    folder.mkdir(exist_ok=True)
+    text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    (folder / name).write_text(text)
+    return folder
+
+
+def template(tmp_path, content) -> str:
+    path = tmp_path / ("chat_template.json" if isinstance(content, dict) else "chat_template.jinja")
+    path.write_text(json.dumps(content) if isinstance(content, dict) else content)
+    return str(path)
+
+
+def data(folder, model, batch=1, **options) -> TuningData:
+    return TuningData(folder, model, LENGTH, VOCABULARY, batch, **{"chat_template": "plain"} | options)
+
+
+class Oracle(ChatTemplateMixin):
+    """PaddleNLP's chat templates over the same tokenizer."""
+
+    special_tokens_map: dict = {}  # noqa: RUF012
+
+    def __init__(self, tokenizer, chat_template):
+        self._tokenizer, self.chat_template = tokenizer, chat_template
+
+    def encode(self, text, **_):
+        return {"input_ids": self._tokenizer.encode(text, add_special_tokens=False).ids}
+
+    def batch_encode(self, texts, **_):
+        return {"input_ids": [self.encode(text)["input_ids"] for text in texts]}
+
+
+def pairs(messages):
+    return [[one["content"], other["content"]] for one, other in zip(messages[::2], messages[1::2], strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["turns", "whole"])
+def test_tokens_are_those_of_paddlenlps_chat_templates(kind, model, tmp_path):
+    """Uncut: system, then for each turn what is asked and, learnt, the answer with its end."""
+    from paddlenlp_galvatron.data.tokenizer import load_tokenizer
+
+    folder, tokens = write(tmp_path / "data", LINES[:2]), load_tokenizer(model)
+    if kind == "turns":
+        ours = TurnTemplate(Path(template(tmp_path, TURNS)))
+        theirs = Oracle(tokens, ChatTemplate(**TURNS))
+    else:
+        ours = WholeTemplate(CHATML, {}, tmp_path)
+        theirs = Oracle(tokens, ChatTemplate._compile_jinja_template(CHATML))
+    for sample, line in zip(Encoder(tokens, ours, 0, 500, 500).samples([folder / "train.json"]), LINES, strict=False):
+        context = {} if kind == "whole" else dict(line.get("context", {}))
+        told = theirs.encode_chat_inputs(pairs(sample.line.messages), context_data=context | {"is_training": True})
+        expected = [~np.array(told.get("system", []), np.int64)]
+        if kind == "whole" and "context" in line:  # PaddleNLP leaves it out there
+            continue
+        for asked, answer in told["conversations"]:
+            expected += [~np.array(asked, np.int64), np.array(answer, np.int64)]
+        np.testing.assert_array_equal(sample.tokens, np.concatenate(expected))
+
+
+def shown(source: TuningData, row: int) -> tuple[str, str]:
+    """A row's text, and what of it is learnt."""
+    ids, labels, _ = source.last_rows(0, range(row + 1))
+    tokenizer = source_tokenizer(source)
+    learnt = [int(label) for label in labels[row] if label >= 0]
+    return tokenizer.decode(ids[row].tolist(), skip_special_tokens=False), tokenizer.decode(learnt)
+
+
+def source_tokenizer(source):
+    from paddlenlp_galvatron.data.tokenizer import load_tokenizer
+
+    return load_tokenizer(source.model)
+
+
+def test_an_answer_may_hold_the_templates_own_marks(model, tmp_path):
+    source = data(write(tmp_path / "data", LINES[2:]), model, chat_template=template(tmp_path, CHATML))
+    source.model = model
+    _, learnt = shown(source, 0)
+    assert learnt == "ho <|im_end|> ha<|im_end|>\n"
+
+
+def test_without_a_template_what_is_asked_is_cut_in_front_and_the_answer_ends_if_it_is_whole(model, tmp_path):
+    lines = [{"src": "abcdefghij", "tgt": "xyz"}, {"src": "a", "tgt": "y" * 300}]
+    source = data(write(tmp_path / "data", lines), model, src_length=4, split="train")
+    source._shuffle, source.model = False, model
+    text, learnt = shown(source, 0)
+    assert text.startswith("ghijxyz") and learnt == "xyz"  # its end token is special: no text
+    ids, labels, _ = source.rows(0, [0])
+    assert labels[0, : 8 - 1].tolist() == [-100] * 3 + ids[0, 4:7].tolist() + [0]
+    assert (source.rows(1, [0]).labels[0] != 0).all()  # cut, so that it has no end
+
+
+def test_an_answer_that_the_template_changes_later_is_not_learnt(model, tmp_path):
+    thoughtful = {"src": ["q", "r"], "tgt": ["<think>t</think>a", "<think>u</think>b"]}
+    source = data(write(tmp_path / "data", [thoughtful]), model, chat_template=template(tmp_path, FORGETFUL))
+    source.model = model
+    _, learnt = shown(source, 0)
+    assert learnt == "<think>u</think>b<|im_end|>\n"
+    assert "without their earlier answers" in source.notes[0] and "line 1" in source.notes[0]
+
+
+def test_samples_that_are_cut_away_are_named(model, tmp_path):
+    lines = [{"src": "a", "tgt": "b"}, {"src": "x" * 300, "tgt": "lost"}, {"src": "c", "tgt": "d"}]
+    source = data(write(tmp_path / "data", lines), model, src_length=500)
+    assert source.samples == 2
+    assert source.notes[0].startswith("1 samples are left out") and source.notes[0].endswith("train.json: line 2")
+    with pytest.raises(UserError, match=r"line 1 is the first"):
+        data(write(tmp_path / "lost", lines[1:2]), model, src_length=500)
+
+
+BAD = [
+    ("[1]\n", "line 1: is no JSON object"),
+    ('{"src": "a"}\n', "line 1: tgt: missing"),
+    ('{"src": ["a", "b"], "tgt": ["c"]}\n', "line 1: src has 2 texts and tgt 1"),
+    ('\n{"src": 1, "tgt": "b"}\n', "line 2: src: is neither a text nor a list of texts"),
+    ('{"messages": [{"role": "user", "content": "a"}]}\n', "line 1: messages: the last one is no answer"),
+    ('{"messages": [{"role": "user"}]}\n', r"line 1: messages\[0\]: needs a role and a content"),
+    ('{"src": "a", "tgt": "b"', "line 1: one JSON object a line: not valid JSON"),
+    ('{"src": ["a", "b"], "tgt": ["c", "d"]}\n', "line 1: several turns, or a system text, need a chat template"),
+]
+
+
+@pytest.mark.parametrize(("text", "fault"), BAD, ids=[fault for _, fault in BAD])
+def test_a_bad_line_is_named(text, fault, model, tmp_path):
+    folder = write(tmp_path / "data", [text])
+    with pytest.raises(UserError, match=r"train\.json: " + fault):
+        data(folder, model)
+    assert not (folder / FOLDER).exists()
+
+
+def test_all_bad_lines_are_told_at_once(model, tmp_path):
+    with pytest.raises(UserError) as refused:
+        data(write(tmp_path / "data", [LINES[0], "[]\n", LINES[0], "x\n"]), model)
+    assert [fault.split(": ")[1] for fault in refused.value.faults] == ["line 2", "line 4"]
+
+
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=30), st.sampled_from([json.dumps(LINES[0]).encode()])), min_size=1, max_size=5
+    )
+)
+def test_hostile_lines_end_in_one_error_with_file_and_line_each(lines):
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as root:
+        folder = Path(root)
+        train_tokenizer(["ab"], 257).save(str(folder / "tokenizer.json"))
+        (folder / "train.json").write_bytes(b"\n".join(lines))
+        try:
+            data(folder, folder)
+        except UserError as error:
+            assert all("train.json" in fault for fault in error.faults)
+            assert not (folder / FOLDER).exists()
+
+
+@pytest.mark.parametrize("packing", ["in_order", "greedy"])
+def test_rows_are_paddlenlps(packing):
+    lengths = np.random.default_rng(1).integers(1, 60, 1200).tolist()
+    records = [{"input_ids": [number] * length, "labels": [0] * length} for number, length in enumerate(lengths)]
+    theirs = ZeroPaddingMapDataset(records, None, LENGTH, greedy_zero_padding=packing == "greedy")
+    ours = pack(lengths, LENGTH, packing)
+    assert [list(dict.fromkeys(row["input_ids"])) for row in theirs.new_data] == ours
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=60), st.sampled_from(["none", "in_order", "greedy", "best_fit"])
+)
+def test_each_sample_is_in_one_row_and_whole(lengths, packing):
+    rows = pack(lengths, 20, packing)
+    assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
+    assert all(0 < sum(lengths[number] for number in row) <= 20 for row in rows)
+    if packing == "best_fit":
+        assert len(rows) <= len(pack(lengths, 20, "in_order"))
+
+
+def test_a_packed_row_says_where_documents_end(model, tmp_path):
+    lines = [{"src": "ab", "tgt": "c" * n} for n in (1, 7, 3, 9, 90, 90, 5, 70)]
+    source = data(write(tmp_path / "data", lines), model, batch=2, packing="in_order")
+    alone = data(tmp_path / "data", model, packing="none")
+    documents = []
+    for step in range(source.samples // 2):
+        ids, labels, ends = source.batch(step)
+        for row in range(2):
+            start = 0
+            while start < LENGTH:
+                stop = int(ends[row, start])
+                assert (ends[row, start:stop] == stop).all()
+                if (labels[row, start:stop] >= 0).any():
+                    documents.append((ids[row, start:stop].tolist(), labels[row, start:stop].tolist()))
+                start = stop
+    whole = []
+    for row in range(alone.samples):
+        ids, labels, ends = alone.last_rows(row, [0])
+        assert ends is None
+        stop = int(np.flatnonzero(labels[0] >= 0)[-1]) + 1
+        whole.append((ids[0, :stop].tolist(), labels[0, :stop].tolist()))
+    assert sorted(documents) == sorted(whole)
+    assert source.filled(0) == pytest.approx(
+        np.mean([(source.batch(0).ids[row] > 0).sum() + 0 for row in range(2)]) / LENGTH, abs=0.1
+    )
+
+
+def test_rows_are_kept_beside_the_data_and_made_anew_for_other_bytes(model, tmp_path, monkeypatch):
+    folder = write(tmp_path / "data", LINES[:1] * 4)
+    before = data(folder, model).batch(0)
+    monkeypatch.setattr(Encoder, "samples", lambda *_: pytest.fail("they are kept"))
+    np.testing.assert_array_equal(data(folder, model).batch(0).ids, before.ids)
+    monkeypatch.undo()
+    write(folder, [{"src": "two and two", "tgt": "five"}] * 4)
+    changed = data(folder, model)
+    assert (changed.batch(0).ids != before.ids).any()
+    assert changed.identity != data(folder, model, packing="greedy").identity
+
+
+def test_a_token_beyond_the_model_is_refused(model, tmp_path):
+    with pytest.raises(UserError, match=r"train\.json: line 1: has token \d+, but the model's vocab_size is 60"):
+        TuningData(write(tmp_path / "data", LINES[:1]), model, LENGTH, 60, 1, chat_template="plain")
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "fault"),
+    [("nothing", "train", "no such folder"), ("data", "valid", "neither dev.json nor a folder dev")],
+)
+def test_lacking_splits_are_named(name, split, fault, model, tmp_path):
+    write(tmp_path / "data", LINES[:1])
+    with pytest.raises(UserError, match=fault):
+        data(tmp_path / name, model, split=split)
