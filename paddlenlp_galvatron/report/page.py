@@ -158,7 +158,7 @@ def _frontier_chart(points: Sequence[FrontierPoint], explanation: Explanation) -
     times = {point.memory_gb: point.time_s for point in points}
     mine = {gb: explanation.prediction.time_s if gb == here_gb else None for gb in sorted({*times, here_gb})}
     return _chart(
-        "memory of a device, GB",
+        "memory of a device, GiB",
         list(mine),
         Line("best step", [times.get(gb) for gb in mine], COLOURS[0]),
         Line("this plan", list(mine.values()), COLOURS[1], point=True),
