@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.cli.main import COMMANDS, SHOWN
-from paddlenlp_galvatron.options.aliases import ALIASES
+from paddlenlp_galvatron.options.aliases import other_names
 from paddlenlp_galvatron.plan import ModelShape, UserError, read_plan
 from paddlenlp_galvatron.plan import file as plan_file
 from paddlenlp_galvatron.plan.check import find_faults
@@ -129,7 +129,7 @@ def test_the_options_of_a_validation_have_their_names_and_defaults(language):
     fields = ValidateOptions.model_fields
     assert [name for name, *_ in rows] == [*fields, "config", "json"]
     for name, others, default, _ in rows[:-2]:
-        assert re.findall(r"\w+", others) == [other for other, ours in ALIASES.items() if ours == name]
+        assert re.findall(r"\w+", others) == other_names(name, fields)
         known = fields[name].get_default()
         assert default.strip() == ("" if known in (None, ()) or fields[name].is_required() else f"{known}"), name
 

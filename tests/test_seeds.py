@@ -263,7 +263,7 @@ def _(desk: Desk) -> None:
 
 @line("000 memory_upper_limit in GB", "001 memory_constraint", "002 MEMORY")
 def _(desk: Desk) -> None:
-    assert "devices of 6 GB" in desk.search(memory_constraint=..., memory_upper_limit=6)
+    assert "devices of 6 GiB" in desk.search(memory_constraint=..., memory_upper_limit=6)
     shows("scripts/search_dist.sh", "--memory_upper_limit 17", MEMORY="17")(desk)
 
 

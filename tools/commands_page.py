@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from typer.main import get_command
 
 from paddlenlp_galvatron.cli.main import COMMANDS
-from paddlenlp_galvatron.options.aliases import ALIASES
 from paddlenlp_galvatron.options.aliases import WORDS as ALIAS_VALUES
+from paddlenlp_galvatron.options.aliases import other_names
 
 DOCS = Path(__file__).parents[1] / "docs"
 CHINESE = json.loads(Path(__file__).with_name("commands_zh.json").read_text(encoding="utf-8"))  # by the English
@@ -60,7 +60,7 @@ WORDS = {
         "Made from the commands themselves: `make pages` writes this page anew.",
         "`galvatron COMMAND --help` shows the same. Dashes and underscores in names are equivalent. A boolean option "
         "stands alone, which means true, or takes 0, 1, true or false. `None` leaves an option unset. "
-        "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible.",
+        "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible, 130 Ctrl-C.",
         "argument",
         "option",
         "other names",
@@ -74,7 +74,7 @@ WORDS = {
         "命令与选项",
         "本页由命令本身生成：`make pages` 会重新写出。",
         "`galvatron COMMAND --help` 显示同样的内容。短横线与下划线等价；布尔选项可以不带值（即 true），"
-        "或取 0、1、true、false；`None` 表示不设置。退出码：0 完成，1 失败，2 输入有误，3 无可行方案。",
+        "或取 0、1、true、false；`None` 表示不设置。退出码：0 完成，1 失败，2 输入有误，3 无可行方案，130 Ctrl-C。",
         "参数",
         "选项",
         "其他名字",
@@ -127,7 +127,7 @@ def section(name: str, command: Any, words: Words, has_heading: bool) -> Iterato
     arguments = [one for one in command.params if not is_option(one)]
     usage = " ".join(["galvatron", name, *(str(one.metavar or one.name.upper()) for one in arguments), "[OPTIONS]"])
     yield f"    {usage}\n"
-    rows = [row(one, words) for one in command.params if one.name != "help"]
+    rows = [row(one, words, command.is_boolean) for one in command.params if one.name != "help"]
     if rows:
         yield f"| {words.option} | {words.others} | {words.default} | {words.meaning} |\n|---|---|---|---|"
         yield "\n".join(rows) + "\n"
@@ -137,14 +137,14 @@ def is_option(one: Any) -> bool:
     return bool(one.param_type_name == "option")
 
 
-def row(one: Any, words: Words) -> str:
+def row(one: Any, words: Words, known: Container[str]) -> str:
     """One option, or argument."""
     name = max(one.opts, key=len).removeprefix("--")
     shown = f"`--{name}`" if is_option(one) else f"`{one.metavar or one.name.upper()}`"
     short = [opt for opt in one.opts if not opt.startswith("--")] if is_option(one) else []
     others = [f"`{opt}`" for opt in short]
-    for other, ours in ALIASES.items():
-        if ours == name and is_option(one):
+    if is_option(one):
+        for other in other_names(name, known):
             others.append(f"`--{other}`" + words.opposite * (ALIAS_VALUES.get(other, {}).get("0") == "1"))
     text = " ".join((one.help or "").split())
     found = DEFAULT.search(text)

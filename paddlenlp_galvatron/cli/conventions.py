@@ -23,6 +23,7 @@ from paddlenlp_galvatron.options.foreign import SEVERAL, SWITCHES, Fate, fate_of
 
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 UNSET = "None"
+HELP = {"--help", "-h"}
 INTERRUPTED = 130  # what typer makes of a Ctrl-C, without a word
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,13 +54,18 @@ class Command(TyperCommand):
                 self.is_boolean[name] = option.is_flag
                 option.opts = [f"--{name}", *(short for short in option.opts if not short.startswith("--"))]
                 if option.is_flag:  # its word always has a value by then, so to typer it is like any other option
+                    option.metavar = option.metavar or ("" if option.default is False else "0|1")
                     option.is_flag = option.is_bool_flag = False
                     option.secondary_opts = []
-                    option.metavar = "[0|1]"
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = ["--help"] if "--help" in args else canonical_words(args, self.is_boolean, say_note, self.beside)
+        words = ["--help"] if HELP & set(args) else canonical_words(args, self.is_boolean, say_note, self.beside)
         return super().parse_args(ctx, words)
+
+    def get_help(self, ctx: Any) -> str:
+        from .help import of_command  # here, as few commands show it
+
+        return of_command(self, ctx.command_path)
 
     def get_short_help_str(self, limit: int = 0) -> str:
         """The first sentence in the list of a group's commands, whole: the list wraps it."""
@@ -70,9 +76,16 @@ class CommandGroup(TyperGroup):
     """A group that says which commands it has, and names the one that it does not know."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] == "-h":
+            args = ["--help"]
         if not args:
             raise UserError(f"{ctx.command_path}: a command is missing; give one of {', '.join(self.commands)}")
         return super().parse_args(ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        from .help import of_group
+
+        return of_group(self, ctx.command_path)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands:
@@ -143,8 +156,10 @@ def canonical_words(
             result.append(word)
             continue
         given, equals, behind = word.partition("=")
-        name = canonical_name(given)
+        name = canonical_name(given, is_boolean)
         taken = behind if equals else _take(rest, given, name, is_boolean.get(name))
+        if taken is None and name != plain_name(given) and name in held:
+            continue  # `--device h100 --analytic`: the second says nothing more
         if taken is None:
             faults.append(f"{given}: a value is missing; give {given} VALUE")
             continue

@@ -18,6 +18,8 @@ from .config_file import read_options
 from .conventions import App, say_note
 
 KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # what the help calls values; others are text
+BARE = " "  # what it calls that of a switch, which is given alone
+PLACES = ("output", "output_dir", "output_config_path")  # that -o gives
 CONFIG = "file of options, YAML or JSON; options on the command line win over it"
 
 
@@ -39,12 +41,16 @@ def add_command(
     """
     fields = {field: info for group in reversed(groups) for field, info in group.model_fields.items()}
 
+    panels = {field: group.panel for group in reversed(groups) for field in group.model_fields}
+
     def parameter(option: str, kind: Any, description: str, shown: str | None = None) -> inspect.Parameter:
-        annotation = Annotated[kind | None, typer.Option(f"--{option}", help=description, metavar=shown)]
+        names = (f"--{option}", "-o") if option in PLACES else (f"--{option}",)
+        given = typer.Option(*names, help=description, metavar=shown, rich_help_panel=panels.get(option))
+        annotation = Annotated[kind | None, given]
         return inspect.Parameter(f"given_{option}", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
     parameters = [parameter("config", str, CONFIG, KINDS[Path])]
-    parameters += [parameter(switch, bool, description) for switch, description in switches.items()]
+    parameters += [parameter(switch, bool, description, BARE) for switch, description in switches.items()]
     if positional:
         argument = typer.Argument(help=_told(fields[positional[0]]), metavar=positional[1])
         annotation = Annotated[str | None, argument]
@@ -78,9 +84,9 @@ def add_command(
 
 
 def _kind(info: FieldInfo) -> str | None:
-    """What the help calls a value; None of a switch, whose values are shown."""
+    """What the help calls a value; None of a boolean that may be switched off, whose values are shown."""
     if is_boolean(info):
-        return None
+        return BARE if info.default is False else None
     return next((name for kind, name in KINDS.items() if kind in _types(info.annotation)), "<str>")
 
 

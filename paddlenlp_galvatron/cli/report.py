@@ -37,7 +37,7 @@ def report(
     model: Annotated[str | None, typer.Option(help="a preset's name, a config.json, or its folder")] = None,
     memory_constraint: Annotated[
         float | None,
-        typer.Option(help="memory of a device, GB (1024 MiB); unset: as in the plan", parser=within(Positive)),
+        typer.Option(help="memory of a GPU, GiB; unset: as in the plan", parser=within(Positive)),
     ] = None,
     num_gpus_per_node: Annotated[
         int | None, typer.Option(help="devices on each node; unset: as in the plan, or 8", parser=within(Ranks))

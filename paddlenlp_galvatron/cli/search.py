@@ -14,7 +14,6 @@ from pydantic import Field
 
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.writing import write_text
-from paddlenlp_galvatron.cost_model import load
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import Model, ModelOptions
 from paddlenlp_galvatron.plan import write_plan
@@ -22,8 +21,9 @@ from paddlenlp_galvatron.profiles.reserve import GIB_MIB, Reserve
 from paddlenlp_galvatron.report.search import explain, summary
 from paddlenlp_galvatron.search import SearchOptions, SearchResult
 from paddlenlp_galvatron.search import search as find_plan
-from paddlenlp_galvatron.search.device import on_device
+from paddlenlp_galvatron.search.device import on_device, prices
 from paddlenlp_galvatron.search.engine import predicted
+from paddlenlp_galvatron.search.options import SEQ
 
 from .conventions import App
 from .grouped import add_command
@@ -49,30 +49,24 @@ class AnswerOptions(Options):
     save_runners_up: bool = Field(False, description="also write the runners-up, beside the plan: *_2.json, ...")
 
 
+BATCHES = {"settle_bsz", "min_bsz", "max_bsz"}  # options that say the global batch size
 GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, AnswerOptions)
 
 
 def search(values: dict[str, Any], json: bool) -> None:
     """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 if none fits."""
-    model = ModelOptions.among(values).resolve()
+    model = ModelOptions.among(values).resolve_usual(SEQ)
     options = SearchOptions.among({**values, "seq_length": model.seq_length})
     run = AnswerOptions.among(values)
 
     heard: list[str] = []
-    cost = load(
-        model.shapes,
-        options.num_nodes,
-        options.num_gpus_per_node,
-        options.assumptions,
-        **options.profile_arguments,
-        note=heard.append,
-    )
+    cost = prices(model.shapes, options, heard.append)
     reserve = cost.reserve if options.context_mib is None else Reserve()
     options, cost = on_device(options, cost, heard.append)
     if options.planned_only:
         heard.append(f"task: {options.task} is planned only; galvatron train trains all weights, and refuses the plan")
     notes = list(dict.fromkeys(heard))
-    title = _title(model, options)
+    title = _title(model, options, default_batch=BATCHES.isdisjoint(values))
     log = [f"Search {line}" for line in title]
     with watched(LONG) as watch:
         result = find_plan(model.shapes, cost, options, log.append, watch)
@@ -110,12 +104,13 @@ def search(values: dict[str, Any], json: bool) -> None:
     result.require()
 
 
-def _title(model: Model, options: SearchOptions) -> list[str]:
+def _title(model: Model, options: SearchOptions, default_batch: bool) -> list[str]:
     layers = " + ".join(str(shape.layers) for shape in model.shapes)
+    batches = f"{options.batches[0]}" + (f" to {options.batches[-1]}" if len(options.batches) > 1 else "")
     lines = [
-        f"{model.name}: {layers} layers, {model.seq_length} tokens, on {options.num_nodes} x "
-        f"{options.num_gpus_per_node} devices of {options.memory_constraint:g} GB "
-        f"(reserve {options.reserve_mib:,.0f} MiB)"
+        f"{model.name}: {layers} layers, sequence length {model.seq_length}, global batch size {batches}"
+        f"{' (the default)' * default_batch}, on {options.num_nodes} x {options.num_gpus_per_node} devices of "
+        f"{options.memory_constraint:g} GiB (reserve {options.reserve_mib:,.0f} MiB)"
     ]
     if model.ignored:
         lines.append(f"left out of account, as set_*_manually is 0: {', '.join(model.ignored)}")
@@ -158,4 +153,11 @@ def _write_log(folder: Path, model: Model, lines: list[str]) -> Path:
     return path
 
 
-add_command(app, None, search, *reversed(GROUPS), switches={"json": "end with one line of JSON on stdout"})
+add_command(
+    app,
+    None,
+    search,
+    *reversed(GROUPS),
+    switches={"json": "end with one line of JSON on stdout"},
+    positional=("model_size", "MODEL"),
+)

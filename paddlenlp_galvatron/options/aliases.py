@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 # Other name -> our name.
 ALIASES = {
@@ -74,6 +74,30 @@ ALIASES = {
     "pipeline_model_parallel_size": "pipeline_parallel_degree",
     "micro_batch_size": "per_device_train_batch_size",
 }
+# Name -> what it means in a command without such an option, but with these, of which it is the first.
+WHERE_ALONE = {
+    "analytic": ("device", "profiles"),
+    "gpus": ("world_size", "device"),
+    "global_train_batch_size": ("settle_bsz",),
+    "output": ("output_config_path",),
+}
+# What is typed for an option and is no name of it -> the option: it is suggested.
+MEANT = {
+    **dict.fromkeys(("memory", "gpu_memory", "memory_gb", "max_memory", "budget"), "memory_constraint"),
+    **dict.fromkeys(("tp", "max_tp", "tensor_parallel"), "max_tp_deg"),
+    **dict.fromkeys(("pp", "max_pp", "pipeline_parallel"), "max_pp_deg"),
+    **dict.fromkeys(("cp", "max_cp"), "max_cp_deg"),
+    **dict.fromkeys(("zero", "zero_stage", "sharding", "dp_type"), "default_dp_type"),
+    **dict.fromkeys(("nodes", "nnodes"), "num_nodes"),
+    **dict.fromkeys(("gpus_per_node", "nproc_per_node"), "num_gpus_per_node"),
+    **dict.fromkeys(("dtype", "precision"), "mixed_precision"),
+    **dict.fromkeys(("gpu", "hardware", "sheet"), "device"),
+    **dict.fromkeys(("micro_batches", "chunks"), "settle_chunk"),
+    **dict.fromkeys(("sp", "ulysses"), "sp_space"),
+    "recompute": "recompute_parts",
+    "schedule": "pipeline_type",
+    "out": "output",
+}
 # Words of others that an option takes under a name -> the value by our name.
 STAGES = {"0": "ddp", "1": "zero2", "2": "zero2", "3": "zero3"}
 WORDS = {
@@ -88,10 +112,17 @@ WORDS = {
 BEATEN = {"adam_weight_decay": "weight_decay"}
 
 
-def canonical_name(name: str) -> str:
-    """Name of an option without dashes in front, with underscores, its alias resolved."""
+def canonical_name(name: str, known: Container[str] = ()) -> str:
+    """Name of an option without dashes in front, with underscores, its alias resolved; `known`: those of a command."""
     name = plain_name(name)
-    return ALIASES.get(name, name)
+    name = ALIASES.get(name, name)
+    meant = WHERE_ALONE.get(name, ())
+    return meant[0] if meant and name not in known and all(one in known for one in meant) else name
+
+
+def other_names(name: str, known: Container[str] = ()) -> list[str]:
+    """Under which an option is also known in a command with these options."""
+    return [other for other in (*ALIASES, *WHERE_ALONE) if other not in known and canonical_name(other, known) == name]
 
 
 def canonical_value(name: str, value: str) -> str:
@@ -103,13 +134,14 @@ def canonical_value(name: str, value: str) -> str:
 def did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
     """The remedy for a misspelt name, which may have been meant as a known one or as an alias of one."""
     names = sorted(known)
-    aliases = [alias for alias, name in ALIASES.items() if name in names]
-    close = difflib.get_close_matches(plain_name(given), [*names, *aliases], n=1)
+    aliases = [other for name in names for other in other_names(name, names)]
+    plain = plain_name(given)
+    meant = [MEANT[plain]] if MEANT.get(plain) in names else []
+    close = [*meant, *difflib.get_close_matches(plain, [*names, *aliases], n=1)]
     if close:
         return f"did you mean {prefix}{close[0]}?"
     if prefix and names:
-        nearest = difflib.get_close_matches(plain_name(given), [*names, *aliases], n=1, cutoff=0.0)[0]
-        return f"the nearest is {prefix}{nearest}; --help has all"
+        return "--help lists all"
     return "known: " + ", ".join(prefix + name for name in names)
 
 

@@ -26,6 +26,8 @@ Degree = Annotated[int, AfterValidator(_degree)]
 class DegreeOptions(Options):
     """One strategy for all layers, as PaddleNLP's own trainer is told it."""
 
+    panel = "One strategy, as PaddleNLP says it"
+
     tensor_parallel_degree: Degree | None = Field(
         None, description="PaddleNLP's name of global_tp_deg; also sets vocab_tp"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -34,6 +34,7 @@ def is_boolean(field: FieldInfo) -> bool:
 class Options(BaseModel):
     """Frozen; build one from loose values with `from_mapping`."""
 
+    panel: ClassVar[str] = "Options"  # of a command's help, in which they stand
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     @classmethod
@@ -64,7 +65,7 @@ def canonical_options(
     idle: dict[str, str] = {}
     held = {plain_name(given) for given in values}
     for given, value in values.items():
-        name = canonical_name(given)
+        name = canonical_name(given, names)
         if BEATEN.get(plain_name(given)) in held:
             idle[given] = f"{name} holds"
             continue

@@ -46,6 +46,8 @@ class ModelOptions(Options):
     """Which model. Of the `set_*_manually` 1 asks for the numbers, 0 leaves them out of account, unset takes what is
     given."""
 
+    panel = "Model"
+
     model_size: str | None = Field(None, description="a preset's name, a config.json, or its folder")
     set_model_config_manually: bool | None = Field(
         None,
@@ -82,6 +84,11 @@ class ModelOptions(Options):
     seqlen_list: Sizes | None = Field(
         None, description="tokens of a sample in layers of each type; type 0 gives the length of the whole run"
     )
+
+    def resolve_usual(self, seq_length: int) -> Model:
+        """The model; where nothing is said, with this sequence length, or all its positions where they are fewer."""
+        model = self.resolve(seq_length)
+        return self.resolve(min(seq_length, model.shapes[0].max_position_embeddings))
 
     def resolve(self, default_seq_length: int | None = None) -> Model:
         """The model; `default_seq_length` holds where nothing is said of it. Raises UserError: no such preset, a number

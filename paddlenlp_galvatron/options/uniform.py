@@ -14,6 +14,8 @@ from .group import Options
 class UniformOptions(Options):
     """GLOBAL mode: one strategy for all layers. Unset options have `uniform_plan`'s defaults."""
 
+    panel = "One strategy for all layers"
+
     pp_deg: Ranks | None = Field(None, description="number of pipeline stages")
     global_tp_deg: Ranks | None = Field(None, description="tensor-parallel degree of all layers")
     global_tp_consec: bool | None = Field(

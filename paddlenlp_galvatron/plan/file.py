@@ -75,7 +75,7 @@ class SearchedFields(OpenObject):
     """What the plan was searched from."""
 
     model_fingerprint: str | None = Field(None, description="of the model's shape")
-    memory_constraint_gb: Number | None = Field(None, description="memory of a device, GB")
+    memory_constraint_gb: Number | None = Field(None, description="memory of a device, GiB")
 
 
 class GalvatronObject(BaseModel):

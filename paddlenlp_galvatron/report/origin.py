@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Size
-from ..cost_model import CostModel, load
+from ..cost_model import CostModel
 from ..options.group import Options, canonical_options
 from ..options.model_options import ModelOptions
 from ..plan import Plan, read_plan
@@ -20,7 +20,7 @@ from ..plan.check import require_valid
 from ..profiles import ProfileFile
 from ..profiles.reserve import GIB_MIB
 from ..search import SearchOptions
-from ..search.device import with_reserve, within_size
+from ..search.device import prices, with_reserve, within_size
 from ..search.options import PATH_OPTIONS
 from ..search.task import RANK, Kind
 from .why import Problem
@@ -34,9 +34,7 @@ class OriginOptions(Options):
     model_size: str | None = Field(
         None, description="a preset's name, a config.json, or its folder; unset: the plan's model"
     )
-    memory_constraint: Positive | None = Field(
-        None, description="memory of a device, GB (1024 MiB); unset: as in the plan"
-    )
+    memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: as in the plan")
     num_gpus_per_node: Ranks | None = Field(None, description="devices on each node; unset: as in the plan, or 8")
     task: Kind | None = Field(
         None, description="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for"
@@ -58,14 +56,7 @@ def read_origin(
     plan = replace(plan, assumed=options.assumptions)
     if len(model.shapes) == 1:
         require_valid(plan, model.shapes[0])
-    cost = load(
-        model.shapes,
-        options.num_nodes,
-        options.num_gpus_per_node,
-        options.assumptions,
-        **options.profile_arguments,
-        note=note,
-    )
+    cost = prices(model.shapes, options, note)
     if _is_its_own_reserve(options.context_mib, searched.get("memory_constraint_gb"), cost):
         options = options.model_copy(update={"context_mib": None})
     options = within_size(options, cost, note)
@@ -106,7 +97,7 @@ def _options(
         if isinstance(files, list) and files:
             asked["profiles"] = str(Path(str(_mapping("profiles", files[0]).get("path"))).parent)
     if origin.profiles:
-        asked = {name: value for name, value in asked.items() if name not in PATH_OPTIONS}
+        asked = {name: value for name, value in asked.items() if name not in (*PATH_OPTIONS, "device")}
         asked["profiles"] = origin.profiles
     if origin.num_gpus_per_node:
         asked |= {"num_nodes": None, "num_gpus_per_node": origin.num_gpus_per_node, "world_size": plan.world_size}

@@ -79,7 +79,8 @@ class Origin(Metadata):
         folders = dict.fromkeys(str(Path(file.path).parent) for file in self.profiles)
         words = (
             f"for {self.model} on {self.num_nodes} x {self.num_gpus_per_node} devices of "
-            f"{self.memory_constraint_gb:.4g} GB; profiles in {', '.join(folders)}"
+            f"{self.memory_constraint_gb:.4g} GiB; "
+            + (f"profiles in {', '.join(folders)}" if folders else "derived from a data sheet")
         )
         return [("searched", words), *([("options", _words(self.options))] if self.options else [])]
 

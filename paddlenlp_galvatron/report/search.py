@@ -107,7 +107,7 @@ def _memory(best: Candidate) -> Iterator[str]:
             "reserve": memory.context_mib,
         }
         told = ", ".join(f"{name} {mib / GB_MIB:.2f}" for name, mib in terms.items())
-        yield f"stage {number}: {memory.total_mib / GB_MIB:.2f} GB a device: {told}"
+        yield f"stage {number}: {memory.total_mib / GB_MIB:.2f} GiB a device: {told}"
 
 
 def _rejected(result: SearchResult) -> Table | None:
@@ -127,5 +127,5 @@ def runner_up(number: int, other: Candidate, best: Candidate) -> str:
     return (
         f"{number}. batch {plan.global_batch} in {count(plan.micro_batches, 'micro-batch', 'micro-batches')}, "
         f"{count(stages, 'stage')}{schedule}: "
-        f"{other.time_s:.4g} s a step, {most_mib(other) / GB_MIB:.2f} GB; {other.why_slower_than(best)}"
+        f"{other.time_s:.4g} s a step, {most_mib(other) / GB_MIB:.2f} GiB; {other.why_slower_than(best)}"
     )

@@ -13,17 +13,16 @@ from pydantic import Field
 
 from ..base.errors import GalvatronError, Infeasible, UserError
 from ..base.limits import Positive, Ranks, Samples, Size
-from ..cost_model import CostModel, derive, load
+from ..cost_model import CostModel
 from ..model import preset_names
 from ..options.group import Options
 from ..options.model_options import Model, ModelOptions
 from ..plan import plan_to_dict
-from ..profiles.data_sheet import DataSheet, data_sheets, load_data_sheet
-from ..profiles.files import Note
-from ..profiles.reserve import gpu_sheet
+from ..profiles.data_sheet import data_sheets, load_data_sheet
 from ..search import SearchOptions, SearchResult, search
-from ..search.device import on_device
-from ..search.fit import DEVICE, SEQ
+from ..search.device import on_device, prices
+from ..search.fit import DEVICE
+from ..search.options import BATCH, SEQ
 from .breakdown import breakdown
 from .figures import tiles
 from .page import drawn, fill
@@ -40,7 +39,7 @@ class Question(Options):
     seq_length: Size | None = Field(
         None, description=f"tokens of a sample; unset: {SEQ}, or the model's positions where they are fewer"
     )
-    global_train_batch_size: Samples = Field(64, description="samples of a step")
+    global_train_batch_size: Samples = Field(BATCH, description="global batch size, samples")
     device: str | None = Field(
         None, description=f"data sheet of the nodes: name of a shipped one, or a file; unset: {DEVICE}"
     )
@@ -49,9 +48,7 @@ class Question(Options):
     num_gpus_per_node: Ranks | None = Field(
         None, description="devices on each node; unset: as the data sheet has, or 8"
     )
-    memory_constraint: Positive | None = Field(
-        None, description="memory of a device, GB (1024 MiB); unset: all that it has"
-    )
+    memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: all that it has")
     search_options: str = Field("", description="more options of `galvatron search`: sp_space=tp+sp max_tp_deg=4")
 
 
@@ -113,13 +110,13 @@ def answer(question: Question, more: Mapping[str, Any], look_wider: bool = True)
     heard: list[str] = []
     with _about("model_size"):
         asked = ModelOptions.among({**more, "model_size": question.model_size, "seq_length": question.seq_length})
-        positions = asked.resolve(SEQ).shapes[0].max_position_embeddings
-        model = asked.resolve(min(SEQ, positions))
+        model = asked.resolve_usual(SEQ)
     with _about("device"):
-        sheet = None if question.profiles else load_data_sheet(question.device or DEVICE)
-    per_node = question.num_gpus_per_node or (sheet.gpus_per_node if sheet else 8)
+        device = None if question.profiles else question.device or DEVICE
+        per_node = question.num_gpus_per_node or (load_data_sheet(device).gpus_per_node if device else None)
     given = {
         **more,
+        "device": device,
         "num_nodes": question.num_nodes,
         "num_gpus_per_node": per_node,
         "settle_bsz": question.global_train_batch_size,
@@ -128,10 +125,9 @@ def answer(question: Question, more: Mapping[str, Any], look_wider: bool = True)
         "profiles": question.profiles,
     }
     options = SearchOptions.among({name: value for name, value in given.items() if value is not None})
-    cost = _priced(model, sheet, options, heard.append)
-    if question.memory_constraint is None and (real := sheet or gpu_sheet(cost.device)):
-        options = options.model_copy(update={"memory_constraint": real.memory.value})
-    commands = tuple(_commands(question, model, options, more, sheet))
+    with _about("profiles" if question.profiles else "search_options"):
+        cost = prices(model.shapes, options, heard.append)
+    commands = tuple(_commands(question, options, more))
     options, cost = on_device(options, cost, heard.append)
     result = search(model.shapes, cost, options, seconds=SEARCH_S)
     if result.best:
@@ -139,7 +135,11 @@ def answer(question: Question, more: Mapping[str, Any], look_wider: bool = True)
         result.best.plan.metadata["searched_from"]["model_options"] = told | asked.model_dump(
             mode="json", exclude_unset=True, exclude_none=True
         )
-    enough = _enough_nodes(question, more) if look_wider and sheet and not result.best and not result.given_up else None
+    enough = (
+        _enough_nodes(question, more)
+        if look_wider and not question.profiles and not result.best and not result.given_up
+        else None
+    )
     return Answer(model, cost, options, result, tuple(dict.fromkeys(heard)), commands, enough)
 
 
@@ -150,16 +150,6 @@ def _enough_nodes(question: Question, more: Mapping[str, Any]) -> int | None:
         if wider.result.best:
             return nodes
     return None
-
-
-def _priced(model: Model, sheet: DataSheet | None, options: SearchOptions, note: Note) -> CostModel:
-    where = options.num_nodes, options.num_gpus_per_node, options.assumptions
-    if sheet is None:
-        with _about("profiles"):
-            return load(model.shapes, *where, **options.profile_arguments, note=note)
-    if len(model.shapes) > 1:
-        raise UserError("search_options: a data sheet tells of one type of layers only; give profiles, or one type")
-    return derive(model.shapes[0], sheet, *where, options.cost_options)
 
 
 @contextmanager
@@ -173,33 +163,19 @@ def _about(field: str) -> Iterator[None]:
         ) from None
 
 
-def _commands(
-    question: Question, model: Model, options: SearchOptions, more: Mapping[str, Any], sheet: DataSheet | None
-) -> Iterator[str]:
+def _commands(question: Question, options: SearchOptions, more: Mapping[str, Any]) -> Iterator[str]:
     """What to type for the same plan."""
-    cluster = {"num_nodes": options.num_nodes, "num_gpus_per_node": options.num_gpus_per_node}
-    of_model = {name: value for name, value in more.items() if name in ModelOptions.model_fields}
-    which = {"model_size": question.model_size, "seq_length": model.seq_length, **of_model}
-    if sheet:
-        measured = {"analytic": question.device or DEVICE, **which, "mixed_precision": options.mixed_precision.value}
-        if options.use_flash_attention is False:
-            measured["use_flash_attention"] = 0
-        yield _line("profile all", measured | cluster | {"output": "configs"})
-    searched = which | cluster | {"memory_constraint": f"{options.memory_constraint:g}"}
-    searched |= {"settle_bsz": options.settle_bsz, "profiles": question.profiles or "configs"}
-    further = {name: value for name, value in more.items() if name not in of_model}
-    yield _line("search", searched | further | {"output_config_path": "plan.json"})
-
-
-def _line(command: str, options: Mapping[str, Any]) -> str:
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return f"galvatron {command} {shlex.join(words)}"
+    words: dict[str, Any] = {"device": options.device, "profiles": question.profiles, "seq_length": options.seq_length}
+    words |= {"num_nodes": options.num_nodes, "num_gpus_per_node": options.num_gpus_per_node}
+    words |= {"memory_constraint": question.memory_constraint, "settle_bsz": options.settle_bsz, **more}
+    given = [word for name, value in words.items() if value is not None for word in (f"--{name}", f"{value}")]
+    yield f"galvatron search {shlex.join([question.model_size, *given, '-o', 'plan.json'])}"
 
 
 def faults_of(error: GalvatronError) -> dict[str, str]:
     """What is wrong by field of the form; under "" what concerns none."""
     if isinstance(error, Infeasible):
-        about = "memory_constraint" if "GB a device" in str(error) else "global_train_batch_size"
+        about = "memory_constraint" if "GiB a device" in str(error) else "global_train_batch_size"
         return {about: str(error)}
     found: dict[str, str] = {}
     for fault in str(error).split("\n"):

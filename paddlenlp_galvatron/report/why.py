@@ -15,7 +15,7 @@ from ..plan.strategy import runs
 from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
 from ..profiles.network import Network
 from ..search import Candidate, SearchOptions, SearchResult, search
-from ..search.device import with_reserve
+from ..search.device import prices, with_reserve
 from ..search.engine import Watch
 from ..search.space import PlanFamily, Space
 
@@ -53,16 +53,19 @@ class Problem:
         if "num_nodes" in changes:
             changes["world_size"] = changes["num_nodes"] * self.options.num_gpus_per_node
         options = self.options.model_copy(update=changes)
-        cost = CostModel(
-            self.shapes,
-            network=Network(hardware) if hardware else self.cost.network,
-            times=self.cost.times,
-            memory=self.cost.memory,
-            num_nodes=options.num_nodes,
-            gpus_per_node=options.num_gpus_per_node,
-            assumed=options.assumptions,
-            options=self.cost.options,
-        )
+        if options.device and hardware is None:  # a data sheet tells of any cluster and length
+            cost = prices(self.shapes, options)
+        else:
+            cost = CostModel(
+                self.shapes,
+                network=Network(hardware) if hardware else self.cost.network,
+                times=self.cost.times,
+                memory=self.cost.memory,
+                num_nodes=options.num_nodes,
+                gpus_per_node=options.num_gpus_per_node,
+                assumed=options.assumptions,
+                options=self.cost.options,
+            )
         options, cost = with_reserve(options, cost)
         watch = self.watch() if self.watch else None
         return search(self.shapes, cost, options, watch=watch, known=known, seconds=seconds)
@@ -132,7 +135,7 @@ def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTi
         return WhatIf(name, change, best.plan, best.time_s, speed, speed * length, result.gap)
 
     memory = options.memory_constraint
-    yield changed("memory", f"{memory:.4g} -> {memory + 1:.4g} GB", memory_constraint=memory + 1)
+    yield changed("memory", f"{memory:.4g} -> {memory + 1:.4g} GiB", memory_constraint=memory + 1)
     nodes = options.num_nodes
     yield changed("nodes", f"{nodes} -> {2 * nodes} nodes", num_nodes=2 * nodes)
     for link, faster in faster_links(hardware).items():

@@ -1,18 +1,35 @@
-"""Budgets on the device that the profiles are of: its real size, and its own reserve where the user sets none."""
+"""Prices from a data sheet or measured profiles, and the budget on their device: its real size, less its own reserve
+where the user sets none."""
 
 from __future__ import annotations
 
-from ..cost_model import CostModel
+from collections.abc import Sequence
+
+from ..base.errors import UserError
+from ..cost_model import CostModel, derive, load
+from ..plan import ModelShape
+from ..profiles.data_sheet import load_data_sheet
 from ..profiles.files import Note, no_note
 from ..profiles.reserve import GIB_MIB, gpu_sheet
 from .options import SearchOptions
 
 
+def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no_note) -> CostModel:
+    """From the data sheet of `options.device`, else from the measured profiles. Raises UserError."""
+    where = options.num_nodes, options.num_gpus_per_node, options.assumptions
+    if options.device is None:
+        return load(models, *where, **options.profile_arguments, note=note)
+    sheet = load_data_sheet(options.device)
+    if len(models) > 1:
+        raise UserError("device: a data sheet tells of one type of layers only; give measured profiles, or one type")
+    return derive(models[0], sheet, *where, options.cost_options)
+
+
 def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> tuple[SearchOptions, CostModel]:
     """Options and cost model with the reserve of their device, and a budget within its size.
 
-    Nothing changes where no profile names a GPU, as in Galvatron's files: all of `memory_constraint` is taken then.
-    `note` hears what became of a budget.
+    Where no profile names a GPU, as in Galvatron's files, all of `memory_constraint` is taken. `note` hears what became
+    of a budget.
     """
     options = within_size(options, cost, note)
     if options.context_mib is None and (reserve := cost.reserve).parts:
@@ -24,14 +41,14 @@ def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> 
 
 
 def within_size(options: SearchOptions, cost: CostModel, note: Note = no_note) -> SearchOptions:
-    """Options with a budget that the device has."""
+    """Options with a budget that the device has: all of it, where the user names none."""
     sheet, gb = gpu_sheet(cost.device), options.memory_constraint
-    if sheet is None or gb <= sheet.memory.value:
+    if sheet is None:
         return options
-    note(
-        f"memory_constraint: {gb:g} GB, but {cost.device} has {sheet.memory.value:g} (1024 MiB each); "
-        "planned for what it has"
-    )
+    if "memory_constraint" in options.model_fields_set:
+        if gb <= sheet.memory.value:
+            return options
+        note(f"memory_constraint: {gb:g} GiB, but {cost.device} has {sheet.memory.value:g}; planned for what it has")
     return options.model_copy(update={"memory_constraint": sheet.memory.value})
 
 

@@ -13,22 +13,20 @@ from pydantic import BeforeValidator, Field
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..cost_model import CostModel, CostOptions, derive, load
-from ..plan import ModelShape, Schedule
-from ..plan.strategy import Assumptions, DataParallel
+from ..plan import ModelShape
+from ..plan.strategy import Assumptions
 from ..profiles.data_sheet import DataSheet, load_data_sheet
 from ..profiles.files import Note, allreduce_name, no_note, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet, reserve_of
 from .engine import Watch, search
-from .options import SearchOptions
+from .options import BATCH, SEQ, SearchOptions
 from .result import Candidate, Need, SearchResult
 from .task import TaskOptions
 
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one
-SEQ = 4096  # tokens of a sample, where nothing is said
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # that are tried
 FURTHER = 3  # numbers of cards shown beyond the least that fits
 MORE_GIB = 8.0
-MOST_STAGES = 16
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
 MOST_NUMBERS = 32  # of cards in one table
 
@@ -53,16 +51,16 @@ class FitOptions(TaskOptions):
         None,
         description=f"data sheet of the nodes: name of a shipped one, or a file; unset: the profiles', else {DEVICE}",
     )
-    memory_constraint: Positive | None = Field(
-        None, description="memory of a card, GB (1024 MiB); unset: all that the device has"
-    )
+    memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: all that the device has")
     profiles: Path | None = Field(
         None, description="folder of measured profiles; unset: times and memory are derived from the data sheet"
     )
     seq_length: Size | None = Field(
         None, description=f"tokens of a sample; unset: {SEQ}, or the model's positions where they are fewer"
     )
-    global_train_batch_size: Samples = Field(256, description="samples of a step; with dpo a pair counts as two")
+    global_train_batch_size: Samples = Field(
+        BATCH, description="global batch size, samples; with dpo a pair counts as two"
+    )
     max_cp_deg: Ranks = Field(1, description="largest number of ranks over which context parallelism splits a sample")
     tokens: float = Field(
         1e9, gt=0, le=1e18, allow_inf_nan=False, description="number of tokens to train on, for the column of days"
@@ -130,7 +128,7 @@ def fit(
     size_gib = sheet.memory.value
     card_gib = min(options.memory_constraint or size_gib, size_gib)
     if (options.memory_constraint or 0.0) > size_gib:
-        note(f"memory_constraint: {options.memory_constraint:g} GB, but {sheet.device} has {size_gib:g}, which hold")
+        note(f"memory_constraint: {options.memory_constraint:g} GiB, but {sheet.device} has {size_gib:g}, which hold")
     row = _Row(shape, model_on, sheet, options, card_gib, watch)
     if options.gpus:
         return [row(gpus) for gpus in sorted(set(options.gpus))]
@@ -203,9 +201,6 @@ class _Row:
             context_mib=context_mib,
             settle_bsz=self.options.global_train_batch_size,
             seq_length=self.options.seq_length,
-            default_dp_type=DataParallel.ZERO2,
-            pipeline_type=Schedule.ONE_F_ONE_B,
-            max_pp_deg=MOST_STAGES,
             max_cp_deg=self.options.max_cp_deg,
         )
         return search(cost.models, cost.reserving(context_mib), options, watch=self.watch)

@@ -34,6 +34,9 @@ PROFILE_OPTIONS = (  # that `cost_model.load` takes by the same name
     *PATH_OPTIONS,
 )
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
+# Where nothing is said, for fit, search and what-if alike.
+BATCH = 256  # global batch size, samples
+SEQ = 4096  # sequence length, tokens, or all positions of a model that has fewer
 
 # Limits: what is beyond them is a slip of the pen, and would take hours or all memory.
 MOST_BATCHES, MOST_PLANS = 10_000, 1000
@@ -55,6 +58,8 @@ def _workers() -> int:
 class SearchOptions(TaskOptions):
     """What is searched, within what, under what assumptions."""
 
+    panel = "Search"
+
     # The cluster and what fits.
     num_nodes: Ranks = Field(1, description="number of nodes; all are alike")
     num_gpus_per_node: Ranks = Field(GPUS_PER_NODE, description="devices on each node")
@@ -65,7 +70,12 @@ class SearchOptions(TaskOptions):
     profile_gpu_num: Ranks | None = Field(
         None, description="number of devices that were profiled; refused unless it equals world_size"
     )
-    memory_constraint: Positive = Field(24.0, description="memory of a device, GB (1024 MiB)")
+    device: str | None = Field(
+        None, description="data sheet to derive the profiles from, such as h100-80gb; unset: measured profiles are read"
+    )
+    memory_constraint: Positive = Field(
+        24.0, description="memory of a GPU, GiB; unset: all that the device has, or 24 where the profiles name no GPU"
+    )
     context_mib: Number | None = Field(
         None,
         description="memory left free on a device, MiB; unset: on GPUs what CUDA, NCCL and the allocator need, else 0",
@@ -73,9 +83,11 @@ class SearchOptions(TaskOptions):
 
     # Batches.
     min_bsz: Samples = Field(8, description="smallest global batch size that is tried, samples")
-    max_bsz: Samples = Field(8, description="largest global batch size that is tried, samples")
+    max_bsz: Samples = Field(8, description="largest global batch size that is tried, samples; unset: min_bsz")
     bsz_scale: Samples = Field(8, description="step from one global batch size to the next, samples")
-    settle_bsz: Settled = Field(-1, description="the only global batch size that is tried; -1: min_bsz to max_bsz")
+    settle_bsz: Settled = Field(
+        -1, description=f"global batch size, samples; -1: min_bsz to max_bsz; unset, like these two: {BATCH}"
+    )
     settle_chunk: Settled = Field(
         -1, description="the only number of micro-batches that is tried; -1: all divisors of the batch size"
     )
@@ -89,7 +101,7 @@ class SearchOptions(TaskOptions):
     max_tp_deg: Ranks = Field(8, description="largest tensor-parallel or Ulysses degree")
     max_sp_deg: Ranks | None = Field(None, description="largest Ulysses degree; refused unless it equals max_tp_deg")
     max_cp_deg: Ranks = Field(1, description="largest number of ranks over which context parallelism splits a sample")
-    max_pp_deg: Ranks = Field(8, description="largest number of pipeline stages")
+    max_pp_deg: Ranks = Field(16, description="largest number of pipeline stages")
     max_virtual_pp_deg: Layers = Field(
         1, description="largest number of layer chunks per stage (interleaved 1F1B); above 1 a gap may remain"
     )
@@ -110,7 +122,7 @@ class SearchOptions(TaskOptions):
     tp_consec: bool = Field(True, description="0: also try tensor-parallel groups of strided ranks")
     pipeline_type: Schedule | None = Field(None, description="gpipe or pipedream_flush (1F1B); unset: both are tried")
     default_dp_type: DataParallel = Field(
-        DataParallel.DDP, description="data parallelism of layers without zero3: ddp or zero2; zero3: all layers"
+        DataParallel.ZERO2, description="data parallelism of layers without zero3: zero2 or ddp; zero3: all layers"
     )
 
     # What plans are priced under.
@@ -179,10 +191,10 @@ class SearchOptions(TaskOptions):
     @model_validator(mode="before")
     @classmethod
     def _spelled_out(cls, values: Any) -> Any:
-        """profile_mode and world_size stand for other options."""
+        """profile_mode and world_size stand for other options; the batch is the usual one where nothing is said."""
         if not isinstance(values, Mapping):
             return values
-        return {**_modes(values), **values, **_cluster(values)}
+        return {**_modes(values), **values, **_cluster(values), **_batches(values)}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -304,6 +316,14 @@ def _modes(values: Mapping[str, Any]) -> dict[str, Any]:
     if mode not in ("static", "batch", "sequence"):
         return {}  # unset, or told by the field
     return {"time_profile_mode": mode, "memory_profile_mode": "static" if mode == "batch" else mode}
+
+
+def _batches(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The usual batch where none is given, and max_bsz where only min_bsz is."""
+    smallest, largest = values.get("min_bsz"), values.get("max_bsz")
+    if str(values.get("settle_bsz", -1)) == "-1" and smallest is None and largest is None:
+        return {"settle_bsz": BATCH}
+    return {} if smallest is None or largest is not None else {"max_bsz": smallest}
 
 
 def _cluster(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,12 +103,12 @@ class Need:
         return f"{self.term} on stage {self.stage}" if self.plan.pipeline > 1 else self.term
 
     def __str__(self) -> str:
-        enough_gb = ceil(self.memory_mib / 1024 * 1000) / 1000
+        enough_gib = ceil(self.memory_mib / 1024 * 100) / 100
         layers = f"layers {self.plan.layer_spans(self.stage)}"
-        most = f", {self.part_mib / 1024:.3f} GB of it in {self.part}" if self.part_mib < self.term_mib else ""
+        most = f", {self.part_mib / 1024:.2f} GiB of it in {self.part}" if self.part_mib < self.term_mib else ""
         return (
-            f"{enough_gb:.3f} GB a device would do; of the plan that needs least, stage {self.stage} ({layers}) binds "
-            f"by its {self.term}: {self.term_mib / 1024:.3f} GB{most}"
+            f"{enough_gib:.2f} GiB a device would do; the plan that needs least has {self.term_mib / 1024:.2f} GiB of "
+            f"{self.term} on stage {self.stage} ({layers}){most}"
         )
 
 

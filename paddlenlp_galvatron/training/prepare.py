@@ -43,6 +43,8 @@ class PlanOptions(Options):
 class LaunchOptions(Options):
     """Which processes; of several nodes each starts the same command."""
 
+    panel = "Processes and nodes"
+
     nproc: Ranks | None = Field(
         None, description="processes on each node; unset: as the plan says, or one for each GPU"
     )

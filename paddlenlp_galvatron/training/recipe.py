@@ -15,6 +15,8 @@ from ..options.group import Options
 class Recipe(Options):
     """Optimizer and schedule by PaddleNLP's names and with its defaults."""
 
+    panel = "Optimizer and schedule"
+
     optim: Literal["adamw", "sgd"] = Field("adamw", description="adamw or sgd")
     learning_rate: Rate = Field(5e-5, description="highest learning rate")
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = Field(

@@ -47,6 +47,8 @@ def _steps(value: str) -> range:
 class RunOptions(Options):
     """A training run by PaddleNLP's names and with its defaults, where it has them."""
 
+    panel = "Run"
+
     output_dir: Path = Field(Path("output"), description="folder for the training log, checkpoints and the ranks' logs")
     input_dir: str | None = Field(
         None, description='Megatron data without .bin/.idx, a folder, or a blend, "0.7 a 0.3 b"; unset: random tokens'

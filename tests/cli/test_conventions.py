@@ -84,7 +84,8 @@ def test_values_that_look_like_something_else():
         (["--memory_constrain", "1"], "--memory_constrain: unknown option; did you mean --memory_constraint?"),
         (["--memory_uper_limit", "1"], "--memory_uper_limit: unknown option; did you mean --memory_upper_limit?"),
         (["--recommend_min_bsz", "1"], "--recommend_min_bsz: 1 is not supported: the search needs no head start"),
-        (["--max_memory", "1"], "--max_memory: unknown option;"),
+        (["--max_memory", "1"], "--max_memory: unknown option; did you mean --memory_constraint?"),
+        (["--frobnicate", "1"], "--frobnicate: unknown option; --help lists all"),
         (["--settle_chunk"], "--settle_chunk: a value is missing"),
         (["--settle_chunk", "--sequence_parallel"], "--settle_chunk: a value is missing"),
         (["--sequence_parallel=2"], "--sequence_parallel: '2' is no boolean"),
@@ -124,6 +125,14 @@ def test_a_word_of_another_dialect_is_a_value_of_ours():
     ]
 
 
+def test_a_name_means_another_option_where_a_command_has_none_of_its_own():
+    search = {"device": False, "profiles": False, "settle_bsz": False, "world_size": False}
+    assert canonical_words(["--analytic", "h100", "--batch", "8"], search) == ["--device=h100", "--settle_bsz=8"]
+    assert canonical_words(["--gpus=8", "--device=h100", "--analytic"], search) == ["--world_size=8", "--device=h100"]
+    profile = {"analytic": False, "gpus": False, **search}
+    assert canonical_words(["--analytic", "h100", "--gpus=8"], profile) == ["--analytic=h100", "--gpus=8"]
+
+
 def test_an_option_without_an_effect_may_stand_at_the_value_that_changes_nothing():
     assert run("--recommend_min_bsz", "0", "--costmodel-coe=1", "--settle_chunk", "2").settle_chunk == 2
 
@@ -131,7 +140,10 @@ def test_an_option_without_an_effect_may_stand_at_the_value_that_changes_nothing
 def test_help_shows_the_canonical_names(capsys):
     run_app(app, ["--help"], "probe")
     shown = capsys.readouterr().out
-    assert "--memory_constraint" in shown and "--sequence_parallel [0|1]" in shown and "-constraint" not in shown
+    run_app(app, ["-h"], "probe")
+    assert capsys.readouterr().out == shown
+    assert "--memory_constraint" in shown and "--sequence_parallel " in shown and "-constraint" not in shown
+    assert "--no_async_grad_reduce 0|1" in shown and "--memory_upper_limit" in shown  # which may be unset; another name
 
 
 def test_version_and_help(galvatron):

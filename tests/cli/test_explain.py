@@ -112,7 +112,7 @@ def test_searches_that_are_stopped_say_between_what_the_answer_lies(explained, g
         assert whole["time_s"] <= answer["time_s"] * (1 + 1e-9)
     shown = galvatron("explain", "plan.json").out
     assert explain.UNCERTAIN in shown and "no faster plan was found: none takes less than" in shown
-    assert re.search(r"^memory +0\.9 -> 1\.9 GB .*\+\d+\.\d% to \+\d+\.\d%$", shown, re.MULTILINE)
+    assert re.search(r"^memory +0\.9 -> 1\.9 GiB .*\+\d+\.\d% to \+\d+\.\d%$", shown, re.MULTILINE)
     assert "…" not in shown.split("what if")[1] and "no plan was found in 0 s" in shown
 
 
@@ -131,9 +131,9 @@ def test_one_layer_more_is_what_the_changed_plan_costs(explained, galvatron):
     others = explained["one_layer_more"]
     assert others and all(other["time_s"] >= explained["time_s"] * (1 - 1e-9) for other in others if other["fits"])
     assert all((other["memory_mib"] <= BUDGET_GB * 1024) == other["fits"] for other in others)
-    other = next(other for other in others if other["strategy"] == "ddp, recompute")
-    assert (1, DataParallel.DDP, True) not in now or other["layer"] is not None
-    strategy = replace(plan.layers[0], degree=1, ulysses=False, dp_type=DataParallel.DDP, recompute=True)
+    other = next(other for other in others if other["strategy"] == "zero2, recompute")
+    assert (1, DataParallel.ZERO2, True) not in now or other["layer"] is not None
+    strategy = replace(plan.layers[0], degree=1, ulysses=False, dp_type=DataParallel.ZERO2, recompute=True)
     layers = list(plan.layers)
     layers[other["layer"]] = strategy
     write_plan(replace(plan, layers=tuple(layers)), "changed.json")

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_galvatron.options.aliases import ALIASES
+from paddlenlp_galvatron.cli.what_if import work
+from paddlenlp_galvatron.options.aliases import other_names
 from paddlenlp_galvatron.plan import plan_from_dict
+from paddlenlp_galvatron.report.what_if import Question
 from paddlenlp_galvatron.search.fit import FitOptions
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +48,7 @@ def test_the_table_names_every_part_of_the_bound_with_its_source(galvatron):
 def test_a_card_that_is_told_larger_than_it_is_is_a_note(galvatron):
     words = ("fit", "llama2-7b", "--gpus", "8", "--json")
     told, plain = (galvatron(*words, *more) for more in (("--memory_constraint", "85"), ()))
-    assert "note: memory_constraint: 85 GB" in told.err and "79.1" in told.err and plain.err == ""
+    assert "note: memory_constraint: 85 GiB" in told.err and "79.1" in told.err and plain.err == ""
     assert told.out == plain.out
 
 
@@ -65,13 +67,29 @@ def test_measured_profiles_take_the_place_of_the_data_sheet(galvatron):
         assert one["tokens_per_s"] == pytest.approx(other["tokens_per_s"], rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("model", "gpus"), [("qwen2.5-7b", 8), ("llama3-8b", 8), ("qwen2.5-14b", 16), ("llama3.1-70b", 64)]
+)
+def test_fit_search_and_what_if_answer_the_same_question_alike(model, gpus, galvatron, tmp_path, monkeypatch):
+    """Given model, device and number of GPUs alone: what one of them proves best is not beaten by another."""
+    monkeypatch.chdir(tmp_path)
+    asked = (model, "--device", "h100-80gb", "--gpus", gpus, "--json")
+    (row,) = json.loads(galvatron("fit", *asked).out)["rows"]
+    searched = galvatron("search", *asked)
+    assert "global batch size 256 (the default)" in galvatron("search", *asked[:-1]).out
+    found = json.loads(searched.out.splitlines()[-1])
+    assert found["gap"] == 0 and found["time_s"] == pytest.approx(row["step_s"], rel=1e-9)
+    told = work(Question.among({"model_size": model, "device": "h100-80gb", "num_nodes": gpus // 8}))
+    assert told.result.require().time_s == pytest.approx(row["step_s"], rel=1e-9)
+
+
 @pages
 def test_the_table_of_options_is_the_commands(page):
     rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*?) ?\| (.+) \|$", page.read_text().split("\n## ")[-1], re.MULTILINE)
     fields = FitOptions.model_fields
     assert [name for name, *_ in rows] == [*fields, "config", "json"]
     for name, others, default, _ in rows[:-2]:
-        assert re.findall(r"\w+", others) == [other for other, ours in ALIASES.items() if ours == name]
+        assert re.findall(r"\w+", others) == other_names(name, fields)
         known = fields[name].default
         shown = "" if known is None or fields[name].is_required() else f"{known:g}" if name == "tokens" else str(known)
         assert default.strip() == shown.replace("+0", ""), name

@@ -94,7 +94,7 @@ def test_what_a_plan_was_searched_from_takes_two_lines(galvatron, plan_file):
     lines = galvatron("plan", "show", plan_file(galvatron={"searched_from": searched})).out.splitlines()
     shown = [" ".join(line.split()) for line in lines if line.startswith(("searched", "options"))]
     assert shown == [
-        "searched for llama2-7b on 2 x 8 devices of 36 GB; profiles in measured",
+        "searched for llama2-7b on 2 x 8 devices of 36 GiB; profiles in measured",
         "options settle_bsz 64, sp_space tp+sp",
     ]
 

@@ -129,7 +129,7 @@ def test_an_answer_is_the_plan_of_the_commands_that_it_shows(served, galvatron, 
     faults, shown = served.answer(**query)
     assert not faults
     lines = re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)[1].strip().splitlines()
-    assert [line.split()[1] for line in lines] == ["profile", "search"]
+    assert [line.split()[1] for line in lines] == ["search"]
     for line in lines:
         assert galvatron(*line.split()[1:]).code == 0
     mine, its = served.plan(**query), json.loads(Path("plan.json").read_text())
@@ -137,9 +137,10 @@ def test_an_answer_is_the_plan_of_the_commands_that_it_shows(served, galvatron, 
     its_own = mine["galvatron"].pop("searched_from"), its["galvatron"].pop("searched_from")
     assert mine == its
     assert its_own[0]["model_options"] == its_own[1]["model_options"]
+    assert its_own[0]["options"]["device"] == "h100-80gb"
     assert mine["galvatron"]["predicted"]["time_s"] != served.plan()["galvatron"]["predicted"]["time_s"]
     Path("saved.json").write_text(json.dumps(mine | {"galvatron": mine["galvatron"] | {"searched_from": its_own[0]}}))
-    told = galvatron("explain", "saved.json", "--profiles", "configs", "--json")
+    told = galvatron("explain", "saved.json", "--json")
     assert json.loads(told.out)["time_s"] == pytest.approx(mine["galvatron"]["predicted"]["time_s"])
 
 

@@ -15,11 +15,10 @@ from unittest.mock import patch
 
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
-from paddlenlp_galvatron.cli import search
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.profiles import Collective, MessageGroup, Shape
-from paddlenlp_galvatron.search import engine
+from paddlenlp_galvatron.search import device, engine
 from paddlenlp_galvatron.search.space import PlanFamily, Space
 
 from .model import rows, write_model
@@ -73,7 +72,7 @@ class SearchSeen(Seen):
     @contextmanager
     def watched(cls) -> Iterator[dict[str, Any]]:
         calls: dict[str, Any] = {"threads": 1, "strategies": set()}
-        load = search.load
+        load = device.load
 
         class Noting(Space):
             def layers(self, family: PlanFamily) -> Any:
@@ -90,7 +89,7 @@ class SearchSeen(Seen):
             return ThreadPoolExecutor(count)
 
         noted = patch.multiple(engine, ThreadPoolExecutor=threads, Space=Noting)
-        with patch.object(search, "load", loading), noted:
+        with patch.object(device, "load", loading), noted:
             yield calls
 
     @cached_property
@@ -148,6 +147,7 @@ ROWS = {
     "num_gpus_per_node": Row(4, "answer.plan"),
     "world_size": Row(8, "answer", {"num_gpus_per_node": None}),
     "profile_gpu_num": Row(4, "refusal"),
+    "device": Row("h100-80gb", "answer.time_s"),
     "memory_constraint": Row(1.4, "answer.stages"),
     "context_mib": Row(7000, "answer.budget_mib"),
     "task": Row("lora", "answer.time_s"),
@@ -177,7 +177,7 @@ ROWS = {
     "embed_sdp": Row(0, "plan.embed_sdp", {"disable_pp": 1, "disable_vtp": 1}),
     "tp_consec": Row(0, "calls.strategies"),
     "pipeline_type": Row("pipedream_flush", "plan.pipeline_type"),
-    "default_dp_type": Row("zero2", "plan.default_dp_type"),
+    "default_dp_type": Row("ddp", "plan.default_dp_type"),
     "sequence_parallel": Row(0, "plan.galvatron.assumed"),
     "mixed_precision": Row("fp32", "refusal"),
     "no_async_grad_reduce": Row(1, "answer.time_s"),

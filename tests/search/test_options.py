@@ -76,6 +76,22 @@ def test_any_values_give_options_or_a_clear_error(values: dict[str, Any]) -> Non
         assert all(fault.strip() for fault in error.faults)
 
 
+@pytest.mark.parametrize(
+    ("values", "batches"),
+    [
+        ({}, [256]),
+        ({"settle_bsz": -1}, [256]),
+        ({"batch": 64}, [64]),
+        ({"settle_bsz": 64, "max_bsz": 8}, [64]),
+        ({"min_bsz": 16}, [16]),
+        ({"max_bsz": 24}, [8, 16, 24]),
+        ({"settle_bsz": "-1", "min_bsz": 16, "max_bsz": 24}, [16, 24]),
+    ],
+)
+def test_the_batches_that_are_tried(values: dict[str, Any], batches: list[int]) -> None:
+    assert SearchOptions.from_mapping(values).batches == batches
+
+
 def test_flags_are_read_as_scripts_give_them() -> None:
     assert SearchOptions.from_mapping({"settle_bsz": "-1", "settle_chunk": "4"}).settle_chunk == 4
     options = SearchOptions.from_mapping({"disable_pp": "1", "fine_grained_mode": "0", "embed_sdp": "None"})
@@ -111,7 +127,7 @@ def test_the_vocabulary_obeys_its_own_options() -> None:
     assert {vocab.degree for vocab in space_of(disable_vtp=True)[1]} == {1}
     shared = [vocab for vocab in space_of(embed_sdp=1)[1] if vocab.degree < 4]
     assert {vocab.dp_type for vocab in shared} == {DataParallel.ZERO3}
-    assert {vocab.dp_type for vocab in space_of(embed_sdp=0)[1]} == {DataParallel.DDP}
+    assert {vocab.dp_type for vocab in space_of(embed_sdp=0)[1]} == {DataParallel.ZERO2}
 
 
 def test_strided_groups_on_demand() -> None:

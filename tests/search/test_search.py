@@ -223,7 +223,7 @@ def test_where_nothing_fits_the_need_is_enough_and_least() -> None:
     model, cost, options = problem(3, memory_constraint=0.01)
     need = search(model, cost, options).need
     assert need is not None and "would do; of the plan that needs least, stage" in str(need)
-    with pytest.raises(Infeasible, match=r"no plan fits: .* GB a device would do"):
+    with pytest.raises(Infeasible, match=r"no plan fits: .* GiB a device would do"):
         search(model, cost, options).require()
     for share, fits in ((0.999, False), (1.000001, True)):
         _, _, changed = problem(3, memory_constraint=need.memory_mib * share / 1024)

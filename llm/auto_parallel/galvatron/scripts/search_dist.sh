@@ -7,7 +7,7 @@ set -euf
 
 NUM_NODES=${NUM_NODES:-1}
 NUM_GPUS_PER_NODE=${NUM_GPUS_PER_NODE:-8}
-MEMORY=${MEMORY:-24} # GB a device
+MEMORY=${MEMORY:-None} # GiB a device; None: all that the profiled GPU has
 MODEL_SIZE=${MODEL_SIZE:-llama2-7b}
 SEQLEN_LIST=${SEQLEN_LIST:-None} # instead of SEQ_LENGTH, a length a type of layers
 SEQ_LENGTH=${SEQ_LENGTH:-$([ "$SEQLEN_LIST" = None ] && echo 2048 || echo None)}
@@ -23,16 +23,16 @@ else
         --num_nodes "$NUM_NODES" \
         --num_gpus_per_node "$NUM_GPUS_PER_NODE" \
         --memory_upper_limit "$MEMORY" \
-        --min_bsz "${MIN_BSZ:-16}" \
-        --max_bsz "${MAX_BSZ:-16}" \
-        --bsz_scale "${BSZ_SCALE:-8}" \
-        --settle_bsz "${SETTLE_BSZ:--1}" \
+        --min_bsz "${MIN_BSZ:-None}" \
+        --max_bsz "${MAX_BSZ:-None}" \
+        --bsz_scale "${BSZ_SCALE:-None}" \
+        --settle_bsz "${SETTLE_BSZ:-None}" \
         --settle_chunk "${SETTLE_CHUNK:--1}" \
         --search_space "${SEARCH_SPACE:-full}" \
-        --sp_space "${SP_SPACE:-tp+sp}" \
+        --sp_space "${SP_SPACE:-None}" \
         --fine_grained_mode "${FINE_GRAINED_MODE:-1}" \
         --max_tp_size "${MAX_TP_SIZE:-8}" \
-        --max_pp_size "${MAX_PP_SIZE:-8}" \
+        --max_pp_size "${MAX_PP_SIZE:-None}" \
         --mixed_precision "${MIXED_PRECISION:-bf16}" \
         --sequence_parallel "${SEQUENCE_PARALLEL:-1}" \
         --parallel_search "${PARALLEL_SEARCH:-0}" \
