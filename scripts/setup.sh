@@ -60,7 +60,10 @@ pip_install() {
     return 1
 }
 
-pinned() { sed "s/^paddlepaddle==.*/paddlepaddle==$paddle/" requirements/pinned.txt; }
+# Those of the file, with the line of this Paddle instead of another's.
+pinned() { sed "s/^paddlepaddle==/# &/; s/^# \(paddlepaddle==$paddle \)/\1/" requirements/pinned.txt; }
+pinned | grep -q "^paddlepaddle==$paddle " ||
+    fail "PADDLE: requirements/pinned.txt has no line of paddlepaddle==$paddle; add one, and run tools/pin.py"
 is_current() { [ -x "$venv/bin/python" ] && [ "$(cat "$venv/$1" 2>/dev/null)" = "$2" ]; }
 
 # Two stamps, written last: of the packages (and of the folder, as an environment cannot be moved), and of what the
@@ -83,10 +86,13 @@ else
         rm -rf "$venv"
         fail "$venv could not be created; the reason is above"
     }
-    say "[3/5] installing $(pinned | grep -c ==) pinned packages, paddlepaddle $paddle among them (a few minutes)"
+    say "[3/5] installing $(pinned | grep -c '^[^#].*==') pinned packages, paddlepaddle $paddle among them (a few minutes)"
     pinned >"$venv/requirements.txt"
     # What nobody imports stays uncompiled: of 11,000 files Python compiles some 3,000 when it first imports them.
-    pip_install --no-deps --no-compile -r "$venv/requirements.txt" || {
+    # The two without a wheel are built by the setuptools of the list, not by whichever is the newest.
+    grep -e '^--' -e '^setuptools==' "$venv/requirements.txt" >"$venv/setuptools.txt"
+    pip_install --no-deps --no-compile -r "$venv/setuptools.txt" &&
+        pip_install --no-deps --no-compile --no-build-isolation -r "$venv/requirements.txt" || {
         rm -rf "$venv"
         exit 1
     }

@@ -5,7 +5,6 @@ Nothing heavy is imported here, so `galvatron --version` is quick and planning n
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import sys
@@ -40,8 +39,6 @@ COMMANDS = {
     "train": "train a model by a plan",
 }
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # of a stream, which has no name
-NOT_MAPPED = "failed to map segment"  # what a library that finds no memory is refused with, by ld.so
 SHOWN, LONGEST = 50, 2000  # faults, and characters of one: a broken file may have thousands
 
 
@@ -159,10 +156,6 @@ def _sentence(error: Exception) -> str:
         return f"{error.filename}: cannot be read or written: {error.strerror}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"{error.name} is not installed, and this command needs it; docs/en/installation.md says how"
-    if isinstance(error, OSError) and error.errno in FULL:
-        return f"the output cannot be written: {error.strerror}"
-    if isinstance(error, MemoryError) or (isinstance(error, ImportError) and NOT_MAPPED in str(error)):
-        return "not enough memory for this command; free some, or raise the limit (ulimit -v)"
     what = " ".join(f"{type(error).__name__}: {error}".split())
     return f"unexpected {what}; --debug shows where, and a report is welcome"
 

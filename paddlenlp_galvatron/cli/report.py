@@ -80,7 +80,10 @@ def _records(log: Path) -> list[StepRecord]:
     open_file(log).close()
     if log.stat().st_size > LARGEST_LOG_BYTES:
         raise UserError(f"{log}: has more than {LARGEST_LOG_BYTES:,} bytes; is it the right file?")
-    records = read_log(log)
+    try:
+        records = read_log(log)
+    except OSError as error:
+        raise UserError(f"{log}: cannot be read: {error.strerror}") from None
     if not all(map(_is_drawn, records)) or not records:
         raise UserError(f"{log}: is no train_log.jsonl; name the log of a run under this plan")
     return records

@@ -18,7 +18,7 @@ pytest.importorskip("paddle")
 from forked_ranks import fork
 
 from paddlenlp_galvatron.base.limits import MOST_RANKS
-from paddlenlp_galvatron.cli.main import exit_code_of, main
+from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.cli.pretrain import pretrain
 
 PLAN = {
@@ -95,27 +95,9 @@ def test_a_dry_run_of_ten_thousand_ranks_or_stages_takes_seconds(folder, capsys)
         assert time.process_time() - began < 30
 
 
-def test_a_full_disk_and_too_little_memory_are_lines(folder, capsys):
-    command = [sys.executable, "-m", "paddlenlp_galvatron.cli.main", "plan", "show", "plan.json"]
-    with Path("/dev/full").open("w") as full:
-        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600)
-    assert ran.returncode == 1 and ran.stderr == "error: the output cannot be written: No space left on device\n"
-    for error in (MemoryError(), ImportError("paddle.so: failed to map segment from shared object")):  # ulimit -v
-
-        def work(error: Exception = error) -> int:
-            raise error
-
-        assert exit_code_of(work) == 1
-        assert capsys.readouterr().err.startswith("error: not enough memory for this command; ")
-
-
 def test_ctrl_c_while_paddle_is_imported_is_no_traceback(folder):
     """Its C++ part takes seconds, makes another error of an interrupt, and says a line itself."""
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())",
-    ]
+    command = [sys.executable, "-c", "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"]
     words = ["train", "plan.json", "--model", "model.json", "--dry_run"]
     with subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         maps = Path(f"/proc/{started.pid}/maps")

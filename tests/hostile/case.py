@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
+
+VICTIM = "victim.txt"  # a file beside that folder, which is the user's
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,7 @@ class Case:
     files: Mapping[str, bytes]
     writes: tuple[str, ...] = ()  # what the command may leave when it ends well: names, or their beginnings
     says: str = ""  # what its errors must say
+    links: Mapping[str, str] = field(default_factory=dict)  # where they lead; nowhere: a pipe
 
 
 Generator = Callable[[Random], Case]

@@ -10,6 +10,7 @@ from random import Random
 import numpy as np
 
 from .case import Case
+from .grammar import json_file
 
 HEADER = struct.Struct("<9sQBQQ")
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2", 9: "<u4", 10: "<u8"}
@@ -46,7 +47,13 @@ EXTREMES = (-(2**63), -(2**31), -1, 0, 1, 7, 255, 2**31 - 1, 2**31, 2**32 - 1, 2
 
 def text(random: Random) -> Case:
     words = ("data", "prepare", "text.jsonl", "--tokenizer", "tokenizer.json", "--output", "out/x")
-    files = {"text.jsonl": json_lines(random), "tokenizer.json": _tokenizer()}
+    files = {"text.jsonl": json_lines(random), "tokenizer.json": tokenizer()}
+    return Case(words, files, writes=("out/x.bin", "out/x.idx"))
+
+
+def other_tokenizer(random: Random) -> Case:
+    words = ("data", "prepare", "text.txt", "--tokenizer", "tokenizer.json", "--output", "out/x")
+    files = {"text.txt": b"a cat sat on a mat", "tokenizer.json": json_file(json.loads(tokenizer()), random)}
     return Case(words, files, writes=("out/x.bin", "out/x.idx"))
 
 
@@ -85,7 +92,7 @@ def dataset_files(random: Random) -> tuple[bytes, bytes]:
 
 
 @cache
-def _tokenizer() -> bytes:
+def tokenizer() -> bytes:
     from paddlenlp_galvatron.data.tokenizer import train_tokenizer
 
     return train_tokenizer(["a cat sat on a mat"], 300).to_str().encode()

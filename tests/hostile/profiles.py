@@ -58,7 +58,8 @@ def profile(random: Random) -> Case:
 
 def data_sheet(random: Random) -> Case:
     known = json.loads((Path(__file__).parents[2] / "configs/nodes/h100-80gb.json").read_text())
-    words = ("profile", "hardware", "--analytic", "sheet.json", "--output", "out")
+    derived = ("profile", "hardware", "--analytic", "sheet.json", "--output", "out")
+    words = random.choice([derived, ("fit", "llama3.2-1b", "--gpus", "8", "--device", "sheet.json")])
     return Case(words, {"sheet.json": json_file(known, random)}, writes=("out/",))
 
 
