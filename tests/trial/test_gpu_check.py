@@ -310,6 +310,23 @@ def test_a_kernel_that_is_off_is_seen_and_one_that_is_right_passes(number, monke
     assert not times(float("nan")) <= 1
 
 
+@pytest.mark.parametrize(("ours_ms", "state"), [(103.0, TrialState.PASSED), (104.0, TrialState.FAILED)])
+def test_on_gpus_a_step_may_be_as_much_slower_as_two_medians_differ(tmp_path, monkeypatch, ours_ms, state):
+    of = replace(setting(tmp_path, "stock", 1), device="gpu")
+
+    def launch(worker, words, *_, **__):
+        job = json.loads(Path(words[0]).read_text())
+        assert job["plan"]["galvatron"]["assumed"]["mixed_precision"] == "bf16" and job["shape"]["hidden_size"] == 2048
+        sides = {"ours": ours_ms, "other": 100.0}
+        result = {side: {"steps_ms": [9e3, 9e3, *5 * [ms]], "losses": [1.0]} for side, ms in sides.items()}
+        Path(words[1]).write_text(json.dumps(result))
+
+    monkeypatch.setattr(stock, "launch", launch)
+    monkeypatch.setattr(stock, "BENCHMARKS", tmp_path)
+    finding, _ = stock.stock(of)
+    assert finding.state is state and f"{ours_ms:.1f} ms, PaddleNLP 100.0 ms" in finding.told
+
+
 def test_memory_that_is_not_paddles_is_held_against_the_reserve(tmp_path, monkeypatch):
     of = replace(setting(tmp_path, "beside"), device="gpu")
     times = {"alone_ms": 10.0, "beside_ms": 12.0, "overlap": 1.2, "message_mib": 128}
