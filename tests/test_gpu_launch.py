@@ -132,3 +132,23 @@ def test_messages_between_stages_hold_few_multiprocessors_unless_the_user_says_o
     launch = processes.Launch("x", [], 1, tmp_path, 1.0, variables={nccl.VARIABLE: "5"})
     with pytest.raises(Begun, match="5"), launch:
         pass
+
+
+@pytest.mark.parametrize("visible", ["3,1", "GPU-5d1a,GPU-77c0", "MIG-0f2e,MIG-9b1d"])
+def test_ranks_count_visible_gpus_and_the_driver_is_asked_by_their_own_names(visible, tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n[ -e {tmp_path}/broken ] && exit 9\necho 1234\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(gpus, "gpu_count", lambda: 2)
+    ranks = devices_of(2)
+    assert [rank["FLAGS_selected_gpus"] for rank in ranks] == ["0", "1"]  # Paddle counts those that are visible
+    assert not any("CUDA_VISIBLE_DEVICES" in rank for rank in ranks)  # so that ranks inherit it as it is
+    assert [gpus.used_mib(gpu) for gpu in (0, 1)] == [1234.0, 1234.0]
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert [line.split()[-1] for line in asked] == visible.split(",")
+    (tmp_path / "broken").touch()
+    assert gpus.used_mib(0) is None
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert gpus.used_mib(0) is None

@@ -30,8 +30,9 @@ def beside(setting: TrialSetting) -> Iterator[TrialFinding]:
     yield setting.found("products beside a posted receive", None, told)
     told = f"while both run, each takes {ranks[0]['overlap']:.2f} times as long (2: no overlap)"
     yield setting.found(f"products beside all-reduces of {ranks[0]['message_mib']} MiB", None, told)
-    if not setting.on_gpus:
-        yield setting.left_out("memory that is not Paddle's", "the driver tells it, on GPUs alone")
+    used = [rank["used_mib"] for rank in ranks]
+    if None in (*used, *idle_mib):
+        yield setting.left_out("memory that is not Paddle's", "nvidia-smi tells it, on GPUs alone")
         return
     others = [rank["used_mib"] - idle - rank["reserved_mib"] for rank, idle in zip(ranks, idle_mib, strict=True)]
     most_mib = reserve_of(gpu_name(), setting.ranks).fixed_mib

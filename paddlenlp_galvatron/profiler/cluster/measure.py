@@ -88,9 +88,8 @@ class HardwareProfiler:
         rounds = self.options.turns or usual
         kinds = overlapping_kinds() if HardwarePart.OVERLAP in self.options.parts and self.world_size > 1 else []
         overlaps = [(kind, turn) for turn in range(self.options.turns or max(usual, OVERLAPS)) for kind in kinds]
-        if (
-            overlaps and device.on_gpu()
-        ):  # by arithmetic: how many channels there are is told by the plan that is trained
+        if overlaps and device.on_gpu():
+            # By arithmetic: ranks are told how many channels to use by the plan that they train.
             slowed = slowed_by_a_receive(device.multiprocessors())
             self.journal.get(f"{overlap_key(Collective.SEND)} 0", lambda: slowed)
         done, total = 0, rounds * len(wanted) + len(overlaps)
