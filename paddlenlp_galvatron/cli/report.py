@@ -17,6 +17,7 @@ from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.report.explain import explain
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.page import frontier, render
+from paddlenlp_galvatron.report.prediction import of_plan
 
 from .conventions import App, say_note, within
 from .watched import each_watched
@@ -65,11 +66,13 @@ def report(
         "lora_rank": lora_rank,
     }
     read, problem = read_origin(OriginOptions.among(values), say_note)
-    _require_same_ranks(log, records, read.world_size)
+    own = of_plan(read, records)
+    if records and not own:
+        raise UserError(f"{log}: holds no step of this plan; name the log of a run under it")
     with each_watched() as watch:
         problem = replace(problem, watch=watch)
         explanation = explain(read, problem)
-        page = render(explanation, frontier(explanation), records)
+        page = render(explanation, frontier(explanation), own)
     write_text(output, page)
     say(f"{output}: {output.stat().st_size / 1e6:.2f} MB; open it in a browser")
 
@@ -83,11 +86,3 @@ def _records(log: Path) -> list[dict[str, Any]]:
     except (ValueError, TypeError, KeyError, RecursionError):
         raise UserError(f"{log}: is no train_log.jsonl; name the log of a run under this plan") from None
     return records
-
-
-def _require_same_ranks(log: Path | None, records: list[dict[str, Any]], world_size: int) -> None:
-    ranks = {len(record["peak_memory_mib"]) for record in records}
-    if ranks - {world_size}:
-        raise UserError(
-            f"{log}: is of {max(ranks)} ranks, the plan of {world_size}; name the log of a run under this plan"
-        )

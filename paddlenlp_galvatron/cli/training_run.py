@@ -18,6 +18,7 @@ from paddlenlp_galvatron.launch.nodes import ONE_NODE, Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
 from paddlenlp_galvatron.report import Health, out_of_memory_report
+from paddlenlp_galvatron.report.prediction import of_plan
 from paddlenlp_galvatron.report.traffic import traffic_table
 from paddlenlp_galvatron.training.step_log import StepRecord, record_of
 
@@ -46,14 +47,14 @@ class NewLines:
 
 class LogTail:
     """The end of a log, read as it grows. A run begins by writing its log anew, with the lines that it goes on behind:
-    one that lies there from before is no news."""
+    one that lies there from before is no news. The run may have begun under another plan."""
 
-    def __init__(self, path: Path):
-        self._path, self._lines = path, NewLines(path)
+    def __init__(self, path: Path, plan: Plan):
+        self._path, self._plan, self._lines = path, plan, NewLines(path)
         self._before = path.stat().st_ino if path.exists() else None
         self.count = 0
         self.first: StepRecord | None = None
-        self.latest: deque[StepRecord] = deque(maxlen=KEPT)
+        self.latest: deque[StepRecord] = deque(maxlen=KEPT)  # of this plan
         self.start = 0  # the first step of this run, or one close to it
 
     @property
@@ -65,15 +66,15 @@ class LogTail:
         return False
 
     def read(self) -> bool:
-        """Take in new records, and say whether there are any."""
+        """Take in new records, and say whether there are any of this plan."""
         if not self.begun:
             return False
         records = [record for line in self._lines.read() if (record := record_of(line))]
         if records and not self.count:
             self.first, self.start = records[0], records[-1]["step"]
         self.count += len(records)
-        self.latest.extend(records)
-        return bool(records)
+        self.latest.extend(own := of_plan(self._plan, records))
+        return bool(own)
 
 
 class CheckpointNews:
@@ -93,7 +94,7 @@ class TrainingRun:
     def __init__(self, console: Console, settings: TrainSettings, plan: Plan, shape: ModelShape):
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
         self._health = Health(plan, shape, settings.peak_tflops or _device_tflops(plan))
-        self.log = LogTail(settings.log)
+        self.log = LogTail(settings.log, plan)
         self._told = CheckpointNews(settings.output_dir / "log" / "workerlog.0")
         self._lines = 0  # of health that are due up to the last one that was shown
 

@@ -24,7 +24,7 @@ from ..checkpoint.pretrained import weights_from
 from ..checkpoint.saving import Writer
 from ..data.map_dataset import Collator, MapData, sample_length
 from ..data.source import BatchSource
-from ..plan import UserError
+from ..plan import UserError, plan_id
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
@@ -118,6 +118,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         )
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
         self._events: list[Event] = []  # of traced steps
+        self._plan_id = plan_id(plan)
         self._skips = Skips(settings, scaled=self.engine.scaler is not None)
         group = PlanGroup(plan, self.engine.rank, self.engine.groups)
         group.uninstall()  # PaddleNLP's Trainer asks while it is made, which another run's plan may refuse
@@ -351,6 +352,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             step_time_s=max(times),
             data_s=max(loads),
             tokens_per_s=engine.seq_length * engine.plan.global_batch / max(times),
+            plan=self._plan_id,
             peak_memory_mib=list(peaks),
         )
         return record, any(stops)
