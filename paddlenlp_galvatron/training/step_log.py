@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NotRequired, TypedDict
 
+from ..base.locking import is_named
 from ..base.reading import parse_json
 from ..base.writing import whole_file
 from ..plan import GalvatronError, UserError
@@ -54,6 +55,8 @@ class StepLog:
                 self._begin(record["step"], line)
                 self._file = self._path.open("r+b")
                 place = self._file.seek(-len(line), os.SEEK_END)
+            elif not is_named(self._file.fileno(), self._path):
+                raise GalvatronError(f"{self._path}: was removed while this run wrote it; the run ends")
             else:
                 step, place = self._last
                 place = self._file.seek(*((place,) if step == record["step"] else (0, os.SEEK_END)))

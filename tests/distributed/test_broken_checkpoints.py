@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.checkpoint import saving
 from paddlenlp_galvatron.checkpoint.saving import Writer
 from paddlenlp_galvatron.checkpoint.stored import INDEX, open_checkpoint, verify, whole_checkpoints, write_index
+from paddlenlp_galvatron.launch.faults import WAIT_VARIABLE
 from paddlenlp_galvatron.plan import GalvatronError, UserError
 from paddlenlp_galvatron.training.settings import TrainSettings
 
@@ -62,7 +62,7 @@ def test_a_part_that_never_comes_is_named(folder, monkeypatch):
     writer = Writer(folder, run.engine, 3, run.data)
     run.train(4)
     run.engine.plan = plan(2, "1 1")  # whose second rank is not there
-    monkeypatch.setattr(saving, "WAIT_S", 0.2)
+    monkeypatch.setenv(WAIT_VARIABLE, "0.2")
     writer.save(run.optimizer)
     with pytest.raises(GalvatronError, match="rank 1 did not write a part within 0 s; the one before is whole"):
         writer.finish()
