@@ -93,6 +93,7 @@ class Writer:
             self._thread = self._thread if self._thread.is_alive() else None
         if self._error is not None:
             error, self._error = self._error, None
+            self._require_run()
             reason = getattr(error, "strerror", None) or str(error)
             raise GalvatronError(
                 f"{self._folder}: a checkpoint could not be written: {reason}; the one before is whole"
@@ -134,9 +135,11 @@ class Writer:
         try:
             whole = self._folder / f"step-{step:08d}"
             part = whole.with_name(whole.name + UNFINISHED)
+            self._require_run()  # or what is written would make the folder anew
             make_folder(part)
             name = f"rank-{self._engine.rank:05d}.safetensors"
             facts = write_tensors(part / name, arrays, Precision.FP32, self._teller(whole, arrays))
+            self._require_run()
             write_text(part / f"{name}.json", json.dumps(asdict(facts) | {"tensors": tensors}))
             if self._engine.rank == 0:
                 self._complete(part, whole, index)
@@ -164,6 +167,7 @@ class Writer:
         while missing := [rank for rank, name in enumerate(names) if not (part / name).exists()]:
             if time.monotonic() > deadline:
                 raise GalvatronError(f"{self._awaited} did not write a part within {limit_s:.0f} s")
+            self._require_run()
             self._awaited = named(tuple(missing))
             time.sleep(POLL_S)
         self._awaited = ""

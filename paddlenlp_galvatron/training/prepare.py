@@ -51,7 +51,8 @@ class LaunchOptions(Options):
     master_port: Port | None = Field(None, description="free port of node 0")
     timeout: Positive | None = Field(None, description="seconds after which the run is stopped; unset: never")
     distributed_timeout_minutes: Positive = Field(
-        WAIT_S / 60, description="for which ranks wait for another one in a collective before the run ends and names it"
+        round(WAIT_S / 60),
+        description="for which ranks wait for another one in a collective before the run ends and names it",
     )
 
 

@@ -57,6 +57,28 @@ def delete(path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "log", "trace"])
+def test_nothing_is_written_through_a_link_in_a_runs_folder(tmp_path, name):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    settings = TrainSettings(plan=Path("plan"), model="model", world_size=1, output_dir=tmp_path / "run")
+    with pytest.raises(UserError, match=f"run/{name}: is a link, through which nothing is written"):
+        settings.make_output_dir()
+
+
+def test_a_part_that_is_a_link_is_removed(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "step-00000004.part").symlink_to(tmp_path / "elsewhere")
+    run = Run()
+    writer = Writer(folder, run.engine, 3, run.data)
+    run.train(4)
+    writer.save(run.optimizer)
+    writer.finish()
+    assert not list((tmp_path / "elsewhere").iterdir())
+    verify(open_checkpoint(folder / "step-00000004"))
+
+
 def test_a_part_that_never_comes_is_named(folder, monkeypatch):
     run = Run()
     writer = Writer(folder, run.engine, 3, run.data)
