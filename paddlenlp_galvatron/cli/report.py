@@ -16,6 +16,7 @@ from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.report.explain import explain
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.page import frontier, render
+from paddlenlp_galvatron.report.prediction import of_plan
 from paddlenlp_galvatron.training.step_log import StepRecord, read_log
 
 from .conventions import App, say_note, within
@@ -66,11 +67,14 @@ def report(
         "lora_rank": lora_rank,
     }
     read, problem = read_origin(OriginOptions.among(values), say_note)
-    _require_same_ranks(log, records, read.world_size)
+    own = of_plan(read, records)
+    if records and not own:
+        raise UserError(f"{log}: holds no step of this plan; name the log of a run under it")
+    _require_same_ranks(log, own, read.world_size)
     with each_watched() as watch:
         problem = replace(problem, watch=watch)
         explanation = explain(read, problem)
-        page = render(explanation, frontier(explanation), records)
+        page = render(explanation, frontier(explanation), own)
     write_text(output, page)
     say(f"{output}: {output.stat().st_size / 1e6:.2f} MB; open it in a browser")
 
