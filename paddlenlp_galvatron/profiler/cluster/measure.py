@@ -16,10 +16,11 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
+from ...plan.communicators import Ranks
 from ...plan.mesh import Axis, Mesh
 from ...profiles import Collective, MessageGroup
 from ...runtime import collectives
-from ...runtime.groups import Groups, Ranks, run_as_rank, start_world
+from ...runtime.groups import Groups, run_as_rank, start_world
 from ...runtime.precision import DTYPES
 from ..clock import Array
 from ..journal import Journal
