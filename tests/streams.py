@@ -121,6 +121,29 @@ def replay(
     return max(end for end in last if end is not None)
 
 
+class Memory:
+    """A device's, as an allocator has it that gives nothing back: it asks the device for what it has not, which waits
+    for all queues. Tensors of a pass, of a micro-batch in flight, and messages that are received take one each."""
+
+    def __init__(self, traffic: Callable[[], None]):
+        self._traffic = traffic
+        self.held = self.peak = self.taken = 0
+
+    def hold(self, more: int) -> None:
+        self.held += more
+        self.peak = max(self.peak, self.held)
+        self._reach(self.held)
+
+    def take(self, more: float) -> None:
+        self._traffic()
+        self._reach(self.held + more)
+
+    def _reach(self, wanted: float) -> None:
+        if wanted > self.taken:
+            self.taken = wanted
+            self._traffic()
+
+
 class Recorder:
     """Stands for a rank's stage and for `paddle.distributed`, and writes down what the pipeline calls."""
 
@@ -131,6 +154,7 @@ class Recorder:
         self.boundary_shape, self.calls = [1, 1], []
         self.numbers = type("Numbers", (), {"stored": "float32"})
         self.chains = [type("Chain", (), {"last_backward": False})() for _ in range(chunks)]
+        self.memory = Memory(self.traffic)
         self._numbers: dict[str, int] = {}
         self._weight = paddle.ones([1, 1])
         self._weight.stop_gradient = False
@@ -138,7 +162,9 @@ class Recorder:
     # ---- a stage ---------------------------------------------------------------------------------------------------
 
     def forward(self, x: Any, ids: Any, labels: Any, chunk: int = 0) -> Any:
+        self.memory.hold(2)  # one while the pass runs, one until its backward
         self.calls.append(Call("compute", "forward"))
+        self.memory.hold(-1)
         out = self._weight * (1.0 if x is None else x)
         return out.sum() if self.is_last and chunk == len(self.chains) - 1 else out
 
@@ -147,7 +173,9 @@ class Recorder:
         return [None] * len(tokens)
 
     def settle(self) -> None:
+        self.memory.hold(1)
         self.calls.append(Call("compute", "backward"))
+        self.memory.hold(-2)
 
     # ---- communication -----------------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -21,7 +23,8 @@ from streams import COMPUTE, HOST, Call, Recorder, replay
 from paddlenlp_galvatron.plan import LayerStrategy, Plan, Schedule
 from paddlenlp_galvatron.plan.schedules import order
 from paddlenlp_galvatron.runtime import device
-from paddlenlp_galvatron.runtime.pipeline import Pipeline
+from paddlenlp_galvatron.runtime.pipeline import Link, Pipeline
+from paddlenlp_galvatron.runtime.trace import span, traced
 
 MS = {"forward": 1.0, "backward": 2.0}
 
@@ -31,16 +34,43 @@ class StubGroups:
         return SimpleNamespace(name=f"{ranks}{use}", ranks=ranks, id=0)
 
 
-def two_steps(stages, micro_batches, schedule, monkeypatch, copies=False, chunks=1):
+class Event:
+    """As Paddle's for CUDA."""
+
+    def __init__(self, enable_timing):
+        pass
+
+    def record(self):
+        pass
+
+    def elapsed_time(self, _later):
+        return 0.0
+
+
+def device_of(recorder, monkeypatch):
+    """Let the runtime compute on a GPU: whatever waits for all that it was given to do is written down."""
+    memory, empty = recorder.memory, paddle.empty
+    monkeypatch.setattr(device, "loads_kernels", lambda: True)
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(device, "allocated_mib", lambda: memory.held)
+    monkeypatch.setattr(device, "peak_mib", lambda: memory.peak)
+    monkeypatch.setattr(device, "reset_peak", lambda: setattr(memory, "peak", memory.held))
+    monkeypatch.setattr(device, "take", memory.take)
+    monkeypatch.setattr(paddle.device, "synchronize", recorder.traffic)
+    monkeypatch.setattr(paddle.device.cuda, "Event", Event)
+    monkeypatch.setattr(Link, "_place", lambda link: (memory.hold(1), empty(link._shape, link._dtype))[1])
+
+
+def two_steps(stages, micro_batches, schedule, monkeypatch, copies=False, chunks=1, trace=True):
     """The calls of each stage's rank in its first step and in another one. `copies`: each forward of the first and last
-    stage copies its ids."""
+    stage copies its ids. `trace`: both steps are traced."""
     layers = stages * chunks
     plan = Plan(stages, micro_batches, micro_batches, (1,) * layers, (LayerStrategy(),) * layers)
     plan = replace(plan, schedule=schedule, chunks=chunks)
-    monkeypatch.setattr(device, "loads_kernels", lambda: True)
     steps = [], []
     for rank in range(stages):
         recorder = Recorder(rank, stages, chunks)
+        device_of(recorder, monkeypatch)
         monkeypatch.setattr(dist, "isend", recorder.isend)
         monkeypatch.setattr(dist, "irecv", recorder.irecv)
         if copies and (recorder.is_first or recorder.is_last):
@@ -48,7 +78,8 @@ def two_steps(stages, micro_batches, schedule, monkeypatch, copies=False, chunks
             recorder.forward = lambda *a, forward=forward, recorder=recorder: (recorder.traffic(), forward(*a))[1]
         pipeline, nothing = Pipeline(plan, recorder, rank, StubGroups()), [None] * micro_batches
         for calls in steps:
-            pipeline.run(nothing, nothing, 1.0)
+            with traced(rank, []) if trace else nullcontext():
+                pipeline.run(nothing, nothing, 1.0)
             calls.append(recorder.calls)
             recorder.calls = []
     return steps
@@ -154,6 +185,66 @@ def test_two_receives_ahead_would_hang_where_queues_share_a_connection():
     other = [Call("receive", "b"), Call("wait", "b"), Call("send", "a"), Call("send", "a", 1)]
     assert replay([first, other], MS.__getitem__) == 1.0
     assert replay([first, other], MS.__getitem__, one_connection=True) is None
+
+
+def test_memory_that_runs_out_while_receives_are_posted_ends_the_rank_at_once(monkeypatch):
+    """Its device, which it must not wait for, waits for messages."""
+    recorder, nothing = Recorder(0, 2), [None] * 4
+    device_of(recorder, monkeypatch)
+    monkeypatch.setattr(dist, "isend", recorder.isend)
+    monkeypatch.setattr(dist, "irecv", recorder.irecv)
+    monkeypatch.setattr(os, "_exit", lambda code: sys.exit(code))
+    plan = Plan(2, 4, 4, (1, 1), (LayerStrategy(),) * 2)
+    pipeline = Pipeline(plan, recorder, 0, StubGroups())
+    pipeline.run(nothing, nothing, 1.0)
+    forward = recorder.forward
+
+    def starved(x, ids, labels, chunk):
+        if any(link.is_posted for link in pipeline._links):
+            recorder.calls.clear()
+            raise MemoryError("Cannot allocate 2 GB")
+        return forward(x, ids, labels, chunk)
+
+    recorder.forward = starved
+    with pytest.raises(SystemExit) as ended, traced(0, []):
+        pipeline.run(nothing, nothing, 1.0)
+    assert ended.value.code == 12 and not [call for call in recorder.calls if call.kind in (HOST, "wait")]
+
+
+def test_a_chunk_that_would_send_what_it_received_is_seen(monkeypatch):
+    recorder = Recorder(1, 3)
+    monkeypatch.setattr(dist, "isend", recorder.isend)
+    monkeypatch.setattr(dist, "irecv", recorder.irecv)
+    recorder.forward = lambda x, *_: x
+    pipeline = Pipeline(Plan(3, 1, 1, (1,) * 3, (LayerStrategy(),) * 3), recorder, 1, StubGroups())
+    with pytest.raises(AssertionError, match="sends what it received"):
+        pipeline.run([None], [None], 1.0)
+
+
+def test_a_traced_steps_spans_are_of_the_devices_queue(monkeypatch):
+    """The host, which is ahead, gives a name to what the device comes to later; what runs beside it takes none."""
+    now = {"device": 5.0}
+
+    class Marked(Event):
+        def record(self):
+            self.at_ms = now["device"]
+
+        def elapsed_time(self, later):
+            return later.at_ms - self.at_ms
+
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(paddle.device, "synchronize", lambda: None)
+    monkeypatch.setattr(paddle.device.cuda, "Event", Marked)
+    events = []
+    with traced(3, events), span("step", "step"):
+        for name, ms in (("all_gather", 0.0), ("forward", 7.0), ("wait", 2.0)):  # sent, hidden but for 2 ms
+            with span(name, name):
+                now["device"] += ms
+    assert [(event["name"], event["dur"]) for event in events] == [
+        ("all_gather", 0.0), ("forward", 7000.0), ("wait", 2000.0), ("step", 9000.0)
+    ]  # fmt: skip
+    assert sum(event["dur"] for event in events[:-1]) == events[-1]["dur"]
+    assert [round(event["ts"] - events[0]["ts"]) for event in events] == [0, 0, 7000, 0]
 
 
 GUARDED = """

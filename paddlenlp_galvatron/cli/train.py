@@ -16,6 +16,7 @@ from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.cost_model.held import held_mib
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
+from paddlenlp_galvatron.plan.communicators import most_communicators, stage_groups
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.report.prediction import Predicted
 from paddlenlp_galvatron.training.prepare import GROUPS, LaunchOptions, prepare
@@ -142,16 +143,13 @@ def show_run(console: Console, plan: Plan, shape: ModelShape) -> None:
 
 def _groups(plan: Plan, shape: ModelShape, seq_length: int) -> str:
     """How many communicators there are."""
-    from paddlenlp_galvatron.runtime.stage import stage_groups
-
     if plan.world_size * len({plan.vocab.as_layer(), *plan.layers}) > COUNTED:
         return "groups not counted, as there are too many"
     groups = stage_groups(plan, shape, seq_length)
     uses = Counter(use or "collectives" for _, use in groups)
-    mine = Counter(rank for ranks, _ in groups for rank in ranks)
     return (
         f"{len(groups)} groups ({', '.join(f'{count} {use}' for use, count in sorted(uses.items()))}), "
-        f"at most {max(mine.values(), default=0)} on a rank"
+        f"at most {most_communicators(groups)} on a rank"
     )
 
 

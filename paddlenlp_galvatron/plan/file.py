@@ -45,7 +45,7 @@ class AssumedFields(BaseModel):
     fused_rope: bool | None = Field(None, description="Paddle's fused rotary positions; absent: on GPUs")
     fused_rms_norm: bool | None = Field(None, description="Paddle's fused RMSNorm; absent: on GPUs")
     fused_cross_entropy: bool | None = Field(
-        None, description="Paddle's fused loss over a vocabulary split by tp; absent: on GPUs"
+        None, description="Paddle's fused loss over a vocabulary split by tp; absent: not used"
     )
 
 

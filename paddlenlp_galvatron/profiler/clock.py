@@ -57,7 +57,7 @@ class EventClock:
         device.synchronize()
         times = self._host.laps_ms()
         ends = zip(self._events, self._events[1:], strict=False)
-        times[:, WALL] = [begin.event.elapsed_time(end.event) for begin, end in ends]
+        times[:, WALL] = [end.ms_after(begin) for begin, end in ends]
         return times
 
 

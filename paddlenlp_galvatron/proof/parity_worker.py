@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..adapters import load_family
+from ..plan.communicators import stage_groups
 from ..runtime.engine import Engine
 from ..runtime.groups import Groups, run_as_rank, start_world
 from ..runtime.paddle_private import next_rate
-from ..runtime.stage import stage_groups
 from ..runtime.units import Trainable
 from .parity import Case, batch_of, read_cases
 

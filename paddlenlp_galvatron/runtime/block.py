@@ -22,7 +22,7 @@ from .adapter import Adapter
 from .documents import Documents
 from .groups import Groups
 from .ops import Crossing
-from .ops.context import Chunks, OwnPositions, by_rows, hidden_rows, own_rows
+from .ops.context import Chunks, OwnPositions, flash, hidden_rows, own_rows
 from .precision import Numbers, cast, compute_weights
 from .recompute import RecomputedPart
 from .trace import span
@@ -167,10 +167,10 @@ class Block:
         core = plain
         into = self._part(Recompute.NORMS, attention.q_proj, attention.k_proj, attention.v_proj)
         norm.forward = partial(into, lambda x: place.cross(Seam.INTO_ATTENTION, normed(x)))
-        groups, chunks, flash = 1, self._chunks, attention.config.use_flash_attention
-        if chunks and flash:
-            core = by_rows(hidden_rows(chunks, self._seq_length))
-        if not flash and (chunks or Recompute.ATTENTION in self._recompute):
+        groups, chunks, fused = 1, self._chunks, attention.config.use_flash_attention
+        if fused:
+            core = flash(hidden_rows(chunks, self._seq_length) if chunks else None)
+        if not fused and (chunks or Recompute.ATTENTION in self._recompute):
             # k and v are repeated for the heads of q in what is recomputed, so that they are kept but once; and behind
             # what gathers them.
             groups, attention.num_key_value_groups = attention.num_key_value_groups, 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from ..launch.status import waiting
 from . import paddle_private
 
 MIB = 2**20
+NS_PER_MS = 1e6
 
 
 def on_gpu() -> bool:
@@ -91,6 +93,7 @@ class Mark:
 
     def __init__(self, timed: bool = False):
         self.event: Any = None  # on CPU: everything has been done when a call returns
+        self.since_1970_ns = time.time_ns()  # by the host's clock, which is ahead of the device
         if on_gpu():
             self.event = paddle.device.cuda.Event(enable_timing=timed)
             self.event.record()
@@ -101,6 +104,12 @@ class Mark:
 
     def wait(self) -> None:
         """What is computed next stands behind it anyway."""
+
+    def ms_after(self, first: Mark) -> float:
+        """From when the device came to the first one until it came here. It has come to both, which are timed."""
+        if self.event is not None:
+            return float(first.event.elapsed_time(self.event))
+        return (self.since_1970_ns - first.since_1970_ns) / NS_PER_MS
 
 
 def finish_computing() -> None:
@@ -134,6 +143,14 @@ def to_host(tensor: Any) -> Any:
     staged = paddle_private.copy_later(tensor, paddle.CUDAPinnedPlace())
     finish_computing()
     return staged.numpy()
+
+
+def take(mib: float) -> None:
+    """Let the allocator take this much more from the GPU, in one piece, for tensors to come; what it has and no tensor
+    holds is given back before. Both wait for all that the device was given to do. Raises where there is not as much."""
+    if on_gpu():
+        paddle.device.cuda.empty_cache()
+        paddle.empty([int(mib * MIB)], "uint8")
 
 
 def release() -> None:

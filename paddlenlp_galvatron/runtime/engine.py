@@ -14,6 +14,7 @@ from ..launch import status
 from ..launch.status import waiting
 from ..plan import ModelShape, Plan, Precision, UserError
 from ..plan.check import require_valid
+from ..plan.communicators import exchanging, fused_loss_groups, stage_groups
 from . import device
 from .adapter import Adapter, Kernels
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
@@ -21,7 +22,7 @@ from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, require_world, start_world
 from .pipeline import Pipeline
 from .precision import LossScaler, Numbers
-from .stage import Batch, Stage, Tokens, exchanging, samples_of, stage_groups
+from .stage import Batch, Stage, Tokens, samples_of
 from .trace import span
 from .units import Trainable
 from .vocabulary import IGNORED_LABEL
@@ -71,8 +72,9 @@ class Engine:
         self.steps_done = 0  # a checkpoint that is loaded sets it
         self._seed = seed
         self.groups = groups or Groups(self.rank)
-        self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan))
         kernels = Kernels.of(plan.assumed)
+        in_kernels = fused_loss_groups(plan, shape) if kernels.fused_cross_entropy else ()
+        self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan), in_kernels)
         source = source or SeededWeights(seed, shape.initializer_range)
         self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers, kernels, packed)
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)

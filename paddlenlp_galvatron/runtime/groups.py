@@ -20,15 +20,8 @@ from ..launch.out_of_memory import is_out_of_memory, tell_out_of_memory
 from ..launch.status import RankOutcome
 from ..launch.store import connect
 from ..plan import GalvatronError, UserError
+from ..plan.communicators import BACK, DIRECTIONS, DOWN, REDISTRIBUTE, Group, Ranks, in_rounds
 from . import cpu_backend, device, paddle_private, processors, under_way
-
-Ranks = tuple[int, ...]
-
-# Uses that have communicators of their own; the others' is "".
-DOWN, UP = "down", "up"  # messages between two neighbouring stages
-ON, BACK = "on", "back"  # from a chunk of the last stage to the next chunk of the first one, and its gradient
-DIRECTIONS = (DOWN, UP, ON, BACK)
-REDISTRIBUTE = "redistribute"
 
 SUMMARY = "Error Message Summary:"  # Paddle's, above what an error says
 TRACEBACK = "Traceback (most recent call last):"  # in the text of an error in a PyLayer's backward
@@ -89,15 +82,26 @@ def run_as_rank(work: Callable[[], None]) -> NoReturn:
             sys.stderr.write(f"error: {line}\n")
         code = error.exit_code
     except Exception as error:
-        code = OUT_OF_MEMORY if is_out_of_memory(error) else 1
-        lost = code == 1 and status.lost_a_peer(str(error))
+        if is_out_of_memory(error):
+            end_out_of_memory(error)
+        code = 1
+        lost = status.lost_a_peer(str(error))
         status.failed(RankOutcome.LOST_A_PEER if lost else RankOutcome.FAILED, sentence(error), code)
-        if code == 1:
-            traceback.print_exc()
-        else:
-            tell_out_of_memory(error, device.peak_mib())
+        traceback.print_exc()
     except SystemExit as error:  # of a callback, or of PaddleNLP
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    _end(code)
+
+
+def end_out_of_memory(error: Exception) -> NoReturn:
+    """Say what could not be allocated and end this rank, without a word to its device: what it was given to do may wait
+    for messages that no longer come."""
+    status.failed(RankOutcome.FAILED, sentence(error), OUT_OF_MEMORY)
+    tell_out_of_memory(error, device.peak_mib())
+    _end(OUT_OF_MEMORY)
+
+
+def _end(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -128,6 +132,15 @@ def _use_once(group: Any, rank: int, use: str = "", exchanges: bool = False) -> 
         device.synchronize()
 
 
+def _use_in_kernel(group: Any) -> None:
+    """Let a group's ranks find each other in Paddle's fused loss."""
+    with status.waiting(f"the first fused loss of {named(tuple(group.ranks))}"):
+        paddle_private.make_context(group, device.gpu_number())
+        if device.on_gpu():  # the CPU has no such kernel
+            paddle_private.fused_loss(paddle.zeros([1, 8]), paddle.zeros([1], "int64"), group, -1)
+        device.synchronize()
+
+
 @dataclass
 class Groups:
     """All communicators of this process, by their global ranks and their use.
@@ -138,19 +151,27 @@ class Groups:
 
     rank: int
     fallback: Groups | None = None
-    _made: dict[tuple[Ranks, str], Any] = field(default_factory=dict)
-    _exchanging: set[tuple[Ranks, str]] = field(default_factory=set)  # that have been used for an all-to-all
+    _made: dict[Group, Any] = field(default_factory=dict)
+    _exchanging: set[Group] = field(default_factory=set)  # that have been used for an all-to-all
+    _in_kernels: set[Group] = field(default_factory=set)  # that kernels can use by themselves
 
-    def create(self, wanted: Iterable[tuple[Ranks, str]], exchanging: Collection[Ranks] = ()) -> None:
+    def create(
+        self,
+        wanted: Iterable[Group],
+        exchanging: Collection[Ranks] = (),
+        in_kernels: Collection[Ranks] = (),
+        used: bool = True,
+    ) -> None:
         """Make the groups that do not exist yet. Every rank of the world calls this with the same groups; those that
-        are `exchanging` will exchange by all-to-all, as those for use "redistribute" will.
+        are `exchanging` will exchange by all-to-all, as those for use "redistribute" will; on those that are
+        `in_kernels`, kernels will exchange messages by themselves.
 
-        Each is used once, in the same order on all ranks. NCCL makes communicators and connections when they are first
-        used: it allocates then, which waits for all that the device was given to do, and in a step that is to receive
-        what another rank may only send when it has its own new connection.
+        Each is used once, in the same order on all ranks, unless no step will use it (`used`). NCCL makes communicators
+        and connections when they are first used: it allocates then, which waits for all that the device was given to
+        do, and in a step that is to receive what another rank may only send when it has its own new connection.
         """
         there = set(self.fallback._made) if self.fallback else set()
-        for ranks, use in sorted(set(wanted) - there):
+        for ranks, use in in_rounds(set(wanted) - there):
             made = len(ranks) == 1 or (ranks, use) in self._made
             exchanges = use == REDISTRIBUTE or ranks in exchanging
             if not made:
@@ -158,10 +179,14 @@ class Groups:
                     group = dist.new_group(list(ranks))
                 self._made[ranks, use] = group if self.rank in ranks else None
             group, new_way = self._made.get((ranks, use)), exchanges and (ranks, use) not in self._exchanging
-            if group is not None and (new_way or not made):
+            if group is not None and used and (new_way or not made):
                 _use_once(group, self.rank, use, exchanges)
             self._exchanging |= {(ranks, use)} if exchanges else set()
-        if dist.is_initialized():
+            if ranks in in_kernels and not use and (ranks, use) not in self._in_kernels:
+                self._in_kernels.add((ranks, use))
+                if group is not None:
+                    _use_in_kernel(group)
+        if used and dist.is_initialized():
             _use_once(dist.get_group(0), self.rank)
 
     def get(self, ranks: Ranks, use: str = "") -> Any:

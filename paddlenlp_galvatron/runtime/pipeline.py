@@ -8,21 +8,25 @@ sees none of it leave.
 
 On a GPU the first step takes one micro-batch after the other, and posts nothing ahead: CUDA loads a kernel when it is
 first used, and may wait for all that the device was given to do, for messages, too. Nothing is under way then that
-needs the pass that the kernel is for.
+needs the pass that the kernel is for. The same holds for memory that is taken from the device: what the second step
+needs, with several micro-batches in flight, is taken before it begins.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import paddle
 
+from ..launch.out_of_memory import is_out_of_memory
 from ..plan import Plan
+from ..plan.communicators import BACK, DOWN, ON, UP
 from ..plan.schedules import Pass, arrivals, order
 from . import device
 from .collectives import Pending, receive_start, send_start
-from .groups import BACK, DOWN, ON, UP, Groups
+from .groups import Groups, end_out_of_memory
 from .stage import Stage, Tokens
 from .trace import span
 
@@ -43,8 +47,15 @@ class Link:
 
     def post(self) -> None:
         """Start receiving the next message."""
-        buffer = self._free.pop() if self._free else paddle.empty(self._shape, self._dtype)
+        buffer = self._free.pop() if self._free else self._place()
         self._posted.append(receive_start(buffer, self._peer, self._group))
+
+    def have_places(self, messages: int) -> None:
+        """Have room for so many messages at once; none is in use."""
+        self._free += [self._place() for _ in range(messages - len(self._free))]
+
+    def _place(self) -> Any:
+        return paddle.empty(self._shape, self._dtype)
 
     @property
     def is_posted(self) -> bool:
@@ -92,6 +103,43 @@ class Course(NamedTuple):
 
         return cls(order_of(stage), arrivals(order_of, stage, plan.pipeline, plan.chunks))
 
+    def most_held(self, each: Sequence[float]) -> float:
+        """Most that is held at once, where a micro-batch in flight in a chunk holds `each`."""
+        held = most = 0.0
+        for step in self.passes:
+            held += each[step.chunk] if step.kind == "forward" else -each[step.chunk]
+            most = max(most, held)
+        return most
+
+
+class Headroom:
+    """What a step by the schedule holds beyond one that takes a micro-batch after the other, as the first does."""
+
+    def __init__(self, in_turn: Course, schedule: Course, chunks: int):
+        self._in_turn, self._schedule = in_turn, schedule
+        self.held_mib = [0.0] * chunks  # by a micro-batch in flight
+
+    def begin(self) -> None:
+        """Of the first step."""
+        self._before_mib = device.allocated_mib()
+        device.reset_peak()
+
+    def end(self) -> None:
+        """Of the first step."""
+        self._passing_mib = device.peak_mib() - self._before_mib
+
+    def take(self) -> None:
+        """Take what the second step needs, and all that follow. Raises where there is not as much."""
+        beyond_mib = self._schedule.most_held(self.held_mib) - self._in_turn.most_held(self.held_mib)
+        device.take(self._passing_mib + beyond_mib)
+
+
+def _apart(sent: Any, received: Any) -> Any:
+    """What is sent, which must not lie where the next message may arrive before it has left."""
+    if received is not None:
+        assert sent.data_ptr() != received.data_ptr(), "a chunk without work of its own sends what it received"
+    return sent
+
 
 class Pipeline:
     """Runs steps of a stage."""
@@ -101,6 +149,7 @@ class Pipeline:
         self._micro_batches, self._chunks = plan.micro_batches, plan.chunks
         self._schedule = Course.of(plan, stage.index)
         self._course = self._schedule  # of the next step
+        self._headroom: Headroom | None = None  # of the first two steps
         if device.loads_kernels():
             self._course = Course.of(plan, stage.index, in_turn=True)
         numbers = stage.numbers.stored
@@ -125,6 +174,8 @@ class Pipeline:
         # Of each chunk: where its input comes from and where its output goes to.
         self._above = [around if stage.is_first and chunk else before for chunk in range(plan.chunks)]
         self._below = [around if stage.is_last and chunk < plan.chunks - 1 else after for chunk in range(plan.chunks)]
+        if self._links and self._course is not self._schedule:
+            self._headroom = Headroom(self._course, self._schedule, plan.chunks)
 
     def run(self, ids: Tokens, labels: Tokens, scale: float, ends: Tokens | None = None) -> Any:
         """One step over all micro-batches; gradients of `scale` times the summed loss are added to the parameters.
@@ -132,6 +183,20 @@ class Pipeline:
         `ids`, `labels` and `ends` [micro-batches, r·S] are of the stage's samples. Returns the sum of this dp share's
         losses on the last stage, else 0.
         """
+        try:
+            return self._run(ids, labels, scale, ends)
+        except Exception as error:
+            if is_out_of_memory(error) and any(link.is_posted for link in self._links):
+                end_out_of_memory(error)
+            raise
+
+    def _run(self, ids: Tokens, labels: Tokens, scale: float, ends: Tokens | None) -> Any:
+        if (headroom := self._headroom) and self._course is self._schedule:
+            self._have_places()
+            headroom.take()
+            self._headroom = headroom = None
+        elif headroom:
+            headroom.begin()
         held: list[deque[tuple[Any, Any]]] = [deque() for _ in range(self._chunks)]  # inputs and outputs in flight
         own_ids, own_labels, own_ends = self._take(ids, labels, ends)
         total = paddle.zeros([], "float32")
@@ -139,23 +204,28 @@ class Pipeline:
             above, below = self._above[step.chunk], self._below[step.chunk]
             if step.kind == "forward":
                 x = self._input(position)
+                before_mib = device.allocated_mib() if headroom else 0.0
                 with span(f"forward {self._name(step)}", "forward"):
                     row = step.micro_batch
                     out = self._stage.forward(x, own_ids[row], own_labels[row], step.chunk, own_ends[row])
+                if headroom:
+                    headroom.held_mib[step.chunk] = device.allocated_mib() - before_mib
                 if below:
-                    below[0].send(out.detach())
+                    below[0].send(_apart(out, x).detach())
                 else:
                     total += out.detach()
                 held[step.chunk].append((x, out))
             else:
                 x, out = held[step.chunk].popleft()
                 self._stage.chains[step.chunk].last_backward = step.micro_batch == self._micro_batches - 1
-                self._backward(out, scale, position)
+                grad = self._backward(out, scale, position)
                 self._stage.settle()
                 if above:
-                    above[1].send(x.grad)
+                    above[1].send(_apart(x.grad, grad))
                     above[0].done_with(x)
         self._flush()
+        if headroom:
+            headroom.end()
         self._course = self._schedule
         return total
 
@@ -179,6 +249,13 @@ class Pipeline:
                     above[0].done_with(x)
         self._flush()
         return total
+
+    def _have_places(self) -> None:
+        """For all messages that are in use at once, and the next of each direction."""
+        for above in {id(pair): pair for pair in self._above if pair}.values():
+            above[0].have_places(int(self._schedule.most_held([float(pair is above) for pair in self._above])) + 1)
+        for below in {id(pair): pair for pair in self._below if pair}.values():
+            below[1].have_places(2)
 
     def _flush(self) -> None:
         for link in self._links:
@@ -222,7 +299,8 @@ class Pipeline:
             x.stop_gradient = False
         return x
 
-    def _backward(self, out: Any, scale: float, position: int) -> None:
+    def _backward(self, out: Any, scale: float, position: int) -> Any:
+        """Returns the gradient that was received, if a stage sends one."""
         step = self._course.passes[position]
         grad = self._receive(position)
         with span(f"backward {self._name(step)}", "backward"):
@@ -232,3 +310,4 @@ class Pipeline:
                 paddle.autograd.backward([out], [grad])
         if source := self._source(step):
             source[0].done_with(grad)
+        return grad

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import paddle
 from paddle.autograd import PyLayer
 
+from ..plan.communicators import REDISTRIBUTE, Ranks, redistribution_groups
 from ..plan.layout import Intervals, Move, TokenLayout, moves
 from .collectives import all_to_all
-from .groups import REDISTRIBUTE, Groups, Ranks
+from .groups import Groups
 from .trace import span
-
-
-def redistribution_groups(source: TokenLayout, target: TokenLayout, tokens: int, samples: int) -> list[Ranks]:
-    """Local ranks that exchange tokens with each other, in either direction; those that keep theirs are left out."""
-    held, wanted = source.intervals(tokens, samples), target.intervals(tokens, samples)
-    exchanges = [*moves(held, wanted), *moves(wanted, held)]
-    return _components((move.source, move.target) for move in exchanges if move.source != move.target)
-
-
-def _components(edges: Iterable[tuple[int, int]]) -> list[Ranks]:
-    component: dict[int, set[int]] = {}
-    for edge in edges:
-        small, large = sorted((component.setdefault(rank, {rank}) for rank in edge), key=len)
-        if small is not large:
-            large |= small
-            component.update(dict.fromkeys(small, large))
-    return sorted(tuple(sorted(ranks)) for ranks in {id(ranks): ranks for ranks in component.values()}.values())
 
 
 class Redistribution:

@@ -13,17 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 
-from ..model import Split
 from ..plan import LayerStrategy, ModelShape, Plan
-from ..plan.layout import TokenLayout, token_layout
-from ..plan.mesh import Axis
-from ..plan.seams import Collective, seam_ops, summed_over
+from ..plan.communicators import chunk_edges, twins
+from ..plan.layout import token_layout
 from . import device
 from .adapter import PLAIN, Adapter, Kernels
 from .block import Block, Placement
-from .groups import BACK, DOWN, ON, REDISTRIBUTE, UP, Groups, Ranks
+from .groups import Groups
 from .precision import Numbers
-from .redistribute import Redistribution, redistribution_groups
+from .redistribute import Redistribution
 from .units import Chain, Trainable, UnderWay, Unit, UnitMaker, whole
 from .vocabulary import Embedding, Head, embedding_table
 from .weights import ShardedParameter, WeightSource
@@ -45,64 +43,6 @@ Batch = Tokens | tuple[Tokens, Tokens] | Samples  # or [rows, S + 1], of which l
 def samples_of(batch: Batch) -> Samples:
     """The parts of a batch."""
     return Samples(*batch) if isinstance(batch, tuple) else Samples(batch[:, :-1], batch[:, 1:])
-
-
-def chunk_edges(plan: Plan, stage: int, chunk: int) -> list[TokenLayout]:
-    """Token layouts of what a chunk of a stage chains: embedding or boundary, layers, head or boundary."""
-    sharded = plan.assumed.sequence_parallel
-    return [token_layout(part, plan.stage_size, sharded) for part in plan.chunk_chain(stage, chunk)]
-
-
-def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[tuple[Ranks, str]]:
-    """Every communicator of the plan, over all stages: the same set on every rank."""
-    size, tokens = plan.stage_size, plan.micro_batch * seq_length
-    local: set[tuple[Ranks, str]] = {(tuple(range(size)), "")}
-    sharded = plan.assumed.sequence_parallel
-    for strategy in {plan.vocab.as_layer(), *plan.layers}:
-        mesh = strategy.mesh(size)
-        used = {summed_over(split, sharded) for split in Split} | {
-            (at.axis,) for at in seam_ops(strategy.axes, sharded)
-        }
-        groups = [mesh.groups(*axes) for axes in used]
-        if strategy.tp > shape.kv_heads:
-            groups.append(mesh.sharing(strategy.tp // shape.kv_heads).groups(Axis.COPIES))
-        local |= {(tuple(ranks), "") for some in groups for ranks in some.tolist()}
-    wanted: set[tuple[Ranks, str]] = set()
-    for stage in range(plan.pipeline):
-        seams = {seam for chunk in range(plan.chunks) for seam in pairwise(chunk_edges(plan, stage, chunk))}
-        exchanges = {
-            (ranks, REDISTRIBUTE)
-            for before, after in seams
-            for ranks in redistribution_groups(before, after, tokens, plan.micro_batch)
-        }
-        wanted |= {(tuple(stage * size + r for r in ranks), use) for ranks, use in local | exchanges}
-        if stage:
-            pairs = [(rank - size, rank) for rank in range(stage * size, (stage + 1) * size)]
-            wanted |= {(pair, use) for pair in pairs for use in (DOWN, UP)}
-    if plan.chunks > 1:
-        wanted |= {(_twins(plan, rank), use) for rank in range(size) for use in (ON, BACK)}
-    if shape.tied_embeddings and plan.pipeline > 1:
-        wanted |= {(_twins(plan, rank), "tied") for rank in range(size)}
-    return {(ranks, use) for ranks, use in wanted if len(ranks) > 1}
-
-
-def exchanging(plan: Plan) -> set[Ranks]:
-    """Groups of the plan, beside those that redistribute, whose ranks exchange tokens for heads (Ulysses)."""
-    exchanges = {
-        (strategy.mesh(plan.stage_size), at.axis)
-        for strategy in set(plan.layers)
-        for at in seam_ops(strategy.axes, plan.assumed.sequence_parallel)
-        if at.op.forward is Collective.ALL_TO_ALL
-    }
-    local = [ranks for mesh, axis in exchanges for ranks in mesh.groups(axis).tolist()]
-    firsts = range(0, plan.world_size, plan.stage_size)
-    return {tuple(first + rank for rank in ranks) for ranks in local for first in firsts}
-
-
-def _twins(plan: Plan, rank: int) -> Ranks:
-    """A rank of the first stage and its peer of the last: they hold the same rows of a tied embedding."""
-    local = rank % plan.stage_size
-    return local, plan.world_size - plan.stage_size + local
 
 
 class _Chunk(NamedTuple):
@@ -153,8 +93,8 @@ class Stage:
         tied = shape.tied_embeddings
         table: ShardedParameter | None = None
         if self.is_first or (tied and self.is_last):
-            twins = groups.get(_twins(plan, rank), "tied") if tied and plan.pipeline > 1 else None
-            table = embedding_table(shape, place(vocab), source, twins)
+            both = groups.get(twins(plan, rank), "tied") if tied and plan.pipeline > 1 else None
+            table = embedding_table(shape, place(vocab), source, both)
         units = UnitMaker(every_micro_batch=not plan.assumed.async_grad_reduce)
         self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
         if self._embedding:

@@ -22,9 +22,10 @@ from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.base.topology import CommunicateTopology, HybridCommunicateGroup
 
 from ..plan import DataParallel, LayerStrategy, Plan, UserError
+from ..plan.communicators import Ranks
 from ..plan.mesh import OF_A_SAMPLE
 from ..plan.strategy import runs
-from .groups import Groups, Ranks
+from .groups import Groups
 from .paddle_private import groups_along, install_group, uninstall_group
 
 DATA = ("data", "sharding")
@@ -97,7 +98,7 @@ class PlanGroup(HybridCommunicateGroup):  # type: ignore[misc]
         strategies = (*plan.layers, plan.vocab.as_layer())
         axes = [axes_of(plan, strategy) for strategy in strategies]
         more = Groups(rank, fallback=groups)
-        more.create((ranks, "") for each in axes for ranks in _groups_of(each))
+        more.create({(ranks, "") for each in axes for ranks in _groups_of(each)}, used=False)
         made: dict[str, LayerGroup] = {}
         for each in axes:
             if _comparable(each) not in made:

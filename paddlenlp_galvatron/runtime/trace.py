@@ -1,46 +1,49 @@
 """The time line of traced steps on this rank: passes, waits, collectives, optimizer, data; as Chrome trace events.
 
-Nothing is noted, and next to nothing costs time, unless a step is traced. On a GPU every span waits for the device at
-both ends, so that it holds what it names: traced steps are slower there, and hide no communication behind compute.
+Nothing is noted, and next to nothing costs time, unless a step is traced. On a GPU, spans are of the queue of what is
+computed, between two marks in it that are read when the step is over: waiting for the device would wait for messages,
+too, which may need what this rank has yet to send. What is sent meanwhile shows where computing waits for it.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import paddle
+from . import device
 
-from .device import on_gpu
+US_PER_NS, US_PER_MS = 1e-3, 1e3
 
-US_PER_NS = 1e-3
-
-_spans: list[tuple[str, str, int, int]] | None = None  # name, category, start and stop in ns; None: untraced
+_spans: list[tuple[str, str, device.Mark, device.Mark]] | None = None  # name, category, ends; None: untraced
 
 
 @contextmanager
 def traced(rank: int, events: list[dict[str, Any]]) -> Iterator[None]:
-    """Append the events of what this rank does meanwhile, by the time since 1970."""
+    """Append the events of what this rank does meanwhile, by the time since 1970. No message is under way at either
+    end, unless it fails."""
     global _spans
-    _spans = []
+    device.synchronize()
+    first = device.Mark(timed=True)
+    spans = _spans = []
     try:
         yield
     finally:
-        spans, _spans = _spans, None
-        events += [
-            {
-                "name": name,
-                "cat": category,
-                "ph": "X",
-                "ts": start * US_PER_NS,
-                "dur": (stop - start) * US_PER_NS,
-                "pid": rank,
-                "tid": 0,
-            }
-            for name, category, start, stop in spans
-        ]
+        _spans = None
+    device.synchronize()
+    began_us = first.since_1970_ns * US_PER_NS
+    events += [
+        {
+            "name": name,
+            "cat": category,
+            "ph": "X",
+            "ts": began_us + start.ms_after(first) * US_PER_MS,
+            "dur": stop.ms_after(start) * US_PER_MS,
+            "pid": rank,
+            "tid": 0,
+        }
+        for name, category, start, stop in spans
+    ]
 
 
 @contextmanager
@@ -49,14 +52,8 @@ def span(name: str, category: str) -> Iterator[None]:
     if _spans is None:
         yield
         return
-    spans, start = _spans, _now()
+    spans, start = _spans, device.Mark(timed=True)
     try:
         yield
     finally:
-        spans.append((name, category, start, _now()))
-
-
-def _now() -> int:
-    if on_gpu():
-        paddle.device.synchronize()
-    return time.time_ns()
+        spans.append((name, category, start, device.Mark(timed=True)))

@@ -15,15 +15,16 @@ from typing import Any
 import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
-from paddle.distributed.fleet.meta_parallel import ParallelCrossEntropy
 
 from ..model import ModelShape
+from ..plan.communicators import fuses_loss
 from ..plan.mesh import Axis
 from ..plan.seams import Seam
 from . import device
 from .adapter import Adapter
 from .block import Placement
 from .collectives import all_reduce, count, within
+from .paddle_private import fused_loss
 from .precision import cast, compute_weight, compute_weights
 from .weights import ShardedParameter, WeightSource, shard_layer
 
@@ -96,9 +97,7 @@ class Head:
             table = place.parameter(lm_head, "", source)
         self._table = table
         self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), table]
-        self._fused: Any = None
-        if fused and place.tp > 1 and self._shard.padded == shape.vocab_size:
-            self._fused = ParallelCrossEntropy(mp_group=place.group(Axis.TENSOR), ignore_index=IGNORED_LABEL)
+        self._fused = fused and fuses_loss(shape.vocab_size, place.tp)
 
     def loss(self, x: Any, labels: Any) -> Any:
         """Scalar fp32; the same on every rank of a tp group."""
@@ -112,9 +111,9 @@ class Head:
             return paddle.nn.functional.cross_entropy(
                 cast(logits, "float32"), labels, reduction="sum", ignore_index=IGNORED_LABEL
             )
-        if self._fused is not None:
+        if self._fused:
             scores = cast(logits, "float32")
-            losses = within("cross entropy", group, lambda: self._fused(scores, labels))
+            losses = within("cross entropy", group, lambda: fused_loss(scores, labels, group, IGNORED_LABEL))
             for _ in range(3):  # largest score, the label's score, sum of exponentials: messages of the kernel
                 count("all_reduce", losses)
             return losses.sum()

@@ -82,7 +82,7 @@ class RunOptions(Options):
         None, description="Paddle's fused RMSNorm, on GPUs; unset: as the plan says, else on"
     )
     use_fused_cross_entropy: bool | None = Field(
-        None, description="Paddle's fused loss over a split vocabulary, on GPUs; unset: as the plan says, else on"
+        None, description="Paddle's fused loss over a split vocabulary, on GPUs; unset: as the plan says, else off"
     )
     load: Path | None = Field(
         None, description="weights to start from: a Hugging Face directory, or a converted or training checkpoint"

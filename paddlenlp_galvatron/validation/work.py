@@ -51,10 +51,10 @@ def visit_of(plan: Plan, number: int) -> str:
 
 
 class Step(BaseModel):
-    """One timed step."""
+    """One timed step, and the traced one behind it."""
 
     seconds: float  # of the slowest rank
-    terms_ms: tuple[dict[str, float], ...]  # of each rank
+    terms_ms: tuple[dict[str, float], ...]  # of each rank, traced
 
 
 class Visit(BaseModel):

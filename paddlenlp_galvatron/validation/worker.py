@@ -31,7 +31,7 @@ from .terms import TERMS, measured_ms
 from .work import JOURNAL, Step, Visit, Work, key_of, visit_of
 
 LEAST_STEPS = 3
-VISIT_S = 1.5  # that the timed steps of a visit take, within LEAST_STEPS and the wanted number
+VISIT_S = 1.5  # that a visit takes, timed and traced steps, within LEAST_STEPS and the wanted number of each
 SCALAR_BYTES = 2 * 4  # of each rank: loss and norm, which no prediction counts
 
 
@@ -78,16 +78,18 @@ def _visit(work: Work, plan: Plan, groups: Groups, layer: Layer) -> dict[str, An
     recipe = Recipe()
     optimizer = recipe.build(engine.tensors, engine.decaying)
     batches = _batches(work, plan)
-    _step(engine, optimizer, recipe, batches)  # makes the optimizer's states, allocates and connects
+    _seconds_of_step(engine, optimizer, recipe, batches)  # makes the optimizer's states, allocates and connects
     forget_traffic()
     steps: list[Step] = []
     peaks: list[tuple[float, ...]] = []
     traffic: dict[str, int] = {}
-    while len(steps) < work.steps and (len(steps) < LEAST_STEPS or sum(step.seconds for step in steps) < VISIT_S):
+    while len(steps) < work.steps and (len(steps) < LEAST_STEPS or 2 * sum(step.seconds for step in steps) < VISIT_S):
         device.reset_peak()
-        seconds, terms = _step(engine, optimizer, recipe, batches)
+        seconds = _seconds_of_step(engine, optimizer, recipe, batches)
+        peak_mib = device.peak_mib() - before
         traffic = traffic or engine.traffic()["bytes"]
-        every, peak, *columns = engine.gather(seconds, device.peak_mib() - before, *terms.values())
+        terms = _terms_of_step(engine, optimizer, recipe, batches)
+        every, peak, *columns = engine.gather(seconds, peak_mib, *terms.values())
         ranks = tuple(dict(zip(TERMS, row, strict=True)) for row in zip(*columns, strict=True))
         steps.append(Step(seconds=max(every), terms_ms=ranks))
         peaks.append(peak)
@@ -102,18 +104,23 @@ def _visit(work: Work, plan: Plan, groups: Groups, layer: Layer) -> dict[str, An
     ).model_dump()
 
 
-def _step(engine: Engine, optimizer: Any, recipe: Recipe, batches: Iterator[Any]) -> tuple[float, dict[str, float]]:
-    """(seconds, terms in ms) of one step."""
+def _seconds_of_step(engine: Engine, optimizer: Any, recipe: Recipe, batches: Iterator[Any]) -> float:
+    """Of one step as training's, which is not traced."""
     began, batch = time.perf_counter(), next(batches)
+    engine.forward_backward(batch)
+    with span("optimizer", "optimizer"):
+        engine.update(optimizer, recipe.max_grad_norm)
+    next_rate(optimizer)
+    device.synchronize()
+    return time.perf_counter() - began
+
+
+def _terms_of_step(engine: Engine, optimizer: Any, recipe: Recipe, batches: Iterator[Any]) -> dict[str, float]:
+    """In ms, of another one."""
     events: list[dict[str, Any]] = []
     with traced(engine.rank, events):
-        engine.forward_backward(batch)
-        with span("optimizer", "optimizer"):
-            engine.update(optimizer, recipe.max_grad_norm)
-        next_rate(optimizer)
-        device.synchronize()
-    seconds = time.perf_counter() - began
-    return seconds, measured_ms(events, 1000 * seconds)
+        seconds = _seconds_of_step(engine, optimizer, recipe, batches)
+    return measured_ms(events, 1000 * seconds)
 
 
 def _batches(work: Work, plan: Plan) -> Iterator[Any]:

@@ -8,9 +8,10 @@ import time
 import paddle
 
 from paddlenlp_galvatron.launch import status
+from paddlenlp_galvatron.plan.communicators import DOWN, UP
 from paddlenlp_galvatron.runtime import under_way
 from paddlenlp_galvatron.runtime.collectives import receive_start
-from paddlenlp_galvatron.runtime.groups import DOWN, UP, Groups, run_as_rank, start_world
+from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 
 LONG_S = 600
 

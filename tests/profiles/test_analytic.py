@@ -128,6 +128,7 @@ def fused_kernels(monkeypatch):
     from paddlenlp.transformers.qwen2 import modeling as qwen2
 
     from paddlenlp_galvatron.profiler.layers import part
+    from paddlenlp_galvatron.runtime.ops import context
 
     def kernel(run, reads=lambda inputs, outputs: inputs):
         """`run(*inputs)`, of which backward has what `reads` gives."""
@@ -147,7 +148,7 @@ def fused_kernels(monkeypatch):
 
         return Kernel.apply
 
-    def attention(q, k, v, attn_mask=None, is_causal=False):
+    def attention(q, k, v, rows, causal):
         sums = paddle.zeros([q.shape[0], q.shape[2], q.shape[1]])
         return kernel(lambda q, k, v: q + 0.0, lambda inputs, out: (*inputs, out, sums))(q, k, v)
 
@@ -165,7 +166,7 @@ def fused_kernels(monkeypatch):
             for block in self._blocks:
                 block._layer.self_attn.use_fused_rope = True
 
-    monkeypatch.setattr(paddle.nn.functional, "scaled_dot_product_attention", attention)
+    monkeypatch.setattr(context, "flashmask_attention", attention)
     monkeypatch.setattr(fusion_ops, "rms_norm_fused", norm)
     for module in (fusion_ops, qwen2):
         monkeypatch.setattr(module, "fused_rotary_position_embedding", rope)

@@ -17,10 +17,11 @@ import paddle
 import paddle.distributed as dist
 
 from ...launch.nccl import slowed_by_a_receive
+from ...plan.communicators import Ranks
 from ...plan.mesh import Axis, Mesh
 from ...profiles import Collective, MessageGroup
 from ...runtime import collectives, device
-from ...runtime.groups import Groups, Ranks, run_as_rank, start_world
+from ...runtime.groups import Groups, run_as_rank, start_world
 from ...runtime.precision import DTYPES
 from ..clock import Array
 from ..journal import Journal

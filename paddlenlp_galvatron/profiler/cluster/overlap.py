@@ -10,9 +10,10 @@ import numpy as np
 import paddle
 
 from ...plan import Precision
+from ...plan.communicators import Ranks
 from ...profiles import Collective
 from ...runtime import collectives, device
-from ...runtime.groups import Groups, Ranks
+from ...runtime.groups import Groups
 from ...runtime.precision import Numbers
 from ...runtime.processors import pinned
 from ..stopwatch import Stopwatch

@@ -63,13 +63,17 @@ class OwnPositions(nn.Layer):  # type: ignore[misc]
         return self._own[x.dtype]
 
 
-def by_rows(hidden: Any) -> Callable[..., Any]:
-    """Flash attention of own queries [B, 2·s, heads, D] to all keys and values [B, S, kv heads, D], by `hidden_rows`,
-    called as PaddleNLP calls its own: where the rows of its causal form begin, of fewer queries than keys, differs by
-    Paddle's version."""
+def flash(hidden: Any = None) -> Callable[..., Any]:
+    """Flash attention, called as PaddleNLP calls its own: of whole samples, or of own queries [B, 2·s, heads, D] to all
+    keys and values [B, S, kv heads, D], by `hidden_rows`: where the rows of its causal form begin, of fewer queries
+    than keys, differs by Paddle's version.
+
+    By the function of Paddle's that has no other kernel. PaddleNLP's takes a plain one, silently, where flash attention
+    is not there or refuses: one whose memory grows by the length's square."""
 
     def attend(query: Any, _config: Any, key: Any, value: Any, *_rest: Any, **_named: Any) -> Any:
-        return flashmask_attention(query, key, value, hidden.expand([key.shape[0], -1, -1, -1])).flatten(2)
+        rows = None if hidden is None else hidden.expand([key.shape[0], -1, -1, -1])
+        return flashmask_attention(query, key, value, rows, causal=rows is None).flatten(2)
 
     return attend
 

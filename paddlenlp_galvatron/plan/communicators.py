@@ -1,0 +1,133 @@
+"""Which ranks of a plan talk to each other, and for what use: the communicators that a launch makes.
+
+Uses that must not share a communicator have names; the others' is "".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import reduce
+from itertools import pairwise
+from operator import or_
+
+from ..model import ModelShape, Split
+from .layout import TokenLayout, moves, token_layout
+from .mesh import Axis
+from .seams import Collective, seam_ops, summed_over
+from .strategy import Plan
+
+Ranks = tuple[int, ...]
+Group = tuple[Ranks, str]  # and its use
+
+DOWN, UP = "down", "up"  # messages between two neighbouring stages
+ON, BACK = "on", "back"  # from a chunk of the last stage to the next chunk of the first one, and its gradient
+DIRECTIONS = (DOWN, UP, ON, BACK)
+REDISTRIBUTE = "redistribute"
+
+
+def chunk_edges(plan: Plan, stage: int, chunk: int) -> list[TokenLayout]:
+    """Token layouts of what a chunk of a stage chains: embedding or boundary, layers, head or boundary."""
+    sharded = plan.assumed.sequence_parallel
+    return [token_layout(part, plan.stage_size, sharded) for part in plan.chunk_chain(stage, chunk)]
+
+
+def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[Group]:
+    """Every communicator of the plan, over all stages: the same set on every rank."""
+    size, tokens = plan.stage_size, plan.micro_batch * seq_length
+    local: set[Group] = {(tuple(range(size)), "")}
+    sharded = plan.assumed.sequence_parallel
+    for strategy in {plan.vocab.as_layer(), *plan.layers}:
+        mesh = strategy.mesh(size)
+        used = {summed_over(split, sharded) for split in Split} | {
+            (at.axis,) for at in seam_ops(strategy.axes, sharded)
+        }
+        groups = [mesh.groups(*axes) for axes in used]
+        if strategy.tp > shape.kv_heads:
+            groups.append(mesh.sharing(strategy.tp // shape.kv_heads).groups(Axis.COPIES))
+        local |= {(tuple(ranks), "") for some in groups for ranks in some.tolist()}
+    wanted: set[Group] = set()
+    for stage in range(plan.pipeline):
+        seams = {seam for chunk in range(plan.chunks) for seam in pairwise(chunk_edges(plan, stage, chunk))}
+        exchanges = {
+            (ranks, REDISTRIBUTE)
+            for before, after in seams
+            for ranks in redistribution_groups(before, after, tokens, plan.micro_batch)
+        }
+        wanted |= {(tuple(stage * size + r for r in ranks), use) for ranks, use in local | exchanges}
+        if stage:
+            pairs = [(rank - size, rank) for rank in range(stage * size, (stage + 1) * size)]
+            wanted |= {(pair, use) for pair in pairs for use in (DOWN, UP)}
+    if plan.chunks > 1:
+        wanted |= {(twins(plan, rank), use) for rank in range(size) for use in (ON, BACK)}
+    if shape.tied_embeddings and plan.pipeline > 1:
+        wanted |= {(twins(plan, rank), "tied") for rank in range(size)}
+    return {(ranks, use) for ranks, use in wanted if len(ranks) > 1}
+
+
+def exchanging(plan: Plan) -> set[Ranks]:
+    """Groups of the plan, beside those that redistribute, whose ranks exchange tokens for heads (Ulysses)."""
+    exchanges = {
+        (strategy.mesh(plan.stage_size), at.axis)
+        for strategy in set(plan.layers)
+        for at in seam_ops(strategy.axes, plan.assumed.sequence_parallel)
+        if at.op.forward is Collective.ALL_TO_ALL
+    }
+    local = [ranks for mesh, axis in exchanges for ranks in mesh.groups(axis).tolist()]
+    firsts = range(0, plan.world_size, plan.stage_size)
+    return {tuple(first + rank for rank in ranks) for ranks in local for first in firsts}
+
+
+def fuses_loss(vocab_size: int, tp: int) -> bool:
+    """Whether Paddle's one kernel for the loss can be used: where tp splits the vocabulary, and pads no column."""
+    return tp > 1 and vocab_size % tp == 0
+
+
+def fused_loss_groups(plan: Plan, shape: ModelShape) -> set[Ranks]:
+    """Groups on which that kernel exchanges messages by itself: of the last stage."""
+    if not fuses_loss(shape.vocab_size, plan.vocab.tp):
+        return set()
+    first = plan.world_size - plan.stage_size
+    mesh = plan.vocab.as_layer().mesh(plan.stage_size)
+    return {tuple(first + rank for rank in ranks) for ranks in mesh.groups(Axis.TENSOR).tolist()}
+
+
+def in_rounds(groups: Iterable[Group]) -> list[Group]:
+    """In an order that is the same on every rank and in which few wait for others: of groups that follow each other
+    many have no rank in common. Neighbouring stages, of which each shares ranks with the next, take two rounds."""
+    rounds: dict[int, int] = {}  # of each rank, those in which it has a group, as bits
+    turns: list[tuple[int, Group]] = []
+    for group in sorted(groups):
+        taken = reduce(or_, (rounds.get(rank, 0) for rank in group[0]), 0)
+        free = ~taken & (taken + 1)  # the lowest bit that none of them has
+        rounds.update((rank, rounds.get(rank, 0) | free) for rank in group[0])
+        turns.append((free.bit_length(), group))
+    return [group for _, group in sorted(turns)]
+
+
+def most_communicators(groups: Iterable[Group]) -> int:
+    """How many a rank has at most."""
+    return max(Counter(rank for ranks, _ in groups for rank in ranks).values(), default=0)
+
+
+def twins(plan: Plan, rank: int) -> Ranks:
+    """A rank of the first stage and its peer of the last: they hold the same rows of a tied embedding."""
+    local = rank % plan.stage_size
+    return local, plan.world_size - plan.stage_size + local
+
+
+def redistribution_groups(source: TokenLayout, target: TokenLayout, tokens: int, samples: int) -> list[Ranks]:
+    """Local ranks that exchange tokens with each other, in either direction; those that keep theirs are left out."""
+    held, wanted = source.intervals(tokens, samples), target.intervals(tokens, samples)
+    exchanges = [*moves(held, wanted), *moves(wanted, held)]
+    return _components((move.source, move.target) for move in exchanges if move.source != move.target)
+
+
+def _components(edges: Iterable[tuple[int, int]]) -> list[Ranks]:
+    component: dict[int, set[int]] = {}
+    for edge in edges:
+        small, large = sorted((component.setdefault(rank, {rank}) for rank in edge), key=len)
+        if small is not large:
+            large |= small
+            component.update(dict.fromkeys(small, large))
+    return sorted(tuple(sorted(ranks)) for ranks in {id(ranks): ranks for ranks in component.values()}.values())

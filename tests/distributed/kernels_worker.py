@@ -1,0 +1,99 @@
+"""One rank of a parity check as on a GPU: with every fused kernel, by twins of those that a CPU has not.
+
+Words: `twins` and the worker's folder; or `loss`, a folder and a number of stages: the fused loss's own operator.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import paddle
+from paddle.nn import functional
+
+from paddlenlp_galvatron.adapters import load_family
+from paddlenlp_galvatron.adapters.decoder import DecoderAdapter
+from paddlenlp_galvatron.plan import uniform_plan
+from paddlenlp_galvatron.proof import parity_worker
+from paddlenlp_galvatron.proof.parity import small_case
+from paddlenlp_galvatron.runtime.adapter import Kernels
+from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.groups import run_as_rank
+from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW
+
+ALIGNED = 16  # bytes: the optimizer's kernel loads four numbers at a time
+
+
+def train_by_twins(folder: str) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import twins
+
+    twins.install()
+    Kernels.of = classmethod(lambda cls, _: cls(True, True, True, True))
+    linear, update, decoder_layer = functional.linear, MultiTensorAdamW._update, DecoderAdapter.decoder_layer
+
+    def as_on_gpus(*arguments, **named):
+        with mock.patch.object(paddle, "is_compiled_with_cuda", lambda: True):
+            return linear(*arguments, **named)
+
+    def aligned(self, tensors, gradients, decay):
+        for tensor in (*tensors, *gradients):
+            assert tensor.data_ptr() % ALIGNED == 0, f"{tensor.shape} begins at {tensor.data_ptr() % ALIGNED}"
+        update(self, tensors, gradients, decay)
+
+    def with_rope(self, shape, config):
+        layer = decoder_layer(self, shape, config)
+        layer.self_attn.use_fused_rope = True  # which PaddleNLP switches off where it sees no GPU
+        return layer
+
+    functional.linear, MultiTensorAdamW._update = as_on_gpus, aligned
+    DecoderAdapter.decoder_layer = with_rope
+    paddle.optimizer.AdamW = MultiTensorAdamW
+    sys.argv[1:] = [folder]
+    parity_worker.main()
+    (Path(folder) / f"calls.{os.environ['PADDLE_TRAINER_ID']}").write_text(json.dumps(twins.calls))
+
+
+def sockets() -> set[str]:
+    found = set()
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the folder's own, by now closed
+            found.add(str(file.readlink()))
+    return {name for name in found if name.startswith("socket:")}
+
+
+def run_the_real_loss(folder: str, stages: str) -> None:
+    Kernels.of = classmethod(lambda cls, _: cls(fused_cross_entropy=True))
+    degree = int(os.environ["PADDLE_TRAINERS_NUM"]) // int(stages)
+    plan = uniform_plan(
+        layers=int(stages),
+        world_size=degree * int(stages),
+        global_train_batch_size=2,
+        pp_deg=int(stages),
+        global_tp_deg=degree,
+        vocab_tp=degree,
+    )
+    case = small_case(plan, "llama")
+    shape = replace(case.shape, vocab_size=256)
+    engine = Engine(case.plan, shape, load_family("llama"), case.seq_length)
+    before, said = sockets(), "not called"
+    if engine.stage.is_last:
+        try:
+            tokens = case.plan.micro_batch * case.seq_length
+            held = tokens // degree if case.plan.assumed.sequence_parallel else tokens
+            engine.stage._head.loss(paddle.randn([held, shape.hidden_size]), paddle.zeros([tokens], "int64"))
+            said = "no refusal"
+        except RuntimeError as error:
+            said = str(error)
+    told = {"new": sorted(sockets() - before), "said": said}
+    (Path(folder) / f"{engine.rank}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    what, *words = sys.argv[1:]
+    run_as_rank(lambda: {"twins": train_by_twins, "loss": run_the_real_loss}[what](*words))

@@ -1,0 +1,64 @@
+"""What only GPUs run: whole plans with every fused kernel, by twins of those that a CPU has not."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.launch.processes import launch
+from paddlenlp_galvatron.proof.parity import Case, compare, small_case, write_cases
+
+from .plans import Named, plan
+
+WORKER = str(Path(__file__).with_name("kernels_worker.py"))
+TIMEOUT_S = 300.0
+REFUSAL = "Do not support c_softmax_with_cross_entropy for cpu kernel"
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch):
+    tests = Path(__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (4, 2)])
+def test_the_fused_loss_finds_the_communicator_that_was_made_for_it(tmp_path, ranks, stages):
+    """Paddle's own operator: it begins no store of its own, and goes on to its kernel, which a CPU has not."""
+    launch(WORKER, ["loss", str(tmp_path), str(stages)], ranks, tmp_path / "log", TIMEOUT_S)
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
+    assert not [one["new"] for one in told if one["new"]]
+    first = ranks - ranks // stages
+    assert [REFUSAL in one["said"] for one in told] == [rank >= first for rank in range(ranks)], told[-1]["said"]
+
+
+def cases(named: list[Named]) -> list[Case]:
+    """With a vocabulary that every degree divides: the fused loss takes no padding."""
+    made = [small_case(one.plan, one.family, one.optimizer, 3, kv_heads=one.kv_heads, tied=one.tied) for one in named]
+    return [replace(case, shape=replace(case.shape, vocab_size=256)) for case in made]
+
+
+FOUR = [
+    Named("a pipeline, split vocabulary", plan(4, "2 2r 2n 2a", (2, 2), vocab="2", micro_batches=4), "qwen2", "adamw"),
+    Named("ZeRO of odd sizes", plan(4, "1z 2z 4z", vocab="4z"), "qwen2", "adamw"),
+    Named("cp, cp beside tp, parts", plan(4, "1c4 2c2 1c2ma 2c2r", vocab="2"), "llama", kv_heads=2),
+    Named("Ulysses", plan(4, "2u 4u 2ur", vocab="2u"), "qwen3"),
+]
+
+
+def test_plans_with_every_fused_kernel_train_as_one_process_does(tmp_path):
+    of = cases(FOUR)
+    write_cases(tmp_path, of)
+    launch(WORKER, ["twins", str(tmp_path)], 4, tmp_path / "log", TIMEOUT_S)
+    results = compare(tmp_path, of)
+    assert all(result.agrees for result in results), [
+        (one.name, result.max_loss_diff, result.max_grad_rel_diff, result.worst_gradient)
+        for one, result in zip(FOUR, results, strict=True)
+    ]
+    calls = sum((Counter(json.loads((tmp_path / f"calls.{rank}").read_text())) for rank in range(4)), Counter())
+    assert len(calls) == 5, calls  # each kernel has been called
