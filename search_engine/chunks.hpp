@@ -53,15 +53,6 @@ struct ChunkedPoint {
       times.forward[c * stages + stage] = forward[c], times.backward[c * stages + stage] = backward[c];
     times.sync[stage] = sync;
   }
-
-  // What it adds to a path as a stage.
-  double on(const PathWeights& path, std::size_t stage) const {
-    const std::size_t stages = path.sync.size();
-    double sum = path.sync[stage] * sync;
-    for (std::size_t c = 0; c < forward.size(); ++c)
-      sum += path.forward[c * stages + stage] * forward[c] + path.backward[c * stages + stage] * backward[c];
-    return sum;
-  }
 };
 
 using Points = std::vector<std::shared_ptr<const ChunkedPoint>>;

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -58,23 +56,6 @@ class Poll {
   static constexpr std::size_t kInterval = 1u << 14;  // some 0.1 ms of search
   std::function<void()> check_;
   std::size_t steps_ = 0, next_check_ = kInterval, most_ = std::numeric_limits<std::size_t>::max();
-};
-
-// The one thread that works on what is shared; others wait.
-class Turn {
- public:
-  Turn(std::atomic<bool>& busy, const Poll& poll) : busy_(busy) {
-    poll.check();
-    while (busy_.exchange(true)) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      poll.check();
-    }
-  }
-  ~Turn() { busy_ = false; }
-  Turn(const Turn&) = delete;
-
- private:
-  std::atomic<bool>& busy_;
 };
 
 // Allocates what may grow with a search. All searches of a process share one limit.

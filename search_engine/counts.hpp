@@ -103,7 +103,6 @@ class Mixes {
   static constexpr int kMostChanges = 11;
   static constexpr std::size_t kMostKept = 20'000;  // frontiers, some 10 MiB
   static constexpr std::size_t kFewLevels = 9;      // each its own band
-  static constexpr double kAbove = 1e-9;            // share by which a search may find what is no better than its start
 
   // Neighbouring levels, and a bound of them all: with the highest one's choices, and the lowest one's working memory.
   struct Band {
@@ -173,16 +172,8 @@ class Mixes {
           poll.tick(a + 1);
           for (int b = 0; b <= a; ++b) take_pair(a, b, first, 0, walk_, best);
         }
-        visit(0, first, 0, walk_, 0, best, poll);
-      } else {
-        const Mix start = rounded(poll);
-        const double before = best.cost, limit = std::min(before, start.cost * (1 + kAbove));
-        best.cost = limit;
-        if (limit < before) descend(candidate, layers, room, walks, limit, poll);  // fewer can win now
-        if (!order_.empty()) visit(0, layers.of[layers.first_type], 0, walk_, 0, best, poll);
-        if (best.cost == limit) best.cost = before;  // the search went nowhere
-        if (is_less(start.cost, best.cost)) best.cost = start.cost, best.counts = start.counts;
       }
+      visit(0, first, 0, walk_, 0, best, poll);
       if (poll.steps() < stop_) continue;
       best.bound = std::min(best.bound, candidate.bound);
       break;
@@ -299,61 +290,6 @@ class Mixes {
     }
     if (types <= layers.last_type - layers.first_type) order_.clear();
     counts_.assign(order_.size(), 0);
-  }
-
-  // A good mix of layers of several types, from the bound's own one of fractions: each type takes what costs least
-  // where memory has its price, of equal ones that of least memory. Then what is left of the budget goes, as many
-  // layers at a time as it has room for, where it saves most for its memory.
-  Mix rounded(Poll& poll) {
-    constexpr double kEqual = 1e-9;  // of the cost
-    double memory = 0;
-    for (std::size_t i = 0, end; i < order_.size(); i = end) {
-      std::size_t least = i;
-      for (end = i + 1; !order_[end - 1].last; ++end) {
-      }
-      const double enough = order_[end - 1].reduced + kEqual * floor_;
-      for (std::size_t k = i; k < end; ++k)
-        if (order_[k].reduced <= enough &&
-            (order_[least].reduced > enough || order_[k].choice.memory < order_[least].choice.memory))
-          least = k;
-      const Choice& choice = order_[least].choice;
-      counts_[least] = layers_.of[choice.type];
-      memory += counts_[least] * choice.memory;
-    }
-    for (bool better = memory <= budget_; better;) {
-      better = false;
-      std::size_t from = 0, to = 0;
-      double most = 0;  // saved a MiB
-      for (std::size_t k = 0; k < order_.size(); ++k) {
-        if (!counts_[k]) continue;
-        poll.tick(order_.size());
-        const Choice& now = order_[k].choice;
-        for (std::size_t other = 0; other < order_.size(); ++other) {
-          const Choice& next = order_[other].choice;
-          const double more = next.memory - now.memory;
-          if (next.type != now.type || next.cost >= now.cost || memory + more > budget_) continue;
-          const double saved = more > 0 ? (now.cost - next.cost) / more : kInfinity;
-          if (better && saved <= most) continue;
-          better = true, most = saved, from = k, to = other;
-        }
-      }
-      if (!better) break;
-      const Choice &now = order_[from].choice, &next = order_[to].choice;
-      const double more = next.memory - now.memory;
-      int n = counts_[from];
-      if (more > 0 && memory + n * more > budget_) n = std::max(1, static_cast<int>((budget_ - memory) / more));
-      while (n > 1 && memory + n * more > budget_) --n;
-      counts_[from] -= n, counts_[to] += n;
-      memory += n * more;
-    }
-    Mix found;
-    found.cost = walk_, memory = 0;
-    for (std::size_t k = 0; k < order_.size(); ++k) {
-      const int n = std::exchange(counts_[k], 0);
-      if (n) found.counts.push_back({order_[k].choice.id, n});
-      memory += n * order_[k].choice.memory, found.cost += n * order_[k].choice.cost;
-    }
-    return memory <= budget_ ? found : Mix{};
   }
 
   // Depth first over counts, the dearest first, cut where the bound plus reduced costs cannot win.

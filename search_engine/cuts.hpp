@@ -5,7 +5,7 @@
 // sync, or it comes back up and ends with the first stage's. One more path leans on the first stage, which may have few
 // micro-batches in flight: it goes down and back again and again. How many passes of the stage are on each path, the
 // lists of passes tell (passes.hpp), whatever the schedule. Every path's length is a weighted sum of the stages' times,
-// so a bound of it is a sum of bounds of the stages; so is the mean of two paths.
+// so a bound of it is a sum of bounds of the stages.
 #pragma once
 
 #include <algorithm>
@@ -42,11 +42,6 @@ enum Weighting : int {
   kEnd,
   kBothEnds,
   kInTurn,
-  kBusyHalf,
-  kStartHalf,
-  kEndHalf,
-  kBothEndsHalf,
-  kInTurnHalf,
   kBusyLast,
   kStartLast,
   kEndLast,
@@ -54,20 +49,18 @@ enum Weighting : int {
   kInTurnLast,
   kNowhere,
   kOnce,
-  kOnceHalf,
   kOnceLast,
   kTwice,
   kRounds,
   kForward,
-  kForwardHalf,
   kBackward,
   kSync
 };
 constexpr int kWeightings = kSync + 1;
 
-// Where a path ends: it comes back up and ends at the first stage; at the stage that it leans on; the mean of both.
-enum Ending : int { kFirst, kMean, kHere };
-constexpr std::array<Ending, 3> kEndings{kFirst, kMean, kHere};
+// Where a path ends: it comes back up and ends at the first stage; or at the stage that it leans on.
+enum Ending : int { kFirst, kHere };
+constexpr std::array<Ending, 2> kEndings{kFirst, kHere};
 
 // A path that leans on a stage: how it weighs that stage, those below it (towards the last), and where it ends.
 struct Cut {
@@ -91,12 +84,10 @@ class Cuts {
       std::array<Weights, kWeightings>& weights = weights_[stage];
       weights[kNowhere] = {0, 0, 0};
       weights[kOnce] = {1, 1, 0};
-      weights[kOnceHalf] = {1, 0.5, 0.5};
       weights[kOnceLast] = {1, 1, 1};
       weights[kTwice] = {2, 2, 0};
       weights[kRounds] = {rounds_, rounds_, 0};
       weights[kForward] = {1, 0, 0};
-      weights[kForwardHalf] = {1, 0.5, 0};
       weights[kBackward] = {0, 1, 0};
       weights[kSync] = {0, 0, 1};
       const bool is_last = stage + 1 == tables.stages;
@@ -128,20 +119,19 @@ class Cuts {
   // How a path weighs a stage above the one that it leans on.
   static Weighting above(int stage, Ending ending) {
     if (ending == kHere) return kForward;
-    if (ending == kMean) return stage == 0 ? kOnceHalf : kForwardHalf;
     return stage == 0 ? kOnceLast : kOnce;
   }
 
   // Messages over each link above, and below, the stage.
-  static double trips_above(Ending ending) { return ending == kFirst ? 2 : ending == kHere ? 1 : 1.5; }
+  static double trips_above(Ending ending) { return ending == kFirst ? 2 : 1; }
   double trips_below(Weighting below) const {
     return below == kNowhere ? 0 : below == kOnce ? 2 : below == kTwice ? 4 : 2 * rounds_;
   }
 
   // Whether a cheap bound of a stage will do: its exact optimum under this weighting seldom decides.
   static bool is_minor(int stage, Weighting weighting) {
-    return weighting == kForward || weighting == kForwardHalf || weighting == kOnceHalf || weighting == kRounds ||
-           weighting == kInTurnLast || (stage > 0 && kBusyHalf <= weighting && weighting <= kInTurnLast);
+    return weighting == kForward || weighting == kRounds || weighting == kInTurnLast ||
+           (stage > 0 && kBusyLast <= weighting && weighting <= kInTurnLast);
   }
 
   // The longest path, where `time(stage, weighting)` is each stage's share, `link(stage)` a message's to the next, and
@@ -172,7 +162,7 @@ class Cuts {
 
  private:
   static Weighting own(Weighting weighting, Ending ending) {
-    return static_cast<Weighting>(weighting + (kBusyHalf - kBusy) * ending);
+    return static_cast<Weighting>(weighting + (kBusyLast - kBusy) * ending);
   }
 
   // A path that leans on a stage: forwards and backwards there, and trips to the last stage and back in between.
@@ -194,7 +184,7 @@ class Cuts {
   void weigh(int stage, const Path& path) {
     const double forwards = path.own->first, backwards = path.own->second;
     for (const Ending ending : kEndings) {
-      const double sync = ending == kFirst ? 0 : ending == kHere ? 1 : 0.5;
+      const double sync = ending == kHere;
       weights_[stage][own(path.weighting, ending)] = {forwards, backwards, sync};
     }
   }

@@ -16,7 +16,7 @@
 
 #include "game.hpp"
 #include "graph.hpp"
-#include "layers.hpp"
+#include "label_setting.hpp"
 #include "pipeline.hpp"
 
 namespace py = pybind11;
@@ -112,10 +112,12 @@ py::object solve_layers(const Array& memory, const Array& time, const Array& cha
       static_cast<int>(layers), static_cast<int>(strategies), memory.data(), time.data(), change.data(),
       change.ndim() == 3};
   Poll poll = poll_for(cancel);
-  ChainSolution solution;
-  {
+  LayerSolution solution;
+  try {
     py::gil_scoped_release release;
-    solution = LayerProblem(tables, budget).solve(gap, poll);
+    solution = LabelSetting(tables, budget).solve(gap, poll);
+  } catch (const TooHard& error) {
+    throw TooHard(error.what() + std::string("; allow a gap, or give fewer layers or strategies"));
   }
   return named("LayersFound", solution.cost, solution.choice, solution.memory, solution.bound);
 }

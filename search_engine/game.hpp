@@ -11,9 +11,9 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -23,7 +23,6 @@
 #include "listed.hpp"
 #include "mixture.hpp"
 #include "offers.hpp"
-#include "points.hpp"
 #include "region.hpp"
 #include "region_offers.hpp"
 #include "tables.hpp"
@@ -44,7 +43,7 @@ class PathGame {
     for (const int v : vocabs) {
       auto stages = std::make_unique<ChunkedStages>(tables_, tables_.vocabs[v], cache_, inner_);
       auto offers = std::make_unique<Offers>(tables_, cache_, *stages);
-      games_.push_back({v, std::move(stages), std::move(offers), {}, KnownPoints(std::vector<Points>(tables_.stages))});
+      games_.push_back({v, std::move(stages), std::move(offers), {}});
     }
   }
 
@@ -54,7 +53,7 @@ class PathGame {
 
   // A lower bound of the step time, in ms: some stage works as long. Infinite where nothing fits.
   double bound(Poll& poll) {
-    const Turn turn(busy_, poll);
+    const std::lock_guard<std::mutex> lock(mutex_);
     double least = kInfinity;
     for (Game& game : games_) least = std::min(least, dealt(game, poll));
     return least;
@@ -62,7 +61,7 @@ class PathGame {
 
   // A better one: the whole game's. What is beyond `limit` stays rough.
   double tight_bound(double limit, Poll& poll) {
-    const Turn turn(busy_, poll);
+    const std::lock_guard<std::mutex> lock(mutex_);
     allow(kEffortOfBound, poll);
     open(limit, poll);
     for (Game& game : games_) game.stages->forget();
@@ -72,7 +71,7 @@ class PathGame {
   // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
   // `effort` passes; then the best one found. `exactly`: stages of one chunk answer exactly, which takes longer.
   Found solve(double limit, long effort, double& proven, Poll& poll, bool exactly = false) {
-    const Turn turn(busy_, poll);
+    const std::lock_guard<std::mutex> lock(mutex_);
     exact_ = exactly && chunks_a_stage() == 1;
     proven = searched(limit, effort, poll);
     for (Game& game : games_) game.stages->forget();
@@ -91,8 +90,6 @@ class PathGame {
   static constexpr long kEffortOfBound = 2'000'000;      // passes: 0.1 s
   static constexpr long kShare = 5;                      // a game's plans cost more than its passes
   static constexpr long kListsShare = 2;                 // lists have so much more effort
-  static constexpr std::size_t kStepsOfExchange = 2'000'000;  // some 10 ms
-  static constexpr double kLonger = 1.05;  // a stage's time, to see which path is longest then
   static constexpr double kSure = 0.02;    // layers by which the plans of a mixture differ
   static constexpr double kWorthwhile = 1.02;  // a plan so far above the best one is not made better
 
@@ -188,7 +185,6 @@ class PathGame {
     if (likely) {
       all.latest = likely->division;
       all.weights = tried(*likely, likely->division, std::vector<Points>(stages()), poll);
-      lean(poll);
       ChunkTimes times(chunks_, stages());
       for (const int game : all.games)  // a good plan keeps many a game from being played
         if (!is_over(poll)) attempt(games_[game], games_[game].division, times, poll);
@@ -205,20 +201,6 @@ class PathGame {
     all.fewest.assign(chunks_, 1), all.most.assign(chunks_, tables_.layers - chunks_ + 1);
     all.fewest_of.assign(stages(), chunks_a_stage()), all.most_of.assign(stages(), tables_.layers);
     return all;
-  }
-
-  // Makes those paths known that would be longest if one stage took a little longer than in the first answer.
-  void lean(Poll& poll) {
-    const std::vector<Answer>& answers = known_.answers();
-    if (answers.empty()) return;
-    for (int s = 0; s < stages() && !is_over(poll); ++s) {
-      ChunkTimes times = answers.front().times;
-      for (int c = 0; c < chunks_a_stage(); ++c)
-        for (auto* some : {&times.forward, &times.backward}) (*some)[places_.of(s, c)] *= kLonger;
-      PathWeights path(chunks_, stages());
-      simulate(times, path, poll);
-      known_.learn(std::move(path));
-    }
   }
 
   // Attempts a division, each stage with these points or with what works least; makes the first points' plan and the
@@ -292,7 +274,7 @@ class PathGame {
         points[s].insert(points[s].end(), found.begin(), found.end());
       }
     ListedGame lists(tables_.layers, link(), graph_, std::move(points), known_.paths());
-    auto take = [&](Points plan, double time) { this->take(game, std::move(plan), time); };
+    auto take = [&](const Points& plan, double time) { this->take(game, plan, time); };
     return std::max(least, lists.solve(region.weights, target, stop_, take, poll));
   }
 
@@ -427,7 +409,6 @@ class PathGame {
     bool fits = true;
     for (int s = 0; s < stages(); ++s) {
       fits = fits && !options[s].empty();
-      for (const auto& point : options[s]) game.points.add(s, point);
       if (options[s].empty())
         roughly(*game.stages, times, s, places_.own(division, s));
       else
@@ -446,12 +427,12 @@ class PathGame {
         else
           chosen[s]->put(times, s);
       }
-    if (fits && is_less(time, best_.cost)) take(game, std::move(chosen), time);
+    if (fits && is_less(time, best_.cost)) take(game, chosen, time);
     return path;
   }
 
   // Makes a plan the best one.
-  void take(Game& game, Points chosen, double time) {
+  void take(Game& game, const Points& chosen, double time) {
     best_ = {time, game.vocab, std::vector<int>(chunks_), {}};
     for (int at = 0; at < chunks_; ++at) {
       const std::vector<int>& own = chosen[at % stages()]->strategies[at / stages()];
@@ -459,16 +440,6 @@ class PathGame {
       best_.strategies.insert(best_.strategies.end(), own.begin(), own.end());
     }
     best_game_ = &game;
-    best_points_ = std::move(chosen);
-  }
-
-  // Exchanges points of the best plan's stages for other known ones, as long as that helps.
-  void exchange(Poll& poll) {
-    if (best_.vocab < 0) return;
-    Points plan = best_points_;
-    const std::size_t last = std::min(stop_, poll.steps() + kStepsOfExchange);
-    const double time = best_game_->points.improve(plan, graph_, link(), last, poll);
-    if (is_less(time, best_.cost)) take(*best_game_, std::move(plan), time);
   }
 
   PathWeights attempt(Game& game, const std::vector<int>& division, ChunkTimes& times, Poll& poll) {
@@ -492,7 +463,6 @@ class PathGame {
 
   // Moves a layer of the best plan from one chunk to another, as long as that helps.
   void improve(Poll& poll) {
-    exchange(poll);
     ChunkTimes times(chunks_, stages());
     for (bool better = best_.vocab >= 0; better && !is_over(poll);) {
       better = false;
@@ -521,10 +491,9 @@ class PathGame {
   double opened_ = -1;           // limit for which they were made
   Found best_;
   Game* best_game_ = nullptr;
-  Points best_points_;  // of each stage
   bool exact_ = false;  // stages of one chunk are answered exactly, whatever the division
   std::size_t stop_ = 0;  // steps after which it is given up
-  std::atomic<bool> busy_{false};
+  std::mutex mutex_;  // one thread at a time
 };
 
 }  // namespace galvatron

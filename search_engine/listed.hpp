@@ -18,7 +18,6 @@
 #include "graph.hpp"
 #include "mixture.hpp"
 #include "offers.hpp"
-#include "points.hpp"
 
 namespace galvatron {
 
@@ -26,7 +25,7 @@ class ListedGame {
  public:
   ListedGame(int layers, double link, PassGraph& graph, std::vector<Points> points,
              const std::vector<PathWeights>& paths)
-      : layers_(layers), link_(link), graph_(graph), points_(points), all_(std::move(points)), known_(link) {
+      : layers_(layers), link_(link), graph_(graph), points_(std::move(points)), known_(link) {
     for (const PathWeights& path : paths) known_.learn(path);
     for (const Points& some : points_) {
       numbers_.emplace_back();
@@ -76,7 +75,6 @@ class ListedGame {
  private:
   static constexpr int kFirstRounds = 60, kRounds = 20;  // of the game: at the root, at a further node
   static constexpr double kSettled = 1e-6;               // share of the time that rounds need not raise a bound by
-  static constexpr std::size_t kStepsOfImproving = 100'000;  // some 0.5 ms
 
   // By which number of a stage's points a node is split.
   struct Split {
@@ -187,7 +185,11 @@ class ListedGame {
       const std::vector<Answer>& answers = known_.answers();
       if (std::none_of(answers.begin(), answers.end(), [&](const Answer& answer) { return answer.plan == now.plan; }))
         known_.learn(now.plan, times);
-      if (is_less(time, best_)) improve(now.plan, take, poll);
+      if (is_less(time, best_)) {
+        Points plan;
+        for (std::size_t s = 0; s < now.plan.size(); ++s) plan.push_back(points_[s][now.plan[s]]);
+        take(plan, best_ = time);
+      }
       mixture = known_.mixture([&](const std::vector<int>& plan) { return has(node, plan); }, poll);
       if (mixture.plans.empty()) break;
       const double open = graph_.longest(mixture.times, link_, path, poll);
@@ -205,15 +207,6 @@ class ListedGame {
     for (std::size_t s = 0; s < plan.size(); ++s)
       if (!std::binary_search(node.kept[s].begin(), node.kept[s].end(), plan[s])) return false;
     return true;
-  }
-
-  // Makes the best of a plan that is faster than the best one.
-  template <class Take>
-  void improve(const std::vector<int>& numbers, Take take, Poll& poll) {
-    Points plan;
-    for (std::size_t s = 0; s < numbers.size(); ++s) plan.push_back(points_[s][numbers[s]]);
-    best_ = all_.improve(plan, graph_, link_, poll.steps() + kStepsOfImproving, poll);
-    take(std::move(plan), best_);
   }
 
   // By the number in which the plans of a mixture differ most, in ms of their paths; a layer counts what it takes on
@@ -253,7 +246,6 @@ class ListedGame {
   PassGraph& graph_;
   std::vector<Points> points_;                             // of each stage
   std::vector<std::vector<std::vector<double>>> numbers_;  // of each of them
-  KnownPoints all_;
   Known known_;
   double best_ = kInfinity;
   std::size_t stop_ = 0;  // steps after which it is given up

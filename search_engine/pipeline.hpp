@@ -2,8 +2,8 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -36,14 +36,14 @@ class Pipeline {
   // A lower bound of the step time, in ms, under a vocabulary strategy as good as all of them at once; infinite where
   // nothing fits.
   double bound(Poll& poll) {
-    const Turn turn(busy_, poll);
+    const std::lock_guard<std::mutex> lock(mutex_);
     return ideal_bound(poll);
   }
 
   // A better one: under each vocabulary strategy, stages at their exact optima. What is beyond `limit` stays rough, and
   // what would take too much memory or time.
   double tight_bound(double limit, Poll& poll) {
-    const Turn turn(busy_, poll);
+    const std::lock_guard<std::mutex> lock(mutex_);
     const Candidates candidates = candidates_below(limit, poll);
     return candidates.empty() ? limit : candidates.front().bound;
   }
@@ -51,7 +51,7 @@ class Pipeline {
   // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
   // `effort` passes, or where it would take too much memory or time: then the best one found.
   Found solve(double limit, long effort, double& proven, Poll& poll) {
-    const Turn turn(busy_, poll);
+    const std::lock_guard<std::mutex> lock(mutex_);
     Candidates candidates = candidates_below(limit, poll);
     effort = std::min(std::max(effort, 0L), kMostEffort);
     Found found;
@@ -267,7 +267,7 @@ class Pipeline {
   PassGraph graph_;
   std::vector<int> useful_;       // vocabulary strategies that no other one beats
   std::unique_ptr<Vocab> ideal_;  // as good as all of them at once
-  std::atomic<bool> busy_{false};
+  std::mutex mutex_;  // one thread at a time
 };
 
 }  // namespace galvatron

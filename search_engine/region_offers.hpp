@@ -14,7 +14,6 @@
 #include "common.hpp"
 #include "graph.hpp"
 #include "offers.hpp"
-#include "points.hpp"
 #include "region.hpp"
 #include "tables.hpp"
 
@@ -26,7 +25,6 @@ struct Game {
   std::unique_ptr<ChunkedStages> stages;
   std::unique_ptr<Offers> offers;
   std::vector<int> division;  // whose stages work about alike
-  KnownPoints points;
 };
 
 // A plan that costs least on weighted paths.

@@ -24,7 +24,7 @@ from .options import SearchOptions
 from .prices import PricedPlans, Prices
 from .result import Candidate, FamilyOutcome, Need, SearchResult
 from .space import PlanFamily, Space, families, interleaved_families
-from .tables import Choices, Priced, Tables, build, core_of, priced, priced_layers, sketch_ms
+from .tables import Choices, Priced, Tables, build, core_of, priced, priced_layers, sketch_ms, with_excess
 
 MS_PER_S = 1000.0
 # What is looked at, at most: a minute of pricing, and some 100 MB.
@@ -208,7 +208,7 @@ class _Search:
             family = PlanFamily.of(mine)
             if any(choices.have(mine, self.cost.layer_types) for choices in self.space.get(family, ())):
                 found = Candidate(mine, self.cost.predict(mine))
-                if self._over_mib(found) <= 0:
+                if not any(self._excess_mib(found)):
                     self._keep(found, family)
 
     def _sketched(self) -> Iterator[_Open]:
@@ -350,9 +350,8 @@ class _Search:
             return False
         return True
 
-    def _tables(self, entry: _Open, spared_mib: float = 0.0) -> Tables:
-        prices = self._priced(priced, entry)
-        return build(entry.family, entry.choices, prices, self.cost, self.options.budget_mib - spared_mib)
+    def _tables(self, entry: _Open) -> Tables:
+        return build(entry.family, entry.choices, self._priced(priced, entry), self.cost, self.options.budget_mib)
 
     def _priced(self, price: Callable[[PlanFamily, Choices, Prices], Priced], entry: _Open) -> Priced:
         """Once for the families that differ in schedule or chunks alone."""
@@ -387,9 +386,12 @@ class _Search:
         return inf
 
     def _solved(self, entry: _Open, tables: Tables, limit_ms: float, effort: int) -> tuple[Candidate | None, float]:
-        """The best plan below the limit that the core finds, and the family's bound in ms. What neighbouring layers
-        hold together is in no price: where a plan does not fit for it, the core is given less."""
-        least_ms, spared_mib = 0.0, 0.0
+        """The best plan below the limit that the core finds, and the family's bound in ms.
+
+        Prices of layers do not tell what neighbouring layers hold together. Where a stage of the core's plan does not
+        fit for it, the excess is added to what such a stage holds beside its layers, under the same vocabulary strategy.
+        """
+        least_ms, prices = 0.0, self._priced(priced, entry)
         while True:
             time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, effort, self.cancel)
             least_ms = least_ms or proven_ms
@@ -397,16 +399,17 @@ class _Search:
                 return None, least_ms
             plan = tables.plan(vocab, division, choice, self.bare)
             found = Candidate(plan, self.cost.predict(plan))
-            if (over_mib := self._over_mib(found)) <= 0:
+            excess_mib = self._excess_mib(found)
+            if not any(excess_mib):
                 return found, least_ms
-            spared_mib += over_mib
-            tables = self._tables(entry, spared_mib)
+            prices = with_excess(prices, vocab, excess_mib)
+            tables = build(entry.family, entry.choices, prices, self.cost, self.options.budget_mib)
 
-    def _over_mib(self, candidate: Candidate) -> float:
-        """By how much its fullest stage is above the budget; 0 or below: it fits."""
-        memory = (stage.memory for stage in candidate.prediction.stages)
-        over_mib = max(each.total_mib - each.context_mib for each in memory) - self.options.budget_mib
-        return over_mib if over_mib > ROUNDING * self.options.budget_mib else 0.0
+    def _excess_mib(self, candidate: Candidate) -> list[float]:
+        """By how much each stage is above the budget; 0: it fits."""
+        budget_mib = self.options.budget_mib
+        over = (stage.memory.total_mib - stage.memory.context_mib - budget_mib for stage in candidate.prediction.stages)
+        return [mib if mib > ROUNDING * budget_mib else 0.0 for mib in over]
 
     def _keep(self, candidate: Candidate, family: PlanFamily) -> None:
         known = self.found.get(family)

@@ -20,6 +20,7 @@ from .prices import Price, Prices
 from .space import PlanFamily
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
+STATES = 3  # place of a price's states_mib
 NOTHING = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _numbers: Callable[[Price], tuple[float, ...]] = attrgetter(  # in the core's order
     "forward_ms", "backward_ms", "sync_ms", "states_mib", "activation_mib", "working_mib"
@@ -98,6 +99,17 @@ def priced(family: PlanFamily, choices: Choices, cost: Prices) -> Priced:
         ),
         "middle": _array(middle),
     }
+
+
+def with_excess(prices: Priced, vocab: int, excess_mib: Sequence[float]) -> Priced:
+    """Prices under which each stage holds so much more: those at the ends under one vocabulary strategy, and all others
+    what the fullest of them does."""
+    vocabs, middle = prices["vocabs"].copy(), prices["middle"].copy()
+    vocabs[vocab, 0, STATES] += excess_mib[0]
+    if len(excess_mib) > 1:
+        vocabs[vocab, 1, STATES] += excess_mib[-1]
+    middle[0, STATES] += max(excess_mib[1:-1], default=0.0)
+    return prices | {"vocabs": vocabs, "middle": middle}
 
 
 def build(family: PlanFamily, choices: Choices, prices: Priced, cost: Prices, budget_mib: float) -> Tables:

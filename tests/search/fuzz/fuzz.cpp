@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "layers.hpp"
+#include "label_setting.hpp"
 #include "pipeline.hpp"
 
 using namespace galvatron;
@@ -96,7 +96,7 @@ void check_layers(unsigned long seed) {
   });
 
   Poll poll([] {});
-  const ChainSolution solution = LayerProblem(tables, budget).solve(gap, poll);
+  const LayerSolution solution = LabelSetting(tables, budget).solve(gap, poll);
   if (std::isnan(solution.cost) || std::isnan(solution.bound) || std::isnan(solution.memory)) fail(seed, "not a number");
   if (solution.cost < best && !near(solution.cost, best)) fail(seed, "below the optimum", solution.cost, best);
   if (solution.cost * (1 - gap) > best_within && !near(solution.cost * (1 - gap), best_within))
@@ -164,7 +164,7 @@ PipelineTables random_pipeline(Draw& draw) {
 // Least step time over everything, and of what surely fits.
 std::pair<double, double> enumerate(const PipelineTables& t) {
   double best = kInfinity, best_within = kInfinity;
-  StepTimer timer(t.passes);
+  PassGraph graph(t.passes);
   Poll poll([] {});
   const int count = static_cast<int>(t.strategies.size());
   each_sequence(t.layers, count, [&](const std::vector<int>& choice) {
@@ -200,7 +200,7 @@ std::pair<double, double> enumerate(const PipelineTables& t) {
           excess = std::max(excess, used + working - t.budget);
         }
         if (excess > kTolerance * t.budget) continue;
-        const double step = timer(times, send, poll);
+        const double step = graph.time(times, send, poll);
         best = std::min(best, step);
         if (excess < -kTolerance * t.budget) best_within = std::min(best_within, step);
       }
@@ -294,7 +294,7 @@ PipelineTables random_chunks(Draw& draw) {
 std::pair<double, double> enumerate_chunks(const PipelineTables& t) {
   const int chunks = t.passes.chunks(), all = 2 * chunks, count = static_cast<int>(t.strategies.size());
   double best = kInfinity, best_within = kInfinity;
-  StepTimer timer(t.passes);
+  PassGraph graph(t.passes);
   Poll poll([] {});
   each_sequence(all, t.layers, [&](const std::vector<int>& more) {
     int sum = 0;
@@ -330,7 +330,7 @@ std::pair<double, double> enumerate_chunks(const PipelineTables& t) {
             excess = std::max(excess, used - t.budget);
           }
         if (excess > kTolerance * t.budget) continue;
-        const double step = timer(times, std::vector<double>(all, t.send.inside[0]), poll);
+        const double step = graph.time(times, std::vector<double>(all, t.send.inside[0]), poll);
         best = std::min(best, step);
         if (excess < -kTolerance * t.budget) best_within = std::min(best_within, step);
       }
