@@ -1,6 +1,17 @@
 """Profile files: read, written, checked; curves through them. Imports only `plan`."""
 
-from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, SeamKey, SeamTimes, Shape, layer_part
+from .computation import (
+    EMBEDDING,
+    HEAD,
+    NOTHING,
+    ComputationProfile,
+    PassKey,
+    PassTimes,
+    SeamKey,
+    SeamTimes,
+    Shape,
+    layer_part,
+)
 from .files import (
     OVERLAP_NAME,
     Fingerprint,
@@ -18,6 +29,7 @@ from .memory import LayerMemory, MemoryProfile, Variant, VocabMemory, VocabVaria
 __all__ = [
     "EMBEDDING",
     "HEAD",
+    "NOTHING",
     "OVERLAP_NAME",
     "Collective",
     "ComputationProfile",

@@ -29,6 +29,7 @@ FP32_BYTES = 4
 BATCHES = (1, 8)  # two, so that every time mode has its points
 MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)
 DEGREES = (1, 2, 4, 8, 16)
+LAYER_CALLS = 56  # into Paddle, of a layer's forward pass with fused kernels: benchmarks/python_per_layer.py
 ON_GPUS = Fused.ATTENTION | Fused.ROPE | Fused.NORMS  # as training has it by default
 
 
@@ -118,6 +119,7 @@ def analytic_computation(
             for tp in DEGREES[1:]:  # not all that a layer writes is split
                 split = passes(tokens, layer_flops / tp, (kept_bytes or kept)(seq, tp))
                 measured[PassKey(layer_part(), batch, seq, tp)] = replace(split, shares=again(seq, tp))
+    launch_ms = LAYER_CALLS * sheet.launch.value / 1000
     # AdamW reads gradient, master weight and moments and writes the last three and the weight.
     optimizer_bytes = 7 * FP32_BYTES + precision.bytes
     return ComputationProfile(
@@ -127,6 +129,7 @@ def analytic_computation(
         {0: layer_ms},
         other_ms,
         measured,
+        launch=PassTimes(launch_ms, 2 * launch_ms, launch_ms),  # backward has two kernels for each of forward's
         optimizer_ms_per_million=1e6 * optimizer_bytes / bytes_per_ms,
         meta=_meta(model, sheet.device, precision),
     )

@@ -83,6 +83,16 @@ class PassTimes:
     recompute_ms: float | None = None  # the forward inside backward; None: as long as forward
     shares: Mapping[Recompute, float] = field(default_factory=dict)  # of it, that recomputing parts alone takes
 
+    def at_least(self, other: PassTimes) -> PassTimes:
+        """The longer of both, pass by pass."""
+        again = self.recompute_ms
+        return replace(
+            self,
+            forward_ms=max(self.forward_ms, other.forward_ms),
+            backward_ms=max(self.backward_ms, other.backward_ms),
+            recompute_ms=None if again is None else max(again, other.recompute_ms or 0.0),
+        )
+
     def beside(self, seams: SeamTimes) -> PassTimes:
         """With what a rank does at the seams of a shared layer, of which recomputing all repeats forward's."""
         again = None if self.recompute_ms is None else self.recompute_ms + seams.forward_ms
@@ -94,6 +104,7 @@ class PassTimes:
         )
 
 
+NOTHING = PassTimes(0.0, 0.0, 0.0)
 _TIME = re.compile(rf"layertype_(?:(\d+)|(other)(?:_\d+)?)(?:_bsz(\d+))?(?:_seq({SEQ}|\d+))?")
 _PART_TIME = re.compile(rf"{_TIME.pattern}_(attention|mlp)")
 _RAW = re.compile(rf"{TIME_RUN.pattern}(?:_.*)?")
@@ -103,6 +114,7 @@ UNITS = {
     "layertype": "ms per layer per sample, forward, tp 1",
     "passes_ms": "ms per layer, all samples of the key",
     "seams_ms": "ms per layer, on top of as many tokens of an unshared one",
+    "launch_ms": "ms per layer, whatever its tokens",
 }
 
 
@@ -117,6 +129,7 @@ class ComputationProfile:
     other_ms: Mapping[Shape, float] = field(default_factory=dict)  # all but the layers: forward ms per sample
     passes: Mapping[PassKey, PassTimes] = field(default_factory=dict)  # finer measurements, where there are
     seams: Mapping[SeamKey, SeamTimes] = field(default_factory=dict)
+    launch: PassTimes = NOTHING  # host time to launch a layer's kernels: on a GPU its passes take no less
     optimizer_ms_per_million: float = 0.0  # optimizer step, ms per million parameters that a rank updates
     raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
     meta: Meta = field(default_factory=Meta)
@@ -129,12 +142,7 @@ class ComputationProfile:
             content |= {f"layertype_{layer_type}_bsz{b}_seq{s}": ms for (b, s), ms in sorted(times.items())}
         content |= {f"layertype_other_bsz{b}_seq{s}": ms for (b, s), ms in sorted(self.other_ms.items())}
         passes = {
-            f"{key.part}_bsz{key.batch}_seq{key.seq}_tp{key.tp}": {
-                "forward": times.forward_ms,
-                "backward": times.backward_ms,
-                **({} if times.recompute_ms is None else {"recompute": times.recompute_ms}),
-                **({"recompute_shares": {p.words: share for p, share in times.shares.items()}} if times.shares else {}),
-            }
+            f"{key.part}_bsz{key.batch}_seq{key.seq}_tp{key.tp}": _written(times)
             for key, times in sorted(self.passes.items())
         }
         seams = {
@@ -145,7 +153,11 @@ class ComputationProfile:
             for key, times in sorted(self.seams.items())
         }
         meta = self.meta.with_extra(
-            UNITS, passes_ms=passes, seams_ms=seams, optimizer_ms_per_million=self.optimizer_ms_per_million
+            UNITS,
+            passes_ms=passes,
+            seams_ms=seams,
+            launch_ms={} if self.launch == NOTHING else _written(self.launch),
+            optimizer_ms_per_million=self.optimizer_ms_per_million,
         )
         return write_profile(Path(folder) / computation_name(self.dtype, self.hidden_size, self.heads), content, meta)
 
@@ -184,6 +196,7 @@ class ComputationProfile:
             other,
             _read_passes(path, extra.get("passes_ms")),
             _read_seams(path, extra.get("seams_ms")),
+            _read_times_of(path, "galvatron.launch_ms", extra["launch_ms"]) if "launch_ms" in extra else NOTHING,
             not_negative(
                 path, "galvatron.optimizer_ms_per_million", extra.get("optimizer_ms_per_million", 0.0), "ms per million"
             ),
@@ -285,13 +298,26 @@ def _read_passes(path: str | Path, value: object) -> dict[PassKey, PassTimes]:
         where = f"galvatron.passes_ms.{key}"
         if not match:
             raise unknown_key(path, where, "{layertype_0|embedding|head}_bsz{samples}_seq{tokens}_tp{degree}")
-        forward, backward = _both(path, where, times)
-        recompute = not_negative(path, where, times["recompute"], "ms") if "recompute" in times else None
         batch, seq, tp = (whole_number(path, where, match[i]) for i in (2, 3, 4))
-        told = "recompute_shares" in times
-        shares = _read_shares(path, f"{where}.recompute_shares", times["recompute_shares"]) if told else {}
-        result[PassKey(match[1], batch, seq, tp)] = PassTimes(forward, backward, recompute, shares)
+        result[PassKey(match[1], batch, seq, tp)] = _read_times_of(path, where, times)
     return result
+
+
+def _read_times_of(path: str | Path, where: str, times: Mapping[str, object]) -> PassTimes:
+    forward, backward = _both(path, where, times)
+    recompute = not_negative(path, where, times["recompute"], "ms") if "recompute" in times else None
+    told = "recompute_shares" in times
+    shares = _read_shares(path, f"{where}.recompute_shares", times["recompute_shares"]) if told else {}
+    return PassTimes(forward, backward, recompute, shares)
+
+
+def _written(times: PassTimes) -> dict[str, Any]:
+    return {
+        "forward": times.forward_ms,
+        "backward": times.backward_ms,
+        **({} if times.recompute_ms is None else {"recompute": times.recompute_ms}),
+        **({"recompute_shares": {p.words: share for p, share in times.shares.items()}} if times.shares else {}),
+    }
 
 
 def _read_seams(path: str | Path, value: object) -> dict[SeamKey, SeamTimes]:

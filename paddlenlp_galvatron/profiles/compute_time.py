@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ..base.errors import UserError
 from ..plan.mesh import Axis
-from .computation import EMBEDDING, HEAD, ComputationProfile, PassTimes, SeamTimes, Shape, layer_part
+from .computation import EMBEDDING, HEAD, NOTHING, ComputationProfile, PassTimes, SeamTimes, Shape, layer_part
 from .curves import Curve
 
 
@@ -21,7 +21,6 @@ class TimeMode(StrEnum):
 
 
 Value = TypeVar("Value")
-NOTHING = PassTimes(0.0, 0.0, 0.0)
 
 
 class ComputeTimes:
@@ -39,7 +38,8 @@ class ComputeTimes:
     def layer(self, layer_type: int, samples: float, seq: int, tp: int = 1) -> PassTimes:
         """Times in ms of one layer on one of `tp` ranks that share `samples` samples of `seq` tokens.
 
-        Backward is twice forward where it was not measured (two matrix products for each of forward's one).
+        Backward is twice forward where it was not measured (two matrix products for each of forward's one). No pass is
+        shorter than its launch.
         Raises UserError when the points don't suffice.
         """
         return self._part(layer_part(layer_type), samples, seq, tp)
@@ -75,7 +75,8 @@ class ComputeTimes:
     def _part(self, part: str, samples: float, seq: int, tp: int) -> PassTimes:
         key = (part, samples, seq, tp)
         if key not in self._known:
-            self._known[key] = self._price(part, samples, seq, tp)
+            times = self._price(part, samples, seq, tp)
+            self._known[key] = times if part in (EMBEDDING, HEAD) else times.at_least(self.profile.launch)
         return self._known[key]
 
     def _price(self, part: str, samples: float, seq: int, tp: int) -> PassTimes:

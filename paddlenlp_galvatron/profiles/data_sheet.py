@@ -24,6 +24,14 @@ class Figure(BaseModel):
     checked: str = Field(min_length=1, description="a second source that agrees, or that there is none")
 
 
+LAUNCH = Figure(
+    value=8,
+    unit="µs a call",
+    source="assumed: Python, Paddle's dispatch and CUDA's launch together",
+    checked="no: benchmarks/python_per_layer.py finds 10 to 20 µs on CPUs, kernels of 8 tokens included",
+)
+
+
 class DataSheet(BaseModel):
     """One kind of node."""
 
@@ -43,6 +51,7 @@ class DataSheet(BaseModel):
     link_efficiency: Figure = Field(description="share of `link` that collectives reach")
     network_efficiency: Figure = Field(description="share of `network` that collectives reach")
     overlap_coe: Figure = Field(description="how much slower compute and communication run side by side")
+    launch: Figure = Field(LAUNCH, description="µs of the host for one call into Paddle that starts a kernel")
 
 
 def data_sheets() -> dict[str, Path]:

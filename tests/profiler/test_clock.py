@@ -12,9 +12,13 @@ import paddle
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.profiler.clock import EventClock, HostClock, clock
 from paddlenlp_galvatron.profiler.cluster import overlap
+from paddlenlp_galvatron.profiler.journal import Journal
+from paddlenlp_galvatron.profiler.layers import computation
+from paddlenlp_galvatron.profiler.layers.computation import NARROW, NARROW_TOKENS, ComputationProfiler
 from paddlenlp_galvatron.profiler.layers.silent import SilentGroups
+from paddlenlp_galvatron.profiler.layers.summary import LAUNCH, computation_profile
 from paddlenlp_galvatron.profiler.stopwatch import LEAST_LAPS, Stopwatch
-from paddlenlp_galvatron.profiles import Collective
+from paddlenlp_galvatron.profiles import Collective, Meta
 from paddlenlp_galvatron.runtime import device
 
 
@@ -87,6 +91,33 @@ def test_a_cold_lap_neither_counts_nor_says_how_many_follow(queue):
     queue.first = True
     together = stopwatch.together(lambda: queue.work(5.0, first_ms=5000.0))
     assert len(together) >= 16 and np.all(together == 5.0)
+
+
+def test_on_gpus_the_launch_of_a_layer_is_measured_on_one_that_takes_the_device_no_time(queue, shape, monkeypatch):
+    asked = []
+
+    class Part:
+        """The host takes 2 µs for each token that there is, and 300 for each layer, backward twice that."""
+
+        def __init__(self, shape, family, *, layers, samples, seq_length, strategy, **_):
+            asked.append((shape.hidden_size, samples * seq_length))
+            self.ms = 0.002 * seq_length + 0.3 * layers
+            self.again = self.ms if strategy.recompute else 0.0
+
+        def forward(self):
+            queue.work(self.ms)
+
+        def backward(self):
+            queue.work(2 * self.ms + self.again)
+
+    monkeypatch.setattr(computation, "MeasuredPart", Part)
+    profiler = ComputationProfiler([shape], None, Stopwatch(1, budget_ms=1), Journal())
+    turn = profiler._launch()
+    assert set(asked) == {(NARROW["hidden_size"], NARROW_TOKENS)}
+    profiler.journal.get(LAUNCH, lambda: turn)
+    launch = computation_profile(profiler.journal, [shape], Precision.BF16, Meta()).launch
+    assert (launch.forward_ms, launch.backward_ms) == pytest.approx((0.3, 0.6))
+    assert launch.recompute_ms == pytest.approx(0.3, abs=0.05)
 
 
 @pytest.mark.parametrize("kind", overlap.STARTED)

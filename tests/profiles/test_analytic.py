@@ -10,8 +10,9 @@ import pytest
 from paddlenlp_galvatron.cost_model import CostModel, load
 from paddlenlp_galvatron.model.layer import PARTLY, Fused
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, UserError, uniform_plan
-from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, Variant, VocabVariant
+from paddlenlp_galvatron.profiles import NOTHING, Collective, ComputationProfile, Meta, PassTimes, Variant, VocabVariant
 from paddlenlp_galvatron.profiles.analytic import (
+    LAYER_CALLS,
     ON_GPUS,
     analytic_computation,
     analytic_hardware,
@@ -50,6 +51,25 @@ def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq, fused, 
     head = measured.head(12, 2048).forward_ms if seq == 2048 else None
     if head:
         assert derived.head(12, seq).forward_ms == pytest.approx(head, rel=0.1)
+
+
+def test_no_pass_of_a_layer_is_shorter_than_its_launch(tmp_path):
+    """Of 16 tokens a GPU waits for its host; of 4,096 it does not. Split eightfold it does again, on a small model."""
+    sheet = load_data_sheet("h100-80gb")
+    profile = analytic_computation(LLAMA2_7B, sheet, Precision.BF16, [16, 4096])
+    launch_ms = LAYER_CALLS * sheet.launch.value / 1000
+    assert profile.launch == PassTimes(launch_ms, 2 * launch_ms, launch_ms) == PassTimes(0.448, 0.896, 0.448)
+    file = profile.save(tmp_path)
+    for each in (profile, ComputationProfile.load(file, "bf16", 4096, 32)):
+        times, without = ComputeTimes(each), ComputeTimes(replace(each, launch=NOTHING))
+        short = times.layer(0, 1, 16)
+        assert replace(short, shares={}) == profile.launch and short.shares
+        assert without.layer(0, 1, 16).forward_ms < 0.1
+        assert times.layer(0, 1, 4096) == without.layer(0, 1, 4096)
+        assert times.layer(0, 1, 4096, tp=8).forward_ms == launch_ms > without.layer(0, 1, 4096, tp=8).forward_ms
+        assert times.head(1, 16) == without.head(1, 16)
+    slower = sheet.model_copy(update={"launch": sheet.launch.model_copy(update={"value": 16.0})})
+    assert analytic_computation(LLAMA2_7B, slower, Precision.BF16, [16]).launch.forward_ms == 2 * launch_ms
 
 
 SIZES = [(128, 384, 8, 8), (128, 320, 8, 4), (320, 512, 4, 4)]
@@ -220,10 +240,10 @@ def test_more_of_anything_costs_more():
     sheet = load_data_sheet("a100-80gb")
     faster = sheet.model_copy(update={"matmul_16bit": sheet.matmul_16bit.model_copy(update={"value": 1000.0})})
     for other, seq, model in ((sheet, 512, SMALL), (sheet, 256, replace(SMALL, intermediate_size=1280))):
-        base = ComputeTimes(analytic_computation(SMALL, sheet, Precision.BF16, [256])).layer(0, 1, 256)
-        more = ComputeTimes(analytic_computation(model, other, Precision.BF16, [seq])).layer(0, 1, seq)
+        base = ComputeTimes(analytic_computation(SMALL, sheet, Precision.BF16, [256])).layer(0, 1024, 256)
+        more = ComputeTimes(analytic_computation(model, other, Precision.BF16, [seq])).layer(0, 1024, seq)
         assert more.forward_ms > base.forward_ms
-    quick = ComputeTimes(analytic_computation(SMALL, faster, Precision.BF16, [256])).layer(0, 1, 256)
+    quick = ComputeTimes(analytic_computation(SMALL, faster, Precision.BF16, [256])).layer(0, 1024, 256)
     assert quick.forward_ms < base.forward_ms
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,17 +16,21 @@ from ...plan.layout import chunks_of_a_sample
 from ...plan.mesh import Axis
 from ...profiles import EMBEDDING, HEAD, PassKey, SeamKey, Shape, layer_part
 from ...runtime.adapter import Adapter
+from ...runtime.device import on_gpu
 from ...runtime.gradients import global_norm, update_in_turns
 from ..journal import Journal
 from ..refine import coarse, uncertain
 from ..stopwatch import Stopwatch, Timing
 from .part import FEW_AND_MANY, MeasuredPart, of_one_layer
-from .summary import OPTIMIZER, PassPoint, PassTurn, SeamPoint, SeamTurn, SharePoint, doubtful, measured
+from .summary import LAUNCH, OPTIMIZER, PassPoint, PassTurn, SeamPoint, SeamTurn, SharePoint, doubtful, measured
 
 TURNS, MOST_TURNS = 2, 5  # everything is measured twice, what spreads widely or cannot be more often
 PINNED_TURNS = 4  # where CPU processes are pinned: a small part took up to 8 % longer than at best for 5 to 10 s
 SMALL_MS = 20.0  # what takes less is measured in all turns: some took half as long again, as memory happened to lie
 TOLERANCE = 0.05  # of a time: points in between are measured where a line through the others misses by more
+# A layer that a GPU computes in less time than its host takes to launch it: as many kernels, few tokens and weights.
+NARROW: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "heads": 2, "kv_heads": 2, "own_head_dim": 128}
+NARROW_TOKENS = 16
 # Two ranks that share samples: what each does at the seams is by its tokens, hardly by how many others there are.
 SHARED = {Axis.ULYSSES: LayerStrategy(2, ulysses=True), Axis.CONTEXT: LayerStrategy(context=2)}
 ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
@@ -64,6 +68,8 @@ class ComputationProfiler:
         if max(degrees) > 1:
             self._measure_seams(points)
         self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
+        if on_gpu():
+            self.journal.get(LAUNCH, self._launch)
         for turn in range(1, self.turns or MOST_TURNS):
             if not self.stopwatch.is_late():
                 doubted = doubtful(self.journal)
@@ -126,6 +132,11 @@ class ComputationProfiler:
         recompute_ms = max(0.0, float(np.median(again_b - few_b)) / few)
         forward, backward = of_one_layer(few_f, many_f, self.layers), of_one_layer(few_b, many_b, self.layers)
         return PassTurn(forward.tolist(), backward.tolist(), recompute_ms)
+
+    def _launch(self) -> PassTurn:
+        """What the host takes to launch a layer."""
+        narrow = replace(self, shapes=[replace(self.shapes[0], **NARROW)])
+        return narrow._layer(PassKey(layer_part(), 1, NARROW_TOKENS))
 
     def _measure_shares(self, key: PassKey) -> None:
         """Of the time of recomputing a whole layer, what its parts take: at one batch, as they grow alike."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from ...plan.mesh import Axis
 from ...profiles import (
     EMBEDDING,
     HEAD,
+    NOTHING,
     ComputationProfile,
     Meta,
     PassKey,
@@ -25,7 +27,7 @@ from ..journal import Journal
 from ..refine import falling, misses
 from ..stopwatch import WIDE, Timing
 
-OPTIMIZER = "optimizer"
+OPTIMIZER, LAUNCH = "optimizer", "launch"
 
 
 class PassPoint(NamedTuple):
@@ -173,6 +175,10 @@ def fit_errors(known: Mapping[PassKey, PassTimings]) -> dict[str, float]:
     return {name: float(np.median(found)) for name, found in errors.items() if found}
 
 
+def _times(found: PassTimings) -> PassTimes:
+    return PassTimes(found.forward.ms, found.backward.ms, found.recompute_ms)
+
+
 def computation_profile(
     journal: Journal, shapes: Sequence[ModelShape], precision: Precision, meta: Meta
 ) -> ComputationProfile:
@@ -190,6 +196,7 @@ def computation_profile(
     shares = {
         name: {Recompute.of(words): share for words, share in found.items()} for name, found in journal.items("shares ")
     }
+    launch = [PassTurn(*value) for _, value in journal.items(LAUNCH)]
     [optimizer_ms] = [ms for _, ms in journal.items(OPTIMIZER)] or [0.0]
     told = meta.model_dump() | {"spread": spread, "flags": flags, "fit_error": fit_errors(known)}
     return ComputationProfile(
@@ -205,11 +212,9 @@ def computation_profile(
             for (part, point), ms in alone.items()
             if part == EMBEDDING and (HEAD, point) in alone
         },
-        {
-            key: PassTimes(p.forward.ms, p.backward.ms, p.recompute_ms, shares.get(SharePoint.of(key).name, {}))
-            for key, p in known.items()
-        },
+        {key: replace(_times(found), shares=shares.get(SharePoint.of(key).name, {})) for key, found in known.items()},
         measured_seams(journal),
+        _times(PassTimings.of_turns(launch)) if launch else NOTHING,
         optimizer_ms,
         meta=Meta.model_validate(told),
     )
