@@ -19,14 +19,13 @@ from statistics import fmean
 from typing import Any
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.calibration.fit import calibrate
+from paddlenlp_galvatron.calibration.fit import ROOM, calibrate
 from paddlenlp_galvatron.calibration.runs import MeasuredRun, expected
 from paddlenlp_galvatron.calibration.tables import read_table
 from paddlenlp_galvatron.profiles.data_sheet import DataSheet, load_data_sheet
 from paddlenlp_galvatron.validation.accuracy import kendall
 
 GIB_MIB = 1024.0
-ROOM = 0.9  # of a card: an allocator that reserved more may have taken it because it was there
 
 
 def told(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..base.errors import UserError
 from ..profiles.data_sheet import DataSheet, Figure
+from ..profiles.reserve import ALLOCATOR
 from .runs import MeasuredRun, expected
 
 # What is fitted, and how far it may be off before a run was measured: standard deviations of the logarithm.
@@ -28,9 +29,10 @@ EXPECTED = {
     "host_link": 0.3,
 }
 SHARES = ("matmul_efficiency", "memory_efficiency", "link_efficiency", "network_efficiency")  # of a peak: at most 1
-NOISE = 0.03  # of a measured step beside the best prediction, standard deviation: as over the published runs
+NOISE = 0.02  # of a measured step beside the best prediction, standard deviation: as over the published runs
 DETERMINED = 0.5  # a number whose deviation the runs have brought below this share of EXPECTED is determined by them
 STEPS, STEP = 12, 1e-3  # of Gauss and Newton, and of the logarithm for slopes
+ROOM = 0.9  # of a card: an allocator that held more may have taken it because it was there
 LONGEST = 300  # characters of a source
 LARGEST_MOVE = 1.0  # of a logarithm in one step: far from the solution slopes mislead
 
@@ -73,7 +75,7 @@ class Calibration:
         axes = {
             "tp": [plan.layers[0].tp for plan in plans],
             "pp": [plan.pipeline for plan in plans],
-            "samples a micro-batch": [plan.micro_batch for plan in plans],
+            "samples of a rank": [plan.micro_batch // plan.dp(plan.layers[0]) for plan in plans],
             "tokens a sample": [plan.assumed.seq_length or 0 for plan in plans],
         }
         low_high = {name: (min(values), max(values)) for name, values in axes.items()}
@@ -89,7 +91,7 @@ def calibrate(runs: Sequence[MeasuredRun], sheet: DataSheet) -> Calibration:
     if not runs:
         raise UserError("runs: none that can be priced; give a log, a validation.json or a table with other rows")
     fitted, determined = _fitted(runs, sheet)
-    share = _allocator(runs)
+    share = _allocator(runs, sheet.memory.value * 1024)
     source = f"calibrated from {len(runs)} runs: {', '.join(dict.fromkeys(run.name for run in runs))}"[:LONGEST]
     figures = {
         name: _figure(getattr(sheet, name), value, source if determined[name] else f"{source}; they hardly tell it")
@@ -100,7 +102,7 @@ def calibrate(runs: Sequence[MeasuredRun], sheet: DataSheet) -> Calibration:
     result = sheet.model_copy(update=figures)
     numbers = [Number(name, getattr(sheet, name).value, value, determined[name]) for name, value in fitted.items()]
     if share is not None:
-        numbers.append(Number("allocator", sheet.allocator.value if sheet.allocator else 0.0, share, True))
+        numbers.append(Number("allocator", ALLOCATOR, share, True))
     apart = []
     for run in runs if len(runs) > 1 else ():
         others = [other for other in runs if other is not run]
@@ -135,14 +137,15 @@ def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet) -> tuple[dict[str, fl
     return found, {name: bool(share < DETERMINED) for name, share in zip(names, left, strict=True)}
 
 
-def _allocator(runs: Sequence[MeasuredRun]) -> float | None:
-    """The largest share that an allocator held beside tensors, where their sum was measured and nothing offloaded."""
+def _allocator(runs: Sequence[MeasuredRun], card_mib: float) -> float | None:
+    """The largest share that an allocator held beside tensors, where it is more than is taken anyway. A full card
+    tells nothing: an allocator holds more where there is more."""
     shares = [
         run.reserved_mib / run.allocated_mib - 1
         for run in runs
-        if run.reserved_mib and run.allocated_mib and not run.offload_optimizer
+        if run.reserved_mib and run.allocated_mib and run.reserved_mib < ROOM * card_mib and not run.offload_optimizer
     ]
-    return max(*shares, 1e-3) if shares else None
+    return max(shares) if shares and max(shares) > ALLOCATOR else None
 
 
 def _error(run: MeasuredRun, sheet: DataSheet) -> float:
