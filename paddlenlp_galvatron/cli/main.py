@@ -30,6 +30,7 @@ COMMANDS = {
     "quickstart": "all of it on this machine: data, profile, search, train, compare",
     "plan": "plan files: show, check, diff, trace, schema, uniform, to-paddlenlp, to-paddleformers",
     "search": "find the best plan from profile files",
+    "calibrate": "fit a data sheet to measured steps, for predictions of other plans",
     "fit": "how many cards a model needs for a task, and how fast it is on them",
     "doctor": "check whether this machine can plan and train, with remedies",
     "explain": "explain a plan: time and memory by part, what limits it, what would change it",

@@ -65,6 +65,8 @@ def search(values: dict[str, Any], json: bool) -> None:
     options, cost = on_device(options, cost, heard.append)
     if options.planned_only:
         heard.append(f"task: {options.task} is planned only; galvatron train trains all weights, and refuses the plan")
+    if options.offload_optimizer:
+        heard.append("offload_optimizer: planned only; galvatron train has no offload, and refuses the plan")
     notes = list(dict.fromkeys(heard))
     title = _title(model, options, default_batch=BATCHES.isdisjoint(values))
     log = [f"Search {line}" for line in title]
@@ -123,6 +125,7 @@ def _output_path(given: Path | None, model: Model, options: SearchOptions) -> Pa
     memory = f"{options.memory_constraint:g}GB_{options.mixed_precision}"
     cluster = f"{options.num_nodes}nodes_{options.num_gpus_per_node}gpus_per_node"
     task = f"_{options.task}" if options.planned_only else ""
+    task += "_offload" if options.offload_optimizer else ""
     return (given or Path("configs")) / f"galvatron_config_{model.name}_{cluster}_{memory}{task}.json"
 
 

@@ -39,6 +39,7 @@ class CostOptions:
     context_mib: float = 0.0  # reserve of every device: CUDA context, fragmentation, whatever else runs there
     global_memory_buffer: bool = True  # Megatron-SP: room for the gathered activations of one layer
     task: Task = Task()
+    offload_optimizer: bool = False  # its states lie in the host's memory between two updates; planned only
 
 
 class States(NamedTuple):
@@ -119,6 +120,7 @@ class StageMemory:
     activations_mib: float  # of all micro-batches in flight
     working_mib: float
     estimate_mib: float | None = None  # of what tensors hold, from a walk through the step; None: no walk tells it
+    offloaded_mib: float = 0.0  # optimizer states in the host's memory, whose place the allocator may have kept
 
     @property
     def tensors_mib(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..base.errors import UserError
@@ -23,21 +24,27 @@ def derive(
     gpus_per_node: int,
     assumed: Assumptions,
     options: CostOptions = CostOptions(),
+    kept_bytes: Callable[[int, int], float] | None = None,
 ) -> CostModel:
     """The same prices as of the files that `galvatron profile all --analytic` writes; with Paddle's fused kernels,
-    unless `assumed` says otherwise. Raises UserError where no length of samples is assumed."""
+    unless `assumed` says otherwise. `kept_bytes`: see `analytic_computation`. Raises UserError where no length of
+    samples is assumed."""
     seq = assumed.seq_length
     if seq is None:
         raise UserError("seq_length: missing; say how many tokens a sample has")
     assumed = replace(assumed, flash_attention=assumed.flash_attention is not False)
     precision, lengths, fused = assumed.mixed_precision, [seq], assumed.fused
+    memory = analytic_memory(model, precision, lengths, fused)
+    if sheet.allocator:
+        memory = replace(memory, meta=memory.meta.with_extra({}, reserved=1 + sheet.allocator.value))
     return CostModel(
         model,
         network=Network(analytic_hardware(sheet, num_nodes, gpus_per_node)),
-        times=ComputeTimes(analytic_computation(model, sheet, precision, lengths, fused)),
-        memory=MemoryUse(analytic_memory(model, precision, lengths, fused)),
+        times=ComputeTimes(analytic_computation(model, sheet, precision, lengths, fused, kept_bytes)),
+        memory=MemoryUse(memory),
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,
         assumed=assumed,
         options=options,
+        host_link=sheet.host_link.value,
     )

@@ -106,6 +106,7 @@ class LayerPrices:
             split.recomputing[strategy.recompute] = recomputing
         seams, times, room = recomputing
         messages = of_weights.behind(seams)
+        times = times.launched(self.times.profile.launch, messages.forward_ms + messages.backward_ms)
         cost = self._modules.trained(strategy, split.sharding, messages, times, split.held, whole, room)
         if (rank := self.task.adapter_rank) is None:
             return cost

@@ -23,7 +23,7 @@ from ..profiles.files import ProfileFile
 from ..profiles.memory import STATE_BYTES, Role
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
-from ..profiles.reserve import Reserve, reserve_of
+from ..profiles.reserve import Reserve, gpu_sheet, reserve_of
 from .communication import Calls, vocab_calls
 from .constants import batch_mib, own_positions_mib
 from .costs import (
@@ -44,9 +44,10 @@ from .redistribution import redistribution
 from .simulate import StageTimes, step_ms
 from .stage_memory import bound_of, fullest, memory_of
 from .states import StateBytes
-from .weights import Weights, head_weights
+from .weights import Weights, head_weights, table_weights
 
 MIB = 2**20
+GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
 # Messages that a rank of a pipeline holds beside activations, of one micro-batch and of several. Of the next stage: the
 # gradient in use, and the next one posted; of the one before: an activation posted, and a gradient leaving.
 NEXT, BEFORE = (1, 2), (0, 2)
@@ -71,7 +72,9 @@ class CostModel(LayerPrices):
         gpus_per_node: int,
         assumed: Assumptions,
         options: CostOptions = CostOptions(),
+        host_link: float | None = None,
     ):
+        """`host_link`: GB/s between a device and its host's memory; None: of its data sheet, by the device's name."""
         super().__init__()
         self.models = (model,) if isinstance(model, ModelShape) else tuple(model)
         self.network = network
@@ -87,7 +90,13 @@ class CostModel(LayerPrices):
         self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))
         self.layer_types = tuple(kind for kind, shape in enumerate(self.models) for _ in range(shape.layers))
         self._modules = ModuleCosts(
-            network, gpus_per_node, times.profile.optimizer_ms_per_million, assumed, self.state_bytes, options.task
+            network,
+            gpus_per_node,
+            times.profile.optimizer_ms_per_million,
+            assumed,
+            self.state_bytes,
+            options.task,
+            self._host_mib_per_ms(host_link) if options.offload_optimizer else None,
         )
         self._vocab: dict[tuple[VocabStrategy, int, int, int, int, Role], LayerCost] = {}
         self._moves_ms: dict[tuple[TokenLayout, TokenLayout, int, int], float] = {}
@@ -118,6 +127,16 @@ class CostModel(LayerPrices):
         """Name of the devices that its prices are of, where a profile tells it."""
         metas = (self.network.profile.meta, self.times.profile.meta, self.memory.profile.meta)
         return next((name for meta in metas if (name := meta.fingerprint.device)), None)
+
+    def _host_mib_per_ms(self, host_link: float | None) -> float:
+        if host_link is None and (sheet := gpu_sheet(self.device)):
+            host_link = sheet.host_link.value
+        if host_link is None:
+            raise UserError(
+                "offload_optimizer: no profile names a GPU whose data sheet tells how fast its host's memory is; "
+                "leave the option out, or derive profiles with --analytic"
+            )
+        return host_link * GB_PER_S
 
     @property
     def reserve(self) -> Reserve:
@@ -323,7 +342,9 @@ class CostModel(LayerPrices):
         peak, kept = self.memory.vocab_activation_mib(
             role, vocab.tp, seq, self.assumed.sequence_parallel, samples / split
         )
-        held = Weights(round(self.memory.vocab_states_mib(role, vocab.tp) * MIB / STATE_BYTES))
+        table = table_weights(self.models[first if role == "first" else last], vocab.tp)
+        states_mib = self.memory.vocab_states_mib(role, vocab.tp)
+        held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
         if self.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
             times = PassTimes(times.forward_ms, 0.0 if role == "first" else parts[-1].forward_ms)
         whole = self._whole_gradients(micro_batches)

@@ -26,12 +26,15 @@ class ModuleCosts:
         assumed: Assumptions,
         state_bytes: StateBytes,
         task: Task,
+        host_mib_per_ms: float | None,
     ):
+        """`host_mib_per_ms`: to and from the host's memory, where the optimizer's states lie there; else None."""
         self._times = MessageTimes(network, gpus_per_node)
         self._optimizer_ms_per_million = optimizer_ms_per_million
         self._assumed = assumed
         self._state_bytes = state_bytes
         self._task = task
+        self._host_mib_per_ms = host_mib_per_ms
 
     def messages(self, calls: Calls, mesh: Mesh, pipeline: int, weights: Weights) -> Messages:
         """How long a module's collectives take."""
@@ -90,7 +93,11 @@ class ModuleCosts:
             async_reduce,
             room,
             several_matrices=isinstance(strategy, LayerStrategy),
+            offload=self._host_mib_per_ms is not None,
         )
+        optimizer_ms = updated / 1e6 * self._optimizer_ms_per_million
+        if self._host_mib_per_ms:  # there and back, one matrix after the other, with nothing beside it
+            optimizer_ms += 2 * memory.update.states_mib / self._host_mib_per_ms
         terms = Terms(
             held,
             times.forward_ms,
@@ -105,6 +112,6 @@ class ModuleCosts:
             not async_reduce,
             messages.finish_ms,
             messages.publish_ms,
-            updated / 1e6 * self._optimizer_ms_per_million,
+            optimizer_ms,
         )
         return LayerCost.of(terms, room.activation_mib, working_mib, memory if states is None else None)

@@ -15,8 +15,8 @@ from ..plan.mesh import Axis, Degrees, Mesh
 from ..plan.seams import CORE, seam_ops
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from .costs import States
-from .peak import PartMemory
-from .states import StateBytes
+from .peak import PartMemory, Update
+from .states import MOMENT_BYTES, StateBytes
 from .weights import Weights
 
 MIB = 2**20
@@ -39,11 +39,14 @@ def module_memory(
     async_reduce: bool,
     room: Room,
     several_matrices: bool = True,
+    offload: bool = False,
 ) -> tuple[States, float, PartMemory]:
     """(states, working set in MiB, all of it for a walk) of a module whose matrices are shared by `sharding` ranks.
 
     `whole_gradients`: they are summed over several micro-batches before they are reduced. With one micro-batch alone
     gradients come as activations go, so that only what they take beyond these is added to the states.
+    `offload`: the optimizer's states lie in the host's memory. In the first update the fp32 weights of all modules are
+    still on the device, and one matrix after the other gets its moments, which leave with its fp32 weight.
     """
     matrices_mib = weights.matrices / MIB
     sharded = dp_type is not DataParallel.DDP and sharding > 1
@@ -52,11 +55,16 @@ def module_memory(
     gradient_mib = matrices_mib * per_weight.gradient
     kept_mib = gradient_mib / (1 if whole_gradients else shards)
     single = async_reduce and not whole_gradients  # the step has one micro-batch
+    moments_mib = matrices_mib * per_weight.optimizer / shards + vectors_mib * per_weight.optimizer
+    master_mib = moments_mib * max(per_weight.optimizer - MOMENT_BYTES, 0) / max(per_weight.optimizer, 1)
+    update = Update(master_mib, weights.largest / MIB * MOMENT_BYTES / shards, moments_mib) if offload else Update()
+    if offload:  # no activations are there by then: their place is enough for most of it
+        moments_mib = max(master_mib - room.activation_mib, 0.0)
     states = States(
         matrices_mib * per_weight.weight / (shards if dp_type is DataParallel.ZERO3 else 1)
         + vectors_mib * per_weight.weight,
         (max(kept_mib - room.activation_mib, 0.0) if single else kept_mib) + vectors_mib * per_weight.gradient,
-        matrices_mib * per_weight.optimizer / shards + vectors_mib * per_weight.optimizer,
+        moments_mib,
     )
 
     gathered_mib = matrices_mib * per_weight.weight if sharded and dp_type is DataParallel.ZERO3 else 0.0
@@ -65,7 +73,7 @@ def module_memory(
     joins = sharded or not async_reduce or (several_matrices and weights.matrices <= JOINED_NUMBERS)
     joined_mib = gradient_mib if sharding > 1 and joins else 0.0
     part = PartMemory(
-        fixed_mib=states.parameters_mib + states.moments_mib,
+        fixed_mib=states.parameters_mib + (0.0 if offload else moments_mib),
         gradient_mib=gradient_mib + vectors_mib * per_weight.gradient,
         kept_mib=gradient_mib / shards + vectors_mib * per_weight.gradient,
         activation_mib=room.activation_mib,
@@ -73,6 +81,7 @@ def module_memory(
         made_mib=room.made_mib,
         gathered_mib=gathered_mib,
         joined_mib=joined_mib,
+        update=update,
     )
     # A message is under way while the next module's backward runs, taken to be as large: after each micro-batch; or
     # after the last one, when its gradients' place has been given up, but not yet that of what is kept of them.
@@ -82,7 +91,7 @@ def module_memory(
     working_mib = room.working_mib + (room.made_mib if single else 0.0)
     in_backward = 2 * gathered_mib + max(working_mib, made_mib - room.activation_mib) + under_way_mib
     at_its_end = gathered_mib + made_mib + joined_mib - room.activation_mib
-    return states, max(in_backward, at_its_end), part
+    return states, max(in_backward, at_its_end, update.tensor_mib), part
 
 
 def others_mib(model: ModelShape, degrees: Degrees, mesh: Mesh, seq: int, assumed: Assumptions) -> float:

@@ -12,6 +12,14 @@ from typing import NamedTuple
 from ..plan.schedules import Pass
 
 
+class Update(NamedTuple):
+    """What the first update takes of a part whose optimizer states lie in the host's memory, in MiB."""
+
+    master_mib: float = 0.0  # fp32 weights
+    tensor_mib: float = 0.0  # moments of its largest matrix
+    states_mib: float = 0.0  # all of its states, in the host's memory
+
+
 class PartMemory(NamedTuple):
     """What one part of a stage, a layer or vocabulary layers, takes on a rank, in MiB."""
 
@@ -24,6 +32,7 @@ class PartMemory(NamedTuple):
     made_mib: float = 0.0  # of the gradients, what a step's first backward has made by then
     gathered_mib: float = 0.0  # zero3's weights while the part runs
     joined_mib: float = 0.0  # the message in which gradients are reduced
+    update: Update = Update()
 
     @property
     def shard_mib(self) -> float:
@@ -61,7 +70,10 @@ class _Start(NamedTuple):
 def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], reduced_each: bool = False) -> float:
     """`chunks`: the parts of each, in the order of forward; `passes` of the stage. Gradients of a chunk are reduced
     after its last micro-batch, or after each."""
-    fixed_mib = sum(part.fixed_mib for parts in chunks for part in parts)
+    every = [part for parts in chunks for part in parts]
+    fixed_mib = sum(part.fixed_mib for part in every)
+    updating_mib = sum(part.update.master_mib + part.gradient_mib for part in every)
+    updating_mib += max(part.update.tensor_mib for part in every)
     activations_mib = [sum(part.activation_mib for part in parts) for parts in chunks]
     gradients_mib = [(0.0, _between(parts, reduced_each), sum(part.kept_mib for part in parts)) for parts in chunks]
     micro_batches = sum(work.kind == "backward" for work in passes) // len(chunks)
@@ -79,7 +91,7 @@ def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], red
         in_flight_mib -= activations_mib[chunk]
         sent = (chunk, done[chunk] > 0) if reduced_each else None
         done[chunk] += 1
-    peaks = []
+    peaks = [fixed_mib + updating_mib] if any(part.update.states_mib for part in every) else []
     for start, held_mib in most_mib.items():
         kept_mib = sum(sizes[state] for sizes, state in zip(gradients_mib, start.states, strict=True))
         before = _Sent() if start.sent is None else _Sent(_last_sent(chunks[start.sent[0]]), start.sent[1])

@@ -46,7 +46,8 @@ def memory_of(
     estimate_mib = shared_mib + peak_mib(known, list(without_repeats(runs, plan.chunks)), reduced_each)
     # No price has what neighbours do to each other: a message under way is as large as the part behind made it.
     working_mib = max(memory.working_mib, working_mib, estimate_mib - memory.states_mib - memory.activations_mib)
-    return replace(memory, working_mib=working_mib, estimate_mib=estimate_mib)
+    offloaded_mib = sum(part.update.states_mib for parts in known for part in parts)
+    return replace(memory, working_mib=working_mib, estimate_mib=estimate_mib, offloaded_mib=offloaded_mib)
 
 
 def _beside_mib(part: LayerCost, before: LayerCost) -> float:

@@ -19,6 +19,7 @@ class Weights:
     copied_matrices: tuple[int, ...] = ()  # of the matrices, those that `copies` ranks of the tp group hold: kv heads
     copied_vectors: tuple[int, ...] = ()  # those of the split vectors
     copies: int = 1
+    largest: int = 0  # of the matrices
 
     @property
     def vectors(self) -> int:
@@ -47,6 +48,7 @@ def weights_of(kind: LayerKind, tp: int) -> Weights:
         copied_matrices=tuple(matrix.numbers_on(tp) for matrix in matrices if matrix in shared),
         copied_vectors=tuple(vector.numbers_on(tp) for vector in vectors if vector in shared),
         copies=max((tp // weight.parts(tp) for weight in shared), default=1),
+        largest=max((matrix.numbers_on(tp) for matrix in matrices), default=0),
     )
 
 

@@ -34,6 +34,11 @@ def require_model(plan: Plan, model: ModelShape) -> None:
             f"galvatron.searched_from: the plan was searched for {task}, and training trains all weights; search a "
             "plan without --task"
         )
+    if isinstance(options, dict) and options.get("offload_optimizer"):
+        raise UserError(
+            "galvatron.searched_from: the plan was searched with offload_optimizer, which can be planned but not "
+            "trained; search a plan without it"
+        )
     if searched.get("model_fingerprint", model.fingerprint) != model.fingerprint:
         raise UserError(
             f"galvatron.searched_from: the plan was searched for {searched.get('model', 'another model')}, "

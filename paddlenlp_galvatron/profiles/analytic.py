@@ -29,6 +29,7 @@ FP32_BYTES = 4
 BATCHES = (1, 8)  # two, so that every time mode has its points
 MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)
 DEGREES = (1, 2, 4, 8, 16)
+GRADIENT_BYTES = 10  # a weight's gradient in 16 bits is read, and added to a sum in fp32
 LAYER_CALLS = 56  # into Paddle, of a layer's forward pass with fused kernels: benchmarks/python_per_layer.py
 ON_GPUS = Fused.ATTENTION | Fused.ROPE | Fused.NORMS  # as training has it by default
 
@@ -88,6 +89,8 @@ def analytic_computation(
     """
     peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
     flops_per_ms = peak.value * sheet.matmul_efficiency.value * 1e9
+    flash = Fused.ATTENTION in fused
+    attention_per_ms = peak.value * sheet.attention_efficiency.value * 1e9 if flash else flops_per_ms
     bytes_per_ms = sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6
 
     def kept(seq: int, tp: int) -> float:
@@ -96,30 +99,37 @@ def analytic_computation(
     def again(seq: int, tp: int = 1) -> dict[Recompute, float]:
         return recompute_shares(model, seq, tp, precision, fused, flops_per_ms / bytes_per_ms)
 
-    def passes(tokens: int, flops: float, kept: float) -> PassTimes:
-        """Times for this many matrix-product operations and kept bytes a token."""
+    def passes(tokens: int, kept: float, weights: int = 0, products: int = 0, pairs: float = 0.0) -> PassTimes:
+        """Times of `products` matrix products with so many weights, of attention's operations a token, and of traffic
+        for the kept bytes a token. Backward adds its gradients to those of the micro-batches before."""
+        product = 2 * weights * tokens / flops_per_ms + products * sheet.product_start.value / 1e3
+        core = pairs * tokens / attention_per_ms
         traffic = 2 * kept * tokens / bytes_per_ms
-        product = flops * tokens / flops_per_ms
-        return PassTimes(product + traffic, 2 * (product + traffic), product + traffic)
+        summed = 0.0 if kept_bytes else weights * GRADIENT_BYTES / bytes_per_ms
+        forward = product + core + traffic
+        return PassTimes(forward, 2 * (product + traffic) + (2.5 if flash else 2) * core + summed, forward)
+
+    def of_layer(tokens: int, seq: int, tp: int) -> PassTimes:
+        matrices = [weight for weight in model.block.weights if weight.is_matrix]
+        pairs = _pairs(seq, fused) * model.block.pair_flops / tp
+        return passes(tokens, (kept_bytes or kept)(seq, tp), model.layer_parameters // tp, len(matrices), pairs)
 
     layer_ms: dict[Shape, float] = {}
     other_ms: dict[Shape, float] = {}
     measured: dict[PassKey, PassTimes] = {}
     for seq in lengths:
-        pairs = _pairs(seq, fused)
-        layer_flops = 2 * model.layer_parameters + pairs * model.block.pair_flops
         for batch in BATCHES:
             tokens, shape = batch * seq, Shape(batch, seq)
-            layer = replace(passes(tokens, layer_flops, (kept_bytes or kept)(seq, 1)), shares=again(seq))
-            embedding = passes(tokens, 0.0, model.hidden_size * precision.bytes)
-            head = passes(tokens, 2 * model.hidden_size * model.vocab_size, 1.5 * model.vocab_size * FP32_BYTES)
+            layer = replace(of_layer(tokens, seq, 1), shares=again(seq))
+            embedding = passes(tokens, model.hidden_size * precision.bytes)
+            head = passes(tokens, 1.5 * model.vocab_size * FP32_BYTES, model.hidden_size * model.vocab_size, 1)
             layer_ms[shape] = layer.forward_ms / batch
             other_ms[shape] = (embedding.forward_ms + head.forward_ms) / batch
             for part, times in ((layer_part(), layer), (EMBEDDING, embedding), (HEAD, head)):
                 measured[PassKey(part, batch, seq)] = times
             for tp in DEGREES[1:]:  # not all that a layer writes is split
-                split = passes(tokens, layer_flops / tp, (kept_bytes or kept)(seq, tp))
-                measured[PassKey(layer_part(), batch, seq, tp)] = replace(split, shares=again(seq, tp))
+                split = replace(of_layer(tokens, seq, tp), shares=again(seq, tp))
+                measured[PassKey(layer_part(), batch, seq, tp)] = split
     launch_ms = LAYER_CALLS * sheet.launch.value / 1000
     # AdamW reads gradient, master weight and moments and writes the last three and the weight.
     optimizer_bytes = 7 * FP32_BYTES + precision.bytes
@@ -130,7 +140,7 @@ def analytic_computation(
         {0: layer_ms},
         other_ms,
         measured,
-        launch=PassTimes(launch_ms, 2 * launch_ms, launch_ms),  # backward has two kernels for each of forward's
+        launch=PassTimes(launch_ms, launch_ms, launch_ms),  # backward has twice the kernels, but no Python
         optimizer_ms_per_million=1e6 * optimizer_bytes / bytes_per_ms,
         meta=_meta(model, sheet.device, precision),
     )

@@ -83,21 +83,27 @@ class PassTimes:
     recompute_ms: float | None = None  # the forward inside backward; None: as long as forward
     shares: Mapping[Recompute, float] = field(default_factory=dict)  # of it, that recomputing parts alone takes
 
-    def at_least(self, other: PassTimes) -> PassTimes:
-        """The longer of both, pass by pass."""
-        again = self.recompute_ms
-        return replace(
-            self,
-            forward_ms=max(self.forward_ms, other.forward_ms),
-            backward_ms=max(self.backward_ms, other.backward_ms),
-            recompute_ms=None if again is None else max(again, other.recompute_ms or 0.0),
-        )
-
     def slowed(self, factor: float) -> PassTimes:
         """Each pass so many times as long."""
         again = None if self.recompute_ms is None else factor * self.recompute_ms
         forward_ms, backward_ms = factor * self.forward_ms, factor * self.backward_ms
         return replace(self, forward_ms=forward_ms, backward_ms=backward_ms, recompute_ms=again)
+
+    def launched(self, launch: PassTimes, messages_ms: float) -> PassTimes:
+        """These, and the time that a GPU waits for its host to launch a layer. Hosts run ahead, so that this counts
+        over all passes of a layer and its messages together: what they lack is added where it is launched."""
+        again = self.recompute_ms or 0.0
+        again_host = launch.recompute_ms * min(again / self.forward_ms, 1.0) if launch.recompute_ms and again else 0.0
+        host_ms = launch.forward_ms + launch.backward_ms + again_host
+        lacking = host_ms - (self.forward_ms + self.backward_ms + again + messages_ms)
+        if lacking <= 0:
+            return self
+        return replace(
+            self,
+            forward_ms=self.forward_ms + lacking * launch.forward_ms / host_ms,
+            backward_ms=self.backward_ms + lacking * launch.backward_ms / host_ms,
+            recompute_ms=again + lacking * again_host / host_ms if again else self.recompute_ms,
+        )
 
     def beside(self, seams: SeamTimes) -> PassTimes:
         """With what a rank does at the seams of a shared layer, of which recomputing all repeats forward's."""

@@ -38,9 +38,7 @@ class ComputeTimes:
     def layer(self, layer_type: int, samples: float, seq: int, tp: int = 1) -> PassTimes:
         """Times in ms of one layer on one of `tp` ranks that share `samples` samples of `seq` tokens.
 
-        Backward is twice forward where it was not measured (two matrix products for each of forward's one). No pass is
-        shorter than its launch.
-        Raises UserError when the points don't suffice.
+        Backward is twice forward where it was not measured (two matrix products for each of forward's one). Raises UserError when the points don't suffice.
         """
         return self._part(layer_part(layer_type), samples, seq, tp)
 
@@ -76,7 +74,7 @@ class ComputeTimes:
         key = (part, samples, seq, tp)
         if key not in self._known:
             times = self._price(part, samples, seq, tp)
-            self._known[key] = times if part in (EMBEDDING, HEAD) else times.at_least(self.profile.launch)
+            self._known[key] = times
         return self._known[key]
 
     def _price(self, part: str, samples: float, seq: int, tp: int) -> PassTimes:

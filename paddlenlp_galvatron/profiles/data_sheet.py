@@ -39,6 +39,23 @@ RECEIVE = Figure(
     checked="no: gpu-check's part beside tells it",
 )
 
+HOST = Figure(
+    value=20,
+    unit="GB/s a direction and GPU",
+    source="assumed: PCIe 4.0 x16, at two thirds of its 32 GB/s, as published runs reach on PCIe 5.0",
+    checked="no: give the figure of your nodes",
+)
+# Where a sheet leaves them out.
+ATTENTION = Figure(
+    value=0.32,
+    unit="ratio",
+    source="FlashAttention-2 on H100, causal, heads of 128, 4,096 tokens (arXiv:2407.08608): 319 of 989 TFLOP/s",
+    checked="no: give the figure of your device",
+)
+START = Figure(
+    value=10, unit="µs", source="PaddleFleet's profile of H800", checked="no: give the figure of your device"
+)
+
 
 class DataSheet(BaseModel):
     """One kind of node."""
@@ -55,9 +72,13 @@ class DataSheet(BaseModel):
     link: Figure = Field(description="GB/s a direction from one device to the others of its node")
     network: Figure = Field(description="GB/s a direction from one node to the others")
     matmul_efficiency: Figure = Field(description="share of the peak that matrix products reach")
+    attention_efficiency: Figure = Field(ATTENTION, description="share of the peak that flash attention reaches")
+    product_start: Figure = Field(START, description="µs in which a matrix product begins and ends, whatever its size")
     memory_efficiency: Figure = Field(description="share of the memory bandwidth that elementwise work reaches")
     link_efficiency: Figure = Field(description="share of `link` that collectives reach")
     network_efficiency: Figure = Field(description="share of `network` that collectives reach")
+    allocator: Figure | None = Field(None, description="share of tensors that the allocator holds beside them")
+    host_link: Figure = Field(HOST, description="GB/s a direction between a device and its host's memory")
     overlap_coe: Figure = Field(description="how much slower compute and communication run side by side")
     receive_coe: Figure = Field(RECEIVE, description="how much slower a pipeline's passes run beside a posted receive")
     launch: Figure = Field(LAUNCH, description="µs of the host for one call into Paddle that starts a kernel")

@@ -48,6 +48,7 @@ def _row(one: Fit, following: Fit | None, shape: ModelShape, sheet: DataSheet, o
     return {
         "gpus": one.gpus,
         "fits": one.best is not None,
+        "verdict": one.verdict,
         "step_s": one.best.time_s if one.best else None,
         "tokens_per_s": tokens_per_s,
         "mfu": tokens_per_s * flops / peak if tokens_per_s else None,
@@ -74,7 +75,7 @@ def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: 
     )
     told = rows(found, shape, sheet, options)
     yield _table(
-        ("cards", "tokens/s", "MFU", "days", "s a step", "estimate", "bound", "next", f"+{MORE_GIB:g} GiB"),
+        ("cards", "tokens/s", "MFU", "days", "s a step", "estimate", "bound", "verdict", "next", f"+{MORE_GIB:g} GiB"),
         map(_cells, told),
         justify="right",
     )
@@ -106,7 +107,7 @@ def _table(titles: Sequence[str], lines: Iterable[Sequence[str]], justify: Justi
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    memory = [f"{row['memory_estimate_gib']:.1f}", f"{row['memory_bound_gib']:.1f}"]
+    memory = [f"{row['memory_estimate_gib']:.1f}", f"{row['memory_bound_gib']:.1f}", row["verdict"]]
     if not row["fits"]:
         return [str(row["gpus"]), "-", "-", "-", "-", *memory, "-", "fits" if row["more_gib_fits"] else "-"]
     return [

@@ -389,7 +389,8 @@ class _Search:
         """The best plan below the limit that the core finds, and the family's bound in ms.
 
         Prices of layers do not tell what neighbouring layers hold together. Where a stage of the core's plan does not
-        fit for it, the excess is added to what such a stage holds beside its layers, under the same vocabulary strategy.
+        fit for it, the excess is added to what such a stage holds beside its layers, under the same vocabulary
+        strategy.
         """
         least_ms, prices = 0.0, self._priced(priced, entry)
         while True:

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
-from ..cost_model import CostModel, CostOptions, derive, load
+from ..cost_model import CostModel, derive, load
 from ..plan import ModelShape
 from ..plan.strategy import Assumptions
 from ..profiles.data_sheet import DataSheet, load_data_sheet
@@ -93,6 +93,7 @@ class Fit:
     reserve: Reserve
     card_gib: float
     with_more: float | None  # samples/s with MORE_GIB more on each card; None: still nothing fits
+    hopeful: bool = False  # nothing fits by its bound, but something by what tensors take
 
     @property
     def tensors_mib(self) -> float:
@@ -104,7 +105,15 @@ class Fit:
     @property
     def bound_mib(self) -> float:
         """The most that it can take."""
-        return self.reserve.bound_mib(self.tensors_mib)
+        offloaded = self.held.prediction.stages[self.held.stage].memory.offloaded_mib if self.held else 0.0
+        return self.reserve.bound_mib(self.tensors_mib, offloaded)
+
+    @property
+    def verdict(self) -> str:
+        """`at risk`: only if the allocator holds less beside tensors than it did in published runs."""
+        if self.best and self.bound_mib <= self.card_gib * GIB_MIB + 1:
+            return "fits"
+        return "at risk" if self.best or self.hopeful else "does not fit"
 
 
 def sheet_of(options: FitOptions) -> DataSheet:
@@ -188,13 +197,16 @@ class _Row:
         now, more = (self._search(cost, reserve, gib) for gib in (self.card_gib, self.card_gib + MORE_GIB))
         with_more = more.best.samples_per_s if more.best else None
         held = Need.of(now.best.plan, cost) if now.best else now.need
-        return Fit(gpus, now.best, held, reserve, self.card_gib, with_more)
+        tensors_alone = Reserve(reserve.parts)
+        hopeful = now.best is None and self._search(cost, tensors_alone, self.card_gib).best is not None
+        return Fit(gpus, now.best, held, reserve, self.card_gib, with_more, hopeful)
 
     def _search(self, cost: CostModel, reserve: Reserve, gib: float) -> SearchResult:
         context_mib = reserve.context_mib(gib * GIB_MIB)
         options = SearchOptions(
             task=self.options.task,
             lora_rank=self.options.lora_rank,
+            offload_optimizer=self.options.offload_optimizer,
             num_nodes=cost.num_nodes,
             num_gpus_per_node=cost.gpus_per_node,
             memory_constraint=gib,
@@ -208,7 +220,7 @@ class _Row:
 
 def _derived(shape: ModelShape, sheet: DataSheet, options: FitOptions) -> Callable[[int, int], CostModel]:
     """Prices by arithmetic from the data sheet."""
-    priced = _assumed(options), CostOptions(task=options.trained)
+    priced = _assumed(options), options.priced
     return lambda nodes, cards: derive(shape, sheet, nodes, cards, *priced)
 
 
@@ -243,7 +255,7 @@ def _measured(shape: ModelShape, sheet: DataSheet, options: FitOptions, note: No
             allreduce_bandwidth_config_path=named(allreduce_name(*cluster)),
             p2p_bandwidth_config_path=named(p2p_name(*cluster)),
             sp_time_path=named(sp_time_name(*cluster)),
-            options=CostOptions(task=options.trained),
+            options=options.priced,
             note=note,
         )
         if (measured := gpu_sheet(cost.device)) and measured != sheet:

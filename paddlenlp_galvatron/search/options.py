@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -307,7 +308,7 @@ class SearchOptions(TaskOptions):
 
     @property
     def cost_options(self) -> CostOptions:
-        return CostOptions(self.reserve_mib, not self.no_global_memory_buffer, self.trained)
+        return replace(self.priced, context_mib=self.reserve_mib, global_memory_buffer=not self.no_global_memory_buffer)
 
 
 def _modes(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ..base.limits import Size
-from ..cost_model import Task
+from ..cost_model import CostOptions, Task
 from ..options.group import Options
 from ..plan.check import PLANNED_ONLY
 
@@ -27,6 +27,10 @@ class TaskOptions(Options):
         description=f"rank of the adapters; unset: {RANK} with lora; if given, dpo trains adapters, not all weights",
     )
 
+    offload_optimizer: bool = Field(
+        False, description="keep the optimizer's states in the hosts' memory between updates; planned only"
+    )
+
     @model_validator(mode="after")
     def _ranked(self) -> Self:
         if self.lora_rank is not None and not self.planned_only:
@@ -37,6 +41,11 @@ class TaskOptions(Options):
     def planned_only(self) -> bool:
         """Whether it has a price, and no training yet."""
         return self.task in PLANNED_ONLY
+
+    @property
+    def priced(self) -> CostOptions:
+        """What of it the cost model is told."""
+        return CostOptions(task=self.trained, offload_optimizer=self.offload_optimizer)
 
     @property
     def trained(self) -> Task:

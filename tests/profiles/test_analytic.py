@@ -10,7 +10,7 @@ import pytest
 from paddlenlp_galvatron.cost_model import CostModel, load
 from paddlenlp_galvatron.model.layer import PARTLY, Fused
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, UserError, uniform_plan
-from paddlenlp_galvatron.profiles import NOTHING, Collective, ComputationProfile, Meta, PassTimes, Variant, VocabVariant
+from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, PassTimes, Variant, VocabVariant
 from paddlenlp_galvatron.profiles.analytic import (
     LAYER_CALLS,
     ON_GPUS,
@@ -35,9 +35,9 @@ SMALL = ModelShape("small", "llama", 4, 256, 640, 8, 8, 1000, 512)
 @pytest.mark.parametrize(
     ("name", "seq", "fused", "error"),  # as docs/*/cost_model.md says
     [
-        ("galvatron-llama2-7b/computation_profiling_bf16_llama2-7b_all.json", 2048, ON_GPUS, 0.03),
+        ("galvatron-llama2-7b/computation_profiling_bf16_llama2-7b_all.json", 2048, ON_GPUS, 0.12),
         # PaddleNLP's default
-        ("paddlenlp-llama/computation_profiling_bf16_llama_rank[0].json", 1024, Fused.ATTENTION, 0.16),
+        ("paddlenlp-llama/computation_profiling_bf16_llama_rank[0].json", 1024, Fused.ATTENTION, 0.08),
     ],
 )
 def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq, fused, error):
@@ -53,21 +53,23 @@ def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq, fused, 
         assert derived.head(12, seq).forward_ms == pytest.approx(head, rel=0.1)
 
 
-def test_no_pass_of_a_layer_is_shorter_than_its_launch(tmp_path):
-    """Of 16 tokens a GPU waits for its host; of 4,096 it does not. Split eightfold it does again, on a small model."""
-    sheet = load_data_sheet("h100-80gb")
+def test_a_layer_takes_at_least_as_long_as_its_host_launches_it(tmp_path):
+    """Of 16 tokens a GPU waits for its host; of 4,096 it does not. A host runs ahead: a pass may be short beside a long
+    one, and messages give it time, too."""
+    sheet = load_data_sheet("a100-80gb")
     profile = analytic_computation(LLAMA2_7B, sheet, Precision.BF16, [16, 4096])
     launch_ms = LAYER_CALLS * sheet.launch.value / 1000
-    assert profile.launch == PassTimes(launch_ms, 2 * launch_ms, launch_ms) == PassTimes(0.448, 0.896, 0.448)
-    file = profile.save(tmp_path)
-    for each in (profile, ComputationProfile.load(file, "bf16", 4096, 32)):
-        times, without = ComputeTimes(each), ComputeTimes(replace(each, launch=NOTHING))
-        short = times.layer(0, 1, 16)
-        assert replace(short, shares={}) == profile.launch and short.shares
-        assert without.layer(0, 1, 16).forward_ms < 0.1
-        assert times.layer(0, 1, 4096) == without.layer(0, 1, 4096)
-        assert times.layer(0, 1, 4096, tp=8).forward_ms == launch_ms > without.layer(0, 1, 4096, tp=8).forward_ms
-        assert times.head(1, 16) == without.head(1, 16)
+    assert profile.launch == PassTimes(launch_ms, launch_ms, launch_ms) == PassTimes(0.448, 0.448, 0.448)
+    for each in (profile, ComputationProfile.load(profile.save(tmp_path), "bf16", 4096, 32)):
+        short, long = (ComputeTimes(each).layer(0, 1, seq) for seq in (16, 4096))
+        assert short.forward_ms + short.backward_ms + short.recompute_ms < 3 * launch_ms
+        waiting = short.launched(each.launch, 0.0)
+        assert waiting.forward_ms + waiting.backward_ms + waiting.recompute_ms == pytest.approx(3 * launch_ms)
+        assert long.launched(each.launch, 0.0) == long
+        assert short.launched(each.launch, 3 * launch_ms) == short
+        without = replace(short, recompute_ms=0.0).launched(each.launch, 0.0)
+        assert without.forward_ms + without.backward_ms == pytest.approx(2 * launch_ms)
+        assert without.recompute_ms == 0
     slower = sheet.model_copy(update={"launch": sheet.launch.model_copy(update={"value": 16.0})})
     assert analytic_computation(LLAMA2_7B, slower, Precision.BF16, [16]).launch.forward_ms == 2 * launch_ms
 

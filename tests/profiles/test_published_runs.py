@@ -1,61 +1,120 @@
-"""Published runs: the analytic path's error, and the documents that show it."""
+"""Published runs: how far the analytic path is off, and what is fitted from a few of them."""
 
 from __future__ import annotations
 
-import re
+import json
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paddlenlp_galvatron.calibration.runs import MeasuredRun, cost_of, expected
+from paddlenlp_galvatron.calibration.tables import read_table
+from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+
 ROOT = Path(__file__).parents[2]
+TABLES = ROOT / "benchmarks" / "published_runs"
+QWEN3, MEGATRON, COLLECTED = (TABLES / f"{name}.csv" for name in ("qwen3-8b_8_h800", "megatron_a100", "collected"))
+H800 = load_data_sheet("h800")
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> dict[str, Any]:
-    """The benchmark's functions, and its rows."""
-    found = runpy.run_path(str(ROOT / "benchmarks" / "published.py"))
-    return found | {"rows": [found["row"](run) for run in found["RUNS"]]}
+    return runpy.run_path(str(ROOT / "benchmarks" / "published_runs.py"))
 
 
-def test_step_times_are_within_twenty_percent_and_ten_on_average(benchmark):
-    assert len(benchmark["rows"]) == 24
-    assert benchmark["summary"](benchmark["rows"])["mean"] <= 0.10
-    for row in benchmark["rows"]:
-        assert abs(row["error"]) <= 0.20, row
+def rows(benchmark: dict[str, Any], table: Path) -> list[dict[str, Any]]:
+    return [benchmark["told"](run, load_data_sheet(run.device)) for run in read_table(table).runs]
 
 
-def test_the_documents_show_what_the_command_prints(benchmark):
-    printed = list(benchmark["table"](benchmark["rows"]))
-    mean, median, most = (
-        f"{error:.1%}".replace("%", " %") for error in benchmark["summary"](benchmark["rows"]).values()
-    )
-    for language in ("en", "zh"):
-        page = (ROOT / "docs" / language / "benchmarks.md").read_text()
-        missing = [line for line in printed if line not in page]
-        assert not missing, missing
-        told = re.search(r"\*\*.*?([\d.]+ %).*?([\d.]+ %).*?([\d.]+ %)\*\*", page)
-        assert told and told.groups() == (mean, median, most)
+def test_steps_of_qwen3_on_h800_are_within_12_percent_on_average_and_memory_within_3(benchmark):
+    told = rows(benchmark, QWEN3)
+    plain = [row for row in told if not row["offload_optimizer"]]
+    offloaded = [row for row in told if row["offload_optimizer"]]
+    assert (len(plain), len(offloaded)) == (15, 10)
+    errors = benchmark["errors"](plain)
+    assert errors["step_mean"] <= 0.05 and errors["step_max"] <= 0.12 and errors["kendall_tau"] >= 0.95
+    assert errors["allocated_mean"] <= 0.02 and errors["allocated_max"] <= 0.08
+    errors = benchmark["errors"](offloaded)
+    assert errors["step_mean"] <= 0.05 and errors["allocated_mean"] <= 0.02 and errors["allocated_max"] <= 0.06
+    assert benchmark["errors"](told)["bound_below_reserved"] == 0
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_other_pages_tell_the_same_errors_rounded(benchmark, language):
-    mean, _, most = (round(100 * error) for error in benchmark["summary"](benchmark["rows"]).values())
-    sentences = {
-        "cost_model.md": {
-            "en": f"off by {mean} % on average and by {most} % at most",
-            "zh": f"平均相差 {mean} %，最多 {most} %",
-        },
-        "tutorial_no_cluster.md": {
-            "en": f"off by {mean} % on average and {most} % at most",
-            "zh": f"平均误差 {mean}%，最大 {most}%",
-        },
-        "profile.md": {
-            "en": f"whole runs](benchmarks.md#published-runs) within {most + 1} %",
-            "zh": f"不超过 {most + 1} %；其他",
-        },
-    }
-    for name, sentence in sentences.items():
-        text = " ".join((ROOT / "docs" / language / name).read_text().split())
-        assert sentence[language] in text, name
+def test_steps_of_megatron_on_a100_are_within_6_percent_on_average_and_12_at_most(benchmark):
+    told = rows(benchmark, MEGATRON)
+    errors = benchmark["errors"](told)
+    assert len(told) == 24
+    assert errors["step_mean"] <= 0.06 and errors["step_max"] <= 0.12 and errors["allocated_mean"] is None
+
+
+def test_speed_of_paddlenlp_on_a100_is_within_8_percent_and_memory_within_4(benchmark):
+    told = rows(benchmark, COLLECTED)
+    assert {row["name"] for row in told} == {"llama-7b", "llama-13b"}
+    for row in told:
+        assert abs(1 / (1 + row["step_error"]) - 1) <= 0.08, row
+        assert abs(row["allocated_error"]) <= 0.042, row
+
+
+# Most that the preferred layout may be slower than the best. Above 2 % where steps at tp 2 with Megatron-SP in a
+# pipeline, predicted 5 to 7 % too short, compete with tp 1 that recomputes (45, 40 GiB) or with tp 4 (30, 25 GiB).
+REGRET = {57: 0.02, 50: 0.02, 45: 0.025, 40: 0.025, 35: 0.02, 30: 0.09, 25: 0.09, 22: 0.02}
+
+
+@pytest.mark.parametrize(("budget_gib", "most"), REGRET.items())
+@pytest.mark.parametrize("offload", [False, True], ids=["on the card", "offload allowed"])
+def test_at_a_budget_the_preferred_layout_is_the_best_or_nearly(budget_gib, most, offload):
+    """Of those that fitted, by what was measured; speed is a sample's, as batches differ."""
+
+    def sample_s(run: MeasuredRun, step_s: float) -> float:
+        return step_s / run.plan.global_batch
+
+    runs = [run for run in read_table(QWEN3).runs if run.reserved_mib <= budget_gib * 1024]
+    runs = [run for run in runs if offload or not run.offload_optimizer]
+    preferred = min(runs, key=lambda run: sample_s(run, expected(run, H800).step_s))
+    best = min(sample_s(run, run.step_s) for run in runs)
+    assert sample_s(preferred, preferred.step_s) <= (1 + most) * best, preferred.name
+
+
+def test_with_several_stages_the_published_memory_is_the_first_ones():
+    """A log of rank 0 knows nothing of the last stage's logits, which make it the fullest."""
+    (run,) = (run for run in read_table(QWEN3).runs if run.name == "pp2tp1uni_nooff")
+    first = expected(run, H800).allocated_mib
+    fullest = expected(replace(run, stage=None), H800).allocated_mib
+    assert first == pytest.approx(run.allocated_mib, rel=0.01) and fullest > 1.1 * first
+
+
+def test_an_offloaded_optimizer_leaves_the_card_and_costs_its_way_there_and_back():
+    (run,) = (run for run in read_table(QWEN3).runs if run.name == "pp2tp1blk_nooff")
+    away = replace(run, offload_optimizer=True)
+    kept, gone = (cost_of(one, H800).predict(one.plan) for one in (run, away))
+    states_mib = gone.stages[0].memory.offloaded_mib
+    assert kept.stages[0].memory.tensors_mib - gone.stages[0].memory.tensors_mib == pytest.approx(states_mib, rel=0.01)
+    assert states_mib == pytest.approx(11.44 * 1024, rel=0.01)  # 12 bytes a weight, over 4 ranks
+    moved_s = 2 * states_mib * 2**20 / (H800.host_link.value * 1e9)
+    assert gone.time_s - kept.time_s == pytest.approx(moved_s, rel=0.02)
+    for stage in gone.stages:  # the search's sum over layers stays an upper bound, also of the first update
+        assert stage.memory.total_mib >= stage.memory.tensors_mib
+
+
+def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchmark, capsys, monkeypatch):
+    skipped = read_table(COLLECTED).skipped
+    needs = {need for _, need in skipped}
+    assert len(skipped) == 19 and {"mixture of experts", "precision fp8"} < needs
+    moe = read_table(TABLES / "qwen3-30b-a3b_8_h800.csv")
+    assert not moe.runs and len(moe.skipped) == 7
+    broken = tmp_path / "qwen3-8b.csv"
+    broken.write_text(QWEN3.read_text().replace("37654.207", "quick", 1))
+    with pytest.raises(UserError, match=r"line 2 .*quick.*correct the row"):
+        read_table(broken)
+    broken.write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match="no table of measured runs"):
+        read_table(broken)
+    monkeypatch.setattr("sys.argv", ["published_runs.py", str(COLLECTED)])
+    assert benchmark["main"]() == 0
+    lines = capsys.readouterr().out.splitlines()
+    last = json.loads(lines[-1])
+    assert len(last["rows"]) == 2 and len(last["skipped"]) == 19
+    assert "2 rows; 19 left out:" in lines and "  qwen-7b (PaddleNLP pretrain.rst): needs" in "\n".join(lines)

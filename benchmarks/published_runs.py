@@ -1,0 +1,137 @@
+"""The analytic path beside published runs: step time and memory from shapes and a data sheet.
+
+    python benchmarks/published_runs.py CSV... [--calibrate CSV] [--json]
+
+Each row of a table (benchmarks/published_runs/*.csv, or of the same columns) is predicted and printed beside what was
+measured; rows that need what the planner does not have are named. `--calibrate`: rows of the same shape, from which
+the numbers of their device's data sheet are fitted first. The last line is JSON: rows and errors, as shares of 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.calibration.fit import ROOM, calibrate
+from paddlenlp_galvatron.calibration.runs import MeasuredRun, expected
+from paddlenlp_galvatron.calibration.tables import read_table
+from paddlenlp_galvatron.profiles.data_sheet import DataSheet, load_data_sheet
+from paddlenlp_galvatron.validation.accuracy import kendall
+
+GIB_MIB = 1024.0
+
+
+def told(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:
+    """A row: measured, predicted, and the shares by which predictions are off."""
+    guess = expected(run, sheet)
+    plan = run.plan
+    allocated = run.allocated_mib and run.allocated_mib / GIB_MIB
+    return {
+        "name": run.name,
+        "source": run.source,
+        "device": sheet.name,
+        "gpus": plan.world_size,
+        "tp": plan.layers[0].tp,
+        "pp": plan.pipeline,
+        "micro_batch": plan.micro_batch // plan.dp(plan.layers[0]),
+        "chunks": plan.chunks,
+        "recompute": recompute(run),
+        "offload_optimizer": run.offload_optimizer,
+        "step_s": run.step_s,
+        "predicted_step_s": guess.step_s,
+        "step_error": guess.step_s / run.step_s - 1,
+        "allocated_gib": allocated,
+        "predicted_allocated_gib": guess.allocated_mib / GIB_MIB,
+        "allocated_error": guess.allocated_mib / GIB_MIB / allocated - 1 if allocated else None,
+        "reserved_gib": run.reserved_mib and run.reserved_mib / GIB_MIB,
+        "predicted_reserved_gib": guess.reserved_mib / GIB_MIB,
+        "bound_gib": guess.bound_mib / GIB_MIB,
+        "card_gib": sheet.memory.value,
+    }
+
+
+def recompute(run: MeasuredRun) -> str:
+    counts = Counter(layer.recompute.words for layer in run.plan.layers)
+    return "+".join(words if len(counts) == 1 else f"{count} {words}" for words, count in counts.items())
+
+
+def errors(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
+    steps = [abs(row["step_error"]) for row in rows]
+    memory = [abs(row["allocated_error"]) for row in rows if row["allocated_error"] is not None]
+    with_room = [row for row in rows if row["reserved_gib"] and row["reserved_gib"] < ROOM * row["card_gib"]]
+    below = [row for row in with_room if row["reserved_gib"] > row["bound_gib"]]
+    return {
+        "step_mean": fmean(steps) if steps else None,
+        "step_max": max(steps, default=None),
+        "allocated_mean": fmean(memory) if memory else None,
+        "allocated_max": max(memory, default=None),
+        "bound_below_reserved": len(below),
+        "kendall_tau": kendall([(row["predicted_step_s"], row["step_s"]) for row in rows]),
+    }
+
+
+COLUMNS = ("source", "run", "GPUs", "tp", "pp", "micro-batch", "chunks", "recompute", "offload")
+COLUMNS += ("s", "predicted", "error", "GiB", "predicted", "error", "reserved", "bound")
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The rows as Markdown, as the documents show them."""
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield "|" + "---|" * len(COLUMNS)
+    for row in rows:
+        facts = [row[name] for name in ("source", "name", "gpus", "tp", "pp", "micro_batch", "chunks", "recompute")]
+        facts.append("yes" if row["offload_optimizer"] else "no")
+        cells = [f"{row['step_s']:.2f}", f"{row['predicted_step_s']:.2f}", f"{row['step_error']:+.1%}"]
+        if row["allocated_gib"]:
+            cells += [f"{row['allocated_gib']:.1f}", f"{row['predicted_allocated_gib']:.1f}"]
+            cells += [f"{row['allocated_error']:+.1%}", f"{row['reserved_gib']:.1f}" if row["reserved_gib"] else "-"]
+            cells.append(f"{row['bound_gib']:.1f}")
+        else:
+            cells += ["-"] * 5
+        yield f"| {' | '.join([*map(str, facts), *cells])} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", metavar="CSV", nargs="+", type=Path)
+    parser.add_argument("--calibrate", metavar="CSV", type=Path, help="rows to calibrate from, at best others")
+    parser.add_argument("--json", action="store_true", help="only the line of JSON")
+    asked = parser.parse_args()
+    try:
+        found = [read_table(path) for path in asked.tables]
+        sheets: dict[str, DataSheet] = {}
+        if asked.calibrate:
+            runs = read_table(asked.calibrate).runs
+            for device in dict.fromkeys(run.device for run in runs):
+                fitted = calibrate([run for run in runs if run.device == device], load_data_sheet(device))
+                sheets[device] = fitted.sheet
+                if not asked.json:
+                    print("\n".join([f"{device}, calibrated from {len(runs)} runs:", *fitted.lines(), ""]))
+        rows = [
+            told(run, sheets.get(run.device) or load_data_sheet(run.device)) for table in found for run in table.runs
+        ]
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    skipped = [{"name": name, "needs": needs} for one in found for name, needs in one.skipped]
+    summary = errors(rows)
+    if not asked.json:
+        for line in table(rows):
+            print(line)
+        print(f"\n{len(rows)} rows; {len(skipped)} left out" + (":" if skipped else ""))
+        for row in skipped:
+            print(f"  {row['name']}: needs {row['needs']}")
+        print(", ".join(f"{name} {value:.3g}" for name, value in summary.items() if value is not None))
+    print(json.dumps({"rows": rows, "errors": summary, "skipped": skipped}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

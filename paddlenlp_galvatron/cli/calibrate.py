@@ -1,0 +1,60 @@
+"""`galvatron calibrate`: a data sheet with the numbers that measured steps ask for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from json import dumps
+from typing import Any
+
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base.printing import say
+from paddlenlp_galvatron.base.writing import write_text
+from paddlenlp_galvatron.calibration.fit import calibrate as fitted
+from paddlenlp_galvatron.calibration.options import CalibrateOptions
+from paddlenlp_galvatron.calibration.sources import read_runs
+from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+
+from .conventions import App, say_note
+from .grouped import add_command
+
+app = App(help="Fit a data sheet to measured steps, for predictions of other plans.")
+
+
+def calibrate(values: dict[str, Any], json: bool) -> None:
+    """Fit the few physical numbers of a data sheet to measured steps, and write it; one run helps, three should do."""
+    options = CalibrateOptions.among(values)
+    plans = list(options.plans)
+    runs = []
+    for source in options.runs:
+        plan = plans.pop(0) if plans and source.suffix not in (".csv", ".json") else None
+        table = read_runs(source, plan, options.model_size, options.device)
+        runs += table.runs
+        for name, needs in table.skipped:
+            say_note(f"{source}: {name} left out: needs {needs}")
+    if plans:
+        raise UserError(f"plans: {len(plans)} more than logs; give one plan for each train_log.jsonl")
+    devices = {options.device or run.device for run in runs}
+    if len(devices) > 1:
+        raise UserError(f"device: the runs are of {', '.join(sorted(devices))}; name one, or give those of one alone")
+    if not devices:
+        raise UserError("runs: none that can be priced; give a log, a validation.json or a table with other rows")
+    found = fitted(runs, load_data_sheet(devices.pop()))
+    write_text(options.output, found.sheet.model_dump_json(indent=2, exclude_none=True) + "\n")
+    if json:
+        errors = {"before": found.before, "after": found.after, "each_from_the_others": found.apart}
+        numbers = [asdict(number) for number in found.numbers]
+        say(dumps({"numbers": numbers, "errors": errors, "output": str(options.output)}))
+        return
+    for line in found.lines():
+        say(line)
+    say(f"written: {options.output}; give it as --device to fit, search and what-if")
+
+
+add_command(
+    app,
+    None,
+    calibrate,
+    CalibrateOptions,
+    switches={"json": "one line of JSON on stdout"},
+    positional=("runs", "RUNS"),
+)

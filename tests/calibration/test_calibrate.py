@@ -1,0 +1,112 @@
+"""Data sheets from measured steps: made-up clusters whose numbers are known, logs, and the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paddlenlp_galvatron.calibration.fit import calibrate
+from paddlenlp_galvatron.calibration.runs import MeasuredRun, expected
+from paddlenlp_galvatron.calibration.tables import read_table
+from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, load_model, uniform_plan, write_plan
+from paddlenlp_galvatron.plan.file import plan_to_dict
+from paddlenlp_galvatron.profiles.data_sheet import DataSheet, load_data_sheet
+
+TABLES = Path(__file__).parents[2] / "benchmarks" / "published_runs"
+H800 = load_data_sheet("h800")
+SHAPE = load_model("qwen3-8b")
+# Long samples and whole weights ask for products, messages of eight ranks for links. Of short samples most of the time
+# goes by adding up gradients, in memory; with a slow host and split weights by waiting for it.
+LAYOUTS = [(1, 4096, 4), (8, 4096, 4)]  # tp, tokens of a sample, samples of a rank
+IN_MEMORY, FOR_THE_HOST = (1, 128, 1), (4, 128, 2)
+
+
+def cluster(sheet: DataSheet = H800, **numbers: float) -> DataSheet:
+    return sheet.model_copy(
+        update={name: getattr(sheet, name).model_copy(update={"value": value}) for name, value in numbers.items()}
+    )
+
+
+def run_of(sheet: DataSheet, tp: int, seq: int, samples: int, shape: ModelShape = SHAPE, **plan: int) -> MeasuredRun:
+    """What is measured on a made-up cluster."""
+    assumed = Assumptions(True, Precision.BF16, True, seq, True, True)
+    batch = 32 * samples * (8 // tp // plan.get("pp_deg", 1))
+    made = uniform_plan(
+        layers=shape.layers, world_size=8, global_tp_deg=tp, vocab_tp=tp, global_train_batch_size=batch, chunks=32,
+        default_dp_type="zero2", assumed=assumed, **plan,
+    )  # fmt: skip
+    run = MeasuredRun(f"tp{tp} seq{seq}", "made up", "h800", shape, made, 1.0)
+    return replace(run, step_s=expected(run, sheet).step_s)
+
+
+@pytest.mark.parametrize(
+    ("device", "third", "numbers"),
+    [
+        ("h800", FOR_THE_HOST, {"matmul_efficiency": 0.52, "link_efficiency": 0.70, "launch": 25.0}),
+        ("h800", FOR_THE_HOST, {"matmul_efficiency": 0.66, "link_efficiency": 0.86, "launch": 45.0}),
+        ("a100", IN_MEMORY, {"matmul_efficiency": 0.62, "memory_efficiency": 0.64}),
+        ("a100", IN_MEMORY, {"matmul_efficiency": 0.76, "memory_efficiency": 0.76}),
+    ],
+)
+def test_the_numbers_of_a_made_up_cluster_are_found_from_three_runs(device, third, numbers):
+    sheet = load_data_sheet(device)
+    true = cluster(sheet, **numbers)
+    found = calibrate([run_of(true, *layout) for layout in (*LAYOUTS, third)], sheet)
+    assert {number.name for number in found.numbers if number.determined} == set(numbers)
+    for name, value in numbers.items():
+        assert getattr(found.sheet, name).value == pytest.approx(value, rel=0.02), name
+    assert found.sheet.network_efficiency.value == sheet.network_efficiency.value  # of which one node tells nothing
+    assert max(map(abs, found.after)) < 0.01 < max(map(abs, found.before))
+    other = run_of(true, 2, 4096, 1, pp_deg=2)
+    before, after = (abs(expected(other, one).step_s / other.step_s - 1) for one in (sheet, found.sheet))
+    assert after < 0.01 and after < before
+
+
+def test_one_run_already_helps():
+    true = cluster(matmul_efficiency=0.5)
+    found = calibrate([run_of(true, 1, 4096, 4)], H800)
+    assert not found.apart and abs(found.after[0]) < 0.02
+    for layout in ((2, 4096, 2), (4, 2048, 4)):
+        other = run_of(true, *layout)
+        before, after = (abs(expected(other, sheet).step_s / other.step_s - 1) for sheet in (H800, found.sheet))
+        assert after < before / 2
+
+
+def test_three_published_runs_predict_the_others_within_5_percent_on_average_and_12_at_most():
+    runs = [run for run in read_table(TABLES / "qwen3-8b_8_h800.csv").runs if not run.offload_optimizer]
+    few = [run for run in runs if run.name in ("pp1tp1uni_nooff", "pp1tp8norec_nooff", "pp2tp4norec_nooff")]
+    found = calibrate(few, H800)
+    errors = [abs(expected(run, found.sheet).step_s / run.step_s - 1) for run in runs if run not in few]
+    assert len(few) == 3 and sum(errors) / len(errors) <= 0.05 and max(errors) <= 0.12
+    assert len(found.apart) == 3
+    assert found.sheet.allocator is None  # the one run with a larger share had filled its card
+
+
+def test_the_command_reads_logs_with_their_plans_and_writes_a_sheet_for_the_others(tmp_path, capsys):
+    true = cluster(matmul_efficiency=0.5)
+    run = run_of(true, 1, 4096, 4)
+    plan, log, node = (tmp_path / name for name in ("plan.json", "train_log.jsonl", "node.json"))
+    write_plan(run.plan, plan)
+    record = {"step_time_s": run.step_s + 0.5, "data_s": 0.5, "peak_memory_mib": [100.0] * 8}
+    lines = [json.dumps({"step": step, **record}) for step in range(12)]
+    log.write_text("\n".join(lines) + "\n")
+    given = ["calibrate", str(log), "--plans", str(plan), "--output", str(node)]
+    assert main(given) == 2 and "name the data sheet" in capsys.readouterr().err
+    given += ["--device", "h800"]
+    assert main(given) == 2 and "model_size: missing" in capsys.readouterr().err
+    given += ["--model_size", "qwen3-8b"]
+    assert main(given) == 0
+    assert "matmul_efficiency" in (told := capsys.readouterr().out) and "Elsewhere" in told
+    sheet = load_data_sheet(node)
+    assert sheet.matmul_efficiency.value < 0.55 and "calibrated from 1 runs" in sheet.matmul_efficiency.source
+    assert main(["fit", "qwen3-8b", "--gpus", "8", "--device", str(node), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["verdict"] == "fits"
+    log.write_text("\n".join(lines[:5]))
+    assert main(given) == 2 and "train 3 more" in capsys.readouterr().err
+    validation = tmp_path / "validation.json"
+    validation.write_text(json.dumps({"plans": [{"measured_s": run.step_s, "plan": plan_to_dict(run.plan)}]}))
+    assert main(["calibrate", str(validation), "--device", "h800", "--model", "qwen3-8b", "--json"]) == 0
