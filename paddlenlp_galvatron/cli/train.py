@@ -90,6 +90,7 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
 def check_run(settings: TrainSettings, say: Callable[[str], None] = lambda note: None) -> tuple[Plan, ModelShape]:
     """Whatever can be found wrong before processes start. `say` is told what is notable of the data. Raises
     UserError."""
+    from paddlenlp_galvatron.checkpoint.adapters import open_adapters
     from paddlenlp_galvatron.checkpoint.pretrained import open_weights
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.runtime.precision import Numbers
@@ -112,6 +113,8 @@ def check_run(settings: TrainSettings, say: Callable[[str], None] = lambda note:
         say(f"note: {note}")
     if settings.initial_weights:
         open_weights(settings.initial_weights, shape)
+    if (adapters := settings.tuning.adapters("")) and settings.tuning.lora_path:
+        open_adapters(settings.tuning.lora_path, shape, adapters)
     return plan, shape
 
 
