@@ -36,7 +36,7 @@ CONFIG = "lora_config.json"
 WEIGHTS, SHARDS = "peft_model-00001-of-00001.safetensors", "peft_model.safetensors.index.json"
 BLOCKS = 16  # of a file of weights that its checksum is of, spread evenly
 # Of a config: what the adapters' product would not be theirs with.
-UNLIKE = {
+UNLIKE: dict[str, Any] = {
     **{"lora_dropout": 0, "bias": "none", "use_dora": False, "modules_to_save": None, "rank_pattern": {}},
     **{"alpha_pattern": {}, "fan_in_fan_out": False, "layers_to_transform": None, "pissa": False, "loraga": False},
     **{"use_mora": False, "lora_use_mixer": False, "trainable_bias": None, "enable_lora_list": None},
@@ -197,7 +197,7 @@ def write_adapters(checkpoint: Checkpoint, target: Path) -> None:
         config |= {"target_modules": projections, "use_rslora": adapters.rslora, "inference_mode": True}
         write_text(folder / PEFT_CONFIG, json.dumps(config, indent=2) + "\n")
         plain = [Tensor(one.name, one.shape, partial(read, one, False)) for one in every]
-        facts = write_tensors(folder / WEIGHTS, plain, Precision.FP32)
+        facts = write_tensors(folder / WEIGHTS, plain, Precision.FP32, framework="np")
         index = {"metadata": {"total_size": facts.bytes}, "weight_map": {one.name: WEIGHTS for one in every}}
         write_text(folder / SHARDS, json.dumps(index, indent=2) + "\n")
         config = told | {"target_modules": [f".*{name}.*" for name in projections], "rslora": adapters.rslora}

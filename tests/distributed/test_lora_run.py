@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from contextlib import chdir
 
@@ -15,10 +16,12 @@ from paddlenlp.peft import LoRAConfig, LoRAModel
 from safetensors.numpy import load_file
 
 from paddlenlp_galvatron.adapters import load_family
-from paddlenlp_galvatron.checkpoint.adapters import AdapterFolder
+from paddlenlp_galvatron.checkpoint.adapters import AdapterFolder, stored_factors
 from paddlenlp_galvatron.checkpoint.huggingface import HuggingFaceWeights, read_shape
 from paddlenlp_galvatron.checkpoint.pretrained import open_weights
 from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.cost_model.held import held_mib
+from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.plan import UserError, write_plan
 
 from .plans import plan
@@ -110,6 +113,30 @@ def test_adapters_of_others_are_where_a_run_begins(trained):
     assert run(trained, "more", one, "--lora_path", "peft", steps=1) == 0
     assert losses(trained, "more")[0] < losses(trained, "split")[0]
     assert run(trained, "unlike", one, "--lora_path", "peft", "--lora_alpha", "5") == 2
+
+
+def test_the_second_factor_learns_faster_with_lora_plus(trained):
+    one, shape = plan(1, "1 1", batch=BATCH), read_shape(trained / "base")
+    moved = {}
+    for name, scale in (("plain", "1"), ("plus", "4")):
+        assert run(trained, name, one, "--lora_plus_scale", scale, steps=1) == 0
+        factors = AdapterFolder(trained / name / "checkpoints" / "step-00000001", shape)
+        moved[name] = [factors(each.name, each.shape) for each in stored_factors(shape, 3)]
+    for first, second in zip(moved["plain"][::2], moved["plus"][::2], strict=True):
+        np.testing.assert_array_equal(first, second)  # A: B is 0, so that it has no gradient yet
+        assert 0 < np.abs(first).max() <= 1 / math.sqrt(first.shape[0])
+    for first, second in zip(moved["plain"][1::2], moved["plus"][1::2], strict=True):
+        np.testing.assert_allclose(4 * first, second, rtol=1e-5)
+
+
+def test_a_dry_run_counts_frozen_weights_and_adapters(trained, capsys):
+    shape, one = read_shape(trained / "base"), plan(1, "1 1", batch=BATCH)
+    weights, states = held_mib(one, shape, 0, Adapters(3, 6))
+    factors = sum(math.prod(one.shape) for one in stored_factors(shape, 3))
+    assert weights * 2**20 == 4 * (shape.parameters + factors)
+    assert states * 2**20 == 4 * shape.parameters + 16 * factors
+    assert run(trained, "dry", one, "--dry_run") == 0
+    assert f"{weights:.1f}  " in capsys.readouterr().out and not (trained / "dry").exists()
 
 
 def test_what_does_not_belong_together_is_refused(trained, capfd):
