@@ -137,7 +137,7 @@ class Recorder:
 
     # ---- a stage ---------------------------------------------------------------------------------------------------
 
-    def forward(self, x: Any, ids: Any, labels: Any, chunk: int = 0) -> Any:
+    def forward(self, x: Any, ids: Any, labels: Any, chunk: int = 0, ends: Any = None) -> Any:
         self.calls.append(Call("compute", "forward"))
         out = self._weight * (1.0 if x is None else x)
         return out.sum() if self.is_last and chunk == len(self.chains) - 1 else out

@@ -133,8 +133,6 @@ IDLE = {
     "use_quick_lora": "the same numbers as without",
     "tensor_parallel_output": "logits are never gathered",
     "save_generation_output": GENERATES,
-    "top_k": GENERATES,
-    "top_p": GENERATES,
     "unified_checkpoint": "checkpoints load under every plan",
     "recompute_use_reentrant": "recompute is the runtime's own",
     "pp_recompute_interval": "the plan says which layers recompute",
