@@ -92,8 +92,21 @@ def to_huggingface(
 ) -> None:
     """Convert a checkpoint. `like`: a Hugging Face directory that config.json and tokenizer are taken from, if not from
     the checkpoint's own folder. Raises UserError, or GalvatronError for a full disk."""
-    shape, weights, dtype = checkpoint.shape, CheckpointWeights(checkpoint), DTYPES[precision]
     like = like or (checkpoint.folder if (checkpoint.folder / CONFIG).exists() else None)
+    write_model(checkpoint.shape, CheckpointWeights(checkpoint), target, precision, max_shard_bytes, like, advance)
+
+
+def write_model(
+    shape: ModelShape,
+    weights: Callable[[str, tuple[int, ...]], Array],
+    target: Path,
+    precision: Precision,
+    max_shard_bytes: int,
+    like: Path | None,
+    advance: Advance,
+) -> None:
+    """Write a Hugging Face directory of weights by PaddleNLP's names. `like`: as in `to_huggingface`."""
+    dtype = DTYPES[precision]
     config = _config(shape, like) | {"torch_dtype": dtype.name}
 
     def read(weight: StoredWeight) -> Array:

@@ -10,6 +10,7 @@ from typing import Any
 from ..base.writing import UNFINISHED, move, to_disk
 from ..plan import GalvatronError
 from ..runtime.engine import Engine
+from .adapters import write_adapters
 from .convert import precision_of, to_huggingface
 from .huggingface import CONFIG, SHARDS
 from .loading import gather_objects
@@ -39,7 +40,10 @@ def save_model(engine: Engine, target: Path, like: Path | None, tokenizer: Any =
         if engine.rank == 0:
             checkpoint = open_checkpoint(whole_checkpoints(part / "checkpoint")[0])
             model = part / "model"
-            to_huggingface(checkpoint, model, precision_of(checkpoint), MAX_SHARD_BYTES, like, lambda _: None)
+            if checkpoint.index.adapters:
+                write_adapters(checkpoint, model)
+            else:
+                to_huggingface(checkpoint, model, precision_of(checkpoint), MAX_SHARD_BYTES, like, lambda _: None)
             if tokenizer is not None:
                 tokenizer.save_pretrained(str(model))
             _move(model, target)

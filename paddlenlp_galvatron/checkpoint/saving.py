@@ -80,6 +80,7 @@ class Writer:
             "plan": plan_to_dict(self._engine.plan),
             "optimizer": powers,
             "loss_scale": scaler.state if scaler else None,
+            "adapters": asdict(self._engine.adapters) if self._engine.adapters else None,
             "data": None if self._data is None else self._data.position(step),
         }
         self._thread = threading.Thread(target=self._write, args=(step, arrays, tensors, index), daemon=True)

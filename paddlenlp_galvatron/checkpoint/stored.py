@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ..base.reading import read_json
 from ..base.writing import write_text
 from ..model import config_of, shape_from_config
+from ..model.lora import Adapters, factors
 from ..plan import ModelShape, Precision, UserError
 
 FORMAT = 2
@@ -133,6 +134,7 @@ class Index(_Stored):
     loss_scale: tuple[Number, Count] | None
     data: DataPosition | None
     files: Annotated[tuple[StoredFile, ...], Field(min_length=1)]
+    adapters: Adapters | None = None  # which alone are stored, if there are any
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -150,6 +152,11 @@ class Index(_Stored):
         for weight, shape in shapes.items():
             if stored[weight] < math.prod(shape):
                 raise ValueError(f"lacks numbers of {weight}")
+        if self.adapters:
+            every = (one.numbers for weight in self.model.block.weights for one in factors(weight, self.adapters.rank))
+            if self.model.layers * sum(every) != sum(map(math.prod, shapes.values())):
+                raise ValueError(f"adapters: are not all stored of rank {self.adapters.rank}")
+            return self
         if self.model.parameters > (numbers := sum(map(math.prod, shapes.values()))):
             raise ValueError(f"model: has {self.model.parameters} weights, of which {numbers} are stored")
         return self

@@ -45,15 +45,19 @@ class FileFacts:
 
 
 def write_tensors(
-    path: Path, tensors: Sequence[Tensor], precision: Precision, advance: Callable[[int], object] = lambda _: None
+    path: Path,
+    tensors: Sequence[Tensor],
+    precision: Precision,
+    advance: Callable[[int], object] = lambda _: None,
+    framework: str = "pt",
 ) -> FileFacts:
     """Write a file and bring it to disk; the library's own writer wants all tensors at once. `advance` is told the
-    bytes that were written.
+    bytes that were written. `framework`: whose layout it is, in which readers believe.
 
     Raises OSError; UserError for numbers that the type cannot hold. Source of the format: safetensors' documentation.
     """
     dtype, offset = DTYPES[precision], 0
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": framework}}
     for tensor in tensors:
         end = offset + math.prod(tensor.shape) * dtype.itemsize
         header[tensor.key] = {"dtype": CODES[precision], "shape": tensor.shape, "data_offsets": (offset, end)}

@@ -65,8 +65,9 @@ def g2h(
         typer.Option(help="Hugging Face model from which config.json and tokenizer are copied; unset: INPUT"),
     ] = None,
 ) -> None:
-    """Convert a checkpoint, either a converted one or one of a run, to a Hugging Face model."""
+    """Convert a checkpoint, either a converted one or one of a run, to a Hugging Face model, or LoRA's to adapters."""
     _require_folder(input, "a run or of a checkpoint")
+    from paddlenlp_galvatron.checkpoint.adapters import write_adapters
     from paddlenlp_galvatron.checkpoint.choice import checkpoint_of
     from paddlenlp_galvatron.checkpoint.convert import precision_of, to_huggingface
     from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, verify
@@ -75,13 +76,45 @@ def g2h(
     checkpoint = open_checkpoint(checkpoint_of(input, load_iteration))
     shape, precision = checkpoint.shape, dtype or precision_of(checkpoint)
     _require_family(shape, family, input)
+    adapters = checkpoint.index.adapters
     with Bars(in_bytes=True) as progress:
         task = progress.add_task("checking", total=sum(file.bytes for file in checkpoint.index.files))
         verify(checkpoint, advance=lambda read: progress.advance(task, read))
+        if adapters:
+            write_adapters(checkpoint, output)
+            say(f"{output}: adapters of rank {adapters.rank}, as PEFT and PaddleNLP read them")
+            return
         progress.reset(task, description="converting", total=shape.parameters * precision.bytes)
         to_huggingface(
             checkpoint, output, precision, max_shard_mib * MIB, like, lambda written: progress.advance(task, written)
         )
+    _report(output, shape, precision, begin)
+
+
+@app.command()
+def merge(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Hugging Face model that the adapters were trained on")],
+    adapters: Annotated[
+        Path, typer.Argument(metavar="ADAPTERS", help="PEFT's or PaddleNLP's folder, a run's, or a checkpoint")
+    ],
+    output: Output,
+    max_shard_mib: Annotated[
+        int,
+        typer.Option(parser=within(Count), help="largest size of a file, MiB; only a single larger tensor exceeds it"),
+    ] = 5120,
+) -> None:
+    """Add LoRA's adapters to the weights of their base, and write a Hugging Face model."""
+    _require_folder(base, "a Hugging Face model")
+    _require_folder(adapters, "adapters")
+    from paddlenlp_galvatron.checkpoint import adapters as stored
+    from paddlenlp_galvatron.checkpoint.choice import checkpoint_of
+    from paddlenlp_galvatron.checkpoint.huggingface import HuggingFaceWeights, read_shape
+
+    begin, shape = time.monotonic(), read_shape(base)
+    precision = HuggingFaceWeights(base, shape).precision
+    has_config = any((adapters / name).exists() for name in (stored.PEFT_CONFIG, stored.CONFIG))
+    found = adapters if has_config else checkpoint_of(adapters, None)
+    stored.merge(base, found, shape, output, precision, max_shard_mib * MIB, lambda _: None)
     _report(output, shape, precision, begin)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from paddlenlp_galvatron.base.limits import Positive, Ranks, Samples, Seed
+from paddlenlp_galvatron.base.limits import Positive, Ranks, Samples, Seed, Size
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.plan import GalvatronError, Precision, read_plan, with_assumptions
@@ -53,6 +53,10 @@ def parity(
         Device, typer.Option(help="cpu or gpu: what the processes compute on; TF32 is off on GPUs")
     ] = Device.CPU,
     seed: Annotated[int, typer.Option(parser=within(Seed), help="seed of weights and data")] = 0,
+    packed: Annotated[bool, typer.Option(help="rows of several documents, as fine-tuning packs them")] = False,
+    lora_rank: Annotated[
+        int | None, typer.Option(parser=within(Size), help="rank of LoRA's adapters, which alone learn; unset: none")
+    ] = None,
     timeout: Annotated[
         float, typer.Option(parser=within(Positive), help="seconds after which the run is stopped")
     ] = 300,
@@ -67,7 +71,7 @@ def parity(
     start = time.monotonic()
     read = read_plan(plan, nproc, default=4)
     read = with_assumptions(read, sequence_parallel=sequence_parallel, mixed_precision=mixed_precision)
-    case = small_case(read, model.value, optimizer.value, steps, seed)
+    case = small_case(read, model.value, optimizer.value, steps, seed, packed=packed, lora_rank=lora_rank or 0)
     if not as_json:
         say(f"{plan}: {steps} {optimizer.value} steps of {case.shape.name} on {read.world_size} processes")
     result = check_parity([case], timeout, device.value)[0]

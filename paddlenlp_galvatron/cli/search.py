@@ -64,7 +64,7 @@ def search(values: dict[str, Any], json: bool) -> None:
     reserve = cost.reserve if options.context_mib is None else Reserve()
     options, cost = on_device(options, cost, heard.append)
     if options.planned_only:
-        heard.append(f"task: {options.task} is planned only; galvatron train trains all weights, and refuses the plan")
+        heard.append(f"task: {options.task} is planned only; galvatron train refuses the plan")
     if options.offload_optimizer:
         heard.append("offload_optimizer: planned only; galvatron train has no offload, and refuses the plan")
     notes = list(dict.fromkeys(heard))
@@ -124,7 +124,7 @@ def _output_path(given: Path | None, model: Model, options: SearchOptions) -> Pa
         return given
     memory = f"{options.memory_constraint:g}GB_{options.mixed_precision}"
     cluster = f"{options.num_nodes}nodes_{options.num_gpus_per_node}gpus_per_node"
-    task = f"_{options.task}" if options.planned_only else ""
+    task = f"_{options.task}" if options.task in ("lora", "dpo") else ""
     task += "_offload" if options.offload_optimizer else ""
     return (given or Path("configs")) / f"galvatron_config_{model.name}_{cluster}_{memory}{task}.json"
 

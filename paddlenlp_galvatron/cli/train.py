@@ -15,6 +15,7 @@ from rich.table import Table
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.cost_model.held import held_mib
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
+from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
 from paddlenlp_galvatron.plan.communicators import most_communicators, stage_groups
 from paddlenlp_galvatron.report.plan import MOST_ROWS
@@ -62,7 +63,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
             if kernels and not gpus.gpu_count():
                 console.print(f"note: {', '.join(kernels)}: Paddle has this on GPUs only; what runs here is plain")
             if dry_run:
-                show_run(console, plan, shape)
+                show_run(console, plan, shape, settings.tuning.adapters(""))
                 return
             if nodes.node_rank == 0:
                 stack.enter_context(settings.folder_locked())
@@ -91,6 +92,7 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
 def check_run(settings: TrainSettings, say: Callable[[str], None] = lambda note: None) -> tuple[Plan, ModelShape]:
     """Whatever can be found wrong before processes start. `say` is told what is notable of the data. Raises
     UserError."""
+    from paddlenlp_galvatron.checkpoint.adapters import open_adapters
     from paddlenlp_galvatron.checkpoint.pretrained import open_weights
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.runtime.precision import Numbers
@@ -113,10 +115,12 @@ def check_run(settings: TrainSettings, say: Callable[[str], None] = lambda note:
         say(f"note: {note}")
     if settings.initial_weights:
         open_weights(settings.initial_weights, shape)
+    if (adapters := settings.tuning.adapters("")) and settings.tuning.lora_path:
+        open_adapters(settings.tuning.lora_path, shape, adapters)
     return plan, shape
 
 
-def show_run(console: Console, plan: Plan, shape: ModelShape) -> None:
+def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters | None = None) -> None:
     """Shapes, groups and predicted memory of a run that is not started."""
     seq_length = plan.assumed.seq_length or 0
     table = Table(box=None, pad_edge=False, title="per rank of each stage", title_justify="left")
@@ -125,7 +129,7 @@ def show_run(console: Console, plan: Plan, shape: ModelShape) -> None:
     predicted = Predicted.of(plan)
     for stage in range(min(plan.pipeline, MOST_ROWS)):
         first = stage * plan.stage_size
-        weights, states = held_mib(plan, shape, stage)
+        weights, states = held_mib(plan, shape, stage, adapters)
         table.add_row(
             str(stage),
             f"{first}-{first + plan.stage_size - 1}",

@@ -80,7 +80,7 @@ class TrainingRun:
 
     def __init__(self, console: Console, settings: TrainSettings, plan: Plan, shape: ModelShape):
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
-        self._health = Health(plan, shape, settings.peak_tflops or _device_tflops(plan))
+        self._health = Health(plan, shape, settings.peak_tflops or _device_tflops(plan), settings.tuning.adapts)
         self.log = LogTail(settings.log, plan)
         self._told = CheckpointNews(settings.rank_logs / "workerlog.0")
         self._lines = 0  # of health that are due up to the last one that was shown
@@ -170,7 +170,7 @@ class TrainingRun:
         )
         if self._settings.traced_steps and self._settings.traced.exists():
             self._console.print(f"time lines in {near(self._settings.traced)}; open it in https://ui.perfetto.dev")
-        if self._plan.world_size > 1:
+        if self._plan.world_size > 1 and not self._settings.tuning.adapts:  # predicted is what all weights send
             traffic = read_json(self._settings.traffic)
             self._console.print(traffic_table(self._plan, self._shape, traffic))
 

@@ -198,6 +198,11 @@ class LayerKind:
         return tuple(weight for sublayer in self.sublayers for weight in sublayer.weights)
 
     @cached_property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the matrices of linear layers."""
+        return tuple(weight.name for weight in self.weights if weight.linear)
+
+    @cached_property
     def parameters(self) -> int:
         return sum(weight.numbers for weight in self.weights)
 

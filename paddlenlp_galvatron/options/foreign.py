@@ -51,7 +51,7 @@ HOLDS = {
     "profile_forward": ("0", "use galvatron profile computation"),
     "save_profiled_memory": ("0", "use galvatron profile memory"),
     "autotuner_benchmark": ("0", "use galvatron search"),
-    "lora": ("0", "adapters can be planned, but not trained yet: galvatron fit --task lora"),
+    "lora_dropout": ("0", "its masks would differ from plan to plan"),
     "eval_with_do_generation": ("0", NO_GENERATION),
     "do_ceval": ("0", NO_GENERATION),
     **dict.fromkeys(("from_aistudio", "save_to_aistudio"), ("0", "models are folders; copy them by hand")),
@@ -59,7 +59,7 @@ HOLDS = {
     "weight_quantize_algo": ("", NOT_QUANTISED),
     **dict.fromkeys(
         ("prefix_tuning", "vera", "lokr", "reft", "pissa", "loraga", "use_mora", "lora_use_mixer"),
-        ("0", "fine-tuning trains all weights"),
+        ("0", "fine-tuning trains all weights, or LoRA's adapters"),
     ),
     "neftune": ("0", "its noise would differ from plan to plan"),
     **dict.fromkeys(
@@ -130,10 +130,9 @@ IDLE = {
     "pad_to_multiple_of": PADDED,
     "pad_to_max_length": PADDED,
     "flash_mask": "packed rows are masked by it wherever flash attention runs",
+    "use_quick_lora": "the same numbers as without",
     "tensor_parallel_output": "logits are never gathered",
     "save_generation_output": GENERATES,
-    "top_k": GENERATES,
-    "top_p": GENERATES,
     "unified_checkpoint": "checkpoints load under every plan",
     "recompute_use_reentrant": "recompute is the runtime's own",
     "pp_recompute_interval": "the plan says which layers recompute",
@@ -164,6 +163,7 @@ SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")}
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
     *("group_query_attention", "use_checkpoint_args", "load_best_model_at_end", "greater_is_better"),
     *("lazy", "pad_to_max_length", "flash_mask", "tensor_parallel_output", "save_generation_output"),
+    "use_quick_lora",
     *(
         name
         for name, why in IDLE.items()

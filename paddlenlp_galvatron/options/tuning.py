@@ -7,11 +7,13 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..base.limits import Size
+from ..base.limits import Positive, Size
+from ..model.lora import Adapters
 from .group import Options
 
 Kind = Literal["pretrain", "sft", "lora", "dpo"]
 Packing = Literal["none", "in_order", "greedy", "best_fit"]
+RANK = 8  # PaddleNLP's
 EITHER = {"task", "tokenizer_name_or_path"}  # pretraining's, too, whose data bring their tokens
 
 
@@ -19,7 +21,9 @@ class TuningOptions(Options):
     """What is trained on which samples."""
 
     task: Kind = Field(
-        "pretrain", description="pretrain, or sft: fine-tune all weights on dataset_name_or_path, from the model's own"
+        "pretrain",
+        description="pretrain; sft: fine-tune all weights on dataset_name_or_path, from the model's own; lora: "
+        "adapters beside them",
     )
     dataset_name_or_path: Path | None = Field(
         None, description="folder with train.json and dev.json, or train/*.json and dev/*.json: a JSON object a line"
@@ -40,6 +44,16 @@ class TuningOptions(Options):
     )
     zero_padding: bool = Field(False, description="1: the same as packing in_order")
     greedy_zero_padding: bool = Field(False, description="1: with zero_padding the same as packing greedy")
+    lora: bool = Field(False, description="1: the same as task lora")
+    lora_rank: Size | None = Field(None, description=f"rank of LoRA's adapters; unset: {RANK}")
+    lora_alpha: Positive | None = Field(
+        None, description="LoRA's alpha: adapters count alpha / rank; unset: twice the rank, or 4 with rslora"
+    )
+    rslora: bool = Field(False, description="1: adapters count alpha / sqrt(rank)")
+    lora_plus_scale: Positive = Field(1.0, description="the learning rate of LoRA's B is so many times that of A")
+    lora_path: Path | None = Field(
+        None, description="adapters to begin with: PEFT's or PaddleNLP's folder, or a checkpoint; unset: new ones"
+    )
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -47,6 +61,11 @@ class TuningOptions(Options):
         own = [name for name in fields if getattr(self, name) != fields[name].default and name not in EITHER]
         if not self.tunes and own:
             raise ValueError(f"{', '.join(own)}: of fine-tuning, but the task is pretrain; add --task sft")
+        if self.task == "dpo":
+            raise ValueError("task: dpo can be planned, but not trained yet; give sft or lora")
+        beside = [name for name in own if name.startswith(("lora_", "rslora"))]
+        if self.tunes and not self.adapts and beside:
+            raise ValueError(f"{', '.join(beside)}: of LoRA's adapters, but the task is sft; give --task lora")
         if self.tunes and self.dataset_name_or_path is None:
             raise ValueError(f"dataset_name_or_path: missing; {self.task} learns from a folder with train.json")
         if self.zero_padding and self.packing not in (None, self._stock_packing):
@@ -56,7 +75,24 @@ class TuningOptions(Options):
     @property
     def tunes(self) -> bool:
         """Whether a model is fine-tuned, on conversations."""
-        return self.task != "pretrain"
+        return self.kind != "pretrain"
+
+    @property
+    def kind(self) -> Kind:
+        """The task, whichever option says it."""
+        return "lora" if self.lora else self.task
+
+    @property
+    def adapts(self) -> bool:
+        """Whether adapters learn, and nothing else."""
+        return self.kind == "lora"
+
+    def adapters(self, base: str) -> Adapters | None:
+        """Those that learn; `base`: what tells the weights beside them."""
+        if not self.adapts:
+            return None
+        rank = self.lora_rank or RANK
+        return Adapters(rank, self.lora_alpha or (4.0 if self.rslora else 2.0 * rank), self.rslora, base)
 
     @property
     def _stock_packing(self) -> Packing:

@@ -13,7 +13,7 @@ from .strategy import DataParallel, Plan, Strategy, runs
 
 T = TypeVar("T")
 
-PLANNED_ONLY = ("lora", "dpo")  # tasks that have a price, and no training yet
+PLANNED_ONLY = ("dpo",)  # tasks that have a price, and no training yet
 
 
 def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
@@ -23,16 +23,16 @@ def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
         raise UserError(faults)
 
 
-def require_model(plan: Plan, model: ModelShape) -> None:
+def require_model(plan: Plan, model: ModelShape, trained: str = "pretrain") -> None:
     """Raise UserError when the plan was searched for another model, whose times and memory it is made for, or for a
-    task that is planned only."""
+    task that needs less memory than the one that is `trained`."""
     searched = plan.metadata.get("searched_from") or {}
     options = searched.get("options")
     task = options.get("task") if isinstance(options, dict) else None
-    if task in PLANNED_ONLY:
+    if task in PLANNED_ONLY or (task == "lora" and trained != "lora"):
         raise UserError(
-            f"galvatron.searched_from: the plan was searched for {task}, and training trains all weights; search a "
-            "plan without --task"
+            f"galvatron.searched_from: the plan was searched for {task}, but {trained} is trained; search a plan with "
+            f"--task {trained}"
         )
     if isinstance(options, dict) and options.get("offload_optimizer"):
         raise UserError(

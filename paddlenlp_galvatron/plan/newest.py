@@ -14,7 +14,7 @@ from .formats.published import is_strategy
 LISTED = 10  # files that an error names, the newest
 
 
-def newest_plan(folder: str | Path, shape: ModelShape, world_size: int) -> Path:
+def newest_plan(folder: str | Path, shape: ModelShape, world_size: int, task: str = "pretrain") -> Path:
     """The strategy file that was written last among those of a folder that fit; other JSON files are passed over.
 
     Raises UserError where none fits, with the reason of each.
@@ -22,7 +22,7 @@ def newest_plan(folder: str | Path, shape: ModelShape, world_size: int) -> Path:
     misfits: list[str] = []
     for path in sorted(Path(folder).glob("*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
         try:
-            if _fits(path, shape, world_size):
+            if _fits(path, shape, world_size, task):
                 return path
         except UserError as error:
             misfits.append(f"{path}: {error.faults[0].removeprefix(f'{path}: ')}")
@@ -31,12 +31,12 @@ def newest_plan(folder: str | Path, shape: ModelShape, world_size: int) -> Path:
     raise UserError([headline, *misfits[:LISTED], *older])
 
 
-def _fits(path: Path, shape: ModelShape, world_size: int) -> bool:
+def _fits(path: Path, shape: ModelShape, world_size: int, task: str) -> bool:
     """Whether a file is a plan at all. Raises UserError for one that does not fit."""
     fields = read_json(path, LARGEST_BYTES, comments=True)
     if not isinstance(fields, dict) or not is_strategy(fields):
         return False
     plan = plan_from_dict(fields, world_size, source=str(path))
-    require_model(plan, shape)
+    require_model(plan, shape, task)
     require_valid(plan, shape)
     return True

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import paddle
 from numpy.typing import NDArray
+from paddlenlp.peft import LoRAConfig, LoRAModel
 
 from ..adapters import load_family
+from ..model.lora import Adapters, is_factor
 from ..plan import ModelShape
 from ..runtime.paddle_private import next_rate
 from ..runtime.stage import Batch, Samples, samples_of
@@ -26,16 +28,30 @@ def train_one_process(
     source: WeightSource,
     recipe: Recipe,
     batches: Iterable[Batch],
+    adapters: Adapters | None = None,
 ) -> Iterator[tuple[float, Gradients]]:
     """Loss and unclipped gradients of each global batch, updating the weights in between."""
     family = load_family(shape.family)
     model = family.whole_model(shape, family.config(shape, seq_length))
     weights = dict(model.named_parameters())
+    if adapters:
+        targets = sorted({name.split(".")[-2] for name in shape.block.projections})
+        config = LoRAConfig(
+            target_modules=[f".*{target}.*" for target in targets],
+            r=adapters.rank,
+            lora_alpha=adapters.alpha,
+            rslora=adapters.rslora,
+            dtype="float32",
+        )
+        model = LoRAModel(model, config).model
+        weights = dict(model.named_parameters())
     for name, weight in weights.items():
         weight.set_value(source(name, tuple(weight.shape)))
+        weight.stop_gradient = adapters is not None and not is_factor(name)
+    weights = {name: weight for name, weight in weights.items() if not weight.stop_gradient}
     decaying = [weight.name for weight in weights.values() if weight.ndim > 1]
     clip = paddle.nn.ClipGradByGlobalNorm(recipe.max_grad_norm)
-    optimizer = recipe.build(model.parameters(), decaying, clip)
+    optimizer = recipe.build(list(weights.values()), decaying, clip)
     for batch in batches:
         loss = _loss(model, samples_of(batch))
         loss.backward()

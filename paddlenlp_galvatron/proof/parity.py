@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from ..base.scratch import scratch_folder
 from ..model import FAMILIES
+from ..model.lora import Adapters
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, UserError, plan_from_dict, plan_to_dict
 from ..plan.check import require_valid
 from ..plan.layout import chunks_of_a_sample
@@ -54,11 +55,16 @@ class Case:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     steps: int = 4
     seed: int = 0
+    lora_rank: int = 0  # of adapters, which alone learn then; 0: none
     packed: bool = False  # rows hold several documents, of which some tokens have no label
 
     @property
     def seq_length(self) -> int:
         return self.plan.assumed.seq_length or 16
+
+    @property
+    def adapters(self) -> Adapters | None:
+        return Adapters(self.lora_rank, 2 * self.lora_rank) if self.lora_rank else None
 
     @property
     def recipe(self) -> Recipe:
@@ -108,6 +114,7 @@ def small_case(
     kv_heads: int | None = None,
     vocabulary: int = VOCABULARY,
     packed: bool = False,
+    lora_rank: int = 0,
 ) -> Case:
     """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
     parts = (*plan.layers, plan.vocab)
@@ -138,7 +145,7 @@ def small_case(
     require_valid(plan, shape)
     if optimizer not in LEARNING_RATES:
         raise UserError(f"optimizer: {optimizer!r} is unknown; choose one of {', '.join(LEARNING_RATES)}")
-    return Case(plan, shape, optimizer, steps, seed, packed)
+    return Case(plan, shape, optimizer, steps, seed, lora_rank, packed)
 
 
 def batch_of(case: Case, step: int) -> Batch:
@@ -200,7 +207,13 @@ def _from_dict(item: dict[str, Any]) -> Case:
 
 
 def _to_dict(case: Case) -> dict[str, Any]:
-    run = {"optimizer": case.optimizer, "steps": case.steps, "seed": case.seed, "packed": case.packed}
+    run = {
+        "optimizer": case.optimizer,
+        "steps": case.steps,
+        "seed": case.seed,
+        "packed": case.packed,
+        "lora_rank": case.lora_rank,
+    }
     return {"plan": plan_to_dict(case.plan), "shape": asdict(case.shape), "run": run}
 
 
@@ -263,5 +276,5 @@ def _one_process(case: Case) -> tuple[list[float], list[Gradients]]:
     batches = (batch_of(case, step) for step in range(case.steps))
     source = SeededWeights(case.seed, case.shape.initializer_range)
     with on_cpu():
-        results = list(train_one_process(case.shape, case.seq_length, source, case.recipe, batches))
+        results = list(train_one_process(case.shape, case.seq_length, source, case.recipe, batches, case.adapters))
     return [loss for loss, _ in results], [gradients for _, gradients in results[: case.compared_steps]]

@@ -36,6 +36,7 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
         loss_scale=LOSS_SCALE,
         groups=groups,
         packed=case.packed,
+        adapters=case.adapters,
     )
     wanted = stage_groups(case.plan, case.shape, case.seq_length)
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
@@ -45,6 +46,8 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
         if step == case.steps - 1:
             evaluated = engine.evaluate(batch)
         losses.append(engine.forward_backward(batch))
+        if case.adapters:
+            _require_frozen(engine)
         if step < case.compared_steps:
             for key, trainable in enumerate(engine.trainables):
                 arrays[f"{step}.{key}"] = trainable.gradient.astype("float32").numpy() / engine.gradient_scale
@@ -60,6 +63,13 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
         "pieces": {key: _describe(trainable) for key, trainable in enumerate(engine.trainables)},
     }
     (folder / f"{index}.{engine.rank}.json").write_text(json.dumps(report))
+
+
+def _require_frozen(engine: Engine) -> None:
+    """Raise AssertionError where a weight that does not learn has a gradient."""
+    frozen = [weight for unit in engine.stage.units for weight in unit.weights] + engine.stage.frozen
+    wrong = [weight.name for weight in frozen if weight.gradient is not None or not weight.tensor.stop_gradient]
+    assert frozen and not wrong, wrong
 
 
 def _describe(trainable: Trainable) -> list[dict[str, Any]]:

@@ -17,23 +17,24 @@ TOLERANCE = 0.15  # of a prediction
 GIB_MIB = 1024
 
 
-def flops_per_token(shape: ModelShape, seq_length: int) -> float:
+def flops_per_token(shape: ModelShape, seq_length: int, frozen: bool = False) -> float:
     """Floating-point operations of a token, forward and backward, recompute left out: what MFU counts.
 
     6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
     (PaLM, arXiv:2204.02311, appendix B). The embedding is looked up, not multiplied, unless it is the LM head as well.
+    Of `frozen` weights, beside which adapters learn, 4 instead of 6: they have no gradients.
     """
     looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
-    return 6 * (shape.parameters - looked_up) + 12 * shape.layers * shape.q_width * seq_length
+    return (4 if frozen else 6) * (shape.parameters - looked_up) + 12 * shape.layers * shape.q_width * seq_length
 
 
 class Health:
     """What the log of one run under a plan tells. Each warning is given once."""
 
-    def __init__(self, plan: Plan, shape: ModelShape, peak_tflops: float | None = None):
+    def __init__(self, plan: Plan, shape: ModelShape, peak_tflops: float | None = None, frozen: bool = False):
         """`peak_tflops`: TFLOP/s of a device at its best; without it there is no MFU."""
         self._plan, self._predicted = plan, Predicted.of(plan)
-        self._flops = flops_per_token(shape, plan.assumed.seq_length or 0)
+        self._flops = flops_per_token(shape, plan.assumed.seq_length or 0, frozen)
         self._peak_flops_per_s = peak_tflops * 1e12 * plan.world_size if peak_tflops else None
         self._said: set[str] = set()
 

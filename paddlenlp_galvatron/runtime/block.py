@@ -14,6 +14,7 @@ from paddle.distributed.fleet.utils import recompute
 from paddle.incubate.nn.functional import swiglu
 
 from ..model import ModelShape, Weight
+from ..model.lora import Adapters, adapted
 from ..plan import LayerStrategy, Plan, Recompute
 from ..plan.layout import own_chunks
 from ..plan.mesh import Axis, Mesh
@@ -21,6 +22,7 @@ from ..plan.seams import Seam, seam_ops, summed_over
 from .adapter import Adapter
 from .documents import Documents
 from .groups import Groups
+from .lora import add_adapters
 from .ops import Crossing
 from .ops.context import Chunks, OwnPositions, flash, hidden_rows, own_rows
 from .precision import Numbers, cast, compute_weights
@@ -95,6 +97,7 @@ class Block:
         placement: Placement,
         source: WeightSource,
         micro_batch: int,
+        adapters: Adapters | None = None,
     ):
         self._placement = placement
         self.samples = placement.samples(micro_batch)
@@ -107,7 +110,10 @@ class Block:
         self._chunks = own_chunks(place, context, self._seq_length) if context > 1 else None
         with paddle.LazyGuard():  # whole weights are never made
             self._layer = family.decoder_layer(shape, config)
-        kind, prefix = shape.block, f"{shape.traits.prefix}.layers.{index}."
+            if adapters:
+                add_adapters(self._layer, [name.removesuffix(".weight") for name in shape.block.projections], adapters)
+        kind = adapted(shape.block, adapters.rank) if adapters else shape.block
+        prefix = f"{shape.traits.prefix}.layers.{index}."
         self._slots = shard_layer(self._layer, lambda name: placement.parameter(kind[name], prefix, source))
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
         self._cut_seams()
@@ -226,7 +232,8 @@ class Block:
         if projection.bias is None:
             self._after(projection, lambda x: place.cross(seam, x))
         else:
-            projection.forward = lambda x: paddle.matmul(x, projection.weight)
+            product = getattr(projection, "product", None)  # LoRA's
+            projection.forward = product or (lambda x: paddle.matmul(x, projection.weight))
             self._after(projection, lambda x: place.cross(seam, x) + projection.bias)
 
     def _to_attention(self, seam: Seam, x: Any, heads: int) -> Any:

@@ -12,6 +12,7 @@ import paddle.distributed as dist
 
 from ..launch import status
 from ..launch.status import waiting
+from ..model.lora import Adapters
 from ..plan import ModelShape, Plan, Precision, UserError
 from ..plan.check import require_valid
 from ..plan.communicators import exchanging, fused_loss_groups, stage_groups
@@ -59,16 +60,17 @@ class Engine:
         compute_precision: Precision | None = None,
         groups: Groups | None = None,
         packed: bool = False,
+        adapters: Adapters | None = None,
     ):
         """Without a `source`, weights are drawn from `seed`. `loss_scale`: fp16's at the start. `compute_precision`:
         what layers compute in, if not the plan's precision (on CPU: fp32). `groups`: what other engines of this rank
-        have made, to be used again. `packed`: batches may say where documents end (`Samples.ends`). Raises
-        UserError for a plan that cannot run."""
+        have made, to be used again. `packed`: batches may say where documents end (`Samples.ends`).
+        `adapters`: they learn, and nothing else does. Raises UserError for a plan that cannot run."""
         require_valid(plan, shape)
         numbers = Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), compute_precision)
         self.rank, world_size = start_world()
         require_world(plan.world_size, world_size)
-        self.plan, self.shape, self.seq_length = plan, shape, seq_length
+        self.plan, self.shape, self.seq_length, self.adapters = plan, shape, seq_length, adapters
         self.steps_done = 0  # a checkpoint that is loaded sets it
         self._seed = seed
         self.groups = groups or Groups(self.rank)
@@ -76,7 +78,9 @@ class Engine:
         in_kernels = fused_loss_groups(plan, shape) if kernels.fused_cross_entropy else ()
         self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan), in_kernels)
         source = source or SeededWeights(seed, shape.initializer_range)
-        self.stage = Stage(plan, shape, family, seq_length, self.rank, self.groups, source, numbers, kernels, packed)
+        self.stage = Stage(
+            plan, shape, family, seq_length, self.rank, self.groups, source, numbers, kernels, packed, adapters
+        )
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
         self._world = dist.get_group(0) if world_size > 1 else None
         self.scaler = LossScaler(loss_scale) if plan.assumed.mixed_precision is Precision.FP16 else None

@@ -83,6 +83,8 @@ def compute_weight(weight: MasterWeight, numbers: Numbers) -> Any:
     """A weight in the type that layers compute in. Its gradient is added to `weight` all the same."""
     if not numbers.casts:
         return weight.tensor
+    if weight.tensor.stop_gradient:  # frozen
+        return weight.tensor.astype(numbers.computed)
     anchor = paddle.zeros([1])  # what carries no gradient would leave no trace: the weight itself is not tracked
     anchor.stop_gradient = False
     return _Cast.apply(anchor, weight, numbers.computed)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 
+from ..model.lora import Adapters, is_factor
 from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.communicators import chunk_edges, twins
 from ..plan.layout import token_layout
@@ -70,9 +71,10 @@ class Stage:
         numbers: Numbers | None = None,
         kernels: Kernels = PLAIN,
         packed: bool = False,
+        adapters: Adapters | None = None,
     ):
         """Without `numbers`, the types are those of the plan's precision on this device. `packed`: rows may hold
-        several documents, of which every layer must know the ends."""
+        several documents, of which every layer must know the ends. `adapters`: they learn, and nothing else does."""
         self.numbers = numbers or Numbers.of(plan.assumed.mixed_precision)
         self.index = rank // plan.stage_size
         self.is_first, self.is_last = self.index == 0, self.index == plan.pipeline - 1
@@ -95,14 +97,15 @@ class Stage:
         if self.is_first or (tied and self.is_last):
             both = groups.get(twins(plan, rank), "tied") if tied and plan.pipeline > 1 else None
             table = embedding_table(shape, place(vocab), source, both)
-        units = UnitMaker(every_micro_batch=not plan.assumed.async_grad_reduce)
+        units = UnitMaker(every_micro_batch=not plan.assumed.async_grad_reduce, learns=is_factor if adapters else None)
+        self._frozen = adapters is not None
         self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
         if self._embedding:
             units.adopt(self._embedding.parameters, plan.vocab.dp_type)
         self._blocks: list[Block] = []
         for index in plan.stage_layers(self.index):
             strategy = plan.layers[index]
-            block = Block(family, shape, config, index, strategy, place(strategy), source, plan.micro_batch)
+            block = Block(family, shape, config, index, strategy, place(strategy), source, plan.micro_batch, adapters)
             units.adopt(block.parameters, strategy.dp_type)
             if self._blocks:
                 block.share_positions(self._blocks[0])
@@ -113,7 +116,7 @@ class Stage:
             fused = kernels.fused_cross_entropy
             self._head = Head(family, shape, config, place(vocab), source, shared, fused)
             units.adopt(self._head.parameters, plan.vocab.dp_type)
-        self.vectors = units.vectors
+        self.vectors, self.frozen = units.vectors, units.frozen
         self._chunks = self._cut(plan, units.chain, groups)
         self.trainables: list[Trainable] = [t for unit in self.units for t in unit.make_trainables()]
         self.trainables += [whole(vector) for vector in self.vectors]
@@ -161,6 +164,8 @@ class Stage:
         run, position = chain.run, 0
         if embedding is not None:
             x = run(position, embedding, ids)
+            if self._frozen and paddle.is_grad_enabled():  # or nothing behind a frozen embedding had a way back
+                x.stop_gradient = False
             position += 1
         for redistribution, block in zip(redistributions, blocks, strict=False):
             x = redistribution(x) if redistribution else x

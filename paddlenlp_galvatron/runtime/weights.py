@@ -84,9 +84,16 @@ class SeededWeights:
         drawn = drawn[first - start : last - start]
         return drawn if part.axis is None else part.pad(drawn, (last - first, right - left)[part.axis])
 
+    def uniform(self, name: str, shape: tuple[int, ...], part: Slice, largest: float) -> Array:
+        """A part of a small matrix, uniform between -largest and largest."""
+        drawn = np.random.default_rng(self._key(f"{name}/uniform")).random(shape, np.float32)
+        return part.of(largest * (2 * drawn - 1))
+
+    def _key(self, name: str) -> int:
+        return int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:8], "big")
+
     def _block(self, name: str, number: int, shape: tuple[int, ...]) -> Array:
-        text = f"{self.seed}/{name}/{number}"
-        key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        key = self._key(f"{name}/{number}")
         rows = min(BLOCK_ROWS, shape[0] - number * BLOCK_ROWS)
         return self.deviation * np.random.default_rng(key).standard_normal((rows, shape[1]), np.float32)
 

@@ -33,7 +33,7 @@ class TaskOptions(Options):
 
     @model_validator(mode="after")
     def _ranked(self) -> Self:
-        if self.lora_rank is not None and not self.planned_only:
+        if self.lora_rank is not None and self.task not in ("lora", "dpo"):
             raise ValueError(f"lora_rank: {self.task} trains all weights; give --task lora or dpo, or leave it out")
         return self
 

@@ -21,7 +21,7 @@ class LocalModel(Layer):  # type: ignore[misc]
         super().__init__()
         self.config = stage.config
         held = [pair for unit in stage.units for pair in unit.held()]
-        for weight, parameter in [*held, *((vector, vector.tensor) for vector in stage.vectors)]:
+        for weight, parameter in [*held, *((vector, vector.tensor) for vector in (*stage.vectors, *stage.frozen))]:
             self._adopt(weight.name, parameter)
 
     def _adopt(self, path: str, parameter: Any) -> None:

@@ -32,7 +32,7 @@ from .settings import RunOptions, TrainSettings
 CONFIGS = Path("configs")  # where the search writes plans
 PLAN = "galvatron_config.json"  # that GLOBAL mode's options give
 CONFIG = "config.json"  # of a model's folder
-TUNING_PATHS = ("dataset_name_or_path", "tokenizer_name_or_path", "chat_template")
+TUNING_PATHS = ("dataset_name_or_path", "tokenizer_name_or_path", "chat_template", "lora_path")
 
 
 class PlanOptions(Options):
@@ -120,7 +120,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             for name in given
         )
     else:
-        plan = newest_plan(CONFIGS, shape, world_size)
+        plan = newest_plan(CONFIGS, shape, world_size, tuning.kind)
         notes.append(f"plan: {plan}, the newest in {CONFIGS} for {shape.name} on {world_size} ranks")
     settings = TrainSettings.among(
         run.model_dump()

@@ -6,6 +6,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
         if checkpoint is None or found:
             faults += found
             continue
+        _require_same_adapters(checkpoint, engine)
         samples = _samples_seen(checkpoint, engine, data, automatic)
         if found := _faults_of(engine, partial(load, checkpoint, engine, optimizer)):
             faults += found
@@ -111,6 +113,21 @@ def _faults_of(engine: Engine, read: Callable[[], object]) -> list[str]:
     except BrokenCheckpoint as error:
         fault = str(error)
     return sorted(set(gather_objects(engine, fault)) - {""})
+
+
+def _require_same_adapters(checkpoint: Checkpoint, engine: Engine) -> None:
+    """Raise UserError unless the same weights learn in the run, beside the same frozen ones."""
+    then, now = checkpoint.index.adapters, engine.adapters
+    if then == now:
+        return
+    if then is None or now is None:
+        learns = "all weights" if then is None else "adapters"
+        raise UserError(f"{checkpoint.folder}: {learns} were trained there; say the same --task, or another output_dir")
+    unlike = [name for name in asdict(now) if getattr(then, name) != getattr(now, name)]
+    raise UserError(
+        f"{checkpoint.folder}: its adapters are others ({', '.join(unlike)}); give the same base and options again, or "
+        "another output_dir"
+    )
 
 
 def _samples_seen(checkpoint: Checkpoint, engine: Engine, data: BatchSource, automatic: bool) -> int:

@@ -19,6 +19,7 @@ from ..adapters import load_family
 from ..base.signals import heeded
 from ..base.tracing import Event, join_traces, write_events
 from ..base.writing import write_text
+from ..checkpoint.adapters import Tuned, base_identity, open_adapters
 from ..checkpoint.convert import companions
 from ..checkpoint.model_folder import save_model
 from ..checkpoint.pretrained import weights_from
@@ -26,14 +27,17 @@ from ..checkpoint.saving import Writer
 from ..data.map_dataset import Collator, MapData, sample_length
 from ..data.source import BatchSource
 from ..data.tuning import TuningData
-from ..plan import UserError, plan_id
+from ..model.lora import FACTORS, Adapters
+from ..plan import ModelShape, UserError, plan_id
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
+from ..runtime.lora import NewFactors
 from ..runtime.paddle_private import next_rate, schedule_of
 from ..runtime.stage import Batch
 from ..runtime.topology import PlanGroup
 from ..runtime.trace import span, traced
+from ..runtime.weights import SeededWeights, WeightSource
 from .ahead import one_ahead
 from .arguments import settings_for
 from .evaluation import Evaluation, mean_loss, require_evaluation_data, rows_of
@@ -109,16 +113,22 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             self._evaluation_sources(eval_dataset)
         steps, self._epoch_steps = settings.steps_over(self.data.samples, plan.global_batch)
         self.recipe = settings.recipe.over(steps)
+        base = base_identity(settings.initial_weights, settings.seed) if settings.tuning.adapts else ""
+        adapters = settings.tuning.adapters(base)
         self.engine = Engine(
             plan,
             shape,
             load_family(shape.family),
             plan.assumed.seq_length or 0,
-            source=weights_from(settings.initial_weights, shape) if settings.initial_weights else None,
+            source=_source(settings, shape, adapters),
             seed=settings.seed,
             compute_precision=settings.compute_precision,
             packed=settings.tuning.rows != "none",
+            adapters=adapters,
         )
+        if settings.tuning.lora_plus_scale != 1:
+            self.recipe = self.recipe.model_copy(update={"use_multi_tensor": False})  # it knows one rate alone
+            _set_rates(self.engine, settings.tuning.lora_plus_scale)
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
         self._events: list[Event] = []  # of traced steps
         self._plan_id = plan_id(plan)
@@ -425,6 +435,25 @@ def told_to_stop() -> Iterator[list[int]]:
     finally:
         for each, handler in before.items():
             signal.signal(each, (lambda *_: None) if told and each != signal.SIGINT else handler)
+
+
+def _source(settings: TrainSettings, shape: ModelShape, adapters: Adapters | None) -> WeightSource | None:
+    """Where the weights to begin with come from; None: drawn from the seed. Raises UserError."""
+    folder = settings.initial_weights
+    weights = weights_from(folder, shape) if folder else None
+    if adapters is None:
+        return weights
+    base = weights or SeededWeights(settings.seed, shape.initializer_range)
+    if settings.tuning.lora_path is None:
+        return NewFactors(base, settings.seed)
+    return Tuned(base, open_adapters(settings.tuning.lora_path, shape, adapters))
+
+
+def _set_rates(engine: Engine, scale: float) -> None:
+    """LoRA+: let the second factors learn so many times as fast."""
+    for trainable in engine.trainables:
+        if trainable.pieces[0].weight.name.endswith(FACTORS[1]):
+            trainable.tensor.optimize_attr["learning_rate"] = scale
 
 
 def _companions(settings: TrainSettings) -> list[Path]:

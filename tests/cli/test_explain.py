@@ -207,7 +207,7 @@ def test_what_a_plan_was_searched_for_is_explained_and_not_trained(folder, galva
     for task in (("--task", "lora", "--lora_rank", "16"), ("--task", "dpo"), ("--task", "pretrain")):
         others = step_s(*task)
         assert others == pytest.approx([others[0]] * 3) and others[0] > searched_s, task
-    with pytest.raises(UserError, match="was searched for lora, and training trains all weights"):
+    with pytest.raises(UserError, match="was searched for lora, but pretrain is trained"):
         require_model(plan, MODEL)
 
 

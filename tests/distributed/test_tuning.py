@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.proof import parity
 from paddlenlp_galvatron.proof.parity import Case, check_parity, small_case
 
@@ -40,6 +43,24 @@ def test_packed_rows_on_two_ranks():
 def test_packed_rows_on_four_ranks(tmp_path):
     """As late as a GPU may do all of it, and without a word between host and device."""
     assert not disagreements(tmp_path, cases(FOUR, plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR, packed=True), seed=3)
+
+
+def test_adapters_on_two_ranks():
+    """Against PaddleNLP's own LoRAModel, which sees every document alone."""
+    bf16 = plans.plan(2, "1z 2r 2na", vocab="2", megatron_sp=False)
+    bf16 = replace(bf16, assumed=replace(bf16.assumed, mixed_precision=Precision.BF16))
+    results = check_parity(
+        [
+            *cases(TWO, plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO, packed=True, lora_rank=3),
+            small_case(bf16, "qwen2", "sgd", 1, packed=True, lora_rank=3),
+        ]
+    )
+    assert all(result.agrees for result in results), results
+
+
+def test_adapters_on_four_ranks(tmp_path):
+    found = cases(FOUR, plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR, packed=True, lora_rank=3)
+    assert not disagreements(tmp_path, found, seed=4)
 
 
 def unlike(monkeypatch, name, mistake):

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 from huggingface_models import FOLDER
+from safetensors.numpy import save_file
 
+from paddlenlp_galvatron.checkpoint.adapters import stored_factors
+from paddlenlp_galvatron.checkpoint.huggingface import read_shape
 from paddlenlp_galvatron.cli import convert, data, quickstart, what_if
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import GalvatronError, uniform_plan, write_plan
@@ -44,6 +48,11 @@ def prepare(folder: Path) -> None:
     shutil.copytree(FOLDER / "llama", folder / "like")
     (folder / "like" / "tokenizer.json").write_text("{}")
     main(["convert", "h2g", str(folder / "llama"), str(folder / "converted")])
+    (folder / "adapters").mkdir()
+    factors = stored_factors(read_shape(folder / "llama"), 2)
+    zeros = {one.peft: np.zeros(one.shape[::-1], np.float32) for one in factors}
+    save_file(zeros, folder / "adapters" / "adapter_model.safetensors")
+    (folder / "adapters" / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 4}))
     (folder / "texts").mkdir()
     for number in range(12):
         line = {"text": f"{number} cats sat on {number * number} mats " * 6, "body": "dogs run by the sea " * 9}
@@ -80,7 +89,7 @@ class SmallSeen(Seen):
         def compared(cases: Any, timeout_s: float, device: str) -> list[parity.Parity]:
             (case,) = cases
             calls["device"] = device
-            calls["case"] = asdict(case) | {"batch": parity.batch_of(case, 0).tolist(), "timeout_s": timeout_s}
+            calls["case"] = asdict(case) | {"batch": str(parity.batch_of(case, 0)), "timeout_s": timeout_s}
             return [parity.Parity(0, 0, "", [], [], [1], 0.0)]
 
         def profiled(output: Path, nproc: int) -> None:
@@ -183,6 +192,7 @@ TABLES = {
         "max_shard_mib": Row(1, "files"),
         "like": Row("like", "files"),
     },
+    "convert merge": {"max_shard_mib": Row(1, "files")},
     "data prepare": {
         "output": Row("made/text", "files"),
         "input": Row("texts", "out", {"PATH": None}),
@@ -203,6 +213,8 @@ TABLES = {
         "seed": Row(7, "calls.case.batch"),
         "timeout": Row(9, "calls.case.timeout_s"),
         "device": Row("gpu", "calls.device"),
+        "packed": Row(1, "calls.case.packed"),
+        "lora_rank": Row(2, "calls.case.lora_rank"),
         "json": Row(1, "lines"),
     },
     "gpu-check": {
@@ -269,6 +281,7 @@ BASES: dict[str, Values] = {command: FILE for command in TABLES if command.start
     "plan uniform": {"output": "out.json", "model_size": "model.json", "world_size": 2, "global_train_batch_size": 4},
     "convert h2g": {"INPUT": "llama", "OUTPUT": "back"},
     "convert g2h": {"INPUT": "converted", "OUTPUT": "back"},
+    "convert merge": {"BASE": "llama", "ADAPTERS": "adapters", "OUTPUT": "back"},
     "data prepare": PREPARED,
     "parity": {"PLAN": "plan.json"},
     "gpu-check": {},

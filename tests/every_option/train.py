@@ -21,6 +21,7 @@ from paddlenlp_galvatron.data.tokenizer import end_token, train_tokenizer
 from paddlenlp_galvatron.launch import watch
 from paddlenlp_galvatron.plan import GalvatronError, ModelShape, Plan, UserError, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
+from paddlenlp_galvatron.runtime.stage import samples_of
 from paddlenlp_galvatron.training.evaluation import Evaluation
 from paddlenlp_galvatron.training.inputs import open_data
 from paddlenlp_galvatron.training.recipe import Recipe
@@ -47,9 +48,23 @@ def prepare(folder: Path) -> None:
         write_plan(plan, folder / f"{name}.json")
     for number in range(12):
         (folder / f"{number}.txt").write_text(f"{number} cats sat on {number * number} mats and saw dogs run " * 6)
+    prepare_tuning(folder)
     text = Corpus(tuple(sorted(folder.glob("*.txt"))))
     tokenizer = train_tokenizer((document.text for document in text), 300)
     write_dataset(text, folder / "data" / "text", tokenizer, end_token(tokenizer))
+
+
+def prepare_tuning(folder: Path) -> None:
+    """A model with a tokenizer, another tokenizer, a template, and conversations."""
+    for name in ("talker", "other", "talk"):
+        (folder / name).mkdir()
+    (folder / "talker" / "config.json").write_text((folder / "model.json").read_text())
+    train_tokenizer(["cats and dogs"], 257).save(str(folder / "talker" / "tokenizer.json"))
+    train_tokenizer(["cats sat on mats" * 9] * 9, 290).save(str(folder / "other" / "tokenizer.json"))
+    (folder / "chat.jinja").write_text("{% for m in messages %}{{ m.content }};{% endfor %}")
+    for name in ("train", "dev"):
+        lines = [{"src": "cats"[: 2 + number % 3], "tgt": "sat"[: 1 + number % 2]} for number in range(16)]
+        (folder / "talk" / f"{name}.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 class Heard(TrainerCallback):  # type: ignore[misc]
@@ -147,7 +162,14 @@ class TrainSeen(Seen):
     def batch(self) -> Any:
         """The first global batch."""
         assert self.settings is not None and self.loaded
-        return open_data(self.settings, *self.loaded).batch(0).tolist()
+        parts = samples_of(open_data(self.settings, *self.loaded).batch(0))
+        return [None if part is None else part.tolist() for part in parts]
+
+    @property
+    def adapters(self) -> Any:
+        """LoRA's, of the run."""
+        assert self.settings is not None
+        return self.settings.tuning.adapters("")
 
     @property
     def steps(self) -> int:
@@ -291,5 +313,24 @@ RUN = {
     "trace": Row("1-2", "settings.traced_steps"),
     "seed": Row(7, "batch"),
 }
-TABLES = {"train": {**COMMAND, **LAUNCH, **STRATEGY, **RECIPE, **RUN}}
+TUNE = {"task": "sft", "model_size": "talker", "dataset_name_or_path": "talk", "continue_training": 0}
+LORA = {**TUNE, "task": "lora"}
+TUNING = {
+    "task": Row("lora", "settings.tuning", TUNE),
+    "dataset_name_or_path": Row("talk", "settings.tuning", TUNE),
+    "tokenizer_name_or_path": Row("other", "batch", TUNE),
+    "src_length": Row(2, "batch", TUNE),
+    "chat_template": Row("chat.jinja", "batch", TUNE),
+    "autoregressive": Row(1, "batch", TUNE),
+    "packing": Row("best_fit", "batch", TUNE),
+    "zero_padding": Row(1, "batch", TUNE),
+    "greedy_zero_padding": Row(1, "settings.tuning.rows", {**TUNE, "zero_padding": 1}),
+    "lora": Row(1, "settings.tuning.kind", TUNE),
+    "lora_rank": Row(2, "adapters", LORA),
+    "lora_alpha": Row(5, "adapters", LORA),
+    "rslora": Row(1, "adapters", LORA),
+    "lora_plus_scale": Row(4, "trained.losses", {**LORA, "optim": "sgd", "learning_rate": 1.0}),
+    "lora_path": Row("talk", "refusal", LORA),
+}
+TABLES = {"train": {**COMMAND, **LAUNCH, **STRATEGY, **RECIPE, **RUN, **TUNING}}
 SEEN, BASES = TrainSeen, {"train": BASE}

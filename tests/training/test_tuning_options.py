@@ -8,6 +8,7 @@ from paddlenlp.trainer.trainer_utils import get_scheduler
 
 from paddlenlp_galvatron.cli.pretrain import read_words
 from paddlenlp_galvatron.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.options.tuning import TuningOptions
 from paddlenlp_galvatron.plan import UserError
@@ -96,6 +97,18 @@ def test_what_cannot_be_had_is_refused_by_name_all_at_once(folder):
     ]
 
 
+def test_the_stock_file_of_lora_asks_for_adapters(folder):
+    """What llm/config/llama/lora_argument.json has beside."""
+    values = read(folder, notes := [], lora=True, use_quick_lora=False, learning_rate=3e-4)
+    tuning = prepare(values, 2, folder).settings.tuning
+    assert tuning.kind == "lora" and tuning.adapters("") == Adapters(8, 16.0)
+    assert "--use_quick_lora" in notes[0]
+    values = read(folder, [], lora=True, lora_rank=4, rslora=True)
+    assert TuningOptions.among(values).adapters("").scaling == 2
+    with pytest.raises(UserError, match="lora_rank: of LoRA's adapters, but the task is sft"):
+        TuningOptions.among(read(folder, [], lora_rank=4))
+
+
 @pytest.mark.parametrize(
     ("given", "rows"),
     [
@@ -114,6 +127,7 @@ def test_padding_is_packing(given, rows, folder):
     ("given", "fault"),
     [
         ({"task": "sft"}, "dataset_name_or_path: missing"),
+        ({"task": "dpo", "dataset_name_or_path": "x"}, "dpo can be planned, but not trained yet"),
         ({"dataset_name_or_path": "x"}, "dataset_name_or_path: of fine-tuning, but the task is pretrain"),
         ({"task": "sft", "dataset_name_or_path": "x", "packing": "greedy", "zero_padding": True}, "contradicts"),
     ],

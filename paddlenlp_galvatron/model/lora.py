@@ -1,0 +1,62 @@
+"""LoRA: beside each projection of a layer two small factors that learn, while the weights themselves are frozen.
+
+    projection          A [in, rank]                            B [rank, out]
+    split by columns    whole on every rank, gradients are      split by columns
+                        parts of one sum (HEADS)
+    split by rows       split by rows                           whole, gradients are parts of one sum
+
+So x A B splits as x W does, and what it adds goes through the seam of the projection: no collective more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import sqrt
+
+from .layer import LayerKind, Split, Weight
+
+FACTORS = ("lora_A", "lora_B")
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """The adapters of all projections of all decoder layers."""
+
+    rank: int
+    alpha: float
+    rslora: bool = False  # the product counts alpha / sqrt(rank), not alpha / rank
+    base: str = ""  # which weights they are trained on: checksums, not a path
+
+    @property
+    def scaling(self) -> float:
+        return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
+
+
+def is_factor(name: str) -> bool:
+    """Whether a weight's name is that of an adapter's factor."""
+    return name.endswith(FACTORS)
+
+
+@lru_cache(maxsize=16)
+def adapted(kind: LayerKind, rank: int) -> LayerKind:
+    """Layers of a kind with adapters beside their projections."""
+    return LayerKind(
+        tuple(
+            replace(part, weights=tuple(one for weight in part.weights for one in (weight, *factors(weight, rank))))
+            for part in kind.sublayers
+        )
+    )
+
+
+def factors(weight: Weight, rank: int) -> tuple[Weight, ...]:
+    """The factors beside a weight: none unless it is a projection's matrix."""
+    if not weight.linear:
+        return ()
+    (inputs, outputs), column = weight.shape, weight.split is Split.COLUMN
+    names = (f"{weight.name.removesuffix('.weight')}.{factor}" for factor in FACTORS)
+    first, second = names
+    return (
+        Weight(first, (inputs, rank), Split.HEADS if column else weight.split),
+        Weight(second, (rank, outputs), weight.split if column else Split.HEADS, weight.most_parts if column else None),
+    )
