@@ -5,15 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from fast_dataindex import helpers
 from numpy.typing import NDArray
 
 from ..base.errors import UserError
-from ..runtime.stage import Batch
 from .dataset import SPLITS, DataSet, Split
+
+if TYPE_CHECKING:
+    from ..runtime.stage import Batch
 
 FIRST_BLOCK = 1 << 16  # samples of a blend that are ordered at first; 10 bytes each
 
