@@ -6,7 +6,9 @@ from json import dumps
 from typing import Any
 
 from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.model import preset_names
 from paddlenlp_galvatron.plan import Infeasible, load_model
+from paddlenlp_galvatron.profiles.data_sheet import data_sheets
 from paddlenlp_galvatron.report.fit import explain, rows
 from paddlenlp_galvatron.search.fit import FitOptions, sheet_of
 from paddlenlp_galvatron.search.fit import fit as find_rows
@@ -18,9 +20,12 @@ from .watched import watched
 app = App(help="How many cards a model needs for a task, and how fast it is on them.")
 
 
-def fit(values: dict[str, Any], json: bool) -> None:
+def fit(values: dict[str, Any], json: bool, list: bool) -> None:
     """Search the fastest plan on each number of cards, from a data sheet or measured profiles. Exit code 3 if none
     fits."""
+    if list:
+        say(known(json))
+        return
     given = FitOptions.among(values)
     shape, sheet = load_model(given.model_size), sheet_of(given)
     options = given.of(shape)
@@ -41,6 +46,22 @@ def fit(values: dict[str, Any], json: bool) -> None:
         raise Infeasible(f"no plan fits; on {most.gpus} cards {why}")
 
 
+def known(json: bool) -> str:
+    """Presets by family, and data sheets."""
+    presets: dict[str, list[str]] = {}
+    for name in preset_names():
+        presets.setdefault(name.partition("-")[0], []).append(name)
+    if json:
+        return dumps({"models": preset_names(), "devices": sorted(data_sheets())})
+    families = [f"{family:<9} {', '.join(names)}" for family, names in presets.items()]
+    return "\n".join(["models", *families, "devices", ", ".join(sorted(data_sheets()))])
+
+
 add_command(
-    app, None, fit, FitOptions, switches={"json": "one line of JSON on stdout"}, positional=("model_size", "MODEL")
+    app,
+    None,
+    fit,
+    FitOptions,
+    switches={"json": "one line of JSON on stdout", "list": "only list the models and devices that are known by name"},
+    positional=("model_size", "MODEL"),
 )

@@ -19,6 +19,7 @@ from .conventions import App, say_note
 
 KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # what the help calls values; others are text
 BARE = " "  # what it calls that of a switch, which is given alone
+LIST = "list"  # a switch that needs nothing else
 PLACES = ("output", "output_dir", "output_config_path")  # that -o gives
 CONFIG = "file of options, YAML or JSON; options on the command line win over it"
 
@@ -71,7 +72,7 @@ def add_command(
         turned = {switch: flags.pop(switch, False) for switch in switches}
         values = canonical_options(read_options(Path(config)), fields, say_note) if config else {}
         values |= canonical_options(flags, fields)
-        if positional and fields[positional[0]].is_required() and positional[0] not in values:
+        if positional and fields[positional[0]].is_required() and positional[0] not in values and not turned.get(LIST):
             raise UserError(
                 f"{positional[1]}: missing ({fields[positional[0]].description}); name it behind the command"
             )

@@ -15,7 +15,7 @@ from paddlenlp_galvatron.options.group import is_boolean
 from .config_file import read_options
 from .conventions import canonical_words, say_note
 from .main import exit_code_of
-from .train import BESIDE, check_run, train
+from .train import BESIDE, check_inputs, check_run, train
 
 if TYPE_CHECKING:
     from paddlenlp.trainer import TrainerCallback
@@ -72,6 +72,7 @@ def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback], t
     if not _dry_run(values):
         with TemporaryDirectory(prefix="galvatron-") as folder:  # until all is checked, as in `train`
             settings = prepare(values, world_size, Path(folder)).settings
+            check_inputs(settings)
             check_run(settings)
             settings = settings.keep_files_of(Path(folder))
         GalvatronTrainer(settings, callbacks=callbacks).train()

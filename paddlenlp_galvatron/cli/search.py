@@ -17,13 +17,12 @@ from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import Model, ModelOptions
 from paddlenlp_galvatron.plan import write_plan
-from paddlenlp_galvatron.profiles.reserve import GIB_MIB, Reserve
+from paddlenlp_galvatron.profiles.reserve import GIB_MIB
 from paddlenlp_galvatron.report.search import explain, summary
 from paddlenlp_galvatron.search import SearchOptions, SearchResult
 from paddlenlp_galvatron.search import search as find_plan
-from paddlenlp_galvatron.search.device import on_device, prices
+from paddlenlp_galvatron.search.device import settled
 from paddlenlp_galvatron.search.engine import predicted
-from paddlenlp_galvatron.search.options import SEQ
 
 from .conventions import App
 from .grouped import add_command
@@ -55,14 +54,10 @@ GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, AnswerOptions)
 
 def search(values: dict[str, Any], json: bool) -> None:
     """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 if none fits."""
-    model = ModelOptions.among(values).resolve_usual(SEQ)
-    options = SearchOptions.among({**values, "seq_length": model.seq_length})
     run = AnswerOptions.among(values)
-
     heard: list[str] = []
-    cost = prices(model.shapes, options, heard.append)
-    reserve = cost.reserve if options.context_mib is None else Reserve()
-    options, cost = on_device(options, cost, heard.append)
+    asked = settled(values, heard.append)
+    model, options, cost = asked.model, asked.options, asked.cost
     if options.planned_only:
         heard.append(f"task: {options.task} is planned only; galvatron train refuses the plan")
     if options.offload_optimizer:
@@ -81,8 +76,8 @@ def search(values: dict[str, Any], json: bool) -> None:
     ]
     path = None
     if result.best:
-        asked = ModelOptions.among(values).model_dump(mode="json", exclude_unset=True)
-        result.best.plan.metadata["searched_from"]["model_options"] = asked
+        told = ModelOptions.among(values).model_dump(mode="json", exclude_unset=True)
+        result.best.plan.metadata["searched_from"]["model_options"] = told
         path = _output_path(run.output_config_path, model, options)
         shown += [f"written: {written}" for written in _write(result, path, run.save_runners_up)]
     log_file = _write_log(run.log_dir, model, [*log, *_printed(shown)])
@@ -93,7 +88,7 @@ def search(values: dict[str, Any], json: bool) -> None:
     say(END, err=json)
     if json:
         line = summary(result, options.budget_mib, cost.context_mib)
-        parts = [part._asdict() for part in reserve.told(options.memory_constraint * GIB_MIB)]
+        parts = [part._asdict() for part in asked.reserve.told(options.memory_constraint * GIB_MIB)]
         places = {
             "reserve_parts": parts,
             "model": model.name,

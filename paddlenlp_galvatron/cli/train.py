@@ -27,6 +27,7 @@ from .grouped import add_command
 from .training_run import TrainingRun
 
 if TYPE_CHECKING:
+    from paddlenlp_galvatron.data.source import BatchSource
     from paddlenlp_galvatron.training.settings import TrainSettings
 
 app = App(help="Train a model by a plan.")
@@ -39,10 +40,6 @@ WORKER = "paddlenlp_galvatron.training.train_worker"
 
 def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) -> None:
     """Train a model by a plan, with one process per rank, and write train_log.jsonl and checkpoints."""
-    from paddlenlp_galvatron.launch import gpus
-    from paddlenlp_galvatron.launch.processes import devices_of
-    from paddlenlp_galvatron.launch.watch import await_first
-
     launch = LaunchOptions.among(values)
     nodes = Nodes.from_environment(**launch.model_dump(include=set(FIELDS)))
     world_size = world_size_of(launch, nodes, values)
@@ -54,17 +51,22 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
             settings = prepared.settings
             for note in prepared.notes:
                 console.print(note, markup=False)
-            if not dry_run:
-                devices_of(nodes.ranks_each(settings.world_size))
-            plan, shape = check_run(settings, lambda note: console.print(note, markup=False))
+            if dry_run:
+                show_run(console, *rehearsed(console, settings), settings.tuning.adapters(""))
+                return
+            data = check_inputs(settings, lambda note: console.print(note, markup=False))
+            from paddlenlp_galvatron.launch import gpus
+            from paddlenlp_galvatron.launch.processes import devices_of
+            from paddlenlp_galvatron.launch.watch import await_first
+
+            devices_of(nodes.ranks_each(settings.world_size))
+            plan, shape = check_run(settings)
+            steps, _ = settings.steps_over(data.samples, plan.global_batch)
             if plan.note:
                 console.print(f"note: {settings.plan}: {plan.note}", markup=False)
             kernels = [name for name in KERNELS if getattr(plan.assumed, name)]
             if kernels and not gpus.gpu_count():
                 console.print(f"note: {', '.join(kernels)}: Paddle has this on GPUs only; what runs here is plain")
-            if dry_run:
-                show_run(console, plan, shape, settings.tuning.adapters(""))
-                return
             if nodes.node_rank == 0:
                 stack.enter_context(settings.folder_locked())
             else:  # before, nothing is written that another run may need
@@ -72,7 +74,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
             settings = settings.keep_files_of(Path(folder))
         path = settings.output_dir / f"settings.{nodes.node_rank}.json"
         settings.save(path)
-        run = TrainingRun(console, settings, plan, shape)
+        run = TrainingRun(console, settings, plan, shape, steps)
         run.start(program or [WORKER, str(path)], timeout_s, nodes, 60 * launch.distributed_timeout_minutes)
         if nodes.node_rank == 0:  # which has the log
             run.show_end()
@@ -80,23 +82,37 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
 
 def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -> int | None:
     """Ranks that will be started: as the options say, or else a GPU each; None: as many as the plan's file says."""
-    from paddlenlp_galvatron.launch import gpus
-
     if processes := launch.nproc or launch.num_gpus_per_node:
         return processes * nodes.num_nodes
     if values.get("galvatron_config_path"):
         return None
+    from paddlenlp_galvatron.launch import gpus  # here, as it imports Paddle
+
     return gpus.gpu_count() * nodes.num_nodes or None
 
 
-def check_run(settings: TrainSettings, say: Callable[[str], None] = lambda note: None) -> tuple[Plan, ModelShape]:
-    """Whatever can be found wrong before processes start. `say` is told what is notable of the data. Raises
-    UserError."""
+def check_inputs(settings: TrainSettings, say: Callable[[str], None] = lambda note: None) -> BatchSource:
+    """What can be found wrong of plan, model and data before Paddle is imported, which takes seconds: the data. `say`
+    is told what is notable of them. Raises UserError."""
+    from paddlenlp_galvatron.training.inputs import open_data
+    from paddlenlp_galvatron.training.settings import require_reporters
+
+    require_reporters(settings.report_to or ())
+    plan, shape = settings.load_plan(on_gpus=False)
+    data = open_data(settings, plan, shape)
+    if settings.evaluates != "no":
+        open_data(settings, plan, shape, "valid")
+    for note in data.notes:
+        say(f"note: {note}")
+    return data
+
+
+def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
+    """What is left to be found wrong before processes start. Raises UserError."""
     from paddlenlp_galvatron.checkpoint.adapters import open_adapters
     from paddlenlp_galvatron.checkpoint.pretrained import open_weights
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.runtime.precision import Numbers
-    from paddlenlp_galvatron.training.inputs import open_data
 
     plan, shape = settings.load_plan()
     if settings.use_flash_attention and not gpus.gpu_count():
@@ -108,15 +124,27 @@ def check_run(settings: TrainSettings, say: Callable[[str], None] = lambda note:
         )
         raise UserError(f"device: {settings.device} is not what ranks would run on: {lacks}")
     Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), settings.compute_precision)
-    data = open_data(settings, plan, shape)
-    if settings.evaluates != "no":
-        open_data(settings, plan, shape, "valid")
-    for note in data.notes:
-        say(f"note: {note}")
     if settings.initial_weights:
         open_weights(settings.initial_weights, shape)
     if (adapters := settings.tuning.adapters("")) and settings.tuning.lora_path:
         open_adapters(settings.tuning.lora_path, shape, adapters)
+    return plan, shape
+
+
+def rehearsed(console: Console, settings: TrainSettings) -> tuple[Plan, ModelShape]:
+    """The plan and model of a run that is not started, as on the GPUs that it asks for. Raises UserError."""
+    from paddlenlp_galvatron.launch import gpus
+
+    plan, shape = settings.load_plan(on_gpus=for_gpus(settings) or gpus.gpu_count() > 0)
+    if plan.note:
+        console.print(f"note: {settings.plan}: {plan.note}", markup=False)
+    if for_gpus(settings) and not gpus.gpu_count():
+        console.print("note: shown as on GPUs, of which this machine has none")
+    try:
+        check_inputs(settings)
+    except UserError as error:
+        for fault in error.faults:
+            console.print(f"note: not here, so not checked: {fault}", markup=False)
     return plan, shape
 
 
@@ -143,6 +171,12 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
     if plan.pipeline > MOST_ROWS:
         console.print(f"and {plan.pipeline - MOST_ROWS} stages more")
     console.print(f"{_groups(plan, shape, seq_length)}; no step was run")
+
+
+def for_gpus(settings: TrainSettings) -> bool:
+    """Whether the run asks for what only GPUs have."""
+    plan, _ = settings.load_plan(on_gpus=False)
+    return settings.device == "gpu" or any(getattr(plan.assumed, name) for name in KERNELS)
 
 
 def _groups(plan: Plan, shape: ModelShape, seq_length: int) -> str:

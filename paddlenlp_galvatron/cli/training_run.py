@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from rich.progress import Progress, TaskID
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from paddlenlp_galvatron.training.settings import TrainSettings
 
 KEPT = 64  # latest records of the log, of which health is told
-TOLD = ("goes on at ", "writing ", "saved ", "warning: ")  # how rank 0 begins what it says of checkpoints
+TOLD = ("resuming from ", "writing ", "saved ", "warning: ")  # how rank 0 begins what it says of checkpoints
 
 
 class LogTail:
@@ -78,9 +79,11 @@ class CheckpointNews:
 class TrainingRun:
     """One run, from its start to its end."""
 
-    def __init__(self, console: Console, settings: TrainSettings, plan: Plan, shape: ModelShape):
+    def __init__(self, console: Console, settings: TrainSettings, plan: Plan, shape: ModelShape, steps: int):
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
-        self._health = Health(plan, shape, settings.peak_tflops or _device_tflops(plan), settings.tuning.adapts)
+        self._steps = steps
+        peak, adapts = settings.peak_tflops or _device_tflops(plan), settings.tuning.adapts
+        self._health = Health(plan, shape, peak, steps, _device(), adapts)
         self.log = LogTail(settings.log, plan)
         self._told = CheckpointNews(settings.rank_logs / "workerlog.0")
         self._lines = 0  # of health that are due up to the last one that was shown
@@ -94,7 +97,7 @@ class TrainingRun:
         settings = self._settings
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.rank_logs
-        self._console.print(f"starting {nproc} processes; what they say: {near(logs)}/workerlog.*", markup=False)
+        self._console.print(f"starting {nproc} processes, logs in {near(logs)}/workerlog.*", markup=False)
         variables = variables_of(self._plan)
         launch = Launch(
             program[0],
@@ -109,7 +112,7 @@ class TrainingRun:
         )
         try:
             with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():
-                task = progress.add_task("training", total=None if settings.max_steps < 0 else settings.max_steps)
+                task = progress.add_task("training", total=self._steps)
                 for _ in launch.wait():
                     if nodes.node_rank == 0:
                         self._show_told(progress)
@@ -161,18 +164,26 @@ class TrainingRun:
     def show_end(self) -> None:
         """What came of it: loss and speed, and its traffic beside the prediction."""
         if self.log.first is None:
-            self._console.print(f"nothing to do: the checkpoints in {self._settings.checkpoints} have all the steps")
+            self._console.print(self._settings.nothing_to_do(self._steps))
             return
         first, last = self.log.first, self.log.latest[-1]
         self._console.print(
-            f"{self.log.count} steps: loss {first['loss']:.4f} -> {last['loss']:.4f}, "
-            f"{last['tokens_per_s']:.0f} tokens/s, log in {near(self._settings.log)}"
+            f"{self.log.count} steps: loss {first['loss']:.4f} -> {last['loss']:.4f}, median "
+            f"{median(record['tokens_per_s'] for record in self.log.latest):,.0f} tokens/s, log in "
+            f"{near(self._settings.log)}"
         )
         if self._settings.traced_steps and self._settings.traced.exists():
             self._console.print(f"time lines in {near(self._settings.traced)}; open it in https://ui.perfetto.dev")
         if self._plan.world_size > 1 and not self._settings.tuning.adapts:  # predicted is what all weights send
             traffic = read_json(self._settings.traffic)
             self._console.print(traffic_table(self._plan, self._shape, traffic))
+
+
+def _device() -> str:
+    """What a rank runs on, in a word."""
+    from paddlenlp_galvatron.launch import gpus
+
+    return "GPU" if gpus.gpu_count() else "process"
 
 
 def _device_tflops(plan: Plan) -> float | None:

@@ -8,7 +8,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from paddlenlp.data.causal_dataset import get_train_valid_test_split_
 
 from ..base.errors import UserError
 from .sample_index import FOLDER, Arrays, SampleIndex, build_index, kept_index
@@ -36,6 +35,8 @@ class DataSet:
         self._files = TokenFiles(self.prefix)
         self.documents, self.tokens = self._files.documents, self._files.tokens  # of all splits
         self.identity = self._files.identity
+        from paddlenlp.data.causal_dataset import get_train_valid_test_split_  # here, as its import takes seconds
+
         edges = get_train_valid_test_split_(shares, self.documents)
         self._first, self._end = (max(0, edges[SPLITS.index(split) + side]) for side in (0, 1))
         self._passes: dict[int, SampleIndex] = {}

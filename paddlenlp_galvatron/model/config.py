@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +17,8 @@ from .family import Family
 from .shape import ModelShape
 
 LONGEST_NAME = 100  # that is compared with those of presets
+EXAMPLES = ("qwen2.5-7b", "llama3-8b")
+HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")  # of Hugging Face's hub and PaddleNLP
 PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "presets")
 
 
@@ -33,15 +36,27 @@ def load_model(name_or_path: str | Path) -> ModelShape:
         for folder in PRESET_FOLDERS:
             if (folder / f"{str(name_or_path).lower()}.json").exists():
                 return load_model(folder / f"{str(name_or_path).lower()}.json")
-        names = preset_names()
-        near = get_close_matches(path.name.lower()[:LONGEST_NAME], names, n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
+        names, plain = preset_names(), plain_name(path.name.lower()[:LONGEST_NAME])
+        if plain in names and HUB_NAME.fullmatch(str(name_or_path)) and not path.parent.exists():
+            return load_model(plain)
+        near = get_close_matches(plain, names, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"give one such as {' or '.join(EXAMPLES)};"
         raise UserError(
-            f"model {shortened(str(name_or_path))}: neither a config.json nor a known size; "
-            f"{meant}known: {', '.join(names)}"
+            f"model {shortened(str(name_or_path))}: neither a preset nor a config.json; {meant} "
+            "all presets: galvatron fit --list"
         )
     name = path.parent.name if path.name == "config.json" else path.stem
     return shape_from_config(read_json(path, LARGEST_OPTIONS), name, source=str(path))
+
+
+def plain_name(name: str) -> str:
+    """The preset of the same layers as a model of a hub: `meta-llama-3-8b-instruct` is `llama3-8b`.
+
+    Qwen2's sizes are those of Qwen2.5.
+    """
+    name = re.sub(r"-(instruct|base|chat|hf)(?=-|$)", "", name.removeprefix("meta-"))
+    name = re.sub(r"^(llama|qwen)-(\d(?:\.\d)?)-", r"\1\2-", name)
+    return re.sub(r"^qwen2-", "qwen2.5-", name)
 
 
 def shape_from_config(config: Any, name: str, source: str = "config") -> ModelShape:

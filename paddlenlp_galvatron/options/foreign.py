@@ -43,7 +43,6 @@ HOLDS = {
     "fp16_opt_level": ("O2", "16-bit training keeps fp32 masters of 16-bit weights, which is O2"),
     "extra_args_str": ("", "there is no other launcher that it could go to; leave it out"),
     "do_train": ("1", "training is what this does; to evaluate alone, say --max_steps of the checkpoint and --do_eval"),
-    "do_predict": ("0", "there is no prediction; evaluate with do_eval"),
     "do_export": ("0", "export with galvatron convert g2h"),
     "load_params": ("0", "name the weights to begin with: --load"),
     "no_shared_storage": ("0", "checkpoints need a folder that all nodes share"),
@@ -75,6 +74,7 @@ ONE_BY_ONE = "weights stay apart, as checkpoints, ZeRO and Ulysses have them: th
 OF_TRAINING = "training's alone"
 OVERLAP = "the runtime overlaps by itself"
 LOGGED = "every step's time and memory are in train_log.jsonl"
+DROPOUT = "Llama and Qwen have no hidden dropout; theirs is attention_dropout in config.json"
 LOADER = "data are mapped files, read by each rank"
 EVALUATED = "evaluation takes the training's global batches"
 BEST = "checkpoints are kept by age, and train_log.jsonl has the loss of each evaluation"
@@ -82,7 +82,8 @@ PADDED = "rows have the plan's length"
 GENERATES = "nothing is generated"
 # Another way to the same numbers: why it has no effect here, whatever its value.
 IDLE = {
-    "dropout_prob": "Llama and Qwen2 have no hidden dropout; theirs is attention_dropout in config.json",
+    **dict.fromkeys(("dropout_prob", "hidden_dropout_prob", "attention_probs_dropout_prob"), DROPOUT),
+    "do_predict": "there is no prediction; do_eval evaluates",
     "initialize_on_meta": "weights are always made in the slices that a rank holds",
     "shape_order": "the layers are PaddleNLP's own, in their order",
     "max_predictions_per_seq": "it is of models like BERT",
@@ -161,7 +162,7 @@ ELSEWHERE = {"use_fused_rms_norm": OF_TRAINING, "use_fused_rope": OF_TRAINING, "
 # Of those, the ones that may stand bare, and the ones that take several words.
 SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")} - {"costmodel_coe", "num_experts"} | {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
-    *("group_query_attention", "use_checkpoint_args", "load_best_model_at_end", "greater_is_better"),
+    *("group_query_attention", "use_checkpoint_args", "load_best_model_at_end", "greater_is_better", "do_predict"),
     *("lazy", "pad_to_max_length", "flash_mask", "tensor_parallel_output", "save_generation_output"),
     "use_quick_lora",
     *(

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, Layers, Size
-from ..model import FAMILIES, ModelShape, config_of, load_model, preset_names, shape_from_config
+from ..model import FAMILIES, ModelShape, config_of, load_model, shape_from_config
+from ..model.config import EXAMPLES
 from .group import Options, Sizes
 
 # Our option -> field of config.json.
@@ -137,8 +138,10 @@ class ModelOptions(Options):
         changes = {SHAPE_FIELDS[name]: value for name, value in given.items()}
         if self.model_size is None:
             if not given:
-                known = ", ".join(preset_names())
-                raise UserError(f"model_size: missing; name a config.json or one of {known}, or give {NUMBERS}")
+                raise UserError(
+                    f"model_size: missing; name a preset such as {' or '.join(EXAMPLES)} (all: galvatron fit --list), "
+                    f"a config.json, or give {NUMBERS}"
+                )
             layers = sum(self.layernum_list or ()) or None
             positions = max(2048, self.seq_length or 0, *(self.seqlen_list or ()))
             config = {

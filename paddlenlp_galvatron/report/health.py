@@ -31,8 +31,18 @@ def flops_per_token(shape: ModelShape, seq_length: int, frozen: bool = False) ->
 class Health:
     """What the log of one run under a plan tells. Each warning is given once."""
 
-    def __init__(self, plan: Plan, shape: ModelShape, peak_tflops: float | None = None, frozen: bool = False):
-        """`peak_tflops`: TFLOP/s of a device at its best; without it there is no MFU."""
+    def __init__(
+        self,
+        plan: Plan,
+        shape: ModelShape,
+        peak_tflops: float | None = None,
+        steps: int | None = None,
+        on: str = "GPU",
+        frozen: bool = False,
+    ):
+        """`peak_tflops`: TFLOP/s of a device at its best, for MFU. `steps`: of the whole run, for ETA. `on`: what
+        a rank runs on. `frozen`: only adapters learn."""
+        self._steps, self._on = steps, on
         self._plan, self._predicted = plan, Predicted.of(plan)
         self._flops = flops_per_token(shape, plan.assumed.seq_length or 0, frozen)
         self._peak_flops_per_s = peak_tflops * 1e12 * plan.world_size if peak_tflops else None
@@ -42,23 +52,27 @@ class Health:
         """Where the run stands: its last step, speed and memory of its latest ones, and what the plan predicts."""
         last, latest = records[-1], records[-WINDOW_STEPS:]
         tokens_per_s = median(record["tokens_per_s"] for record in latest)
+        step_s = median(record["step_time_s"] for record in latest)
         parts = [
-            f"step {last['step'] + 1}",
+            f"step {last['step'] + 1}" + (f"/{self._steps}" if self._steps else ""),
             f"loss {last['loss']:.4f}",
+            f"lr {last['lr']:.3g}",
             f"grad norm {last['grad_norm']:.3g}",
-            f"{tokens_per_s:,.0f} tokens/s",
+            f"{tokens_per_s / self._plan.world_size:,.0f} tokens/s/{self._on}",
         ]
         if "filled" in last:
             targets_per_s = median(record["target_tokens_per_s"] for record in latest)
             parts.append(f"{targets_per_s:,.0f} target tokens/s, rows filled to {last['filled']:.0%}")
         if self._peak_flops_per_s:
             parts.append(f"MFU {tokens_per_s * self._flops / self._peak_flops_per_s:.1%}")
-        parts.append("step " + _beside(median(r["step_time_s"] for r in latest), self._predicted.step_s, "s"))
+        parts.append(f"{last['step_time_s']:.4g} s (median {_beside(step_s, self._predicted.step_s, 's')})")
         stages = stage_peaks_mib(self._plan, latest)
         fullest = max(range(len(stages)), key=lambda stage: stages[stage])
         guess_mib = self._predicted.memory_mib[fullest] if self._predicted.memory_mib else None
         where = f" on stage {fullest}" if len(stages) > 1 else ""
         parts.append(f"memory{where} " + _beside(stages[fullest], guess_mib, "MiB"))
+        if self._steps:
+            parts.append(f"ETA {_duration((self._steps - last['step'] - 1) * step_s)}")
         return ", ".join(parts)
 
     def warnings(self, records: Sequence[Record], start: int = 0) -> list[str]:
@@ -91,6 +105,12 @@ class Health:
         if self._plan.world_size == 1:
             return "galvatron profile computation"
         return "galvatron profile computation and galvatron profile hardware"
+
+
+def _duration(seconds: float) -> str:
+    """`2 d 03:04:05`, without days where there is none."""
+    days, rest = divmod(round(seconds), 24 * 3600)
+    return (f"{days} d " if days else "") + f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
 
 
 def _is_off(measured: float, predicted: float) -> bool:

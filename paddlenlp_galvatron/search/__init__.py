@@ -1,8 +1,23 @@
 """Which plan is best: the space, the exact search over it by the C++ core, and its answer with a certificate."""
 
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
 from .engine import search
 from .options import SearchOptions
 from .result import Candidate, FamilyOutcome, Need, SearchResult
 from .solver import Solution, solve
 
 __all__ = ["Candidate", "FamilyOutcome", "Need", "SearchOptions", "SearchResult", "Solution", "search", "solve"]
+
+
+class _Room(ModuleType):
+    """`galvatron.search("qwen2.5-7b", …)` is a command of the package and the name of this room: both work."""
+
+    def __call__(self, *model: Any, **options: Any) -> Any:
+        return import_module("..api", __package__).search(*model, **options)
+
+
+sys.modules[__name__].__class__ = _Room

@@ -3,15 +3,18 @@ where the user sets none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ..base.errors import UserError
 from ..cost_model import CostModel, derive, load
+from ..options.model_options import Model, ModelOptions
 from ..plan import ModelShape
 from ..profiles.data_sheet import load_data_sheet
 from ..profiles.files import Note, no_note
-from ..profiles.reserve import GIB_MIB, gpu_sheet
-from .options import SearchOptions
+from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet
+from .options import SEQ, SearchOptions
 
 
 def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no_note) -> CostModel:
@@ -23,6 +26,25 @@ def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no
     if len(models) > 1:
         raise UserError("device: a data sheet tells of one type of layers only; give measured profiles, or one type")
     return derive(models[0], sheet, *where, options.cost_options)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a search is asked, with nothing left open."""
+
+    model: Model
+    options: SearchOptions
+    cost: CostModel
+    reserve: Reserve  # of the device, unless the user has set one
+
+
+def settled(values: Mapping[str, Any], note: Note = no_note) -> Settled:
+    """From options of model and search by canonical name; `note` hears what was assumed. Raises UserError."""
+    model = ModelOptions.among(values).resolve_usual(SEQ)
+    options = SearchOptions.among({**values, "seq_length": model.seq_length})
+    cost = prices(model.shapes, options, note)
+    reserve = cost.reserve if options.context_mib is None else Reserve()
+    return Settled(model, *on_device(options, cost, note), reserve)
 
 
 def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> tuple[SearchOptions, CostModel]:

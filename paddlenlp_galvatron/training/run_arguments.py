@@ -8,13 +8,13 @@ from paddlenlp.trainer import TrainingArguments
 from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import ShardingOption
 
-from ..plan import Plan, Precision, UserError
+from ..plan import Plan, Precision
 from ..plan.formats.one_degree import sharding_stage
 from ..runtime import device
 from ..runtime.topology import PlanGroup
 from .arguments import HANDED_ON
 from .recipe import Recipe
-from .settings import TrainSettings
+from .settings import TrainSettings, require_reporters
 
 UNLIKE = {"sequence_parallel", "optim"}  # named as in PaddleNLP, but for other things or with other values
 STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
@@ -104,10 +104,7 @@ def run_arguments(
 
 def _reporters(settings: TrainSettings) -> list[str]:
     """Where PaddleNLP's callbacks report to. Raises UserError for what is not installed."""
-    installed = get_available_reporting_integrations()
     if settings.report_to is None:
-        return [name for name in ("visualdl",) if name in installed]
-    lacking = [name for name in settings.report_to if name not in installed]
-    if lacking:
-        raise UserError(f"report_to: {', '.join(lacking)} is not installed; there is: {', '.join(installed) or 'none'}")
+        return [name for name in ("visualdl",) if name in get_available_reporting_integrations()]
+    require_reporters(settings.report_to)
     return list(settings.report_to)

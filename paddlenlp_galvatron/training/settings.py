@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -21,6 +22,7 @@ from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan
 from ..plan.check import require_model, require_valid
 from .recipe import Recipe
 
+REPORTERS = {"tensorboard": "tensorboardX", "visualdl": "visualdl", "wandb": "wandb"}  # -> what PaddleNLP imports
 Interval = Literal["no", "steps", "epoch"]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: _words(value))]
 
@@ -122,7 +124,8 @@ class RunOptions(Options):
         None, description="folder for the logs of VisualDL and others in report_to; unset: a folder in output_dir"
     )
     report_to: Names | None = Field(
-        None, description="visualdl, tensorboard, wandb, … or none; unset: VisualDL if it is installed"
+        None,
+        description="visualdl, tensorboard (extra [log]), wandb, … or none; unset: VisualDL if it is installed",
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="what to do if loss or gradients of a step are NaN or Inf: stop the run or skip the step"
@@ -180,6 +183,15 @@ class RunOptions(Options):
     def saves(self) -> bool:
         """Whether checkpoints are written without being told to."""
         return self.save_strategy == "epoch" or (self.save_strategy == "steps" and self.save_steps > 0)
+
+
+def require_reporters(names: Sequence[str]) -> None:
+    """Raises UserError for one of `report_to` whose package is not installed."""
+    lacking = [name for name in names if name in REPORTERS and find_spec(REPORTERS[name]) is None]
+    if lacking:
+        known = ", ".join(name for name, package in REPORTERS.items() if find_spec(package)) or "none"
+        extra = "pip install 'paddlenlp-galvatron[log]'" if "tensorboard" in lacking else f"pip install {lacking[0]}"
+        raise UserError(f"report_to: {', '.join(lacking)} is not installed ({extra}); installed: {known}")
 
 
 class TrainSettings(RunOptions):
@@ -264,11 +276,9 @@ class TrainSettings(RunOptions):
                 kept[name] = target
         return type(self).model_validate(self.model_dump() | {name: str(path) for name, path in kept.items()})
 
-    def load_plan(self) -> tuple[Plan, ModelShape]:
-        """The plan, with nothing left open, and the model, checked against each other and the world. Raises
-        UserError."""
-        from ..launch import gpus
-
+    def load_plan(self, on_gpus: bool | None = None) -> tuple[Plan, ModelShape]:
+        """The plan, with nothing left open, and the model, checked against each other and the world. `on_gpus`: what
+        the defaults are for; None: what this machine has. Raises UserError."""
         plan = read_plan(self.plan, self.world_size)
         plan = with_assumptions(
             plan,
@@ -280,13 +290,24 @@ class TrainSettings(RunOptions):
             flash_attention=self.use_flash_attention,
             **self.fused_kernels,
         )
-        plan = with_defaults(plan, on_gpus=gpus.gpu_count() > 0)
+        if on_gpus is None:
+            from ..launch import gpus  # here, as it imports Paddle
+
+            on_gpus = gpus.gpu_count() > 0
+        plan = with_defaults(plan, on_gpus)
         shape = load_model(self.model)
         if plan.assumed.seq_length is None:
             raise UserError(f"{self.plan}: names no seq_length; pass --seq_length")
         require_model(plan, shape, self.tuning.kind)
         require_valid(plan, shape)
         return plan, shape
+
+    def nothing_to_do(self, steps: int) -> str:
+        """What a run says whose checkpoints have all its steps."""
+        return (
+            f"nothing to do: {self.checkpoints} has all {steps} steps; raise max_steps, or begin anew in another "
+            "output_dir or with --overwrite_output_dir"
+        )
 
     def steps_over(self, samples: int | None, global_batch: int) -> tuple[int, int]:
         """Steps of the run and of an epoch; `samples` is what the training split has. Raises UserError."""

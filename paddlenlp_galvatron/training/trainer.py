@@ -45,7 +45,7 @@ from .inputs import open_data
 from .loader import inputs_of, loader
 from .local_model import LocalModel
 from .refusals import refuse_arguments, refuse_overrides, without_engines_own
-from .resume import resume
+from .resume import resume, say
 from .run_arguments import RunArguments, run_arguments
 from .settings import TrainSettings
 from .skips import Skips
@@ -200,6 +200,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """
         state, handler, settings = self.state, self.callback_handler, self.settings
         first = saved = state.global_step = resume(settings, self.engine, self.optimizer, self.data)
+        if first >= state.max_steps:
+            say(self.engine, settings.nothing_to_do(first))
         keep, companions = settings.save_total_limit, _companions(settings)
         writer = Writer(settings.checkpoints, self.engine, keep, self.data, companions, settings.log)
         self._unlogged: list[StepRecord] = []

@@ -67,6 +67,12 @@ def test_measured_profiles_take_the_place_of_the_data_sheet(galvatron):
         assert one["tokens_per_s"] == pytest.approx(other["tokens_per_s"], rel=0.2)
 
 
+def test_models_and_devices_are_listed(galvatron):
+    shown = galvatron("fit", "--list")
+    assert shown.code == 0 and "qwen2.5-7b" in shown.out and "h100-80gb" in shown.out
+    assert "llama3.1-70b" in json.loads(galvatron("fit", "--list", "--json").out)["models"]
+
+
 @pytest.mark.parametrize(
     ("model", "gpus"), [("qwen2.5-7b", 8), ("llama3-8b", 8), ("qwen2.5-14b", 16), ("llama3.1-70b", 64)]
 )
@@ -87,8 +93,8 @@ def test_fit_search_and_what_if_answer_the_same_question_alike(model, gpus, galv
 def test_the_table_of_options_is_the_commands(page):
     rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*?) ?\| (.+) \|$", page.read_text().split("\n## ")[-1], re.MULTILINE)
     fields = FitOptions.model_fields
-    assert [name for name, *_ in rows] == [*fields, "config", "json"]
-    for name, others, default, _ in rows[:-2]:
+    assert [name for name, *_ in rows] == [*fields, "config", "json", "list"]
+    for name, others, default, _ in rows[:-3]:
         assert re.findall(r"\w+", others) == other_names(name, fields)
         known = fields[name].default
         shown = "" if known is None or fields[name].is_required() else f"{known:g}" if name == "tokens" else str(known)

@@ -146,7 +146,7 @@ BAD = {
     "layers": (plan_fields(), ["--model", "llama2-7b"], "the plan has 4 layers but llama2-7b has 32"),
     "batch": (plan_fields(global_bsz=12), [], "dp degree 4"),
     "micro-batches": (plan_fields(chunks=5), [], "chunks: 5 micro-batches do not divide global_bsz 16"),
-    "unknown model": (plan_fields(), ["--model", "llama9"], "llama9: neither a config.json nor a known size"),
+    "unknown model": (plan_fields(), ["--model", "llama9"], "llama9: neither a preset nor a config.json"),
     "no ranks": (plan_fields(), ["--world_size", "0"], "world_size"),
     "truncated": (json.dumps(plan_fields())[:100], [], "not valid JSON at line 1, column"),
     "binary": ("\udcff", [], "cannot be read"),

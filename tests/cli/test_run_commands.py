@@ -21,6 +21,7 @@ from paddlenlp_galvatron.base.limits import MOST_RANKS
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.cli.pretrain import pretrain
 
+ROOT = Path(__file__).parents[2]
 PLAN = {
     "pp_deg": 1,
     "tp_sizes_enc": "1,2",
@@ -73,6 +74,93 @@ def test_dry_run_shows_shapes_groups_and_memory_and_runs_nothing(folder, capsys)
     assert "5 groups" in out  # two pairs of tp, two of dp, and the stage
     assert "no step was run" in out
     assert not (folder / "output").exists()
+
+
+STOCK = {  # llm/config/llama/pretrain_argument.json of PaddleNLP: its arguments, each at its value
+    "model_name_or_path": "meta-llama/Meta-Llama-3-8B",
+    "tokenizer_name_or_path": "meta-llama/Meta-Llama-3-8B",
+    "input_dir": "./data",
+    "output_dir": "./checkpoints/pretrain_ckpts",
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 16,
+    "per_device_eval_batch_size": 2,
+    "tensor_parallel_degree": 2,
+    "pipeline_parallel_degree": 1,
+    "sharding": "stage2",
+    "virtual_pp_degree": 1,
+    "sequence_parallel": 0,
+    "use_flash_attention": True,
+    "use_fused_rms_norm": True,
+    "use_fused_rope": True,
+    "max_seq_length": 4096,
+    "learning_rate": 3e-05,
+    "min_learning_rate": 3e-06,
+    "warmup_steps": 30,
+    "logging_steps": 1,
+    "max_steps": 10000,
+    "save_steps": 5000,
+    "eval_steps": 1000,
+    "weight_decay": 0.01,
+    "bf16": True,
+    "fp16_opt_level": "O2",
+    "warmup_ratio": 0.01,
+    "max_grad_norm": 1.0,
+    "dataloader_num_workers": 1,
+    "continue_training": 0,
+    "do_train": True,
+    "do_eval": True,
+    "do_predict": True,
+    "disable_tqdm": True,
+    "recompute": False,
+    "distributed_dataloader": 1,
+    "recompute_granularity": "full",
+    "unified_checkpoint": True,
+    "save_total_limit": 2,
+}
+
+
+@pytest.mark.parametrize("start", ["train", "pretrain"])
+def test_paddlenlps_own_arguments_are_planned_for_gpus_on_a_machine_without(folder, capsys, start):
+    (folder / "stock.json").write_text(json.dumps(STOCK))
+    if start == "train":
+        code, out, err = run(capsys, "train", "--config", "stock.json", "--nproc", "8", "--dry_run")
+    else:
+        code = pretrain(str(ROOT / "run.py"), ["stock.json", "--nproc", "8", "--dry_run"])
+        out, err = capsys.readouterr()
+    assert code == 0, err
+    assert "one strategy for all layers, by tensor_parallel_degree, sharding, gradient_accumulation_steps" in out
+    assert "shown as on GPUs, of which this machine has none" in out and "not checked" in out and "data.bin" in out
+    for noted in ("per_device_eval_batch_size (", "do_predict (", "unified_checkpoint ("):
+        assert noted in err
+    assert "0-7    0-31" in out and "2048 x 4096" in out  # Llama-3-8B, a tp of 2 and a dp of 4
+
+
+def test_an_argument_that_cannot_be_is_refused_by_name(folder, capsys):
+    (folder / "stock.json").write_text(json.dumps(STOCK | {"virtual_pp_degree": 5, "expert_parallel_degree": 4}))
+    code, _, err = run(capsys, "train", "--config", "stock.json", "--nproc", "8", "--dry_run")
+    assert code == 2 and "virtual_pp_degree: 5 is not supported" in err and "expert_parallel_degree: 4 is not" in err
+    (folder / "stock.json").write_text(json.dumps(STOCK | {"continue_training": 1}))
+    code, _, err = run(capsys, "train", "--config", "stock.json", "--nproc", "8", "--dry_run")
+    assert code == 2 and "continue_training: meta-llama/Meta-Llama-3-8B is no folder with weights" in err
+
+
+def test_what_is_wrong_before_the_start_is_told_without_importing_paddle(folder):
+    program = (
+        "import sys; from paddlenlp_galvatron.cli.main import main; code = main(sys.argv[1:]); "
+        "print(code, [name for name in ('paddle', 'paddlenlp') if name in sys.modules])"
+    )
+    for words, told in (
+        (
+            ["plan.json", "--model", "model.json", "--input_dir", "data/nowhere", "--max_steps", "3"],
+            "nowhere.bin: no such",
+        ),
+        (["nowhere.json", "--model", "model.json"], "nowhere.json: no such file"),
+        (["plan.json", "--model", "nowhere"], "model nowhere: neither a preset nor a config.json"),
+    ):
+        ran = subprocess.run(
+            [sys.executable, "-c", program, "train", *words], cwd=folder, capture_output=True, text=True, timeout=300
+        )
+        assert told in ran.stderr and ran.stdout == "2 []\n", ran.stdout + ran.stderr
 
 
 def test_a_dry_run_of_ten_thousand_ranks_or_stages_takes_seconds(folder, capsys):

@@ -110,7 +110,7 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(
     run = Run()
     assert run.resume(folder) == 2
     said = capfd.readouterr().err
-    assert str(newest / file) in said and message in said and f"goes on at {middle}" in said
+    assert str(newest / file) in said and message in said and f"resuming from {middle}" in said
     assert run.train(3) == losses[2:]
     with pytest.raises(UserError, match="name one that is whole"):
         Run().resume(folder, str(newest))

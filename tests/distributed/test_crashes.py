@@ -205,8 +205,8 @@ def test_kills_at_random_moments_cost_no_more_than_the_save_interval(runs, of, k
         writing = life.writing
         life.kill(chance.randrange(len(life.ranks)))
         hits += bool(writing)
-        if newest is not None and "goes on at" in life.log:
-            assert f"goes on at {newest}" in life.log
+        if newest is not None and "resuming from" in life.log:
+            assert f"resuming from {newest}" in life.log
         whole = whole_checkpoints(life.output / "checkpoints")
         for folder in whole:
             verify(open_checkpoint(folder))

@@ -167,7 +167,7 @@ def test_started_again_after_a_kill_it_goes_on(alone):
     done = len(alone.records())
     assert alone.start(2, 60).wait(TIMEOUT_S) == 0
     assert [record["step"] for record in alone.records()] == list(range(60))
-    [folder] = [line.split("step-")[1] for line in alone.said().splitlines() if line.startswith("goes on at")]
+    [folder] = [line.split("step-")[1] for line in alone.said().splitlines() if line.startswith("resuming from")]
     assert 0 <= done - int(folder) <= 2 * SAVE_STEPS
 
 

@@ -105,7 +105,7 @@ def test_killed_ranks_cost_no_more_than_the_steps_since_the_last_checkpoint(stra
     records = log(folder, "killed")
     assert [record["step"] for record in records] == list(range(STEPS))
     assert [record["loss"] for record in records] == losses
-    assert "goes on at " in (folder / "killed.txt").read_text()
+    assert "resuming from " in (folder / "killed.txt").read_text()
     assert not list((folder / "killed" / "checkpoints").glob("*.part"))
 
 

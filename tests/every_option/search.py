@@ -133,6 +133,7 @@ BASE = {
     "memory_constraint": 8,
     "settle_bsz": 32,
     "seq_length": 512,
+    "default_dp_type": "ddp",
 }
 TIGHT = {"memory_constraint": 0.9}  # GB, in which every strategy counts
 OTHER = {"profiles": "other"}

@@ -236,6 +236,7 @@ TABLES = {
         "task": Row("dpo", "out"),
         "lora_rank": Row(4, "out", {"task": "lora"}),
         "gpus": Row("1,2", "out"),
+        "list": Row(1, "out"),
         "device": Row("a100", "out"),
         "memory_constraint": Row(1, "out"),
         "profiles": Row("missing", "refusal"),

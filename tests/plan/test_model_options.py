@@ -82,10 +82,24 @@ def test_several_types_of_layers_are_several_shapes() -> None:
     assert model.name == "llama2-7b_layer8-16"
 
 
+def test_the_names_of_hubs_are_those_of_presets() -> None:
+    for name, preset in (
+        ("meta-llama/Meta-Llama-3-8B", "llama3-8b"),
+        ("meta-llama/Llama-2-7b-chat", "llama2-7b"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "llama3.1-70b"),
+        ("facebook/llama-13b", "llama-13b"),
+        ("Qwen/Qwen2-7B", "qwen2.5-7b"),
+        ("Qwen/Qwen3-8B-Base", "qwen3-8b"),
+    ):
+        assert load_model(name) == load_model(preset)
+    with pytest.raises(UserError, match="neither a preset"):
+        load_model("Qwen/Qwen9-7B")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "model_size: missing; name a config.json or one of llama"),
+        ({}, "model_size: missing; name a preset such as qwen2.5-7b"),
         ({"model_size": "llama2-7b"}, "seq_length: missing.*set_seqlen_manually 0 for the 4096"),
         ({**LLAMA, "set_layernum_manually": 1}, "num_layers is missing"),
         ({"model_size": "llama2-7b", "set_seqlen_manually": 1}, "seq_length is missing"),
@@ -101,7 +115,7 @@ def test_several_types_of_layers_are_several_shapes() -> None:
         ({**LLAMA, "num_layers": 10**6}, "num_layers: input should be less than or equal to 10000"),
         ({**LLAMA, "layernum_list": "4,x"}, r"layernum_list\.1: input should be a valid integer"),
         ({**LLAMA, "seqlen_list": "1024"}, "seqlen_list: starts with 1024, but seq_length is 2048"),
-        ({"model_size": "llama9"}, "llama9: neither a config.json nor a known size"),
+        ({"model_size": "llama9"}, "llama9: neither a preset nor a config.json"),
         ({"layer_numlist": 1}, "layer_numlist: unknown option; did you mean layer_num_list"),
     ],
 )

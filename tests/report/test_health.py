@@ -53,9 +53,16 @@ def records(
 def test_the_line_says_where_the_run_stands():
     line = Health(plan(), MODEL).line([*records(3, step_s=9.0), *records(30, step_s=2.2, start=3)])
     assert line == (
-        "step 33, loss 3.0000, grad norm 0.5, 233 tokens/s, step 2.2 s (predicted 2 s, +10%), "
+        "step 33, loss 3.0000, lr 0.001, grad norm 0.5, 58 tokens/s/GPU, 2.2 s (median 2.2 s (predicted 2 s, +10%)), "
         "memory on stage 0 1000 MiB (predicted 1000 MiB, +0%)"
     )
+
+
+def test_the_last_step_stands_beside_the_median_and_what_is_left_behind():
+    slow = [*records(30, step_s=2.0), *records(1, step_s=5.0, start=30)]
+    line = Health(plan(), MODEL, steps=50_031, on="process").line(slow)
+    assert line.startswith("step 31/50031, ") and ", 5 s (median 2 s (" in line and "tokens/s/process" in line
+    assert line.endswith(", ETA 1 d 03:46:40")
 
 
 def test_what_rounds_to_none_has_no_sign_of_less():
@@ -65,7 +72,7 @@ def test_what_rounds_to_none_has_no_sign_of_less():
 
 def test_the_line_does_without_a_prediction():
     line = Health(plan(predicted=False, world_size=1, pp=1), MODEL).line(records(1, peaks_mib=(20.0,)))
-    assert line == "step 1, loss 3.0000, grad norm 0.5, 256 tokens/s, step 2 s, memory 20 MiB"
+    assert line == "step 1, loss 3.0000, lr 0.001, grad norm 0.5, 256 tokens/s/GPU, 2 s (median 2 s), memory 20 MiB"
 
 
 def test_mfu_is_the_share_of_the_devices_peak():

@@ -200,7 +200,7 @@ def test_every_public_question_of_paddles_group_has_an_answer(tmp_path):
     assert (group.nranks, group._dp_degree, group._topo.world_size()) == (1, 1, 1)
 
 
-def test_a_script_as_paddlenlps_own_runs_to_its_end(tmp_path):
+def test_a_script_as_paddlenlps_own_runs_to_its_end(tmp_path, capfd):
     """The calls of PaddleNLP's run_pretrain.py, from training to the saved state; then there is nothing to do."""
     trainer = GalvatronTrainer(model_file(tmp_path), arguments(tmp_path, save_steps=2), train_dataset=PAIRS)
     result = trainer.train(resume_from_checkpoint=None)
@@ -219,5 +219,6 @@ def test_a_script_as_paddlenlps_own_runs_to_its_end(tmp_path):
     )
     again = GalvatronTrainer(model_file(tmp_path), arguments(tmp_path), train_dataset=PAIRS)
     assert again.train(resume_from_checkpoint=True).metrics["train_loss"] == 0 and again.state.global_step == 4
+    assert "nothing to do: " in capfd.readouterr().err
     anew = GalvatronTrainer(model_file(tmp_path), arguments(tmp_path), train_dataset=PAIRS)
     assert anew.train(resume_from_checkpoint=False).training_loss == pytest.approx(result.training_loss)

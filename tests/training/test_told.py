@@ -7,8 +7,8 @@ def test_lines_of_checkpoints_are_told_once(tmp_path):
     log = tmp_path / "workerlog.0"
     told = CheckpointNews(log)
     assert told.read() == []
-    log.write_text("[INFO] of others\ngoes on at step 3\nsaved output/checkpoints/step-000")
-    assert told.read() == ["goes on at step 3"]
+    log.write_text("[INFO] of others\nresuming from step 3\nsaved output/checkpoints/step-000")
+    assert told.read() == ["resuming from step 3"]
     with log.open("a") as file:
         file.write("00006\nwriting x: 5% of 3 MiB of rank 0\n")
     assert told.read() == ["saved output/checkpoints/step-00000006", "writing x: 5% of 3 MiB of rank 0"]

@@ -187,6 +187,20 @@ def test_the_rate_is_that_of_paddlenlps_schedule(tmp_path):
         stock.step()
 
 
+def test_tensorboard_gets_what_is_logged(tmp_path):
+    """With the extra [log]."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    pytest.importorskip("tensorboardX")
+    chosen = settings(tmp_path, report_to="tensorboard", logging_dir=tmp_path / "board", logging_steps=1)
+    GalvatronTrainer(chosen).train()
+    losses = [record["loss"] for record in records(chosen)]
+    events = reader.EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    read = [scalar.value for scalar in events.Scalars("train/loss")]
+    assert losses and read == pytest.approx(losses, rel=1e-4)
+    assert "train/learning_rate" in events.Tags()["scalars"]
+
+
 def test_a_report_to_what_is_not_installed_is_refused(tmp_path):
     with pytest.raises(UserError, match="report_to: wandb is not installed"):
         GalvatronTrainer(settings(tmp_path, report_to="wandb"))

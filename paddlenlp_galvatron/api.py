@@ -1,0 +1,174 @@
+"""Planning in Python: `import paddlenlp_galvatron as galvatron`, then `galvatron.fit("qwen2.5-7b", gpus=8)`.
+
+Every option of the command of the same name is a keyword, under any of its names. Nothing here needs Paddle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from . import plan as plans
+from .base.printing import Console
+from .options.group import canonical_options
+from .options.model_options import ModelOptions
+from .report import explain as explaining
+from .report import fit as fitting
+from .report import search as searching
+from .report.explain import Explanation
+from .report.origin import OriginOptions, read_origin
+from .report.plan import describe
+from .search import SearchOptions, SearchResult
+from .search import search as find_plan
+from .search.device import settled
+from .search.fit import FitOptions, sheet_of
+from .search.fit import fit as find_rows
+
+WIDE = 120  # columns of what is shown
+HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'
+
+
+class Shown:
+    """What a notebook shows as a table, and Python in a line."""
+
+    def _parts(self) -> Sequence[Any]:
+        raise NotImplementedError
+
+    def show(self) -> None:
+        """Print all of it."""
+        Console(width=WIDE).print(*self._parts(), sep="\n")
+
+    def _repr_html_(self) -> str:
+        console = Console(width=WIDE, record=True, file=StringIO())
+        console.print(*self._parts(), sep="\n")
+        return console.export_html(inline_styles=True, code_format=HTML)
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(Shown):
+    """A plan: how a model is split, layer by layer."""
+
+    strategy: plans.Plan
+
+    @classmethod
+    def load(cls, path: str | Path, gpus: int | None = None) -> Plan:
+        """From a file of ours, or of Galvatron, whose files may leave the number of GPUs open. Raises UserError."""
+        return cls(plans.read_plan(Path(path), gpus, smallest_world=True))
+
+    def save(self, path: str | Path) -> None:
+        plans.write_plan(self.strategy, Path(path))
+
+    def __repr__(self) -> str:
+        one = self.strategy
+        return f"<Plan: {len(one.layers)} layers on {one.world_size} GPUs: {fitting.in_words(one)}>"
+
+    def _parts(self) -> Sequence[Any]:
+        return describe(self.strategy)
+
+
+@dataclass(frozen=True, repr=False)
+class Fits(Shown):
+    """An answer of `fit`. `rows`: one for each number of GPUs, as `galvatron fit --json` has them."""
+
+    rows: list[dict[str, Any]]
+    printed: tuple[Any, ...]
+
+    @property
+    def plans(self) -> dict[int, Plan]:
+        """The fastest plan by number of GPUs, where one fits."""
+        return {row["gpus"]: Plan(plans.plan_from_dict(row["plan"])) for row in self.rows if row["plan"]}
+
+    def __repr__(self) -> str:
+        said = [
+            f"{row['gpus']} GPUs: "
+            + (f"{row['tokens_per_s']:,.0f} tokens/s, MFU {row['mfu']:.1%}" if row["fits"] else "-")
+            for row in self.rows
+        ]
+        return f"<Fits: {'; '.join(said)}>"
+
+    def _parts(self) -> Sequence[Any]:
+        return self.printed
+
+
+@dataclass(frozen=True, repr=False)
+class Found(Shown):
+    """An answer of `search`, with its certificate: `lower_bound_s` is a step time that no plan beats."""
+
+    result: SearchResult
+    notes: tuple[str, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """Raises Infeasible where none fits."""
+        return Plan(self.result.plan)
+
+    def __repr__(self) -> str:
+        best = self.result.best
+        if best is None:
+            return f"<Found: {self.result.need or 'no plan'}>"
+        return f"<Found: {best.time_s:.4g} s a step, gap {self.result.gap:.2g}; {self.plan!r}>"
+
+    def _parts(self) -> Sequence[Any]:
+        return [*searching.explain(self.result), *(f"note: {note}" for note in self.notes)]
+
+
+@dataclass(frozen=True, repr=False)
+class Explained(Shown):
+    """An answer of `explain`; `summary` has it as `galvatron explain --json` does."""
+
+    explanation: Explanation
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return explaining.summary(self.explanation)
+
+    def __repr__(self) -> str:
+        told = self.summary
+        return f"<Explained: {told['time_s']:.4g} s a step; {'; '.join(told['binds'])}>"
+
+    def _parts(self) -> Sequence[Any]:
+        return list(explaining.printed(self.explanation))
+
+
+def fit(model: str | Path, **options: Any) -> Fits:
+    """How many GPUs a model needs, and how fast it is on them: `fit("qwen2.5-7b", gpus=8, device="h100-80gb")`. Raises
+    UserError."""
+    given = FitOptions.among(_canonical({"model_size": str(model), **options}, FitOptions.model_fields))
+    shape, sheet = plans.load_model(given.model_size), sheet_of(given)
+    asked = given.of(shape)
+    found = find_rows(shape, sheet, asked)
+    return Fits(fitting.rows(found, shape, sheet, asked), tuple(fitting.explain(found, shape, sheet, asked)))
+
+
+def search(model: str | Path, **options: Any) -> Found:
+    """The fastest plan, with a lower bound: `search("qwen2.5-7b", device="h100-80gb", gpus=8, batch=256)`. Raises
+    UserError; where nothing fits, the answer says so."""
+    heard: list[str] = []
+    fields = {**ModelOptions.model_fields, **SearchOptions.model_fields}
+    values = _canonical({"model_size": str(model), **options}, fields)
+    asked = settled(values, heard.append)
+    result = find_plan(asked.model.shapes, asked.cost, asked.options)
+    if result.best:
+        told = ModelOptions.among(values).model_dump(mode="json", exclude_unset=True)
+        result.best.plan.metadata["searched_from"]["model_options"] = told
+    return Found(result, tuple(dict.fromkeys(heard)))
+
+
+def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:
+    """Where a plan's time and memory go, and what would change it: `explain("plan.json")`. Raises UserError."""
+    with TemporaryDirectory(prefix="galvatron-") as folder:
+        if isinstance(plan, Found):
+            plan = plan.plan
+        if isinstance(plan, Plan):
+            plan.save(Path(folder) / "plan.json")
+            plan = Path(folder) / "plan.json"
+        values = _canonical({"plan": Path(plan), **options}, OriginOptions.model_fields)
+        return Explained(explaining.explain(*read_origin(OriginOptions.among(values))))
+
+
+def _canonical(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    return canonical_options(dict(values), fields)

@@ -1,0 +1,62 @@
+"""Planning in Python: `import paddlenlp_galvatron as galvatron`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import paddlenlp_galvatron as galvatron
+from paddlenlp_galvatron.plan import UserError
+
+ROOT = Path(__file__).parents[2]
+ASKED = {"device": "h100-80gb", "gpus": 8, "batch": 64}
+
+
+def test_fit_and_search_agree_and_show_themselves_shortly_and_in_a_notebook():
+    fits, found = galvatron.fit("qwen2.5-7b", **ASKED), galvatron.search("qwen2.5-7b", **ASKED)
+    assert fits.rows[0]["step_s"] == pytest.approx(found.result.require().time_s)
+    assert fits.plans[8].strategy.world_size == found.plan.strategy.world_size == 8
+    for answer in (fits, found, found.plan):
+        assert len(repr(answer)) < 200 and "\n" not in repr(answer)
+        assert answer._repr_html_().startswith("<pre") and "zero2" in answer._repr_html_()
+
+
+def test_a_plan_is_saved_loaded_shown_and_explained(tmp_path, capsys):
+    found = galvatron.search("qwen2.5-0.5b", **ASKED)
+    found.plan.save(tmp_path / "plan.json")
+    plan = galvatron.Plan.load(tmp_path / "plan.json")
+    plan.show()
+    assert "8 in 1 stage of 8" in capsys.readouterr().out
+    told = galvatron.explain(plan)
+    assert told.summary["time_s"] == pytest.approx(found.result.require().time_s)
+    assert "what if" in told._repr_html_() and "\n" not in repr(told)
+
+
+def test_a_mistake_names_the_option():
+    with pytest.raises(UserError, match="mdoel: unknown option; did you mean model"):
+        galvatron.fit("qwen2.5-7b", mdoel="x")
+    nothing = galvatron.search("llama3-405b", **ASKED)
+    assert "would do" in repr(nothing)
+    with pytest.raises(AttributeError):
+        galvatron.nothing  # noqa: B018
+
+
+def test_the_package_loads_nothing_until_asked_and_is_a_command_of_its_own():
+    program = (
+        "import sys, paddlenlp_galvatron as g; dir(g); print([n for n in ('numpy', 'pydantic') if n in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert ran.stdout == "set()\n"
+    ran = subprocess.run([sys.executable, "-m", "paddlenlp_galvatron", "--version"], capture_output=True, timeout=300)
+    assert (ran.returncode, ran.stdout.decode()) == (0, f"galvatron {galvatron.__version__}\n")
+
+
+def test_types_are_shipped_and_planning_leaves_numpy_2_alone():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (ROOT / "paddlenlp_galvatron" / "py.typed").exists() and "Typing :: Typed" in project["classifiers"]
+    (numpy,) = (line for line in project["dependencies"] if line.startswith("numpy"))
+    assert "<" not in numpy and "numpy<2" in project["optional-dependencies"]["gpu"]
