@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import UserError
-from ..runtime.stage import Samples
-from ..runtime.vocabulary import IGNORED_LABEL
+from ..runtime.batch import IGNORED_LABEL, Samples
 from .source import InPasses
 
 Tokens = NDArray[np.int64]

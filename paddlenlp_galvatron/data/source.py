@@ -6,17 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from fast_dataindex import helpers
 from numpy.typing import NDArray
 
 from ..base.errors import UserError
+from ..runtime.batch import IGNORED_LABEL, Batch, Samples
 from .dataset import SPLITS, DataSet, Split
-
-if TYPE_CHECKING:
-    from ..runtime.stage import Batch, Samples
 
 FIRST_BLOCK = 1 << 16  # samples of a blend that are ordered at first; 10 bytes each
 
@@ -88,10 +86,6 @@ class InPasses(BatchSource):
 
     def last_rows(self, step: int, rows: Sequence[int]) -> Samples:
         """The same of one pass's samples alone: the rows that lack have no label."""
-        # Deferred: they import Paddle, which takes seconds, and data are checked before.
-        from ..runtime.stage import Samples
-        from ..runtime.vocabulary import IGNORED_LABEL
-
         there = [row for row in rows if self.first_sample(step) + row < self.samples]
         ids, labels, ends = self.rows(step, there)
         lacking = ((0, len(rows) - len(there)), (0, 0))  # they are the last

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from ..base.errors import UserError
 from ..base.large_file import LargeFile
 from ..options.tuning import Packing
-from ..runtime.stage import Samples
-from ..runtime.vocabulary import IGNORED_LABEL
+from ..runtime.batch import IGNORED_LABEL, Samples
 from .conversations import Encoder
 from .packing import pack
 from .sample_index import FOLDER, StoredRows, kept_arrays

@@ -13,9 +13,8 @@ from paddlenlp.peft import LoRAConfig, LoRAModel
 from ..adapters import load_family
 from ..model.lora import Adapters, is_factor
 from ..plan import ModelShape
+from ..runtime.batch import IGNORED_LABEL, Batch, Samples, samples_of
 from ..runtime.paddle_private import next_rate
-from ..runtime.stage import Batch, Samples, samples_of
-from ..runtime.vocabulary import IGNORED_LABEL
 from ..runtime.weights import WeightSource
 from ..training.recipe import Recipe
 

@@ -27,7 +27,7 @@ from ..plan.layout import chunks_of_a_sample
 from ..training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from ..runtime.stage import Batch
+    from ..runtime.batch import Batch
 
 Gradients = dict[str, NDArray[np.float32]]
 
@@ -150,8 +150,7 @@ def small_case(
 
 def batch_of(case: Case, step: int) -> Batch:
     """The global batch of a step, the same everywhere."""
-    from ..runtime.stage import Samples
-    from ..runtime.vocabulary import IGNORED_LABEL
+    from ..runtime.batch import IGNORED_LABEL, Samples
 
     random = np.random.default_rng([case.seed, step])
     rows, length = case.plan.global_batch, case.seq_length

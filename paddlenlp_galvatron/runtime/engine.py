@@ -18,15 +18,15 @@ from ..plan.check import require_valid
 from ..plan.communicators import exchanging, fused_loss_groups, stage_groups
 from . import device
 from .adapter import Adapter, Kernels
+from .batch import IGNORED_LABEL, Batch, Tokens, samples_of
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, require_world, start_world
 from .pipeline import Pipeline
 from .precision import LossScaler, Numbers
-from .stage import Batch, Stage, Tokens, samples_of
+from .stage import Stage
 from .trace import span
 from .units import Trainable
-from .vocabulary import IGNORED_LABEL
 from .weights import SeededWeights, WeightSource
 
 LOSS_SCALE = 2.0**15  # PaddleNLP's scale_loss

@@ -25,9 +25,10 @@ from ..plan import Plan
 from ..plan.communicators import BACK, DOWN, ON, UP
 from ..plan.schedules import Pass, arrivals, order
 from . import device
+from .batch import Tokens
 from .collectives import Pending, receive_start, send_start
 from .groups import Groups, end_out_of_memory
-from .stage import Stage, Tokens
+from .stage import Stage
 from .trace import span
 
 

@@ -19,6 +19,7 @@ from ..plan.communicators import chunk_edges, twins
 from ..plan.layout import token_layout
 from . import device
 from .adapter import PLAIN, Adapter, Kernels
+from .batch import Tokens
 from .block import Block, Placement
 from .groups import Groups
 from .precision import Numbers
@@ -26,24 +27,6 @@ from .redistribute import Redistribution
 from .units import Chain, Trainable, UnderWay, Unit, UnitMaker, whole
 from .vocabulary import Embedding, Head, embedding_table
 from .weights import ShardedParameter, WeightSource
-
-Tokens = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class Samples(NamedTuple):
-    """Rows of a global batch, each part [rows, S]."""
-
-    ids: Tokens
-    labels: Tokens  # IGNORED_LABEL: none
-    ends: Tokens | None = None  # for each token the position behind its document; None: a row is one document
-
-
-Batch = Tokens | tuple[Tokens, Tokens] | Samples  # or [rows, S + 1], of which labels are one to the right
-
-
-def samples_of(batch: Batch) -> Samples:
-    """The parts of a batch."""
-    return Samples(*batch) if isinstance(batch, tuple) else Samples(batch[:, :-1], batch[:, 1:])
 
 
 class _Chunk(NamedTuple):

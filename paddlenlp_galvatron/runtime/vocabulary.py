@@ -28,8 +28,6 @@ from .paddle_private import fused_loss
 from .precision import cast, compute_weight, compute_weights
 from .weights import ShardedParameter, WeightSource, shard_layer
 
-IGNORED_LABEL = -100  # PaddleNLP's mark of a position that has no loss
-
 
 class VocabularyShard:
     """Which part of the vocabulary this rank holds."""

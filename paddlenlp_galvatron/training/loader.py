@@ -9,7 +9,7 @@ import paddle
 from paddle.io import DataLoader, Dataset
 
 from ..plan import Plan
-from ..runtime.stage import Batch, samples_of
+from ..runtime.batch import Batch, samples_of
 from .run_arguments import RunArguments
 
 Inputs = dict[str, Any]  # input_ids and labels [samples of a device, S]

@@ -30,11 +30,11 @@ from ..data.tuning import TuningData
 from ..model.lora import FACTORS, Adapters
 from ..plan import ModelShape, UserError, plan_id
 from ..runtime import device
+from ..runtime.batch import Batch
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
 from ..runtime.lora import NewFactors
 from ..runtime.paddle_private import next_rate, schedule_of
-from ..runtime.stage import Batch
 from ..runtime.topology import PlanGroup
 from ..runtime.trace import span, traced
 from ..runtime.weights import SeededWeights, WeightSource

@@ -21,7 +21,7 @@ from paddlenlp_galvatron.data.tokenizer import end_token, train_tokenizer
 from paddlenlp_galvatron.launch import watch
 from paddlenlp_galvatron.plan import GalvatronError, ModelShape, Plan, UserError, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
-from paddlenlp_galvatron.runtime.stage import samples_of
+from paddlenlp_galvatron.runtime.batch import samples_of
 from paddlenlp_galvatron.training.evaluation import Evaluation
 from paddlenlp_galvatron.training.inputs import open_data
 from paddlenlp_galvatron.training.recipe import Recipe
