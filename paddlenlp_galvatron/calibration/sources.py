@@ -44,7 +44,7 @@ def _of_log(source: Path, plan_path: Path, model: str | None, device: str) -> Me
     shape = _shape(model or (str(named) if named else None), plan_path)
     records = []
     for number, line in enumerate(read_text(source).splitlines(), 1):
-        record = parse_json(line, f"{source}: line {number}", finite=False) if line.strip() else None
+        record = parse_json(line, f"{source}: line {number}") if line.strip() else None
         if isinstance(record, dict) and isinstance(record.get("step_time_s"), int | float):
             records.append(record)
     settled = records[WARM_UP_STEPS:]

@@ -29,10 +29,10 @@ def fit(values: dict[str, Any], json: bool, list: bool) -> None:
     given = FitOptions.among(values)
     shape, sheet = load_model(given.model_size), sheet_of(given)
     options = given.of(shape)
-    heard: list[str] = []
+    heard: dict[str, None] = {}
     with watched() as watch:
-        found = find_rows(shape, sheet, options, heard.append, watch)
-    for told in dict.fromkeys(heard):
+        found = find_rows(shape, sheet, options, heard.setdefault, watch)
+    for told in heard:
         say_note(told)
     if json:
         say(dumps({"rows": rows(found, shape, sheet, options)}))

@@ -22,6 +22,7 @@ from ..plan.mesh import Axis
 from ..plan.seams import Seam
 from . import device
 from .adapter import Adapter
+from .batch import IGNORED_LABEL
 from .block import Placement
 from .collectives import all_reduce, count, within
 from .paddle_private import fused_loss
