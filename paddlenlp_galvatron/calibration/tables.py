@@ -45,6 +45,7 @@ def read_table(path: Path) -> Table:
     """All rows of a file. Raises UserError for what is no such table."""
     rows = list(csv.DictReader(read_text(path).splitlines()))
     columns = set(rows[0]) if rows else set()
+    read: Callable[[Mapping[str, str], str], MeasuredRun]
     if "step_ms" in columns and {"config", "run"} & columns:
         read = _of_sweep
     elif {"source", "model", "gpus"} <= columns:

@@ -181,7 +181,7 @@ class Block:
             # what gathers them.
             groups, attention.num_key_value_groups = attention.num_key_value_groups, 1
         part = self._part(Recompute.ATTENTION, attention.o_proj)
-        documents = Documents(chunks, self._seq_length, flash)
+        documents = Documents(chunks, self._seq_length, fused)
 
         def context(q: Any, config: Any, k: Any, v: Any, mask: Any, *rest: Any, **named: Any) -> Any:
             def run(q: Any, k: Any, v: Any) -> Any:

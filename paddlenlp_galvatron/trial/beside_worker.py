@@ -16,12 +16,13 @@ import paddle
 
 from ..launch.gpus import used_mib
 from ..plan import Precision
+from ..plan.communicators import DOWN, UP
 from ..plan.seams import Collective
 from ..profiler.cluster.overlap import message_mib, overlap_coefficient, overlapping_ranks
 from ..profiler.stopwatch import Stopwatch
 from ..runtime import device
 from ..runtime.collectives import receive_start, send_start
-from ..runtime.groups import DOWN, UP, Groups, run_as_rank, start_world
+from ..runtime.groups import Groups, run_as_rank, start_world
 
 SIDE, GPU_SIDE = 256, 4096  # of the matrices
 PRODUCTS, LAPS = 50, 4  # the quickest lap counts: what disturbs one only adds time

@@ -19,7 +19,8 @@ from paddle.nn import functional
 
 from ..runtime import device
 from ..runtime.groups import run_as_rank, sentence, start_world
-from ..runtime.ops.context import by_rows, hidden_rows
+from ..runtime.ops.context import flash as flash_attention
+from ..runtime.ops.context import hidden_rows
 from ..runtime.paddle_private import MultiTensorAdamW
 from .kernels import NAMES
 
@@ -82,7 +83,7 @@ def flashmask(sizes: Sizes, rank: int) -> Trial:
     """Two of four chunks of the queries, all keys."""
     chunk = sizes.tokens // 4
     chunks = tuple((place * chunk, (place + 1) * chunk) for place in sorted((rank, 3 - rank)))
-    attend = by_rows(hidden_rows(chunks, sizes.tokens))
+    attend = flash_attention(hidden_rows(chunks, sizes.tokens))
     rows = paddle.concat([paddle.arange(start, stop) for start, stop in chunks])
     return Trial(
         lambda q, k, v: attend(q, None, k, v),
