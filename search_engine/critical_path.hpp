@@ -114,7 +114,7 @@ class StepGraph {
 
  private:
   static constexpr long kNodesOfUnit = 4;  // pairs of passes
-  static constexpr std::size_t kMostPasses = 20'000'000;  // some 500 MB
+  static constexpr std::size_t kMostPasses = 5'000'000;  // of a step: some 150 MiB
 
   // Number 0 is the start of the step.
   struct Node {
@@ -140,7 +140,7 @@ class StepGraph {
     for (int stage = 0; stage < stages_; ++stage) {
       for (const Run& run : lists_.of(stage)) {
         all += run.times * run.passes.size();
-        if (all > kMostPasses) throw TooHard("a step has too many passes to be simulated");
+        if (all > kMostPasses) throw TooHard("a step of more than 5000000 passes is not simulated");
         for (int time = 0; time < run.times; ++time)
           passes[stage].insert(passes[stage].end(), run.passes.begin(), run.passes.end());
       }

@@ -130,8 +130,8 @@ class InterleavedStages {
     return price;
   }
 
-  // Lagrangian relaxation of a stage, for any weights of each chunk's passes and of the sync: memory has a price, ms per
-  // MiB, instead of a limit. Calls `take(beside, layer)` once for each level of working memory, with the cost beside
+  // Lagrangian relaxation of a stage, for any weights of each chunk's passes and of the sync: memory has a price, ms
+  // per MiB, instead of a limit. Calls `take(beside, layer)` once a level of working memory, with the cost beside
   // its layers and that of a layer of each chunk. The least of them is a lower bound, for any price and for any of the
   // moments, or mean of them, in `held`.
   template <class Take>

@@ -87,8 +87,8 @@ void check_layers(unsigned long seed) {
   each_sequence(layers, strategies, [&](const std::vector<int>& choice) {
     double used = 0, spent = 0;
     for (int l = 0; l < layers; ++l) {
-      used += tables.memory_of(l, choice[l]);
-      spent += tables.cost_of(l, choice[l]) + (l ? tables.change_of(l, choice[l - 1], choice[l]) : 0);
+      used += tables.memory[tables.at(l, choice[l])];
+      spent += tables.cost[tables.at(l, choice[l])] + (l ? tables.change_of(l, choice[l - 1], choice[l]) : 0);
     }
     if (used == kInfinity) return;  // forbidden
     if (used <= budget * (1 + kTolerance)) best = std::min(best, spent);
