@@ -53,21 +53,12 @@ class Span(NamedTuple):
 
 
 def step_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
-    """Time of one step in ms, by the core's simulation, which the search uses, too. Raises UserError where a step has too
+    """Time of one step in ms, by the core's simulation, which the search uses, too. Raises UserError if a step has too
     many passes."""
     passes, runs = arrays(schedule, times.stages, micro_batches, times.chunks)
+    each = times.forward, times.backward, times.sync, np.array(times.send, dtype=float)
     try:
-        return float(
-            galvatron_dp_core.step_ms(
-                passes,
-                runs,
-                micro_batches,
-                times.forward,
-                times.backward,
-                times.sync,
-                np.array(times.send, dtype=float),
-            )
-        )
+        return float(galvatron_dp_core.step_ms(passes, runs, micro_batches, *each))
     except galvatron_dp_core.TooHard as error:
         raise UserError(
             f"chunks: {micro_batches} micro-batches in {times.stages} stages: {error}; give fewer micro-batches"

@@ -91,7 +91,7 @@ def test_gpipe_is_its_closed_form():
 
 
 def test_a_step_of_too_many_passes_is_an_error_of_the_users():
-    with pytest.raises(UserError, match="chunks: 1000000 micro-batches in 8 stages: .*; give fewer"):
+    with pytest.raises(UserError, match="chunks: 1000000 micro-batches in 8 stages"):
         step_ms(Schedule.GPIPE, StageTimes([1.0] * 8, [1.0] * 8, [0.0] * 8, [0.0] * 7), 10**6)
 
 
