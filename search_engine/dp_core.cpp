@@ -14,10 +14,10 @@
 #include <stdexcept>
 #include <string>
 
-#include "game.hpp"
-#include "graph.hpp"
+#include "column_generation.hpp"
+#include "critical_path.hpp"
 #include "label_setting.hpp"
-#include "pipeline.hpp"
+#include "search.hpp"
 
 namespace py = pybind11;
 using namespace galvatron;
@@ -43,8 +43,8 @@ class Cancel {
 };
 
 // A check that ends the search on Ctrl-C (in the main thread) or when it was cancelled.
-Poll poll_for(const Cancel* cancel) {
-  return Poll([cancel] {
+WorkBudget poll_for(const Cancel* cancel) {
+  return WorkBudget([cancel] {
     if (cancel && cancel->cancelled()) throw std::runtime_error("the search was cancelled");
     py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
@@ -111,7 +111,7 @@ py::object solve_layers(const Array& memory, const Array& time, const Array& cha
   const LayerTables tables{
       static_cast<int>(layers), static_cast<int>(strategies), memory.data(), time.data(), change.data(),
       change.ndim() == 3};
-  Poll poll = poll_for(cancel);
+  WorkBudget poll = poll_for(cancel);
   LayerSolution solution;
   try {
     py::gil_scoped_release release;
@@ -160,7 +160,7 @@ std::vector<int> starts_of(const Integers& layers) {
 }
 
 // The lists of passes of all stages; see paddlenlp_galvatron.plan.schedules.arrays. Checks them.
-PassLists lists_of(const Integers& passes, const Integers& runs, py::ssize_t stages, std::int64_t micro_batches) {
+Schedule lists_of(const Integers& passes, const Integers& runs, py::ssize_t stages, std::int64_t micro_batches) {
   if (micro_batches < 1 || micro_batches > kMostMicroBatches)
     throw py::value_error("micro_batches: give 1 to 1000000");
   if (passes.ndim() != 2 || passes.shape(1) != 3)
@@ -209,7 +209,7 @@ double step_ms(const Integers& passes, const Integers& runs, std::int64_t micro_
   const py::ssize_t stages = sync.size();
   if (stages < 1) throw py::value_error("sync: no stages");
   check_shape("sync", sync, {stages});
-  const PassLists lists = lists_of(passes, runs, stages, micro_batches);
+  const Schedule lists = lists_of(passes, runs, stages, micro_batches);
   const py::ssize_t chunks = stages * lists.chunks();
   check_shape("forward", forward, {chunks});
   check_shape("backward", backward, {chunks});
@@ -218,18 +218,18 @@ double step_ms(const Integers& passes, const Integers& runs, std::int64_t micro_
   std::vector<StageTime> times;
   for (py::ssize_t at = 0; at < chunks; ++at)
     times.push_back({forward.at(at), backward.at(at), at < stages ? sync.at(at) : 0});
-  Poll poll = poll_for(nullptr);
-  return PassGraph(lists).time(times, {send.data(), send.data() + send.size()}, poll);
+  WorkBudget poll = poll_for(nullptr);
+  return StepGraph(lists).time(times, {send.data(), send.data() + send.size()}, poll);
 }
 
 // All of a problem but what a stage holds.
-PipelineTables tables_of(py::ssize_t stages, const Integers& layers, std::int64_t micro_batches, const Integers& passes,
+Problem tables_of(py::ssize_t stages, const Integers& layers, std::int64_t micro_batches, const Integers& passes,
                          const Integers& runs, const Array& strategies, const Integers& groups, const Integers& types,
                          const Array& change, const Array& enter, const Array& leave, const Array& vocabs,
                          const Array& vocab_enter, const Array& vocab_leave, const Array& send, double budget) {
   const py::ssize_t count = strategies.ndim() ? strategies.shape(0) : 0;
   const py::ssize_t kinds = types.size(), options = vocabs.ndim() ? vocabs.shape(0) : 0;
-  PipelineTables tables;
+  Problem tables;
   tables.starts = starts_of(layers);
   tables.layers = tables.starts.back();
   if (stages < 1 || tables.layers < stages) throw py::value_error("in_flight: fewer layers than stages");
@@ -280,11 +280,11 @@ int in_flight_of(std::int64_t count, int micro_batches) {
 
 // What a stage of one chunk holds: micro-batches in flight, a number a stage.
 struct OneChunk {
-  using Searched = Pipeline;
+  using Searched = PipelineSearch;
 
   static py::ssize_t stages(const Integers& in_flight) { return in_flight.size(); }
 
-  static void fill(PipelineTables& tables, const Array& middle, const Integers& in_flight) {
+  static void fill(Problem& tables, const Array& middle, const Integers& in_flight) {
     if (tables.passes.chunks() > 1) throw py::value_error("passes: an Interleaved has several chunks a stage");
     check_all("middle", middle, {6});
     tables.middle = part_of(middle.data());
@@ -296,7 +296,7 @@ struct OneChunk {
 
 // What a stage of several chunks holds: stage and micro-batches in flight of each of its chunks, a moment a row.
 struct SeveralChunks {
-  using Searched = PathGame;
+  using Searched = ColumnGeneration;
 
   static py::ssize_t stages(const Integers& in_flight) {
     if (in_flight.ndim() != 2 || in_flight.shape(0) < 1 || in_flight.shape(1) < 3)
@@ -306,7 +306,7 @@ struct SeveralChunks {
     return stages;
   }
 
-  static void fill(PipelineTables& tables, const Array& middle, const Integers& in_flight) {
+  static void fill(Problem& tables, const Array& middle, const Integers& in_flight) {
     const int chunks = tables.passes.chunks();
     if (tables.type_count() > 1) throw py::value_error("layers: those of stages of several chunks are of one type");
     if (in_flight.shape(1) != 1 + chunks) throw py::value_error("in_flight: not as many chunks as in passes");
@@ -336,7 +336,7 @@ std::unique_ptr<typename Chunks::Searched> make_pipelines(
     const Array& strategies, const Integers& groups, const Integers& types, const Array& change, const Array& enter,
     const Array& leave, const Array& vocabs, const Array& vocab_enter, const Array& vocab_leave, const Array& middle,
     const Integers& in_flight, const Array& send, double budget) {
-  PipelineTables tables = tables_of(Chunks::stages(in_flight), layers, micro_batches, passes, runs, strategies, groups,
+  Problem tables = tables_of(Chunks::stages(in_flight), layers, micro_batches, passes, runs, strategies, groups,
                                     types, change, enter, leave, vocabs, vocab_enter, vocab_leave, send, budget);
   Chunks::fill(tables, middle, in_flight);
   return std::make_unique<typename Chunks::Searched>(std::move(tables));
@@ -344,7 +344,7 @@ std::unique_ptr<typename Chunks::Searched> make_pipelines(
 
 template <class Searched>
 double bound_of(Searched& pipeline, const Cancel* cancel) {
-  Poll poll = poll_for(cancel);
+  WorkBudget poll = poll_for(cancel);
   py::gil_scoped_release release;
   return pipeline.bound(poll);
 }
@@ -352,7 +352,7 @@ double bound_of(Searched& pipeline, const Cancel* cancel) {
 template <class Searched>
 double tight_bound_of(Searched& pipeline, double limit, const Cancel* cancel) {
   check_number("limit_ms", limit);
-  Poll poll = poll_for(cancel);
+  WorkBudget poll = poll_for(cancel);
   py::gil_scoped_release release;
   return pipeline.tight_bound(limit, poll);
 }
@@ -360,8 +360,8 @@ double tight_bound_of(Searched& pipeline, double limit, const Cancel* cancel) {
 template <class Searched>
 py::object solved(Searched& pipeline, double limit, long effort, const Cancel* cancel) {
   check_number("limit_ms", limit);
-  Poll poll = poll_for(cancel);
-  Found best;
+  WorkBudget poll = poll_for(cancel);
+  PlanFound best;
   double bound = 0;
   {
     py::gil_scoped_release release;
@@ -370,8 +370,8 @@ py::object solved(Searched& pipeline, double limit, long effort, const Cancel* c
   return named("PipelineFound", best.cost, bound, best.vocab, best.division, best.strategies);
 }
 
-py::object pipeline_least_memory(const Pipeline& pipeline, const Cancel* cancel) {
-  Poll poll = poll_for(cancel);
+py::object pipeline_least_memory(const PipelineSearch& pipeline, const Cancel* cancel) {
+  WorkBudget poll = poll_for(cancel);
   LeastMemory least;
   {
     py::gil_scoped_release release;
@@ -428,13 +428,13 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
              "Time of one step; see paddlenlp_galvatron.cost_model.simulate.");
 
   bind_pipelines<OneChunk>(module, "Pipeline",
-                           "Pipelines of layers; see paddlenlp_galvatron.search.tables for the arrays. A strategy's and "
-                           "a vocabulary part's six numbers: forward, backward, sync (ms), states, activation, working "
-                           "(MiB); a change's two: forward, backward (ms).")
+                           "Pipelines of layers; see paddlenlp_galvatron.search.tables for the arrays. A strategy's "
+                           "and a vocabulary part's six numbers: forward, backward, sync (ms), states, activation, "
+                           "working (MiB); a change's two: forward, backward (ms).")
       .def("least_memory", &pipeline_least_memory, py::arg("cancel") = nullptr,
            "The plan that needs least on a device.");
 
   bind_pipelines<SeveralChunks>(module, "Interleaved",
                                 "Pipelines whose stages have several chunks of layers. Arrays as Pipeline's, but "
-                                "`middle` twice (in a stage's first chunk, in a later one) and `in_flight` by moments.");
+                                "`middle` twice (in a stage's first chunk, in a later one), `in_flight` by moments.");
 }

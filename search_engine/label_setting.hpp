@@ -2,7 +2,8 @@
 //
 // A label is the memory and cost of strategies for the first layers. Layer by layer each label is extended by each
 // strategy, and of those that end in the same strategy only labels stay that no other one beats in both. A label is
-// dropped, too, if its cheapest completion exceeds the budget or the guessed optimum: a backward pass finds the cheapest
+// dropped, too, if its cheapest completion exceeds the budget or the guessed optimum: a backward pass finds the
+// cheapest
 // completion of every layer and strategy where memory has a price, which bounds all completions (`completions`). The
 // guess rises from the lower bound until a solution costs less (`solve`).
 #pragma once
@@ -11,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "common.hpp"
+#include "limits.hpp"
 
 namespace galvatron {
 
@@ -43,7 +44,7 @@ class LabelSetting {
   LabelSetting(const LayerTables& tables, double budget) : tables_(tables), budget_(within(budget)) {}
 
   // Least cost, proven to be within `gap` (a fraction of it) of the optimum; zero: the optimum itself.
-  LayerSolution solve(double gap, Poll& poll) {
+  LayerSolution solve(double gap, WorkBudget& poll) {
     least_memory_ = completions(kInfinity, poll);
     best_.memory = least_memory_.memory[0];
     if (!(best_.memory <= budget_)) return best_;
@@ -68,7 +69,7 @@ class LabelSetting {
  private:
   static constexpr double kFirstGuess = 1e-6, kGuessGrowth = 8;
   static constexpr int kMostPrices = 100;                     // tried; a few are enough
-  static constexpr std::size_t kStepsOfLabel = 4;            // of Poll, to sort and compare
+  static constexpr std::size_t kStepsOfLabel = 4;            // of WorkBudget, to sort and compare
   static constexpr std::size_t kMostSteps = 20'000'000'000;  // some minutes
 
   // Cheapest completions at a price of memory: of the layers from l on, if layer l - 1 has a strategy; [L + 1][K].
@@ -91,11 +92,12 @@ class LabelSetting {
     return price == kInfinity ? memory : cost + price * memory;
   }
 
-  Completions completions(double price, Poll& poll) const {
+  Completions completions(double price, WorkBudget& poll) const {
     const int layers = tables_.layers, strategies = tables_.strategies;
     const std::size_t size = tables_.at(layers + 1, 0);
     Completions go{price, Vector<double>(size, kInfinity), Vector<double>(size, kInfinity), Vector<int>(size, -1)};
-    std::fill(go.cost.end() - strategies, go.cost.end(), 0), std::fill(go.memory.end() - strategies, go.memory.end(), 0);
+    std::fill(go.cost.end() - strategies, go.cost.end(), 0), std::fill(go.memory.end() - strategies, go.memory.end(),
+                                                                       0);
     std::vector<double> entered(strategies);
     for (int l = layers - 1; l >= 0; --l) {
       poll.tick(std::size_t(strategies) * strategies / 4);
@@ -123,8 +125,9 @@ class LabelSetting {
     return go;
   }
 
-  // The best price of memory: cross the line of the cheapest solution that fits with that of the cheapest that does not.
-  void raise_bound(Poll& poll) {
+  // The best price of memory: cross the line of the cheapest solution that fits with that of the cheapest that does
+  // not.
+  void raise_bound(WorkBudget& poll) {
     double price = 0, high_cost = least_memory_.cost[0], high_memory = least_memory_.memory[0];
     Completions now = completions(0, poll);
     take(now);
@@ -169,7 +172,7 @@ class LabelSetting {
   }
 
   // Finds the optimum if it costs less than the limit and than what is good enough.
-  void search(double limit, Poll& poll) {
+  void search(double limit, WorkBudget& poll) {
     limit = std::min(limit, best_.cost * accepted_);
     Vector<Labels> labels{{{0, 0, -1, 0}}};
     Labels extended;
@@ -212,7 +215,7 @@ class LabelSetting {
   }
 
   // Appends the labels that beat all of less memory by more than `worthwhile_`.
-  void keep_best(Labels& labels, Labels& kept, Poll& poll) const {
+  void keep_best(Labels& labels, Labels& kept, WorkBudget& poll) const {
     poll.tick(kStepsOfLabel * labels.size());
     std::sort(labels.begin(), labels.end(), [](const Label& a, const Label& b) {
       return a.memory != b.memory ? a.memory < b.memory : a.cost < b.cost;

@@ -42,7 +42,7 @@ from paddlenlp_galvatron.validation.options import ValidateOptions
 
 ROOT = Path(__file__).parents[1]
 MIB, MINUTE_S = 2**20, 60
-CORE = "".join((ROOT / "search_engine" / name).read_text() for name in ("common.hpp", "dp_core.cpp")).replace("'", "")
+CORE = "".join((ROOT / "search_engine" / name).read_text() for name in ("limits.hpp", "dp_core.cpp")).replace("'", "")
 WORDS = {  # how a page may write a number
     "en": {2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 10: "ten"},
     "zh": {2: "两", 3: "三", 4: "四", 5: "五", 6: "六", 10: "十"},

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import galvatron_dp_core
 import numpy as np
 
+from ..base.errors import UserError
 from ..plan.schedules import Done, Pass, Schedule, arrays, in_flight, input_of, order, way_ms
 
 
@@ -52,13 +53,16 @@ class Span(NamedTuple):
 
 
 def step_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
-    """Time of one step in ms, by the core: O(stages^2), as rounds of passes are skipped once they are steady."""
+    """Time of one step in ms, by the core's simulation, which the search uses, too. Raises UserError if a step has too
+    many passes."""
     passes, runs = arrays(schedule, times.stages, micro_batches, times.chunks)
-    return float(
-        galvatron_dp_core.step_ms(
-            passes, runs, micro_batches, times.forward, times.backward, times.sync, np.array(times.send, dtype=float)
-        )
-    )
+    each = times.forward, times.backward, times.sync, np.array(times.send, dtype=float)
+    try:
+        return float(galvatron_dp_core.step_ms(passes, runs, micro_batches, *each))
+    except galvatron_dp_core.TooHard as error:
+        raise UserError(
+            f"chunks: {micro_batches} micro-batches in {times.stages} stages: {error}; give fewer micro-batches"
+        ) from None
 
 
 def lower_bound_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:

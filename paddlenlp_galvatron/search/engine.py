@@ -17,11 +17,11 @@ from typing import Any
 
 import galvatron_dp_core
 
+from ..cost_model import CostModel
 from ..cost_model.costs import Prediction
 from ..model import joint_fingerprint
 from ..plan import ModelShape, Plan, UserError
 from .options import SearchOptions
-from .prices import PricedPlans, Prices
 from .result import Candidate, FamilyOutcome, Need, SearchResult
 from .space import PlanFamily, Space, families, interleaved_families
 from .tables import Choices, Priced, Tables, build, core_of, priced, priced_layers, sketch_ms, with_excess
@@ -48,7 +48,7 @@ Watch = Callable[[SearchState], None]
 
 def search(
     model: ModelShape | Sequence[ModelShape],
-    cost: PricedPlans,
+    cost: CostModel,
     options: SearchOptions = SearchOptions(),
     log: Callable[[str], None] | None = None,
     watch: Watch | None = None,
@@ -94,7 +94,7 @@ class _Search:
     def __init__(
         self,
         models: Sequence[ModelShape],
-        cost: PricedPlans,
+        cost: CostModel,
         options: SearchOptions,
         log: Callable[[str], None],
         watch: Watch | None,
@@ -353,7 +353,7 @@ class _Search:
     def _tables(self, entry: _Open) -> Tables:
         return build(entry.family, entry.choices, self._priced(priced, entry), self.cost, self.options.budget_mib)
 
-    def _priced(self, price: Callable[[PlanFamily, Choices, Prices], Priced], entry: _Open) -> Priced:
+    def _priced(self, price: Callable[[PlanFamily, Choices, CostModel], Priced], entry: _Open) -> Priced:
         """Once for the families that differ in schedule or chunks alone."""
         family = entry.family
         where = price, family.global_batch, family.micro_batches, family.stages, entry.choices
@@ -388,9 +388,9 @@ class _Search:
     def _solved(self, entry: _Open, tables: Tables, limit_ms: float, effort: int) -> tuple[Candidate | None, float]:
         """The best plan below the limit that the core finds, and the family's bound in ms.
 
-        Prices of layers do not tell what neighbouring layers hold together. Where a stage of the core's plan does not
-        fit for it, the excess is added to what such a stage holds beside its layers, under the same vocabulary
-        strategy.
+        Prices of layers leave out what neighbouring layers hold together. If a stage of the core's plan does not fit
+        because of it, the excess is added to what this stage holds beside its layers, under the same vocabulary
+        strategy, and the core solves again.
         """
         least_ms, prices = 0.0, self._priced(priced, entry)
         while True:
@@ -492,7 +492,7 @@ def _no_garbage() -> Iterator[None]:
             gc.enable()
 
 
-def _require_agreement(models: Sequence[ModelShape], cost: PricedPlans, options: SearchOptions) -> None:
+def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: SearchOptions) -> None:
     faults = []
     if models != cost.models:
         faults.append("model: it is not that of the cost model; make them agree")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from math import ceil, inf
 
+from ..cost_model import CostModel
 from ..cost_model.costs import Prediction
 from ..plan import Infeasible, Plan, UserError
-from .prices import PricedPlans
 from .space import PlanFamily
 
 
@@ -59,7 +59,7 @@ class Need:
     part_mib: float
 
     @classmethod
-    def of(cls, plan: Plan, cost: PricedPlans) -> Need:
+    def of(cls, plan: Plan, cost: CostModel) -> Need:
         prediction = cost.predict(plan)
         totals = [stage.memory.total_mib for stage in prediction.stages]
         stage = totals.index(max(totals))

@@ -11,18 +11,18 @@ import galvatron_dp_core
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cost_model import CostModel, LayerCost
 from ..plan import LayerStrategy, Plan, UserError, VocabStrategy
 from ..plan.layout import TokenLayout, token_layout
 from ..plan.schedules import arrays, chunks_in_flight
 from ..plan.strategy import Strategy
 from ..profiles.memory import Role
-from .prices import Price, Prices
 from .space import PlanFamily
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
 STATES = 3  # place of a price's states_mib
 NOTHING = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-_numbers: Callable[[Price], tuple[float, ...]] = attrgetter(  # in the core's order
+_numbers: Callable[[LayerCost], tuple[float, ...]] = attrgetter(  # in the core's order
     "forward_ms", "backward_ms", "sync_ms", "states_mib", "activation_mib", "working_mib"
 )
 
@@ -67,14 +67,14 @@ Priced = dict[str, Any]  # arguments of the core
 Core = galvatron_dp_core.Pipeline | galvatron_dp_core.Interleaved
 
 
-def priced_layers(family: PlanFamily, choices: Choices, cost: Prices) -> Priced:
+def priced_layers(family: PlanFamily, choices: Choices, cost: CostModel) -> Priced:
     """The prices of layers, and nothing for all else; schedule and chunks change none. Raises UserError where a profile
     lacks what a strategy needs."""
     prices = [_prices(some, kind, family, cost) for kind, some in enumerate(choices.layers)]
     return _alone([list(map(_numbers, some)) for some in prices])
 
 
-def priced(family: PlanFamily, choices: Choices, cost: Prices) -> Priced:
+def priced(family: PlanFamily, choices: Choices, cost: CostModel) -> Priced:
     """Every price in the family, as `priced_layers` gives some."""
     where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
 
@@ -112,14 +112,14 @@ def with_excess(prices: Priced, vocab: int, excess_mib: Sequence[float]) -> Pric
     return prices | {"vocabs": vocabs, "middle": middle}
 
 
-def build(family: PlanFamily, choices: Choices, prices: Priced, cost: Prices, budget_mib: float) -> Tables:
+def build(family: PlanFamily, choices: Choices, prices: Priced, cost: CostModel, budget_mib: float) -> Tables:
     """Hand a family's prices (`priced`) to the core. `budget_mib` is what a plan may use on a device, the cost model's
     reserve already taken off."""
     strategies = [layer for some in choices.layers for layer in some]
     return Tables(family, strategies, choices.vocabularies, core_of(family, prices, cost, budget_mib))
 
 
-def core_of(family: PlanFamily, prices: Priced, cost: Prices, budget_mib: float) -> Core:
+def core_of(family: PlanFamily, prices: Priced, cost: CostModel, budget_mib: float) -> Core:
     """The core's object of a family's prices."""
     of_chunks = family.chunks > 1
     return (galvatron_dp_core.Interleaved if of_chunks else galvatron_dp_core.Pipeline)(
@@ -133,7 +133,7 @@ def _seams(
     family: PlanFamily,
     layers: Sequence[Sequence[LayerStrategy]],
     vocabularies: Sequence[VocabStrategy],
-    cost: Prices,
+    cost: CostModel,
 ) -> dict[str, Any]:
     """Groups, and what it costs to hand tokens on between them and at the edges of stages.
 
@@ -221,7 +221,7 @@ def _through(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray
     return np.asarray((first[:, :, None] + second[None]).min(axis=1))
 
 
-def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cost: Prices) -> float:
+def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cost: CostModel) -> float:
     """A lower bound, in ms, of the step time of every plan of the family, for a few prices.
 
     Memory, vocabulary, gradient sums and switches are free. Stages of several chunks share all work evenly, and each
@@ -274,7 +274,7 @@ def _where(family: PlanFamily) -> dict[str, int]:
     }
 
 
-def _shape(family: PlanFamily, cost: Prices) -> dict[str, Any]:
+def _shape(family: PlanFamily, cost: CostModel) -> dict[str, Any]:
     """Size and schedule of the family's pipelines, as arguments of the core."""
     size = family.stages, family.micro_batches, family.chunks
     passes, runs = arrays(family.schedule, *size)
@@ -290,7 +290,7 @@ def _shape(family: PlanFamily, cost: Prices) -> dict[str, Any]:
     }
 
 
-def _prices(layers: Sequence[LayerStrategy], kind: int, family: PlanFamily, cost: Prices) -> list[Price]:
+def _prices(layers: Sequence[LayerStrategy], kind: int, family: PlanFamily, cost: CostModel) -> list[LayerCost]:
     where = _where(family)
     return [cost.layer_cost(layer, layer_type=kind, **where) for layer in layers]
 

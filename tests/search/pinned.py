@@ -79,7 +79,7 @@ NAMED: dict[str, Run] = {
     "13b, interleaved": on_nodes("llama2-13b", 2, FAST, settle_bsz=64, max_virtual_pp_deg=4),
 }
 HARD: dict[str, Run] = {  # for the slow test
-    "random prices that need regions": lambda: random_prices(96, 3),
+    "random prices that need branching": lambda: random_prices(96, 3),
     "70b, interleaved": on_nodes("llama3-70b", 4, FAST, settle_bsz=32, max_virtual_pp_deg=4),
     "405b, all dimensions": on_sheet(
         "llama3.1-405b", 256, 4, max_virtual_pp_deg=4, recompute_parts=True, max_cp_deg=32

@@ -8,7 +8,7 @@ import pytest
 
 from .pinned import HARD, NAMED, Found, Run, drawn, found, pinned
 
-SLOWER = 1e-9  # of a named plan: nothing but rounding
+SLOWER = 1e-8  # of a named plan: nothing but rounding
 WIDER = 1e-6  # of a named gap
 LONGER, MORE_S = 5.0, 2.0  # of processor time, which other work on the machine lengthens
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "label_setting.hpp"
-#include "pipeline.hpp"
+#include "search.hpp"
 
 using namespace galvatron;
 
@@ -87,15 +87,15 @@ void check_layers(unsigned long seed) {
   each_sequence(layers, strategies, [&](const std::vector<int>& choice) {
     double used = 0, spent = 0;
     for (int l = 0; l < layers; ++l) {
-      used += tables.memory_of(l, choice[l]);
-      spent += tables.cost_of(l, choice[l]) + (l ? tables.change_of(l, choice[l - 1], choice[l]) : 0);
+      used += tables.memory[tables.at(l, choice[l])];
+      spent += tables.cost[tables.at(l, choice[l])] + (l ? tables.change_of(l, choice[l - 1], choice[l]) : 0);
     }
     if (used == kInfinity) return;  // forbidden
     if (used <= budget * (1 + kTolerance)) best = std::min(best, spent);
     if (used <= budget * (1 - kTolerance) || used == 0) best_within = std::min(best_within, spent);
   });
 
-  Poll poll([] {});
+  WorkBudget poll([] {});
   const LayerSolution solution = LabelSetting(tables, budget).solve(gap, poll);
   if (std::isnan(solution.cost) || std::isnan(solution.bound) || std::isnan(solution.memory)) fail(seed, "not a number");
   if (solution.cost < best && !near(solution.cost, best)) fail(seed, "below the optimum", solution.cost, best);
@@ -109,7 +109,7 @@ void check_layers(unsigned long seed) {
 // --- a pipeline -----------------------------------------------------------------------------------------------------
 
 // GPipe's lists, or 1F1B's.
-PassLists lists(bool gpipe, int stages, int micro_batches) {
+Schedule lists(bool gpipe, int stages, int micro_batches) {
   const Pass forward{false}, backward{true};
   std::vector<std::vector<Run>> of(stages);
   for (int s = 0; s < stages; ++s) {
@@ -120,9 +120,9 @@ PassLists lists(bool gpipe, int stages, int micro_batches) {
   return {micro_batches, of};
 }
 
-PipelineTables random_pipeline(Draw& draw) {
+Problem random_pipeline(Draw& draw) {
   const int kind = draw.from(0, 2) % 2, types = draw.chance(30) ? 2 : 1;
-  PipelineTables tables;
+  Problem tables;
   tables.stages = draw.from(1, 3);
   tables.layers = std::max(tables.stages, types) + draw.from(0, 2);
   tables.starts = types == 1 ? std::vector<int>{0, tables.layers}
@@ -162,10 +162,10 @@ PipelineTables random_pipeline(Draw& draw) {
 }
 
 // Least step time over everything, and of what surely fits.
-std::pair<double, double> enumerate(const PipelineTables& t) {
+std::pair<double, double> enumerate(const Problem& t) {
   double best = kInfinity, best_within = kInfinity;
-  PassGraph graph(t.passes);
-  Poll poll([] {});
+  StepGraph graph(t.passes);
+  WorkBudget poll([] {});
   const int count = static_cast<int>(t.strategies.size());
   each_sequence(t.layers, count, [&](const std::vector<int>& choice) {
     for (int l = 0; l < t.layers; ++l)
@@ -211,14 +211,14 @@ std::pair<double, double> enumerate(const PipelineTables& t) {
 
 void check_pipeline(unsigned long seed, bool shared) {
   Draw draw(seed);
-  const PipelineTables tables = random_pipeline(draw);
+  const Problem tables = random_pipeline(draw);
   const auto [best, best_within] = enumerate(tables);
-  Pipeline pipeline(tables);
+  PipelineSearch pipeline(tables);
   auto check = [&, best = best, best_within = best_within] {
-    Poll poll([] {});
+    WorkBudget poll([] {});
     const double bound = pipeline.bound(poll), tight = pipeline.tight_bound(kInfinity, poll);
     double proven = 0;
-    const Found solution = pipeline.solve(kInfinity, 1'000'000'000, proven, poll);
+    const PlanFound solution = pipeline.solve(kInfinity, 1'000'000'000, proven, poll);
     const LeastMemory least = pipeline.least_memory(poll);
     if (solution.cost < best && !near(solution.cost, best)) fail(seed, "below the optimum", solution.cost, best);
     if (solution.cost > best_within && !near(solution.cost, best_within))
@@ -231,8 +231,8 @@ void check_pipeline(unsigned long seed, bool shared) {
       if (tables.type_count() > 1) break;
       const double limit = exactly ? 2 * best_within : kInfinity;  // points are listed below a limit
       const bool ends = exactly && tables.micro_batches < 10;
-      const long effort = ends ? PathGame::kMostEffort : 1'000'000;
-      const double found = PathGame(tables).solve(limit, effort, proven, poll, exactly).cost;
+      const long effort = ends ? ColumnGeneration::kMostEffort : 1'000'000;
+      const double found = ColumnGeneration(tables).solve(limit, effort, proven, poll, exactly).cost;
       if (found < best && !near(found, best)) fail(seed, "a game below the optimum", found, best);
       if (ends && found > best_within && !near(found, best_within))
         fail(seed, "a game above the optimum", found, best_within);
@@ -248,7 +248,7 @@ void check_pipeline(unsigned long seed, bool shared) {
 // --- stages of several chunks ---------------------------------------------------------------------------------------
 
 // Megatron's interleaved order.
-PassLists interleaved(int stages, int chunks, int rounds) {
+Schedule interleaved(int stages, int chunks, int rounds) {
   const int micro_batches = rounds * stages, all = micro_batches * chunks;
   std::vector<std::vector<Run>> of(stages);
   for (int s = 0; s < stages; ++s) {
@@ -268,8 +268,8 @@ PassLists interleaved(int stages, int chunks, int rounds) {
   return {micro_batches, of, chunks};
 }
 
-PipelineTables random_chunks(Draw& draw) {
-  PipelineTables tables = random_pipeline(draw);
+Problem random_chunks(Draw& draw) {
+  Problem tables = random_pipeline(draw);
   const int kind = draw.from(0, 1), chunks = draw.chance(70) ? 2 : 3;
   while (tables.type_count() > 1 || tables.stages != 2) tables = random_pipeline(draw);
   tables.layers = 2 * chunks + draw.from(0, chunks == 2 ? 3 : 1);
@@ -291,11 +291,11 @@ PipelineTables random_chunks(Draw& draw) {
 }
 
 // Least step time over everything that surely fits, or that fits: nothing below is right.
-std::pair<double, double> enumerate_chunks(const PipelineTables& t) {
+std::pair<double, double> enumerate_chunks(const Problem& t) {
   const int chunks = t.passes.chunks(), all = 2 * chunks, count = static_cast<int>(t.strategies.size());
   double best = kInfinity, best_within = kInfinity;
-  PassGraph graph(t.passes);
-  Poll poll([] {});
+  StepGraph graph(t.passes);
+  WorkBudget poll([] {});
   each_sequence(all, t.layers, [&](const std::vector<int>& more) {
     int sum = 0;
     for (const int n : more) sum += n + 1;
@@ -341,14 +341,14 @@ std::pair<double, double> enumerate_chunks(const PipelineTables& t) {
 
 void check_chunks(unsigned long seed) {
   Draw draw(seed);
-  const PipelineTables tables = random_chunks(draw);
+  const Problem tables = random_chunks(draw);
   const auto [best, best_within] = enumerate_chunks(tables);
-  Poll poll([] {});
-  PathGame game(tables);
-  const double bound = game.bound(poll), tight = game.tight_bound(draw.chance(50) ? kInfinity : 2 * best_within, poll);
+  WorkBudget poll([] {});
+  ColumnGeneration generation(tables);
+  const double bound = generation.bound(poll), tight = generation.tight_bound(draw.chance(50) ? kInfinity : 2 * best_within, poll);
   for (const long effort : {1'000L, 1'000'000L}) {
     double proven = 0;
-    const Found found = game.solve(kInfinity, effort, proven, poll);
+    const PlanFound found = generation.solve(kInfinity, effort, proven, poll);
     if (found.cost < best && !near(found.cost, best)) fail(seed, "chunks below the optimum", found.cost, best);
     for (const double lower : {bound, tight, proven})
       if (lower > best_within && !near(lower, best_within)) fail(seed, "a bound of chunks is none", lower, best_within);

@@ -1,7 +1,7 @@
-// The fastest pipeline under one vocabulary strategy: a division of the layers into stages and the strategies of each
-// stage, under the step time that the schedule really takes. Branch and bound: bounds from paths through the schedule
-// (cuts.hpp) for all divisions (alike.hpp, typed.hpp), stages from their exact optima (stages.hpp), and at the leaves
-// the simulation (graph.hpp).
+// The fastest pipeline under one vocabulary strategy: depth-first branch and bound over partitions and, at a leaf, over
+// the Pareto points of its stages. The bounds are those of paths (critical_path_bounds.hpp), for all partitions
+// (identical_layer_partitions.hpp, mixed_layer_partitions.hpp), from exact optima of stages (stage_solver.hpp); a leaf
+// is timed by simulation (critical_path.hpp).
 #pragma once
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "alike.hpp"
-#include "common.hpp"
-#include "cuts.hpp"
-#include "divisions.hpp"
-#include "graph.hpp"
-#include "stages.hpp"
-#include "typed.hpp"
+#include "bottleneck_partition.hpp"
+#include "critical_path.hpp"
+#include "critical_path_bounds.hpp"
+#include "identical_layer_partitions.hpp"
+#include "limits.hpp"
+#include "mixed_layer_partitions.hpp"
+#include "stage_solver.hpp"
 
 namespace galvatron {
 
@@ -27,27 +27,27 @@ struct PipelineSolution {
   std::vector<StagePoint> points;  // of each stage
 };
 
-class DivisionSearch {
+class PartitionSearch {
  public:
-  DivisionSearch(const PipelineTables& tables, const Cuts& cuts, Stages& stages, const ChoiceCache& cache,
-                 PassGraph& graph)
+  PartitionSearch(const Problem& tables, const PathBounds& cuts, StageSolver& stages, const ChoiceCache& cache,
+                 StepGraph& graph)
       : tables_(tables), cuts_(cuts), stages_(stages), graph_(graph) {
     if (tables.type_count() == 1)
-      divisions_ = std::make_unique<AlikeDivisions>(tables, cuts, stages, cache);
+      divisions_ = std::make_unique<IdenticalLayerPartitions>(tables, cuts, stages, cache);
     else
-      divisions_ = std::make_unique<TypedDivisions>(tables, cuts, stages, cache);
+      divisions_ = std::make_unique<MixedLayerPartitions>(tables, cuts, stages, cache);
   }
 
   // A lower bound of every pipeline, cheap; infinite where no division fits.
-  double bound(Poll& poll) { return divisions_->bound(poll); }
+  double bound(WorkBudget& poll) { return divisions_->bound(poll); }
 
   // A better one.
-  double tight_bound(Poll& poll) { return divisions_->tight_bound(poll); }
+  double tight_bound(WorkBudget& poll) { return divisions_->tight_bound(poll); }
 
   // Makes `best` the optimum, if that costs less than `best` does; one of the bounds must have been asked before. Takes
   // its work, in simulated passes, off `effort`; false: given up when that was used up, and no pipeline costs less than
   // `bound`.
-  bool solve(PipelineSolution& best, double& bound, long& effort, Poll& poll) {
+  bool solve(PipelineSolution& best, double& bound, long& effort, WorkBudget& poll) {
     poll_ = &poll;
     effort_ = effort;
     if (best.cost == kInfinity || divisions_->narrow(best.cost, bound, poll)) {
@@ -109,7 +109,7 @@ class DivisionSearch {
   }
 
   double least(int stage, Weighting weighting) {
-    if (Cuts::is_minor(stage, weighting)) return stages_.bound(stage, spans_[stage], weighting, *poll_);
+    if (PathBounds::is_minor(stage, weighting)) return stages_.bound(stage, spans_[stage], weighting, *poll_);
     return stages_.least(stage, spans_[stage], weighting, *poll_);
   }
 
@@ -166,7 +166,7 @@ class DivisionSearch {
           }
           cost = attempted, points[s] = point, better = true;
         };
-        for (const Cut& cut : cuts_.of(s)) attempt(cut.own);
+        for (const PathBound& cut : cuts_.of(s)) attempt(cut.own);
         attempt(kOnce), attempt(kOnceLast);
       }
     }
@@ -213,10 +213,10 @@ class DivisionSearch {
 
   // Points of a stage that no other one beats and that may be part of a pipeline below the limit.
   bool points_below(int stage, double limit, Vector<StagePoint>& points) {
-    // The path that leaves the stage least room, for its weight, keeps the enumeration smallest.
+    // The path that leaves the stage least time, for its weight, keeps the enumeration smallest.
     Weighting narrow = kBusy;
     double least_room = kInfinity, narrow_limit = kInfinity;
-    for (const Cut& cut : cuts_.of(stage)) {
+    for (const PathBound& cut : cuts_.of(stage)) {
       const double left = limit - path_without(stage, cut);
       const Weights& weights = cuts_.weights(stage, cut.own);
       const double room = (left - share(stage, cut.own)) / (weights.forward + weights.backward);
@@ -239,10 +239,10 @@ class DivisionSearch {
   }
 
   // What a stage's cut adds up to in the other stages.
-  double path_without(int stage, const Cut& cut) {
+  double path_without(int stage, const PathBound& cut) {
     double sum = 0;
     for (int s = 0; s < stage; ++s)
-      sum += share(s, Cuts::above(s, cut.ending)) + Cuts::trips_above(cut.ending) * links_[s];
+      sum += share(s, PathBounds::above(s, cut.ending)) + PathBounds::trips_above(cut.ending) * links_[s];
     for (int s = stage + 1; s < tables_.stages; ++s)
       sum += share(s, cut.below) + cuts_.trips_below(cut.below) * links_[s - 1];
     return sum;
@@ -295,12 +295,12 @@ class DivisionSearch {
     return binding;
   }
 
-  const PipelineTables& tables_;
-  const Cuts& cuts_;
-  Stages& stages_;
-  PassGraph& graph_;
-  std::unique_ptr<Divisions> divisions_;
-  Poll* poll_ = nullptr;
+  const Problem& tables_;
+  const PathBounds& cuts_;
+  StageSolver& stages_;
+  StepGraph& graph_;
+  std::unique_ptr<Partitions> divisions_;
+  WorkBudget* poll_ = nullptr;
   long effort_ = 0;
 
   std::vector<int> division_;       // worked on: layers of each stage

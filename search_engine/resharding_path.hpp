@@ -1,4 +1,4 @@
-// Cost of passing through groups of choices one after another, when each change of group costs something.
+// The cheapest order of the token layouts in a stage, as each change of layout costs resharding (Held-Karp).
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "common.hpp"
+#include "limits.hpp"
 
 namespace galvatron {
 
@@ -28,10 +28,10 @@ struct GroupPrices {
   int groups() const { return static_cast<int>(enter.size()); }
 };
 
-class Walks {
+class ReshardingPath {
  public:
   // Through layers of these types.
-  explicit Walks(GroupPrices prices, int first_type = 0, int last_type = 0)
+  explicit ReshardingPath(GroupPrices prices, int first_type = 0, int last_type = 0)
       : prices_(std::move(prices)), first_type_(first_type), last_type_(last_type) {
     for (int group = 0; group < groups(); ++group) {
       const int type = type_of(group);
@@ -44,7 +44,7 @@ class Walks {
 
   int groups() const { return prices_.groups(); }
 
-  // No walk costs less.
+  // No path costs less.
   double least() const { return least_enter_ + least_leave_; }
 
   // Whether all types are in the set.
@@ -54,7 +54,7 @@ class Walks {
     return true;
   }
 
-  // All groups of the walk's types.
+  // All groups of the path's types.
   GroupSet all() const {
     GroupSet all = 0;
     for (int type = first_type_; type <= last_type_; ++type) all |= of_type_[type];
@@ -62,7 +62,7 @@ class Walks {
   }
 
   // Cost of the cheapest order of these groups; it grows with the set, and types that are missing cost nothing.
-  double cost(GroupSet set, Poll& poll) {
+  double cost(GroupSet set, WorkBudget& poll) {
     if (known_.size() > kMostKnown) known_.clear();
     double best = kInfinity;
     for (int last : latest(set)) best = std::min(best, to(set, last, poll) + leave(last));
@@ -75,7 +75,7 @@ class Walks {
   }
 
   // That order.
-  std::vector<int> order(GroupSet set, Poll& poll) {
+  std::vector<int> order(GroupSet set, WorkBudget& poll) {
     std::vector<int> reversed;
     auto total = [&](int last) {
       return to(set, last, poll) + (reversed.empty() ? leave(last) : prices_.change[last][reversed.back()]);
@@ -92,7 +92,7 @@ class Walks {
 
  private:
   static constexpr std::size_t kMostKnown = 100'000, kMostIdle = 1000;  // some 6 MiB, and 60 KiB
-  static constexpr std::size_t kStepsOfSet = 8;       // of Poll
+  static constexpr std::size_t kStepsOfSet = 8;       // of WorkBudget
 
   static constexpr GroupSet kGolden = 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
 
@@ -119,8 +119,8 @@ class Walks {
     return result;
   }
 
-  // Cheapest walk through the set that ends in `last` (Held and Karp's recursion, remembered).
-  double to(GroupSet set, int last, Poll& poll) {
+  // Cheapest path through the set that ends in `last` (Held and Karp's recursion, remembered).
+  double to(GroupSet set, int last, WorkBudget& poll) {
     const GroupSet rest = set & ~bit(last);
     if (!rest) return enter(last);
     const auto found = known_.find({set, last});

@@ -1,5 +1,5 @@
-// The stages of a pipeline, each with what it may choose from: bounds and optima of one stage, for any weighting of its
-// forward, backward and sync times.
+// The stages of a pipeline with one chunk each: bounds and optima of one stage, for any weights of its forward,
+// backward and sync times.
 #pragma once
 
 #include <algorithm>
@@ -8,11 +8,11 @@
 #include <memory>
 #include <vector>
 
-#include "common.hpp"
-#include "counts.hpp"
-#include "cuts.hpp"
-#include "tables.hpp"
-#include "walks.hpp"
+#include "critical_path_bounds.hpp"
+#include "limits.hpp"
+#include "multiple_choice_knapsack.hpp"
+#include "problem.hpp"
+#include "resharding_path.hpp"
 
 namespace galvatron {
 
@@ -29,16 +29,16 @@ struct Solved {
   StagePoint point;         // the best one known; without counts where nothing fits
 };
 
-using SolvedSpans = Map<long, Solved>;  // by Stages::key
+using SolvedSpans = Map<long, Solved>;  // by StageSolver::key
 
 // Choices, and what is solved, by weights and micro-batches in flight; shared by all stages and vocabulary strategies.
 class ChoiceCache {
  public:
-  explicit ChoiceCache(const PipelineTables& tables) : tables_(tables), useful_(useful_strategies(tables.strategies)) {}
+  explicit ChoiceCache(const Problem& tables) : tables_(tables), useful_(useful_strategies(tables.strategies)) {}
 
-  Mixes& weighted(int in_flight, const Weights& weights) {
-    std::unique_ptr<Mixes>& mixes = weighted_[{in_flight, weights}];
-    if (!mixes) mixes = std::make_unique<Mixes>(undominated(choices(in_flight, weights)));
+  CountKnapsack& weighted(int in_flight, const Weights& weights) {
+    std::unique_ptr<CountKnapsack>& mixes = weighted_[{in_flight, weights}];
+    if (!mixes) mixes = std::make_unique<CountKnapsack>(undominated(choices(in_flight, weights)));
     return *mixes;
   }
 
@@ -51,7 +51,8 @@ class ChoiceCache {
   }
 
   // With every choice that some weighting might want.
-  Mixes complete(int in_flight, const Weights& weights) const { return Mixes(choices(in_flight, weights)); }
+  CountKnapsack complete(int in_flight, const Weights& weights) const { return CountKnapsack(choices(in_flight,
+                                                                                                     weights)); }
 
   // Least cost of one layer of a type, whatever memory it takes.
   double cheapest(int type, const Weights& weights) const {
@@ -75,16 +76,16 @@ class ChoiceCache {
     return result;
   }
 
-  const PipelineTables& tables_;
+  const Problem& tables_;
   std::vector<int> useful_;
-  std::map<std::pair<int, Weights>, std::unique_ptr<Mixes>> weighted_;
+  std::map<std::pair<int, Weights>, std::unique_ptr<CountKnapsack>> weighted_;
   std::map<std::pair<int, Weights>, SolvedSpans> inner_;
 };
 
 // The stages of one pipeline under one vocabulary strategy. Everything asked is remembered.
-class Stages {
+class StageSolver {
  public:
-  Stages(const PipelineTables& tables, const Cuts& cuts, const Vocab& vocab, ChoiceCache& cache)
+  StageSolver(const Problem& tables, const PathBounds& cuts, const Vocab& vocab, ChoiceCache& cache)
       : tables_(tables), cuts_(cuts), vocab_(vocab), cache_(cache), views_(tables.stages) {
     for (int stage = 0; stage < tables.stages; ++stage) {
       const Part& beside = tables.beside(vocab, stage);
@@ -100,31 +101,31 @@ class Stages {
   }
 
   // Below every weighted time of a stage with these layers.
-  double bound(int stage, Span span, Weighting weighting, Poll& poll) {
+  double bound(int stage, Span span, Weighting weighting, WorkBudget& poll) {
     return bound_without_switches(stage, span, weighting, poll) + walks(stage, span, weighting).least();
   }
 
   // The same without any switch; it is never less for more layers.
-  double bound_without_switches(int stage, Span span, Weighting weighting, Poll& poll) {
+  double bound_without_switches(int stage, Span span, Weighting weighting, WorkBudget& poll) {
     return fixed(stage, weighting) +
            choices(stage, weighting).bound(tables_.layers_of(span), views_[stage].room, poll);
   }
 
   // The least weighted time itself, or a lower bound where that is too hard; infinite where nothing fits.
-  double least(int stage, Span span, Weighting weighting, Poll& poll) {
+  double least(int stage, Span span, Weighting weighting, WorkBudget& poll) {
     return weighting == kNowhere ? 0 : solved(stage, span, weighting, poll).cost;
   }
 
   // The point that has it, or the best one known; without counts where there is none.
-  const StagePoint& best(int stage, Span span, Weighting weighting, Poll& poll) {
+  const StagePoint& best(int stage, Span span, Weighting weighting, WorkBudget& poll) {
     return solved(stage, span, weighting, poll).point;
   }
 
   // All points whose weighted time is below the limit; false when there are more than `most`, or when listing them
   // takes more than the effort.
   bool points(int stage, Span span, Weighting weighting, double limit, std::size_t most,
-              Vector<StagePoint>& found, long& effort, Poll& poll) {
-    Mixes all = cache_.complete(tables_.in_flight[stage], cuts_.weights(stage, weighting));
+              Vector<StagePoint>& found, long& effort, WorkBudget& poll) {
+    CountKnapsack all = cache_.complete(tables_.in_flight[stage], cuts_.weights(stage, weighting));
     auto emit = [&](const std::vector<Count>& counts, GroupSet groups) {
       std::vector<int> order;
       for (int group = 0; group < tables_.groups(); ++group)
@@ -134,7 +135,7 @@ class Stages {
       return found.size() <= most;
     };
     const double own = limit - fixed(stage, weighting);
-    Walks& walk = walks(stage, span, weighting);
+    ReshardingPath& walk = walks(stage, span, weighting);
     all.enumerate(tables_.layers_of(span), views_[stage].room, walk, own, emit, effort, poll);
     walk.forget();
     return found.size() <= most && effort > 0;
@@ -155,9 +156,9 @@ class Stages {
  private:
   struct View {
     StageTime fixed;
-    Room room;
-    std::array<Mixes*, kWeightings> choices{};
-    std::array<std::map<int, std::unique_ptr<Walks>>, kWeightings> walks;  // by Ends::key
+    MemoryBudget room;
+    std::array<CountKnapsack*, kWeightings> choices{};
+    std::array<std::map<int, std::unique_ptr<ReshardingPath>>, kWeightings> walks;  // by Ends::key
     std::array<SolvedSpans, kWeightings> solved;
   };
 
@@ -190,15 +191,15 @@ class Stages {
     return stage == tables_.stages - 1 ? vocab_.leave : tables_.leave.at(ends.leaves_type);
   }
 
-  Mixes& choices(int stage, Weighting weighting) {
-    Mixes*& known = views_[stage].choices[weighting];
+  CountKnapsack& choices(int stage, Weighting weighting) {
+    CountKnapsack*& known = views_[stage].choices[weighting];
     if (!known) known = &cache_.weighted(tables_.in_flight[stage], cuts_.weights(stage, weighting));
     return *known;
   }
 
-  Walks& walks(int stage, Span span, Weighting weighting) {
+  ReshardingPath& walks(int stage, Span span, Weighting weighting) {
     const Ends ends = this->ends(span);
-    std::unique_ptr<Walks>& walks = views_[stage].walks[weighting][ends.key()];
+    std::unique_ptr<ReshardingPath>& walks = views_[stage].walks[weighting][ends.key()];
     if (walks) return *walks;
     const Weights& weights = cuts_.weights(stage, weighting);
     GroupPrices prices;
@@ -209,7 +210,7 @@ class Stages {
       prices.change.emplace_back();
       for (int b = 0; b < tables_.groups(); ++b) prices.change[a].push_back(weights.of(tables_.change[a][b]));
     }
-    walks = std::make_unique<Walks>(std::move(prices), ends.first_type, ends.last_type);
+    walks = std::make_unique<ReshardingPath>(std::move(prices), ends.first_type, ends.last_type);
     return *walks;
   }
 
@@ -241,16 +242,16 @@ class Stages {
     return point;
   }
 
-  // Stages between the first and the last know nothing of the vocabulary, so what is solved there is shared.
-  const Solved& solved(int stage, Span span, Weighting weighting, Poll& poll) {
+  // StageSolver between the first and the last know nothing of the vocabulary, so what is solved there is shared.
+  const Solved& solved(int stage, Span span, Weighting weighting, WorkBudget& poll) {
     const bool inner = stage > 0 && stage < tables_.stages - 1;
     SolvedSpans& known = inner ? cache_.inner(tables_.in_flight[stage], cuts_.weights(stage, weighting))
                                : views_[stage].solved[weighting];
     const long place = key(span);
     const auto found = known.find(place);
     if (found != known.end()) return found->second;
-    Walks& walk = walks(stage, span, weighting);
-    const Mix mix = choices(stage, weighting).solve(tables_.layers_of(span), views_[stage].room, walk, poll);
+    ReshardingPath& walk = walks(stage, span, weighting);
+    const Assignment mix = choices(stage, weighting).solve(tables_.layers_of(span), views_[stage].room, walk, poll);
     Solved solved;
     if (!mix.counts.empty()) {
       GroupSet used = 0;
@@ -263,8 +264,8 @@ class Stages {
     return known.emplace(place, std::move(solved)).first->second;
   }
 
-  const PipelineTables& tables_;
-  const Cuts& cuts_;
+  const Problem& tables_;
+  const PathBounds& cuts_;
   const Vocab& vocab_;
   ChoiceCache& cache_;
   Vector<View> views_;

@@ -1,4 +1,4 @@
-// What a pipeline is made of: the arrays that the Python side hands over.
+// The search problem of one family of plans: the arrays that the Python side hands over.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +6,8 @@
 #include <numeric>
 #include <vector>
 
-#include "frontier.hpp"
-#include "passes.hpp"
+#include "knapsack_relaxation.hpp"
+#include "schedule.hpp"
 
 namespace galvatron {
 
@@ -43,9 +43,9 @@ struct BySeam {
   const Price& at(bool is_between) const { return is_between ? between : inside; }
 };
 
-struct PipelineTables {
+struct Problem {
   int layers, stages, micro_batches;
-  PassLists passes;         // of each stage
+  Schedule passes;         // of each stage
   std::vector<int> starts;  // first layer of each type, in order, and the number of layers
   std::vector<Part> strategies;
   std::vector<int> types;                     // of each group; strategies of a group are of its type
@@ -130,7 +130,7 @@ inline std::vector<int> useful_strategies(const std::vector<Part>& strategies) {
 }
 
 // Vocabulary strategies that no other one beats in everything (of equal ones, the first stays).
-inline std::vector<int> useful_vocabs(const PipelineTables& tables) {
+inline std::vector<int> useful_vocabs(const Problem& tables) {
   std::vector<std::vector<double>> numbers;
   for (const Vocab& vocab : tables.vocabs) {
     std::vector<double> own;
@@ -159,7 +159,7 @@ inline std::vector<int> useful_vocabs(const PipelineTables& tables) {
 }
 
 // A plan of the core's.
-struct Found {
+struct PlanFound {
   double cost = kInfinity;      // step time, ms
   int vocab = -1;               // number of the vocabulary strategy; -1: nothing found
   std::vector<int> division;    // layers of each stage; of several chunks: of each chunk, in the layers' order

@@ -1,4 +1,4 @@
-// What every part of the core shares: infinity, tolerances, the way out of a long search, and the limit on memory.
+// Infinity, tolerances, and the limits of a search on work and memory.
 #pragma once
 
 #include <atomic>
@@ -29,9 +29,9 @@ class TooHard : public std::runtime_error {
 };
 
 // Called now and then in long loops; leaves them by throwing: when it is told to, or after the steps that it allows.
-class Poll {
+class WorkBudget {
  public:
-  explicit Poll(std::function<void()> check) : check_(std::move(check)) {}
+  explicit WorkBudget(std::function<void()> check) : check_(std::move(check)) {}
 
   // Some steps of a few nanoseconds each.
   void tick(std::size_t steps = 1) {

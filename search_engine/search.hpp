@@ -1,4 +1,4 @@
-// The fastest pipeline over all strategies of the vocabulary layers.
+// The fastest pipeline of a family, over all vocabulary strategies: partition search first, then column generation.
 #pragma once
 
 #include <algorithm>
@@ -7,14 +7,14 @@
 #include <utility>
 #include <vector>
 
-#include "common.hpp"
-#include "cuts.hpp"
-#include "division.hpp"
-#include "game.hpp"
-#include "graph.hpp"
-#include "needs.hpp"
-#include "stages.hpp"
-#include "tables.hpp"
+#include "column_generation.hpp"
+#include "critical_path.hpp"
+#include "critical_path_bounds.hpp"
+#include "limits.hpp"
+#include "min_memory.hpp"
+#include "partition_branch_and_bound.hpp"
+#include "problem.hpp"
+#include "stage_solver.hpp"
 
 namespace galvatron {
 
@@ -26,23 +26,27 @@ struct LeastMemory {
   std::vector<int> strategy;  // of each layer
 };
 
-class Pipeline {
+class PipelineSearch {
  public:
-  explicit Pipeline(PipelineTables tables)
-      : tables_(std::move(tables)), cuts_(tables_), cache_(tables_), graph_(tables_.passes), useful_(useful_vocabs(tables_)) {}
+  explicit PipelineSearch(Problem tables)
+      : tables_(std::move(tables)),
+        cuts_(tables_),
+        cache_(tables_),
+        graph_(tables_.passes),
+        useful_(useful_vocabs(tables_)) {}
 
-  Pipeline(const Pipeline&) = delete;
+  PipelineSearch(const PipelineSearch&) = delete;
 
   // A lower bound of the step time, in ms, under a vocabulary strategy as good as all of them at once; infinite where
   // nothing fits.
-  double bound(Poll& poll) {
+  double bound(WorkBudget& poll) {
     const std::lock_guard<std::mutex> lock(mutex_);
     return ideal_bound(poll);
   }
 
   // A better one: under each vocabulary strategy, stages at their exact optima. What is beyond `limit` stays rough, and
   // what would take too much memory or time.
-  double tight_bound(double limit, Poll& poll) {
+  double tight_bound(double limit, WorkBudget& poll) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Candidates candidates = candidates_below(limit, poll);
     return candidates.empty() ? limit : candidates.front().bound;
@@ -50,13 +54,13 @@ class Pipeline {
 
   // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
   // `effort` passes, or where it would take too much memory or time: then the best one found.
-  Found solve(double limit, long effort, double& proven, Poll& poll) {
+  PlanFound solve(double limit, long effort, double& proven, WorkBudget& poll) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Candidates candidates = candidates_below(limit, poll);
     effort = std::min(std::max(effort, 0L), kMostEffort);
-    Found found;
-    std::unique_ptr<PathGame> game;
-    double played = kInfinity;  // the limit at which it was played exactly
+    PlanFound found;
+    std::unique_ptr<ColumnGeneration> vocab_case;
+    double tightened = kInfinity;  // the limit of the last exact column generation
     proven = 0;
     for (const long share : {effort / kFirstShare, effort}) {
       PipelineSolution best;
@@ -68,20 +72,20 @@ class Pipeline {
       proven = std::max(proven, std::min(unproven, limit));
       if (!(proven < limit)) break;
       if (tables_.type_count() > 1) continue;
-      if (share < effort) limit = play(game, false, found, limit, effort, proven, poll);
-      if (effort < PathGame::kMostEffort) continue;
-      while (proven < limit && limit < played) {  // a better plan leaves it less to look at
-        played = limit;
-        limit = play(game, true, found, limit, effort, proven, poll);
+      if (share < effort) limit = tighten(vocab_case, false, found, limit, effort, proven, poll);
+      if (effort < ColumnGeneration::kMostEffort) continue;
+      while (proven < limit && limit < tightened) {  // a better plan leaves it less to look at
+        tightened = limit;
+        limit = tighten(vocab_case, true, found, limit, effort, proven, poll);
       }
       if (!(proven < limit)) break;
     }
     return found;
   }
 
-  LeastMemory least_memory(Poll& poll) const {
+  LeastMemory least_memory(WorkBudget& poll) const {
     LeastMemory least;
-    const Needs needs(tables_, cache_, poll);
+    const MinMemory needs(tables_, cache_, poll);
     for (const int v : useful_) {
       const Minimax division = least_needy(needs, tables_.vocabs[v], poll);
       if (!(division.value < least.budget)) continue;
@@ -89,7 +93,7 @@ class Pipeline {
       int first = 0;
       for (int s = 0; s < tables_.stages; ++s) {
         const Span span{first, division.division[s]};
-        const Needs::Need stage = needs.of(tables_.vocabs[v], s, span);
+        const MinMemory::Need stage = needs.of(tables_.vocabs[v], s, span);
         for (int l = span.first; l < span.end(); ++l) least.strategy.push_back(stage.strategy[tables_.type_of(l)]);
         first = span.end();
       }
@@ -101,13 +105,13 @@ class Pipeline {
   // The time that bounds may take: some seconds.
   static constexpr std::size_t kMostSteps = 500'000'000, kStepsOfPass = 5;
   static constexpr long kMostEffort = 1'000'000'000'000;  // hours
-  static constexpr long kFirstShare = 16;  // of the effort, before what is left open is played as a game
+  static constexpr long kFirstShare = 16;  // of the effort, before column generation
 
   struct Candidate {
     double bound;
     int vocab;
-    std::unique_ptr<Stages> stages;
-    std::unique_ptr<DivisionSearch> search;
+    std::unique_ptr<StageSolver> stages;
+    std::unique_ptr<PartitionSearch> search;
 
     void close() { search.reset(), stages.reset(); }
   };
@@ -115,7 +119,7 @@ class Pipeline {
   using Candidates = std::vector<Candidate>;
 
   // Searches candidates division by division. Returns what those cost at least that were given up.
-  double divided(Candidates& candidates, PipelineSolution& best, long effort, Poll& poll) {
+  double divided(Candidates& candidates, PipelineSolution& best, long effort, WorkBudget& poll) {
     double unproven = kInfinity;
     poll.allow(kStepsOfPass * static_cast<std::size_t>(effort));
     for (Candidate& candidate : candidates) {
@@ -132,13 +136,14 @@ class Pipeline {
     return unproven;
   }
 
-  // What is left open between the bound and the best plan, as a game. Returns what the best one costs then.
-  double play(std::unique_ptr<PathGame>& game, bool exactly, Found& best, double limit, long effort, double& proven,
-              Poll& poll) const {
+  // Column generation between the bound and the best plan. Returns the cost of the best plan then.
+  double tighten(std::unique_ptr<ColumnGeneration>& vocab_case, bool exactly, PlanFound& best, double limit,
+                 long effort, double& proven,
+              WorkBudget& poll) const {
     double bound = 0;
     try {
-      if (!game) game = std::make_unique<PathGame>(tables_);
-      Found found = game->solve(limit, effort, bound, poll, exactly);
+      if (!vocab_case) vocab_case = std::make_unique<ColumnGeneration>(tables_);
+      PlanFound found = vocab_case->solve(limit, effort, bound, poll, exactly);
       if (found.vocab >= 0) best = std::move(found), limit = best.cost;
       proven = std::max(proven, bound);
     } catch (const TooHard&) {
@@ -146,9 +151,9 @@ class Pipeline {
     return limit;
   }
 
-  Found found_of(const PipelineSolution& solution) const {
+  PlanFound found_of(const PipelineSolution& solution) const {
     if (solution.vocab < 0) return {};
-    Found found{solution.cost, solution.vocab, solution.division, {}};
+    PlanFound found{solution.cost, solution.vocab, solution.division, {}};
     for (const StagePoint& point : solution.points)  // group by group, in the groups' order
       for (const int group : point.order)
         for (const auto& [id, layers] : point.counts)
@@ -157,19 +162,19 @@ class Pipeline {
   }
 
   // See `bound`.
-  double ideal_bound(Poll& poll) {
+  double ideal_bound(WorkBudget& poll) {
     if (useful_.empty()) return kInfinity;
     if (!ideal_) {
       Vocab ideal = tables_.vocabs[useful_.front()];
       for (const int v : useful_) ideal = least_of_each(ideal, tables_.vocabs[v]);
       ideal_ = std::make_unique<Vocab>(std::move(ideal));
     }
-    Stages stages(tables_, cuts_, *ideal_, cache_);
-    return DivisionSearch(tables_, cuts_, stages, cache_, graph_).bound(poll);
+    StageSolver stages(tables_, cuts_, *ideal_, cache_);
+    return PartitionSearch(tables_, cuts_, stages, cache_, graph_).bound(poll);
   }
 
   // Vocabulary strategies under which a pipeline may cost less than the limit, the best bound first.
-  Candidates candidates_below(double limit, Poll& poll) {
+  Candidates candidates_below(double limit, WorkBudget& poll) {
     Candidates candidates;
     const double rough = ideal_bound(poll);
     poll.allow(kMostSteps);
@@ -191,14 +196,14 @@ class Pipeline {
   }
 
   // Makes what a candidate is searched with. Returns a cheap bound.
-  double open(Candidate& candidate, Poll& poll) {
-    candidate.stages = std::make_unique<Stages>(tables_, cuts_, tables_.vocabs[candidate.vocab], cache_);
-    candidate.search = std::make_unique<DivisionSearch>(tables_, cuts_, *candidate.stages, cache_, graph_);
+  double open(Candidate& candidate, WorkBudget& poll) {
+    candidate.stages = std::make_unique<StageSolver>(tables_, cuts_, tables_.vocabs[candidate.vocab], cache_);
+    candidate.search = std::make_unique<PartitionSearch>(tables_, cuts_, *candidate.stages, cache_, graph_);
     return candidate.search->bound(poll);
   }
 
   // Whether the candidate was searched to the end. Raises its bound.
-  bool solved(Candidate& candidate, PipelineSolution& best, long& effort, Poll& poll) {
+  bool solved(Candidate& candidate, PipelineSolution& best, long& effort, WorkBudget& poll) {
     try {
       if (!candidate.search) candidate.bound = std::max(candidate.bound, open(candidate, poll));
       return candidate.search->solve(best, candidate.bound, effort, poll);
@@ -211,13 +216,13 @@ class Pipeline {
 
   // Makes the pipeline of least memory the best, if that costs less; under the first strategy of the vocabulary under
   // which it fits.
-  void take_least_memory(const Candidates& candidates, PipelineSolution& best, Poll& poll) {
-    const Needs needs(tables_, cache_, poll);
+  void take_least_memory(const Candidates& candidates, PipelineSolution& best, WorkBudget& poll) {
+    const MinMemory needs(tables_, cache_, poll);
     for (const Candidate& candidate : candidates) {
       const Vocab& vocab = tables_.vocabs[candidate.vocab];
       const Minimax least = least_needy(needs, vocab, poll);
       if (!(least.value <= within(tables_.budget))) continue;
-      const Stages stages(tables_, cuts_, vocab, cache_);
+      const StageSolver stages(tables_, cuts_, vocab, cache_);
       PipelineSolution found{0, candidate.vocab, least.division, {}};
       std::vector<StageTime> times;
       std::vector<double> links;
@@ -236,7 +241,7 @@ class Pipeline {
   }
 
   // The division whose neediest stage needs least memory, MiB.
-  Minimax least_needy(const Needs& needs, const Vocab& vocab, Poll& poll) const {
+  Minimax least_needy(const MinMemory& needs, const Vocab& vocab, WorkBudget& poll) const {
     return least_dearest(tables_, [&](int stage, Span span) { return needs.of(vocab, stage, span).mib; }, 0, poll);
   }
 
@@ -261,10 +266,10 @@ class Pipeline {
     return {std::min(a.forward, b.forward), std::min(a.backward, b.backward)};
   }
 
-  PipelineTables tables_;
-  Cuts cuts_;
+  Problem tables_;
+  PathBounds cuts_;
   ChoiceCache cache_;
-  PassGraph graph_;
+  StepGraph graph_;
   std::vector<int> useful_;       // vocabulary strategies that no other one beats
   std::unique_ptr<Vocab> ideal_;  // as good as all of them at once
   std::mutex mutex_;  // one thread at a time

@@ -1,4 +1,4 @@
-// What a schedule is to the search: each stage's list of passes, equal ones that follow each other as one run.
+// A pipeline schedule: each stage's list of passes, with repeated passes kept as one run.
 //
 // Every stage runs each micro-batch once forward and once backward through each of its chunks; forwards of a chunk come
 // in the order of the micro-batches, and so do backwards. Chunk c of stage s follows chunk c of stage s - 1, and chunk
@@ -28,10 +28,10 @@ struct Run {
   int times;
 };
 
-class PassLists {
+class Schedule {
  public:
-  PassLists() = default;
-  PassLists(int micro_batches, std::vector<std::vector<Run>> of, int chunks = 1)
+  Schedule() = default;
+  Schedule(int micro_batches, std::vector<std::vector<Run>> of, int chunks = 1)
       : micro_batches_(micro_batches), chunks_(chunks), of_(std::move(of)) {}
 
   int micro_batches() const { return micro_batches_; }

@@ -1,4 +1,4 @@
-// Divisions of layers of several types: a stage is told by its first layer and its number of layers.
+// Partitions of layers of several types: a stage is described by its first layer and its number of layers.
 #pragma once
 
 #include <algorithm>
@@ -7,25 +7,25 @@
 #include <utility>
 #include <vector>
 
-#include "common.hpp"
-#include "cuts.hpp"
-#include "divisions.hpp"
-#include "stages.hpp"
+#include "bottleneck_partition.hpp"
+#include "critical_path_bounds.hpp"
+#include "limits.hpp"
+#include "stage_solver.hpp"
 
 namespace galvatron {
 
-class TypedDivisions : public Divisions {
+class MixedLayerPartitions : public Partitions {
  public:
-  TypedDivisions(const PipelineTables& tables, const Cuts& cuts, Stages& stages, const ChoiceCache& cache)
+  MixedLayerPartitions(const Problem& tables, const PathBounds& cuts, StageSolver& stages, const ChoiceCache& cache)
       : tables_(tables), cuts_(cuts), stages_(stages), known_(tables.stages) {
     const int stages_count = tables.stages;
     for (const Ending ending : kEndings) {
       std::vector<double>& head = head_[ending];
       head.assign(stages_count, 0);
       for (int s = 0; s + 1 < stages_count; ++s)
-        head[s + 1] = head[s] + stages.fixed(s, Cuts::above(s, ending)) +
-                      Cuts::trips_above(ending) * tables.least_send();
-      layers_above_[ending] = priced(cache, Cuts::above(1, ending));
+        head[s + 1] = head[s] + stages.fixed(s, PathBounds::above(s, ending)) +
+                      PathBounds::trips_above(ending) * tables.least_send();
+      layers_above_[ending] = priced(cache, PathBounds::above(1, ending));
     }
     for (const Weighting below : kBelow) {
       std::vector<double>& tail = tail_[below];
@@ -36,17 +36,17 @@ class TypedDivisions : public Divisions {
     }
   }
 
-  double bound(Poll& poll) override {
+  double bound(WorkBudget& poll) override {
     found_ = least_dearest(tables_, [&](int s, Span span) { return bound_of(s, span, poll); }, kTolerance, poll);
     return found_.bound;
   }
 
-  double tight_bound(Poll& poll) override { return bound(poll); }
+  double tight_bound(WorkBudget& poll) override { return bound(poll); }
 
-  std::vector<int> promising(Poll&) override { return found_.division; }
+  std::vector<int> promising(WorkBudget&) override { return found_.division; }
 
   // Where stages may begin: not later than the stages before can reach, nor earlier than those from there on.
-  bool narrow(double limit, double& bound, Poll& poll) override {
+  bool narrow(double limit, double& bound, WorkBudget& poll) override {
     const int stages = tables_.stages, layers = tables_.layers;
     latest_.assign(stages + 1, 0);
     earliest_.assign(stages + 1, layers);
@@ -96,14 +96,14 @@ class TypedDivisions : public Divisions {
   }
 
   // Below the time of every pipeline in which a stage has these layers. It grows with them: elsewhere none is dearer.
-  double bound_of(int stage, Span span, Poll& poll) {
+  double bound_of(int stage, Span span, WorkBudget& poll) {
     const std::pair<int, int> place{span.first, span.layers};
     const auto found = known_[stage].find(place);
     if (found != known_[stage].end()) return found->second;
     auto head = [&](Ending ending) { return head_[ending][stage] + layers_above_[ending][span.first]; };
     const bool returns = head(kFirst) - head(kHere) >= cuts_.most_sync(stage, span.layers);  // all the longest paths do
     double longest = 0;
-    for (const Cut& cut : cuts_.of(stage)) {
+    for (const PathBound& cut : cuts_.of(stage)) {
       if (cut.ending != kFirst && returns) continue;
       const std::vector<double>& below = layers_below_[cut.below];
       const double others = head(cut.ending) + tail_[cut.below][stage + 1] + below.back() - below[span.end()];
@@ -114,7 +114,7 @@ class TypedDivisions : public Divisions {
 
   // The least of all divisions that are left, from each stage and layer on.
   template <class MayWin>
-  void set_rest(Weighting below, MayWin may_win, Poll& poll) {
+  void set_rest(Weighting below, MayWin may_win, WorkBudget& poll) {
     const int stages = tables_.stages, layers = tables_.layers;
     Vector<Vector<double>>& rest = rest_[below];
     rest.assign(stages + 1, Vector<double>(layers + 1, kInfinity));
@@ -132,9 +132,9 @@ class TypedDivisions : public Divisions {
       }
   }
 
-  const PipelineTables& tables_;
-  const Cuts& cuts_;
-  Stages& stages_;
+  const Problem& tables_;
+  const PathBounds& cuts_;
+  StageSolver& stages_;
 
   // What the other stages add to the paths that lean on one: their vocabulary and links, and the layers before each.
   std::array<std::vector<double>, kEndings.size()> head_, layers_above_;  // by where paths end

@@ -1,21 +1,21 @@
-// The mixtures with which the two sides of a game fare best: a small linear program.
+// Optimal mixed strategies of a matrix game, by the simplex method.
 #pragma once
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "common.hpp"
+#include "limits.hpp"
 
 namespace galvatron {
 
-struct Balance {
+struct MatrixGame {
   std::vector<double> rows, columns;  // share of each; both sum up to 1
 };
 
 // `table[row][column]` is what the columns' side pays to the rows' side. By the simplex method over a condensed
-// tableau, from entries moved to between 1 and 2, which changes no mixture: so no pivot vanishes.
-inline Balance balance(std::vector<std::vector<double>> table, Poll& poll) {
+// tableau, from entries moved to between 1 and 2, which changes no optimal strategy: so no pivot vanishes.
+inline MatrixGame balance(std::vector<std::vector<double>> table, WorkBudget& poll) {
   const std::size_t rows = table.size(), columns = table.front().size();
   double least = kInfinity, most = -kInfinity;
   for (const auto& row : table)
@@ -52,7 +52,7 @@ inline Balance balance(std::vector<std::vector<double>> table, Poll& poll) {
     turned[enters] = 1 / pivot;
     std::swap(basic[leaves], free[enters]);
   }
-  Balance found{std::vector<double>(rows, 0), std::vector<double>(columns, 0)};
+  MatrixGame found{std::vector<double>(rows, 0), std::vector<double>(columns, 0)};
   for (std::size_t row = 0; row < rows; ++row)
     if (basic[row] < columns) found.columns[basic[row]] = std::max(0.0, table[row][columns]);
   for (std::size_t column = 0; column < columns; ++column)

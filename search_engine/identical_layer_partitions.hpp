@@ -1,4 +1,4 @@
-// Divisions of layers that are all alike: a stage is told by its number of layers.
+// Partitions of identical layers: a stage is described by its number of layers.
 #pragma once
 
 #include <algorithm>
@@ -7,57 +7,57 @@
 #include <utility>
 #include <vector>
 
-#include "common.hpp"
-#include "cuts.hpp"
-#include "divisions.hpp"
-#include "stages.hpp"
+#include "bottleneck_partition.hpp"
+#include "critical_path_bounds.hpp"
+#include "limits.hpp"
+#include "stage_solver.hpp"
 
 namespace galvatron {
 
-class AlikeDivisions : public Divisions {
+class IdenticalLayerPartitions : public Partitions {
  public:
-  AlikeDivisions(const PipelineTables& tables, const Cuts& cuts, Stages& stages, const ChoiceCache& cache)
+  IdenticalLayerPartitions(const Problem& tables, const PathBounds& cuts, StageSolver& stages, const ChoiceCache& cache)
       : tables_(tables), cuts_(cuts), stages_(stages) {
     for (const Weighting below : kBelow)
       for (const Ending ending : kEndings) {
-        const double above = cache.cheapest(0, cuts.weights(0, Cuts::above(1, ending)));
+        const double above = cache.cheapest(0, cuts.weights(0, PathBounds::above(1, ending)));
         set_elsewhere(below, ending, above, cache.cheapest(0, cuts.weights(0, below)),
                       [&](int s, Weighting w) { return stages_.fixed(s, w); });
       }
   }
 
-  // Layers are dealt one by one to the stage that bears one more best.
-  double bound(Poll& poll) override {
-    dealt_.assign(tables_.stages, tables_.stages == 1 ? tables_.layers : 1);
+  // Greedy: each layer goes to the stage whose bound with one more layer is smallest.
+  double bound(WorkBudget& poll) override {
+    greedy_.assign(tables_.stages, tables_.stages == 1 ? tables_.layers : 1);
     double bound = 0;
-    for (int s = 0; s < tables_.stages; ++s) bound = std::max(bound, bound_of(s, dealt_[s], poll));
-    const int left = tables_.layers - dealt();
+    for (int s = 0; s < tables_.stages; ++s) bound = std::max(bound, bound_of(s, greedy_[s], poll));
+    const int left = tables_.layers - greedy_partition();
     for (int n = 0; n < left && bound < kInfinity; ++n)
       bound = std::max(bound, deal([&](int s, int l) { return bound_of(s, l, poll); }, poll));
     return bound;
   }
 
   // The same with the stages' exact optima.
-  double tight_bound(Poll& poll) override {
+  double tight_bound(WorkBudget& poll) override {
     double bound = this->bound(poll);
     if (!(bound < kInfinity)) return bound;
     if (tables_.stages == 1) return least_of(0, tables_.layers, poll);
     for (int s = 0; s < tables_.stages; ++s)
-      while (dealt_[s] > 1 && bound_of(s, dealt_[s], poll) <= bound && least_of(s, dealt_[s], poll) > bound)
-        --dealt_[s];
+      while (greedy_[s] > 1 && bound_of(s, greedy_[s], poll) <= bound && least_of(s, greedy_[s], poll) > bound)
+        --greedy_[s];
     for (int s = 0; s < tables_.stages; ++s) {
-      bound = std::max(bound, least_of(s, dealt_[s], poll));
-      while (bound < kInfinity && least_of(s, dealt_[s] + 1, poll) <= bound) ++dealt_[s];
+      bound = std::max(bound, least_of(s, greedy_[s], poll));
+      while (bound < kInfinity && least_of(s, greedy_[s] + 1, poll) <= bound) ++greedy_[s];
     }
-    while (dealt() < tables_.layers && bound < kInfinity)
+    while (greedy_partition() < tables_.layers && bound < kInfinity)
       bound = std::max(bound, deal([&](int s, int l) { return least_of(s, l, poll); }, poll));
     return bound;
   }
 
   // Layers in excess are taken from where they weigh most.
-  std::vector<int> promising(Poll& poll) override {
-    std::vector<int> division = dealt_;
-    for (int excess = dealt() - tables_.layers; excess > 0; --excess) {
+  std::vector<int> promising(WorkBudget& poll) override {
+    std::vector<int> division = greedy_;
+    for (int excess = greedy_partition() - tables_.layers; excess > 0; --excess) {
       int heaviest = -1;
       for (int s = 0; s < tables_.stages; ++s)
         if (division[s] > 1 &&
@@ -68,7 +68,7 @@ class AlikeDivisions : public Divisions {
     return division;
   }
 
-  bool narrow(double limit, double& bound, Poll& poll) override {
+  bool narrow(double limit, double& bound, WorkBudget& poll) override {
     bool any = set_ranges(limit, poll);
     for (int round = 0; any && tables_.stages > 1 && round < kStrengthenRounds; ++round) {
       strengthen(poll);
@@ -91,7 +91,7 @@ class AlikeDivisions : public Divisions {
     return stage == tables_.stages ? 0 : other.tail[stage] + (tables_.layers - first) * other.price_below;
   }
 
-  bool may_take(int stage, int layers, double limit, Poll& poll) override {
+  bool may_take(int stage, int layers, double limit, WorkBudget& poll) override {
     return is_less(least_of(stage, layers, poll), limit);
   }
 
@@ -103,7 +103,7 @@ class AlikeDivisions : public Divisions {
     std::vector<double> head, tail;           // least of the stages above one; from one on, with the link above it
   };
 
-  int dealt() const { return std::accumulate(dealt_.begin(), dealt_.end(), 0); }
+  int greedy_partition() const { return std::accumulate(greedy_.begin(), greedy_.end(), 0); }
 
   // So many layers of a stage, wherever it begins: inner stages are alike everywhere.
   Span span(int stage, int layers) const {
@@ -113,12 +113,12 @@ class AlikeDivisions : public Divisions {
 
   // Gives one more layer to the stage for which `bound(stage, layers)` is least then; returns that.
   template <class Bound>
-  double deal(Bound bound, Poll& poll) {
+  double deal(Bound bound, WorkBudget& poll) {
     poll.tick(tables_.stages);
     int best = 0;
     for (int s = 1; s < tables_.stages; ++s)
-      if (bound(s, dealt_[s] + 1) < bound(best, dealt_[best] + 1)) best = s;
-    return bound(best, ++dealt_[best]);
+      if (bound(s, greedy_[s] + 1) < bound(best, greedy_[best] + 1)) best = s;
+    return bound(best, ++greedy_[best]);
   }
 
   // What the other stages add to the paths that lean on one: each its least, and each layer a price.
@@ -131,7 +131,8 @@ class AlikeDivisions : public Divisions {
     other.head.assign(stages + 1, 0);
     other.tail.assign(stages + 1, 0);
     for (int s = 0; s + 1 < stages; ++s)
-      other.head[s + 1] = other.head[s] + least(s, Cuts::above(s, ending)) + Cuts::trips_above(ending) * send;
+      other.head[s + 1] = other.head[s] + least(s,
+                                                PathBounds::above(s, ending)) + PathBounds::trips_above(ending) * send;
     for (int s = stages - 1; s >= 0; --s)
       other.tail[s] = other.tail[s + 1] + least(s, below) + (s > 0 ? cuts_.trips_below(below) * send : 0);
   }
@@ -142,7 +143,7 @@ class AlikeDivisions : public Divisions {
     double longest = 0;
     const double sync = cuts_.most_sync(stage, layers);
     const bool is_first = stage == 0, is_last = stage == tables_.stages - 1;
-    for (const Cut& cut : cuts_.of(stage)) {
+    for (const PathBound& cut : cuts_.of(stage)) {
       auto others = [&](Ending ending) {
         const Elsewhere& other = elsewhere_[cut.below][ending];
         const double price = is_first  ? other.price_below
@@ -157,11 +158,11 @@ class AlikeDivisions : public Divisions {
   }
 
   // Better bounds, of pipelines that cost less than the limit alone: their stages have between fewest_ and most_
-  // layers, so no layer elsewhere is as cheap as if its stage had room for it. The price of a layer is the Lagrange
+  // layers, so no layer elsewhere is as cheap as if its stage had memory for it. The price of a layer is the Lagrange
   // multiplier of their number: Σ time_s(n_s) over Σ n_s = L is at least
   // price * L + Σ min_n (time_s(n) - price * n). From here on a stage's bound need not grow with its layers: too few
   // of them burden the others.
-  void strengthen(Poll& poll) {
+  void strengthen(WorkBudget& poll) {
     for (const Weighting below : {kOnce, kTwice, kRounds}) {
       std::vector<std::vector<double>> times(tables_.stages);
       double low = 0, high = 0;
@@ -186,7 +187,7 @@ class AlikeDivisions : public Divisions {
     leasts_.clear();
   }
 
-  std::vector<double> bounds_in_range(int stage, Weighting weighting, Poll& poll) {
+  std::vector<double> bounds_in_range(int stage, Weighting weighting, WorkBudget& poll) {
     std::vector<double> bounds;
     for (int n = fewest_[stage]; n <= most_[stage]; ++n)
       bounds.push_back(stages_.bound(stage, span(stage, n), weighting, poll));
@@ -201,14 +202,14 @@ class AlikeDivisions : public Divisions {
     return best;
   }
 
-  double bound_of(int stage, int layers, Poll& poll) {
+  double bound_of(int stage, int layers, WorkBudget& poll) {
     return remembered(bounds_, stage, layers,
                       [&](Weighting own) { return stages_.bound(stage, span(stage, layers), own, poll); });
   }
 
-  double least_of(int stage, int layers, Poll& poll) {
+  double least_of(int stage, int layers, WorkBudget& poll) {
     return remembered(leasts_, stage, layers, [&](Weighting own) {
-      return Cuts::is_minor(stage, own) ? stages_.bound(stage, span(stage, layers), own, poll)
+      return PathBounds::is_minor(stage, own) ? stages_.bound(stage, span(stage, layers), own, poll)
                                         : stages_.least(stage, span(stage, layers), own, poll);
     });
   }
@@ -223,13 +224,13 @@ class AlikeDivisions : public Divisions {
     return row[layers];
   }
 
-  bool may_win(int stage, int layers, double limit, Poll& poll) {
+  bool may_win(int stage, int layers, double limit, WorkBudget& poll) {
     return is_less(bound_of(stage, layers, poll), limit) && is_less(least_of(stage, layers, poll), limit);
   }
 
   // As `bound`, of the pipelines that are left. A stage's bound may fall with its layers here: at each number of them
   // counts the least for so many or more.
-  double bound_in_ranges(Poll& poll) {
+  double bound_in_ranges(WorkBudget& poll) {
     std::vector<std::vector<double>> bounds(tables_.stages);
     double bound = 0;
     for (int s = 0; s < tables_.stages; ++s) {
@@ -238,8 +239,8 @@ class AlikeDivisions : public Divisions {
       for (std::size_t i = bounds[s].size() - 1; i-- > 0;) bounds[s][i] = std::min(bounds[s][i], bounds[s][i + 1]);
       bound = std::max(bound, bounds[s].front());
     }
-    dealt_ = fewest_;
-    for (int left = tables_.layers - dealt(); left > 0; --left)
+    greedy_ = fewest_;
+    for (int left = tables_.layers - greedy_partition(); left > 0; --left)
       bound = std::max(bound, deal([&](int s, int n) {
                          const std::size_t more = n - fewest_[s];
                          return more < bounds[s].size() ? bounds[s][more] : kInfinity;
@@ -248,7 +249,7 @@ class AlikeDivisions : public Divisions {
   }
 
   // Fewest and most layers of each stage in a pipeline that costs less than the limit; false: there is none.
-  bool set_ranges(double limit, Poll& poll) {
+  bool set_ranges(double limit, WorkBudget& poll) {
     const int stages = tables_.stages;
     if (most_.empty()) {
       most_.assign(stages, 0);
@@ -272,13 +273,13 @@ class AlikeDivisions : public Divisions {
     return true;
   }
 
-  const PipelineTables& tables_;
-  const Cuts& cuts_;
-  Stages& stages_;
+  const Problem& tables_;
+  const PathBounds& cuts_;
+  StageSolver& stages_;
 
   std::array<std::array<Elsewhere, kEndings.size()>, kWeightings> elsewhere_;  // by what lies below, and the ending
   Vector<Vector<double>> bounds_, leasts_;                       // [stage][layers], negative: not yet known
-  std::vector<int> dealt_, fewest_, most_;
+  std::vector<int> greedy_, fewest_, most_;
 };
 
 }  // namespace galvatron

@@ -1,9 +1,9 @@
-// Stages of one or several chunks of alike layers: how long a stage works at least, and strategies with which it does.
+// The stages of a pipeline with one or several chunks each, for identical layers: lower bounds of the time that a stage
+// works, and strategies that reach it.
 //
-// A chunk is to a stage what a type of layers is to it elsewhere: its layers hold as many micro-batches as the schedule
-// has of it in flight. What they hold together is most at one of some moments; each moment alone is a relaxation. Of
-// several chunks, changes of group within a chunk are left out of the bound, and a stage is tried in each group alone,
-// too.
+// The knapsack treats a chunk as a layer type: its layers hold as many micro-batches as the schedule has of it in
+// flight. Their memory is largest at one of some moments; each moment alone is a relaxation. With several chunks, the
+// bound leaves out changes of layout within a chunk, and a stage is also tried with each layout alone.
 #pragma once
 
 #include <algorithm>
@@ -14,19 +14,19 @@
 #include <utility>
 #include <vector>
 
-#include "common.hpp"
-#include "counts.hpp"
-#include "graph.hpp"
-#include "stages.hpp"
-#include "tables.hpp"
-#include "walks.hpp"
+#include "critical_path.hpp"
+#include "limits.hpp"
+#include "multiple_choice_knapsack.hpp"
+#include "problem.hpp"
+#include "resharding_path.hpp"
+#include "stage_solver.hpp"
 
 namespace galvatron {
 
 constexpr int kMostChunks = kMostTypes - 1;  // of a stage
 
 // A stage with all its layers' strategies, chunk by chunk.
-struct ChunkedPoint {
+struct InterleavedPoint {
   std::vector<double> forward, backward;  // ms of one micro-batch in each chunk
   double sync = 0;                        // ms
   std::vector<std::vector<int>> strategies;
@@ -38,7 +38,7 @@ struct ChunkedPoint {
   }
 
   // Whether it is as good as another one of as many layers, in everything.
-  bool matches(const ChunkedPoint& other) const {
+  bool matches(const InterleavedPoint& other) const {
     auto none_longer = [](const std::vector<double>& a, const std::vector<double>& b) {
       return std::equal(a.begin(), a.end(), b.begin(), [](double a, double b) { return a <= b; });
     };
@@ -55,10 +55,10 @@ struct ChunkedPoint {
   }
 };
 
-using Points = std::vector<std::shared_ptr<const ChunkedPoint>>;
+using Points = std::vector<std::shared_ptr<const InterleavedPoint>>;
 
 // Whether no point of as many layers is as good as another one; then those go that are not better than it.
-inline bool makes_way(Points& points, const ChunkedPoint& other) {
+inline bool makes_way(Points& points, const InterleavedPoint& other) {
   if (std::any_of(points.begin(), points.end(), [&](const auto& point) { return point->matches(other); })) return false;
   points.erase(std::remove_if(points.begin(), points.end(), [&](const auto& point) { return other.matches(*point); }),
                points.end());
@@ -68,7 +68,7 @@ inline bool makes_way(Points& points, const ChunkedPoint& other) {
 // Time that a stage works in a step, with its sync or without; or any other weighted sum of its times.
 struct Work {
   double least = 0;                           // ms; infinite: nothing fits
-  std::shared_ptr<const ChunkedPoint> point;  // that fits and takes least, as far as is known
+  std::shared_ptr<const InterleavedPoint> point;  // that fits and takes least, as far as is known
 };
 
 // Works of stages, by what was asked.
@@ -77,10 +77,10 @@ struct KnownWorks {
   std::map<std::tuple<int, int, int, std::vector<int>>, std::vector<double>> rough;
 };
 
-class ChunkedStages {
+class InterleavedStages {
  public:
   // `inner`: those of stages that know nothing of the vocabulary, shared by all of its strategies.
-  ChunkedStages(const PipelineTables& tables, const Vocab& vocab, const ChoiceCache& cache, KnownWorks& inner)
+  InterleavedStages(const Problem& tables, const Vocab& vocab, const ChoiceCache& cache, KnownWorks& inner)
       : tables_(tables), vocab_(vocab), inner_(inner), useful_(cache.useful()), chunks_(tables.passes.chunks()) {
     if (chunks_ > kMostChunks) throw TooHard("the search knows 16 chunks a stage");
     groups_ = chunks_ == 1 ? tables.groups() : 1;
@@ -94,7 +94,7 @@ class ChunkedStages {
   }
 
   // Of a stage whose chunks have so many layers, and `more` wherever they need least.
-  const Work& work(int stage, std::vector<int> layers, int more, bool with_sync, Poll& poll) {
+  const Work& work(int stage, std::vector<int> layers, int more, bool with_sync, WorkBudget& poll) {
     if (chunks_ == 1) layers[0] += std::exchange(more, 0);
     auto& known = works_of(stage).exact;
     const auto key = std::make_tuple(stage, with_sync, more, layers);
@@ -105,7 +105,8 @@ class ChunkedStages {
 
   // Below that, cheap: for no layers more, one more, and so on up to `most`; infinite where they don't fit. Closest for
   // `likely` more.
-  const std::vector<double>& rough_works(int stage, const std::vector<int>& layers, int most, int likely, Poll& poll) {
+  const std::vector<double>& rough_works(int stage, const std::vector<int>& layers, int most, int likely,
+                                         WorkBudget& poll) {
     auto& known = works_of(stage).rough;
     const auto key = std::make_tuple(stage, most, likely, layers);
     const auto found = known.find(key);
@@ -129,14 +130,14 @@ class ChunkedStages {
     return price;
   }
 
-  // What a stage costs at least, for any weights of each chunk's passes and of the sync, where memory has a price (ms
-  // per MiB) instead of an end: `take(beside, layer, working)` is given what it costs beside its layers, and a layer of
-  // each chunk, once for each working memory that they may need. The least of these is a bound, whatever the price and
-  // whichever of the moments, or mixture of them, `held` is.
+  // Lagrangian relaxation of a stage, for any weights of each chunk's passes and of the sync: memory has a price, ms
+  // per MiB, instead of a limit. Calls `take(beside, layer)` once a level of working memory, with the cost beside
+  // its layers and that of a layer of each chunk. The least of them is a lower bound, for any price and for any of the
+  // moments, or mean of them, in `held`.
   template <class Take>
   void relax(int stage, const std::vector<double>& held, const std::vector<Weights>& weights, double price,
              Take take) const {
-    const Room room = this->room(stage, held);
+    const MemoryBudget room = this->room(stage, held);
     double fixed = -price * within(room.budget);
     for (int chunk = 0; chunk < chunks_; ++chunk) fixed += weights[chunk].of(beside(stage, chunk));
     std::vector<double> least(chunks_, kInfinity);
@@ -152,7 +153,7 @@ class ChunkedStages {
       const double next = last ? kInfinity : tables_.strategies[by_working_[i + 1]].working;
       if (!better || next == part.working || next <= room.working) continue;
       const double working = std::max(part.working, room.working);
-      take(fixed + price * working, least, working);
+      take(fixed + price * working, least);
       better = false;
     }
   }
@@ -165,7 +166,7 @@ class ChunkedStages {
 
   // Lets go of what takes much memory and is soon known again.
   void forget() {
-    for (Pricing& pricing : busy_)
+    for (ChunkWeights& pricing : busy_)
       for (auto& [key, mixes] : pricing.mixes) mixes->forget();
   }
 
@@ -173,27 +174,27 @@ class ChunkedStages {
   std::size_t choices() const { return by_working_.size() * chunks_; }
 
   // As `work`, for any weights of each chunk's passes, and of the stage's sync in all of them; not remembered.
-  Work weighted(int stage, const std::vector<int>& layers, std::vector<Weights> weights, Poll& poll) const {
-    Pricing pricing{std::move(weights), {}, {}};
+  Work weighted(int stage, const std::vector<int>& layers, std::vector<Weights> weights, WorkBudget& poll) const {
+    ChunkWeights pricing{std::move(weights), {}, {}};
     return solve({stage, layers, 0, pricing}, poll);
   }
 
   // The points of a stage of one chunk that weigh less than `limit`, but those that others match. False: there are more
   // than `most`, or it would take beyond `stop`.
   bool list(int stage, const std::vector<int>& layers, const Weights& weights, double limit, std::size_t most,
-            std::size_t stop, Points& found, Poll& poll) const {
-    Pricing pricing{{weights}, {}, {}};
+            std::size_t stop, Points& found, WorkBudget& poll) const {
+    ChunkWeights pricing{{weights}, {}, {}};
     const Question asked{stage, layers, 0, pricing};
     const Held& held = tables_.held[stage].front();
-    Mixes mixes(choices(asked, held, -1));
+    CountKnapsack mixes(choices(asked, held, -1));
     auto add = [&](const std::vector<Count>& counts, GroupSet groups) {
       std::vector<int> order;
       for (int group = 0; group < groups_; ++group)
         if (groups & bit(group)) order.push_back(group);
       do {
-        ChunkedPoint point = point_of(asked, counts, order);
+        InterleavedPoint point = point_of(asked, counts, order);
         poll.tick(found.size());
-        if (makes_way(found, point)) found.push_back(std::make_shared<ChunkedPoint>(std::move(point)));
+        if (makes_way(found, point)) found.push_back(std::make_shared<InterleavedPoint>(std::move(point)));
       } while (found.size() <= most && std::next_permutation(order.begin(), order.end()));
       return found.size() <= most && poll.steps() < stop;
     };
@@ -231,10 +232,10 @@ class ChunkedStages {
   using Held = std::vector<int>;  // micro-batches of each chunk
 
   // What each chunk's times count, and what is known under that.
-  struct Pricing {
+  struct ChunkWeights {
     std::vector<Weights> weights;
-    std::map<std::pair<int, Held>, std::unique_ptr<Mixes>> mixes;   // by group (-1: all)
-    std::map<std::pair<int, bool>, std::unique_ptr<Walks>> walks;  // by stage, and whether there are `more`
+    std::map<std::pair<int, Held>, std::unique_ptr<CountKnapsack>> mixes;   // by group (-1: all)
+    std::map<std::pair<int, bool>, std::unique_ptr<ReshardingPath>> walks;  // by stage, and whether there are `more`
 
     // Of a chunk; after the last one: of that which counts least.
     Weights of(int chunk) const {
@@ -249,18 +250,18 @@ class ChunkedStages {
     int stage;
     const std::vector<int>& layers;
     int more;
-    Pricing& pricing;
+    ChunkWeights& pricing;
   };
 
   KnownWorks& works_of(int stage) { return stage > 0 && stage < tables_.stages - 1 ? inner_ : works_; }
 
-  std::vector<double> roughly(int stage, const std::vector<int>& layers, int most, int likely, Poll& poll) const {
+  std::vector<double> roughly(int stage, const std::vector<int>& layers, int most, int likely, WorkBudget& poll) const {
     std::vector<double> costs(most + 1), works(most + 1, 0);
     const std::vector<double> held = likely_held(stage, layers);
     auto at_price = [&](double price, const std::vector<Weights>& weights) {
       poll.tick(by_working_.size() * (chunks_ + most / 4));
       std::fill(costs.begin(), costs.end(), kInfinity);
-      relax(stage, held, weights, price, [&](double cost, const std::vector<double>& layer, double) {
+      relax(stage, held, weights, price, [&](double cost, const std::vector<double>& layer) {
         for (int chunk = 0; chunk < chunks_; ++chunk) cost += layers[chunk] * layer[chunk];
         const double least = *std::min_element(layer.begin(), layer.end());  // where least is held
         for (int more = 0; more <= most; ++more) costs[more] = std::min(costs[more], cost + more * least);
@@ -297,9 +298,9 @@ class ChunkedStages {
     return chunk * groups_ + (groups_ > 1 ? tables_.strategies[strategy].group : 0);
   }
 
-  Mixes& mixes(const Question& asked, const Held& held, int only) const {
-    std::unique_ptr<Mixes>& mixes = asked.pricing.mixes[{only, held}];
-    if (!mixes) mixes = std::make_unique<Mixes>(undominated(choices(asked, held, only)));
+  CountKnapsack& mixes(const Question& asked, const Held& held, int only) const {
+    std::unique_ptr<CountKnapsack>& mixes = asked.pricing.mixes[{only, held}];
+    if (!mixes) mixes = std::make_unique<CountKnapsack>(undominated(choices(asked, held, only)));
     return *mixes;
   }
 
@@ -326,8 +327,8 @@ class ChunkedStages {
     return least;
   }
 
-  Walks& walks(const Question& asked) const {
-    std::unique_ptr<Walks>& walks = asked.pricing.walks[{asked.stage, asked.more > 0}];
+  ReshardingPath& walks(const Question& asked) const {
+    std::unique_ptr<ReshardingPath>& walks = asked.pricing.walks[{asked.stage, asked.more > 0}];
     if (walks) return *walks;
     GroupPrices prices;
     const int all = chunks_ * groups_ + 1;  // the last one of `more`
@@ -348,7 +349,7 @@ class ChunkedStages {
             prices.change[own][own - g + groups_ + other] = leaves + price(entry(asked.stage, chunk + 1), other, next);
         }
       }
-    walks = std::make_unique<Walks>(std::move(prices), 0, asked.more > 0 ? chunks_ : chunks_ - 1);
+    walks = std::make_unique<ReshardingPath>(std::move(prices), 0, asked.more > 0 ? chunks_ : chunks_ - 1);
     return *walks;
   }
 
@@ -369,8 +370,8 @@ class ChunkedStages {
   }
 
   template <class Held>
-  Room room(int stage, const Held& held) const {
-    Room room{tables_.budget, 0};
+  MemoryBudget room(int stage, const Held& held) const {
+    MemoryBudget room{tables_.budget, 0};
     for (int chunk = 0; chunk < chunks_; ++chunk) {
       const Part& beside = part(stage, chunk);
       room.budget -= beside.states + held[chunk] * beside.activation;
@@ -379,18 +380,18 @@ class ChunkedStages {
     return room;
   }
 
-  Work solve(const Question& asked, Poll& poll) const {
+  Work solve(const Question& asked, WorkBudget& poll) const {
     Work work;
     double best = kInfinity;
-    const ChunkedPoint any = point_within(asked, -1, best, work.least, poll);
-    auto take = [&](ChunkedPoint point) {
+    const InterleavedPoint any = point_within(asked, -1, best, work.least, poll);
+    auto take = [&](InterleavedPoint point) {
       if (point.strategies.empty()) return;
       double cost = asked.pricing.of(0).sync * point.sync;
       for (int c = 0; c < chunks_; ++c)
         cost += asked.pricing.of(c).of(StageTime{point.forward[c], point.backward[c], 0});
       if (!is_less(cost, best)) return;
       best = cost;
-      work.point = std::make_shared<ChunkedPoint>(std::move(point));
+      work.point = std::make_shared<InterleavedPoint>(std::move(point));
     };
     take(any);
     for (int group = 0; chunks_ > 1 && !asked.more && work.least < kInfinity && group < tables_.groups(); ++group) {
@@ -402,15 +403,15 @@ class ChunkedStages {
 
   // A point that fits and costs less than `limit`, with the strategies of one group (-1: of all); without strategies:
   // none was found, or there are layers of `more`. Raises the least that any takes.
-  ChunkedPoint point_within(const Question& asked, int only, double limit, double& least, Poll& poll) const {
+  InterleavedPoint point_within(const Question& asked, int only, double limit, double& least, WorkBudget& poll) const {
     const std::vector<Held>& moments = tables_.held[asked.stage];
     Held held = fullest(asked.stage, asked.layers, asked.more);
     for (int tried = 0; tried <= kMostMoments; ++tried) {
-      const Mix mix = least_mix(asked, held, only, limit - fixed(asked.pricing, asked.stage), poll);
+      const Assignment mix = least_mix(asked, held, only, limit - fixed(asked.pricing, asked.stage), poll);
       if (tried < kMostMoments)
         least = std::max(least, fixed(asked.pricing, asked.stage) + std::min(mix.cost, mix.bound));
       if (mix.counts.empty() || asked.more > 0) break;
-      ChunkedPoint point = point_of(asked, mix.counts, poll);
+      InterleavedPoint point = point_of(asked, mix.counts, poll);
       const Held& fullest = *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
         return memory(asked.stage, point, a) < memory(asked.stage, point, b);
       });
@@ -429,27 +430,28 @@ class ChunkedStages {
     return sum;
   }
 
-  double fixed(const Pricing& pricing, int stage) const {
+  double fixed(const ChunkWeights& pricing, int stage) const {
     double sum = 0;
     for (int chunk = 0; chunk < chunks_; ++chunk) sum += pricing.of(chunk).of(part(stage, chunk).time);
     return sum;
   }
 
-  Mix least_mix(const Question& asked, const Held& held, int only, double limit, Poll& poll) const {
-    Mixes& mixes = this->mixes(asked, held, only);
+  Assignment least_mix(const Question& asked, const Held& held, int only, double limit, WorkBudget& poll) const {
+    CountKnapsack& mixes = this->mixes(asked, held, only);
     const Layers layers = layers_of(asked);
-    const Room room = this->room(asked.stage, held);
-    Walks& walks = this->walks(asked);
-    Mix known = uniform(asked, held, only, room, walks, poll);
+    const MemoryBudget room = this->room(asked.stage, held);
+    ReshardingPath& walks = this->walks(asked);
+    Assignment known = uniform(asked, held, only, room, walks, poll);
     if (!(known.cost < limit)) known = {limit, {}, kInfinity};
-    const Mix mix = mixes.solve(layers, room, walks, poll, std::move(known));
+    const Assignment mix = mixes.solve(layers, room, walks, poll, std::move(known));
     walks.forget();
     return mix;
   }
 
   // The best of those mixes in which all layers take the same strategy.
-  Mix uniform(const Question& asked, const Held& held, int only, Room room, Walks& walks, Poll& poll) const {
-    Mix best;
+  Assignment uniform(const Question& asked, const Held& held, int only, MemoryBudget room, ReshardingPath& walks,
+                     WorkBudget& poll) const {
+    Assignment best;
     const int last = asked.more > 0 ? chunks_ : chunks_ - 1, least = *std::min_element(held.begin(), held.end());
     for (const int k : useful_) {
       const Part& part = tables_.strategies[k];
@@ -473,16 +475,17 @@ class ChunkedStages {
     return best;
   }
 
-  ChunkedPoint point_of(const Question& asked, const std::vector<Count>& counts, Poll& poll) const {
+  InterleavedPoint point_of(const Question& asked, const std::vector<Count>& counts, WorkBudget& poll) const {
     const int count = static_cast<int>(tables_.strategies.size());
     GroupSet used = 0;
     for (const auto& [id, layers] : counts) used |= bit(group(id / count, id % count));
     return point_of(asked, counts, walks(asked).order(used, poll));
   }
 
-  ChunkedPoint point_of(const Question& asked, const std::vector<Count>& counts, const std::vector<int>& order) const {
+  InterleavedPoint point_of(const Question& asked, const std::vector<Count>& counts,
+                            const std::vector<int>& order) const {
     const int count = static_cast<int>(tables_.strategies.size());
-    ChunkedPoint point{{}, {}, 0, std::vector<std::vector<int>>(chunks_)};
+    InterleavedPoint point{{}, {}, 0, std::vector<std::vector<int>>(chunks_)};
     for (const int group : order)
       for (const auto& [id, layers] : counts)
         if (this->group(id / count, id % count) == group) {
@@ -509,7 +512,7 @@ class ChunkedStages {
     return point;
   }
 
-  double memory(int stage, const ChunkedPoint& point, const Held& held) const {
+  double memory(int stage, const InterleavedPoint& point, const Held& held) const {
     double mib = 0, working = 0;
     for (int chunk = 0; chunk < chunks_; ++chunk) {
       auto add = [&](const Part& part) {
@@ -522,13 +525,13 @@ class ChunkedStages {
     return mib + working;
   }
 
-  const PipelineTables& tables_;
+  const Problem& tables_;
   const Vocab& vocab_;
   KnownWorks& inner_;
   const std::vector<int>& useful_;
   std::vector<int> by_working_;  // the same, by rising working memory
   int chunks_, groups_;
-  std::array<Pricing, 2> busy_;  // by whether sync counts
+  std::array<ChunkWeights, 2> busy_;  // by whether sync counts
   KnownWorks works_;             // of the first and the last stage
 };
 

@@ -1,23 +1,24 @@
-// What a stage offers to a weighted sum of all chunks' times: the least that it adds to it, by its number of layers.
+// Pricing: the least cost that a stage adds to a weighted sum of all chunks' times, by its number of layers; and the
+// dynamic program that allocates the layers to the stages.
 #pragma once
 
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
-#include "chunks.hpp"
-#include "common.hpp"
-#include "graph.hpp"
-#include "stages.hpp"
-#include "tables.hpp"
+#include "critical_path.hpp"
+#include "interleaved_stage.hpp"
+#include "limits.hpp"
+#include "problem.hpp"
+#include "stage_solver.hpp"
 
 namespace galvatron {
 
 // Where the chunks of each stage are, in the order of the layers.
-struct Places {
+struct ChunkPlaces {
   int stages, chunks;  // chunks: of a stage
 
-  explicit Places(const PipelineTables& tables) : stages(tables.stages), chunks(tables.passes.chunks()) {}
+  explicit ChunkPlaces(const Problem& tables) : stages(tables.stages), chunks(tables.passes.chunks()) {}
 
   int of(int stage, int chunk) const { return chunk * stages + stage; }
 
@@ -57,7 +58,7 @@ void cheapest_first(double cost, const std::vector<double>& layer, const std::ve
 }
 
 // A stage with its fewest layers, one more, and so on; those that can't win left out.
-struct Menu {
+struct FeasibleSizes {
   int fewest = 0;                    // layers of the stage
   int skipped = 0;                   // of them, beyond the fewest of its chunks
   double ends = 0;                   // ms before the stage's first pass and after its last one, at least
@@ -65,20 +66,20 @@ struct Menu {
 };
 
 // The least time that the longest stage takes, whatever each takes of the layers; infinite where the layers are too few
-// or too many. `menu(stage)`.
+// or too many. `feasible(stage)`: sizes of a stage.
 template <class MenuOf>
-double longest(int stages, int layers, MenuOf menu) {
+double longest(int stages, int layers, MenuOf feasible) {
   std::vector<std::size_t> more(stages, 0);
   double longest = 0;
   for (int s = 0; s < stages; ++s) {
-    if (menu(s).work.empty()) return kInfinity;
-    layers -= menu(s).fewest, longest = std::max(longest, menu(s).work[0] + menu(s).ends);
+    if (feasible(s).work.empty()) return kInfinity;
+    layers -= feasible(s).fewest, longest = std::max(longest, feasible(s).work[0] + feasible(s).ends);
   }
   if (layers < 0) return kInfinity;
   for (; layers > 0; --layers) {
     int best = 0;
     auto next = [&](int s) {
-      return more[s] + 1 < menu(s).work.size() ? menu(s).work[more[s] + 1] + menu(s).ends : kInfinity;
+      return more[s] + 1 < feasible(s).work.size() ? feasible(s).work[more[s] + 1] + feasible(s).ends : kInfinity;
     };
     for (int s = 1; s < stages; ++s)
       if (next(s) < next(best)) best = s;
@@ -88,18 +89,18 @@ double longest(int stages, int layers, MenuOf menu) {
   return longest;
 }
 
-// What a stage adds to the weighted sum, along its menu.
-struct Offer {
+// Costs of a stage in the weighted sum, by its number of layers.
+struct StageCosts {
   int fewest = 0;  // layers of the stage
   std::vector<double> costs;
   std::vector<int> cheapest;  // the stage's chunks, the one first that takes layers cheapest
 };
 
-// The least sums of stages' offers, by the layers that they take together.
-class Shares {
+// The least sums of stages' costs, by their layers together: a dynamic program over the stages.
+class AllocationDp {
  public:
-  Shares(const std::vector<Offer>& offers, int layers, Poll& poll)
-      : offers_(offers), layers_(layers), stages_(static_cast<int>(offers.size())), before_(stages_ + 1) {
+  AllocationDp(const std::vector<StageCosts>& stage_costs, int layers, WorkBudget& poll)
+      : offers_(stage_costs), layers_(layers), stages_(static_cast<int>(stage_costs.size())), before_(stages_ + 1) {
     std::vector<int> most_later(stages_ + 1, 0);
     for (int s = stages_ - 1; s >= 0; --s) most_later[s] = most_later[s + 1] + most(s);
     before_[0].assign(layers + 1, kInfinity);
@@ -107,7 +108,8 @@ class Shares {
     int first = 0, last = 0;  // layers of the stages so far
     for (int s = 0; s < stages_; ++s) {
       add(before_[s], s, first, last, before_[s + 1], poll);
-      first = std::max(first + offers[s].fewest, layers - most_later[s + 1]), last = std::min(last + most(s), layers);
+      first = std::max(first + stage_costs[s].fewest, layers - most_later[s + 1]), last = std::min(last + most(s),
+                                                                                                   layers);
     }
   }
 
@@ -132,12 +134,12 @@ class Shares {
   }
 
   // Of all stages but one, where that one has its fewest layers, one more, and so on.
-  std::vector<std::vector<double>> of_others(Poll& poll) const {
+  std::vector<std::vector<double>> of_others(WorkBudget& poll) const {
     std::vector<std::vector<double>> others(stages_);
     std::vector<double> after(layers_ + 1, kInfinity), next;
     after[0] = 0;
     for (int s = stages_ - 1; s >= 0; --s) {
-      const Offer& own = offers_[s];
+      const StageCosts& own = offers_[s];
       others[s].assign(own.costs.size(), kInfinity);
       poll.tick(own.costs.size() * layers_ / 2);
       for (int i = 0; i < static_cast<int>(own.costs.size()); ++i)
@@ -154,8 +156,8 @@ class Shares {
 
   // The least sums with a stage more, from those without it for between `first` and `last` layers.
   void add(const std::vector<double>& sums, int stage, int first, int last, std::vector<double>& next,
-           Poll& poll) const {
-    const Offer& own = offers_[stage];
+           WorkBudget& poll) const {
+    const StageCosts& own = offers_[stage];
     const int count = static_cast<int>(own.costs.size());
     next.assign(layers_ + 1, kInfinity);
     poll.tick(count * (last - first + 1) / 2);
@@ -168,41 +170,41 @@ class Shares {
     }
   }
 
-  const std::vector<Offer>& offers_;
+  const std::vector<StageCosts>& offers_;
   int layers_, stages_;
   std::vector<std::vector<double>> before_;  // of the stages before each
 };
 
-class Offers {
+class Pricing {
  public:
-  Offers(const PipelineTables& tables, const ChoiceCache& cache, ChunkedStages& exact)
+  Pricing(const Problem& tables, const ChoiceCache& cache, InterleavedStages& exact)
       : tables_(tables), cache_(cache), exact_(exact), places_(tables), prices_(tables.stages, 0) {}
 
   // Of divisions in which each chunk has between `fewest` and `most` layers; `now` is one that is likely. The better of
   // two bounds: one counts all passes of the stage alike, exactly; the other memory at a price, with its own weights.
-  Offer of(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
-           const PathWeights& weights, Menu& menu, Poll& poll) {
-    Offer best = evenly(stage, fewest, most, weights, menu, poll);
-    best.fewest = menu.fewest;
-    relax(stage, fewest, most, now, weights, menu, best, poll);
+  StageCosts of(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
+           const PathWeights& weights, FeasibleSizes& feasible, WorkBudget& poll) {
+    StageCosts best = evenly(stage, fewest, most, weights, feasible, poll);
+    best.fewest = feasible.fewest;
+    relax(stage, fewest, most, now, weights, feasible, best, poll);
     return best;
   }
 
  private:
   // Of the weights, as much as all passes of the stage have in common goes to the exact optimum of its work; the rest
   // to the least times.
-  Offer evenly(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const PathWeights& weights,
-               Menu& menu, Poll& poll) {
+  StageCosts evenly(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const PathWeights& weights,
+               FeasibleSizes& feasible, WorkBudget& poll) {
     const int chunks = tables_.passes.chunks();
     double common = kInfinity;
     for (int c = 0; c < chunks; ++c)
       common = std::min({common, weights.forward[places_.of(stage, c)], weights.backward[places_.of(stage, c)]});
     const double busy = common / tables_.micro_batches, sync = std::min(weights.sync[stage], busy);
     const double more_sync = weights.sync[stage] - sync;
-    if (sync > 0 && menu.synced.empty())
-      for (int more = menu.skipped; more < menu.skipped + static_cast<int>(menu.work.size()); ++more)
-        menu.synced.push_back(exact_.work(stage, places_.own(fewest, stage), more, true, poll).least);
-    Offer result;
+    if (sync > 0 && feasible.synced.empty())
+      for (int more = feasible.skipped; more < feasible.skipped + static_cast<int>(feasible.work.size()); ++more)
+        feasible.synced.push_back(exact_.work(stage, places_.own(fewest, stage), more, true, poll).least);
+    StageCosts result;
     std::vector<double> price(weights.forward.size(), 0);  // of a layer more
     double beside = 0;
     for (int c = 0; c < chunks; ++c) {
@@ -213,67 +215,68 @@ class Offers {
       result.cheapest.push_back(at);
     }
     std::stable_sort(result.cheapest.begin(), result.cheapest.end(), [&](int a, int b) { return price[a] < price[b]; });
-    int skip = menu.skipped;
+    int skip = feasible.skipped;
     auto add = [&] {
       if (skip-- > 0) return;
       const std::size_t more = result.costs.size();
-      const double synced = sync > 0 ? sync * menu.synced[more] : 0;
-      result.costs.push_back((busy - sync) * menu.work[more] + synced + beside);
+      const double synced = sync > 0 ? sync * feasible.synced[more] : 0;
+      result.costs.push_back((busy - sync) * feasible.work[more] + synced + beside);
     };
     add();
     for (const int at : result.cheapest)
-      for (int n = fewest[at]; n < most[at] && result.costs.size() < menu.work.size(); ++n) {
+      for (int n = fewest[at]; n < most[at] && result.costs.size() < feasible.work.size(); ++n) {
         beside += price[at];
         add();
       }
     return result;
   }
 
-  // Raises an offer to what the stage costs where memory has a price: one that makes most of it for the layers that the
+  // Raises costs to those of a Lagrangian relaxation of memory, at the price that is best for the layers that the
   // stage is likely to have. It is looked for near the stage's last one.
   void relax(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
-             const PathWeights& weights, const Menu& menu, Offer& offer, Poll& poll) {
+             const PathWeights& weights, const FeasibleSizes& feasible, StageCosts& stage_cost, WorkBudget& poll) {
     const int chunks = tables_.passes.chunks();
     const std::vector<int> likely = places_.own(now, stage), few = places_.own(fewest, stage),
                            many = places_.own(most, stage);
-    const int more = std::accumulate(likely.begin(), likely.end(), 0) - menu.fewest;
-    const int target = std::min(std::max(more, 0), static_cast<int>(offer.costs.size()) - 1);
+    const int more = std::accumulate(likely.begin(), likely.end(), 0) - feasible.fewest;
+    const int target = std::min(std::max(more, 0), static_cast<int>(stage_cost.costs.size()) - 1);
     const std::vector<Weights> own_weights = places_.weights(weights, stage);
     const std::vector<double> held = exact_.likely_held(stage, likely);
-    std::vector<double> costs(offer.costs.size());
+    std::vector<double> costs(stage_cost.costs.size());
     std::vector<int> order, cheapest(chunks);
     auto at_price = [&](double price) {
       std::fill(costs.begin(), costs.end(), kInfinity);
       poll.tick(exact_.choices());
-      exact_.relax(stage, held, own_weights, price, [&](double cost, const std::vector<double>& layer, double) {
+      exact_.relax(stage, held, own_weights, price, [&](double cost, const std::vector<double>& layer) {
         const int count = static_cast<int>(costs.size());
-        cheapest_first(cost, layer, few, many, menu.skipped, count, order, [&](int at, double sum) {
+        cheapest_first(cost, layer, few, many, feasible.skipped, count, order, [&](int at, double sum) {
           if (at == target && sum < costs[at])
             for (int c = 0; c < chunks; ++c) cheapest[c] = places_.of(stage, order[c]);
           costs[at] = std::min(costs[at], sum);
         });
       });
-      for (std::size_t at = 0; at < costs.size(); ++at) offer.costs[at] = std::max(offer.costs[at], costs[at]);
+      for (std::size_t at = 0; at < costs.size(); ++at) stage_cost.costs[at] = std::max(stage_cost.costs[at],
+                                                                                        costs[at]);
       return costs[target];
     };
     double best = -kInfinity;
-    std::vector<int> chosen = offer.cheapest;
+    std::vector<int> chosen = stage_cost.cheapest;
     double& price = prices_[stage];
-    const double start = price > 0 ? price : offer.costs[target] / std::max(tables_.budget, 1.0);
-    price = ChunkedStages::highest(
+    const double start = price > 0 ? price : stage_cost.costs[target] / std::max(tables_.budget, 1.0);
+    price = InterleavedStages::highest(
         [&](double attempted) {
           const double cost = at_price(attempted);
           if (cost > best) best = cost, chosen = cheapest;
           return cost;
         },
         start, price == 0);
-    offer.cheapest = chosen;
+    stage_cost.cheapest = chosen;
   }
 
-  const PipelineTables& tables_;
+  const Problem& tables_;
   const ChoiceCache& cache_;
-  ChunkedStages& exact_;
-  Places places_;
+  InterleavedStages& exact_;
+  ChunkPlaces places_;
   std::vector<double> prices_;  // of each stage's memory, ms per MiB; 0: none yet
 };
 

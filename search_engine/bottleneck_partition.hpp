@@ -1,32 +1,33 @@
-// Divisions of the layers into stages: what the search asks of them, and the one whose worst stage is best.
+// Partitions of the layers into stages: their interface to the search, and the partition whose largest stage is
+// smallest.
 #pragma once
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "common.hpp"
-#include "cuts.hpp"
-#include "tables.hpp"
+#include "critical_path_bounds.hpp"
+#include "limits.hpp"
+#include "problem.hpp"
 
 namespace galvatron {
 
 // Bounds of all divisions of one pipeline, and the stages' shares in them.
-class Divisions {
+class Partitions {
  public:
-  virtual ~Divisions() = default;
+  virtual ~Partitions() = default;
 
   // A lower bound of every pipeline, cheap; infinite where no division fits.
-  virtual double bound(Poll& poll) = 0;
+  virtual double bound(WorkBudget& poll) = 0;
 
   // A better one.
-  virtual double tight_bound(Poll& poll) = 0;
+  virtual double tight_bound(WorkBudget& poll) = 0;
 
   // The division behind the bound (to be asked after it).
-  virtual std::vector<int> promising(Poll& poll) = 0;
+  virtual std::vector<int> promising(WorkBudget& poll) = 0;
 
   // Leaves those divisions alone that may cost less than the limit, and raises `bound`. False: there are none.
-  virtual bool narrow(double limit, double& bound, Poll& poll) = 0;
+  virtual bool narrow(double limit, double& bound, WorkBudget& poll) = 0;
 
   // Fewest and most layers of a stage, after `first` layers in the stages before it.
   virtual std::pair<int, int> range(int stage, int first) const = 0;
@@ -35,7 +36,7 @@ class Divisions {
   virtual double rest(Weighting below, int stage, int first) const = 0;
 
   // Whether a stage with so many layers may cost less than the limit.
-  virtual bool may_take(int, int, double, Poll&) { return true; }
+  virtual bool may_take(int, int, double, WorkBudget&) { return true; }
 };
 
 struct Minimax {
@@ -44,12 +45,12 @@ struct Minimax {
   std::vector<int> division;
 };
 
-constexpr std::size_t kStepsOfCost = 16;  // of Poll, some 100 ns
+constexpr std::size_t kStepsOfCost = 16;  // of WorkBudget, some 100 ns
 
 // The division whose dearest stage, by `cost(stage, span)`, is cheapest, to a relative tolerance. A span within another
 // must not cost more: then each stage may take as many layers as it can bear, where the next one can bear another.
 template <class Cost>
-Minimax least_dearest(const PipelineTables& tables, Cost cost, double tolerance, Poll& poll) {
+Minimax least_dearest(const Problem& tables, Cost cost, double tolerance, WorkBudget& poll) {
   Minimax best;
   std::vector<int> division(tables.stages);
   // Whether some division has all stages below the limit; makes that the best. By all layers with which each stage may

@@ -1,4 +1,6 @@
-// The exact optimum of a stage by counts: of alike layers only how many take each choice matters, not which.
+// The exact optimum of a stage, as a multiple-choice knapsack over counts: of identical layers, only the number with
+// each strategy matters. Layouts are enumerated as sets, extended while the lower bound stays below the best plan;
+// counts by branch and bound on reduced costs.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "common.hpp"
-#include "frontier.hpp"
-#include "walks.hpp"
+#include "knapsack_relaxation.hpp"
+#include "limits.hpp"
+#include "resharding_path.hpp"
 
 namespace galvatron {
 
@@ -19,14 +21,14 @@ struct Count {
   int layers;
 };
 
-struct Mix {
+struct Assignment {
   double cost = kInfinity;
   std::vector<Count> counts;  // empty: nothing fits
   double bound = kInfinity;   // nothing costs less; below the cost where the search was given up
 };
 
 // What a stage leaves its layers.
-struct Room {
+struct MemoryBudget {
   double budget;   // MiB, what the stage needs besides its layers taken off
   double working;  // MiB of working memory that the stage needs anyway, within the budget
 };
@@ -34,9 +36,9 @@ struct Room {
 // Mixes of layers within a budget; those of one type are alike. Working memory is handled by levels: at each level only
 // choices that need no more are allowed, and the budget is less by so much. Groups are handled by sets that grow while
 // they can pay. What takes too many steps is given up, and leaves a gap between the best mix known and the bound.
-class Mixes {
+class CountKnapsack {
  public:
-  explicit Mixes(std::vector<Choice> choices) : choices_(std::move(choices)) {
+  explicit CountKnapsack(std::vector<Choice> choices) : choices_(std::move(choices)) {
     for (const Choice& choice : choices_) {
       levels_.push_back(choice.working);
       all_ |= bit(choice.group);
@@ -49,8 +51,8 @@ class Mixes {
   // Lets go of what is remembered.
   void forget() { frontiers_.clear(); }
 
-  // A lower bound of what the layers cost without their walk, cheap.
-  double bound(const Layers& layers, Room room, Poll& poll) {
+  // A lower bound of what the layers cost without resharding, cheap.
+  double bound(const Layers& layers, MemoryBudget room, WorkBudget& poll) {
     double least = kInfinity;
     for (const Band& band : bands(layers, room, poll)) {
       if (!(band.bound < least)) break;
@@ -60,7 +62,8 @@ class Mixes {
   }
 
   // The mix of least cost; `best` is one that is known.
-  Mix solve(const Layers& layers, Room room, Walks& walks, Poll& poll, Mix best = {}) {
+  Assignment solve(const Layers& layers, MemoryBudget room, ReshardingPath& walks, WorkBudget& poll,
+                   Assignment best = {}) {
     const std::vector<Band> bands = this->bands(layers, room, poll);
     // One group a type first: what that costs keeps most other sets from being looked at.
     for (const bool all : {false, true}) {
@@ -81,7 +84,8 @@ class Mixes {
   // All mixes that cost less than `limit`, given to `emit(counts, groups)`, until that returns false or the effort, in
   // counts tried, is used up. `steps`: for sets of groups; 0: as many as a search is allowed.
   template <class Emit>
-  void enumerate(const Layers& layers, Room room, Walks& walks, double limit, Emit emit, long& effort, Poll& poll,
+  void enumerate(const Layers& layers, MemoryBudget room, ReshardingPath& walks, double limit, Emit emit, long& effort,
+                 WorkBudget& poll,
                  std::size_t steps = 0) {
     const int types = layers.last_type - layers.first_type + 1;
     stop_ = poll.steps() + (steps ? steps : allowance(poll));
@@ -128,19 +132,19 @@ class Mixes {
     double later_memory = 0;  // least of all layers of later types
   };
 
-  static double net(Room room, double level) { return within(room.budget) - std::max(level, room.working); }
+  static double net(MemoryBudget room, double level) { return within(room.budget) - std::max(level, room.working); }
 
-  static std::size_t allowance(const Poll& poll) { return poll.steps() < kManySteps ? kMostSteps : kFewSteps; }
+  static std::size_t allowance(const WorkBudget& poll) { return poll.steps() < kManySteps ? kMostSteps : kFewSteps; }
 
-  void allow(const Poll& poll) { stop_ = std::min(poll.steps() + allowance(poll), last_); }
+  void allow(const WorkBudget& poll) { stop_ = std::min(poll.steps() + allowance(poll), last_); }
 
-  double bound_at(std::size_t lowest, std::size_t highest, const Layers& layers, Room room, Poll& poll) {
+  double bound_at(std::size_t lowest, std::size_t highest, const Layers& layers, MemoryBudget room, WorkBudget& poll) {
     poll.tick(kStepsOfLevel);
     return frontier(all_, levels_[highest], poll).bound(layers, net(room, levels_[lowest])).cost;
   }
 
   // The best bound first. Of levels that need no more than the stage does anyway, the highest has all choices.
-  std::vector<Band> bands(const Layers& layers, Room room, Poll& poll) {
+  std::vector<Band> bands(const Layers& layers, MemoryBudget room, WorkBudget& poll) {
     std::vector<Band> bands;
     std::size_t first = std::upper_bound(levels_.begin(), levels_.end(), room.working) - levels_.begin();
     for (first = std::max<std::size_t>(first, 1) - 1; first < levels_.size(); first += width_) {
@@ -152,7 +156,8 @@ class Mixes {
   }
 
   // Makes the best mix of a band's levels the best, if that costs less: of one group a type, or of all sets of groups.
-  void solve(const Band& band, bool all, const Layers& layers, Room room, Walks& walks, Poll& poll, Mix& best) {
+  void solve(const Band& band, bool all, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
+             WorkBudget& poll, Assignment& best) {
     const int types = layers.last_type - layers.first_type + 1;
     allow(poll);
     Candidates found = candidates(band, layers, room, walks, best.cost, all ? types + kMostChanges : types, poll);
@@ -181,7 +186,7 @@ class Mixes {
   }
 
   // The choices of some groups up to a level of working memory.
-  std::vector<Choice> chosen(GroupSet groups, double level, Poll& poll) const {
+  std::vector<Choice> chosen(GroupSet groups, double level, WorkBudget& poll) const {
     poll.tick(choices_.size());
     std::vector<Choice> chosen;
     for (const Choice& choice : choices_)
@@ -189,21 +194,22 @@ class Mixes {
     return chosen;
   }
 
-  const Frontier& frontier(GroupSet groups, double level, Poll& poll) {
+  const KnapsackRelaxation& frontier(GroupSet groups, double level, WorkBudget& poll) {
     const auto found = frontiers_.find({groups, level});
     if (found != frontiers_.end()) return found->second;
     const std::vector<Choice> choices = chosen(groups, level, poll);
     poll.tick(7 * choices.size());
-    return frontiers_.emplace(std::make_pair(groups, level), Frontier(choices)).first->second;
+    return frontiers_.emplace(std::make_pair(groups, level), KnapsackRelaxation(choices)).first->second;
   }
 
   // A band's levels and sets of so many groups at most that may cost less than the limit, the best bound first.
-  Candidates candidates(const Band& band, const Layers& layers, Room room, Walks& walks, double limit, int most,
-                        Poll& poll) {
+  Candidates candidates(const Band& band, const Layers& layers, MemoryBudget room, ReshardingPath& walks, double limit,
+                        int most,
+                        WorkBudget& poll) {
     Candidates found;
     for (std::size_t i = band.first; i < band.end; ++i) {
       const double budget = net(room, levels_[i]);
-      const Frontier::Bound unlimited = frontier(all_, levels_[i], poll).bound(layers, budget);
+      const KnapsackRelaxation::Bound unlimited = frontier(all_, levels_[i], poll).bound(layers, budget);
       reduce(levels_[i], unlimited.price, walks.groups(), poll);
       grow(0, 0, most, levels_[i], layers, budget, unlimited.cost, walks, limit, found, poll);
     }
@@ -213,7 +219,7 @@ class Mixes {
   }
 
   // What the first layer of each group costs at least beyond the bound, where memory has a price.
-  void reduce(double level, double price, int groups, Poll& poll) {
+  void reduce(double level, double price, int groups, WorkBudget& poll) {
     const std::vector<Choice> choices = chosen(all_, level, poll);
     const std::array<double, kMostTypes> cheapest = cheapest_of(choices, price);
     reduced_.assign(groups, kInfinity);
@@ -223,9 +229,9 @@ class Mixes {
     }
   }
 
-  // Adds groups to a set. `least` is the bound of all mixes that have a layer of each group in it, the walk left out.
+  // Adds groups to a set. `least` is the bound of all mixes that have a layer of each group in it, resharding left out.
   void grow(GroupSet groups, int first, int most, double level, const Layers& layers, double budget, double least,
-            Walks& walks, double limit, Candidates& found, Poll& poll) {
+            ReshardingPath& walks, double limit, Candidates& found, WorkBudget& poll) {
     if (most == 0) {
       found.complete &= first >= walks.groups();
       return;
@@ -261,12 +267,13 @@ class Mixes {
 
   // Sets the scratch up for a search over counts: choices by type and falling reduced cost, those that cannot win left
   // out.
-  void descend(const Candidate& candidate, const Layers& layers, Room room, Walks& walks, double limit, Poll& poll) {
+  void descend(const Candidate& candidate, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
+               double limit, WorkBudget& poll) {
     const std::vector<Choice> choices = chosen(candidate.groups, candidate.level, poll);
     layers_ = layers;
     budget_ = net(room, candidate.level);
     walk_ = walks.cost(candidate.groups, poll);
-    const Frontier::Bound bound = frontier(candidate.groups, candidate.level, poll).bound(layers, budget_);
+    const KnapsackRelaxation::Bound bound = frontier(candidate.groups, candidate.level, poll).bound(layers, budget_);
     floor_ = bound.cost + walk_;
     const std::array<double, kMostTypes> cheapest = cheapest_of(choices, bound.price);
     order_.clear();
@@ -293,7 +300,7 @@ class Mixes {
   }
 
   // Depth first over counts, the dearest first, cut where the bound plus reduced costs cannot win.
-  void visit(std::size_t i, int left, double memory, double cost, double reduced, Mix& best, Poll& poll) {
+  void visit(std::size_t i, int left, double memory, double cost, double reduced, Assignment& best, WorkBudget& poll) {
     poll.tick();
     if (poll.steps() >= stop_) return;
     const auto& [price, choice, last, least_memory, later] = order_[i];
@@ -314,7 +321,7 @@ class Mixes {
   }
 
   // The best split of the last layers between two choices, in closed form.
-  void take_pair(int i, int j, int left, double memory, double cost, Mix& best) {
+  void take_pair(int i, int j, int left, double memory, double cost, Assignment& best) {
     if (order_[i].choice.cost > order_[j].choice.cost) std::swap(i, j);
     const Choice &fast = order_[i].choice, &slow = order_[j].choice;
     int n = left;
@@ -335,7 +342,7 @@ class Mixes {
 
   template <class Emit>
   bool visit_all(std::size_t i, int left, double memory, double reduced, const Candidate& candidate, double limit,
-                 Emit& emit, long& effort, Poll& poll) {
+                 Emit& emit, long& effort, WorkBudget& poll) {
     poll.tick();
     if (--effort <= 0) return false;
     const auto& [price, choice, last, least_memory, later] = order_[i];
@@ -373,7 +380,7 @@ class Mixes {
   std::vector<double> levels_;
   std::size_t width_ = 1;  // levels of a band
   GroupSet all_ = 0;
-  Map<std::pair<GroupSet, double>, Frontier> frontiers_;  // known ones, by groups and level
+  Map<std::pair<GroupSet, double>, KnapsackRelaxation> frontiers_;  // known ones, by groups and level
 
   // Scratch of one search over counts.
   Layers layers_;

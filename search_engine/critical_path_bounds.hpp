@@ -1,11 +1,11 @@
-// Lower bounds of a step's time: paths through the schedule that lean on one stage.
+// Linear lower bounds of a step's time: a fixed family of paths through the schedule, each around one stage.
 //
-// Each path goes down the pipeline to a stage and stays there. In between it may go down to the last stage and back
-// once or twice: while the stage waits for its first gradient, or for its last one. Then it ends with the stage's own
-// sync, or it comes back up and ends with the first stage's. One more path leans on the first stage, which may have few
-// micro-batches in flight: it goes down and back again and again. How many passes of the stage are on each path, the
-// lists of passes tell (passes.hpp), whatever the schedule. Every path's length is a weighted sum of the stages' times,
-// so a bound of it is a sum of bounds of the stages.
+// A path goes down the pipeline to a stage and stays there. In between it may go down to the last stage and back once
+// or twice: while the stage waits for its first gradient, or for its last one. Then it ends with the stage's own sync,
+// or it comes back up and ends with the first stage's. One more path stays at the first stage, which may have few
+// micro-batches in flight, and goes down and back again and again. The lists of passes say how many passes of the stage
+// each path has (schedule.hpp), whatever the schedule. A path's length is a weighted sum of the stages' times, so the
+// sum of bounds of the stages bounds it.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "common.hpp"
-#include "tables.hpp"
+#include "limits.hpp"
+#include "problem.hpp"
 
 namespace galvatron {
 
@@ -63,20 +63,20 @@ enum Ending : int { kFirst, kHere };
 constexpr std::array<Ending, 2> kEndings{kFirst, kHere};
 
 // A path that leans on a stage: how it weighs that stage, those below it (towards the last), and where it ends.
-struct Cut {
+struct PathBound {
   Weighting own, below;
   Ending ending;
 };
 
 constexpr std::array<Weighting, 4> kBelow{kNowhere, kOnce, kTwice, kRounds};
 
-class Cuts {
+class PathBounds {
  public:
-  explicit Cuts(const PipelineTables& tables) : of_(tables.stages), weights_(tables.stages) {
+  explicit PathBounds(const Problem& tables) : of_(tables.stages), weights_(tables.stages) {
     for (const Part& part : tables.strategies) layer_sync_ = std::max(layer_sync_, part.time.sync);
     for (const Vocab& vocab : tables.vocabs)
       vocab_sync_ = std::max({vocab_sync_, vocab.first.time.sync, vocab.last.time.sync});
-    const PassLists& passes = tables.passes;
+    const Schedule& passes = tables.passes;
     const int last = tables.micro_batches - 1;
     const std::vector<int> in_turn = passes.in_turn(0);
     rounds_ = static_cast<double>(in_turn.size());
@@ -108,7 +108,7 @@ class Cuts {
     }
   }
 
-  const std::vector<Cut>& of(int stage) const { return of_[stage]; }
+  const std::vector<PathBound>& of(int stage) const { return of_[stage]; }
   const Weights& weights(int stage, Weighting weighting) const { return weights_[stage][weighting]; }
 
   // No stage's sync takes longer.
@@ -146,7 +146,7 @@ class Cuts {
       for (const Weighting below : kBelow)
         if (longest[below] >= 0) longest[below] += time(stage, below);
       const bool returns = head[kFirst] - head[kHere] >= most_sync(stage, layers(stage));  // all the longest paths do
-      for (const Cut& cut : of_[stage])
+      for (const PathBound& cut : of_[stage])
         if (cut.ending == kFirst || !returns)
           longest[cut.below] = std::max(longest[cut.below], head[cut.ending] + time(stage, cut.own));
       if (stage + 1 == stages) break;
@@ -197,7 +197,7 @@ class Cuts {
 
   double layer_sync_ = 0, vocab_sync_ = 0;  // longest
   double rounds_ = 1;  // that micro-batches make through the whole pipeline, one after the other
-  std::vector<std::vector<Cut>> of_;
+  std::vector<std::vector<PathBound>> of_;
   std::vector<std::array<Weights, kWeightings>> weights_;
 };
 

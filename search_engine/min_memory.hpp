@@ -1,24 +1,25 @@
-// The least memory that stages can do with, whatever time that takes.
+// The least memory in which a pipeline fits, whatever its time.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <vector>
 
-#include "common.hpp"
-#include "stages.hpp"
-#include "tables.hpp"
+#include "limits.hpp"
+#include "problem.hpp"
+#include "stage_solver.hpp"
 
 namespace galvatron {
 
-class Needs {
+class MinMemory {
  public:
   struct Need {
     double mib = kInfinity;
     std::array<int, kMostTypes> strategy{};  // of all layers of each type
   };
 
-  Needs(const PipelineTables& tables, const ChoiceCache& cache, Poll& poll) : tables_(tables), levels_(tables.stages) {
+  MinMemory(const Problem& tables, const ChoiceCache& cache,
+            WorkBudget& poll) : tables_(tables), levels_(tables.stages) {
     for (const int k : cache.useful()) workings_.push_back(tables.strategies[k].working);
     std::sort(workings_.begin(), workings_.end());
     workings_.erase(std::unique(workings_.begin(), workings_.end()), workings_.end());
@@ -64,7 +65,7 @@ class Needs {
     std::array<int, kMostTypes> strategy{};
   };
 
-  const PipelineTables& tables_;
+  const Problem& tables_;
   std::vector<double> workings_;            // rising
   std::vector<Vector<Level>> levels_;       // of each stage, by working memory
 };

@@ -1,10 +1,9 @@
-// A game between plans and paths whose stages' points are listed: those that may be part of a plan faster than the best
-// one known. Branch and bound over them.
+// Column enumeration: branch and bound over all points of stages whose reduced cost is below the gap.
 //
-// A node keeps some points of each stage. Against a path, or a mixture of paths, its plans cost at least what the
-// stages' cheapest points add up to; a point with which even that is no less than the best plan's time is struck off.
-// The game over the points that are left is played as that over divisions is (mixture.hpp). Then that stage is split of
-// whose time or layers the mixture of plans is least sure.
+// A node keeps some points of each stage. Against a path, or a mean of paths, its plans cost at least the sum of the
+// stages' cheapest points; a point whose sum is not below the best plan's time is removed. The saddle point over the
+// points that are left is found as in column generation (restricted_master.hpp). Then the stage is split whose time or
+// layers differ most among the plans of the saddle point.
 #pragma once
 
 #include <algorithm>
@@ -13,20 +12,20 @@
 #include <utility>
 #include <vector>
 
-#include "chunks.hpp"
-#include "common.hpp"
-#include "graph.hpp"
-#include "mixture.hpp"
-#include "offers.hpp"
+#include "critical_path.hpp"
+#include "interleaved_stage.hpp"
+#include "limits.hpp"
+#include "pricing.hpp"
+#include "restricted_master.hpp"
 
 namespace galvatron {
 
-class ListedGame {
+class ColumnEnumeration {
  public:
-  ListedGame(int layers, double link, PassGraph& graph, std::vector<Points> points,
+  ColumnEnumeration(int layers, double link, StepGraph& graph, std::vector<Points> points,
              const std::vector<PathWeights>& paths)
-      : layers_(layers), link_(link), graph_(graph), points_(std::move(points)), known_(link) {
-    for (const PathWeights& path : paths) known_.learn(path);
+      : layers_(layers), link_(link), graph_(graph), points_(std::move(points)), master_(link) {
+    for (const PathWeights& path : paths) master_.learn(path);
     for (const Points& some : points_) {
       numbers_.emplace_back();
       for (const auto& point : some) numbers_.back().push_back(numbers_of(*point));
@@ -36,12 +35,12 @@ class ListedGame {
   // What no plan of the points costs less than, unless it costs `best` or more: `best` where there is none. `take(plan,
   // time)` is told of each plan that is faster than `best` and those before it; `weights` are what to begin with.
   template <class Take>
-  double solve(const PathWeights& weights, double best, std::size_t stop, Take take, Poll& poll) {
+  double solve(const PathWeights& weights, double best, std::size_t stop, Take take, WorkBudget& poll) {
     best_ = best, stop_ = stop;
     Vector<Node> open;  // a heap, the least bound first
     auto is_later = [](const Node& a, const Node& b) { return a.bound > b.bound; };
     auto enter = [&](Node node, int rounds) {
-      play(node, rounds, take, poll);
+      tighten(node, rounds, take, poll);
       if (!is_less(node.bound, best_)) return;
       open.push_back(std::move(node));
       std::push_heap(open.begin(), open.end(), is_later);
@@ -73,7 +72,7 @@ class ListedGame {
   }
 
  private:
-  static constexpr int kFirstRounds = 60, kRounds = 20;  // of the game: at the root, at a further node
+  static constexpr int kFirstRounds = 60, kRounds = 20;  // of column generation: at the root, at a further node
   static constexpr double kSettled = 1e-6;               // share of the time that rounds need not raise a bound by
 
   // By which number of a stage's points a node is split.
@@ -94,7 +93,7 @@ class ListedGame {
   };
 
   // Layers, the times of each chunk, sync, and the time of all chunks together.
-  static std::vector<double> numbers_of(const ChunkedPoint& point) {
+  static std::vector<double> numbers_of(const InterleavedPoint& point) {
     std::vector<double> numbers{static_cast<double>(point.layers())};
     double sum = 0;
     for (std::size_t c = 0; c < point.forward.size(); ++c) {
@@ -121,9 +120,9 @@ class ListedGame {
 
   // The plan of a node's points that costs least on paths. Raises the bound to that, and strikes off what can't be part
   // of a faster plan than the best one.
-  Answered answer(Node& node, const PathWeights& weights, Poll& poll) const {
+  Answered answer(Node& node, const PathWeights& weights, WorkBudget& poll) const {
     const std::size_t stages = points_.size();
-    std::vector<Offer> offers(stages);  // `cheapest`: points
+    std::vector<StageCosts> stage_costs(stages);  // `cheapest`: points
     std::vector<std::vector<double>> costs(stages);
     for (std::size_t s = 0; s < stages; ++s) {
       const Vector<int>& kept = node.kept[s];
@@ -131,21 +130,21 @@ class ListedGame {
       const std::vector<double> counts = counts_of(weights, s);
       const auto [fewest, most] = std::minmax_element(
           kept.begin(), kept.end(), [&](int a, int b) { return layers_of(s, a) < layers_of(s, b); });
-      Offer& offer = offers[s];
-      offer.fewest = layers_of(s, *fewest);
-      offer.costs.assign(layers_of(s, *most) - offer.fewest + 1, kInfinity);
-      offer.cheapest.assign(offer.costs.size(), -1);
+      StageCosts& stage_cost = stage_costs[s];
+      stage_cost.fewest = layers_of(s, *fewest);
+      stage_cost.costs.assign(layers_of(s, *most) - stage_cost.fewest + 1, kInfinity);
+      stage_cost.cheapest.assign(stage_cost.costs.size(), -1);
       poll.tick(kept.size() * counts.size() / 4);
       for (const int i : kept) {
         const std::vector<double>& numbers = numbers_[s][i];
         double cost = 0;  // of the times alone
         for (std::size_t number = 1; number + 1 < counts.size(); ++number) cost += counts[number] * numbers[number];
         costs[s].push_back(cost);
-        const int more = layers_of(s, i) - offer.fewest;
-        if (cost < offer.costs[more]) offer.costs[more] = cost, offer.cheapest[more] = i;
+        const int more = layers_of(s, i) - stage_cost.fewest;
+        if (cost < stage_cost.costs[more]) stage_cost.costs[more] = cost, stage_cost.cheapest[more] = i;
       }
     }
-    const Shares shares(offers, layers_, poll);
+    const AllocationDp shares(stage_costs, layers_, poll);
     const double links = weights.links * link_;
     Answered answered{shares.least() + links, {}};
     node.bound = std::max(node.bound, answered.sum);
@@ -153,11 +152,11 @@ class ListedGame {
     const std::vector<int> layers = shares.layers_of_stages();
     const std::vector<std::vector<double>> others = shares.of_others(poll);
     for (std::size_t s = 0; s < stages; ++s) {
-      answered.plan.push_back(offers[s].cheapest[layers[s] - offers[s].fewest]);
+      answered.plan.push_back(stage_costs[s].cheapest[layers[s] - stage_costs[s].fewest]);
       Vector<int> left;
       for (std::size_t k = 0; k < costs[s].size(); ++k) {
         const int i = node.kept[s][k];
-        if (is_less(costs[s][k] + others[s][layers_of(s, i) - offers[s].fewest] + links, best_)) left.push_back(i);
+        if (is_less(costs[s][k] + others[s][layers_of(s, i) - stage_costs[s].fewest] + links, best_)) left.push_back(i);
       }
       node.kept[s] = std::move(left);
     }
@@ -166,14 +165,14 @@ class ListedGame {
 
   // Raises a node's bound, strikes points off, and finds where to split it.
   template <class Take>
-  void play(Node& node, int rounds, Take take, Poll& poll) {
-    for (const PathWeights& path : known_.paths()) {
+  void tighten(Node& node, int rounds, Take take, WorkBudget& poll) {
+    for (const PathWeights& path : master_.paths()) {
       answer(node, path, poll);
       if (!is_less(node.bound, best_)) return;
     }
     PathWeights weights = node.weights, path = weights;
     ChunkTimes times(weights.forward.size(), weights.sync.size());
-    Mixture mixture{path, times, {}};
+    MasterSolution solution{path, times, {}};
     double least = 0;
     for (int round = 0; round < rounds; ++round) {
       const Answered now = answer(node, weights, poll);
@@ -181,26 +180,27 @@ class ListedGame {
       if (now.sum > least) least = now.sum, node.weights = weights;
       for (std::size_t s = 0; s < now.plan.size(); ++s) points_[s][now.plan[s]]->put(times, s);
       const double time = graph_.longest(times, link_, path, poll);
-      known_.learn(path);
-      const std::vector<Answer>& answers = known_.answers();
-      if (std::none_of(answers.begin(), answers.end(), [&](const Answer& answer) { return answer.plan == now.plan; }))
-        known_.learn(now.plan, times);
+      master_.learn(path);
+      const std::vector<KnownPlan>& answers = master_.answers();
+      if (std::none_of(answers.begin(), answers.end(),
+                       [&](const KnownPlan& answer) { return answer.plan == now.plan; }))
+        master_.learn(now.plan, times);
       if (is_less(time, best_)) {
         Points plan;
         for (std::size_t s = 0; s < now.plan.size(); ++s) plan.push_back(points_[s][now.plan[s]]);
         take(plan, best_ = time);
       }
-      mixture = known_.mixture([&](const std::vector<int>& plan) { return has(node, plan); }, poll);
-      if (mixture.plans.empty()) break;
-      const double open = graph_.longest(mixture.times, link_, path, poll);
-      known_.learn(path);
+      solution = master_.solve([&](const std::vector<int>& plan) { return has(node, plan); }, poll);
+      if (solution.plans.empty()) break;
+      const double open = graph_.longest(solution.times, link_, path, poll);
+      master_.learn(path);
       if (open - least <= kSettled * least || poll.steps() >= stop_) break;
-      weights = round % 2 == 0 ? halfway(node.weights, mixture.weights) : mixture.weights;
+      weights = round % 2 == 0 ? halfway(node.weights, solution.weights) : solution.weights;
     }
     if (std::all_of(node.kept.begin(), node.kept.end(), [](const auto& kept) { return kept.size() == 1; }))
       node.bound = kInfinity;  // its one plan is known
     else
-      node.split = split_of(node, mixture);
+      node.split = split_of(node, solution);
   }
 
   bool has(const Node& node, const std::vector<int>& plan) const {
@@ -209,18 +209,18 @@ class ListedGame {
     return true;
   }
 
-  // By the number in which the plans of a mixture differ most, in ms of their paths; a layer counts what it takes on
-  // average. Where they don't differ: in the middle of any stage's points.
-  Split split_of(const Node& node, const Mixture& mixture) const {
+  // By the number in which the plans of the saddle point differ most, in ms of their paths; a layer counts its mean
+  // time. If they don't differ: in the middle of any stage's points.
+  Split split_of(const Node& node, const MasterSolution& solution) const {
     Split best;
     double widest = 0;
-    for (std::size_t s = 0; s < points_.size() && !mixture.plans.empty(); ++s) {
-      std::vector<double> counts = counts_of(mixture.weights, s);
+    for (std::size_t s = 0; s < points_.size() && !solution.plans.empty(); ++s) {
+      std::vector<double> counts = counts_of(solution.weights, s);
       counts[0] = best_ / layers_;
       for (std::size_t number = 0; number < counts.size(); ++number) {
         double middle = 0, spread = 0;
-        for (const auto& [share, answer] : mixture.plans) middle += share * numbers_[s][answer->plan[s]][number];
-        for (const auto& [share, answer] : mixture.plans)
+        for (const auto& [share, answer] : solution.plans) middle += share * numbers_[s][answer->plan[s]][number];
+        for (const auto& [share, answer] : solution.plans)
           spread += share * std::abs(numbers_[s][answer->plan[s]][number] - middle);
         if (counts[number] * spread > widest && divides(node, s, number, middle))
           widest = counts[number] * spread, best = {static_cast<int>(s), static_cast<int>(number), middle};
@@ -243,10 +243,10 @@ class ListedGame {
 
   int layers_;
   double link_;
-  PassGraph& graph_;
+  StepGraph& graph_;
   std::vector<Points> points_;                             // of each stage
   std::vector<std::vector<std::vector<double>>> numbers_;  // of each of them
-  Known known_;
+  RestrictedMaster master_;
   double best_ = kInfinity;
   std::size_t stop_ = 0;  // steps after which it is given up
 };

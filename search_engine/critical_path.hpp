@@ -1,4 +1,7 @@
-// Every pass of a step, each with what it waits for: the time of a step, and the longest path that makes it so long.
+// The directed acyclic graph of a step's passes: the time of a step, and its critical path.
+//
+// A pass starts when its stage has finished the pass before it and its input has arrived. This is the only simulation
+// of a step: predictions use it, too (`step_ms`).
 #pragma once
 
 #include <algorithm>
@@ -6,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "common.hpp"
-#include "passes.hpp"
+#include "limits.hpp"
+#include "schedule.hpp"
 
 namespace galvatron {
 
@@ -61,9 +64,9 @@ inline PathWeights halfway(const PathWeights& a, const PathWeights& b) {
   return mean;
 }
 
-class PassGraph {
+class StepGraph {
  public:
-  explicit PassGraph(const PassLists& lists)
+  explicit StepGraph(const Schedule& lists)
       : lists_(lists), stages_(lists.stages()), chunks_(stages_ * lists.chunks()) {}
   // The work of simulating a step, in the unit of efforts.
   long work() const { return 1 + static_cast<long>(lists_.micro_batches()) * chunks_ / kNodesOfUnit; }
@@ -71,7 +74,7 @@ class PassGraph {
   // Time of a step. `chunks`: of all stages, first the first one of each, then the second of each, and so on. `send`:
   // from each to the next, and of the gradient back, at least one entry for each but the last. Throws where stages wait
   // for each other in a circle.
-  double time(const std::vector<StageTime>& chunks, const std::vector<double>& send, Poll& poll) {
+  double time(const std::vector<StageTime>& chunks, const std::vector<double>& send, WorkBudget& poll) {
     if (chunks_ == 1) return lists_.micro_batches() * (chunks[0].forward + chunks[0].backward) + chunks[0].sync;
     durations_.clear();
     for (const StageTime& chunk : chunks) durations_.push_back(chunk.forward), durations_.push_back(chunk.backward);
@@ -87,7 +90,7 @@ class PassGraph {
   }
 
   // Time of a step, and the path that takes it; each message takes as long.
-  double longest(const ChunkTimes& times, double link, PathWeights& path, Poll& poll) {
+  double longest(const ChunkTimes& times, double link, PathWeights& path, WorkBudget& poll) {
     durations_.clear();
     for (int at = 0; at < chunks_; ++at)
       durations_.push_back(times.forward[at]), durations_.push_back(times.backward[at]);
@@ -111,7 +114,7 @@ class PassGraph {
 
  private:
   static constexpr long kNodesOfUnit = 4;  // pairs of passes
-  static constexpr std::size_t kMostPasses = 20'000'000;  // some 500 MB
+  static constexpr std::size_t kMostPasses = 5'000'000;  // of a step: some 150 MiB
 
   // Number 0 is the start of the step.
   struct Node {
@@ -119,7 +122,7 @@ class PassGraph {
     int link, duration;  // their numbers in `links_` and `durations_`
   };
 
-  void run(Poll& poll) {
+  void run(WorkBudget& poll) {
     if (nodes_.empty()) build();
     poll.tick(nodes_.size());
     links_.resize(chunks_), links_.push_back(0);  // the last two: no message
@@ -137,7 +140,7 @@ class PassGraph {
     for (int stage = 0; stage < stages_; ++stage) {
       for (const Run& run : lists_.of(stage)) {
         all += run.times * run.passes.size();
-        if (all > kMostPasses) throw TooHard("a step has too many passes to be simulated");
+        if (all > kMostPasses) throw TooHard("a step of more than 5000000 passes is not simulated");
         for (int time = 0; time < run.times; ++time)
           passes[stage].insert(passes[stage].end(), run.passes.begin(), run.passes.end());
       }
@@ -171,7 +174,7 @@ class PassGraph {
     ends_.resize(all);
   }
 
-  const PassLists& lists_;
+  const Schedule& lists_;
   int stages_, chunks_;
   std::vector<int> last_;    // node of each stage
   std::vector<Node> nodes_;  // each after those that it waits for

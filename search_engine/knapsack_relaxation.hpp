@@ -1,11 +1,12 @@
-// What a stage may choose from, and the Lagrangian bound of its layers: the lower convex hulls of the choices.
+// The relaxation of a multiple-choice knapsack: lower convex hulls of the strategies, with a Lagrange multiplier for
+// memory.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <vector>
 
-#include "common.hpp"
+#include "limits.hpp"
 
 namespace galvatron {
 
@@ -49,14 +50,14 @@ inline std::vector<Choice> undominated(std::vector<Choice> choices) {
 
 // Least cost of layers that may mix the choices of their type in any fraction, by budget: a lower bound of every true
 // mix. All layers start at the choice of least memory; then memory is spent where it saves most.
-class Frontier {
+class KnapsackRelaxation {
  public:
   struct Bound {
     double cost = kInfinity;  // of all layers
     double price = 0;         // cost that one more MiB saves
   };
 
-  explicit Frontier(const std::vector<Choice>& choices) {
+  explicit KnapsackRelaxation(const std::vector<Choice>& choices) {
     std::array<std::vector<Corner>, kMostTypes> corners;
     for (const Choice& choice : choices) corners[choice.type].push_back({choice.memory, choice.cost});
     for (int type = 0; type < kMostTypes; ++type) add(type, std::move(corners[type]));

@@ -1,0 +1,241 @@
+// Pricing over a node: the plan of least weighted sum, under each vocabulary strategy that is left. Only the first and
+// the last stage depend on the vocabulary strategy.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "critical_path.hpp"
+#include "interleaved_stage.hpp"
+#include "limits.hpp"
+#include "node.hpp"
+#include "pricing.hpp"
+#include "problem.hpp"
+
+namespace galvatron {
+
+// The plans under one strategy of the vocabulary.
+struct VocabCase {
+  int vocab;
+  std::unique_ptr<InterleavedStages> stages;
+  std::unique_ptr<Pricing> pricing;
+  std::vector<int> division;  // whose stages work about alike
+};
+
+// A plan that costs least on weighted paths.
+struct Column {
+  double sum = kInfinity;
+  int vocab_case = -1;
+  std::vector<int> division;
+  std::vector<Points> options;  // of each stage: the point that costs so much, where it was asked for
+};
+
+class NodePricing {
+ public:
+  // Removes the vocabulary strategies from the node under which nothing costs less than the limit, as `least` does.
+  NodePricing(const Problem& tables, const ChoiceCache& cache, std::vector<VocabCase>& vocab_cases, Node& node,
+               double limit, WorkBudget& poll)
+      : tables_(tables), cache_(cache), places_(tables), vocab_cases_(vocab_cases), node_(node), inner_(tables.stages) {
+    for (const int vocab_case : node.vocab_cases)
+      outer_.push_back({vocab_case, std::vector<FeasibleSizes>(tables.stages), std::vector<StageCosts>(tables.stages),
+                       {}});
+    double ends = 0;
+    for (int s = 0; s < tables.stages; ++s) {
+      StageTime beside{kInfinity, kInfinity, 0};
+      auto add = [&](int vocab_case, FeasibleSizes& own) {
+        own = feasible(vocab_case, s, ends, limit, poll);
+        const StageTime time = vocab_cases_[vocab_case].stages->beside(s, 0);
+        beside.forward = std::min(beside.forward, time.forward);
+        beside.backward = std::min(beside.backward, time.backward);
+      };
+      if (is_inner(s))
+        add(0, inner_[s]);
+      else
+        for (Outer& outer : outer_) add(outer.vocab_case, outer.feasible_of[s]);
+      ends += beside.forward + beside.backward + node.fewest[s] * cache.cheapest(0, {1, 1, 0}) + 2 * link();
+    }
+    keep([&](const Outer& outer) {
+      const double longest = this->longest(outer);
+      longest_ = std::min(longest_, longest);
+      return is_less(longest, limit);
+    });
+  }
+
+  // The least time that the longest stage takes.
+  double longest() const { return longest_; }
+
+  // Costs of each stage under a vocabulary strategy.
+  std::vector<StageCosts> of(int vocab_case, const PathWeights& weights, WorkBudget& poll) {
+    Outer& outer = *std::find_if(outer_.begin(), outer_.end(),
+                                 [&](const Outer& one) { return one.vocab_case == vocab_case; });
+    std::vector<StageCosts> stage_costs;
+    for (int s = 0; s < tables_.stages; ++s)
+      stage_costs.push_back(stage_cost(is_inner(s) ? 0 : vocab_case, s, weights,
+                                       is_inner(s) ? inner_[s] : outer.feasible_of[s], poll));
+    return stage_costs;
+  }
+
+  // The least weighted sum, and a plan that has it. `exactly`: the optimum is asked of all stages that might have it.
+  Column least(const PathWeights& weights, bool exactly, double limit, WorkBudget& poll) {
+    std::vector<StageCosts> stage_costs;  // of inner stages, then of the others together
+    for (int s = 1; s + 1 < tables_.stages; ++s) stage_costs.push_back(stage_cost(0, s, weights, inner_[s], poll));
+    for (Outer& outer : outer_) {
+      for (int s = 0; s < tables_.stages; s += std::max(tables_.stages - 1, 1))
+        outer.stage_costs[s] = stage_cost(outer.vocab_case, s, weights, outer.feasible_of[s], poll);
+      join(outer, poll);
+    }
+    stage_costs.emplace_back();
+    const double links = weights.links * link();
+    std::map<std::tuple<int, int, int>, Work> known;  // by vocabulary strategy (0: any), stage and layers
+    for (bool raised = true; raised;) {
+      stage_costs.back() = together();
+      const int fewest = stage_costs.back().fewest;
+      const AllocationDp shares(stage_costs, tables_.layers, poll);
+      keep([&](const Outer& outer) {
+        double sum = kInfinity;
+        for (int more = 0; more < static_cast<int>(outer.joint.size()); ++more)
+          sum = std::min(sum, outer.joint[more] + shares.before_last(fewest + more));
+        return is_less(sum + links, limit);
+      });
+      if (outer_.empty()) return {};
+      std::vector<int> layers = shares.layers_of_stages();
+      Outer& outer = cheapest(layers.back() - fewest);
+      layers = whole(layers, outer);
+      Column column{shares.least() + links, outer.vocab_case, node_.fewest, std::vector<Points>(tables_.stages)};
+      raised = false;
+      for (int s = 0; s < tables_.stages; ++s) {
+        const FeasibleSizes& feasible = is_inner(s) ? inner_[s] : outer.feasible_of[s];
+        StageCosts& own = is_inner(s) ? stage_costs[s - 1] : outer.stage_costs[s];
+        int more = layers[s] - feasible.fewest + feasible.skipped;
+        for (const int at : own.cheapest)
+          for (; more > 0 && column.division[at] < node_.most[at]; --more) ++column.division[at];
+        if (!exactly) continue;
+        const auto [found, is_new] = known.try_emplace({is_inner(s) ? 0 : outer.vocab_case, s, layers[s]});
+        Work& best = found->second;
+        if (is_new) {
+          const std::vector<int> chunks = places_.own(column.division, s);
+          best = vocab_cases_[outer.vocab_case].stages->weighted(s, chunks, places_.weights(weights, s), poll);
+          double& cost = own.costs[layers[s] - own.fewest];
+          raised = raised || is_less(cost, best.least);
+          cost = std::max(cost, best.least);
+        }
+        if (best.point) column.options[s] = {best.point};
+      }
+      if (!raised) return column;
+      join(outer, poll);
+    }
+    return {};
+  }
+
+ private:
+  // The stages that depend on the vocabulary strategy, under one of them. By stage; empty for the others.
+  struct Outer {
+    int vocab_case;
+    std::vector<FeasibleSizes> feasible_of;
+    std::vector<StageCosts> stage_costs;
+    std::vector<double> joint;  // least costs of these stages together, for their fewest layers, one more, and so on
+  };
+
+  bool is_inner(int stage) const { return stage > 0 && stage < tables_.stages - 1; }
+  double link() const { return tables_.send.inside[0]; }
+
+  // Keeps the vocabulary strategies that may still win.
+  template <class May>
+  void keep(May may) {
+    outer_.erase(std::remove_if(outer_.begin(), outer_.end(), [&](const Outer& outer) { return !may(outer); }),
+                 outer_.end());
+    node_.vocab_cases.clear();
+    for (const Outer& outer : outer_) node_.vocab_cases.push_back(outer.vocab_case);
+  }
+
+  FeasibleSizes feasible(int vocab_case, int stage, double ends, double limit, WorkBudget& poll) {
+    const std::vector<int> fewest = places_.own(node_.fewest, stage), most = places_.own(node_.most, stage);
+    const int few = std::accumulate(fewest.begin(), fewest.end(), 0);
+    FeasibleSizes feasible;
+    feasible.fewest = std::max(few, node_.fewest_of[stage]);
+    feasible.skipped = feasible.fewest - few;
+    feasible.ends = ends;
+    const int others = (tables_.stages - 1) * places_.chunks;
+    const int wide =
+        std::min({std::accumulate(most.begin(), most.end(), 0), node_.most_of[stage], tables_.layers - others});
+    for (int n = feasible.fewest; n <= wide; ++n) {
+      const double work = vocab_cases_[vocab_case].stages->work(stage, fewest, n - few, false, poll).least;
+      if (!is_less(work + ends, limit)) break;
+      feasible.work.push_back(work);
+    }
+    return feasible;
+  }
+
+  double longest(const Outer& outer) const {
+    return galvatron::longest(tables_.stages, tables_.layers,
+                              [&](int s) -> const FeasibleSizes& {
+                                return is_inner(s) ? inner_[s] : outer.feasible_of[s];
+                              });
+  }
+
+  StageCosts stage_cost(int vocab_case, int stage, const PathWeights& weights, FeasibleSizes& feasible,
+                        WorkBudget& poll) {
+    return vocab_cases_[vocab_case].pricing->of(stage, node_.fewest, node_.most, node_.latest, weights, feasible, poll);
+  }
+
+  void join(Outer& outer, WorkBudget& poll) const {
+    const StageCosts &first = outer.stage_costs.front(), &last = outer.stage_costs.back();
+    outer.joint = first.costs;
+    if (tables_.stages == 1) return;
+    poll.tick(first.costs.size() * last.costs.size() / 4);
+    outer.joint.assign(first.costs.size() + last.costs.size() - 1, kInfinity);
+    for (std::size_t a = 0; a < first.costs.size(); ++a)
+      for (std::size_t b = 0; b < last.costs.size(); ++b)
+        outer.joint[a + b] = std::min(outer.joint[a + b], first.costs[a] + last.costs[b]);
+  }
+
+  // Costs of these stages under the vocabulary strategy with which they cost least.
+  StageCosts together() const {
+    StageCosts least;
+    for (const Outer& outer : outer_) {
+      least.fewest = outer.stage_costs.front().fewest + (tables_.stages > 1 ? outer.stage_costs.back().fewest : 0);
+      if (outer.joint.size() > least.costs.size()) least.costs.resize(outer.joint.size(), kInfinity);
+      for (std::size_t more = 0; more < outer.joint.size(); ++more)
+        least.costs[more] = std::min(least.costs[more], outer.joint[more]);
+    }
+    return least;
+  }
+
+  // The vocabulary strategy with which so many layers more cost these stages least.
+  Outer& cheapest(int more) {
+    auto cost = [&](const Outer& outer) {
+      return more < static_cast<int>(outer.joint.size()) ? outer.joint[more] : kInfinity;
+    };
+    return *std::min_element(outer_.begin(), outer_.end(),
+                             [&](const Outer& a, const Outer& b) { return cost(a) < cost(b); });
+  }
+
+  // The layers of each stage, from those of inner ones and of the others together.
+  std::vector<int> whole(const std::vector<int>& layers, const Outer& outer) const {
+    const StageCosts &first = outer.stage_costs.front(), &last = outer.stage_costs.back();
+    if (tables_.stages == 1) return layers;
+    const int more = layers.back() - first.fewest - last.fewest;
+    int own = std::max(0, more - static_cast<int>(last.costs.size()) + 1);
+    while (first.costs[own] + last.costs[more - own] > outer.joint[more]) ++own;
+    std::vector<int> all{first.fewest + own};
+    all.insert(all.end(), layers.begin(), layers.end() - 1);
+    all.push_back(last.fewest + more - own);
+    return all;
+  }
+
+  const Problem& tables_;
+  const ChoiceCache& cache_;
+  ChunkPlaces places_;
+  std::vector<VocabCase>& vocab_cases_;
+  Node& node_;
+  std::vector<FeasibleSizes> inner_;   // of inner stages, under any vocabulary strategy
+  std::vector<Outer> outer_;  // by vocabulary strategy of the node
+  double longest_ = kInfinity;
+};
+
+}  // namespace galvatron
