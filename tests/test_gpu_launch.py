@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,10 +14,12 @@ pytest.importorskip("paddle")
 import paddle
 from paddle.base import core
 
+from paddlenlp_galvatron.base.printing import Console
+from paddlenlp_galvatron.cli.training_run import TrainingRun
 from paddlenlp_galvatron.launch import gpus, nccl, processes
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
-from paddlenlp_galvatron.plan import UserError, uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, UserError, uniform_plan
 from paddlenlp_galvatron.proof import parity_worker
 from paddlenlp_galvatron.runtime import cpu_backend, device, under_way
 
@@ -152,3 +155,23 @@ def test_ranks_count_visible_gpus_and_the_driver_is_asked_by_their_own_names(vis
     assert gpus.used_mib(0) is None
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     assert gpus.used_mib(0) is None
+
+
+def test_a_training_run_tells_its_ranks(tmp_path, monkeypatch):
+    plan = uniform_plan(layers=2, world_size=2, global_train_batch_size=2, pp_deg=2, assumed=Assumptions(seq_length=8))
+    settings = Mock(output_dir=tmp_path, log=tmp_path / "log.jsonl", world_size=2, peak_tflops=1.0)
+    told = {}
+
+    class Told(Exception):
+        pass
+
+    def launch(*_, variables, **__):
+        told.update(variables)
+        raise Told
+
+    monkeypatch.delenv(nccl.VARIABLE, raising=False)
+    monkeypatch.setattr(processes, "Launch", launch)
+    shape = ModelShape("small", "llama", 2, 32, 48, 4, 4, 64, 8)
+    with pytest.raises(Told):
+        TrainingRun(Console(), settings, plan, shape).start(["module"], 1.0)
+    assert told == {"NCCL_MAX_P2P_NCHANNELS": "4"}

@@ -6,6 +6,7 @@ Arguments: a folder, and the number of the first kernel to try. Written as `<num
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -214,6 +215,7 @@ def difference(trial: Trial, dtype: str) -> tuple[float, str]:
 
 
 def main() -> None:
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: the plain products of fp32 are of fp32
     folder, first = Path(sys.argv[1]), int(sys.argv[2])
     start_world()
     sizes = ON_GPU if device.on_gpu() else ON_CPU
