@@ -165,8 +165,10 @@ def _become(
 
 def _leave_behind() -> None:
     """What a command that forks has and a process that it begins has not."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    begins_with = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
+    for number, handler in (begins_with | {signal.SIGINT: signal.default_int_handler}).items():
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
     for name in [name for name in sys.modules if name.partition(".")[0] == PROJECT]:
         del sys.modules[name]
     for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
@@ -177,10 +179,11 @@ def _leave_behind() -> None:
 
 def _run(words: list[str], folder: Path) -> None:
     """As `python WORDS` in the folder does."""
-    is_module = words[0] == "-m"
+    is_safe, is_module = words[0] == "-P", "-m" in words[:2]
+    words = words[is_safe:]
     sys.argv = words[is_module:]
-    beside = str(folder if is_module else Path(words[0]).parent)
-    sys.path[:0] = [beside, *filter(None, os.environ.get(PATH, "").split(os.pathsep))]
+    beside = [] if is_safe else [str(folder if is_module else Path(words[0]).parent)]
+    sys.path[:0] = [*beside, *filter(None, os.environ.get(PATH, "").split(os.pathsep))]
     if is_module:
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:

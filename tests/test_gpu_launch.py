@@ -99,7 +99,7 @@ def test_the_watchdog_asks_its_ranks_own_gpu(monkeypatch):
 
     monkeypatch.setattr(core, "set_cuda_current_device_id", use, raising=False)
     monkeypatch.setattr(under_way, "oldest", lambda: None)
-    under_way.watch()
+    under_way.watch(limit_s=1800)
     gpu, thread = asked.get(timeout=60)
     assert gpu == 5 and thread != threading.get_ident()
 

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -59,7 +60,8 @@ def locked(target: Path, *, file: Path | None = None, shared: bool = False, wait
         if not shared:
             os.environ[MARKS] = os.environ[MARKS].replace(f" {mark}", "")
             with suppress(OSError):  # the lock ends all the same
-                file.unlink()  # never another's: `_taken` takes only what has its name
+                if is_named(handle, file):  # else the folder was removed, and it may be another's
+                    file.unlink()
         os.close(handle)
 
 
@@ -72,9 +74,12 @@ def _taken(target: Path, file: Path, shared: bool, deadline: float) -> int | Non
             if shared and error.errno in NOT_WRITABLE:
                 return None
             raise
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise UserError(f"{file}: is not a regular file; remove it")
         try:
             fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            if _is_named(handle, file):
+            if is_named(handle, file):
                 return handle
             os.close(handle)  # its holder has just removed it
             continue
@@ -95,7 +100,8 @@ def _taken(target: Path, file: Path, shared: bool, deadline: float) -> int | Non
         time.sleep(POLL_S)
 
 
-def _is_named(handle: int, file: Path) -> bool:
+def is_named(handle: int, file: Path) -> bool:
+    """Whether an open file is still the one of this name."""
     try:
         return os.path.samestat(os.fstat(handle), file.stat())
     except FileNotFoundError:

@@ -82,17 +82,17 @@ def without_comments(text: str) -> str:
     return _STRING_OR_LAST_COMMA.sub(lambda found: found[1] or " ", plain)
 
 
-def parse_json(text: str, source: str, *, finite: bool = True) -> Any:
-    """As `read_json`, of a text that came from `source`. `finite`: no number is NaN or infinite, as JSON has it."""
+def parse_json(text: str, source: str) -> Any:
+    """As `read_json`, of a text that came from `source`."""
     try:
         value = json.loads(
             text,
             object_pairs_hook=_without_duplicates,
-            parse_constant=_not_json if finite else None,
-            parse_float=_finite if finite else None,
+            parse_constant=_not_json,
+            parse_float=_finite,
             parse_int=_of_few_digits,
         )
-        _require_plain(value, finite)
+        _require_plain(value)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise UserError(f"{source}: not valid JSON at {where}: {error.msg}; is the file cut off?") from None
@@ -160,7 +160,7 @@ def digest(path: str | Path, limit: int = LARGEST_BYTES) -> str:
     return hashlib.sha256(read_bytes(path, limit)).hexdigest()
 
 
-def _require_plain(value: Any, finite: bool = True) -> None:
+def _require_plain(value: Any) -> None:
     """Raise ValueError for what a notation allows but no text can hold or nobody follows: half characters, great depth,
     dates, infinities."""
     level = [value]
@@ -174,8 +174,7 @@ def _require_plain(value: Any, finite: bool = True) -> None:
                         raise ValueError(f"{shortened(repr(name))} is a name, but no text; put it in quotes")
                 _require_whole("".join(item))
             elif isinstance(item, float):
-                if finite:
-                    _finite(item)
+                _finite(item)
             elif not isinstance(item, str | int | list | None):
                 raise ValueError(f"{shortened(repr(item))} is neither text, number, list nor object; put it in quotes")
         inner = [part for item in level for part in _parts(item)]

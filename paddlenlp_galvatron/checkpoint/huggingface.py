@@ -23,7 +23,7 @@ from ..base.reading import read_json
 from ..model import Weight
 from ..plan import ModelShape, Precision, UserError, load_model
 from ..runtime.weights import WHOLE, Array, Slice
-from .tensor_file import CODES, opened
+from .tensor_file import CODES, opened, require_finite
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
 # What PaddleNLP's layers, as they are built here, compute; other values of these fields mean another model.
@@ -109,6 +109,7 @@ class HuggingFaceWeights:
             real.append(slice(start, min(stop, length)) if start < length else slice(0))
         with opened(self._files[weight.tensor]) as file:
             stored = file.get_slice(weight.tensor)[tuple(real[::-1] if weight.transposed else real)]
+        require_finite(stored, self._files[weight.tensor], weight.tensor)
         array: Array = np.ascontiguousarray(stored.T if weight.transposed else stored, np.float32)
         if part.axis is None:
             return array

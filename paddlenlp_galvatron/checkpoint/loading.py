@@ -19,7 +19,7 @@ from ..runtime.units import Trainable
 from ..runtime.weights import WHOLE, Array, Slice
 from .resharding import WeightPart, transfers
 from .stored import MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart
-from .tensor_file import CODES, naming
+from .tensor_file import CODES, naming, require_finite
 
 MOST_OPEN = 64  # files at once: processes may open 1,024
 
@@ -95,6 +95,7 @@ class CheckpointWeights:
         local = [stop - start for start, stop in intervals]
         array = np.zeros(math.prod(local), np.float32)
         self._stored.fill_part(WeightPart(name, shape, part, 0, array.size), WEIGHT, array)
+        require_finite(array, self.checkpoint.folder, name)
         return array.reshape(local)
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from ..base.reading import read_bytes
 from ..base.writing import UNFINISHED, make_folder, move, to_disk, write_text
 from ..data.source import BatchSource
-from ..launch.faults import WAIT_S, named
+from ..launch.faults import named, wait_limit_s
 from ..launch.status import waiting
 from ..plan import GalvatronError, Precision, UserError, plan_to_dict
 from ..runtime import device
@@ -55,17 +56,20 @@ class Writer:
         self._companions: dict[str, bytes] = {}
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._run = folder.parent.stat()  # the run's folder, which others may remove
         self._awaited = ""  # ranks whose parts are not there
         if engine.rank == 0:  # before the others, who wait in `_owned`, write anything
             self._companions = {file.name: read_bytes(file) for file in companions}
             for kind in ("step", "old"):
                 for left in folder.glob(f"{kind}-*{UNFINISHED}"):
-                    shutil.rmtree(left, ignore_errors=True)
+                    with suppress(OSError):
+                        left.unlink() if left.is_symlink() else shutil.rmtree(left)
         self._own = self._owned()
 
     def save(self, optimizer: Any) -> None:
         """Take a copy of everything now and write it meanwhile. Raises GalvatronError if the last one failed."""
         self.finish()
+        self._require_run()
         arrays, tensors, powers = self._copy(optimizer)
         scaler, step = self._engine.scaler, self._engine.steps_done
         index = {
@@ -89,10 +93,19 @@ class Writer:
             self._thread = self._thread if self._thread.is_alive() else None
         if self._error is not None:
             error, self._error = self._error, None
+            self._require_run()
             reason = getattr(error, "strerror", None) or str(error)
             raise GalvatronError(
                 f"{self._folder}: a checkpoint could not be written: {reason}; the one before is whole"
             )
+
+    def _require_run(self) -> None:
+        """Raise GalvatronError when the run's folder is gone: in another of its name another run may write."""
+        run = self._folder.parent
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._run, run.stat()):
+                return
+        raise GalvatronError(f"{run}: was removed while this run wrote to it; nothing is saved there, and the run ends")
 
     def _owned(self) -> list[int]:
         """Numbers of the trainables that this rank writes: those that no lower rank holds."""
@@ -122,9 +135,11 @@ class Writer:
         try:
             whole = self._folder / f"step-{step:08d}"
             part = whole.with_name(whole.name + UNFINISHED)
+            self._require_run()  # or what is written would make the folder anew
             make_folder(part)
             name = f"rank-{self._engine.rank:05d}.safetensors"
             facts = write_tensors(part / name, arrays, Precision.FP32, self._teller(whole, arrays))
+            self._require_run()
             write_text(part / f"{name}.json", json.dumps(asdict(facts) | {"tensors": tensors}))
             if self._engine.rank == 0:
                 self._complete(part, whole, index)
@@ -148,10 +163,11 @@ class Writer:
     def _complete(self, part: Path, whole: Path, index: dict[str, Any]) -> None:
         """When all ranks have written theirs: make the checkpoint whole, and drop old ones."""
         names = [f"rank-{rank:05d}.safetensors.json" for rank in range(self._engine.plan.world_size)]
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + (limit_s := wait_limit_s())
         while missing := [rank for rank, name in enumerate(names) if not (part / name).exists()]:
             if time.monotonic() > deadline:
-                raise GalvatronError(f"{self._awaited} did not write a part within {WAIT_S:.0f} s")
+                raise GalvatronError(f"{self._awaited} did not write a part within {limit_s:.0f} s")
+            self._require_run()
             self._awaited = named(tuple(missing))
             time.sleep(POLL_S)
         self._awaited = ""

@@ -89,6 +89,12 @@ def opened(path: Path) -> Iterator[Any]:
         yield file
 
 
+def require_finite(array: np.ndarray[Any, Any], path: Path, tensor: str) -> None:
+    """Raise UserError for weights that nothing can be trained from, or is to be computed with."""
+    if not np.isfinite(array).all():
+        raise UserError(f"{path}: tensor {tensor} has numbers that are NaN or infinite; take weights from before")
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Raise UserError, with the file's name, where what is done with a safetensors file finds it missing or broken."""

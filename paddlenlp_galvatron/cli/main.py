@@ -18,6 +18,8 @@ from types import FrameType
 
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
+from paddlenlp_galvatron.base.signals import heeded
+from paddlenlp_galvatron.base.streams import lasting_streams
 from paddlenlp_galvatron.base.text import printable, shortened
 
 # A command is a file of this folder (- is _ there) that holds `app`, a `conventions.App`, and one line here.
@@ -54,6 +56,15 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
     if not debug:
         warnings.simplefilter("ignore")  # those of Paddle and PaddleNLP, which the user cannot mend
     _show_what_cannot_be_encoded()
+    with lasting_streams() as lost:
+        code = _done(work, debug)
+        if code == 0 and (error := lost()):
+            _tell([f"the output cannot be written: {error.strerror}"])
+            return GalvatronError.exit_code
+        return code
+
+
+def _done(work: Callable[[], int], debug: bool) -> int:
     interrupts: list[int] = []
     try:
         with _noted(interrupts), _unwound_when_told_to_end():
@@ -63,9 +74,6 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return _interrupted()
-    except BrokenPipeError:  # the reader has seen enough: `galvatron plan show | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if interrupts:  # in the midst of an import, which made another error of it
             return _interrupted()
@@ -119,7 +127,7 @@ def _noted(interrupts: list[int]) -> Iterator[None]:
         interrupts.append(number)
         signal.default_int_handler(number, frame)
 
-    ours = threading.current_thread() is threading.main_thread()
+    ours = threading.current_thread() is threading.main_thread() and bool(heeded(signal.SIGINT))
     before = signal.signal(signal.SIGINT, note) if ours else None
     try:
         yield
@@ -154,6 +162,8 @@ def _is_about_a_file(error: Exception) -> bool:
 def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and _is_about_a_file(error):
         return f"{error.filename}: cannot be read or written: {error.strerror}"
+    if isinstance(error, MemoryError) or "failed to map segment" in str(error):
+        return f"memory ran out: {error or type(error).__name__}; free some, or raise the limit (ulimit -v)"
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"{error.name} is not installed, and this command needs it; docs/en/installation.md says how"
     what = " ".join(f"{type(error).__name__}: {error}".split())

@@ -29,6 +29,7 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.report import describe, predicted_beside_measured
+from paddlenlp_galvatron.report.prediction import of_plan
 
 from .conventions import App
 
@@ -114,7 +115,7 @@ def quickstart(
     difference = _difference_to_one_process(settings, records)
     console.print(f"largest difference of the loss: {difference:.1e} (allowed: {LOSS_TOLERANCE:.0e})")
     _title(console, 6, "predicted beside measured")
-    console.print(predicted_beside_measured(plan, records))
+    console.print(predicted_beside_measured(plan, of_plan(plan, records)))
     if disturbance.words:
         console.print(disturbance.words)
     made, log = near(output), near(settings.log)

@@ -16,6 +16,7 @@ from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.report.explain import explain
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.page import frontier, render
+from paddlenlp_galvatron.report.prediction import of_plan
 from paddlenlp_galvatron.training.step_log import StepRecord, read_log
 
 from .conventions import App, say_note, within
@@ -66,11 +67,15 @@ def report(
         "lora_rank": lora_rank,
     }
     read, problem = read_origin(OriginOptions.among(values), say_note)
-    _require_same_ranks(log, records, read.world_size)
+    own = of_plan(read, records)
+    if records and not own:
+        raise UserError(f"{log}: holds no step of this plan; name the log of a run under it")
+    if any(len(record["peak_memory_mib"]) != read.world_size for record in own):
+        raise _no_log(log)
     with each_watched() as watch:
         problem = replace(problem, watch=watch)
         explanation = explain(read, problem)
-        page = render(explanation, frontier(explanation), records)
+        page = render(explanation, frontier(explanation), own)
     write_text(output, page)
     say(f"{output}: {output.stat().st_size / 1e6:.2f} MB; open it in a browser")
 
@@ -85,8 +90,12 @@ def _records(log: Path) -> list[StepRecord]:
     except OSError as error:
         raise UserError(f"{log}: cannot be read: {error.strerror}") from None
     if not all(map(_is_drawn, records)) or not records:
-        raise UserError(f"{log}: is no train_log.jsonl; name the log of a run under this plan")
+        raise _no_log(log)
     return records
+
+
+def _no_log(log: Path) -> UserError:
+    return UserError(f"{log}: is no train_log.jsonl; name the log of a run under this plan")
 
 
 def _is_drawn(record: StepRecord) -> bool:
@@ -95,11 +104,3 @@ def _is_drawn(record: StepRecord) -> bool:
         return False
     step_s = record["step_time_s"]
     return 0 <= record["step"] < MOST and LEAST_S < step_s < MOST and all(0 <= mib < MOST for mib in peaks)
-
-
-def _require_same_ranks(log: Path | None, records: list[StepRecord], world_size: int) -> None:
-    ranks = {len(record["peak_memory_mib"]) for record in records}
-    if ranks - {world_size}:
-        raise UserError(
-            f"{log}: is of {max(ranks)} ranks, the plan of {world_size}; name the log of a run under this plan"
-        )

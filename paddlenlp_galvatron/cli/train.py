@@ -71,7 +71,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
         path = settings.output_dir / f"settings.{nodes.node_rank}.json"
         settings.save(path)
         run = TrainingRun(console, settings, plan, shape)
-        run.start(program or [WORKER, str(path)], timeout_s, nodes)
+        run.start(program or [WORKER, str(path)], timeout_s, nodes, 60 * launch.distributed_timeout_minutes)
         if nodes.node_rank == 0:  # which has the log
             run.show_end()
 

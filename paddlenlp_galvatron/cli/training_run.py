@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 from rich.progress import Progress, TaskID
 
+from paddlenlp_galvatron.base.following import NewLines
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.reading import read_json
+from paddlenlp_galvatron.base.signals import heeded
 from paddlenlp_galvatron.base.text import near
-from paddlenlp_galvatron.launch.nodes import ONE_NODE, Nodes
+from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
 from paddlenlp_galvatron.report import Health, out_of_memory_report
+from paddlenlp_galvatron.report.prediction import of_plan
 from paddlenlp_galvatron.report.traffic import traffic_table
 from paddlenlp_galvatron.training.step_log import StepRecord, record_of
 
@@ -28,32 +31,16 @@ KEPT = 64  # latest records of the log, of which health is told
 TOLD = ("goes on at ", "writing ", "saved ", "warning: ")  # how rank 0 begins what it says of checkpoints
 
 
-class NewLines:
-    """Lines of a file that grows, each told once; one that is being written waits."""
-
-    def __init__(self, path: Path):
-        self._path, self._position = path, 0
-
-    def read(self) -> list[bytes]:
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            lines = [line for line in file.readlines() if line.endswith(b"\n")]
-        self._position += sum(map(len, lines))
-        return lines
-
-
 class LogTail:
     """The end of a log, read as it grows. A run begins by writing its log anew, with the lines that it goes on behind:
-    one that lies there from before is no news."""
+    one that lies there from before is no news. The run may have begun under another plan."""
 
-    def __init__(self, path: Path):
-        self._path, self._lines = path, NewLines(path)
+    def __init__(self, path: Path, plan: Plan):
+        self._path, self._plan, self._lines = path, plan, NewLines(path)
         self._before = path.stat().st_ino if path.exists() else None
         self.count = 0
         self.first: StepRecord | None = None
-        self.latest: deque[StepRecord] = deque(maxlen=KEPT)
+        self.latest: deque[StepRecord] = deque(maxlen=KEPT)  # of this plan
         self.start = 0  # the first step of this run, or one close to it
 
     @property
@@ -65,15 +52,15 @@ class LogTail:
         return False
 
     def read(self) -> bool:
-        """Take in new records, and say whether there are any."""
+        """Take in new records, and say whether there are any of this plan."""
         if not self.begun:
             return False
         records = [record for line in self._lines.read() if (record := record_of(line))]
         if records and not self.count:
             self.first, self.start = records[0], records[-1]["step"]
         self.count += len(records)
-        self.latest.extend(records)
-        return bool(records)
+        self.latest.extend(own := of_plan(self._plan, records))
+        return bool(own)
 
 
 class CheckpointNews:
@@ -93,20 +80,21 @@ class TrainingRun:
     def __init__(self, console: Console, settings: TrainSettings, plan: Plan, shape: ModelShape):
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
         self._health = Health(plan, shape, settings.peak_tflops or _device_tflops(plan))
-        self.log = LogTail(settings.log)
-        self._told = CheckpointNews(settings.output_dir / "log" / "workerlog.0")
+        self.log = LogTail(settings.log, plan)
+        self._told = CheckpointNews(settings.rank_logs / "workerlog.0")
         self._lines = 0  # of health that are due up to the last one that was shown
 
-    def start(self, program: Sequence[str], timeout_s: float, nodes: Nodes = ONE_NODE) -> None:
+    def start(self, program: Sequence[str], timeout_s: float, nodes: Nodes, wait_s: float) -> None:
         """Start the ranks of this node and show how they do until they end. `program`: a module or a script, and its
-        arguments. Raises GalvatronError that names the rank that failed."""
+        arguments. `wait_s`: for which ranks wait for one another. Raises GalvatronError: a rank failed, which it names.
+        """
         from paddlenlp_galvatron.launch.processes import Launch, OutOfMemory
 
         settings = self._settings
         nproc = nodes.ranks_each(settings.world_size)
-        logs = settings.output_dir / "log"
+        logs = settings.rank_logs
         self._console.print(f"starting {nproc} processes; what they say: {near(logs)}/workerlog.*", markup=False)
-        launch = Launch(program[0], program[1:], nproc, logs, timeout_s, nodes, forward_term=True)
+        launch = Launch(program[0], program[1:], nproc, logs, timeout_s, nodes, forward_term=True, wait_s=wait_s)
         try:
             with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():
                 task = progress.add_task("training", total=None if settings.max_steps < 0 else settings.max_steps)
@@ -135,7 +123,9 @@ class TrainingRun:
             self._console.print("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
             signal.raise_signal(signal.SIGTERM)
 
-        before = signal.signal(signal.SIGINT, interrupt)
+        before = signal.getsignal(signal.SIGINT)
+        for number in heeded(signal.SIGINT):
+            signal.signal(number, interrupt)
         try:
             yield
         finally:

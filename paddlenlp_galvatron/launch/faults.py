@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -20,8 +21,9 @@ STOPPED_S = 20.0  # after which a rank that a signal stopped is given up
 IDLE_S = 5.0  # for which a rank must have computed to be blamed by those that wait for it
 SETTLE_S = 0.5  # for which the others may still tell that they failed before
 SEARCH_S = 3.0  # for which a cause is looked for where all that failed lost another rank
-# For which ranks may wait where nothing else ends it: Paddle's own limit of a group. Gloo's are 30 s.
-WAIT_S = 1800.0
+WAIT_S = 1800.0  # for which ranks wait for others: Paddle's own limit of a group
+WAIT_VARIABLE = "GALVATRON_WAIT_S"  # the same, from a launcher to its ranks
+LOG_END_BYTES = 2**20  # of a rank's log, which may have grown for weeks
 NAMED_RANKS = 6  # of many
 STACK_S = 5.0  # in which a rank writes where it is
 
@@ -68,6 +70,7 @@ class Rank:
     node: int | None = None  # where there are several
     ended_at: float | None = None
     stopped_since: float | None = None
+    _said: str | None = None
 
     @property
     def name(self) -> str:
@@ -78,7 +81,26 @@ class Rank:
         return self.process.poll() is None
 
     def said(self) -> str:
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
+        """The end of its log, read once when it has ended."""
+        if self.alive:
+            return read_end(self.log)
+        if self._said is None:
+            self._said = read_end(self.log)
+        return self._said
+
+
+def read_end(log: Path, start: int = 0) -> str:
+    """The last part of a log, of LOG_END_BYTES, from this byte on at the earliest."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(start, os.fstat(file.fileno()).st_size - LOG_END_BYTES))
+        return file.read(LOG_END_BYTES).decode(errors="replace")
+
+
+def wait_limit_s() -> float:
+    """For how long this rank may wait for others, as its launcher says."""
+    return float(os.environ.get(WAIT_VARIABLE, WAIT_S))
 
 
 class Crew:
@@ -218,11 +240,11 @@ def _state(pid: int) -> str:
 
 def _place(rank: Rank) -> str:
     """Where its Python is; the whole stack goes to its log."""
-    before, end = len(rank.said()), time.monotonic() + STACK_S
+    before, end = rank.log.stat().st_size if rank.log.exists() else 0, time.monotonic() + STACK_S
     rank.process.send_signal(signal.SIGUSR1)
     while time.monotonic() < end:
         time.sleep(0.05)
-        if frame := re.search(r"^ *(File .+)\n", rank.said()[before:], re.MULTILINE):
+        if frame := re.search(r"^ *(File .+)\n", read_end(rank.log, before), re.MULTILINE):
             return frame[1]
     return "a place that it does not tell"
 
@@ -251,7 +273,7 @@ class Judge:
 
     def __init__(self) -> None:
         self._first: float | None = None
-        self._suspects: list[Fault] = []
+        self._suspects: list[Fault] | None = None
 
     def verdict(
         self, faults: Sequence[Fault], suspects: Iterable[Fault], waits: Iterable[Wait] = (), all_heard: bool = True
@@ -270,7 +292,8 @@ class Judge:
         if self._first is None:
             self._first = now
         # As they stood at the first fault: afterwards whoever loses a peer looks busy, too.
-        self._suspects = self._suspects or list(suspects)
+        if self._suspects is None:
+            self._suspects = list(suspects)
         waited = now - self._first
         causes = [fault for fault in faults if fault.kind is Kind.CAUSE]
         if causes:

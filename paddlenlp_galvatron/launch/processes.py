@@ -16,8 +16,9 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Literal
 
+from ..base.signals import heeded
 from ..plan import GalvatronError, UserError
-from .faults import WAIT_S, Crew, Fault, Rank
+from .faults import WAIT_S, WAIT_VARIABLE, Crew, Fault, Kind, Rank
 from .nodes import ONE_NODE, Nodes
 from .status import VARIABLE as STATUS
 from .status import Board
@@ -43,7 +44,10 @@ RANKS_PER_CORE = 64  # beyond which gloo's time limits pass before everybody had
 
 
 class LaunchError(GalvatronError):
-    """A rank of a launch ended badly, or a node did; the first line names it."""
+    """A rank of a launch ended badly, or a node did; the first line names it. `waited`: none did, but some waited for
+    others for too long."""
+
+    waited = False
 
 
 class OutOfMemory(LaunchError):
@@ -62,16 +66,17 @@ def launch(
     timeout_s: float,
     nodes: Nodes = ONE_NODE,
     device: Device | None = None,
+    wait_s: float | None = None,
 ) -> None:
     """Run a `Launch` to its end."""
-    with Launch(module, arguments, nproc, log_folder, timeout_s, nodes, device=device) as running:
+    with Launch(module, arguments, nproc, log_folder, timeout_s, nodes, device=device, wait_s=wait_s) as running:
         for _ in running.wait():
             pass
 
 
 class Launch:
-    """`python -m module arguments…` as `nproc` processes a node of one world, while the context is open. The module may
-    be a script's path.
+    """`python -P -m module arguments…` as `nproc` processes a node of one world, while the context is open: no code is
+    taken from the current folder, which may be a model's or data of others. The module may be a script's path.
 
     Each process has a GPU of its own where Paddle finds some. Rank r writes to `workerlog.r` in the log folder.
     No process outlives the context.
@@ -87,16 +92,18 @@ class Launch:
         nodes: Nodes = ONE_NODE,
         forward_term: bool = False,
         device: Device | None = None,
+        wait_s: float | None = None,
     ):
-        """`forward_term`: on SIGTERM tell the processes and wait for them, instead of ending at once. `device`: what
-        they compute on; None: GPUs where Paddle finds some."""
-        how = [] if module.endswith(".py") else ["-m"]
+        """`forward_term`: on SIGTERM, or SIGHUP, tell the processes and wait for them, instead of ending at once.
+        `device`: what they compute on; None: GPUs where Paddle finds some. `wait_s`: for which a rank waits for others
+        in one collective; None: WAIT_S."""
+        how = [] if module.endswith(".py") else ["-P", "-m"]
         self._command = [sys.executable, *how, module, *arguments]
         self._nproc, self._timeout_s, self._nodes = nproc, timeout_s, nodes
         self._first = nodes.node_rank * nproc  # rank of this node's first process
         self._folder = Path(log_folder)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._forward_term, self._device = forward_term, device
+        self._forward_term, self._device, self._wait_s = forward_term, device, wait_s or WAIT_S
 
     def __enter__(self) -> Launch:
         """Raises UserError."""
@@ -117,8 +124,9 @@ class Launch:
                 number = nodes.node_rank * self._nproc + local
                 ranks.append(self._start(number, environment | devices[local] | {STORE: place, TOKEN: token}))
             if self._forward_term:
-                stack.callback(signal.signal, signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-                signal.signal(signal.SIGTERM, lambda *_: self._terminate())
+                for each in heeded(signal.SIGTERM, signal.SIGHUP):
+                    stack.callback(signal.signal, each, signal.getsignal(each))
+                    signal.signal(each, lambda *_: self._terminate())
             self._stack = stack.pop_all()
         return self
 
@@ -139,7 +147,7 @@ class Launch:
             suspects = self._crew.suspects()
             if not faults and time.monotonic() > deadline:
                 faults = self._crew.overdue(self._timeout_s)
-            faults = faults or self._crew.starved(WAIT_S)
+            faults = faults or self._crew.starved(self._wait_s)
             if verdict := self._watch.verdict(faults, suspects, self._crew.waits()):
                 raise self._error(verdict)
             yield
@@ -154,7 +162,8 @@ class Launch:
 
     def _start(self, number: int, environment: dict[str, str]) -> Rank:
         board, path = Board(), self._folder / f"workerlog.{number}"
-        own = {**COMMON_ENVIRONMENT, **environment, STATUS: str(board.descriptor)}
+        own = {**COMMON_ENVIRONMENT, **environment, STATUS: str(board.descriptor), WAIT_VARIABLE: str(self._wait_s)}
+        path.unlink(missing_ok=True)  # a link of others would lead elsewhere, and a pipe wait for ever
         process = begin_process(self._command, {**KEEP_MEMORY, **os.environ, **own}, path, board.descriptor)
         return Rank(number, process, board, path, self._nodes.node_rank if self._nodes.num_nodes > 1 else None)
 
@@ -163,15 +172,15 @@ class Launch:
         if fault.out_of_memory and fault.rank is not None:
             return OutOfMemory(fault.rank, fault.peak_mib, fault.message)
         error = LaunchError(fault.message)
-        error.exit_code = fault.exit_code
+        error.exit_code, error.waited = fault.exit_code, fault.kind in (Kind.STALL, Kind.CONSEQUENCE)
         return error
 
 
 def begin_process(
     command: Sequence[str], environment: dict[str, str], log: Path, descriptor: int
 ) -> subprocess.Popen[bytes]:
-    """Begin a process that writes to the log, inherits the descriptor, and does not outlive this one."""
-    with log.open("wb") as output:
+    """Begin a process that writes to the log, made anew, inherits the descriptor, and does not outlive this one."""
+    with log.open("xb") as output:
         return subprocess.Popen(
             command,
             env=environment,

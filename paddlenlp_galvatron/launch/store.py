@@ -192,7 +192,7 @@ def _wanted_place() -> str:
 
 def _start_server(place: str, token: str) -> None:
     """Serve from a child process, as a thread would wait for whatever holds Python here. Raises UserError."""
-    command = [sys.executable, "-m", __name__, *place.rsplit(":", 1)]
+    command = [sys.executable, "-P", "-m", __name__, *place.rsplit(":", 1)]
     environment = os.environ | {TOKEN_VARIABLE: token}
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdout is not None

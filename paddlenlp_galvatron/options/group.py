@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from ..base.errors import UserError
@@ -35,6 +36,15 @@ class Options(BaseModel):
     """Frozen; build one from loose values with `from_mapping`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_utf8(cls, values: Any) -> Any:
+        """Files and other programs are told of paths, which Linux lets be any bytes."""
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            if isinstance(value, str | Path) and any("\ud800" <= char <= "\udfff" for char in str(value)):
+                raise ValueError(f"{name}: {str(value)!a} is not UTF-8; rename it, or set LC_ALL=C.UTF-8")
+        return values
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
@@ -192,6 +193,13 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     assumed = {key: value for key, value in asdict(plan.assumed).items() if value is not None}
     content["galvatron"] = {"format_version": FORMAT_VERSION, "assumed": assumed, **plan.metadata}
     return content
+
+
+def plan_id(plan: Plan) -> str:
+    """Names a plan in a training log: hexadecimal digits that change with every strategy, batch and number of ranks,
+    and not with what was predicted or assumed."""
+    content = {key: value for key, value in plan_to_dict(plan).items() if key != "galvatron"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _written(value: Any) -> Any:

@@ -17,7 +17,7 @@ from ..base.writing import write_text
 from ..plan import GalvatronError, UserError
 
 FOLDER = ".journal"  # in the folder of the profile files
-METHOD = 8  # how numbers are measured and written: raised when that changes, so that older ones are not kept
+METHOD = 9  # how numbers are measured and written: raised when that changes, so that older ones are not kept
 
 
 class Journal:

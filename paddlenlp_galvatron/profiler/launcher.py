@@ -7,15 +7,16 @@ import re
 import sys
 from pathlib import Path
 
-from ..base.printing import Bars
+from ..base.following import NewLines
+from ..base.printing import Bars, say
 from ..base.scratch import scratch_folder
 from ..launch.nodes import LOOPBACK, ONE_NODE, Nodes
-from ..launch.processes import Launch
+from ..launch.processes import Launch, LaunchError
 from ..profiles import Fingerprint, Meta
 from .options import ProfileRunOptions
 
-PROGRESS = re.compile(r"^progress (\d+)/(\d+)$", re.MULTILINE)
-NOTE = re.compile(r"^note (.+)$", re.MULTILINE)
+PROGRESS = re.compile(r"progress (\d+)/(\d+)")
+NOTE = "note "
 TIMEOUT_S = 24 * 3600
 SHOWN_FLAGS = 2
 MODULES = {"hardware": "cluster.measure", "model": "layers.measure"}
@@ -26,8 +27,19 @@ def run_ranks(
 ) -> None:
     """Run a kind of profile, of MODULES, as the ranks of this node, with progress; its one argument is JSON.
 
-    Raises LaunchError.
+    Ranks that waited too long for one another, as where the host stood still, begin once more, after the numbers that
+    are measured. Raises LaunchError.
     """
+    try:
+        _run_once(profile, arguments, options, what, timeout_s)
+    except LaunchError as error:
+        if not error.waited or options.num_nodes > 1:  # of several nodes each would have to begin again
+            raise
+        say(f"note: {str(error).splitlines()[0]}; the ranks begin again, after what they have measured", err=True)
+        _run_once(profile, arguments, options, what, timeout_s)
+
+
+def _run_once(profile: str, arguments: str, options: ProfileRunOptions, what: str, timeout_s: float) -> None:
     nodes = _nodes(options)
     command = (f"{__package__}.{MODULES[profile]}", [arguments], options.ranks_per_node)
     with (
@@ -36,16 +48,13 @@ def run_ranks(
         Launch(*command, logs, timeout_s, nodes) as running,
     ):
         task = progress.add_task(what, total=None)
-        log = Path(logs, f"workerlog.{nodes.node_rank * options.ranks_per_node}")
-        told = 0
+        log = NewLines(Path(logs, f"workerlog.{nodes.node_rank * options.ranks_per_node}"))
         for _ in running.wait():
-            text = log.read_text(errors="replace")
-            for done, total in PROGRESS.findall(text)[-1:]:
-                progress.update(task, completed=int(done), total=int(total))
-            notes = NOTE.findall(text)
-            for note in notes[told:]:
-                progress.console.print(f"note: {note}", soft_wrap=True)
-            told = len(notes)
+            for line in (line.decode(errors="replace").rstrip("\n") for line in log.read()):
+                if found := PROGRESS.fullmatch(line):
+                    progress.update(task, completed=int(found[1]), total=int(found[2]))
+                elif line.startswith(NOTE):
+                    progress.console.print(f"note: {line.removeprefix(NOTE)}", soft_wrap=True)
 
 
 def _nodes(options: ProfileRunOptions) -> Nodes:

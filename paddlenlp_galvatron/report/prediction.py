@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from ..plan import Plan
+from ..plan import Plan, plan_id
+
+Record = TypeVar("Record", bound=Mapping[str, Any])
 
 WARM_UP_STEPS = 5  # of a process, which no time is taken of: the first ones allocate, compile and connect
 
@@ -33,6 +35,12 @@ def _tensors_mib(stage: Mapping[str, Any], reserve_mib: float) -> float:
     bound: float = stage["memory_mib"] - reserve_mib
     estimate: float | None = stage.get("memory", {}).get("estimate_mib")
     return bound if estimate is None else min(estimate, bound)
+
+
+def of_plan(plan: Plan, records: Iterable[Record]) -> list[Record]:
+    """Those lines of a log that this plan wrote: a run may have gone on under one plan after the other."""
+    own = plan_id(plan)
+    return [record for record in records if record.get("plan") == own]
 
 
 def stage_peaks_mib(plan: Plan, records: Sequence[Mapping[str, Any]]) -> list[float]:

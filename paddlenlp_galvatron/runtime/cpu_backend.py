@@ -3,6 +3,7 @@
 `install()` completes `ProcessGroupGloo` in place, so that the rest of the runtime makes the same
 `paddle.distributed` calls on every backend:
 
+- a rank waits for others as long as its launcher says: gloo's own 30 s end a run whose ranks share processors;
 - every group meets under keys of its own: gloo's rendezvous writes them without the group's name, so groups would read
   each other's addresses and hang;
 - send and receive run on a worker thread per group: gloo's send blocks until the peer receives. A group carries
@@ -30,10 +31,11 @@ import paddle
 from paddle.base import core
 from paddle.distributed import collective, parallel
 
+from ..launch.faults import wait_limit_s
 from ..launch.status import waiting
 from ..launch.store import GROUP
 from ..plan import UserError
-from . import processors
+from .gloo_limit import set_gloo_limit
 
 # What waits for other ranks while it is called.
 AT_ONCE = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
@@ -41,6 +43,7 @@ BLOCKING = ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "scatte
 
 REACHED_AT = "galvatron/reached"  # keys of the store, by node
 REACH_S = 10.0
+LATER_S = 60.0  # than others notice it, gloo ends a wait: its end says least
 
 _new_process_group = collective._new_process_group_impl
 _kept: list[Any] = []  # groups live as long as the process: gloo's threads use them
@@ -92,8 +95,8 @@ def _group_with_own_keys(
         return _new_process_group(backend, store, rank, world_size, group_name, pg_options, group_id, **rest)
     with _reached(store, rank, world_size) if group_id == 0 else contextlib.nullcontext():
         store.set(GROUP, str(group_id))
-        with processors.threads_behind():
-            group = core.ProcessGroupGloo.create(store, rank, world_size, group_id)
+        group = core.ProcessGroupGloo.create(store, rank, world_size, group_id)
+        set_gloo_limit(group, wait_limit_s() + LATER_S)
     _kept.append(group)
     return group
 

@@ -14,7 +14,7 @@ import paddle
 import paddle.distributed as dist
 
 from ..launch import status
-from ..launch.faults import named
+from ..launch.faults import named, wait_limit_s
 from ..launch.out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from ..launch.out_of_memory import is_out_of_memory, tell_out_of_memory
 from ..launch.status import RankOutcome
@@ -64,7 +64,7 @@ def start_world() -> tuple[int, int]:
 def _settled() -> None:
     """Once, whoever started the world."""
     processors.settle()
-    under_way.watch()
+    under_way.watch(wait_limit_s())
 
 
 def run_as_rank(work: Callable[[], None]) -> NoReturn:

@@ -1,32 +1,15 @@
-"""The processors of a host whose ranks compute on CPU: each rank has its own, if there are enough, and they stay awake.
-
-A processor that waits halts. A virtual one can then take milliseconds to wake, far longer than most messages, so that
-a step of many small ones took up to twice as long.
-"""
+"""The processors of a host whose ranks compute on CPU: each rank has its own, if there are enough."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 from .device import on_gpu
 
-# Runs whenever nothing else wants the processor, and ends with the process that started it.
-SPIN = """
-import os, sys
-os.nice(19)
-os.sched_setaffinity(0, {int(sys.argv[1])})
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-while os.getppid() == int(sys.argv[2]):
-    pass
-"""
-LEAST = 19  # the least priority that is not for idle processors alone, as nice says it
-LATE_NS = 10**8  # by which a wait that ends by itself may be late: gloo's take 10 ms, to see whether they are to end
 TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
@@ -48,34 +31,14 @@ def shares(ranks: int) -> list[list[int]]:
 
 
 def settle() -> None:
-    """Give this rank, if it computes on CPU, its share of the processors for as long as it lives, and keep them awake.
+    """Give this rank, if it computes on CPU, its share of the processors for as long as it lives.
 
     One that is alone on its host waits for nobody, and is left where it is.
     """
-    if mine := _own():
-        _move(mine)
-        keep_awake(mine)
-
-
-@contextmanager
-def threads_behind() -> Iterator[None]:
-    """Threads that are started meanwhile give way to this one where a rank has processors of its own, and sleep longer.
-
-    Gloo's threads read messages. While this one holds a connection they try again and again; on the same processor that
-    went on until the scheduler stopped them: 2 to 6 ms for every second or third message behind long work. Each also
-    wakes 100 times a second for nothing: 60 of them take 5 % of a core.
-
-    Where ranks share processors, readers that wait for their turn (SCHED_BATCH) made launches of 8 ranks on 2 a third
-    quicker, but steps of 4 ranks on 2 three to ten per cent slower: they stay as they are.
-    """
-    before, own = _threads(), _own()
-    yield
-    for thread in _threads() - before:
-        with suppress(OSError):  # it has ended, or the system lets root alone tell threads so
-            Path(f"/proc/{thread}/timerslack_ns").write_text(str(LATE_NS))
-        with suppress(ProcessLookupError):
-            if own:
-                os.setpriority(os.PRIO_PROCESS, thread, LEAST)
+    index, ranks = _place_on_host()
+    parts = shares(ranks) if ranks > 1 else []
+    if index < len(parts):
+        _move(parts[index])
 
 
 @contextmanager
@@ -92,20 +55,6 @@ def pinned(index: int, ranks: int, wanted: bool = True) -> Iterator[None]:
         yield
     finally:
         _move(mine)
-
-
-def keep_awake(processors: Iterable[int]) -> None:
-    """Keep these from halting, until this process ends."""
-    for processor in processors:
-        words = [sys.executable, "-S", "-c", SPIN, str(processor), str(os.getpid())]
-        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
-def _own() -> list[int]:
-    """This rank's share, if it computes on CPU and others on this host do; none where there is not one for each."""
-    index, ranks = _place_on_host()
-    parts = shares(ranks) if ranks > 1 else []
-    return parts[index] if index < len(parts) else []
 
 
 def _place_on_host() -> tuple[int, int]:

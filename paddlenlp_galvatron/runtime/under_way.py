@@ -13,7 +13,7 @@ from collections import deque
 from typing import Any
 
 from ..launch import status
-from ..launch.faults import WAIT_S, named
+from ..launch.faults import named
 from ..launch.status import RankOutcome
 from . import device
 
@@ -68,7 +68,7 @@ def oldest() -> tuple[str, float] | None:
     return min(waits, key=lambda wait: wait[1], default=None)
 
 
-def watch(limit_s: float = WAIT_S) -> None:
+def watch(limit_s: float) -> None:
     """From now on end this process once something has been under way for too long, and say what."""
     threading.Thread(target=_watch, args=(limit_s, device.gpu_number()), daemon=True).start()
 

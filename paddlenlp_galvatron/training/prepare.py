@@ -14,6 +14,7 @@ from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
 from ..checkpoint.choice import checkpoint_of
+from ..launch.faults import WAIT_S
 from ..model import config_of
 from ..options.degrees import DegreeOptions
 from ..options.group import Options
@@ -49,6 +50,10 @@ class LaunchOptions(Options):
     master_addr: str | None = Field(None, description="address of node 0")
     master_port: Port | None = Field(None, description="free port of node 0")
     timeout: Positive | None = Field(None, description="seconds after which the run is stopped; unset: never")
+    distributed_timeout_minutes: Positive = Field(
+        round(WAIT_S / 60),
+        description="for which ranks wait for another one in a collective before the run ends and names it",
+    )
 
 
 GROUPS: tuple[type[Options], ...] = (

@@ -226,12 +226,20 @@ class TrainSettings(RunOptions):
         """The time line of one rank."""
         return self.output_dir / "trace" / f"rank-{rank}.json"
 
+    @property
+    def rank_logs(self) -> Path:
+        """Folder of what the ranks say."""
+        return self.output_dir / "log"
+
     def make_output_dir(self) -> None:
-        """Raises UserError."""
+        """Raises UserError: it cannot be made, or it was prepared to lead what is written there elsewhere."""
         try:
             make_folder(self.output_dir)
         except OSError as error:
             raise UserError(f"{self.output_dir}: cannot be made: {error.strerror}") from None
+        for folder in (self.checkpoints, self.rank_logs, self.traced_by(0).parent):
+            if folder.is_symlink():
+                raise UserError(f"{folder}: is a link, through which nothing is written; remove it, or link output_dir")
 
     @contextmanager
     def folder_locked(self, wait_s: float = 0.0) -> Iterator[None]:

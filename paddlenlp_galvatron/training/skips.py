@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 
 from ..plan import GalvatronError
@@ -18,6 +19,7 @@ class Skips:
         self._most, self._scaled = settings.max_skipped, scaled
         self._latest: deque[bool] = deque(maxlen=max(1, 2 * self._most))  # whether each step was left out
         self.advanced = False  # whether any step changed the weights
+        self._told_of_zero = False
 
     def count(self, step: int, loss: float, norm: float) -> None:
         """Take note of a step. Raises GalvatronError where it may not be left out, or too many were."""
@@ -26,6 +28,12 @@ class Skips:
             raise GalvatronError(
                 f"step {step}: the loss is {loss}, the norm of the gradients {norm}; lower learning_rate, look at the "
                 "data of this step, or pass --on_nonfinite skip to leave such steps out"
+            )
+        if norm == 0.0 and not self._told_of_zero:
+            self._told_of_zero = True
+            sys.stderr.write(
+                f"warning: step {step}: the norm of the gradients is exactly 0, so nothing is trained; lower "
+                "learning_rate and go on from an earlier checkpoint, or look at the data\n"
             )
         self._latest.append(skipped)
         self.advanced |= not skipped

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NotRequired, TypedDict
 
+from ..base.locking import is_named
 from ..base.reading import parse_json
 from ..base.writing import whole_file
 from ..plan import GalvatronError, UserError
@@ -17,6 +19,7 @@ LONGEST_LINE_BYTES = 4 * 2**20  # 100,000 ranks' peaks of memory are 2 MB
 
 
 NUMBERS = ("loss", "lr", "grad_norm", "step_time_s", "tokens_per_s")  # of a record, beside its step
+NAN = ("loss", "grad_norm", "eval_loss")  # may be no finite number, for which JSON has null
 
 
 class StepRecord(TypedDict):
@@ -29,6 +32,7 @@ class StepRecord(TypedDict):
     step_time_s: float  # from the end of the step before, with what was loaded
     data_s: float  # of it, in which the step waited for its rows of the data
     tokens_per_s: float
+    plan: str  # its `plan_id`
     peak_memory_mib: list[float]  # of every rank
     eval_loss: NotRequired[float]  # of the validation split, after this step
 
@@ -46,11 +50,13 @@ class StepLog:
         and what is no line of a log. A step that is written again, with more in it, takes its line's place. Raises
         GalvatronError: the log cannot be written."""
         try:
-            line = json.dumps(record).encode() + b"\n"
+            line = json.dumps(_strict(record), allow_nan=False).encode() + b"\n"
             if self._file is None:
                 self._begin(record["step"], line)
                 self._file = self._path.open("r+b")
                 place = self._file.seek(-len(line), os.SEEK_END)
+            elif not is_named(self._file.fileno(), self._path):
+                raise GalvatronError(f"{self._path}: was removed while this run wrote it; the run ends")
             else:
                 step, place = self._last
                 place = self._file.seek(*((place,) if step == record["step"] else (0, os.SEEK_END)))
@@ -80,6 +86,11 @@ class StepLog:
             )
 
 
+def _strict(record: StepRecord) -> dict[str, Any]:
+    """With null for what is no number of JSON."""
+    return {**record, **{name: None for name in NAN if not math.isfinite(record.get(name, 0.0))}}  # type: ignore[arg-type]
+
+
 def read_log(path: Path) -> list[StepRecord]:
     """All records of a log."""
     return [record for line in _lines(path) if (record := record_of(line))]
@@ -97,11 +108,12 @@ def _lines(path: Path) -> Iterator[bytes]:
 def record_of(line: bytes) -> StepRecord | None:
     """A line as a log has them; None for what a loss of power or another program has left."""
     try:
-        record: Any = parse_json(line.decode(), "a line", finite=False)
+        record: Any = parse_json(line.decode(), "a line")
     except (UserError, UnicodeDecodeError):
         return None
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         return None
+    record |= {name: math.nan for name in NAN if record.get(name, 0.0) is None}
     if any(type(record.get(name)) not in (int, float) for name in NUMBERS) or not line.endswith(b"\n"):
         return None
     whole: StepRecord = record  # type: ignore[assignment]

@@ -16,6 +16,7 @@ from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 
 from ..adapters import load_family
+from ..base.signals import heeded
 from ..base.tracing import Event, join_traces, write_events
 from ..base.writing import write_text
 from ..checkpoint.convert import companions
@@ -24,7 +25,7 @@ from ..checkpoint.pretrained import weights_from
 from ..checkpoint.saving import Writer
 from ..data.map_dataset import Collator, MapData, sample_length
 from ..data.source import BatchSource
-from ..plan import UserError
+from ..plan import UserError, plan_id
 from ..runtime import device
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
@@ -118,6 +119,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         )
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
         self._events: list[Event] = []  # of traced steps
+        self._plan_id = plan_id(plan)
         self._skips = Skips(settings, scaled=self.engine.scaler is not None)
         group = PlanGroup(plan, self.engine.rank, self.engine.groups)
         group.uninstall()  # PaddleNLP's Trainer asks while it is made, which another run's plan may refuse
@@ -351,6 +353,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             step_time_s=max(times),
             data_s=max(loads),
             tokens_per_s=engine.seq_length * engine.plan.global_batch / max(times),
+            plan=self._plan_id,
             peak_memory_mib=list(peaks),
         )
         return record, any(stops)
@@ -405,19 +408,18 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
 
 @contextmanager
 def told_to_stop() -> Iterator[list[int]]:
-    """The signals, SIGTERM and Ctrl-C, that came meanwhile, however often, instead of ending the process.
+    """The signals, SIGTERM, Ctrl-C and SIGHUP, that came meanwhile, however often, instead of ending the process.
 
-    Schedulers repeat SIGTERM: once it has come, it also does nothing afterwards, while the process ends by itself.
+    Schedulers repeat SIGTERM: once told, the process ends by itself, and neither SIGTERM nor SIGHUP does anything.
     """
     told: list[int] = []  # no event: its lock, held by a signal that another one interrupts, would never come free
-    before = {
-        each: signal.signal(each, lambda number, _: told.append(number)) for each in (signal.SIGTERM, signal.SIGINT)
-    }
+    numbers = heeded(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {each: signal.signal(each, lambda number, _: told.append(number)) for each in numbers}
     try:
         yield told
     finally:
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if told else before[signal.SIGTERM])
+        for each, handler in before.items():
+            signal.signal(each, (lambda *_: None) if told and each != signal.SIGINT else handler)
 
 
 def _companions(settings: TrainSettings) -> list[Path]:

@@ -27,6 +27,7 @@ WORKER = "tests.distributed.failing_worker"
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 600.0
 END_S = 60.0  # from what a rank does to the end of all
+WAIT_S = 20.0  # for which ranks wait for each other
 MBIT_PER_S = 10_000
 CASES = {  # by rank or rank and node, and step
     "killed": "{} was ended by signal 9 (SIGKILL){}; its log",
@@ -88,7 +89,7 @@ def test_an_error_is_a_line_without_the_stacks_around_it():
 @pytest.mark.parametrize("how", CASES)
 def test_a_rank_is_named_for_what_it_did(tmp_path, how):
     with pytest.raises(LaunchError) as caught:
-        launch(WORKER, [how, "step", "1"], 3, tmp_path, TIMEOUT_S)
+        launch(WORKER, [how, "step", "1"], 3, tmp_path, TIMEOUT_S, wait_s=WAIT_S)
     ended, went_wrong = time.time(), re.search(r"^goes wrong at (\S+)$", (tmp_path / "workerlog.1").read_text(), re.M)
     assert went_wrong and ended - float(went_wrong[1]) < END_S
     first = str(caught.value).splitlines()[0]
@@ -112,7 +113,7 @@ from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.launch.nodes import Nodes
 folder, how, who, address, port, node = sys.argv[1:]
 nodes = Nodes(2, int(node), address, int(port))
-work = lambda: launch({WORKER!r}, [how, "step", who], 1, folder + "/log", {TIMEOUT_S}, nodes)
+work = lambda: launch({WORKER!r}, [how, "step", who], 1, folder + "/log", {TIMEOUT_S}, nodes, wait_s={WAIT_S})
 sys.exit(exit_code_of(work))
 """
 

@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.checkpoint import saving
 from paddlenlp_galvatron.checkpoint.saving import Writer
 from paddlenlp_galvatron.checkpoint.stored import INDEX, open_checkpoint, verify, whole_checkpoints, write_index
+from paddlenlp_galvatron.launch.faults import WAIT_VARIABLE
 from paddlenlp_galvatron.plan import GalvatronError, UserError
 from paddlenlp_galvatron.training.settings import TrainSettings
 
@@ -57,12 +57,34 @@ def delete(path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "log", "trace"])
+def test_nothing_is_written_through_a_link_in_a_runs_folder(tmp_path, name):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    settings = TrainSettings(plan=Path("plan"), model="model", world_size=1, output_dir=tmp_path / "run")
+    with pytest.raises(UserError, match=f"run/{name}: is a link, through which nothing is written"):
+        settings.make_output_dir()
+
+
+def test_a_part_that_is_a_link_is_removed(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "step-00000004.part").symlink_to(tmp_path / "elsewhere")
+    run = Run()
+    writer = Writer(folder, run.engine, 3, run.data)
+    run.train(4)
+    writer.save(run.optimizer)
+    writer.finish()
+    assert not list((tmp_path / "elsewhere").iterdir())
+    verify(open_checkpoint(folder / "step-00000004"))
+
+
 def test_a_part_that_never_comes_is_named(folder, monkeypatch):
     run = Run()
     writer = Writer(folder, run.engine, 3, run.data)
     run.train(4)
     run.engine.plan = plan(2, "1 1")  # whose second rank is not there
-    monkeypatch.setattr(saving, "WAIT_S", 0.2)
+    monkeypatch.setenv(WAIT_VARIABLE, "0.2")
     writer.save(run.optimizer)
     with pytest.raises(GalvatronError, match="rank 1 did not write a part within 0 s; the one before is whole"):
         writer.finish()

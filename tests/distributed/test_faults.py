@@ -19,6 +19,7 @@ from paddlenlp_galvatron.plan import GalvatronError, Precision, write_plan
 from paddlenlp_galvatron.proof.parity import batch_of, small_case
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.training.settings import TrainSettings
+from paddlenlp_galvatron.training.skips import Skips
 from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
 from .plans import plan
@@ -118,6 +119,15 @@ def test_a_run_leaves_such_a_step_out_when_told(tmp_path, diverging):
     records = list(GalvatronTrainer(settings(tmp_path, on_nonfinite="skip")).steps())
     assert [np.isfinite(record["grad_norm"]) for record in records] == [True, False, True]
     assert np.isfinite(records[2]["loss"])
+
+
+def test_a_norm_of_exactly_nothing_is_told_once(tmp_path, capsys):
+    skips = Skips(settings(tmp_path), scaled=False)
+    for step, norm in enumerate((0.5, 0.0, 0.0)):
+        skips.count(step, 4.0, norm)
+    assert capsys.readouterr().err.startswith("warning: step 1: the norm of the gradients is exactly 0")
+    skips.count(3, 4.0, 0.0)
+    assert not capsys.readouterr().err
 
 
 @pytest.fixture

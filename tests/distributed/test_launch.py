@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.base.scratch import scratch_folder
-from paddlenlp_galvatron.launch import faults, processes, status, watch
+from paddlenlp_galvatron.launch import faults, processes, status, store, watch
 from paddlenlp_galvatron.launch.faults import Fault, Judge, Kind, Wait
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import Launch, LaunchError, launch
@@ -199,6 +200,56 @@ def test_too_many_processes_are_refused_at_once(tmp_path):
         launch("failing_rank", ["silent"], 20_000, tmp_path / "log", timeout_s=300)
     assert time.monotonic() - start < 5
     assert not (tmp_path / "log").exists()
+
+
+EVIL = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\nraise SystemExit\n"
+
+
+@pytest.mark.parametrize("how", ["module", "script", "store"])
+def test_no_code_is_taken_from_the_current_folder(tmp_path, monkeypatch, how):
+    """It may be a model's, or data of others."""
+    (here := tmp_path / "download").mkdir()
+    (here / "secrets.py").write_text(EVIL)
+    (here / "asyncio.py").write_text(EVIL)
+    (tmp_path / "imports.py").write_text("import asyncio, secrets\nprint(secrets.token_hex(4))\n")
+    monkeypatch.chdir(here)
+    if how == "store":
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            place = f"127.0.0.1:{probe.getsockname()[1]}"
+        store._start_server(place, "token")
+        store._kept.pop().communicate("")
+    else:
+        launch("imports" if how == "module" else str(tmp_path / "imports.py"), [], 1, tmp_path / "log", timeout_s=60)
+    assert not (here / "ran").exists()
+
+
+def test_the_log_of_a_rank_follows_no_link_and_waits_for_no_pipe(tmp_path):
+    (tmp_path / "ends.py").write_text("print('of the rank')\n")
+    (tmp_path / "victim").write_text("kept")
+    (log := tmp_path / "log").mkdir()
+    (log / "workerlog.0").symlink_to(tmp_path / "victim")
+    os.mkfifo(log / "workerlog.1")
+    launch("ends", [], 2, log, timeout_s=60)
+    assert (tmp_path / "victim").read_text() == "kept"
+    assert all((log / f"workerlog.{rank}").read_text() == "of the rank\n" for rank in (0, 1))
+
+
+def test_only_the_end_of_a_log_is_read_and_once(tmp_path, monkeypatch):
+    (path := tmp_path / "log").write_bytes(b"x" * 3 * faults.LOG_END_BYTES + b"\nthe end")
+    reads = []
+    monkeypatch.setattr(faults, "read_end", lambda log, read=faults.read_end: reads.append(log) or read(log))
+    rank = faults.Rank(0, Mock(**{"poll.return_value": 1}), status.Board(), path)
+    said = {rank.said() for _ in range(9)}
+    assert [len(text) for text in said] == [faults.LOG_END_BYTES] and said.pop().endswith("the end")
+    assert len(reads) == 1
+
+
+def test_who_looks_busy_when_another_has_failed_is_not_to_blame():
+    judge = Judge()
+    lost, after = Fault(Kind.CONSEQUENCE, 1, "rank 1", 1.0), Fault(Kind.STALL, 0, "rank 0", 9.0)
+    assert judge.verdict([lost], []) is None
+    time.sleep(faults.SEARCH_S)
+    assert judge.verdict([lost], [after], [Wait(1, "all_reduce", 3.0)]) == lost
 
 
 def test_scratch_folders_go_with_their_command_or_the_next(tmp_path, monkeypatch):

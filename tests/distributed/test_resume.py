@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -146,8 +147,9 @@ def terminate_all(pid: int) -> None:
         (os.kill, signal.SIGINT),  # to the launcher alone, who makes a SIGTERM of it and tells the ranks
         pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(os.killpg, signal.SIGINT, marks=pytest.mark.slow),  # as a terminal does
+        (os.killpg, signal.SIGHUP),  # as a terminal that is closed does
     ],
-    ids=["interrupted", "terminated", "interrupted by a terminal"],
+    ids=["interrupted", "terminated", "interrupted by a terminal", "hung up"],
 )
 def test_a_run_that_is_told_to_stop_saves_first_however_often_it_is_told(straight, shim, tell, number):
     folder, losses = straight
@@ -157,6 +159,52 @@ def test_a_run_that_is_told_to_stop_saves_first_however_often_it_is_told(straigh
     assert whole_checkpoints(folder / output / "checkpoints")[0].name == f"step-{done:08d}"
     verify(open_checkpoint(whole_checkpoints(folder / output / "checkpoints")[0]))
     assert [record["loss"] for record in log(folder, output)][:STEPS] == losses[:done]
+
+
+def test_neither_an_ignored_signal_nor_a_closed_output_ends_a_run(straight):
+    """As behind nohup and &, with `| head`."""
+    folder, losses = straight
+
+    def ignore() -> None:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+    words = forking_command(*words_of("kept on"), "--logging_steps", "1")
+    with subprocess.Popen(
+        [sys.executable, *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=begun_with(),
+        start_new_session=True,
+        preexec_fn=ignore,
+    ) as process:
+        assert process.stdout and process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        try:
+            (folder / "kept on.txt").write_text("")
+            wait_for_step(process, folder, "kept on", 1)
+            for number in (signal.SIGINT, signal.SIGHUP):
+                os.killpg(process.pid, number)
+            assert (process.wait(TIMEOUT_S), process.stderr.read()) == (0, b"")
+        finally:
+            process.kill()
+    assert [record["loss"] for record in log(folder, "kept on")] == losses
+
+
+def test_a_run_whose_folder_is_gone_ends_and_makes_no_other(straight):
+    folder, _ = straight
+    process = start(folder, "gone", "--save_steps", "1", steps=NO_END)
+    try:
+        wait_for_step(process, folder, "gone", 1)
+        (folder / "gone").rename(folder / "elsewhere")
+        assert process.wait(TIMEOUT_S) == 1
+    finally:
+        process.kill()
+    told = (folder / "gone.txt").read_text()
+    assert re.search(r"error: gone\S* was removed while this run wrote", " ".join(told.split())), told
+    assert not (folder / "gone").exists()
 
 
 @pytest.mark.slow

@@ -72,8 +72,9 @@ class TrainSeen(Seen):
     def watched(cls) -> Iterator[dict[str, Any]]:
         calls: dict[str, Any] = {}
 
-        def start(run: TrainingRun, program: Any, timeout_s: float, nodes: Any) -> None:
+        def start(run: TrainingRun, program: Any, timeout_s: float, nodes: Any, wait_s: float) -> None:
             calls["settings"], calls["timeout_s"], calls["nodes"] = run._settings, timeout_s, nodes
+            calls["wait_s"] = wait_s
             calls["peak"] = run._health._peak_flops_per_s
 
         unstarted = patch.multiple(TrainingRun, start=start, show_end=lambda run: None)
@@ -208,6 +209,7 @@ LAUNCH = {
     "master_addr": Row("127.0.0.2", "calls.nodes", NODES),
     "master_port": Row(2900, "calls.nodes", NODES),
     "timeout": Row(60, "calls.timeout_s"),
+    "distributed_timeout_minutes": Row(2, "calls.wait_s"),
 }
 STRATEGY = {
     "pp_deg": Row(2, "plan.stages", FOUR),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import cache
+from pathlib import Path
 from random import Random
+
+from paddlenlp_galvatron.plan import Plan, plan_id, read_plan
 
 from . import options
 from .case import Case
@@ -11,10 +16,18 @@ from .grammar import damaged, dump, mutated
 NUMBERS = {"loss": 2.5, "lr": 1e-3, "grad_norm": 1.0, "step_time_s": 0.5, "tokens_per_s": 1e3, "data_s": 0.0}
 
 
+@cache
+def plan() -> Plan:
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(options.PLAN)
+        return read_plan(file.name)
+
+
 def log(random: Random) -> Case:
-    lines = [{"step": step, **NUMBERS, "peak_memory_mib": [100.0] * 4} for step in range(random.choice((1, 2, 12)))]
+    always = {**NUMBERS, "plan": plan_id(plan()), "peak_memory_mib": [100.0] * plan().world_size}
+    lines = [{"step": step, **always} for step in range(random.choice((1, 2, 12)))]
     text = "".join(dump(mutated(line, random) if random.random() < 0.4 else line) + "\n" for line in lines)
     content = text.encode(errors="surrogatepass")
     files = {**options.files(), "log.jsonl": damaged(content, random) if random.random() < 0.3 else content}
-    command, writes = options.BASES["report",]
-    return Case(("report", *command, "--log=log.jsonl"), files, writes)
+    priced = ("--profiles=configs", "--model=example.json", "--memory_constraint=8", "--num_gpus_per_node=4")
+    return Case(("report", "plan.json", "--log=log.jsonl", "--output=out.html", *priced), files, writes=("out.html",))

@@ -15,7 +15,7 @@ from cost_examples import MODEL, example, one_node
 
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.cost_model import CostModel, derive
-from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, VocabStrategy, load_model
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, VocabStrategy, load_model, plan_id, read_plan
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.report.breakdown import breakdown
 from paddlenlp_galvatron.report.explain import Explanation, printed
@@ -91,7 +91,12 @@ def real() -> Explanation:
 
 def records(plan: Plan, steps: int, step_s: float = 0.5, peak_mib: float = 500.0) -> list[dict]:
     return [
-        {"step": step, "step_time_s": step_s + step / 1000, "peak_memory_mib": [peak_mib + rank for rank in range(8)]}
+        {
+            "step": step,
+            "plan": plan_id(plan),
+            "step_time_s": step_s + step / 1000,
+            "peak_memory_mib": [peak_mib + rank for rank in range(8)],
+        }
         | {"loss": 1.0, "lr": 1e-3, "grad_norm": 1.0, "tokens_per_s": 1e3}
         for step in range(steps)
     ]
@@ -255,18 +260,19 @@ def test_it_works_in_a_browser(real, large, tmp_path):
         assert not opened.errors
 
 
-def test_the_command_writes_it(explanation, galvatron, tmp_path, monkeypatch):
+def test_the_command_writes_it(galvatron, tmp_path, monkeypatch):
     from cli.test_search import OPTIONS, words, write_profiles
 
     monkeypatch.chdir(tmp_path)
     write_profiles(tmp_path)
     assert galvatron(*words(**OPTIONS, output_config_path="plan.json")).code == 0
-    log = "".join(json.dumps(record) + "\n" for record in records(explanation.plan, 8))
+    plan = read_plan("plan.json", 8)
+    log = "".join(json.dumps(record) + "\n" for record in records(plan, 8))
     Path("log.jsonl").write_text(log)
     ran = galvatron("report", "plan.json", "--log", "log.jsonl", "-o", "page.html")
     assert ran.code == 0 and "Predicted beside measured" in Path("page.html").read_text()
-    Path("short.jsonl").write_text(log.replace("[500.0, ", "["))
-    assert "7 ranks, the plan of 8" in galvatron("report", "plan.json", "--log", "short.jsonl").err
+    Path("other.jsonl").write_text(log.replace(plan_id(plan), "another"))
+    assert "holds no step of this plan" in galvatron("report", "plan.json", "--log", "other.jsonl").err
     lines = log.splitlines(keepends=True)
     Path("cut.jsonl").write_text(log + lines[-1][:50])  # by a kill; training leaves the line out, too
     assert galvatron("report", "plan.json", "--log", "cut.jsonl", "-o", "cut.html").code == 0
@@ -275,6 +281,7 @@ def test_the_command_writes_it(explanation, galvatron, tmp_path, monkeypatch):
     times = ("0", "-1", "NaN", "Infinity", '"x"', "1e300", "5e-324")
     odd += [lines[0].replace('"step_time_s": 0.5', f'"step_time_s": {value}') for value in times]
     odd += [lines[0].replace("[500.0", f"[{value}") for value in ("NaN", '"x"', "null", "[]", "-1")]
+    odd += [lines[0].replace("[500.0, ", "[")]  # of another number of ranks
     for broken in (*odd, "", "{}", "[1]", "{", '{"step": 1, "step_time_s": null, "peak_memory_mib": []}\n'):
         Path("broken.jsonl").write_text(broken)
         ran = galvatron("report", "plan.json", "--log", "broken.jsonl", "-o", "none.html")

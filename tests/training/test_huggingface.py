@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from paddlenlp_galvatron.adapters import load_family
-from paddlenlp_galvatron.checkpoint import convert
+from paddlenlp_galvatron.checkpoint import convert, huggingface
 from paddlenlp_galvatron.checkpoint import stored as checkpoints
 from paddlenlp_galvatron.checkpoint.convert import precision_of, to_checkpoint, to_huggingface
 from paddlenlp_galvatron.checkpoint.huggingface import HuggingFaceWeights, modules, read_shape
@@ -41,6 +41,10 @@ MIB = 2**20
 
 def ignore(_: int) -> None:
     """Nobody watches."""
+
+
+def ignore_all(*_: object) -> None:
+    """Nothing is looked at."""
 
 
 def tensors_of(folder: Path) -> dict[str, np.ndarray]:
@@ -264,6 +268,19 @@ def test_what_is_wrong_with_a_directory_is_named(model, damage, message):
     damage(model)
     with pytest.raises(UserError, match=message):
         weights_from(model, shape)
+
+
+@pytest.mark.parametrize("converted", [False, True], ids=["Hugging Face", "checkpoint"])
+def test_weights_that_are_not_finite_are_named(model, tmp_path, monkeypatch, converted):
+    shape, name = load_model(model), "model.norm.weight"
+    with_tensor(name, np.array([math.nan] + 31 * [1.0], np.float32))(model)
+    if converted:  # by a version that let it pass
+        monkeypatch.setattr(huggingface, "require_finite", ignore_all)
+        to_checkpoint(model, shape, tmp_path / "converted", ignore)
+    source = weights_from(tmp_path / "converted" if converted else model, shape)
+    place = r"converted: tensor qwen2.norm.weight" if converted else f"model.safetensors: tensor {name}"
+    with pytest.raises(UserError, match=f"{place} has numbers that are NaN or infinite"):
+        source("qwen2.norm.weight", (32,))
 
 
 def test_what_is_wrong_with_shards_is_named(tmp_path):

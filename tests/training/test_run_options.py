@@ -171,6 +171,7 @@ def test_training_goes_on_with_the_models_own_weights_whatever_numbers_change(fo
         ),
         ({"max_stps": "3"}, 4, "max_stps: unknown option; did you mean max_steps"),
         ({"save_strategy": "never"}, 4, "save_strategy: "),
+        ({"output_dir": "o\udce9"}, 4, "output_dir: .* is not UTF-8; rename it"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(folder, values, world_size, message):

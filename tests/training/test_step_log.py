@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from paddlenlp_galvatron.cli.training_run import LogTail
-from paddlenlp_galvatron.plan import GalvatronError
+from paddlenlp_galvatron.plan import GalvatronError, plan_id, uniform_plan
 from paddlenlp_galvatron.training.step_log import StepLog, StepRecord, read_log
+
+PLAN = uniform_plan(layers=1, world_size=1, global_train_batch_size=1)
 
 
 def record(step: int, loss: float = 1.0) -> StepRecord:
@@ -20,6 +23,7 @@ def record(step: int, loss: float = 1.0) -> StepRecord:
         step_time_s=0.1,
         data_s=0.01,
         tokens_per_s=9.0,
+        plan=plan_id(PLAN),
         peak_memory_mib=[1.0],
     )
 
@@ -41,7 +45,7 @@ def test_a_run_that_goes_back_replaces_the_lines_behind_it(tmp_path):
 
 def test_a_step_that_is_written_again_takes_its_lines_place(tmp_path):
     path = tmp_path / "log"
-    log, tail = StepLog(path), LogTail(path)
+    log, tail = StepLog(path), LogTail(path, PLAN)
     seen = []
     for line in (record(0), record(0) | {"eval_loss": 2.0}, record(1), record(1) | {"eval_loss": 3.0}, record(2)):
         log.write(line)
@@ -54,16 +58,22 @@ def test_a_step_that_is_written_again_takes_its_lines_place(tmp_path):
 
 def test_a_log_is_followed_past_what_is_no_line_of_one(tmp_path):
     path = tmp_path / "log"
-    tail = LogTail(path)
-    path.write_text('{"step": 0}\nnull\nsaved\n' + json.dumps(record(0, float("nan"))) + "\n")
+    tail = LogTail(path, PLAN)
+    path.write_text('{"step": 0}\nnull\nsaved\n' + json.dumps(record(0)) + "\n")
     assert tail.read() and tail.count == 1 and tail.latest[-1]["step"] == 0
 
 
 def test_steps_without_a_finite_loss_stay(tmp_path):
-    log = StepLog(tmp_path / "log")
-    log.write(record(0, float("nan")))
+    path = tmp_path / "log"
+    log = StepLog(path)
+    log.write(record(0, math.nan) | {"grad_norm": math.inf, "eval_loss": math.nan})
     log.close()
-    assert write(tmp_path / "log", 1) == [0, 1]
+    [line] = path.read_text().splitlines()
+    told = json.loads(line, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
+    assert told["loss"] is told["grad_norm"] is told["eval_loss"] is None
+    [read] = read_log(path)
+    assert math.isnan(read["loss"]) and math.isnan(read["grad_norm"])
+    assert write(path, 1) == [0, 1]
 
 
 @pytest.mark.parametrize(

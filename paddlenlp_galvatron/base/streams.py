@@ -1,0 +1,64 @@
+"""Standard output and error that may end before the command does: a pager is closed, `head` has seen enough, a terminal
+or a disk is gone. The command does its work all the same."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+CLOSED = {errno.EPIPE, errno.EIO}  # nobody reads: a pipe, a terminal
+
+
+class Stream:
+    """Writes to a stream until that fails, and nowhere from then on."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, work: Callable[[], object]) -> None:
+        if self.error is not None:
+            return
+        try:
+            work()
+        except OSError as error:
+            self.error = error
+            with suppress(OSError):  # what Python still holds of it goes there when the process ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+@contextmanager
+def lasting_streams() -> Iterator[Callable[[], OSError | None]]:
+    """Meanwhile stdout and stderr are such streams. Gives what asks whether stdout was lost to an error, as on a full
+    disk, and not because nobody reads it."""
+    before = sys.stdout, sys.stderr
+    out, err = Stream(sys.stdout), Stream(sys.stderr)
+
+    def lost() -> OSError | None:
+        out.flush()
+        return None if out.error is None or out.error.errno in CLOSED else out.error
+
+    sys.stdout, sys.stderr = out, err
+    try:
+        yield lost
+    finally:
+        out.flush()
+        err.flush()
+        sys.stdout, sys.stderr = before

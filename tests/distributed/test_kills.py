@@ -1,0 +1,117 @@
+"""`kill -9` of a rank while a checkpoint is written, each life under another plan: nothing is lost, the losses are
+those of a straight run, and the health line is told in every life."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from forked_ranks import begun_with, forking_command
+
+from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, step_of, verify, whole_checkpoints
+from paddlenlp_galvatron.plan import write_plan
+
+from .plans import plan
+
+SAVE_STEPS, NO_END, TIMEOUT_S = 2, 1_000_000, 500.0
+WRITE_S = 0.1  # a kill hits a checkpoint within so long of its beginning
+INTERLEAVED = "interleaved, ZeRO-3, cp"
+PLANS = {
+    INTERLEAVED: plan(4, "1c2zn 1c2z 1z 1c2za", (1, 1, 1, 1), vocab="1c2z", chunks=2, batch=4),
+    "one stage": plan(2, "1z 2 2u 1z", vocab="2", batch=4),
+    "two stages": plan(4, "1z 2z 1z 2zr", (2, 2), batch=4),
+    "one rank": plan(1, "1 1 1 1", batch=4),
+    "cp": plan(2, "1c2 1c2z 1 1c2", batch=4),
+}
+MODEL = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 30000,  # 46 MiB a checkpoint: writing one takes about as long as a step
+    "max_position_embeddings": 16,
+}
+pytestmark = pytest.mark.slow
+
+
+class Life:
+    """A `galvatron train` from its start to a kill, or to its end."""
+
+    def __init__(self, folder: Path, name: str, output: str, steps: int):
+        words = ["train", f"{name}.json", "--model", "model.json", "--output_dir", output, "--max_steps", str(steps)]
+        words += ["--save_steps", str(SAVE_STEPS), "--logging_steps", "1", "--lr_scheduler_type", "constant"]
+        self.output, self.said = folder / output, folder / f"{output}.txt"
+        with self.said.open("wb") as out:
+            command = [sys.executable, *forking_command(*words)]
+            self.process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, env=begun_with())
+
+    def records(self) -> list[dict]:
+        path = self.output / "train_log.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def wait_for_writing(self, behind: int) -> int:
+        """Until a checkpoint of this life, of a later step, is being written; gives its step."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            parts = [int(path.name[5:13]) for path in (self.output / "checkpoints").glob("step-*.part")]
+            if begun := [step for step in parts if step > behind]:
+                return max(begun)
+            assert self.process.poll() is None and time.monotonic() < deadline, self.said.read_text()
+            time.sleep(0.002)
+
+    def kill_rank(self, chance: random.Random) -> None:
+        ranks = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        with suppress(ProcessLookupError):
+            os.kill(int(chance.choice(ranks)), signal.SIGKILL)
+        assert self.process.wait(TIMEOUT_S) == 1, self.said.read_text()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ten_kills_under_changing_plans_lose_nothing(tmp_path, seed, record_property):
+    for name, of in PLANS.items():
+        write_plan(replace(of, assumed=replace(of.assumed, seq_length=16)), tmp_path / f"{name}.json")
+    (tmp_path / "model.json").write_text(json.dumps(MODEL))
+    chance, newest, costs = random.Random(seed), 0, []
+    others = [name for name in PLANS if name != INTERLEAVED]
+    for kill in range(10):
+        life = Life(tmp_path, chance.choice(others) if kill % 2 else INTERLEAVED, "run", NO_END)
+        step = life.wait_for_writing(newest)
+        time.sleep(chance.uniform(0, WRITE_S))
+        life.kill_rank(chance)
+        said = life.said.read_text()
+        assert ("goes on at" in said) == (newest > 0) and (not newest or f"step-{newest:08d}" in said)
+        assert re.search(r"^step \d+, loss", said, re.M) and "unexpected" not in said
+        whole = whole_checkpoints(life.output / "checkpoints")
+        for folder in whole:
+            verify(open_checkpoint(folder))
+        newest = step_of(whole[0]) if whole else 0
+        costs.append(len(life.records()) - newest)
+        assert newest >= step - SAVE_STEPS and costs[-1] <= 2 * SAVE_STEPS
+    last = Life(tmp_path, "one stage", "run", newest + 3)
+    assert last.process.wait(TIMEOUT_S) == 0, last.said.read_text()
+    assert not list((last.output / "checkpoints").glob("*.part"))
+    straight = Life(tmp_path, "one rank", "straight", newest + 3)
+    assert straight.process.wait(TIMEOUT_S) == 0, straight.said.read_text()
+    told, alone = last.records(), straight.records()
+    assert [record["step"] for record in told] == list(range(newest + 3))
+    for key in ("loss", "grad_norm"):
+        assert [record[key] for record in told] == pytest.approx([record[key] for record in alone], rel=1e-5)
+    differences = [abs(a["loss"] - b["loss"]) for a, b in zip(told, alone, strict=True)]
+    record_property("steps lost at each kill", costs)
+    record_property("largest difference of the loss", max(differences))

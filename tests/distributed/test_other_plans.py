@@ -1,0 +1,73 @@
+"""A run goes on under one plan after the other, with logging and evaluation at their defaults; each plan's health line
+and report read the steps of that plan alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from paddlenlp_galvatron.data.corpus import Corpus, write_dataset
+from paddlenlp_galvatron.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.plan import Plan, plan_id, write_plan
+
+from .plans import plan
+
+EACH = 10  # steps, after which the health line comes by default
+PLANS = {
+    "two ranks": plan(2, "1z 2 1 1"),
+    "two stages": plan(4, "1 2z 1 1", (2, 2)),
+    "two chunks": plan(4, "1z 1 2 1", (1, 1, 1, 1), chunks=2),
+    "one rank": plan(1, "1 1 1 1"),
+}
+WALK = ("two ranks", "two stages", "two ranks", "two chunks", "one rank")
+MODEL = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "vocab_size": 257,
+    "max_position_embeddings": 16,
+}
+
+
+def with_prediction(of: Plan) -> Plan:
+    """With the length of samples, and what the health line compares with."""
+    stages = [{"memory_mib": 1e6 * (stage + 1)} for stage in range(of.pipeline)]
+    predicted = {"time_s": 10.0, "stages": stages}
+    return replace(of, assumed=replace(of.assumed, seq_length=16), metadata={"predicted": predicted})
+
+
+def test_a_run_goes_on_under_any_plan(galvatron, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("model.json").write_text(json.dumps(MODEL))
+    Path("text.jsonl").write_text("".join(json.dumps({"text": f"{k} " * 30}) + "\n" for k in range(200)))
+    write_dataset(Corpus((Path("text.jsonl"),)), Path("data"), train_tokenizer(["some text"], 257), 0)
+    for name, of in PLANS.items():
+        write_plan(with_prediction(of), f"{name}.json")
+    data = ["--input_dir", "data", "--split", "8,2,0", "--do_eval", 1, "--max_evaluate_steps", 1]
+    run = ["--model", "model.json", *data]
+    for life, name in enumerate(WALK, 1):
+        ran = galvatron("train", f"{name}.json", *run, "--max_steps", life * EACH)
+        told = " ".join(ran.out.split())
+        assert ran.code == 0, ran.err
+        assert f"step {life * EACH}, loss" in told and "predicted 10 s" in told
+        assert ("memory on stage" in told) == (PLANS[name].pipeline > 1)
+    records = [json.loads(line) for line in Path("output/train_log.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(len(WALK) * EACH))
+    assert [record["plan"] for record in records[::EACH]] == [plan_id(PLANS[name]) for name in WALK]
+    assert [record["step"] for record in records if "eval_loss" in record] == [*range(EACH - 1, len(records), EACH)]
+    derive = ["profile", "all", "--analytic", "h100-80gb", "--seq_length", 16, "--mixed_precision", "fp32"]
+    for name, of in PLANS.items():
+        assert galvatron(*derive, "--model", "model.json", "--nproc", of.world_size).code == 0
+        words = ["--log", "output/train_log.jsonl", "--profiles", "configs", "--model", "model.json"]
+        ran = galvatron(
+            "report", f"{name}.json", *words, "--num_gpus_per_node", of.world_size, "--memory_constraint", 8
+        )
+        assert ran.code == 0, ran.err
+        assert f"{EACH * WALK.count(name)} steps" in Path("report.html").read_text()

@@ -1,0 +1,32 @@
+"""On CPU, too, a loss is told as it is: NaN where the logits have one, and as large as it is."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("paddle")
+
+import paddle
+from distributed.small_run import CASE, Run
+
+
+def loss_with(weights: float) -> float:
+    """Of the first step, where these are the weights of the LM head beside two numbers."""
+    run = Run()
+    head = run.engine.stage._head._table.tensor
+    numbers = np.full(head.shape, weights, np.float32)
+    numbers[:, 0] = 1.0
+    paddle.assign(paddle.to_tensor(numbers), output=head)
+    return float(run.engine.forward_backward(run.data.batch(0)))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_logits_that_are_no_numbers_give_a_loss_that_is_none(number):
+    assert not math.isfinite(loss_with(number))
+
+
+def test_a_large_loss_is_told_as_it_is():
+    assert math.isfinite(loss := loss_with(1e4)) and loss > 64 + math.log(CASE.shape.vocab_size)
