@@ -70,7 +70,7 @@ def report(
     own = of_plan(read, records)
     if records and not own:
         raise UserError(f"{log}: holds no step of this plan; name the log of a run under it")
-    if any(len(record["peak_memory_mib"]) != read.world_size for record in own):
+    if log and any(len(record["peak_memory_mib"]) != read.world_size for record in own):
         raise _no_log(log)
     with each_watched() as watch:
         problem = replace(problem, watch=watch)
