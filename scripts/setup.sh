@@ -89,8 +89,8 @@ else
     say "[3/5] installing $(pinned | grep -c '^[^#].*==') pinned packages, paddlepaddle $paddle among them (a few minutes)"
     pinned >"$venv/requirements.txt"
     # What nobody imports stays uncompiled: of 11,000 files Python compiles some 3,000 when it first imports them.
-    # The two without a wheel are built by the setuptools of the list, not by whichever is the newest.
-    grep -e '^--' -e '^setuptools==' "$venv/requirements.txt" >"$venv/setuptools.txt"
+    # The two without a wheel are built by the tools of the list, not by whichever are the newest.
+    grep -E '^(--|setuptools|packaging==)' "$venv/requirements.txt" >"$venv/setuptools.txt"
     pip_install --no-deps --no-compile -r "$venv/setuptools.txt" &&
         pip_install --no-deps --no-compile --no-build-isolation -r "$venv/requirements.txt" || {
         rm -rf "$venv"

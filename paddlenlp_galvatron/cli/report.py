@@ -70,7 +70,8 @@ def report(
     own = of_plan(read, records)
     if records and not own:
         raise UserError(f"{log}: holds no step of this plan; name the log of a run under it")
-    _require_same_ranks(log, own, read.world_size)
+    if log and any(len(record["peak_memory_mib"]) != read.world_size for record in own):
+        raise _no_log(log)
     with each_watched() as watch:
         problem = replace(problem, watch=watch)
         explanation = explain(read, problem)
@@ -89,8 +90,12 @@ def _records(log: Path) -> list[StepRecord]:
     except OSError as error:
         raise UserError(f"{log}: cannot be read: {error.strerror}") from None
     if not all(map(_is_drawn, records)) or not records:
-        raise UserError(f"{log}: is no train_log.jsonl; name the log of a run under this plan")
+        raise _no_log(log)
     return records
+
+
+def _no_log(log: Path) -> UserError:
+    return UserError(f"{log}: is no train_log.jsonl; name the log of a run under this plan")
 
 
 def _is_drawn(record: StepRecord) -> bool:
@@ -99,11 +104,3 @@ def _is_drawn(record: StepRecord) -> bool:
         return False
     step_s = record["step_time_s"]
     return 0 <= record["step"] < MOST and LEAST_S < step_s < MOST and all(0 <= mib < MOST for mib in peaks)
-
-
-def _require_same_ranks(log: Path | None, records: list[StepRecord], world_size: int) -> None:
-    ranks = {len(record["peak_memory_mib"]) for record in records}
-    if ranks - {world_size}:
-        raise UserError(
-            f"{log}: is of {max(ranks)} ranks, the plan of {world_size}; name the log of a run under this plan"
-        )

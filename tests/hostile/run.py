@@ -46,7 +46,7 @@ GENERATORS: dict[Generator, int] = {
     data.other_tokenizer: 1,
     folders.text_folder: 1,
     folders.run_folder: 1,
-    logs.log: 1,
+    logs.step_log: 1,
 }
 ENDS = (0, 2, 3)
 CPU_S = 3  # of a case beyond the start of Python: the promise is 2, and the machine may be slow
