@@ -179,8 +179,9 @@ def _leave_behind() -> None:
 
 def _run(words: list[str], folder: Path) -> None:
     """As `python WORDS` in the folder does."""
-    is_safe, is_module = words[0] == "-P", "-m" in words[:2]
+    is_safe = words[0] == "-P"
     words = words[is_safe:]
+    is_module = words[0] == "-m"
     sys.argv = words[is_module:]
     beside = [] if is_safe else [str(folder if is_module else Path(words[0]).parent)]
     sys.path[:0] = [*beside, *filter(None, os.environ.get(PATH, "").split(os.pathsep))]

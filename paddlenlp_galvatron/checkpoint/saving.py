@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.reading import read_bytes
-from ..base.writing import UNFINISHED, make_folder, move, to_disk, write_text
+from ..base.writing import UNFINISHED, make_folder, move, to_disk
 from ..data.source import BatchSource
 from ..launch.faults import named, wait_limit_s
 from ..launch.status import waiting
@@ -56,7 +56,6 @@ class Writer:
         self._companions: dict[str, bytes] = {}
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
-        self._run = folder.parent.stat()  # the run's folder, which others may remove
         self._awaited = ""  # ranks whose parts are not there
         if engine.rank == 0:  # before the others, who wait in `_owned`, write anything
             self._companions = {file.name: read_bytes(file) for file in companions}
@@ -65,11 +64,14 @@ class Writer:
                     with suppress(OSError):
                         left.unlink() if left.is_symlink() else shutil.rmtree(left)
         self._own = self._owned()
+        make_folder(folder.parent)
+        self._run = folder.parent.stat()  # the run's folder, which others may remove
 
     def save(self, optimizer: Any) -> None:
         """Take a copy of everything now and write it meanwhile. Raises GalvatronError if the last one failed."""
         self.finish()
         self._require_run()
+        make_folder(self._folder)
         arrays, tensors, powers = self._copy(optimizer)
         scaler, step = self._engine.scaler, self._engine.steps_done
         index = {
@@ -136,12 +138,14 @@ class Writer:
         try:
             whole = self._folder / f"step-{step:08d}"
             part = whole.with_name(whole.name + UNFINISHED)
-            self._require_run()  # or what is written would make the folder anew
-            make_folder(part)
+            part.mkdir(exist_ok=True)  # and none above it, which may have been removed
+            to_disk(self._folder)
             name = f"rank-{self._engine.rank:05d}.safetensors"
             facts = write_tensors(part / name, arrays, Precision.FP32, self._teller(whole, arrays))
-            self._require_run()
-            write_text(part / f"{name}.json", json.dumps(asdict(facts) | {"tensors": tensors}))
+            told = part / f".{name}.json"
+            told.write_text(json.dumps(asdict(facts) | {"tensors": tensors}))
+            to_disk(told)
+            move(told, part / f"{name}.json")
             if self._engine.rank == 0:
                 self._complete(part, whole, index)
         except Exception as error:  # told at the next `finish`

@@ -17,6 +17,7 @@ from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.model import config_of
+from paddlenlp_galvatron.plan import plan_id, read_plan
 from paddlenlp_galvatron.profiles import Collective, MessageGroup, Shape
 from paddlenlp_galvatron.search import device, engine
 from paddlenlp_galvatron.search.space import PlanFamily, Space
@@ -34,8 +35,6 @@ def prepare(folder: Path) -> None:
     write_model(folder)
     (folder / "example.json").write_text(json.dumps(config_of(MODEL)))
     (folder / "options.json").write_text(json.dumps({"settle_chunk": 4}))
-    record = {"step": 0, "step_time_s": 0.5, "peak_memory_mib": [100.0] * 8}
-    (folder / "log.jsonl").write_text(json.dumps(record) + "\n")
     (folder / "plan_options.json").write_text(json.dumps({"memory_constraint": 4}))
     for profile in (HARDWARE, COMPUTATION, MEMORY):
         profile.save(folder / "configs")
@@ -57,6 +56,8 @@ def prepare(folder: Path) -> None:
             options = BASE | {"memory_constraint": gb, "output_config_path": name, "log_dir": "searched", **NARROW}
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
                 main(["search", *words_of(options)])
+        record = {"step": 0, "plan": plan_id(read_plan("plan.json", 8)), "step_time_s": 0.5}
+        Path("log.jsonl").write_text(json.dumps(record | {"peak_memory_mib": [100.0] * 8}) + "\n")
 
 
 def _longer(one: Any, name: str) -> dict[int, Any]:
