@@ -10,8 +10,8 @@ from pathlib import Path
 # The exit code of a rank that ran out of memory: Linux's ENOMEM.
 EXIT_CODE = 12
 # What the message of a failed allocation holds where its class does not tell: Paddle's, C++'s, and Python's inside a
-# PyLayer's backward, which becomes an OSError with the traceback as its text; CUDA's (error 2); those of cuBLAS, of which
-# the second is what the making of a handle says, and of cuDNN.
+# PyLayer's backward, which becomes an OSError with the traceback as its text; CUDA's (error 2); those of cuBLAS, of
+# which the second is what the making of a handle says, and of cuDNN.
 WORDS = ("ResourceExhausted", "Out of memory error on GPU", "std::bad_alloc", "MemoryError", "CUDA error(2)")
 WORDS += ("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_ALLOC_FAILED")
 WORDS += ("DEVICE_ALLOCATION_FAILED", "HOST_ALLOCATION_FAILED")
