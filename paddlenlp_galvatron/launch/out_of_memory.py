@@ -12,7 +12,13 @@ EXIT_CODE = 12
 # What the message of a failed allocation holds where its class does not tell: Paddle's, C++'s, and Python's inside a
 # PyLayer's backward, which becomes an OSError with the traceback as its text; CUDA's (error 2); those of cuBLAS, of
 # which the second is what the making of a handle says, and of cuDNN.
-WORDS = ("ResourceExhausted", "Out of memory error on GPU", "std::bad_alloc", "MemoryError", "CUDA error(2)")
+WORDS: tuple[str, ...] = (
+    "ResourceExhausted",
+    "Out of memory error on GPU",
+    "std::bad_alloc",
+    "MemoryError",
+    "CUDA error(2)",
+)
 WORDS += ("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_ALLOC_FAILED")
 WORDS += ("DEVICE_ALLOCATION_FAILED", "HOST_ALLOCATION_FAILED")
 # NCCL calls whatever CUDA tells it an "unhandled cuda error"; which one it was stands in the log.
