@@ -6,6 +6,7 @@
 - what it will write holds NaN (bytes 0xFF) until it has been waited for, and may not be written to meanwhile;
 - what it reads may be neither freed nor written to meanwhile;
 - the calls on a group are compared across ranks, one by one: kind, type, size;
+- nobody waits for all that the device was given to do while a receive is posted, which may need what is yet to be sent;
 - a group's first use is in `Groups.create`, by a call of the kind that is made of it later;
 - `finish()` fails where something was started that nobody waited for.
 
@@ -32,6 +33,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
+from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.groups import Groups
 
 LIMIT_S = 60.0  # of a wait
@@ -334,6 +336,11 @@ class Backend:
             raise BrokenRule(f"{task.what}: {ours} here, but rank {peer} calls {theirs}")
         return header, np.frombuffer(rest, np.uint8)
 
+    def synchronize(self, *_: Any) -> None:
+        """In place of what waits for all queues of a device."""
+        if posted := [task.what for task in self.under_way if task.output is not None and task.header["kind"] == P2P]:
+            raise BrokenRule(f"the device is waited for while {posted[0]} is posted")
+
     def finish(self) -> None:
         """Nothing may be under way, and all ranks must have called the same on each group."""
         if self.under_way:
@@ -347,6 +354,7 @@ def install(folder: Path, seed: int) -> Backend:
     dist.stream.all_reduce, dist.stream.all_gather = backend.all_reduce, backend.all_gather
     dist.stream.reduce_scatter, dist.stream.alltoall_single = backend.reduce_scatter, backend.all_to_all
     dist.isend, dist.irecv = backend.send, backend.receive
+    device.synchronize = device.release = device.take = backend.synchronize  # type: ignore[assignment]
     create = Groups.create
 
     def warm_up(groups: Groups, *arguments: Any, **named: Any) -> None:

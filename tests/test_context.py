@@ -13,7 +13,7 @@ import paddle
 from paddlenlp.transformers.qwen2.modeling import Qwen2RotaryEmbedding, scaled_dot_product_attention
 
 from paddlenlp_galvatron.adapters import load_family
-from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
 from paddlenlp_galvatron.plan.layout import own_chunks
 from paddlenlp_galvatron.runtime import device, documents
 from paddlenlp_galvatron.runtime.adapter import Kernels
@@ -33,7 +33,7 @@ class Config:
     attention_dropout = 0.0
 
 
-def by_rows(query, key, value, rows):
+def by_rows(query, key, value, rows, causal):
     """What Paddle documents of flashmask_attention without `causal`: in each column rows from the first number on and
     rows before the second one are hidden."""
     places = paddle.arange(query.shape[1], dtype="int32").reshape([1, 1, -1, 1])
@@ -59,7 +59,7 @@ def test_mask_and_rows_of_flash_attention_give_what_a_whole_sample_has(degree, m
         own, mask = context.own_rows(query, chunks, 1), context.own_rows(causal, chunks, 2)
         rows = context.hidden_rows(chunks, LENGTH)
         masked = scaled_dot_product_attention(own, Config, *repeated, mask, False)
-        rowwise = context.by_rows(rows)(own, Config, key, value, None, False)
+        rowwise = context.flash(rows)(own, Config, key, value, None, False)
         for found in (masked, rowwise):
             np.testing.assert_allclose(found, context.own_rows(whole, chunks, 1), atol=1e-6)
 
@@ -127,3 +127,25 @@ def test_a_rank_turns_its_tokens_by_their_true_positions():
         context.OwnPositions(table, chunks)(paddle.zeros([1]), seq_len=8), table(paddle.zeros([1]), LENGTH), strict=True
     ):
         np.testing.assert_array_equal(own[0, :, 0], every.numpy()[0, [4, 5, 6, 7, 16, 17, 18, 19], 0])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_chunks_are_gathered_in_order_and_scattered_as_they_lay(monkeypatch, ranks):
+    length = 4 * ranks
+    whole = paddle.arange(2 * length * 3, dtype="float32").reshape([2, length, 3])
+    own = [context.own_rows(whole, own_chunks(place, ranks, length), 1) for place in range(ranks)]
+    group, joined = SimpleNamespace(nranks=ranks), paddle.concat(own)
+    monkeypatch.setattr(context, "all_gather", lambda _x, _group: joined)
+    monkeypatch.setattr(context, "reduce_scatter", lambda grad, _group: grad)
+    np.testing.assert_array_equal(context._gather(own[0], group), whole)
+    np.testing.assert_array_equal(context._scatter(whole, group), joined)
+
+
+def test_old_versions_of_paddle_are_refused_under_context_parallelism_with_flash_attention():
+    plan = Plan(2, 2, 1, (1,), (LayerStrategy(1, context=2),))
+    flash, one = Kernels(flash_attention=True), Plan(2, 2, 1, (1,), (LayerStrategy(2),))
+    with pytest.raises(UserError, match=r"Paddle 3\.1\.1 .* install Paddle 3\.2"):
+        flash.require_version(plan, "3.1.1")
+    for kernels, of, version in ((flash, plan, "3.2.2"), (flash, plan, "3.10.0"), (flash, one, "3.1.1")):
+        kernels.require_version(of, version)
+    Kernels().require_version(plan, "3.1.1")

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("paddle")
 
 import paddle
-from deferred import COLLECTIVE, EXCHANGE, Backend, BrokenRule, require_same_calls
+from deferred import COLLECTIVE, EXCHANGE, P2P, Backend, BrokenRule, require_same_calls
 
 
 @pytest.fixture
@@ -93,3 +93,16 @@ def test_a_gather_in_place_keeps_what_it_reads_and_lies_where_it_must(ranks):
     assert outs[0].tolist() == [1, 1, 2, 2]
     with pytest.raises(BrokenRule, match="at byte 8 of its output, not at 0"):
         ranks[0].all_gather(outs[0], outs[0]._slice(2, 4), ranks[0].group, sync_op=False)
+
+
+def test_a_device_that_is_waited_for_while_a_receive_is_posted(ranks):
+    for backend in ranks:
+        backend.first_uses.add((7, P2P))
+    buffer, sent = paddle.zeros([2]), paddle.ones([2])
+    ranks[0].synchronize()
+    task = ranks[0].receive(buffer, 1, ranks[0].group)
+    with pytest.raises(BrokenRule, match="waited for while message 0"):
+        ranks[0].synchronize()
+    ranks[1].do(ranks[1].send(sent, 0, ranks[1].group))
+    task.wait()
+    ranks[0].synchronize()

@@ -11,8 +11,11 @@ pytest.importorskip("paddle")
 import paddle
 import paddle.distributed as dist
 
+from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.runtime import collectives, device, gradients, under_way
-from paddlenlp_galvatron.runtime.units import Trainable
+from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW, window
+from paddlenlp_galvatron.runtime.units import ALIGNED_BYTES, Trainable
+from paddlenlp_galvatron.training.recipe import Recipe
 
 SIZE = 4
 
@@ -48,6 +51,26 @@ def test_values_are_passed_on_as_they_are_updated_and_nothing_waits(monkeypatch)
     gradients.update_in_turns(optimizer, trainables, factor=1.0)
     first, second = ["update", "start a", "start b"], ["update", "start c", "start d"]
     assert told == [*first, *second]  # nobody waits: the next forward pass does, module by module
+
+
+@pytest.mark.parametrize("offset", range(5))
+def test_a_gradient_begins_where_a_kernel_may_load_four_numbers_at_once(offset):
+    """Behind a weight of an odd size it does not: a misaligned address ends all that a GPU was given to do."""
+    tensor, owner = paddle.create_parameter([SIZE], "float32"), Owner("a", [])
+    owner.kept = window(paddle.arange(16, dtype="float32"), offset, offset + SIZE, [SIZE])
+    Trainable(tensor, (), True, owner).present_gradient(1.0)
+    assert tensor.grad.data_ptr() % ALIGNED_BYTES == 0
+    assert tensor.grad.tolist() == [offset + n for n in range(SIZE)]
+
+
+def test_tensors_beyond_what_a_kernel_counts_are_updated_by_another(monkeypatch):
+    tensor = paddle.create_parameter([SIZE], "float32")
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    assert isinstance(Recipe().build([tensor], []), MultiTensorAdamW)
+    monkeypatch.setattr(MultiTensorAdamW, "MOST", SIZE - 1)
+    assert not isinstance(Recipe().build([tensor], []), MultiTensorAdamW)
+    with pytest.raises(UserError, match="use_multi_tensor: its kernel takes at most 3"):
+        Recipe(use_multi_tensor=True).build([tensor], [])
 
 
 def test_a_gradient_is_shared_and_not_copied():

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ..base.errors import UserError
 from ..model import ModelShape
+from ..plan.communicators import communicators
 from ..plan.layout import TokenLayout, token_layout
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.seams import Collective
@@ -143,6 +144,10 @@ class CostModel(LayerPrices):
         """What its devices hold beside tensors: nothing where no profile names a GPU."""
         measured = self.memory.profile.meta.extra.get("reserved")
         return reserve_of(self.device, self.world_size, measured if isinstance(measured, int | float) else None)
+
+    def reserve_of(self, plan: Plan) -> Reserve:
+        """The same with the communicators of a plan."""
+        return self.reserve.having(communicators(plan, self.models[0], self.seqs[0]))
 
     @property
     def profile_files(self) -> tuple[ProfileFile, ...]:

@@ -192,7 +192,7 @@ class Crew:
     def _told(self, rank: Rank, told: RankStatus, code: int | None) -> Fault:
         kind = Kind.CONSEQUENCE if told.outcome is RankOutcome.LOST_A_PEER else Kind.CAUSE
         age = time.monotonic() - told.since
-        if told.exit_code == OUT_OF_MEMORY or (code and ended_out_of_memory(code, "", self._starved)):
+        if told.exit_code == OUT_OF_MEMORY or (code and ended_out_of_memory(code, rank.said(), self._starved)):
             return self._memory(rank, age)
         if kind is Kind.CONSEQUENCE:
             message = f"{rank.name} lost another rank in {told.waits_for or 'a collective'}: {told.message}"

@@ -10,9 +10,19 @@ from pathlib import Path
 # The exit code of a rank that ran out of memory: Linux's ENOMEM.
 EXIT_CODE = 12
 # What the message of a failed allocation holds where its class does not tell: Paddle's, C++'s, and Python's inside a
-# PyLayer's backward, which becomes an OSError with the traceback as its text; CUDA's (error 2), and NCCL's, which calls
-# what CUDA refuses it so when it makes a communicator: mostly the buffers, for which there is no room.
-WORDS = ("ResourceExhausted", "std::bad_alloc", "MemoryError", "CUDA error(2)", "unhandled cuda error")
+# PyLayer's backward, which becomes an OSError with the traceback as its text; CUDA's (error 2); those of cuBLAS, of
+# which the second is what the making of a handle says, and of cuDNN.
+WORDS: tuple[str, ...] = (
+    "ResourceExhausted",
+    "Out of memory error on GPU",
+    "std::bad_alloc",
+    "MemoryError",
+    "CUDA error(2)",
+)
+WORDS += ("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_ALLOC_FAILED")
+WORDS += ("DEVICE_ALLOCATION_FAILED", "HOST_ALLOCATION_FAILED")
+# NCCL calls whatever CUDA tells it an "unhandled cuda error"; which one it was stands in the log.
+TOLD_BY_NCCL = re.compile(r"Cuda failure (\d+ )?'out of memory'")
 TOLD = "out of memory: tensors held {:.1f} MiB at most"
 FOUND = re.compile(re.escape(TOLD).replace(r"\{:\.1f\}", r"([0-9.]+)"))
 KILLS = Path("/proc/vmstat")  # counts the processes that the kernel ended for lack of memory
@@ -32,7 +42,8 @@ def tell_out_of_memory(error: BaseException, peak_mib: float) -> None:
 
 def told_reason(log: str) -> str:
     """What could not be allocated, behind a colon; empty where the log does not say."""
-    lines = [line for line in log.splitlines() if FOUND.search(line) or any(word in line for word in WORDS)]
+    told = [FOUND, TOLD_BY_NCCL, re.compile("|".join(map(re.escape, WORDS)))]
+    lines = [line for line in log.splitlines() if any(one.search(line) for one in told)]
     return f": {lines[-1].strip()}" if lines else ""
 
 
@@ -54,4 +65,6 @@ def ended_out_of_memory(code: int, log: str, killed: bool) -> bool:
     """Whether a rank's exit code (negative: signal) and log tell of it. `killed`: the kernel ended some process."""
     if code == -signal.SIGABRT:
         return any(word in log for word in WORDS)  # in a thread of C++, where nothing catches it
+    if code == 1 and TOLD_BY_NCCL.search(log):
+        return True
     return code == EXIT_CODE or (killed and code == -signal.SIGKILL)

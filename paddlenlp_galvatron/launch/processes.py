@@ -40,6 +40,8 @@ COMMON_ENVIRONMENT = {
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 # NCCL makes all connections of a communicator when that is made, and none at the first call of a kind, within a step.
 CONNECTED = {"NCCL_RUNTIME_CONNECT": os.environ.get("NCCL_RUNTIME_CONNECT", "0")}
+# Its errors give no reason; the log has it.
+CONNECTED |= {"NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
 RANK_MIB = 150  # least memory of a process on CPU that has Paddle, beyond what all share
 RANKS_PER_CORE = 64  # beyond which gloo's time limits pass before everybody had a turn
 

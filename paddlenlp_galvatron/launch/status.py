@@ -24,6 +24,7 @@ LAYOUT = struct.Struct("<Biid160s3000sB")  # the outcome last: whoever sees it s
 # What stands in messages of gloo and of Paddle's store about a peer that has gone or does not come; and what stands in
 # gloo's about messages that do not fit together.
 PEER_WORDS = ("gloo/transport/tcp", "Timed out waiting", "reset by peer", "TCP send error", "TCP receive error")
+NCCL_PEER_WORDS = ("remote process exited", "unhandled system error", "Connection closed by remote peer")
 MISFIT_WORDS = ("enforce fail", "Enforce failed", "EnforceNotMet")
 
 
@@ -161,4 +162,6 @@ def _tell() -> None:
 
 def lost_a_peer(text: str) -> bool:
     """Whether an error, or the end of a log, speaks of another process that has gone or does not come."""
+    if any(word in text for word in NCCL_PEER_WORDS):
+        return True
     return any(word in text for word in PEER_WORDS) and not any(word in text for word in MISFIT_WORDS)

@@ -110,6 +110,12 @@ def most_communicators(groups: Iterable[Group]) -> int:
     return max(Counter(rank for ranks, _ in groups for rank in ranks).values(), default=0)
 
 
+def communicators(plan: Plan, shape: ModelShape, seq_length: int) -> int:
+    """How many a rank of a launch has at most, with that of all ranks."""
+    groups = stage_groups(plan, shape, seq_length) | {(tuple(range(plan.world_size)), "world")}
+    return most_communicators(groups) if plan.world_size > 1 else 0
+
+
 def twins(plan: Plan, rank: int) -> Ranks:
     """A rank of the first stage and its peer of the last: they hold the same rows of a tied embedding."""
     local = rank % plan.stage_size

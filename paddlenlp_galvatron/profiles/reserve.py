@@ -5,7 +5,7 @@ The one definition behind `context_mib`'s default: search, fit and what profiles
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .data_sheet import DataSheet, data_sheet_of
@@ -28,18 +28,21 @@ WORKSPACES = ReservePart("workspaces", 128.0, "cuBLAS documents 32 MiB a handle 
 # NCCL allocates the receive buffers of a channel for LL (512 KiB), LL128 (4.7 MiB) and Simple (4 MiB): init.cc's
 # buffer sizes. A ring inside a node has 16 channels.
 COMMUNICATOR_MIB = 16 * (0.5 + 4.7 + 4.0)
-# A rank's distinct groups: tensor, sharding and whole stage, those of the vocabulary layers, and both neighbours in
-# the pipeline. A layer-wise plan of 1,024 ranks was counted to have 9 at most.
+# Where no plan is known whose groups could be counted, as before a search. A rank's distinct ones: tensor, sharding and
+# whole stage, those of the vocabulary layers, and both neighbours in the pipeline. Most plans have fewer; four
+# strategies in a pipeline have 12.
 COMMUNICATORS = 9
-COMMUNICATION = ReservePart(
-    "communicators", COMMUNICATORS * COMMUNICATOR_MIB, f"{COMMUNICATORS} of 16 channels, NCCL's default buffers"
-)
 # What the allocator holds beside tensors, as a share of these, where no profile measured it. Published runs that left a
 # tenth of their card free: Mist's artifact 8.2 % (19,274 MB in tensors, 20,862 MB reserved); PaddleFleet's Qwen3-8B on
 # H800 4 % in the mean, 8.2 % at most. The one that filled its card had 15 %, as an allocator takes more where there is
 # more: benchmarks/published_runs.
 ALLOCATOR, MEAN_ALLOCATOR, FULL_ALLOCATOR = 0.09, 0.04, 0.15
 FULL = 0.75  # of a card, by tensors: from here on it counts as filled
+
+
+def communication(count: int) -> ReservePart:
+    """Of so many communicators."""
+    return ReservePart("communicators", count * COMMUNICATOR_MIB, f"{count} of 16 channels, NCCL's default buffers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class Reserve:
     @property
     def fixed_mib(self) -> float:
         return sum(part.mib for part in self.parts)
+
+    def having(self, communicators: int) -> Reserve:
+        """The same with as many communicators as a plan has."""
+        counted = communication(communicators)
+        return replace(self, parts=tuple(counted if part.name == counted.name else part for part in self.parts))
 
     def bound_mib(self, tensors_mib: float, offloaded_mib: float = 0.0) -> float:
         """The most that a device holds whose tensors take this at their peak, while it has room. `offloaded_mib`:
@@ -87,7 +95,7 @@ def reserve_of(device: str | None, ranks: int, reserved: float | None = None) ->
     """
     if device is None or not (gpu_sheet(device) or "NVIDIA" in device.upper()):
         return Reserve()
-    parts = (CONTEXT, WORKSPACES, *((COMMUNICATION,) if ranks > 1 else ()))
+    parts = (CONTEXT, WORKSPACES, *((communication(COMMUNICATORS),) if ranks > 1 else ()))
     if reserved is not None and reserved >= 1:
         return Reserve(parts, reserved - 1, "measured: reserved of the memory profile", True)
     return Reserve(parts, ALLOCATOR, "not measured: at most 8.2 % in published runs with room left")

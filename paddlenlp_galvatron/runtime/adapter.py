@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from ..model import ModelShape
-from ..plan import Assumptions
+from ..plan import Assumptions, Plan, UserError
 from . import device
+
+ROWS_OF_OWN_QUERIES = (3, 2)  # the first Paddle whose flashmask takes as many rows as there are queries
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,15 @@ class Kernels:
     def of(cls, assumed: Assumptions) -> Self:
         """Those that a plan assumes, where this device has them."""
         return cls(*(device.on_gpu() and bool(getattr(assumed, name)) for name in cls.__match_args__))
+
+    def require_version(self, plan: Plan, version: str) -> None:
+        """Raise UserError where a kernel of this version of Paddle refuses what the plan asks of it."""
+        parallel = any(layer.context > 1 for layer in plan.layers)
+        if self.flash_attention and parallel and tuple(map(int, version.split(".")[:2])) < ROWS_OF_OWN_QUERIES:
+            raise UserError(
+                f"cp_sizes_enc: flash attention of Paddle {version} refuses fewer queries than keys; install Paddle "
+                f"{'.'.join(map(str, ROWS_OF_OWN_QUERIES))} or newer, or search a plan with --max_cp_deg 1"
+            )
 
 
 PLAIN = Kernels()

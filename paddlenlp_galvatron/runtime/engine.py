@@ -75,6 +75,7 @@ class Engine:
         self._seed = seed
         self.groups = groups or Groups(self.rank)
         kernels = Kernels.of(plan.assumed)
+        kernels.require_version(plan, paddle.__version__)
         in_kernels = fused_loss_groups(plan, shape) if kernels.fused_cross_entropy else ()
         self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan), in_kernels)
         source = source or SeededWeights(seed, shape.initializer_range)

@@ -40,6 +40,7 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):  # type: ignore[misc]
     """Paddle's AdamW over fp32 tensors that are updated equally often: in a few kernels, not one a tensor."""
 
     CHUNK = 2048 * 32  # numbers that a block of threads takes: as in Paddle's own test of the kernel
+    MOST = 2**31 - 1  # numbers of a tensor, which the kernel counts in 32 bits
 
     def _create_optimization_pass(self, parameters_and_grads: Any, param_group_idx: int = 0) -> list[Any]:
         self.helper = LayerHelper(type(self).__name__)

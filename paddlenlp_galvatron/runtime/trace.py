@@ -15,7 +15,9 @@ from . import device
 
 US_PER_NS, US_PER_MS = 1e-3, 1e3
 
-_spans: list[tuple[str, str, device.Mark, device.Mark]] | None = None  # name, category, ends; None: untraced
+Span = tuple[str, str, device.Mark, device.Mark]  # name, category, ends
+
+_spans: list[Span] | None = None  # None: untraced
 
 
 @contextmanager
@@ -25,7 +27,8 @@ def traced(rank: int, events: list[dict[str, Any]]) -> Iterator[None]:
     global _spans
     device.synchronize()
     first = device.Mark(timed=True)
-    spans = _spans = []
+    spans: list[Span] = []
+    _spans = spans
     try:
         yield
     finally:

@@ -33,6 +33,8 @@ from .precision import add, cast
 from .trace import span
 from .weights import ShardedParameter, zero_parameter
 
+ALIGNED_BYTES = 16  # Paddle's fused AdamW reads four fp32 numbers of a gradient at once, wherever they lie
+
 
 @dataclass(frozen=True, eq=False)
 class Piece:
@@ -76,7 +78,10 @@ class Trainable:
         """Give the optimizer the gradient times `factor`, in fp32."""
         gradient = self.gradient
         if self.tensor.grad is None:
-            self.tensor.grad_ = cast(gradient, "float32")  # shares it, where `grad` would copy and wait for the copy
+            given = cast(gradient, "float32")
+            if given.data_ptr() % ALIGNED_BYTES:  # a window behind a weight of an odd size
+                given = given.clone()
+            self.tensor.grad_ = given  # shares it, where `grad` would copy and wait for the copy
         if factor != 1.0:
             self.tensor.grad.scale_(factor)
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from ..base.limits import Count, CountOrNone, Positive, Rate, RateOrNone
 from ..options.group import Options
+from ..plan import UserError
 
 
 class Recipe(Options):
@@ -78,7 +79,14 @@ class Recipe(Options):
         from ..runtime.paddle_private import MultiTensorAdamW
 
         names = frozenset(decaying)
-        together = device.on_gpu() if self.use_multi_tensor is None else self.use_multi_tensor
+        largest = max((int(parameter.size) for parameter in parameters), default=0)
+        fits = largest <= MultiTensorAdamW.MOST
+        together = device.on_gpu() and fits if self.use_multi_tensor is None else self.use_multi_tensor
+        if together and not fits:
+            raise UserError(
+                f"use_multi_tensor: its kernel takes at most {MultiTensorAdamW.MOST} numbers in a tensor, but this "
+                f"rank has one of {largest}; leave the option out"
+            )
         return (MultiTensorAdamW if together else paddle.optimizer.AdamW)(
             rate,
             self.adam_beta1,

@@ -11,6 +11,7 @@ from statistics import fmean, median
 from ..cost_model import CostModel, step_traffic_bytes
 from ..cost_model.costs import StageMemory
 from ..plan import ModelShape, Plan
+from ..profiles.reserve import Reserve
 from .contests import Contest
 from .options import ValidateOptions
 from .shared import shared_step
@@ -90,14 +91,14 @@ def outcome(
     step_ms, speeds = 1000 * prediction.time_s, (1.0,) * plan.pipeline
     if processors is not None:
         step_ms, speeds = shared_step(plan, prediction.times, processors)
-    size = plan.stage_size
+    size, reserve = plan.stage_size, cost.reserve_of(plan)
     stages = tuple(
         _stage(
             run.step.terms_ms[stage * size : (stage + 1) * size],
             run.peaks_mib[stage * size : (stage + 1) * size],
             predicted_ms(plan, cost, stage, step_ms, speeds[stage]),
             prediction.stages[stage].memory,
-            cost,
+            reserve,
         )
         for stage in range(plan.pipeline)
     )
@@ -125,13 +126,13 @@ def _stage(
     peaks_mib: Sequence[float],
     predicted_ms: Mapping[str, float],
     memory: StageMemory,
-    cost: CostModel,
+    reserve: Reserve,
 ) -> StageOutcome:
     return StageOutcome(
         predicted_ms,
         {name: fmean(terms[name] for terms in ranks) for name in TERMS},
         memory.tensors_mib,
-        cost.reserve.bound_mib(memory.total_mib - memory.context_mib),
+        reserve.bound_mib(memory.total_mib - memory.context_mib),
         max(peaks_mib),
     )
 

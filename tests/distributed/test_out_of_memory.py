@@ -25,8 +25,10 @@ from paddlenlp_galvatron.launch.out_of_memory import (
     is_out_of_memory,
     tell_out_of_memory,
     told_peak_mib,
+    told_reason,
 )
 from paddlenlp_galvatron.launch.processes import LaunchError, OutOfMemory, launch
+from paddlenlp_galvatron.launch.status import lost_a_peer
 from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
 
 TIMEOUT_S = 600.0
@@ -117,14 +119,42 @@ def test_failed_allocations_are_known_wherever_they_fail(allocate, capsys):
         assert told_peak_mib(told[0]) == 12.3
 
 
-def test_other_faults_are_no_lack_of_memory():
-    assert is_out_of_memory(MemoryError("std::bad_alloc"))
-    assert is_out_of_memory(RuntimeError("(ResourceExhausted) Out of memory error on GPU 0."))
-    assert is_out_of_memory(OSError("(External) CUDA error(2), out of memory."))
-    nccl = "NCCL error(1), unhandled cuda error (run with NCCL_DEBUG=INFO for details)."
-    assert is_out_of_memory(OSError(f"(External) {nccl}"))
-    assert not is_out_of_memory(OSError("(External) NCCL error(2), unhandled system error."))
-    assert not is_out_of_memory(RuntimeError("(InvalidArgument) shapes differ"))
+MEMORY, PEER, CAUSE = "memory", "peer", "cause"
+# What Paddle 3.3.1 makes of each (enforce.h), with the texts of ncclGetErrorString and of CUDA's libraries.
+MESSAGES = {
+    "std::bad_alloc": MEMORY,
+    "(ResourceExhausted) \n\nOut of memory error on GPU 0. Cannot allocate 2.000000GB memory on GPU 0": MEMORY,
+    "(External) CUDA error(2), out of memory. \n  [Hint: 'cudaErrorMemoryAllocation'. The API call failed": MEMORY,
+    "(External) CUBLAS error(3). \n  [Hint: 'CUBLAS_STATUS_ALLOC_FAILED'. Resource allocation failed": MEMORY,
+    "(External) CUBLAS error(1). \n  [Hint: 'CUBLAS_STATUS_NOT_INITIALIZED'. The cuBLAS library was not": MEMORY,
+    "(External) CUDNN error(2), CUDNN_STATUS_ALLOC_FAILED. \n": MEMORY,
+    "(External) CUDNN error(4002), CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED. \n": MEMORY,
+    "(External) CUDA error(700), an illegal memory access was encountered. \n  [Hint: Please search": CAUSE,
+    "(External) CUDA error(716), misaligned address. \n": CAUSE,
+    "(External) CUBLAS error(13). \n  [Hint: 'CUBLAS_STATUS_EXECUTION_FAILED'.": CAUSE,
+    "(External) NCCL error(1), unhandled cuda error (run with NCCL_DEBUG=INFO for details). ": CAUSE,
+    "(External) NCCL error(2), unhandled system error (run with NCCL_DEBUG=INFO for details). ": PEER,
+    "(External) NCCL error(3), internal error - please report this issue to the NCCL developers. ": CAUSE,
+    "(External) NCCL error(5), invalid usage (run with NCCL_DEBUG=WARN for details). ": CAUSE,
+    "(External) NCCL error(6), remote process exited or there was a network error. ": PEER,
+    "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:40000": PEER,
+    "(InvalidArgument) shapes differ": CAUSE,
+}
+
+
+@pytest.mark.parametrize(("message", "kind"), MESSAGES.items())
+def test_a_message_is_taken_for_what_it_is(message, kind):
+    assert is_out_of_memory(RuntimeError(message)) == (kind == MEMORY)
+    assert lost_a_peer(message) == (kind == PEER)
+
+
+def test_nccls_reason_stands_in_the_log():
+    """In place of the same error of an illegal address."""
+    log = "h100:1:2 [0] transport/p2p.cc:260 NCCL WARN Cuda failure 2 'out of memory'\nOSError: unhandled cuda error"
+    assert ended_out_of_memory(1, log, killed=False) and "Cuda failure 2" in told_reason(log)
+    assert not ended_out_of_memory(1, log.replace("2 'out of memory'", "700 'an illegal memory access'"), False)
+    closed = "h100:1:2 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer h101<40000>"
+    assert lost_a_peer(f"{closed}\nterminate called after throwing an instance of 'common::enforce::EnforceNotMet'")
     assert told_peak_mib("error: something else") is None
 
 

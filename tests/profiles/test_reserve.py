@@ -8,13 +8,14 @@ import pytest
 from cost_examples import MODEL, SEQ
 
 from paddlenlp_galvatron.cost_model import CostModel
-from paddlenlp_galvatron.plan import Assumptions, Precision
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, VocabStrategy, uniform_plan
+from paddlenlp_galvatron.plan.communicators import stage_groups
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network
-from paddlenlp_galvatron.profiles.reserve import ALLOCATOR, reserve_of
+from paddlenlp_galvatron.profiles.reserve import ALLOCATOR, COMMUNICATOR_MIB, reserve_of
 from paddlenlp_galvatron.search import SearchOptions, search
 from paddlenlp_galvatron.search.device import on_device
 
@@ -52,6 +53,21 @@ def test_the_parts_are_the_reserve_and_tensors_in_the_rest_are_within_the_device
         assert all(part.source for part in reserve.told(size))
     assert reserve_of(H100, 1).fixed_mib < reserve_of(H100, 2).fixed_mib  # communicators
     assert reserve_of(H100, 1).context_mib(100) == 100  # nothing is left of a device as small
+
+
+def test_a_plans_communicators_are_those_that_a_launch_makes():
+    """Counted where they are made: most of a rank, and that of all ranks."""
+    cost, few = priced(), uniform_plan(layers=MODEL.layers, world_size=8, global_train_batch_size=8, sdp=True)
+    many = replace(few, layers=(LayerStrategy(2), *few.layers[1:]), vocab=VocabStrategy(4))
+    for plan in (few, many):
+        made = [1] * 8
+        for ranks, _use in stage_groups(plan, MODEL, SEQ):
+            for rank in ranks:
+                made[rank] += 1
+        [part] = [part for part in cost.reserve_of(plan).parts if part.name == "communicators"]
+        assert part.mib == pytest.approx(max(made) * COMMUNICATOR_MIB)
+    assert cost.reserve_of(few).fixed_mib < cost.reserve_of(many).fixed_mib
+    assert reserve_of(None, 8).having(5) == reserve_of(None, 8)
 
 
 def test_a_budget_is_held_to_the_device_and_its_reserve_and_both_are_said():

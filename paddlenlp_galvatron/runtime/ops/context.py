@@ -24,17 +24,18 @@ Chunks = Sequence[tuple[int, int]]  # first and last-plus-one position of those 
 
 def _gather(x: Any, group: Any) -> Any:
     """[B, 2·s, …], a rank's two chunks of s tokens -> [B, 2·n·s, …], all in order."""
-    ranks, (samples, own, *rest) = range(group.nranks), x.shape
-    chunks = all_gather(x, group).reshape([len(ranks), samples, 2, own // 2, *rest])
-    fronts, ends = ([chunks[rank, :, half] for rank in ranks] for half in (0, 1))
-    return paddle.concat([*fronts, *reversed(ends)], axis=1)
+    (samples, own, *rest), axes = x.shape, range(2, x.ndim + 1)
+    chunks = all_gather(x, group).reshape([group.nranks, samples, 2, own // 2, *rest])
+    fronts, ends = (chunks[:, :, half].transpose([1, 0, *axes]) for half in (0, 1))
+    return paddle.concat([fronts, ends.flip(1)], axis=1).reshape([samples, group.nranks * own, *rest])
 
 
 def _scatter(grad: Any, group: Any) -> Any:
     """[B, 2·n·s, …] -> [B, 2·s, …]: a rank's two chunks of the sum over the group."""
-    chunks = grad.split(2 * group.nranks, axis=1)
-    by_rank = [paddle.concat([chunks[rank], chunks[-1 - rank]], axis=1) for rank in range(group.nranks)]
-    return reduce_scatter(paddle.concat(by_rank), group)
+    (samples, length, *rest), axes, ranks = grad.shape, range(2, grad.ndim + 2), group.nranks
+    chunks = grad.reshape([samples, 2 * ranks, length // (2 * ranks), *rest])
+    by_rank = paddle.stack([chunks[:, :ranks], chunks[:, ranks:].flip(1)], axis=2).transpose([1, 0, *axes])
+    return reduce_scatter(by_rank.reshape([ranks * samples, length // ranks, *rest]), group)
 
 
 OPS = {Op.GATHER_CHUNKS: (_gather, _scatter)}
