@@ -166,6 +166,12 @@ class TrainingRun:
             f"{self.log.count} steps: loss {first['loss']:.4f} -> {last['loss']:.4f}, "
             f"{last['tokens_per_s']:.0f} tokens/s, log in {near(self._settings.log)}"
         )
+        self._console.print(
+            f"predictions calibrated from this run: galvatron calibrate {near(self._settings.log)} "
+            f"--plans {near(self._settings.plan)} --model_size {self._settings.model} --device SHEET",
+            markup=False,
+            soft_wrap=True,
+        )
         if self._settings.traced_steps and self._settings.traced.exists():
             self._console.print(f"time lines in {near(self._settings.traced)}; open it in https://ui.perfetto.dev")
         if self._plan.world_size > 1:

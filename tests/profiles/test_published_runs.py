@@ -118,3 +118,18 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchma
     last = json.loads(lines[-1])
     assert len(last["rows"]) == 2 and len(last["skipped"]) == 19
     assert "2 rows; 19 left out:" in lines and "  qwen-7b (PaddleNLP pretrain.rst): needs" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_shows_what_the_command_prints(benchmark, language):
+    page = (ROOT / "docs" / language / "accuracy.md").read_text()
+    told = [row for table in sorted(TABLES.glob("*.csv")) for row in rows(benchmark, table)]
+    missing = [line for line in benchmark["table"](told) if line not in page]
+    assert not missing, missing
+    plain = [row for row in told if row["source"] == "PaddleFleet" and not row["offload_optimizer"]]
+    away = [row for row in told if row["offload_optimizer"]]
+    for some in (plain, away):
+        errors = benchmark["errors"](some)
+        for name in ("step", "allocated"):
+            mean, most = (f"{errors[f'{name}_{which}']:.1%}".replace("%", " %") for which in ("mean", "max"))
+            assert f"| {mean}, {most} |" in page or f"| {mean}，{most} |" in page, (name, mean, most)
