@@ -69,7 +69,7 @@ class Calibration:
             each = [abs(error) for error in self.apart]
             yield f"each run predicted from the others: off by {fmean(each):.1%} on average, {max(each):.1%} at most"
         if (worst := max(map(abs, self.after))) > UNLIKE:
-            yield f"trust it little: it explains these runs only within {worst:.0%}, as the device is unlike the sheet's"
+            yield f"trust it little: it explains the runs only within {worst:.0%}, the device is unlike the sheet's"
         else:
             yield f"trust it for plans between these: {self._range()}. {ELSEWHERE}"
 

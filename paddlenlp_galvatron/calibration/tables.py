@@ -95,8 +95,8 @@ def _of_sweep(row: Row, table: str) -> MeasuredRun:
     )
 
 
-def _of_collection(row: Row, _: str) -> MeasuredRun:
-    """Of any source. Speed is a step's seconds, or tokens or operations of a GPU and second."""
+def _of_collection(row: Row, table: str) -> MeasuredRun:
+    """Of any source, whatever the table is called. Speed is a step's seconds, or tokens or operations of a GPU and second."""
     tp, pp, chunks, cp, ep = (int(row.get(name) or 1) for name in ("tp", "pp", "vpp", "cp", "ep"))
     if ep > 1:
         raise _Unpriced("mixture of experts")
