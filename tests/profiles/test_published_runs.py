@@ -109,6 +109,12 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchma
     broken.write_text(QWEN3.read_text().replace("37654.207", "quick", 1))
     with pytest.raises(UserError, match=r"line 2 .*quick.*correct the row"):
         read_table(broken)
+    unknown = tmp_path / "others.csv"
+    unknown.write_text(COLLECTED.read_text().replace("A100-80G", "MI300X"))
+    table = read_table(unknown)
+    assert not table.runs and {need for _, need in table.skipped} >= {"a data sheet of MI300X"}
+    unknown.write_text(COLLECTED.read_text().replace(",1,64,2,1,1,1,1,stage2", ",1,63,2,1,1,1,1,stage2"))
+    assert [run.name for run in read_table(unknown).runs] == ["llama-7b"]
     broken.write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="no table of measured runs"):
         read_table(broken)
