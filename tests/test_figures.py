@@ -18,12 +18,12 @@ from paddlenlp_galvatron.cli import train
 from paddlenlp_galvatron.cli.watched import LONG_S
 from paddlenlp_galvatron.cost_model.recompute import FLOPS_PER_BYTE
 from paddlenlp_galvatron.data import corpus, token_files
-from paddlenlp_galvatron.launch import faults, processes, store, watch
+from paddlenlp_galvatron.launch import faults, nccl, processes, store, watch
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import Fused
 from paddlenlp_galvatron.plan import Precision, newest, strategy
 from paddlenlp_galvatron.profiler import stopwatch
-from paddlenlp_galvatron.profiler.cluster import measure
+from paddlenlp_galvatron.profiler.cluster import measure, overlap
 from paddlenlp_galvatron.profiler.layers import computation
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
@@ -33,7 +33,9 @@ from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.runtime.cpu_backend import REACH_S
 from paddlenlp_galvatron.training.settings import MOST_TRACED
 from paddlenlp_galvatron.trial import faults as trial_faults
+from paddlenlp_galvatron.trial import kernels, stock
 from paddlenlp_galvatron.trial import prediction as trial_prediction
+from paddlenlp_galvatron.trial import run as trial_run
 from paddlenlp_galvatron.validation import accuracy, work, worker
 from paddlenlp_galvatron.validation.options import ValidateOptions
 
@@ -156,7 +158,11 @@ FIGURES = [
         "take {} to {} of what",
         "预测的 {} 至 {} 倍",
     ),
-    ("gpus", [100 * trial_prediction.TIME_TOLERANCE], "time is within {} %", "相差不超过 {} %"),
+    ("gpus", [100 * stock.TOLERANCE], "at most {} % longer", "最多慢 {} %"),
+    ("gpus", [overlap.GPU_MESSAGE_MIB], "all-reduces of {} MiB", "与 {} MiB 的 all-reduce"),
+    ("gpus", [f"{kernels.TOLERANCE['bfloat16']:.0e}".replace("e-0", "e-")], "within {} of plain", "误差不超过 {} |"),
+    ("gpus", [trial_run.EXIT_CODES["incomplete"]], "`incomplete` ({})", "`incomplete`（{}）"),
+    ("gpus", [nccl.CHANNELS], "NCCL_MAX_P2P_NCHANNELS={}", "NCCL_MAX_P2P_NCHANNELS={}"),
     (
         "cost_model",
         [FLOPS_PER_BYTE],

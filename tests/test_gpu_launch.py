@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,10 +14,12 @@ pytest.importorskip("paddle")
 import paddle
 from paddle.base import core
 
-from paddlenlp_galvatron.launch import gpus
+from paddlenlp_galvatron.base.printing import Console
+from paddlenlp_galvatron.cli.training_run import TrainingRun
+from paddlenlp_galvatron.launch import gpus, nccl, processes
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, UserError, uniform_plan
 from paddlenlp_galvatron.proof import parity_worker
 from paddlenlp_galvatron.runtime import cpu_backend, device, under_way
 
@@ -107,3 +110,68 @@ def test_the_watchdog_asks_its_ranks_own_gpu(monkeypatch):
 def test_one_process_computes_on_the_cpu_whatever_is_there():
     with device.on_cpu():
         assert paddle.device.get_device() == "cpu"
+
+
+def test_messages_between_stages_hold_few_multiprocessors_unless_the_user_says_otherwise(tmp_path, monkeypatch):
+    def plan(**options):
+        return uniform_plan(layers=2, world_size=4, global_train_batch_size=4, **options)
+
+    monkeypatch.delenv(nccl.VARIABLE, raising=False)
+    assert nccl.variables_of(plan(pp_deg=2)) == {"NCCL_MAX_P2P_NCHANNELS": "4"}
+    assert nccl.variables_of(plan()) == {}
+    assert nccl.variables_of(plan(pp_deg=2, use_ulysses=True, global_tp_deg=2)) == {}  # all-to-alls need them
+    monkeypatch.setenv(nccl.VARIABLE, "8")
+    assert nccl.variables_of(plan(pp_deg=2)) == {"NCCL_MAX_P2P_NCHANNELS": "8"}
+    assert nccl.slowed_by_a_receive(132) == pytest.approx(132 / 124)
+    assert nccl.slowed_by_a_receive(4) == 2.0
+
+    class Begun(Exception):
+        pass
+
+    def begin(command, environment, log, descriptor):
+        raise Begun(environment[nccl.VARIABLE])
+
+    monkeypatch.setattr(processes, "begin_process", begin)
+    launch = processes.Launch("x", [], 1, tmp_path, 1.0, variables={nccl.VARIABLE: "5"})
+    with pytest.raises(Begun, match="5"), launch:
+        pass
+
+
+@pytest.mark.parametrize("visible", ["3,1", "GPU-5d1a,GPU-77c0", "MIG-0f2e,MIG-9b1d"])
+def test_ranks_count_visible_gpus_and_the_driver_is_asked_by_their_own_names(visible, tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n[ -e {tmp_path}/broken ] && exit 9\necho 1234\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(gpus, "gpu_count", lambda: 2)
+    ranks = devices_of(2)
+    assert [rank["FLAGS_selected_gpus"] for rank in ranks] == ["0", "1"]  # Paddle counts those that are visible
+    assert not any("CUDA_VISIBLE_DEVICES" in rank for rank in ranks)  # so that ranks inherit it as it is
+    assert [gpus.used_mib(gpu) for gpu in (0, 1)] == [1234.0, 1234.0]
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert [line.split()[-1] for line in asked] == visible.split(",")
+    (tmp_path / "broken").touch()
+    assert gpus.used_mib(0) is None
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert gpus.used_mib(0) is None
+
+
+def test_a_training_run_tells_its_ranks(tmp_path, monkeypatch):
+    plan = uniform_plan(layers=2, world_size=2, global_train_batch_size=2, pp_deg=2, assumed=Assumptions(seq_length=8))
+    settings = Mock(output_dir=tmp_path, log=tmp_path / "log.jsonl", world_size=2, peak_tflops=1.0)
+    told = {}
+
+    class Told(Exception):
+        pass
+
+    def launch(*_, variables, **__):
+        told.update(variables)
+        raise Told
+
+    monkeypatch.delenv(nccl.VARIABLE, raising=False)
+    monkeypatch.setattr(processes, "Launch", launch)
+    shape = ModelShape("small", "llama", 2, 32, 48, 4, 4, 64, 8)
+    with pytest.raises(Told):
+        TrainingRun(Console(), settings, plan, shape).start(["module"], 1.0)
+    assert told == {"NCCL_MAX_P2P_NCHANNELS": "4"}

@@ -118,10 +118,26 @@ def test_messages_arrive_where_those_before_did(monkeypatch):
 def test_copies_in_the_step_would_hang_or_delay_it(monkeypatch):
     """What the runtime did before, so that the replay is known to see it."""
     one_f_one_b = Schedule.ONE_F_ONE_B
-    assert replay(programs(2, 3, one_f_one_b, monkeypatch, copies=True), MS.__getitem__) is None
-    slow = replay(programs(4, 16, one_f_one_b, monkeypatch, copies=True), MS.__getitem__)
-    assert slow is None or slow > 1.2 * 57
+    for stages, micro_batches in ((2, 3), (4, 16)):
+        calls = programs(stages, micro_batches, one_f_one_b, monkeypatch, copies=True)
+        slow = replay(calls, MS.__getitem__)
+        assert slow is None or slow > 1.1 * (micro_batches + stages - 1) * sum(MS.values())
     assert replay([*map(loading, programs(2, 3, one_f_one_b, monkeypatch))], MS.__getitem__) is None
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [*((each, 1) for each in Schedule), (Schedule.ONE_F_ONE_B, 2)])
+def test_beside_a_pass_waits_one_receive_at_most(schedule, chunks, monkeypatch):
+    """A GPU's receive that is posted takes some of what a pass computes with until its message is there."""
+    for calls in programs(4, 8, schedule, monkeypatch, chunks=chunks):
+        posted, most = set(), 0
+        for call in calls:
+            if call.kind == "receive":
+                posted.add((call.name, call.number))
+            elif call.kind == "wait":
+                posted.discard((call.name, call.number))
+            elif call.kind == COMPUTE:
+                most = max(most, len(posted))
+        assert most == 1
 
 
 def test_ranks_that_send_before_they_receive_and_wait_are_seen():

@@ -15,7 +15,7 @@ from paddlenlp_galvatron.cli.conventions import canonical_words
 from paddlenlp_galvatron.cli.main import COMMANDS
 
 DOCS = Path(__file__).parents[1] / "docs"
-TUTORIALS = sorted(path.name for path in (DOCS / "en").glob("tutorial_*.md"))
+TUTORIALS = [*sorted(path.name for path in (DOCS / "en").glob("tutorial_*.md")), "gpus.md"]
 BLOCK = re.compile(r"^```(\w+)(?: ([\w-]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -55,7 +55,7 @@ def test_a_tutorial_runs(name, galvatron, tmp_path, monkeypatch):
 def check_words(text: str) -> None:
     """Commands and options exist. Raises UserError where not."""
     for words in commands(text):
-        command = get_command(import_module(f"paddlenlp_galvatron.cli.{words[0]}").app)
+        command = get_command(import_module(f"paddlenlp_galvatron.cli.{words[0].replace('-', '_')}").app)
         rest = words[1:]
         if hasattr(command, "commands"):
             command, rest = command.commands[rest[0]], rest[1:]

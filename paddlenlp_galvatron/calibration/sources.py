@@ -56,7 +56,7 @@ def _of_log(source: Path, plan_path: Path, model: str | None, device: str) -> Me
     peaks = [record for record in records if isinstance(record.get("peak_memory_mib"), list)]
     told = [record for record in peaks if len(record["peak_memory_mib"]) == plan.world_size]
     allocated = max(stage_peaks_mib(plan, told)) if told else None
-    return MeasuredRun(plan_path.stem, str(source), device, shape, plan, step_s, allocated)
+    return MeasuredRun(plan_path.stem, str(source), device, shape, plan, step_s, allocated, ours=True)
 
 
 def _of_validation(source: Path, shape: ModelShape, device: str) -> list[MeasuredRun]:
@@ -70,5 +70,5 @@ def _of_validation(source: Path, shape: ModelShape, device: str) -> list[Measure
             raise UserError(f"{source}: plans.{number}: no measured_s; write it anew with galvatron validate")
         plan = plan_from_dict(one.get("plan"))
         name = str(one.get("key", number))
-        runs.append(MeasuredRun(name, str(source), device, shape, plan, float(one["measured_s"])))
+        runs.append(MeasuredRun(name, str(source), device, shape, plan, float(one["measured_s"]), ours=True))
     return runs

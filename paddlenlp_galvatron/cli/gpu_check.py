@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 app = App(help="Try in ten minutes whether this node's devices train as they should.")
 
 PROCESSES = 2  # where there is no GPU
+TOLD = {
+    "ok": "ok: all that was tried holds",
+    "failed": "failed",
+    "incomplete": "incomplete: nothing failed, but some had no time; give more --minutes, or run those --parts alone",
+}
 
 
 @app.command()
@@ -35,7 +40,8 @@ def gpu_check(
         ),
     ] = None,
     parts: Annotated[
-        str | None, typer.Option(help="some of parity,schedules,resume,memory,prediction,stock; unset: all")
+        str | None,
+        typer.Option(help="some of kernels,parity,schedules,resume,memory,later,beside,prediction,stock; unset: all"),
     ] = None,
     minutes: Annotated[
         float, typer.Option(parser=within(Positive), help="minutes after which no further check is started")
@@ -47,7 +53,8 @@ def gpu_check(
 ) -> int:
     """Train small models on 2 ranks, then on all, and compare with one process, the prediction and PaddleNLP.
 
-    Exit code 1 if something failed; then a file is packed that you can send with a report.
+    Exit code 1 if something failed, 4 if nothing did but some had no time. What failed is packed into a file that you
+    can send with a report.
     """
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.launch.processes import Device, devices_of
@@ -74,16 +81,17 @@ def gpu_check(
         findings.append(finding)
         if not as_json:
             console.print(f"{finding.state:8}  {finding.part}: {finding.name}: {finding.told}", markup=False)
-    holds = run.write_result(output, device, findings)
+    outcome = run.write_result(output, device, findings)
     if as_json:
         say(json.dumps(json.loads((output / run.RESULT).read_text())))
     else:
         console.print(_table(findings))
         counts = Counter(str(finding.state) for finding in findings)
         console.print(", ".join(f"{count} {state}" for state, count in counts.items()))
-    if not holds:
+        console.print(TOLD[outcome])
+    if outcome == "failed":
         say(f"note: what failed can be looked into from {run.bundle(output)}: please send it with a report", err=True)
-    return 0 if holds else 1
+    return run.EXIT_CODES[outcome]
 
 
 def _renew(folder: Path) -> None:

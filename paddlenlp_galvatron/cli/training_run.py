@@ -14,6 +14,7 @@ from rich.progress import Progress, TaskID
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.reading import read_json
 from paddlenlp_galvatron.base.text import near
+from paddlenlp_galvatron.launch.nccl import variables_of
 from paddlenlp_galvatron.launch.nodes import ONE_NODE, Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
@@ -106,7 +107,8 @@ class TrainingRun:
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.output_dir / "log"
         self._console.print(f"starting {nproc} processes; what they say: {near(logs)}/workerlog.*", markup=False)
-        launch = Launch(program[0], program[1:], nproc, logs, timeout_s, nodes, forward_term=True)
+        variables = variables_of(self._plan)
+        launch = Launch(program[0], program[1:], nproc, logs, timeout_s, nodes, True, variables=variables)
         try:
             with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():
                 task = progress.add_task("training", total=None if settings.max_steps < 0 else settings.max_steps)

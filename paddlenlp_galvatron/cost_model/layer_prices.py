@@ -14,6 +14,7 @@ from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.memory_use import MemoryUse
+from ..profiles.network import Network
 from .communication import Setting, block_calls, weight_calls
 from .constants import constants_mib
 from .costs import CostOptions, LayerCost, Task
@@ -36,6 +37,7 @@ class LayerPrices:
 
     models: tuple[ModelShape, ...]
     seqs: tuple[int, ...]
+    network: Network
     times: ComputeTimes
     memory: MemoryUse
     assumed: Assumptions
@@ -127,7 +129,7 @@ class LayerPrices:
         split = self._split.get((where, micro_batch))
         if split is None:
             of_weights = self._of_weights.setdefault(where, {})
-            split = self._split_layer(strategy, stage_size, micro_batch, layer_type, of_weights)
+            split = self._split_layer(strategy, stage_size, micro_batch, layer_type, pipeline, of_weights)
             self._split[where, micro_batch] = split
         return split
 
@@ -137,6 +139,7 @@ class LayerPrices:
         stage_size: int,
         micro_batch: int,
         layer_type: int,
+        pipeline: int,
         of_weights: dict[DataParallel, Messages],
     ) -> _Split:
         model, seq = self.models[layer_type], self.seqs[layer_type]
@@ -147,6 +150,7 @@ class LayerPrices:
         for axis in OF_A_SAMPLE:
             if mesh.degree(axis) > 1:
                 times = times.beside(self.times.seams(layer_type, axis, samples / shares, seq))
+        times = times.slowed(self.network.beside_receive(pipeline))
         sequence_parallel = self.assumed.sequence_parallel
         activation = self.memory.activation_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / shares
         working = self.memory.working_mib(layer_type, strategy.tp, seq, sequence_parallel, samples / shares)

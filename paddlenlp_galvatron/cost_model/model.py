@@ -337,6 +337,7 @@ class CostModel(LayerPrices):
         if role != "first":
             parts.append(self.times.head(samples / split, self.seqs[last], vocab.tp))
         times = PassTimes(sum(p.forward_ms for p in parts), sum(p.backward_ms for p in parts))
+        times = times.slowed(self.network.beside_receive(pipeline))
         seq = self.seqs[first if role == "first" else last]  # most of what is kept are the logits
         peak, kept = self.memory.vocab_activation_mib(
             role, vocab.tp, seq, self.assumed.sequence_parallel, samples / split

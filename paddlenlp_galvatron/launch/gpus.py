@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import paddle
@@ -26,3 +27,14 @@ def unused_gpus() -> list[str]:
 def gpu_name() -> str:
     """What the first GPU calls itself, such as NVIDIA H100 80GB HBM3."""
     return str(paddle.device.cuda.get_device_name())
+
+
+def used_mib(gpu: int) -> float | None:
+    """MiB of a visible GPU that are in use, by whatever process, as its driver counts them; None: it does not tell."""
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run([*words, "-i", visible[gpu] if visible else str(gpu)], capture_output=True, text=True)
+        return float(answer.stdout)
+    except (OSError, ValueError):
+        return None

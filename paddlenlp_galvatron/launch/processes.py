@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from operator import methodcaller
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from ..plan import GalvatronError, UserError
@@ -87,16 +88,17 @@ class Launch:
         nodes: Nodes = ONE_NODE,
         forward_term: bool = False,
         device: Device | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ):
         """`forward_term`: on SIGTERM tell the processes and wait for them, instead of ending at once. `device`: what
-        they compute on; None: GPUs where Paddle finds some."""
+        they compute on; None: GPUs where Paddle finds some. `variables`: more of their environment."""
         how = [] if module.endswith(".py") else ["-m"]
         self._command = [sys.executable, *how, module, *arguments]
         self._nproc, self._timeout_s, self._nodes = nproc, timeout_s, nodes
         self._first = nodes.node_rank * nproc  # rank of this node's first process
         self._folder = Path(log_folder)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._forward_term, self._device = forward_term, device
+        self._forward_term, self._device, self._variables = forward_term, device, variables
 
     def __enter__(self) -> Launch:
         """Raises UserError."""
@@ -154,7 +156,7 @@ class Launch:
 
     def _start(self, number: int, environment: dict[str, str]) -> Rank:
         board, path = Board(), self._folder / f"workerlog.{number}"
-        own = {**COMMON_ENVIRONMENT, **environment, STATUS: str(board.descriptor)}
+        own = {**COMMON_ENVIRONMENT, **self._variables, **environment, STATUS: str(board.descriptor)}
         process = begin_process(self._command, {**KEEP_MEMORY, **os.environ, **own}, path, board.descriptor)
         return Rank(number, process, board, path, self._nodes.node_rank if self._nodes.num_nodes > 1 else None)
 

@@ -71,6 +71,7 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
         messages,
         sheet.overlap_coe.value,
         Meta(analytic=True, fingerprint=Fingerprint(device=sheet.device, device_count=world)),
+        overlap_by_kind={Collective.SEND: sheet.receive_coe.value},
     )
 
 

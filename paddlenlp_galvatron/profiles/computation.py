@@ -99,6 +99,12 @@ class PassTimes:
             recompute_ms=again + lacking * again_host / host_ms if again else self.recompute_ms,
         )
 
+    def slowed(self, factor: float) -> PassTimes:
+        """Each pass so many times as long."""
+        again = None if self.recompute_ms is None else factor * self.recompute_ms
+        forward_ms, backward_ms = factor * self.forward_ms, factor * self.backward_ms
+        return replace(self, forward_ms=forward_ms, backward_ms=backward_ms, recompute_ms=again)
+
     def beside(self, seams: SeamTimes) -> PassTimes:
         """With what a rank does at the seams of a shared layer, of which recomputing all repeats forward's."""
         again = None if self.recompute_ms is None else self.recompute_ms + seams.forward_ms

@@ -38,7 +38,8 @@ class ComputeTimes:
     def layer(self, layer_type: int, samples: float, seq: int, tp: int = 1) -> PassTimes:
         """Times in ms of one layer on one of `tp` ranks that share `samples` samples of `seq` tokens.
 
-        Backward is twice forward where it was not measured (two matrix products for each of forward's one).
+        Backward is twice forward where it was not measured (two matrix products for each of forward's one). No pass is
+        shorter than its launch.
         Raises UserError when the points don't suffice.
         """
         return self._part(layer_part(layer_type), samples, seq, tp)

@@ -49,6 +49,13 @@ START = Figure(
     value=10, unit="µs", source="PaddleFleet's profile of H800", checked="no: give the figure of your device"
 )
 
+RECEIVE = Figure(
+    value=1.03,
+    unit="ratio",
+    source="by arithmetic: a posted receive holds one of an H100's 132 multiprocessors for each of 4 channels",
+    checked="no: gpu-check's part beside tells it",
+)
+
 
 class DataSheet(BaseModel):
     """One kind of node."""
@@ -73,6 +80,7 @@ class DataSheet(BaseModel):
     allocator: Figure | None = Field(None, description="share of tensors that the allocator holds beside them")
     host_link: Figure = Field(HOST, description="GB/s a direction between a device and its host's memory")
     overlap_coe: Figure = Field(description="how much slower compute and communication run side by side")
+    receive_coe: Figure = Field(RECEIVE, description="how much slower a pipeline's passes run beside a posted receive")
     launch: Figure = Field(LAUNCH, description="µs of the host for one call into Paddle that starts a kernel")
 
 

@@ -64,7 +64,8 @@ class HardwareProfile:
     overlap_coe: float = 1.0  # how much slower compute and communication run beside one another
     meta: Meta = field(default_factory=Meta)
     files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # that it was read from
-    overlap_by_kind: Mapping[Collective, float] = field(default_factory=dict)  # where it was measured of others, too
+    # Of other kinds, where it is known; of SEND: how many times as long passes take while the next receive is posted.
+    overlap_by_kind: Mapping[Collective, float] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:

@@ -54,6 +54,11 @@ class Network:
             curve = self._sends[stages] = self._send(stages)
         return curve(mib)
 
+    def beside_receive(self, stages: int) -> float:
+        """How many times as long a pass takes while the receive of the next one is posted: on a GPU that holds some of
+        what the pass computes with."""
+        return 1.0 if stages == 1 else self.profile.overlap_by_kind.get(Collective.SEND, 1.0)
+
     def measured_place(self, size: int, consecutive: bool) -> Place:
         """Place of the group behind a key: ranks 0, 1, ... or ranks 0, W/n, 2 W/n, ... of the W measured ranks."""
         world, node = self.profile.world_size, self.profile.gpus_per_node

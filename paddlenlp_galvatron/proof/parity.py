@@ -101,6 +101,7 @@ def small_case(
     *,
     tied: bool = False,
     kv_heads: int | None = None,
+    vocabulary: int = VOCABULARY,
 ) -> Case:
     """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
     parts = (*plan.layers, plan.vocab)
@@ -121,7 +122,7 @@ def small_case(
         intermediate_size=6 * degrees * HEAD_DIM,
         heads=heads,
         kv_heads=kv_heads,
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         max_position_embeddings=seq_length,
         tied_embeddings=tied,
         initializer_range=0.1,

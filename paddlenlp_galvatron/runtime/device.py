@@ -73,6 +73,11 @@ def gpu_number() -> int | None:
     return int(str(paddle.device.get_device()).partition(":")[2]) if on_gpu() else None
 
 
+def multiprocessors() -> int:
+    """Of the GPU that this process computes on: blocks of a kernel share one at a time."""
+    return int(paddle.device.cuda.get_device_properties().multi_processor_count)
+
+
 def use_in_thread(gpu: int | None) -> None:
     """Let what this thread asks be asked of this GPU. A new thread asks the node's first one, where a question alone
     makes a context: half a GiB for each rank."""
@@ -107,15 +112,19 @@ def finish_computing() -> None:
 # Between host and GPU numbers go through page-locked memory: at the bus's speed, and in the queue of what is computed.
 # Other memory Paddle copies in CUDA's own queue, which waits for all queues: for messages, too. Paddle's allocator
 # keeps page-locked memory for the next copy, as much as the largest took.
-_staged: deque[Any] = deque(maxlen=8)  # what may still be copied; a step, which waits in between, copies fewer
+_staged: deque[tuple[Any, Mark]] = deque()  # what may still be copied, and the place in the queue behind its copy
 
 
 def to_device(numbers: Any) -> Any:
     """A tensor of a NumPy array's numbers, or of nested lists'."""
     if not on_gpu():
         return paddle.to_tensor(numbers)
-    _staged.append(paddle.to_tensor(numbers, place=paddle.CUDAPinnedPlace()))
-    return _staged[-1].cuda(blocking=False)
+    while _staged and _staged[0][1].is_completed():
+        _staged.popleft()
+    pinned = paddle.to_tensor(numbers, place=paddle.CUDAPinnedPlace())
+    copied = pinned.cuda(blocking=False)
+    _staged.append((pinned, Mark()))
+    return copied
 
 
 def to_host(tensor: Any) -> Any:

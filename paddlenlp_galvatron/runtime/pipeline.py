@@ -200,15 +200,15 @@ class Pipeline:
         return below and below[::-1]
 
     def _receive(self, position: int) -> Any:
-        """What a pass begins with, if a stage sends that; posts the receive of the next pass, and of the one after it,
-        where that has not been done."""
+        """What a pass begins with, if a stage sends that; posts the receive of the next pass. No more than that one: on
+        a GPU a posted receive takes some of what passes compute with, until its message is there."""
         message = None
         if source := self._source(self._course.passes[position]):
             message = source[0].receive()
             source[1].has_received(self._course.arrived[position])
         if self._course is self._schedule:
-            for step in self._course.passes[position + 1 : position + 3]:
-                if (ahead := self._source(step)) and not ahead[0].is_posted:
+            for step in self._course.passes[position + 1 : position + 2]:
+                if ahead := self._source(step):
                     ahead[0].post()
         return message
 

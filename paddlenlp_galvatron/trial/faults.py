@@ -1,4 +1,4 @@
-"""Parts that interrupt a training: going on from a checkpoint, and a rank without memory."""
+"""Parts that interrupt a training: going on from a checkpoint, a rank without memory, and steps that are traced."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ MODEL = {
     "vocab_size": 64,
     "max_position_embeddings": SEQ,
 }
+LATER, PASSES = 3, 4  # the step of a pipeline that is traced, or without memory, and its micro-batches
 ROOM_MIB = 100  # that the rank without memory may still take: less than its gradients
 GPU_TOLERANCE = 1e-3  # of a loss: some of Paddle's GPU kernels add in any order, and training amplifies it
 
@@ -63,16 +64,41 @@ def resume(setting: TrialSetting) -> Iterator[TrialFinding]:
 
 
 def memory(setting: TrialSetting) -> Iterator[TrialFinding]:
-    """A rank that runs out of memory in a step is named, and ends the others."""
-    rank, name = setting.ranks - 1, "a rank without memory"
+    """A rank that runs out of memory in its first step is named, and ends the others."""
+    yield _starved(setting, "a rank without memory", 1)
+
+
+def later(setting: TrialSetting) -> Iterator[TrialFinding]:
+    """Steps of a pipeline in which receives are posted ahead, as they are from the second on: one that is traced, and
+    one in which memory ends. Whatever waits for the whole device there waits for a message, too."""
+    if setting.ranks == 1:
+        yield setting.left_out("a pipeline", "it needs 2 ranks or more")
+        return
+    name, given_s = f"step {LATER} traced", setting.launch_s
     try:
-        _launch(setting, "starved_worker", [str(rank), str(ROOM_MIB)])
-    except OutOfMemory as error:
-        yield setting.found(name, error.rank == rank, str(error))
+        _launch(setting, "traced_worker", [str(setting.folder)])
     except LaunchError as error:
-        yield setting.found(name, False, f"not told as what it is: {error}")
+        yield setting.ended(name, str(error), given_s)
     else:
-        yield setting.found(name, False, "it trained all the same")
+        events = [json.loads((setting.folder / f"events.{rank}.json").read_text()) for rank in range(setting.ranks)]
+        passes = [sum(event["cat"] in ("forward", "backward") for event in own) for own in events]
+        yield setting.found(name, set(passes) == {2 * PASSES}, f"passes by rank: {', '.join(map(str, passes))}")
+    if setting.left_s <= 0:
+        yield setting.no_time(f"memory ends in step {LATER}")
+        return
+    yield _starved(setting, f"memory ends in step {LATER}", LATER)
+
+
+def _starved(setting: TrialSetting, name: str, step: int) -> TrialFinding:
+    """The last rank runs out of memory in this step."""
+    rank, given_s = setting.ranks - 1, setting.launch_s
+    try:
+        _launch(setting, "starved_worker", [str(rank), str(ROOM_MIB), str(step)])
+    except OutOfMemory as error:
+        return setting.found(name, error.rank == rank, str(error))
+    except LaunchError as error:
+        return setting.ended(name, f"not told as what it is: {error}", given_s)
+    return setting.found(name, False, "it trained all the same")
 
 
 def _launch(setting: TrialSetting, worker: str, words: list[str]) -> None:

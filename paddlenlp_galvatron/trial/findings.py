@@ -10,14 +10,17 @@ from pathlib import Path
 
 from ..launch.processes import Device
 
-LAUNCH_S = 120.0  # of small models on GPUs: what takes longer hangs
+# Of small models on GPUs: what takes longer hangs. Eight ranks that import Paddle from a network disk take a minute.
+LAUNCH_S = 300.0
+CUT_SHORT_S = 60.0  # a launch that was given less, and was not done, shows nothing
 
 
 class TrialState(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     TOLD = "told"  # a figure that nothing judges
-    LEFT_OUT = "left out"
+    LEFT_OUT = "left out"  # it cannot be tried here
+    NO_TIME = "no time"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,14 @@ class TrialSetting:
 
     def left_out(self, name: str, why: str) -> TrialFinding:
         return TrialFinding(self.part, self.ranks, name, TrialState.LEFT_OUT, why)
+
+    def no_time(self, name: str, why: str = "no time was left") -> TrialFinding:
+        return TrialFinding(self.part, self.ranks, name, TrialState.NO_TIME, why)
+
+    def ended(self, name: str, fault: str, given_s: float) -> TrialFinding:
+        """Of what a launch that was given so long did not finish: it failed, unless it was only cut short."""
+        cut_short = given_s < CUT_SHORT_S and self.left_s <= 0
+        return self.no_time(name, f"cut off after {given_s:.0f} s") if cut_short else self.found(name, False, fault)
 
 
 TrialPart = Callable[[TrialSetting], Iterator[TrialFinding]]

@@ -1,27 +1,35 @@
-"""Parts that train small models under a plan and in one process: thirteen plans, and schedules that could hang."""
+"""Parts that train small models under a plan and in one process: fourteen plans, and schedules that could hang."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ..base.scratch import scratch_folder
 from ..launch.processes import LaunchError, launch
 from ..plan import Precision
 from ..proof.parity import TOLERANCES, WORKER, compare, write_cases
-from .findings import TrialFinding, TrialSetting
-from .plans import ONE_RANK, Named, parity_cases, schedule_cases
+from .findings import TrialFinding, TrialSetting, TrialState
+from .in_turn import in_turn
+from .plans import ONE_RANK, Named, fused_loss_case, parity_cases, schedule_cases
 
 
 def parity(setting: TrialSetting) -> Iterator[TrialFinding]:
-    """Loss and every gradient of thirteen plans, fp32 (on GPUs without TF32) and bf16."""
+    """Loss and every gradient of fourteen plans, fp32 (on GPUs without TF32) and bf16. A kernel that is off by default
+    is told, and not judged."""
     for precision in (Precision.FP32, Precision.BF16):
         cases = parity_cases(setting.ranks, precision, setting.on_gpus)
         if setting.ranks == 1:
             yield setting.left_out(f"{len(cases) - len(ONE_RANK)} plans, {precision}", "they need 2 ranks or more")
             cases = [named for named in cases if named.name in ONE_RANK]
-        yield from _tried(setting, [Named(f"{named.name}, {precision}", named.case) for named in cases])
+        cases = [Named(f"{named.name}, {precision}", named.case) for named in cases]
+        asked = [fused_loss_case(setting.ranks, precision)] if setting.on_gpus and setting.ranks > 1 else []
+        for finding in _tried(setting, [*cases, *asked]):
+            judged = finding.state is TrialState.NO_TIME or finding.name not in {named.name for named in asked}
+            told = f"{finding.state}: {finding.told}"
+            yield finding if judged else replace(finding, state=TrialState.TOLD, told=told)
     if not setting.on_gpus:
-        yield setting.left_out("flash attention", "Paddle has it on GPUs alone")
+        yield setting.left_out("flash attention, fused cross entropy", "Paddle has them on GPUs alone")
 
 
 def schedules(setting: TrialSetting) -> Iterator[TrialFinding]:
@@ -35,19 +43,8 @@ def schedules(setting: TrialSetting) -> Iterator[TrialFinding]:
 
 
 def _tried(setting: TrialSetting, cases: Sequence[Named]) -> Iterator[TrialFinding]:
-    """All cases in one launch; where that ends in a case, those behind it in another."""
-    first, launches = 0, 0
-    while first < len(cases):
-        rest = cases[first:]
-        if setting.left_s <= 0:
-            yield from (setting.left_out(named.name, "no time was left") for named in rest)
-            return
-        done, fault = _launched(setting, rest, f"{launches}")
-        yield from done
-        first, launches = first + len(done), launches + 1
-        if fault and first < len(cases):
-            yield setting.found(cases[first].name, False, fault)
-            first += 1
+    names = [named.name for named in cases]
+    return in_turn(setting, names, lambda first, launch: _launched(setting, cases[first:], f"{launch}"))
 
 
 def _launched(setting: TrialSetting, cases: Sequence[Named], log: str) -> tuple[list[TrialFinding], str]:

@@ -19,7 +19,8 @@ from ..plan import (
 from ..proof.parity import Case, small_case
 
 DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
-ONE_RANK = ("data parallel", "degrees mixed, strided, recompute", "tied tables")  # what one carries of the thirteen
+# What one carries of the fourteen.
+ONE_RANK = ("data parallel", "degrees mixed, strided, recompute", "tied tables", "split vocabulary, AdamW")
 MICRO_BATCHES = (1, 2, 3, 4, 8)  # of the schedules' cases: from three on, two stages of 1F1B once hung
 
 
@@ -32,7 +33,7 @@ class Named:
 
 
 def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
-    """Thirteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute. `on_gpus`: some with what
+    """Fourteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute. `on_gpus`: some with what
     training has there by default, flash attention and other kernels; the others are plain."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1
@@ -61,7 +62,24 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
         "two stages, zero3": (_plan(n, (shard, low, shard), usual, stages, micro_batches=4), "qwen3", False),
         "two stages, tied tables": (_plan(n, (one, low, one), usual, stages, default=ZERO2), "qwen2", True),
     }
-    return [_named(name, with_defaults(plan, on_gpus), family, 2, tied) for name, (plan, family, tied) in plans.items()]
+    named = [_named(name, with_defaults(of, on_gpus), family, 2, tied) for name, (of, family, tied) in plans.items()]
+    return [*named, Named("split vocabulary, AdamW", _as_trained(n, usual, on_gpus))]
+
+
+def fused_loss_case(ranks: int, precision: Precision) -> Named:
+    """A plan for GPUs with Paddle's kernel for the loss of a split vocabulary, which training has on request alone."""
+    assumed = Assumptions(mixed_precision=precision, fused_cross_entropy=True)
+    return Named(f"fused cross entropy, {precision}", _as_trained(ranks, assumed, on_gpus=True))
+
+
+def _as_trained(n: int, assumed: Assumptions, on_gpus: bool) -> Case:
+    """As most models are: with AdamW, Megatron-SP, and a split vocabulary that nothing pads, so that one kernel may
+    compute its loss; from four ranks on in the last stage alone."""
+    half = max(1, n // 2)
+    degree, stages = (half, (1, 2)) if n > 2 else (n, (3,))
+    low, one = LayerStrategy(half), LayerStrategy()
+    plan = _plan(n, (low, one, low), replace(assumed, sequence_parallel=True), stages, vocab=degree)
+    return small_case(with_defaults(plan, on_gpus), "llama", "adamw", 2, vocabulary=64 * half)
 
 
 def training_assumptions(on_gpus: bool, seq_length: int) -> Assumptions:

@@ -29,12 +29,11 @@ from .plans import training_assumptions
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
 CPU_MODEL = ModelShape("check", "llama", 4, 256, 704, 8, 8, 2000, 64)
 STEPS = 5
-TIME_TOLERANCE = 0.3  # of the measured step, on GPUs; processes on CPU share theirs with whatever else runs
 LEAST_MEMORY, MOST_MEMORY = 0.75, 1.05  # measured / predicted
 SCALAR_BYTES = 2 * 4  # loss and gradient norm, an fp32 number each on every rank, which the cost model leaves out
 MIB = 2**20
 PROFILE_SHARE = 0.25  # of the part's time, for either profile
-CPU_PROFILE_S = 10.0  # for either, where times are told and not judged
+CPU_PROFILE_S = 10.0  # for either
 
 
 def prediction(setting: TrialSetting) -> Iterator[TrialFinding]:
@@ -106,9 +105,8 @@ def _beside(
 ) -> Iterator[TrialFinding]:
     predicted: Prediction = costs.predict(plan)
     measured_s = max(rank["step_ms"] for rank in ranks) / 1000
-    near = abs(predicted.time_s / measured_s - 1) <= TIME_TOLERANCE
     told = f"predicted {1000 * predicted.time_s:.1f} ms, measured {1000 * measured_s:.1f} ms"
-    yield setting.found(f"{name}: step", near if setting.on_gpus else None, told)
+    yield setting.found(f"{name}: step", None, told)  # no figure of a GPU says yet how near it should be
     for number, stage in enumerate(predicted.stages):
         own = ranks[number * plan.stage_size : (number + 1) * plan.stage_size]
         tensors_mib = stage.memory.total_mib - stage.memory.context_mib

@@ -12,18 +12,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..base.writing import write_text
 from ..doctor import Machine, examine
 from ..doctor.checks import Files
 from ..launch.processes import Device
 from ..plan import GalvatronError
-from . import faults, parity, prediction, stock
+from . import beside, faults, kernels, parity, prediction, stock
 from .findings import TrialFinding, TrialPart, TrialSetting, TrialState
 
 LEAST_S = 5.0  # with less left a part is not begun
 RESULT = "result.json"
+Outcome = Literal["ok", "failed", "incomplete"]  # the last: nothing failed, but not everything was tried, for time
+EXIT_CODES: dict[Outcome, int] = {"ok": 0, "failed": 1, "incomplete": 4}  # 2 and 3 say other things everywhere
 TOLD_VARIABLES = ("CUDA_", "NCCL_", "FLAGS_", "NVIDIA_", "GLOO_", "OMP_", "LD_LIBRARY_PATH")
 PACKAGES = ("paddle", "paddlenlp", "nvidia", "numpy", "galvatron")
 COMMANDS = (["nvidia-smi"], ["nvidia-smi", "topo", "-m"], ["uname", "-a"])
@@ -38,10 +40,13 @@ class Timed(NamedTuple):
 
 
 PARTS = {
+    "kernels": Timed(kernels.kernels, 0.2),
     "parity": Timed(parity.parity, 0.25, every_world=True),
     "schedules": Timed(parity.schedules, 0.25, every_world=True),
     "resume": Timed(faults.resume, 0.3),
     "memory": Timed(faults.memory, 0.3),
+    "later": Timed(faults.later, 0.3),
+    "beside": Timed(beside.beside, 0.3),
     "prediction": Timed(prediction.prediction, 0.7),
     "stock": Timed(stock.stock, 1.0),
 }
@@ -66,7 +71,7 @@ def check(
         own = folder / part / f"{ranks}-ranks"
         setting = TrialSetting(part, ranks, device, own, time.monotonic() + PARTS[part].share * left_s)
         if left_s < LEAST_S:
-            yield setting.left_out("all of it", f"no time was left of {seconds:.0f} s")
+            yield setting.no_time("all of it", f"no time was left of {seconds:.0f} s")
             continue
         own.mkdir(parents=True)
         yield from _found(setting)
@@ -79,7 +84,7 @@ def _found(setting: TrialSetting) -> Iterator[TrialFinding]:
         try:
             finding = next(findings, None)
         except GalvatronError as error:
-            finding, findings = setting.found("all of it", False, str(error)), iter(())
+            finding, findings = setting.ended("all of it", str(error), time.monotonic() - since), iter(())
         except Exception as error:  # of Paddle, of the driver: the others are still to be seen
             (setting.folder / "error.txt").write_text(traceback.format_exc())
             finding, findings = setting.found("all of it", False, f"{type(error).__name__}: {error}"), iter(())
@@ -90,12 +95,17 @@ def _found(setting: TrialSetting) -> Iterator[TrialFinding]:
         since = now
 
 
-def write_result(folder: Path, device: Device, findings: Sequence[TrialFinding]) -> bool:
-    """Write the result; returns whether nothing failed."""
-    holds = not any(finding.state is TrialState.FAILED for finding in findings)
-    content = {"ok": holds, "device": device, "findings": [asdict(finding) for finding in findings]}
+def write_result(folder: Path, device: Device, findings: Sequence[TrialFinding]) -> Outcome:
+    """Write the result, and say what it comes to."""
+    states = {finding.state for finding in findings}
+    outcome: Outcome = "ok"
+    if TrialState.FAILED in states:
+        outcome = "failed"
+    elif TrialState.NO_TIME in states:
+        outcome = "incomplete"
+    content = {"result": outcome, "device": device, "findings": [asdict(finding) for finding in findings]}
     write_text(folder / RESULT, json.dumps(content, indent=2) + "\n")
-    return holds
+    return outcome
 
 
 def bundle(folder: Path) -> Path:

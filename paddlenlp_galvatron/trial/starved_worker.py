@@ -1,10 +1,12 @@
-"""One rank of a training in which one rank may take only so many MiB more once its weights are there.
+"""One rank of a training in which one rank may take only so many MiB more: in the first step once its weights are
+there, in a later one whatever it took before.
 
-Arguments: that rank, and the MiB.
+Arguments: that rank, the MiB, and the step.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import resource
 import sys
@@ -21,29 +23,63 @@ from ..proof.parity import Case, batch_of
 from ..runtime import device
 from ..runtime.engine import Engine
 from ..runtime.groups import run_as_rank, start_world
+from .faults import PASSES
 
 MIB = 2**20
 SEQ = 16
 SHAPE = ModelShape("large", "llama", 2, 1024, 2048, 8, 8, 24_000, SEQ)  # 70 million weights: 1 GiB with their states
 
 
+class Training:
+    """Steps of two stages, where there are two ranks, on random tokens."""
+
+    def __init__(self, micro_batches: int):
+        self.rank, ranks = start_world()
+        plan = uniform_plan(
+            layers=SHAPE.layers,
+            world_size=ranks,
+            global_train_batch_size=micro_batches * ranks,
+            chunks=micro_batches,
+            pp_deg=2 if ranks > 1 else 1,
+            assumed=Assumptions(seq_length=SEQ),
+        )
+        self.case = Case(plan, SHAPE, "adamw")
+        self.engine = Engine(plan, SHAPE, load_family(SHAPE.family), SEQ)
+        self._optimizer: Any = None
+
+    def step(self) -> None:
+        if self._optimizer is None:
+            self._optimizer = self.case.recipe.build(self.engine.tensors, self.engine.decaying)
+        self.engine.forward_backward(batch_of(self.case, 0))
+        self.engine.update(self._optimizer, 1.0)
+
+
 def main() -> None:
-    starved, room_mib = int(sys.argv[1]), int(sys.argv[2])
-    rank, ranks = start_world()
-    plan = uniform_plan(
-        layers=SHAPE.layers,
-        world_size=ranks,
-        global_train_batch_size=ranks,
-        pp_deg=2 if ranks > 1 else 1,
-        assumed=Assumptions(seq_length=SEQ),
-    )
-    case = Case(plan, SHAPE, "adamw")
-    engine = Engine(plan, SHAPE, load_family(SHAPE.family), SEQ)
-    filled = starve(room_mib) if rank == starved else []
-    optimizer = case.recipe.build(engine.tensors, engine.decaying)
-    engine.forward_backward(batch_of(case, 0))
-    engine.update(optimizer, 1.0)
+    starved, room_mib, step = map(int, sys.argv[1:])
+    training = Training(1 if step == 1 else PASSES)
+    for _ in range(step - 1):
+        training.step()
+    filled = []
+    if training.rank == starved:
+        filled = starve(room_mib)
+        if step > 1:
+            filled += _blocks(room_mib)  # what the allocator kept of the steps before
+            _need_more(training.engine.stage, 2 * room_mib)
+    training.step()
     filled.clear()
+
+
+def _need_more(stage: Any, mib: int) -> None:
+    """Let the second pass forward need so much more, beside the receive of the next one."""
+    forward, passes = stage.forward, itertools.count(1)
+
+    def larger(*arguments: Any) -> Any:
+        more = paddle.empty([mib * MIB], "uint8") if next(passes) == 2 else None
+        out = forward(*arguments)
+        del more
+        return out
+
+    stage.forward = larger
 
 
 def starve(room_mib: int) -> list[Any]:

@@ -177,6 +177,21 @@ def test_gradients_hide_behind_backward_and_slow_it_by_the_overlap_coefficient()
     )  # never worse than one after the other
 
 
+def test_a_posted_receive_slows_the_passes_of_pipelines_alone():
+    """And nothing that is no compute."""
+    plain = one_node()
+    slower = one_node(hardware=replace(plain.network.profile, overlap_by_kind={Collective.SEND: 1.5}))
+    for stages in ((4,), (2, 2)):
+        plan = example_plan(plain, stages=stages, layers=(LayerStrategy(2),) * 4, micro_batches=4)
+        for stage in range(len(stages)):
+            for before, after in zip(plain.stage_parts(plan, stage), slower.stage_parts(plan, stage), strict=True):
+                factor = 1.5 if len(stages) > 1 else 1.0
+                assert after.terms.forward_ms == pytest.approx(factor * before.terms.forward_ms)
+                assert after.terms.backward_ms == pytest.approx(factor * before.terms.backward_ms)
+                assert after.terms.tensor_forward_ms == before.terms.tensor_forward_ms
+                assert after.states_mib == before.states_mib
+
+
 def test_reducing_after_every_micro_batch_costs_each_time_and_keeps_gradients_sharded():
     strategy = LayerStrategy(dp_type=ZERO2)
     late, each = (cost(one_node(async_grad_reduce=flag), strategy, micro_batches=4) for flag in (True, False))

@@ -18,7 +18,8 @@ from paddlenlp_galvatron.profiler.layers.computation import NARROW, NARROW_TOKEN
 from paddlenlp_galvatron.profiler.layers.silent import SilentGroups
 from paddlenlp_galvatron.profiler.layers.summary import LAUNCH, computation_profile
 from paddlenlp_galvatron.profiler.stopwatch import LEAST_LAPS, Stopwatch
-from paddlenlp_galvatron.profiles import Collective, Meta
+from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, Shape
+from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.runtime import device
 
 
@@ -139,3 +140,37 @@ def test_on_gpus_every_kind_and_rank_takes_part_and_none_is_pinned(queue, monkey
         assert not moved
     with overlap.pinned(63 % 8, 8):
         assert moved and set(moved[0]) == set(range(56, 64))
+
+
+def test_a_profile_on_gpus_is_in_ms_and_has_the_launch(shape, family, monkeypatch, tmp_path):
+    """As it is taken there, by events; on a device whose queue is the host."""
+
+    class Event:
+        def __init__(self, enable_timing=False):
+            assert enable_timing
+
+        def record(self):
+            self.ms = 1000 * time.perf_counter()
+
+        def elapsed_time(self, end):
+            return end.ms - self.ms
+
+    monkeypatch.setattr(paddle.device.cuda, "Event", Event)
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(computation, "on_gpu", lambda: True)
+    monkeypatch.setattr(device, "synchronize", lambda: None)
+    monkeypatch.setattr(device, "to_device", paddle.to_tensor)
+    begin = time.perf_counter()
+    profiler = ComputationProfiler([shape], family, Stopwatch(1, budget_ms=1), Journal(), turns=1)
+    profiler.measure([Shape(1, 32)], [1], lambda done: None)
+    spent_ms = 1000 * (time.perf_counter() - begin)
+    profile = computation_profile(profiler.journal, [shape], Precision.FP32, Meta())
+    assert (
+        ComputationProfile.load(profile.save(tmp_path), "fp32", shape.hidden_size, shape.heads).launch == profile.launch
+    )
+    every = [profile.launch, *profile.passes.values()]
+    assert all(0 < times.forward_ms + times.backward_ms < spent_ms for times in every)
+    assert len(profile.passes) == 3 and profile.optimizer_ms_per_million > 0
+    waiting, launch = ComputeTimes(profile).layer(0, 1, 32).launched(profile.launch, 0.0), profile.launch
+    took_ms = waiting.forward_ms + waiting.backward_ms + (waiting.recompute_ms or 0.0)
+    assert took_ms >= 0.999 * (launch.forward_ms + launch.backward_ms)

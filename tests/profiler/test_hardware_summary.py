@@ -9,6 +9,7 @@ from paddlenlp_galvatron.profiler.cluster.summary import hardware_profile
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.options import HardwareOptions, HardwarePart
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
+from paddlenlp_galvatron.runtime import device
 
 PAIR = MessageGroup(Collective.ALL_REDUCE, 2)
 SENDS = MessageGroup(Collective.SEND, 4)
@@ -126,3 +127,15 @@ def test_more_turns_are_measured_beside_those_that_are_known(monkeypatch):
         HardwareProfiler(options, 0, 2, stopwatch, Mock(), known).measure()
         assert {len(laps) for laps in measured(known)[PAIR].values()} == {turns}
         assert len(known.items("overlap_coe ")) == turns
+
+
+def test_on_gpus_a_posted_receive_holds_some_of_what_passes_compute_with(monkeypatch):
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(device, "multiprocessors", lambda: 132)
+    monkeypatch.delenv("NCCL_MAX_P2P_NCHANNELS", raising=False)
+    monkeypatch.setattr(HardwareProfiler, "_overlap", lambda _, kind: 1.1)
+    known = journal()
+    options = HardwareOptions(nproc=2, parts=(HardwarePart.OVERLAP,))
+    stopwatch = Mock(pinned=False, **{"is_late.return_value": False})
+    HardwareProfiler(options, 0, 2, stopwatch, Mock(), known).measure()
+    assert profile(known).overlap_by_kind[Collective.SEND] == pytest.approx(132 / 128)

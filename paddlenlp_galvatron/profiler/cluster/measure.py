@@ -16,9 +16,10 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
+from ...launch.nccl import slowed_by_a_receive
 from ...plan.mesh import Axis, Mesh
 from ...profiles import Collective, MessageGroup
-from ...runtime import collectives
+from ...runtime import collectives, device
 from ...runtime.groups import Groups, Ranks, run_as_rank, start_world
 from ...runtime.precision import DTYPES
 from ..clock import Array
@@ -87,6 +88,10 @@ class HardwareProfiler:
         rounds = self.options.turns or usual
         kinds = overlapping_kinds() if HardwarePart.OVERLAP in self.options.parts and self.world_size > 1 else []
         overlaps = [(kind, turn) for turn in range(self.options.turns or max(usual, OVERLAPS)) for kind in kinds]
+        if overlaps and device.on_gpu():
+            # By arithmetic: ranks are told how many channels to use by the plan that they train.
+            slowed = slowed_by_a_receive(device.multiprocessors())
+            self.journal.get(f"{overlap_key(Collective.SEND)} 0", lambda: slowed)
         done, total = 0, rounds * len(wanted) + len(overlaps)
         for turn in range(rounds):
             for group in wanted:

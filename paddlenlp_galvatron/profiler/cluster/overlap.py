@@ -17,7 +17,9 @@ from ...runtime.precision import Numbers
 from ...runtime.processors import pinned
 from ..stopwatch import Stopwatch
 
-MESSAGE_MIB = 4
+# What training sends at once: a layer's weights, or what several of a stage come to. Smaller messages are over on a GPU
+# before the host has launched what they should run beside.
+MESSAGE_MIB, GPU_MESSAGE_MIB = 4, 128
 ALONE_MS = 50.0  # communication alone: long enough that its start does not matter
 LAPS = 6  # what disturbs one only adds time, so the quickest counts
 MATRIX, GPU_MATRIX = 256, 4096  # side of the matrices that are multiplied: a product takes about 1 ms
@@ -42,6 +44,11 @@ def overlapping_ranks(world_size: int) -> Ranks:
     return tuple(range(world_size if device.on_gpu() else min(world_size, 2)))
 
 
+def message_mib() -> int:
+    """Size of the messages that are measured."""
+    return GPU_MESSAGE_MIB if device.on_gpu() else MESSAGE_MIB
+
+
 def overlap_coefficient(
     stopwatch: Stopwatch,
     rank: int,
@@ -52,9 +59,9 @@ def overlap_coefficient(
     per_node: int,
     times: int,
 ) -> float:
-    """Work of c ms (`times` as long as the messages), messages of m ms, each for itself, then both at once: messages
-    are started, work is done, messages are waited for, as in training, and in its types. `per_node` of the `ranks` are
-    on each host.
+    """Work of c ms (`times` as long as the messages), messages of m ms, each for itself, then both at once: a message
+    is started, some of the work is done, the next one is started, and in the end they are waited for, as in training,
+    and in its types. `per_node` of the `ranks` are on each host.
 
     While both run, each goes 1/o as fast, until the shorter is done: both = o·min(c, m) + |c - m|. Solved for o.
     """
@@ -62,7 +69,7 @@ def overlap_coefficient(
     group = groups.get(ranks) if mine else None
     side = GPU_MATRIX if device.on_gpu() else MATRIX
     matrix = paddle.ones([side, side], numbers.computed)
-    whole = MESSAGE_MIB * 2**20 // precision.bytes
+    whole = message_mib() * 2**20 // precision.bytes
     given = paddle.zeros([whole // (len(ranks) if kind is Collective.ALL_GATHER else 1)], numbers.stored)
     start = partial(STARTED[kind], given, group)
 
@@ -82,8 +89,10 @@ def overlap_coefficient(
         messages = max(1, round(ALONE_MS / stopwatch.once(partial(communicate, 1))))
 
         def both() -> None:
-            under_way = [start() for _ in range(messages if mine else 0)]
-            compute(products)
+            under_way = []
+            for number in range(messages):
+                under_way += [start()] if mine else []
+                compute(products * (number + 1) // messages - products * number // messages)
             for message in under_way:
                 message.wait()
 

@@ -59,7 +59,7 @@ class MeasuredPart:
         rank = 0 if embedding else strategy.ranks
         weights = PatternWeights(shape.initializer_range)
         fused = on_gpu()  # as training has it by default
-        # Nobody answers the loss's messages here, so that it is plain.
+        # A split vocabulary's loss is the runtime's own, as in training by default; nobody answers a kernel's messages.
         kernels = Kernels(flash_attention, fused_rope=fused, fused_rms_norm=fused)
         self._stage = Stage(plan, shape, family, seq_length, rank, SilentGroups(), weights, None, kernels)
         tokens = np.random.default_rng(0).integers(shape.vocab_size, size=(1, samples * seq_length))
