@@ -109,7 +109,8 @@ def test_the_command_reads_logs_with_their_plans_and_writes_a_sheet_for_the_othe
     assert main(given) == 2 and "train 3 more" in capsys.readouterr().err
     validation = tmp_path / "validation.json"
     validation.write_text(json.dumps({"plans": [{"measured_s": run.step_s, "plan": plan_to_dict(run.plan)}]}))
-    assert main(["calibrate", str(validation), "--device", "h800", "--model", "qwen3-8b", "--json"]) == 0
+    given = ["calibrate", str(validation), "--device", "h800", "--model", "qwen3-8b", "--output", str(node), "--json"]
+    assert main(given) == 0
 
 
 def test_steps_on_processors_move_the_predictions_of_other_plans_towards_what_is_measured():
