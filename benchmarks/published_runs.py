@@ -14,6 +14,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import log
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -98,11 +99,57 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"| {' | '.join([*map(str, facts), *cells])} |"
 
 
+COLORS = {"a100-80gb": "#2a7fba", "h800-80gb": "#d1571f", "h100-80gb": "#3a9a4b", "h200-141gb": "#8157b3"}
+SIDE, MARGIN = 300, 46  # pixels
+
+
+def drawn(rows: Sequence[dict[str, Any]]) -> str:
+    """Two scatter plots, both axes logarithmic: steps in s, and allocated memory in GiB. The line: no error."""
+    plots = []
+    for place, (title, measured, guess) in enumerate(
+        (("s", "step_s", "predicted_step_s"), ("GiB", "allocated_gib", "predicted_allocated_gib"))
+    ):
+        points = [(row["device"], row[measured], row[guess]) for row in rows if row[measured]]
+        low = min(min(point[1:]) for point in points) * 0.8
+        high = max(max(point[1:]) for point in points) * 1.25
+
+        def at(value: float, low: float = low, high: float = high) -> float:
+            return SIDE * log(value / low) / log(high / low)
+
+        marks = [
+            f'<circle cx="{at(x):.1f}" cy="{SIDE - at(y):.1f}" r="3.5" fill="{COLORS[device]}" fill-opacity="0.7"/>'
+            for device, x, y in points
+        ]
+        for tick in (1, 2, 5, 10, 20, 50, 100, 200):
+            if low <= tick <= high:
+                where = f"{at(tick):.1f}"
+                marks.append(f'<text x="{where}" y="{SIDE + 14}" text-anchor="middle">{tick}</text>')
+                marks.append(f'<text x="-6" y="{SIDE - at(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
+        frame = f'<rect width="{SIDE}" height="{SIDE}" fill="none" stroke="#888"/>'
+        frame += f'<line x1="0" y1="{SIDE}" x2="{SIDE}" y2="0" stroke="#888" stroke-dasharray="4"/>'
+        frame += f'<text x="{SIDE / 2}" y="{SIDE + 30}" text-anchor="middle">measured, {title}</text>'
+        frame += (
+            f'<text transform="translate(-30 {SIDE / 2}) rotate(-90)" text-anchor="middle">predicted, {title}</text>'
+        )
+        left = MARGIN + place * (SIDE + 2 * MARGIN)
+        plots.append(f'<g transform="translate({left} {MARGIN})">{frame}{"".join(marks)}</g>')
+    legend = "".join(
+        f'<text x="{MARGIN + 100 * place}" y="24" fill="{COLORS[device]}">{device}</text>'
+        for place, device in enumerate(dict.fromkeys(row["device"] for row in rows))
+    )
+    width, height = 2 * (SIDE + 2 * MARGIN), SIDE + 2 * MARGIN
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        f'font-family="sans-serif" font-size="12" fill="#888">{legend}{"".join(plots)}</svg>\n'
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", metavar="CSV", nargs="+", type=Path)
     parser.add_argument("--calibrate", metavar="CSV", type=Path, help="rows to calibrate from, at best others")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
+    parser.add_argument("--svg", metavar="FILE", type=Path, help="also draw predicted against measured values")
     asked = parser.parse_args()
     try:
         found = [read_table(path) for path in asked.tables]
@@ -122,6 +169,8 @@ def main() -> int:
         return 2
     skipped = [{"name": name, "needs": needs} for one in found for name, needs in one.skipped]
     summary = errors(rows)
+    if asked.svg:
+        asked.svg.write_text(drawn(rows))
     if not asked.json:
         for line in table(rows):
             print(line)

@@ -35,6 +35,7 @@ PAGES = {
     "doctor": "installation",
     "what-if": "what_if",
     "gpu-check": "gpus",
+    "calibrate": "accuracy",
 }
 
 

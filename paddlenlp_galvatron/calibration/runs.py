@@ -26,6 +26,7 @@ class MeasuredRun:
     reserved_mib: float | None = None  # most that the allocator held
     stage: int | None = None  # whose memory was told; None: the fullest one's
     offload_optimizer: bool = False
+    ours: bool = False  # by this project's runtime, which posts the receives of a pipeline ahead
     kept_bytes: Callable[[int, int], float] | None = None  # of layers that are not ours, see `analytic_computation`
 
 
@@ -40,6 +41,9 @@ class Expected(NamedTuple):
 
 def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
     """Prices of its model on nodes of this sheet."""
+    if not run.ours:
+        alone = sheet.receive_coe.model_copy(update={"value": 1.0})
+        sheet = sheet.model_copy(update={"receive_coe": alone})
     per_node = min(run.plan.world_size, sheet.gpus_per_node)
     return derive(
         run.shape,

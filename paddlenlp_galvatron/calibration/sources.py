@@ -56,19 +56,19 @@ def _of_log(source: Path, plan_path: Path, model: str | None, device: str) -> Me
     peaks = [record for record in records if isinstance(record.get("peak_memory_mib"), list)]
     told = [record for record in peaks if len(record["peak_memory_mib"]) == plan.world_size]
     allocated = max(stage_peaks_mib(plan, told)) if told else None
-    return MeasuredRun(plan_path.stem, str(source), device, shape, plan, step_s, allocated)
+    return MeasuredRun(plan_path.stem, str(source), device, shape, plan, step_s, allocated, ours=True)
 
 
 def _of_validation(source: Path, shape: ModelShape, device: str) -> list[MeasuredRun]:
     found = read_json(source)
     plans = found.get("plans") if isinstance(found, dict) else None
     if not isinstance(plans, list):
-        raise UserError(f"{source}: is no validation.json of `galvatron validate`, no list of plans in it")
+        raise UserError(f"{source}: is no validation.json of galvatron validate, no list of plans in it")
     runs = []
     for number, one in enumerate(plans):
         if not isinstance(one, dict) or not isinstance(one.get("measured_s"), int | float) or one["measured_s"] <= 0:
-            raise UserError(f"{source}: plans.{number}: no measured_s; write it anew with `galvatron validate`")
+            raise UserError(f"{source}: plans.{number}: no measured_s; write it anew with galvatron validate")
         plan = plan_from_dict(one.get("plan"))
         name = str(one.get("key", number))
-        runs.append(MeasuredRun(name, str(source), device, shape, plan, float(one["measured_s"])))
+        runs.append(MeasuredRun(name, str(source), device, shape, plan, float(one["measured_s"]), ours=True))
     return runs

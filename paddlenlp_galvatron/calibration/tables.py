@@ -19,6 +19,7 @@ from ..model.config import preset_names
 from ..plan import Assumptions, Plan, Precision, uniform_plan
 from ..plan.strategy import DataParallel
 from ..plan.uniform import even_stages
+from ..profiles.data_sheet import data_sheets
 from ..report.health import flops_per_token
 from .runs import MeasuredRun
 
@@ -61,7 +62,9 @@ def read_table(path: Path) -> Table:
             found.runs.append(read(row, path.stem))
         except _Unpriced as needs:
             found.skipped.append((name, str(needs)))
-        except (UserError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except UserError as error:
+            found.skipped.append((name, f"a plan that can run here: {error}"))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{path}: line {number} ({name}): {error}; correct the row") from None
     return found
 
@@ -96,7 +99,7 @@ def _of_sweep(row: Row, table: str) -> MeasuredRun:
     )
 
 
-def _of_collection(row: Row, _: str) -> MeasuredRun:
+def _of_collection(row: Row, table: str) -> MeasuredRun:
     """Of any source. Speed is a step's seconds, or tokens or operations of a GPU and second."""
     tp, pp, chunks, cp, ep = (int(row.get(name) or 1) for name in ("tp", "pp", "vpp", "cp", "ep"))
     if ep > 1:
@@ -109,6 +112,9 @@ def _of_collection(row: Row, _: str) -> MeasuredRun:
         raise _Unpriced("context parallelism by rings")
     if row["recompute"] not in RECOMPUTE:
         raise _Unpriced(f"recompute {row['recompute'] or '(not told)'}")
+    device = row["device"].partition("-")[0].lower()
+    if not any(sheet.startswith(f"{device}-") for sheet in data_sheets()):
+        raise _Unpriced(f"a data sheet of {row['device'] or 'its device, which is not told'}")
     gpt, recompute = bool(row.get("hidden")), RECOMPUTE[row["recompute"]]
     shape = _gpt(row, tp) if gpt else _known(row["model"])
     sharded = re.match(r"(?:zero|stage|fsdp)(\d)?", row["zero"])
@@ -133,7 +139,7 @@ def _of_collection(row: Row, _: str) -> MeasuredRun:
     return MeasuredRun(
         row["model"],
         row["source"],
-        row["device"].partition("-")[0].lower(),
+        device,
         shape,
         plan,
         _step_s(row, shape, plan),

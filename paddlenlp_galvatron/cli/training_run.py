@@ -172,6 +172,12 @@ class TrainingRun:
             f"{median(record['tokens_per_s'] for record in self.log.latest):,.0f} tokens/s, log in "
             f"{near(self._settings.log)}"
         )
+        self._console.print(
+            f"predictions calibrated from this run: galvatron calibrate {near(self._settings.log)} "
+            f"--plans {near(self._settings.plan)} --model_size {self._settings.model} --device SHEET",
+            markup=False,
+            soft_wrap=True,
+        )
         if self._settings.traced_steps and self._settings.traced.exists():
             self._console.print(f"time lines in {near(self._settings.traced)}; open it in https://ui.perfetto.dev")
         if self._plan.world_size > 1 and not self._settings.tuning.adapts:  # predicted is what all weights send

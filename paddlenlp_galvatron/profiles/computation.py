@@ -83,12 +83,6 @@ class PassTimes:
     recompute_ms: float | None = None  # the forward inside backward; None: as long as forward
     shares: Mapping[Recompute, float] = field(default_factory=dict)  # of it, that recomputing parts alone takes
 
-    def slowed(self, factor: float) -> PassTimes:
-        """Each pass so many times as long."""
-        again = None if self.recompute_ms is None else factor * self.recompute_ms
-        forward_ms, backward_ms = factor * self.forward_ms, factor * self.backward_ms
-        return replace(self, forward_ms=forward_ms, backward_ms=backward_ms, recompute_ms=again)
-
     def launched(self, launch: PassTimes, messages_ms: float) -> PassTimes:
         """These, and the time that a GPU waits for its host to launch a layer. Hosts run ahead, so that this counts
         over all passes of a layer and its messages together: what they lack is added where it is launched."""
@@ -104,6 +98,12 @@ class PassTimes:
             backward_ms=self.backward_ms + lacking * launch.backward_ms / host_ms,
             recompute_ms=again + lacking * again_host / host_ms if again else self.recompute_ms,
         )
+
+    def slowed(self, factor: float) -> PassTimes:
+        """Each pass so many times as long."""
+        again = None if self.recompute_ms is None else factor * self.recompute_ms
+        forward_ms, backward_ms = factor * self.forward_ms, factor * self.backward_ms
+        return replace(self, forward_ms=forward_ms, backward_ms=backward_ms, recompute_ms=again)
 
     def beside(self, seams: SeamTimes) -> PassTimes:
         """With what a rank does at the seams of a shared layer, of which recomputing all repeats forward's."""

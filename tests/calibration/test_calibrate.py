@@ -109,4 +109,23 @@ def test_the_command_reads_logs_with_their_plans_and_writes_a_sheet_for_the_othe
     assert main(given) == 2 and "train 3 more" in capsys.readouterr().err
     validation = tmp_path / "validation.json"
     validation.write_text(json.dumps({"plans": [{"measured_s": run.step_s, "plan": plan_to_dict(run.plan)}]}))
-    assert main(["calibrate", str(validation), "--device", "h800", "--model", "qwen3-8b", "--json"]) == 0
+    given = ["calibrate", str(validation), "--device", "h800", "--model", "qwen3-8b", "--output", str(node), "--json"]
+    assert main(given) == 0
+
+
+def test_steps_on_processors_move_the_predictions_of_other_plans_towards_what_is_measured():
+    """A hundred times as slow as the sheet's device: no number tells why, and the command says so."""
+    shape = ModelShape("small", "qwen2", 8, 256, 704, 8, 4, 4096, 512)
+    assumed = Assumptions(True, Precision.FP32, True, 128, False, False)
+
+    def measured(step_s: float, **plan: int) -> MeasuredRun:
+        made = uniform_plan(layers=8, world_size=4, global_train_batch_size=16, chunks=2, assumed=assumed, **plan)
+        return MeasuredRun("small", "log", "h100", shape, made, step_s)
+
+    one, other, third = measured(0.8), measured(0.9, pp_deg=2), measured(1.4, global_tp_deg=2, vocab_tp=2)
+    sheet = load_data_sheet("h100")
+    found = calibrate([one], sheet)
+    for run in (other, third):
+        before, after = (expected(run, each).step_s / run.step_s for each in (sheet, found.sheet))
+        assert before < 0.05 and 0.4 < after < 1.6
+    assert any("trust it little" in line for line in calibrate([one, third], sheet).lines())

@@ -154,6 +154,7 @@ ROWS = {
     "context_mib": Row(7000, "answer.budget_mib"),
     "task": Row("lora", "answer.time_s"),
     "lora_rank": Row(4, "answer.time_s", {"task": "dpo"}),
+    "offload_optimizer": Row(1, "refusal"),  # its profiles name no GPU
     "min_bsz": Row(16, "families", BATCHES),
     "max_bsz": Row(16, "families", BATCHES),
     "bsz_scale": Row(12, "families", BATCHES),

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -43,6 +43,11 @@ def prepare(folder: Path) -> None:
     (folder / "bare.json").write_text(json.dumps(bare))
     (folder / "what_if.json").write_text(json.dumps({"num_nodes": 3}))
     (folder / "fit.json").write_text(json.dumps({"tokens": 1e7}))
+    timed = replace(plan, assumed=replace(plan.assumed, seq_length=16))
+    write_plan(timed, folder / "timed.json")
+    steps = [{"step": step, "step_time_s": 0.5, "data_s": 0.0, "peak_memory_mib": [9.0, 9.0]} for step in range(9)]
+    (folder / "measured.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    (folder / "calibrate.json").write_text(json.dumps({"output": "other.json"}))
     (folder / "uniform.json").write_text(json.dumps({"chunks": 2}))
     shutil.copytree(FOLDER / "llama", folder / "llama")
     shutil.copytree(FOLDER / "llama", folder / "like")
@@ -230,11 +235,21 @@ TABLES = {
         "steps": Row(20, "calls.trained"),
         "dry_run": Row(1, "calls"),
     },
+    "calibrate": {
+        "config": Row("calibrate.json", "files"),
+        "runs": Row("missing", "refusal"),
+        "plans": Row("plan.json", "refusal"),
+        "device": Row("h800", "out"),
+        "model_size": Row("llama2-7b", "refusal"),
+        "output": Row("mine.json", "files"),
+        "json": Row(1, "out"),
+    },
     "fit": {
         "config": Row("fit.json", "out"),
         "model_size": Row("llama2-7b", "refusal"),
         "task": Row("dpo", "out"),
         "lora_rank": Row(4, "out", {"task": "lora"}),
+        "offload_optimizer": Row(1, "out"),
         "gpus": Row("1,2", "out"),
         "list": Row(1, "out"),
         "device": Row("a100", "out"),
@@ -288,6 +303,7 @@ BASES: dict[str, Values] = {command: FILE for command in TABLES if command.start
     "gpu-check": {},
     "quickstart": {},
     "fit": {"MODEL": "model.json", "gpus": 1, "seq_length": 16},
+    "calibrate": {"RUNS": "measured.jsonl", "plans": "timed.json", "device": "a100", "model_size": "model.json"},
     "what-if": {"MODEL": "model.json", "seq_length": 16},
     "doctor": {},
     "profile import-nccl-tests": {"LOG": "nccl.log"},

@@ -109,6 +109,12 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchma
     broken.write_text(QWEN3.read_text().replace("37654.207", "quick", 1))
     with pytest.raises(UserError, match=r"line 2 .*quick.*correct the row"):
         read_table(broken)
+    unknown = tmp_path / "others.csv"
+    unknown.write_text(COLLECTED.read_text().replace("A100-80G", "MI300X"))
+    table = read_table(unknown)
+    assert not table.runs and {need for _, need in table.skipped} >= {"a data sheet of MI300X"}
+    unknown.write_text(COLLECTED.read_text().replace(",1,64,2,1,1,1,1,stage2", ",1,63,2,1,1,1,1,stage2"))
+    assert [run.name for run in read_table(unknown).runs] == ["llama-7b"]
     broken.write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="no table of measured runs"):
         read_table(broken)
@@ -118,3 +124,18 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchma
     last = json.loads(lines[-1])
     assert len(last["rows"]) == 2 and len(last["skipped"]) == 19
     assert "2 rows; 19 left out:" in lines and "  qwen-7b (PaddleNLP pretrain.rst): needs" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_page_shows_what_the_command_prints(benchmark, language):
+    page = (ROOT / "docs" / language / "accuracy.md").read_text()
+    told = [row for table in sorted(TABLES.glob("*.csv")) for row in rows(benchmark, table)]
+    missing = [line for line in benchmark["table"](told) if line not in page]
+    assert not missing, missing
+    plain = [row for row in told if row["source"] == "PaddleFleet" and not row["offload_optimizer"]]
+    away = [row for row in told if row["offload_optimizer"]]
+    for some in (plain, away):
+        errors = benchmark["errors"](some)
+        for name in ("step", "allocated"):
+            mean, most = (f"{errors[f'{name}_{which}']:.1%}".replace("%", " %") for which in ("mean", "max"))
+            assert f"| {mean}, {most} |" in page or f"| {mean}，{most} |" in page, (name, mean, most)
