@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 
 from ..model import Split
-from ..model.lora import Adapters, is_factor
+from ..model.lora import Adapters
 from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.layout import TokenLayout, token_layout
 from ..plan.mesh import Axis
@@ -22,6 +22,7 @@ from ..plan.seams import Collective, seam_ops, summed_over
 from . import device
 from .adapter import PLAIN, Adapter, Kernels
 from .block import Block, Placement
+from .frozen import FrozenUnits
 from .groups import BACK, DOWN, ON, REDISTRIBUTE, UP, Groups, Ranks
 from .precision import Numbers
 from .redistribute import Redistribution, redistribution_groups
@@ -157,7 +158,8 @@ class Stage:
         if self.is_first or (tied and self.is_last):
             twins = groups.get(_twins(plan, rank), "tied") if tied and plan.pipeline > 1 else None
             table = embedding_table(shape, place(vocab), source, twins)
-        units = UnitMaker(every_micro_batch=not plan.assumed.async_grad_reduce, learns=is_factor if adapters else None)
+        maker = FrozenUnits if adapters else UnitMaker
+        units = maker(every_micro_batch=not plan.assumed.async_grad_reduce)
         self._frozen = adapters is not None
         self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
         if self._embedding:
