@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
@@ -256,7 +257,7 @@ class Stage:
         for vector in self.vectors:
             vector.settle()
 
-    @property
+    @cached_property
     def samples(self) -> list[int]:
         """Those of a micro-batch that this rank looks up or foretells tokens of: none between first and last stage. Of
         rows that may hold several documents also those that its layers compute on."""
