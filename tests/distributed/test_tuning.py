@@ -50,11 +50,13 @@ def test_packed_rows_on_four_ranks(tmp_path):
 def test_adapters_on_two_ranks():
     """Against PaddleNLP's own LoRAModel, which sees every document alone."""
     bf16 = plans.plan(2, "1z 2r 2na", vocab="2", megatron_sp=False)
+    first = plans.plan(2, "1zr 1z 2", megatron_sp=False)  # a frozen first layer that backward must gather again
     bf16 = replace(bf16, assumed=replace(bf16.assumed, mixed_precision=Precision.BF16))
     results = check_parity(
         [
             *cases(TWO, plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO, packed=True, lora_rank=3),
             small_case(bf16, "qwen2", "sgd", 1, packed=True, lora_rank=3),
+            small_case(first, "llama", "sgd", 2, packed=True, lora_rank=3),
         ]
     )
     assert all(result.agrees for result in results), results
