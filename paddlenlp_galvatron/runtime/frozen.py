@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..model.lora import is_factor
 from ..plan import DataParallel
 from ..plan.seams import WEIGHT_OPS
-from .units import ShardedUnit, Trainable, Unit
+from .units import ShardedUnit, Trainable, Unit, UnitMaker
 from .weights import ShardedParameter
 
 
@@ -35,13 +36,24 @@ class FrozenShards(_Frozen, ShardedUnit):
     sends_whole = False
 
 
-def frozen_unit(weights: Sequence[ShardedParameter], dp_type: DataParallel) -> Unit:
-    """The unit of a module's frozen matrices."""
-    group = weights[0].sum_group
+class FrozenUnits(UnitMaker):
+    """Makes the units of modules of which adapters alone learn: those are few, small and whole, as vectors are."""
+
+    def adopt(self, parameters: Sequence[ShardedParameter], dp_type: DataParallel) -> None:
+        base = [weight for weight in parameters if not is_factor(weight.name)]
+        self.vectors += [weight for weight in parameters if is_factor(weight.name)]
+        self.frozen += [weight for weight in base if len(weight.shape) == 1]
+        matrices = [weight for weight in base if len(weight.shape) > 1]
+        key = tuple(id(weight) for weight in matrices)
+        if key not in self.made:
+            self.made[key] = _frozen_unit(matrices, dp_type)
+        for weight in base:
+            weight.tensor.stop_gradient = True
+        self.chain.append(self.made[key])
+
+
+def _frozen_unit(matrices: Sequence[ShardedParameter], dp_type: DataParallel) -> Unit:
+    group = matrices[0].sum_group
     if group is None or WEIGHT_OPS[dp_type].gather is None:
-        unit: Unit = _Frozen(weights, None)
-    else:
-        unit = FrozenShards(weights, group, every_micro_batch=False, keep_whole=False)
-    for weight in weights:
-        weight.tensor.stop_gradient = True
-    return unit
+        return _Frozen(matrices, None)
+    return FrozenShards(matrices, group, every_micro_batch=False, keep_whole=False)

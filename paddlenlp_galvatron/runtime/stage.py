@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
 
-from ..model.lora import Adapters, is_factor
+from ..model.lora import Adapters
 from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.communicators import chunk_edges, twins
 from ..plan.layout import token_layout
@@ -21,6 +22,7 @@ from . import device
 from .adapter import PLAIN, Adapter, Kernels
 from .batch import Tokens
 from .block import Block, Placement
+from .frozen import FrozenUnits
 from .groups import Groups
 from .precision import Numbers
 from .redistribute import Redistribution
@@ -80,7 +82,8 @@ class Stage:
         if self.is_first or (tied and self.is_last):
             both = groups.get(twins(plan, rank), "tied") if tied and plan.pipeline > 1 else None
             table = embedding_table(shape, place(vocab), source, both)
-        units = UnitMaker(every_micro_batch=not plan.assumed.async_grad_reduce, learns=is_factor if adapters else None)
+        maker = FrozenUnits if adapters else UnitMaker
+        units = maker(every_micro_batch=not plan.assumed.async_grad_reduce)
         self._frozen = adapters is not None
         self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
         if self._embedding:
@@ -177,7 +180,7 @@ class Stage:
         for vector in self.vectors:
             vector.settle()
 
-    @property
+    @cached_property
     def samples(self) -> list[int]:
         """Those of a micro-batch that this rank looks up or foretells tokens of: none between first and last stage. Of
         rows that may hold several documents also those that its layers compute on."""

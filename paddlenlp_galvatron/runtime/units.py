@@ -17,7 +17,7 @@ one after the other in a flat buffer, padded to a multiple of D; a weight is a w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -361,44 +361,22 @@ class UnitMaker:
     """Makes the units of a stage, each as soon as its module is built: under zero3 a rank never holds the whole weights
     of more than one."""
 
-    def __init__(self, every_micro_batch: bool, learns: Callable[[str], bool] | None = None):
-        """`learns`: whether the weight of a name does, if not all do; those are few and small."""
+    def __init__(self, every_micro_batch: bool):
         self.chain: list[Unit] = []  # in the order of the forward pass
-        self.vectors: list[ShardedParameter] = []  # norms and biases, or all that learns
-        self.frozen: list[ShardedParameter] = []  # norms and biases that don't learn
-        self._learns = learns
+        self.vectors: list[ShardedParameter] = []  # norms and biases
+        self.frozen: list[ShardedParameter] = []  # those that don't learn
         self._every_micro_batch = every_micro_batch
-        self._made: dict[tuple[int, ...], Unit] = {}  # by the matrices: tied vocabulary layers share a unit
+        self.made: dict[tuple[int, ...], Unit] = {}  # by the matrices: tied vocabulary layers share a unit
 
     def adopt(self, parameters: Sequence[ShardedParameter], dp_type: DataParallel) -> None:
         """Take in a module's weights."""
-        if self._learns is not None:
-            self._adopt_frozen(parameters, dp_type, self._learns)
-            return
         matrices = [weight for weight in parameters if len(weight.shape) > 1]
         self.vectors += [weight for weight in parameters if len(weight.shape) == 1]
         key = tuple(id(weight) for weight in matrices)
-        if key not in self._made:
-            unit = self._made[key] = make_unit(matrices, dp_type, self._every_micro_batch)
+        if key not in self.made:
+            unit = self.made[key] = make_unit(matrices, dp_type, self._every_micro_batch)
             unit.deferred = any(weight.presum_across_stages for weight in matrices)
-        self.chain.append(self._made[key])
-
-    def _adopt_frozen(
-        self, parameters: Sequence[ShardedParameter], dp_type: DataParallel, learns: Callable[[str], bool]
-    ) -> None:
-        from .frozen import frozen_unit
-
-        base = [weight for weight in parameters if not learns(weight.name)]
-        self.vectors += [weight for weight in parameters if learns(weight.name)]
-        matrices = [weight for weight in base if len(weight.shape) > 1]
-        for weight in base:
-            weight.tensor.stop_gradient = True
-            if len(weight.shape) == 1:
-                self.frozen.append(weight)
-        key = tuple(id(weight) for weight in matrices)
-        if key not in self._made:
-            self._made[key] = frozen_unit(matrices, dp_type)
-        self.chain.append(self._made[key])
+        self.chain.append(self.made[key])
 
 
 class UnderWay:

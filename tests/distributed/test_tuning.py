@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from random_cases import random_cases
+
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.proof import parity
 from paddlenlp_galvatron.proof.parity import Case, check_parity, small_case
@@ -48,11 +50,13 @@ def test_packed_rows_on_four_ranks(tmp_path):
 def test_adapters_on_two_ranks():
     """Against PaddleNLP's own LoRAModel, which sees every document alone."""
     bf16 = plans.plan(2, "1z 2r 2na", vocab="2", megatron_sp=False)
+    first = plans.plan(2, "1zr 1z 2", megatron_sp=False)  # a frozen first layer that backward must gather again
     bf16 = replace(bf16, assumed=replace(bf16.assumed, mixed_precision=Precision.BF16))
     results = check_parity(
         [
             *cases(TWO, plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO, packed=True, lora_rank=3),
             small_case(bf16, "qwen2", "sgd", 1, packed=True, lora_rank=3),
+            small_case(first, "llama", "sgd", 2, packed=True, lora_rank=3),
         ]
     )
     assert all(result.agrees for result in results), results
@@ -61,6 +65,16 @@ def test_adapters_on_two_ranks():
 def test_adapters_on_four_ranks(tmp_path):
     found = cases(FOUR, plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR, packed=True, lora_rank=3)
     assert not disagreements(tmp_path, found, seed=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [4, 6, 8])
+def test_random_plans_train_packed_rows_and_adapters(world_size):
+    drawn = [case for case in random_cases(24, world_size, seed=6, steps=2) if case.optimizer == "sgd"]
+    results = check_parity(
+        [replace(case, packed=True, lora_rank=2 * (number % 2)) for number, case in enumerate(drawn)], timeout_s=580
+    )
+    assert all(result.agrees for result in results), results
 
 
 def unlike(monkeypatch, name, mistake):

@@ -99,7 +99,9 @@ def test_what_cannot_be_had_is_refused_by_name_all_at_once(folder):
 
 def test_the_stock_file_of_lora_asks_for_adapters(folder):
     """What llm/config/llama/lora_argument.json has beside."""
-    values = read(folder, notes := [], lora=True, use_quick_lora=False, learning_rate=3e-4)
+    values = read(
+        folder, notes := [], lora=True, use_quick_lora=False, pissa=False, sharding="stage1", learning_rate=3e-4
+    )
     tuning = prepare(values, 2, folder).settings.tuning
     assert tuning.kind == "lora" and tuning.adapters("") == Adapters(8, 16.0)
     assert "--use_quick_lora" in notes[0]
