@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import rich.console
@@ -36,6 +37,11 @@ class Console(rich.console.Console):
 
     def __init__(self, *, stderr: bool = False, **settings: Any) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, **settings)
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        """Rich's own; tables are padded to their last column for a terminal alone."""
+        text = super()._render_buffer(buffer)
+        return text if self.is_terminal else re.sub(r" +$", "", text, flags=re.MULTILINE)
 
     def render(self, *args: Any, **settings: Any) -> Iterator[Segment]:
         """Rich's own control codes pass; those in text do not."""

@@ -20,10 +20,10 @@ from .watched import watched
 app = App(help="How many cards a model needs for a task, and how fast it is on them.")
 
 
-def fit(values: dict[str, Any], json: bool, list: bool) -> None:
+def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     """Search the fastest plan on each number of cards, from a data sheet or measured profiles. Exit code 3 if none
     fits."""
-    if list:
+    if switches["list"]:
         say(known(json))
         return
     given = FitOptions.among(values)

@@ -25,6 +25,7 @@ from paddlenlp_galvatron.plan import (
     UserError,
     json_schema,
     load_model,
+    plan_to_dict,
     read_plan,
     write_plan,
 )
@@ -64,9 +65,17 @@ Model = Annotated[str | None, typer.Option(help="a config.json, its folder, or t
 
 
 @app.command()
-def show(file: File, world_size: WorldSize = None, model: Model = None) -> None:
+def show(
+    file: File,
+    world_size: WorldSize = None,
+    model: Model = None,
+    as_json: Annotated[bool, typer.Option("--json", help="the plan's file, in its current form")] = False,
+) -> None:
     """Print a plan as a table in which equal layers share a line."""
     plan, shape = _read(file, world_size, model)
+    if as_json:
+        say(json.dumps(plan_to_dict(plan), indent=2))
+        return
     Console().print(*describe(plan, shape))
 
 
@@ -104,7 +113,7 @@ def uniform(values: dict[str, Any]) -> None:
     say(f"{file.output}: one strategy for the {shape.layers} layers of {shape.name} on {file.world_size} ranks")
 
 
-add_command(app, "uniform", uniform, UniformOptions, FileOptions)
+add_command(app, "uniform", uniform, UniformOptions, FileOptions, positional=("model_size", "MODEL"))
 
 
 @app.command()
@@ -143,7 +152,9 @@ def diff(
 @app.command()
 def trace(
     file: File,
-    output: Annotated[Path, typer.Option("--output", "-o", help="the file to write: Chrome-trace JSON")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="the file to write: Chrome-trace JSON")] = Path(
+        "trace.json"
+    ),
     profiles: Annotated[
         Path | None, typer.Option(help="folder of the profile files; unset: the one that the plan names")
     ] = None,

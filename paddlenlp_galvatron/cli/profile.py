@@ -156,12 +156,14 @@ def _all(values: dict[str, Any]) -> None:
 
 
 OF_MODEL = (PointOptions, ModelOptions)
+MODEL = ("model_size", "MODEL")
 TRAINING = {name: "it is of training" for group in GROUPS for name in group.model_fields}  # a script gives it to all
 for _name, _work in {"computation": _computation, "memory": _memory, "model": _model}.items():
     own = {name for group in OF_MODEL for name in group.model_fields}
-    add_command(app, _name, _work, *OF_MODEL, beside={name: why for name, why in TRAINING.items() if name not in own})
+    beside = {name: why for name, why in TRAINING.items() if name not in own}
+    add_command(app, _name, _work, *OF_MODEL, beside=beside, positional=MODEL)
 add_command(app, "hardware", _hardware, HardwareOptions)
-add_command(app, "all", _all, PointOptions, HardwareOptions, ModelOptions)
+add_command(app, "all", _all, PointOptions, HardwareOptions, ModelOptions, positional=MODEL)
 
 
 @app.command("import-nccl-tests")

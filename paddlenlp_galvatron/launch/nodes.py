@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from ..plan import UserError
+from .clusters import told_by_launcher
 from .store import StoreServer
 
 LOOPBACK = "127.0.0.1"
@@ -35,9 +36,10 @@ class Nodes:
 
     @classmethod
     def from_environment(cls, **given: str | int | None) -> Nodes:
-        """From NUM_NODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, as a script or a cluster sets them; what is `given`
-        and not None goes first. One node heeds none of them. Raises UserError."""
-        values = {name: given.get(name) or os.environ.get(name.upper()) for name in FIELDS}
+        """From NUM_NODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, as a script sets them, or from the variables of a
+        cluster's launcher; what is `given` and not None goes first. One node heeds none of them. Raises UserError."""
+        told = told_by_launcher(os.environ)
+        values = {name: given.get(name) or os.environ.get(name.upper()) or told.get(name) for name in FIELDS}
         numbers = {name: _number(name, values[name]) for name in FIELDS if name != "master_addr"}
         if numbers["num_nodes"] <= 1:
             return cls()

@@ -97,9 +97,22 @@ class Parity:
     precision: Precision = Precision.FP32
 
     @property
+    def limits(self) -> tuple[float, float]:
+        """How far losses and gradients may be apart."""
+        return TOLERANCES[self.precision]
+
+    def __str__(self) -> str:
+        loss, gradient = self.limits
+        verdict = "PASS" if self.agrees else "FAIL"
+        return (
+            f"{verdict}: losses within {self.max_loss_diff:.1e} (limit {loss:.0e}), gradients within "
+            f"{self.max_grad_rel_diff:.1e} (limit {gradient:.0e})"
+        )
+
+    @property
     def agrees(self) -> bool:
         """Whether rounding explains the differences."""
-        loss, gradient = TOLERANCES[self.precision]
+        loss, gradient = self.limits
         return self.max_loss_diff <= loss and self.max_grad_rel_diff <= gradient  # not for NaN
 
 

@@ -33,6 +33,9 @@ class Priced:
         mean = {key: sum(stage.time_ms[key] for stage in stages) / len(stages) for key in TIME}
         return Priced(mean, dict(max(stages, key=needs_mib).memory_mib))
 
+    def tokens_per_s(self, plan: Plan) -> float:
+        return plan.global_batch * (plan.assumed.seq_length or 0) / sum(self.time_ms.values()) * 1000
+
 
 def fields(plan: Plan) -> dict[str, str]:
     """What a plan says beside its layers, in words."""
@@ -101,7 +104,11 @@ def printed(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> Iterator[
             shown.add_row(*row)
         yield shown
     if prices:
-        yield "\na step, ms, averaged over stages"
+        one, other = (price.tokens_per_s(plan) for price, plan in zip(prices, (a, b), strict=True))
+        if one and other:
+            yield f"\n{one:,.0f} tokens/s against {other:,.0f} ({other / one - 1:+.1%})"
+        batches = f": {a.global_batch} samples against {b.global_batch}" if a.global_batch != b.global_batch else ""
+        yield f"\na step{batches}, ms, averaged over stages"
         yield _terms(prices[0].time_ms, prices[1].time_ms, TIME)
         yield "\nmemory of a device, MiB, on the stage that needs most"
         yield _terms(prices[0].memory_mib, prices[1].memory_mib, MEMORY)
@@ -116,6 +123,9 @@ def summary(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> dict[str,
         ],
         "time_ms": [price.time_ms for price in prices] if prices else None,
         "memory_mib": [price.memory_mib for price in prices] if prices else None,
+        "tokens_per_s": [price.tokens_per_s(plan) for price, plan in zip(prices, (a, b), strict=True)]
+        if prices
+        else None,
     }
 
 

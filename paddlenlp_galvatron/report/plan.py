@@ -99,7 +99,8 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
     facts = [
         (
             "ranks",
-            f"{plan.world_size} in {count(plan.pipeline, 'stage')} of {plan.stage_size}, {plan.schedule_words}",
+            f"{plan.world_size} in {count(plan.pipeline, 'stage')} of {plan.stage_size}"
+            + (f", {plan.schedule_words}" if plan.pipeline > 1 else ""),
         ),
         ("batch", f"{count(plan.global_batch, 'sample')} a step, {micro_batches} of {plan.micro_batch}"),
         ("assumed", _assumed(plan)),

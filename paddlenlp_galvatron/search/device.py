@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from ..base.errors import UserError
@@ -14,13 +15,14 @@ from ..plan import ModelShape
 from ..profiles.data_sheet import load_data_sheet
 from ..profiles.files import Note, no_note
 from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet
-from .options import SEQ, SearchOptions
+from .options import PATH_OPTIONS, SEQ, SearchOptions
 
 
 def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no_note) -> CostModel:
     """From the data sheet of `options.device`, else from the measured profiles. Raises UserError."""
     where = options.num_nodes, options.num_gpus_per_node, options.assumptions
     if options.device is None:
+        _require_folder(options)
         return load(models, *where, **options.profile_arguments, note=note)
     sheet = load_data_sheet(options.device)
     if len(models) > 1:
@@ -45,6 +47,20 @@ def settled(values: Mapping[str, Any], note: Note = no_note) -> Settled:
     cost = prices(model.shapes, options, note)
     reserve = cost.reserve if options.context_mib is None else Reserve()
     return Settled(model, *on_device(options, cost, note), reserve)
+
+
+def _require_folder(options: SearchOptions) -> None:
+    """Raises UserError where the folder of the profiles is missing, and files of it are needed."""
+    folder = options.profiles
+    if folder.is_dir() or any(getattr(options, name) for name in PATH_OPTIONS):
+        return
+    beside = [path.name for path in folder.absolute().parent.glob("*/")] if folder.absolute().parent.is_dir() else []
+    near = get_close_matches(folder.name, beside, n=1)
+    meant = f"did you mean {folder.with_name(near[0])}? Or " if near else ""
+    raise UserError(
+        f"profiles: no folder {folder}; {meant}measure with galvatron profile all, or give --device h100-80gb, which "
+        "needs no measurement"
+    )
 
 
 def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> tuple[SearchOptions, CostModel]:

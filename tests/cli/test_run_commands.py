@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from forked_ranks import fork
 from paddlenlp_galvatron.base.limits import MOST_RANKS
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.cli.pretrain import pretrain
+from paddlenlp_galvatron.plan import Precision
+from paddlenlp_galvatron.proof.parity import Parity
 
 ROOT = Path(__file__).parents[2]
 PLAN = {
@@ -271,6 +274,13 @@ def test_parity_ends_with_one_line_of_json(folder, capsys):
     assert line["max_loss_diff"] <= 1e-5
     assert line["max_grad_rel_diff"] <= 1e-4
     assert {"losses", "groups", "seconds"} <= set(line)
+
+
+def test_parity_says_its_verdict_beside_the_limits():
+    known = {field.name: 0 for field in fields(Parity)} | {"precision": Precision.FP32}
+    good = Parity(**known | {"max_loss_diff": 4.8e-7, "max_grad_rel_diff": 2.5e-6})
+    assert str(good) == "PASS: losses within 4.8e-07 (limit 1e-05), gradients within 2.5e-06 (limit 1e-04)"
+    assert str(replace(good, max_grad_rel_diff=1.0)).startswith("FAIL: ")
 
 
 def test_train_writes_a_line_a_step(folder, capsys):

@@ -273,6 +273,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(folder, galvatron, changed, messa
     assert message in ran.err and ran.err.count("\n") == 1
 
 
+def test_a_folder_of_profiles_that_is_missing_is_named_with_one_like_it(folder, galvatron):
+    ran = galvatron(*words(**OPTIONS, profiles="config"))
+    assert ran.code == 2 and ran.err.count("\n") == 1
+    assert "profiles: no folder config; did you mean configs? Or measure" in ran.err and "--device h100-80gb" in ran.err
+
+
 def test_all_files_that_are_missing_are_named_at_once(folder, galvatron):
     ran = galvatron(*words(**OPTIONS, num_layers=2, hidden_size=2048))
     assert ran.code == 2 and ran.err.count("no such file") == ran.err.count("\n") == 2

@@ -109,7 +109,7 @@ def test_what_the_examples_print_is_what_the_commands_print(page, name, shown, s
         lines[words].append(pytest.approx(numbers, rel=0.05, abs=0.15))
     found = blocks(page.with_name(name))
     for block in (found[number] for number in shown):
-        for line in re.sub(r"\n(?=   \d|model states:)", " ", block).splitlines():
+        for line in re.sub(r"\n(?=   \d|\(layers)", " ", block).splitlines():
             words, numbers = numbers_apart(line)
             assert numbers in lines[words], line
 

@@ -103,7 +103,7 @@ def test_galvatrons_training(place, galvatron):
     assert (len(plan.stages), plan.layers[0].tp, plan.vocab.dp_type.value) == (2, 2, "zero2")
     assert shape.initializer_range == 0.01
     ran = galvatron("train", "--dry_run", "--nproc", "8", *sets, "--use-flash-attn")
-    assert ran.code == 2 and ran.err.count("error: ") == 1 and "use_flash_attention: Paddle has it on GPUs" in ran.err
+    assert ran.code == 0 and "shown as on GPUs, of which this machine has none" in ran.out
 
 
 @pytest.mark.parametrize("tied_to_a_plan", [False, True])
@@ -160,5 +160,5 @@ def test_all_mistakes_are_told_at_once_with_the_nearest_name(galvatron):
         "--xyz",
         "--do_train",
     ]
-    assert "did you mean --global_tp_deg?" in lines[0] and "the nearest is --" in lines[2]
+    assert "did you mean --global_tp_deg?" in lines[0] and "--help lists all" in lines[2]
     assert "training is what this does" in lines[3]

@@ -177,7 +177,7 @@ UNIFORM = {
     "use_ulysses": Row(1, "plan.use_sp", {"global_tp_deg": 2}),
 }
 TABLES = {
-    "plan show": OF_FILE,
+    "plan show": OF_FILE | {"json": Row(1, "out")},
     "plan check": OF_FILE,
     "plan uniform": UNIFORM,
     "plan diff": {

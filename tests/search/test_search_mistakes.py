@@ -46,7 +46,7 @@ def test_1_a_batch_that_does_not_split_has_only_plans_that_run() -> None:
 def test_2_plans_of_mixed_degree_win_where_they_are_faster() -> None:
     """Half of the layers in another layout pays, as the switch costs what its bytes take."""
     cost = one_node(sequence_parallel=False)
-    chosen = options(sequence_parallel=False, disable_sdp=True, disable_pp=True, settle_chunk=1)
+    chosen = options(sequence_parallel=False, disable_sdp=True, disable_pp=True, settle_chunk=1, default_dp_type="ddp")
     times = []
     for fine_grained_mode in (False, True):
         found = (
@@ -78,7 +78,7 @@ def test_4_a_larger_device_never_makes_a_slower_plan() -> None:
 
 def test_5_ulysses_over_the_whole_stage_is_offered_zero3() -> None:
     whole = [layer for layer in space_of(4, sp_space="sp") if layer.degree == 4]
-    assert {layer.dp_type for layer in whole} == {DataParallel.DDP, DataParallel.ZERO3}
+    assert {layer.dp_type for layer in whole} == {DataParallel.ZERO2, DataParallel.ZERO3}
 
 
 def test_8_every_divisor_is_tried_and_what_heads_do_not_split_into_is_not() -> None:
