@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,8 @@ LARGEST_ID = 2**31 - 1  # that a data set can hold
 LEAST_MIB, MEMORY_PER_BYTE = 2048, 500
 LEAST_S, SLOWEST_BYTES_S = 60.0, 10_000.0  # on a busy machine; usual are a million bytes a second
 
+_has_threads = False  # whether the package has begun its threads in this process
+
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE tokenizer with `vocab_size` tokens at most (`limits.Trained`), the end of text (0) among
@@ -40,6 +43,8 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
+    global _has_threads
+    _has_threads = True
     tokenizer.train_from_iterator(documents, trainer)
     return tokenizer
 
@@ -69,6 +74,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of texts, without any that the tokenizer adds around them. Raises UserError."""
+    global _has_threads
+    _has_threads = True
     try:
         return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
     except (KeyboardInterrupt, SystemExit):
@@ -81,9 +88,12 @@ def encode_apart(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """The same by a tokenizer that others made: what it makes of a text may grow without bound, or never end."""
 
     def work() -> bytes:
+        if threads:  # which a forked process lacks: it would wait for them for ever
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
         lists = encode(tokenizer, texts)
         return np.array([len(lists), *map(len, lists), *chain.from_iterable(lists)], np.int64).tobytes()
 
+    threads = _has_threads
     size_bytes = sum(len(text.encode(errors="surrogatepass")) for text in texts)
     what = f"tokenizer: turning {size_bytes:,} bytes of text into tokens"
     numbers = np.frombuffer(apart(work, what, *_limits(size_bytes)), np.int64)

@@ -74,10 +74,8 @@ def _heads(sizes: Sizes, tokens: int) -> list[Any]:
 
 
 def flash(sizes: Sizes) -> Trial:
-    """As PaddleNLP calls it."""
-    kernel = partial(functional.scaled_dot_product_attention, attn_mask=None, is_causal=True)
-    plain = partial(attention, rows=paddle.arange(sizes.tokens))
-    return Trial(kernel, plain, _heads(sizes, sizes.tokens))
+    """Causal attention of whole samples."""
+    return _attention_of(flash_attention(), paddle.arange(sizes.tokens), _heads(sizes, sizes.tokens))
 
 
 def flashmask(sizes: Sizes, rank: int) -> Trial:
@@ -86,11 +84,12 @@ def flashmask(sizes: Sizes, rank: int) -> Trial:
     chunks = tuple((place * chunk, (place + 1) * chunk) for place in sorted((rank, 3 - rank)))
     attend = flash_attention(hidden_rows(chunks, sizes.tokens))
     rows = paddle.concat([paddle.arange(start, stop) for start, stop in chunks])
-    return Trial(
-        lambda q, k, v: attend(q, None, k, v),
-        lambda q, k, v: attention(q, k, v, rows).flatten(2),
-        _heads(sizes, 2 * chunk),
-    )
+    return _attention_of(attend, rows, _heads(sizes, 2 * chunk))
+
+
+def _attention_of(attend: Callable[..., Any], rows: Any, inputs: list[Any]) -> Trial:
+    """The runtime's attention of these rows, beside plain products."""
+    return Trial(lambda q, k, v: attend(q, None, k, v), lambda q, k, v: attention(q, k, v, rows).flatten(2), inputs)
 
 
 def rotary(sizes: Sizes) -> Trial:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from on_data_sheet import problem
+from dimensions import problem
 from search_gaps import GB_S, random_prices, shaped
 
 from paddlenlp_galvatron.plan import load_model

@@ -273,13 +273,10 @@ def each_head(query, key, value, hidden):
     return paddle.stack(heads, 1).unsqueeze(0)
 
 
-def causal(query, key, value, attn_mask=None, is_causal=True):
-    """Stands for flash attention."""
-    return each_head(query, key, value, paddle.triu(paddle.ones([query.shape[1], key.shape[1]]), 1))
-
-
-def masked(query, key, value, indices):
+def masked(query, key, value, indices, causal):
     """Stands for flashmask: a key is hidden from the rows behind the first bound and in front of the second."""
+    if causal:
+        return each_head(query, key, value, paddle.triu(paddle.ones([query.shape[1], key.shape[1]]), 1))
     rows = paddle.arange(query.shape[1], dtype="int32").unsqueeze(1)
     return each_head(query, key, value, (rows >= indices[0, :, :, 0]) | (rows < indices[0, :, :, 1]))
 
@@ -295,7 +292,6 @@ def turned(query, key, _value, sin, cos, use_neox_rotary_style):
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 5, 6, 7, 8])
 def test_a_kernel_that_is_off_is_seen_and_one_that_is_right_passes(number, monkeypatch):
     """By stand-ins for kernels that CPUs lack, written otherwise than what they are held against."""
-    monkeypatch.setattr(kernels_worker.functional, "scaled_dot_product_attention", causal)
     monkeypatch.setattr(context, "flashmask_attention", masked)
     monkeypatch.setattr(kernels_worker, "fused_rotary_position_embedding", turned)
     trial = kernels_worker.TRIALS[number](kernels_worker.ON_CPU)

@@ -27,14 +27,14 @@ def _gather(x: Any, group: Any) -> Any:
     (samples, own, *rest), axes = x.shape, range(2, x.ndim + 1)
     chunks = all_gather(x, group).reshape([group.nranks, samples, 2, own // 2, *rest])
     fronts, ends = (chunks[:, :, half].transpose([1, 0, *axes]) for half in (0, 1))
-    return paddle.concat([fronts, ends.flip(1)], axis=1).reshape([samples, group.nranks * own, *rest])
+    return paddle.concat([fronts, ends[:, ::-1]], axis=1).reshape([samples, group.nranks * own, *rest])
 
 
 def _scatter(grad: Any, group: Any) -> Any:
     """[B, 2·n·s, …] -> [B, 2·s, …]: a rank's two chunks of the sum over the group."""
     (samples, length, *rest), axes, ranks = grad.shape, range(2, grad.ndim + 2), group.nranks
     chunks = grad.reshape([samples, 2 * ranks, length // (2 * ranks), *rest])
-    by_rank = paddle.stack([chunks[:, :ranks], chunks[:, ranks:].flip(1)], axis=2).transpose([1, 0, *axes])
+    by_rank = paddle.stack([chunks[:, :ranks], chunks[:, ranks:][:, ::-1]], axis=2).transpose([1, 0, *axes])
     return reduce_scatter(by_rank.reshape([ranks * samples, length // ranks, *rest]), group)
 
 
