@@ -51,6 +51,7 @@ def random_prices(layers: int, seed: int, **values: Any) -> SearchResult:
             "tp_consec": False,
             "sequence_parallel": False,
             "memory_constraint": 3.0,
+            "default_dp_type": "ddp",
             "max_tp_deg": 48,
             "max_pp_deg": 48,
         }

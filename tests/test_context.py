@@ -70,7 +70,7 @@ def test_documents_of_a_row_do_not_see_each_other(degree, monkeypatch):
 
     def rowwise(query, key, value, rows, causal=False):
         if not causal:
-            return by_rows(query, key, value, rows)
+            return by_rows(query, key, value, rows, causal)
         own = paddle.arange(LENGTH, dtype="int32").reshape([1, 1, -1, 1])
         return by_rows(query, key, value, paddle.concat([rows, own.expand_as(rows)], axis=-1))
 

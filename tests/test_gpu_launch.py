@@ -17,7 +17,7 @@ from paddle.base import core
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.cli.training_run import TrainingRun
 from paddlenlp_galvatron.launch import gpus, nccl, processes
-from paddlenlp_galvatron.launch.nodes import Nodes
+from paddlenlp_galvatron.launch.nodes import ONE_NODE, Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, UserError, uniform_plan
 from paddlenlp_galvatron.proof import parity_worker
@@ -159,7 +159,7 @@ def test_ranks_count_visible_gpus_and_the_driver_is_asked_by_their_own_names(vis
 
 def test_a_training_run_tells_its_ranks(tmp_path, monkeypatch):
     plan = uniform_plan(layers=2, world_size=2, global_train_batch_size=2, pp_deg=2, assumed=Assumptions(seq_length=8))
-    settings = Mock(output_dir=tmp_path, log=tmp_path / "log.jsonl", world_size=2, peak_tflops=1.0)
+    settings = Mock(output_dir=tmp_path, rank_logs=tmp_path, log=tmp_path / "log.jsonl", world_size=2, peak_tflops=1.0)
     told = {}
 
     class Told(Exception):
@@ -173,5 +173,5 @@ def test_a_training_run_tells_its_ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "Launch", launch)
     shape = ModelShape("small", "llama", 2, 32, 48, 4, 4, 64, 8)
     with pytest.raises(Told):
-        TrainingRun(Console(), settings, plan, shape).start(["module"], 1.0)
+        TrainingRun(Console(), settings, plan, shape, 1).start(["module"], 1.0, ONE_NODE, 1.0)
     assert told == {"NCCL_MAX_P2P_NCHANNELS": "4"}

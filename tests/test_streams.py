@@ -199,11 +199,11 @@ def test_memory_that_runs_out_while_receives_are_posted_ends_the_rank_at_once(mo
     pipeline.run(nothing, nothing, 1.0)
     forward = recorder.forward
 
-    def starved(x, ids, labels, chunk):
+    def starved(x, ids, labels, chunk, ends):
         if any(link.is_posted for link in pipeline._links):
             recorder.calls.clear()
             raise MemoryError("Cannot allocate 2 GB")
-        return forward(x, ids, labels, chunk)
+        return forward(x, ids, labels, chunk, ends)
 
     recorder.forward = starved
     with pytest.raises(SystemExit) as ended, traced(0, []):

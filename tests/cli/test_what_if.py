@@ -34,7 +34,7 @@ from .test_search import OPTIONS, folder, words, write_profiles  # noqa: F401 - 
 
 ROOT = Path(__file__).parents[2]
 WIDE = {"model_size": "llama3-405b", "num_nodes": 128} | {
-    "search_options": "--sp_space tp+sp --disable_pp 0 --max_pp_deg 64 --max_tp_deg 64"
+    "search_options": "--sp_space tp+sp --max_pp_deg 64 --max_tp_deg 64 --max_cp_deg 8 --recompute_parts 1"
 }
 WAIT_S = 60
 
@@ -177,7 +177,7 @@ def test_bad_values_say_why_beside_their_field(served):
         assert list(served.answer(search_options=more)[0]) == ["search_options"]
     assert "positions" in served.answer(seq_length=10**6)[0]["seq_length"]
     faults, _ = served.answer(model_size="llama2-70b")
-    assert "153" in faults["memory_constraint"] and faults["num_nodes"] == "4 nodes would do"
+    assert "GiB of model states" in faults["memory_constraint"] and faults["num_nodes"] == "4 nodes would do"
     odd = {"global_train_batch_size": 3, "search_options": "max_tp_deg=1 max_pp_deg=1"}
     assert "evenly" in served.answer(**odd)[0]["global_train_batch_size"]
     assert list(served.answer(colour="red")[0]) == [""]

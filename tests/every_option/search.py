@@ -56,7 +56,8 @@ def prepare(folder: Path) -> None:
             options = BASE | {"memory_constraint": gb, "output_config_path": name, "log_dir": "searched", **NARROW}
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
                 main(["search", *words_of(options)])
-        record = {"step": 0, "plan": plan_id(read_plan("plan.json", 8)), "step_time_s": 0.5}
+        record = {"step": 0, "plan": plan_id(read_plan("plan.json", 8)), "step_time_s": 0.5, "data_s": 0.0}
+        record |= {"loss": 1.0, "lr": 1e-3, "grad_norm": 1.0, "tokens_per_s": 1e3}
         Path("log.jsonl").write_text(json.dumps(record | {"peak_memory_mib": [100.0] * 8}) + "\n")
 
 

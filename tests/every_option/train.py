@@ -307,7 +307,7 @@ RUN = {
     "logging_first_step": Row(1, "trained.events"),
     "peak_tflops": Row(3, "calls.peak"),
     "logging_dir": Row("mine", "logs_in"),
-    "report_to": Row("wandb", "reporters"),
+    "report_to": Row("tensorboard", "reporters"),
     "on_nonfinite": Row("skip", "steps_left_out"),
     "max_skipped": Row(3, "steps_left_out", {"on_nonfinite": "skip"}),
     "trace": Row("1-2", "settings.traced_steps"),

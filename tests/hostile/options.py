@@ -83,6 +83,7 @@ BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("profile", "import-nccl-tests"): (("missing.log", "--output=out"), ("out/",)),
     ("parity",): (("plan.json", "--nproc=3"), ()),
     ("convert", "h2g"): (("missing", "out"), ()),
+    ("calibrate",): (("missing.csv", "--output=out.json"), ("out.json",)),
     ("convert", "g2h"): (("missing", "out"), ()),
     ("data", "prepare"): (("missing", "--output=out"), ()),
     ("validate",): (("model.json", "--count=0"), ()),
