@@ -33,7 +33,7 @@ class Config:
     attention_dropout = 0.0
 
 
-def by_rows(query, key, value, rows, causal):
+def by_rows(query, key, value, rows, causal=False):
     """What Paddle documents of flashmask_attention without `causal`: in each column rows from the first number on and
     rows before the second one are hidden."""
     places = paddle.arange(query.shape[1], dtype="int32").reshape([1, 1, -1, 1])
