@@ -199,7 +199,8 @@ def _left_behind(case: Case, place: Path, code: int) -> Iterator[str]:
 def warm_up() -> None:
     """Import what cases need once, before the processes are made: Paddle takes seconds, and starts processes itself."""
     with suppress(ImportError):
-        import_module("paddlenlp_galvatron.training.inputs")
+        for name in ("paddle", "paddlenlp.trainer", "paddlenlp_galvatron.training.inputs"):
+            import_module(name)
     for command in options.BASES:
         options.options_of(command)
 
