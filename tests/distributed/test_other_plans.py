@@ -56,7 +56,7 @@ def test_a_run_goes_on_under_any_plan(galvatron, tmp_path, monkeypatch):
         ran = galvatron("train", f"{name}.json", *run, "--max_steps", life * EACH)
         told = " ".join(ran.out.split())
         assert ran.code == 0, ran.err
-        assert f"step {life * EACH}, loss" in told and "predicted 10 s" in told
+        assert f"step {life * EACH}/{life * EACH}, loss" in told and "predicted 10 s" in told
         assert ("memory on stage" in told) == (PLANS[name].pipeline > 1)
     records = [json.loads(line) for line in Path("output/train_log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(len(WALK) * EACH))

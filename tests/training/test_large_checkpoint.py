@@ -187,6 +187,7 @@ def test_numbers_go_to_a_gpu_in_the_queue_of_what_is_computed(monkeypatch):
     monkeypatch.setattr(device, "on_gpu", lambda: True)
     monkeypatch.setattr(paddle, "CUDAPinnedPlace", lambda: "page-locked", raising=False)
     monkeypatch.setattr(paddle, "to_tensor", lambda numbers, place: asked.append(place) or staged)
+    monkeypatch.setattr(device, "Mark", SimpleNamespace)
     assert device.to_device(np.zeros(3)) == "on the GPU" and asked == ["page-locked", False]
-    assert staged in device._staged
+    assert [kept for kept, _ in device._staged] == [staged]
     device._staged.clear()
