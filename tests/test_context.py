@@ -74,7 +74,7 @@ def test_documents_of_a_row_do_not_see_each_other(degree, monkeypatch):
         own = paddle.arange(LENGTH, dtype="int32").reshape([1, 1, -1, 1])
         return by_rows(query, key, value, paddle.concat([rows, own.expand_as(rows)], axis=-1))
 
-    monkeypatch.setattr(documents, "flashmask_attention", rowwise)
+    monkeypatch.setattr(context, "flashmask_attention", rowwise)
     ends = np.array([[5] * 5 + [14] * 9 + [LENGTH] * 10, [1] + [LENGTH - 1] * (LENGTH - 2) + [LENGTH]], np.int32)
     query, key, value = (
         paddle.to_tensor(np.random.default_rng(seed).standard_normal((2, LENGTH, heads, DIM)).astype("float32"))

@@ -11,35 +11,29 @@ from typing import Any
 
 import numpy as np
 import paddle
-from paddle.nn.functional import flashmask_attention
 
 from . import device
-from .ops.context import Chunks, hidden_rows
+from .ops.context import Chunks, flash, hidden_rows
 
 
 class Documents:
     """Of `length` tokens of a sample, those that this rank's rows of attention see. Made before the first step."""
 
-    def __init__(self, chunks: Chunks | None, length: int, flash: bool):
+    def __init__(self, chunks: Chunks | None, length: int, fused: bool):
         """`chunks`: what the rank has of each sample; None: all of it."""
-        self._flash, self._chunks = flash, chunks
+        self._fused, self._chunks = fused, chunks
         own = [np.arange(start, stop) for start, stop in chunks or ((0, length),)]
         self._keys = device.to_device(np.arange(length, dtype=np.int32))
         self._rows = device.to_device(np.concatenate(own).astype(np.int32)[:, None])
-        self._in_front = hidden_rows(chunks, length)[..., 1:] if flash and chunks else None
+        self._in_front = hidden_rows(chunks, length)[..., 1:] if fused and chunks else None
 
     def attention(self, ends: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         """What is called in place of PaddleNLP's attention: `plain` behind a mask, or flash attention."""
-        if not self._flash:
+        if not self._fused:
             return lambda q, config, k, v, _mask, *rest, **named: plain(
                 q, config, k, v, self.mask(ends, q.dtype), *rest, **named
             )
-        rows = self.rows(ends)
-
-        def attend(q: Any, _config: Any, k: Any, v: Any, *_rest: Any, **_named: Any) -> Any:
-            return flashmask_attention(q, k, v, rows, causal=self._chunks is None).flatten(2)
-
-        return attend
+        return flash(self.rows(ends), causal=self._chunks is None)
 
     def mask(self, ends: Any, dtype: Any) -> Any:
         """[B, 1, own rows, S] to add to attention's scores."""

@@ -64,17 +64,21 @@ class OwnPositions(nn.Layer):  # type: ignore[misc]
         return self._own[x.dtype]
 
 
-def flash(hidden: Any = None) -> Callable[..., Any]:
+def flash(hidden: Any = None, causal: bool | None = None) -> Callable[..., Any]:
     """Flash attention, called as PaddleNLP calls its own: of whole samples, or of own queries [B, 2·s, heads, D] to all
     keys and values [B, S, kv heads, D], by `hidden_rows`: where the rows of its causal form begin, of fewer queries
-    than keys, differs by Paddle's version.
+    than keys, differs by Paddle's version. `causal`: whether the mask is causal besides; unset: without `hidden`.
 
     By the function of Paddle's that has no other kernel. PaddleNLP's takes a plain one, silently, where flash attention
     is not there or refuses: one whose memory grows by the length's square."""
 
+    causal = hidden is None if causal is None else causal
+
     def attend(query: Any, _config: Any, key: Any, value: Any, *_rest: Any, **_named: Any) -> Any:
         rows = None if hidden is None else hidden.expand([key.shape[0], -1, -1, -1])
-        return flashmask_attention(query, key, value, rows, causal=rows is None).flatten(2)
+        return flashmask_attention(query, key, value, rows, causal=rows is None if causal is None else causal).flatten(
+            2
+        )
 
     return attend
 
