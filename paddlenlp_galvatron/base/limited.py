@@ -1,5 +1,5 @@
-"""Work on what others wrote that might take all memory or never end, and that no signal of Python's interrupts: a
-forked process does it, which the kernel ends at its limits."""
+"""Runs work on files of others in a forked process, with limits of memory and time: a tokenizer may need all memory,
+never end, or ignore signals."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ DONE, REFUSED = b"+", b"-"
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
 
 
-def apart(work: Callable[[], bytes], what: str, memory_mib: int, seconds: float) -> bytes:
-    """What `work` gives. Raises UserError: work's own, or that `what` takes more memory or time than it may."""
+def limited(work: Callable[[], bytes], what: str, memory_mib: int, seconds: float) -> bytes:
+    """Returns what `work` returns in a forked process. Raises UserError: work's own, or that `what`, as the message
+    calls it, takes more than `memory_mib` or `seconds`."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

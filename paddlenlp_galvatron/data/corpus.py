@@ -21,7 +21,7 @@ from ..base.reading import LARGEST_BYTES, open_file, parse_json, read_bytes, rea
 from ..base.text import printable
 from ..base.writing import make_folder, to_disk, whole_file, write_text
 from .token_files import dataset_files
-from .tokenizer import encode, encode_apart, largest_id
+from .tokenizer import encode, encode_limited, largest_id
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")  # taken from folders; a file that is named itself may have any suffix
 JSON_LINES_SUFFIXES = (".jsonl", ".json")
@@ -136,7 +136,7 @@ def write_dataset(
             ):
                 if tokenizer_file:
                     _require_same(tokenizer, tokenizer_file)
-                tokenised = _tokenised(documents, tokenizer, encode if tokenizer_file else encode_apart)
+                tokenised = _tokenised(documents, tokenizer, encode if tokenizer_file else encode_limited)
                 written = _write(tokenised, Path(new_bin.name), Path(new_idx.name), largest_id(tokenizer), end)
                 if tokenizer_file:
                     save_tokenizer(tokenizer, tokenizer_file)

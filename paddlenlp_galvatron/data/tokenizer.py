@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ..base.apart import apart
 from ..base.errors import UserError
+from ..base.limited import limited
 from ..base.reading import read_text
 
 END_OF_TEXT = "<|endoftext|>"
@@ -65,7 +65,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             raise UserError(f"{file}: not a tokenizer.json: {error}") from None
         return b""
 
-    apart(read, f"{file}: reading it", *_limits(len(text)))
+    limited(read, f"{file}: reading it", *_limits(len(text)))
     tokenizer = Tokenizer.from_str(text)
     tokenizer.no_truncation()  # many files have what was last asked for: the rest of a document would be lost,
     tokenizer.no_padding()  # or documents filled up with tokens that nobody wrote
@@ -84,7 +84,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
         raise UserError(f"tokenizer: cannot turn the text into tokens: {error}; is tokenizer.json whole?") from None
 
 
-def encode_apart(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+def encode_limited(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """The same by a tokenizer that others made: what it makes of a text may grow without bound, or never end."""
 
     def work() -> bytes:
@@ -96,7 +96,7 @@ def encode_apart(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     threads = _has_threads
     size_bytes = sum(len(text.encode(errors="surrogatepass")) for text in texts)
     what = f"tokenizer: turning {size_bytes:,} bytes of text into tokens"
-    numbers = np.frombuffer(apart(work, what, *_limits(size_bytes)), np.int64)
+    numbers = np.frombuffer(limited(work, what, *_limits(size_bytes)), np.int64)
     ids, ends = numbers[1 + numbers[0] :], np.cumsum(numbers[1 : 1 + numbers[0]])
     return [part.tolist() for part in np.split(ids, ends[:-1])] if len(texts) else []
 

@@ -179,7 +179,7 @@ def test_ids_are_stored_as_they_are_or_refused(tmp_path, texts, tokenizer):
 def test_an_id_that_no_vocabulary_has_is_refused_with_its_line(tmp_path, tokenizer, monkeypatch):
     file = tmp_path / "a.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "three")))
-    monkeypatch.setattr(corpus, "encode_apart", lambda _, texts: [[1], [70_000], [2]])
+    monkeypatch.setattr(corpus, "encode_limited", lambda _, texts: [[1], [70_000], [2]])
     with pytest.raises(UserError, match=r"makes token 70000 of .*a\.jsonl: line 2, which"):
         write_dataset(Corpus((file,)), tmp_path / "out", tokenizer, 0)
     assert sorted(tmp_path.iterdir()) == [file]

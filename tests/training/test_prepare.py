@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_galvatron.base.apart import apart
 from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base.limited import limited
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.data import tokenizer as tokenizers
 from paddlenlp_galvatron.data.source import TrainingData
@@ -111,8 +111,8 @@ def test_what_does_not_end_is_ended_and_ctrl_c_is_taken_meanwhile(monkeypatch):
 
     before = children()
     with pytest.raises(UserError, match="it takes more than 1 s"):
-        apart(endless, "it", 100, 1)
+        limited(endless, "it", 100, 1)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        apart(endless, "it", 100, 300)
+        limited(endless, "it", 100, 300)
     assert children() == before
