@@ -20,11 +20,11 @@ from statistics import fmean
 from typing import Any
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.calibration.fit import ROOM, calibrate
-from paddlenlp_galvatron.calibration.runs import MeasuredRun, expected
-from paddlenlp_galvatron.calibration.tables import read_table
+from paddlenlp_galvatron.check.calibration.fit import ROOM, calibrate
+from paddlenlp_galvatron.check.calibration.runs import MeasuredRun, expected
+from paddlenlp_galvatron.check.calibration.tables import read_table
+from paddlenlp_galvatron.check.validation.accuracy import kendall
 from paddlenlp_galvatron.profiles.data_sheet import DataSheet, load_data_sheet
-from paddlenlp_galvatron.validation.accuracy import kendall
 
 GIB_MIB = 1024.0
 

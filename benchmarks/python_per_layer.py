@@ -33,8 +33,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, Recompute
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.collectives import traffic_calls
 from paddlenlp_galvatron.runtime.precision import Numbers
 from paddlenlp_galvatron.runtime.stage import Stage

@@ -9,8 +9,8 @@ import paddle
 import paddle.distributed as dist
 from numpy.typing import NDArray
 
-from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import ModelShape, Plan
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
 from paddlenlp_galvatron.runtime.weights import WeightSource
 from paddlenlp_galvatron.training.recipe import Recipe

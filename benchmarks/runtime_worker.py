@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from runtime_hand_written import HandWritten
 
-from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import ModelShape, Plan, plan_from_dict
 from paddlenlp_galvatron.runtime import device
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world, world_from_environment
 from paddlenlp_galvatron.runtime.paddle_private import next_rate

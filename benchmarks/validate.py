@@ -16,14 +16,14 @@ from typing import Any
 
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.writing import write_text
+from paddlenlp_galvatron.check.validation.accuracy import Accuracy
+from paddlenlp_galvatron.check.validation.options import ValidateOptions
+from paddlenlp_galvatron.check.validation.page import render
+from paddlenlp_galvatron.check.validation.validate import Validation
+from paddlenlp_galvatron.check.validation.words import as_json, summary_lines, tables
 from paddlenlp_galvatron.cli.profile import profile_hardware, profile_model
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileMode
-from paddlenlp_galvatron.validation.accuracy import Accuracy
-from paddlenlp_galvatron.validation.options import ValidateOptions
-from paddlenlp_galvatron.validation.page import render
-from paddlenlp_galvatron.validation.validate import Validation
-from paddlenlp_galvatron.validation.words import as_json, summary_lines, tables
 
 RANKS, SEQ, BATCH, MOST_MIB = 2, 64, 8, 8
 # The host's speed changes from minute to minute. So profiles and plans take turns, each so often; what is quick of a

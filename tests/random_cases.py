@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Literal
 
+from paddlenlp_galvatron.check.parity.parity import Case, small_case
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.model.layer import PARTLY
 from paddlenlp_galvatron.plan import (
@@ -20,7 +21,6 @@ from paddlenlp_galvatron.plan import (
 )
 from paddlenlp_galvatron.plan.check import require_valid
 from paddlenlp_galvatron.plan.mesh import Degrees, divisors, every_degrees
-from paddlenlp_galvatron.proof.parity import Case, small_case
 
 LAYERS = (2, 3, 3, 4, 5, 6)
 MICRO_BATCHES = (1, 2, 2, 3, 4)

@@ -29,7 +29,7 @@ FILES = project_files()
 SOURCES = [path for path in FILES if path.suffix in (".py", ".cpp", ".hpp", ".h", ".sh")]
 
 
-def test_arrows_between_rooms(monkeypatch):
+def test_arrows_between_packages(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert import_linter.lint_imports(no_cache=True) == 0
 

@@ -16,6 +16,7 @@ from plans import BAD_FIELDS, BAD_PLANS, MODEL, plan_fields
 from typer.main import get_command
 
 from paddlenlp_galvatron.base import limits, reading
+from paddlenlp_galvatron.check.validation.options import ValidateOptions
 from paddlenlp_galvatron.cli.main import COMMANDS, SHOWN
 from paddlenlp_galvatron.options.aliases import other_names
 from paddlenlp_galvatron.plan import ModelShape, UserError, read_plan
@@ -24,7 +25,6 @@ from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.file import AssumedFields, GalvatronObject, StrategyFile
 from paddlenlp_galvatron.profiles import files, nccl_tests
 from paddlenlp_galvatron.training.step_log import StepRecord
-from paddlenlp_galvatron.validation.options import ValidateOptions
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*/*.md")]

@@ -14,11 +14,17 @@ pytest.importorskip("paddle")
 from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.base.large_file import BLOCK_BYTES
 from paddlenlp_galvatron.base.printing import LINE_S
+from paddlenlp_galvatron.check.gpu import faults as trial_faults
+from paddlenlp_galvatron.check.gpu import kernels, stock
+from paddlenlp_galvatron.check.gpu import prediction as trial_prediction
+from paddlenlp_galvatron.check.gpu import run as trial_run
+from paddlenlp_galvatron.check.parity.parity import TOLERANCES
+from paddlenlp_galvatron.check.validation import accuracy, work, worker
+from paddlenlp_galvatron.check.validation.options import ValidateOptions
 from paddlenlp_galvatron.cli import train
 from paddlenlp_galvatron.cli.watched import LONG_S
 from paddlenlp_galvatron.cli.what_if import REQUEST_S, WAITING
 from paddlenlp_galvatron.cost_model.recompute import FLOPS_PER_BYTE
-from paddlenlp_galvatron.data import corpus, token_files
 from paddlenlp_galvatron.launch import faults, nccl, processes, store, watch
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import Fused
@@ -28,17 +34,11 @@ from paddlenlp_galvatron.profiler.cluster import measure, overlap
 from paddlenlp_galvatron.profiler.layers import computation
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
-from paddlenlp_galvatron.proof.parity import TOLERANCES
 from paddlenlp_galvatron.report import explain, figures, health, out_of_memory, page, prediction
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.runtime.cpu_backend import REACH_S
+from paddlenlp_galvatron.training.data import corpus, token_files
 from paddlenlp_galvatron.training.settings import MOST_TRACED
-from paddlenlp_galvatron.trial import faults as trial_faults
-from paddlenlp_galvatron.trial import kernels, stock
-from paddlenlp_galvatron.trial import prediction as trial_prediction
-from paddlenlp_galvatron.trial import run as trial_run
-from paddlenlp_galvatron.validation import accuracy, work, worker
-from paddlenlp_galvatron.validation.options import ValidateOptions
 
 ROOT = Path(__file__).parents[1]
 MIB, MINUTE_S = 2**20, 60

@@ -15,12 +15,12 @@ import paddle
 from paddle.base import core
 
 from paddlenlp_galvatron.base.printing import Console
+from paddlenlp_galvatron.check.parity import parity_worker
 from paddlenlp_galvatron.cli.training_run import TrainingRun
 from paddlenlp_galvatron.launch import gpus, nccl, processes
 from paddlenlp_galvatron.launch.nodes import ONE_NODE, Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, UserError, uniform_plan
-from paddlenlp_galvatron.proof import parity_worker
 from paddlenlp_galvatron.runtime import cpu_backend, device, under_way
 
 

@@ -251,10 +251,10 @@ GUARDED = """
 import paddle, sys
 sys.path.insert(0, {tests!r})
 from no_host_traffic import HostTraffic, count_reads, forbid_host_traffic
-from paddlenlp_galvatron.adapters import load_family
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.stage import Stage
-from paddlenlp_galvatron.proof.parity import batch_of, small_case
+from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
 from paddlenlp_galvatron.plan import Assumptions, uniform_plan
 plan = uniform_plan(layers=1, world_size=1, global_train_batch_size=2, assumed=Assumptions(seq_length=8))
 case = small_case(plan, "llama")

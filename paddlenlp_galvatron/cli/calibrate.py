@@ -9,9 +9,9 @@ from typing import Any
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.base.writing import write_text
-from paddlenlp_galvatron.calibration.fit import calibrate as fitted
-from paddlenlp_galvatron.calibration.options import CalibrateOptions
-from paddlenlp_galvatron.calibration.sources import read_runs
+from paddlenlp_galvatron.check.calibration.fit import calibrate as fitted
+from paddlenlp_galvatron.check.calibration.options import CalibrateOptions
+from paddlenlp_galvatron.check.calibration.sources import read_runs
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 from .conventions import App, say_note

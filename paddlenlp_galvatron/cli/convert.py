@@ -29,8 +29,8 @@ Only = Annotated[str | None, typer.Option("--family", help=ANOTHER)]
 def h2g(input: Input, output: Output, family: Only = None) -> None:
     """Convert a Hugging Face model (safetensors) to a checkpoint that loads under any plan."""
     _require_folder(input, "a Hugging Face model")
-    from paddlenlp_galvatron.checkpoint.convert import to_checkpoint
-    from paddlenlp_galvatron.checkpoint.huggingface import read_shape
+    from paddlenlp_galvatron.training.checkpoint.convert import to_checkpoint
+    from paddlenlp_galvatron.training.checkpoint.huggingface import read_shape
 
     begin = time.monotonic()
     shape = read_shape(input)
@@ -67,10 +67,10 @@ def g2h(
 ) -> None:
     """Convert a checkpoint, either a converted one or one of a run, to a Hugging Face model, or LoRA's to adapters."""
     _require_folder(input, "a run or of a checkpoint")
-    from paddlenlp_galvatron.checkpoint.adapters import write_adapters
-    from paddlenlp_galvatron.checkpoint.choice import checkpoint_of
-    from paddlenlp_galvatron.checkpoint.convert import precision_of, to_huggingface
-    from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, verify
+    from paddlenlp_galvatron.training.checkpoint.adapters import write_adapters
+    from paddlenlp_galvatron.training.checkpoint.choice import checkpoint_of
+    from paddlenlp_galvatron.training.checkpoint.convert import precision_of, to_huggingface
+    from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify
 
     begin = time.monotonic()
     checkpoint = open_checkpoint(checkpoint_of(input, load_iteration))
@@ -106,9 +106,9 @@ def merge(
     """Add LoRA's adapters to the weights of their base, and write a Hugging Face model."""
     _require_folder(base, "a Hugging Face model")
     _require_folder(adapters, "adapters")
-    from paddlenlp_galvatron.checkpoint import adapters as stored
-    from paddlenlp_galvatron.checkpoint.choice import checkpoint_of
-    from paddlenlp_galvatron.checkpoint.huggingface import HuggingFaceWeights, read_shape
+    from paddlenlp_galvatron.training.checkpoint import adapters as stored
+    from paddlenlp_galvatron.training.checkpoint.choice import checkpoint_of
+    from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, read_shape
 
     begin, shape = time.monotonic(), read_shape(base)
     precision = HuggingFaceWeights(base, shape).precision

@@ -18,7 +18,7 @@ from paddlenlp_galvatron.base.text import near
 from .conventions import App, within
 
 if TYPE_CHECKING:
-    from paddlenlp_galvatron.data.corpus import Corpus, Document
+    from paddlenlp_galvatron.training.data.corpus import Corpus, Document
 
 app = App(help="Turn text into what training reads.")
 TRAIN = "train"
@@ -59,9 +59,9 @@ def prepare(
 
     A trained tokenizer is written beside it as tokenizer.json.
     """
-    from paddlenlp_galvatron.data import corpus
-    from paddlenlp_galvatron.data import tokenizer as tokenizers
-    from paddlenlp_galvatron.data.token_files import dataset_files
+    from paddlenlp_galvatron.training.data import corpus
+    from paddlenlp_galvatron.training.data import tokenizer as tokenizers
+    from paddlenlp_galvatron.training.data.token_files import dataset_files
 
     begin = time.monotonic()
     paths = [*(input or []), *(inputs or [])]

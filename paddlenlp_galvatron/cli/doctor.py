@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 
 from paddlenlp_galvatron.base.printing import Console, say
-from paddlenlp_galvatron.doctor import Machine, State, examine
-from paddlenlp_galvatron.doctor.checks import Files
+from paddlenlp_galvatron.check.doctor import Machine, State, examine
+from paddlenlp_galvatron.check.doctor.checks import Files
 
 from .conventions import App
 

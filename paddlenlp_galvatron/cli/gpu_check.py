@@ -18,8 +18,8 @@ from paddlenlp_galvatron.plan import UserError
 from .conventions import App, within
 
 if TYPE_CHECKING:
+    from paddlenlp_galvatron.check.gpu.findings import TrialFinding
     from paddlenlp_galvatron.launch.processes import Device
-    from paddlenlp_galvatron.trial.findings import TrialFinding
 
 app = App(help="Try in ten minutes whether this node's devices train as they should.")
 
@@ -57,9 +57,9 @@ def gpu_check(
     Exit code 1 if something failed, 4 if nothing did but some had no time. What failed is packed into a file that you
     can send with a report.
     """
+    from paddlenlp_galvatron.check.gpu import run
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.launch.processes import devices_of
-    from paddlenlp_galvatron.trial import run
 
     device: Device = "gpu" if gpus.gpu_count() else "cpu"
     ranks = nproc or (gpus.gpu_count() if device == "gpu" else PROCESSES)
@@ -84,7 +84,7 @@ def gpu_check(
 
 def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds: float, as_json: bool) -> int:
     """Check, and print what is found; gives the exit code."""
-    from paddlenlp_galvatron.trial import run
+    from paddlenlp_galvatron.check.gpu import run
 
     console = Console(soft_wrap=True)
     findings: list[TrialFinding] = []

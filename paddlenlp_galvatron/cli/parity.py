@@ -66,7 +66,7 @@ def parity(
 
     Exit code 1 if they differ by more than rounding explains.
     """
-    from paddlenlp_galvatron.proof.parity import check_parity, small_case
+    from paddlenlp_galvatron.check.parity.parity import check_parity, small_case
 
     start = time.monotonic()
     read = read_plan(plan, nproc, default=4)

@@ -87,8 +87,8 @@ def quickstart(
     dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
 ) -> None:
     """Go from nothing to a trained model: data, profiles, a searched plan, training, compared with the prediction."""
+    from paddlenlp_galvatron.check.validation.disturbance import watched
     from paddlenlp_galvatron.training.step_log import read_log
-    from paddlenlp_galvatron.validation.disturbance import watched
 
     from .train import show_run
 
@@ -229,7 +229,7 @@ def _train(output: Path, nproc: int, steps: int) -> TrainSettings:
 
 
 def _difference_to_one_process(settings: TrainSettings, records: list[StepRecord]) -> float:
-    from paddlenlp_galvatron.proof.one_process import train_one_process
+    from paddlenlp_galvatron.check.parity.one_process import train_one_process
     from paddlenlp_galvatron.runtime.weights import SeededWeights
     from paddlenlp_galvatron.training.inputs import open_data
 

@@ -27,7 +27,7 @@ from .grouped import add_command
 from .training_run import TrainingRun
 
 if TYPE_CHECKING:
-    from paddlenlp_galvatron.data.source import BatchSource
+    from paddlenlp_galvatron.training.data.source import BatchSource
     from paddlenlp_galvatron.training.settings import TrainSettings
 
 app = App(help="Train a model by a plan.")
@@ -109,10 +109,10 @@ def check_inputs(settings: TrainSettings, say: Callable[[str], None] = lambda no
 
 def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """What is left to be found wrong before processes start. Raises UserError."""
-    from paddlenlp_galvatron.checkpoint.adapters import open_adapters
-    from paddlenlp_galvatron.checkpoint.pretrained import open_weights
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.runtime.precision import Numbers
+    from paddlenlp_galvatron.training.checkpoint.adapters import open_adapters
+    from paddlenlp_galvatron.training.checkpoint.pretrained import open_weights
 
     plan, shape = settings.load_plan()
     if settings.use_flash_attention and not gpus.gpu_count():

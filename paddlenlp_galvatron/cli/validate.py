@@ -7,8 +7,8 @@ from typing import Any
 
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.writing import write_text
+from paddlenlp_galvatron.check.validation.options import ValidateOptions
 from paddlenlp_galvatron.plan import GalvatronError
-from paddlenlp_galvatron.validation.options import ValidateOptions
 
 from .conventions import App, say_note
 from .grouped import add_command
@@ -20,10 +20,10 @@ def validate(values: dict[str, Any], json: bool) -> None:
     """Draw random plans, run each, and compare predictions with measurements. Exit code 1 if the accuracy is
     worse than the given limits."""
     options = ValidateOptions.among(values)
-    from paddlenlp_galvatron.validation.accuracy import shortcomings
-    from paddlenlp_galvatron.validation.page import render
-    from paddlenlp_galvatron.validation.validate import Validation
-    from paddlenlp_galvatron.validation.words import as_json, tables
+    from paddlenlp_galvatron.check.validation.accuracy import shortcomings
+    from paddlenlp_galvatron.check.validation.page import render
+    from paddlenlp_galvatron.check.validation.validate import Validation
+    from paddlenlp_galvatron.check.validation.words import as_json, tables
 
     validation = Validation(options, say_note)
     validation.run()

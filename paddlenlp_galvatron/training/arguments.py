@@ -13,7 +13,6 @@ import paddle.distributed as dist
 from paddlenlp.trainer import PdArgumentParser, TrainingArguments
 
 from ..base.writing import write_text
-from ..checkpoint.huggingface import CONFIG
 from ..options.degrees import DegreeOptions
 from ..options.foreign import HOLDS, IDLE
 from ..options.group import Options, canonical_options, is_boolean
@@ -22,6 +21,7 @@ from ..options.tuning import TuningOptions
 from ..options.uniform import UniformOptions
 from ..plan import UserError, read_plan
 from ..runtime.groups import start_world
+from .checkpoint.huggingface import CONFIG
 from .prepare import GROUPS, LaunchOptions, PlanOptions, prepare
 from .recipe import Recipe
 from .settings import RunOptions, TrainSettings

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..data.map_dataset import Collator, MapData
-from ..data.source import BatchSource, InPasses
 from ..plan import ModelShape, Plan, UserError
 from ..runtime.engine import Engine
 from .ahead import one_ahead
+from .data.map_dataset import Collator, MapData
+from .data.source import BatchSource, InPasses
 from .inputs import open_data
 from .loader import Rows
 from .settings import TrainSettings

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..data.dataset import Split
-from ..data.source import BatchSource, RandomData, TrainingData
-from ..data.tuning import TuningData
 from ..plan import ModelShape, Plan
+from .data.dataset import Split
+from .data.source import BatchSource, RandomData, TrainingData
+from .data.tuning import TuningData
 from .settings import TrainSettings
 
 

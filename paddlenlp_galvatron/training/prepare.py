@@ -13,7 +13,6 @@ from pydantic import Field
 from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
-from ..checkpoint.choice import checkpoint_of
 from ..launch.faults import WAIT_S
 from ..model import config_of
 from ..options.degrees import DegreeOptions
@@ -26,6 +25,7 @@ from ..plan import Assumptions, ModelShape, UserError, load_model, write_plan
 from ..plan.file import LARGEST_BYTES
 from ..plan.formats.published import as_current
 from ..plan.newest import newest_plan
+from .checkpoint.choice import checkpoint_of
 from .recipe import Recipe
 from .settings import RunOptions, TrainSettings
 

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint.loading import from_first, gather_objects, load
-from ..checkpoint.stored import BrokenCheckpoint, Checkpoint, open_checkpoint, verify, whole_checkpoints
-from ..data.source import BatchSource
 from ..plan import UserError
 from ..runtime.engine import Engine
+from .checkpoint.loading import from_first, gather_objects, load
+from .checkpoint.stored import BrokenCheckpoint, Checkpoint, open_checkpoint, verify, whole_checkpoints
+from .data.source import BatchSource
 from .settings import TrainSettings
 
 VISIBLE_S = 10.0  # in which a file of one node appears on others: network file systems keep what they saw for seconds

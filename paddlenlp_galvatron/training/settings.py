@@ -15,11 +15,11 @@ from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate,
 from ..base.locking import locked
 from ..base.reading import read_json
 from ..base.writing import make_folder, write_text
-from ..checkpoint.stored import whole_checkpoints
 from ..options.group import Options
 from ..options.tuning import TuningOptions
 from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions, with_defaults
 from ..plan.check import require_model, require_valid
+from .checkpoint.stored import whole_checkpoints
 from .recipe import Recipe
 
 REPORTERS = {"tensorboard": "tensorboardX", "visualdl": "visualdl", "wandb": "wandb"}  # -> what PaddleNLP imports

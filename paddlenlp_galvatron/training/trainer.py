@@ -15,21 +15,13 @@ from paddle.io import DataLoader
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 
-from ..adapters import load_family
 from ..base.signals import heeded
 from ..base.tracing import Event, join_traces, write_events
 from ..base.writing import write_text
-from ..checkpoint.adapters import Tuned, base_identity, open_adapters
-from ..checkpoint.convert import companions
-from ..checkpoint.model_folder import save_model
-from ..checkpoint.pretrained import weights_from
-from ..checkpoint.saving import Writer
-from ..data.map_dataset import Collator, MapData, sample_length
-from ..data.source import BatchSource
-from ..data.tuning import TuningData
 from ..model.lora import FACTORS, Adapters
 from ..plan import ModelShape, UserError, plan_id
 from ..runtime import device
+from ..runtime.adapters import load_family
 from ..runtime.batch import Batch
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
@@ -40,6 +32,14 @@ from ..runtime.trace import span, traced
 from ..runtime.weights import SeededWeights, WeightSource
 from .ahead import one_ahead
 from .arguments import settings_for
+from .checkpoint.adapters import Tuned, base_identity, open_adapters
+from .checkpoint.convert import companions
+from .checkpoint.model_folder import save_model
+from .checkpoint.pretrained import weights_from
+from .checkpoint.saving import Writer
+from .data.map_dataset import Collator, MapData, sample_length
+from .data.source import BatchSource
+from .data.tuning import TuningData
 from .evaluation import Evaluation, mean_loss, require_evaluation_data, rows_of
 from .inputs import open_data
 from .loader import inputs_of, loader

@@ -19,10 +19,10 @@ pytest.importorskip("paddle")
 from forked_ranks import fork
 
 from paddlenlp_galvatron.base.limits import MOST_RANKS
+from paddlenlp_galvatron.check.parity.parity import Parity
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.cli.pretrain import pretrain
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.proof.parity import Parity
 
 ROOT = Path(__file__).parents[2]
 PLAN = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from cost_cases import SEQ, real_cases
 
-from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.runtime import collectives, device
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, start_world
 from paddlenlp_galvatron.training.recipe import Recipe

@@ -10,7 +10,6 @@ pytest.importorskip("paddle")
 
 from cost_cases import RANKS, SEQ, RealCase, real_cases
 
-from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.cost_model import CostModel, step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Precision
@@ -20,6 +19,7 @@ from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Me
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network
+from paddlenlp_galvatron.runtime.adapters import load_family
 
 pytestmark = pytest.mark.slow
 SCALAR_BYTES = 2 * 4 * RANKS  # the loss and the gradient's norm, an fp32 scalar each on every rank

@@ -6,14 +6,14 @@ import json
 import sys
 from pathlib import Path
 
-from paddlenlp_galvatron.adapters import load_family
-from paddlenlp_galvatron.checkpoint.loading import load
-from paddlenlp_galvatron.checkpoint.saving import Writer
-from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, verify
-from paddlenlp_galvatron.proof.parity import batch_of, read_cases
+from paddlenlp_galvatron.check.parity.parity import batch_of, read_cases
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
+from paddlenlp_galvatron.training.checkpoint.loading import load
+from paddlenlp_galvatron.training.checkpoint.saving import Writer
+from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify
 
 
 def main() -> None:

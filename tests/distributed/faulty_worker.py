@@ -9,8 +9,8 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_galvatron.adapters import load_family
-from paddlenlp_galvatron.proof.parity import batch_of, small_case
+from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank
 

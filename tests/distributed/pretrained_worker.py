@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from huggingface_models import FOLDER, oracle_of
 
-from paddlenlp_galvatron.adapters import load_family
-from paddlenlp_galvatron.checkpoint.pretrained import weights_from
-from paddlenlp_galvatron.checkpoint.saving import Writer
 from paddlenlp_galvatron.plan import load_model, plan_from_dict
 from paddlenlp_galvatron.runtime import vocabulary
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
+from paddlenlp_galvatron.training.checkpoint.pretrained import weights_from
+from paddlenlp_galvatron.training.checkpoint.saving import Writer
 from paddlenlp_galvatron.training.recipe import Recipe
 
 seen: list[np.ndarray] = []  # this rank's columns of the logits, a micro-batch each

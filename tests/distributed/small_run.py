@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paddlenlp_galvatron.adapters import load_family
-from paddlenlp_galvatron.data.source import BatchSource, RandomData
-from paddlenlp_galvatron.proof.parity import small_case
+from paddlenlp_galvatron.check.parity.parity import small_case
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
+from paddlenlp_galvatron.training.data.source import BatchSource, RandomData
 from paddlenlp_galvatron.training.resume import resume
 from paddlenlp_galvatron.training.settings import TrainSettings
 

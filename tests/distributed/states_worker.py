@@ -10,9 +10,9 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_galvatron.adapters import load_family
-from paddlenlp_galvatron.proof.parity import Case, batch_of, read_cases
+from paddlenlp_galvatron.check.parity.parity import Case, batch_of, read_cases
 from paddlenlp_galvatron.runtime import device
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.units import ShardedUnit

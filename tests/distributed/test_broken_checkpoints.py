@@ -14,10 +14,16 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.checkpoint.saving import Writer
-from paddlenlp_galvatron.checkpoint.stored import INDEX, open_checkpoint, verify, whole_checkpoints, write_index
 from paddlenlp_galvatron.launch.faults import WAIT_VARIABLE
 from paddlenlp_galvatron.plan import GalvatronError, UserError
+from paddlenlp_galvatron.training.checkpoint.saving import Writer
+from paddlenlp_galvatron.training.checkpoint.stored import (
+    INDEX,
+    open_checkpoint,
+    verify,
+    whole_checkpoints,
+    write_index,
+)
 from paddlenlp_galvatron.training.settings import TrainSettings
 
 from .plans import plan

@@ -19,12 +19,12 @@ pytest.importorskip("paddle")
 
 from forked_ranks import Forked, fork
 
-from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
-from paddlenlp_galvatron.data.corpus import Corpus, write_dataset
-from paddlenlp_galvatron.data.tokenizer import train_tokenizer
 from paddlenlp_galvatron.launch.nodes import ONE_NODE
 from paddlenlp_galvatron.launch.store import STORE, TOKEN_VARIABLE, StoreServer
 from paddlenlp_galvatron.plan import write_plan
+from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
+from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
+from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 
 from .plans import plan
 

@@ -14,10 +14,10 @@ pytest.importorskip("paddle")
 from deferred import require_same_calls
 from random_cases import random_cases
 
-from paddlenlp_galvatron.checkpoint.stored import whole_checkpoints
+from paddlenlp_galvatron.check.parity.parity import WORKER, Case, compare, small_case, write_cases
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Precision, write_plan
-from paddlenlp_galvatron.proof.parity import WORKER, Case, compare, small_case, write_cases
+from paddlenlp_galvatron.training.checkpoint.stored import whole_checkpoints
 
 from . import plans, test_checkpoint, test_surface
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.proof.parity import Case, check_parity, small_case
+from paddlenlp_galvatron.check.parity.parity import Case, check_parity, small_case
 
 from . import plans
 from .plans import Named

@@ -13,10 +13,10 @@ pytest.importorskip("paddle")
 
 import paddle
 
-from paddlenlp_galvatron.adapters import load_family
+from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
 from paddlenlp_galvatron.launch.processes import LaunchError, launch
 from paddlenlp_galvatron.plan import GalvatronError, Precision, write_plan
-from paddlenlp_galvatron.proof.parity import batch_of, small_case
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.skips import Skips

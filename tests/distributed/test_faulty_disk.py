@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.checkpoint.stored import BrokenCheckpoint, open_checkpoint, verify, whole_checkpoints
+from paddlenlp_galvatron.training.checkpoint.stored import BrokenCheckpoint, open_checkpoint, verify, whole_checkpoints
 from paddlenlp_galvatron.training.step_log import StepLog
 
 from .disk_replay import Disk, lay_out, read_journal

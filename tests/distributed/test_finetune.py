@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.data.tokenizer import train_tokenizer
 from paddlenlp_galvatron.plan import write_plan
+from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 
 from .plans import plan
 

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.check.parity.parity import Case, compare, small_case, write_cases
 from paddlenlp_galvatron.launch.processes import launch
-from paddlenlp_galvatron.proof.parity import Case, compare, small_case, write_cases
 
 from .plans import Named, plan
 

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.data.corpus import Corpus, write_dataset
-from paddlenlp_galvatron.data.tokenizer import train_tokenizer
 from paddlenlp_galvatron.plan import Plan, plan_id, write_plan
+from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
+from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 
 from .plans import plan
 

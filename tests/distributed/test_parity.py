@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.proof import parity
-from paddlenlp_galvatron.proof.parity import check_parity, small_case
+from paddlenlp_galvatron.check.parity import parity
+from paddlenlp_galvatron.check.parity.parity import check_parity, small_case
 
 from . import plans
 from .test_deferred import SOME

@@ -13,13 +13,13 @@ pytest.importorskip("paddle")
 
 from huggingface_models import FOLDER, NAMES, TOLERANCE, oracle_of
 
-from paddlenlp_galvatron.checkpoint.convert import to_checkpoint, to_huggingface
-from paddlenlp_galvatron.checkpoint.pretrained import weights_from
-from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, whole_checkpoints
-from paddlenlp_galvatron.data.source import RandomData
+from paddlenlp_galvatron.check.parity.one_process import train_one_process
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Precision, load_model, plan_to_dict, write_plan
-from paddlenlp_galvatron.proof.one_process import train_one_process
+from paddlenlp_galvatron.training.checkpoint.convert import to_checkpoint, to_huggingface
+from paddlenlp_galvatron.training.checkpoint.pretrained import weights_from
+from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, whole_checkpoints
+from paddlenlp_galvatron.training.data.source import RandomData
 from paddlenlp_galvatron.training.recipe import Recipe
 
 from .plans import plan

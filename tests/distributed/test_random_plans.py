@@ -11,9 +11,9 @@ pytest.importorskip("paddle")
 
 from random_cases import random_cases
 
+from paddlenlp_galvatron.check.parity.parity import Case, check_parity
 from paddlenlp_galvatron.model.layer import PARTLY
 from paddlenlp_galvatron.plan import Precision, Recompute, plan_to_dict
-from paddlenlp_galvatron.proof.parity import Case, check_parity
 
 from .plans import ENOUGH
 

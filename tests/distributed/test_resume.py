@@ -21,9 +21,9 @@ pytest.importorskip("paddle")
 
 from forked_ranks import begun_with, forking_command
 
-from paddlenlp_galvatron.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import write_plan
+from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
 
 from .plans import plan
 

@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.check.parity.one_process import train_one_process
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.cli.pretrain import pretrain
-from paddlenlp_galvatron.data.source import TrainingData
 from paddlenlp_galvatron.plan import ModelShape, Plan, load_model, read_plan
-from paddlenlp_galvatron.proof.one_process import train_one_process
 from paddlenlp_galvatron.runtime.weights import SeededWeights
+from paddlenlp_galvatron.training.data.source import TrainingData
 from paddlenlp_galvatron.training.recipe import Recipe
 
 REPO = Path(__file__).parents[2]

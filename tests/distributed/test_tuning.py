@@ -10,9 +10,9 @@ pytest.importorskip("paddle")
 
 from random_cases import random_cases
 
+from paddlenlp_galvatron.check.parity import parity
+from paddlenlp_galvatron.check.parity.parity import Case, check_parity, small_case
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.proof import parity
-from paddlenlp_galvatron.proof.parity import Case, check_parity, small_case
 
 from . import plans
 from .test_deferred import disagreements, workers  # noqa: F401 - a fixture
@@ -79,7 +79,7 @@ def test_random_plans_train_packed_rows_and_adapters(world_size):
 
 def unlike(monkeypatch, name, mistake):
     """How far a packed step is from one process that makes a mistake."""
-    from paddlenlp_galvatron.proof import one_process
+    from paddlenlp_galvatron.check.parity import one_process
 
     monkeypatch.setattr(one_process, name, mistake(getattr(one_process, name)))
     case = small_case(plans.plan(1, "1 1", micro_batches=2, batch=4), "qwen2", steps=1, seed=7, packed=True)

@@ -17,12 +17,12 @@ from forked_ranks import begun_with
 from small_model import MODEL
 from two_nodes import ADDRESSES, two_nodes_or_skip
 
-from paddlenlp_galvatron.data.source import RandomData
+from paddlenlp_galvatron.check.parity import parity
+from paddlenlp_galvatron.check.parity.one_process import train_one_process
+from paddlenlp_galvatron.check.parity.parity import compare, small_case, write_cases
 from paddlenlp_galvatron.plan import load_model, write_plan
-from paddlenlp_galvatron.proof import parity
-from paddlenlp_galvatron.proof.one_process import train_one_process
-from paddlenlp_galvatron.proof.parity import compare, small_case, write_cases
 from paddlenlp_galvatron.runtime.weights import SeededWeights
+from paddlenlp_galvatron.training.data.source import RandomData
 from paddlenlp_galvatron.training.recipe import Recipe
 
 from . import plans

@@ -12,10 +12,10 @@ from unittest.mock import patch
 import pytest
 from cost_examples import COMPUTATION
 
+from paddlenlp_galvatron.check.doctor import Machine, State, examine
+from paddlenlp_galvatron.check.doctor.checks import Files
+from paddlenlp_galvatron.check.doctor.machine import PaddleFacts
 from paddlenlp_galvatron.cli import doctor
-from paddlenlp_galvatron.doctor import Machine, State, examine
-from paddlenlp_galvatron.doctor.checks import Files
-from paddlenlp_galvatron.doctor.machine import PaddleFacts
 from paddlenlp_galvatron.plan import uniform_plan, write_plan
 from paddlenlp_galvatron.profiles.files import Fingerprint, Meta
 

@@ -16,14 +16,14 @@ import numpy as np
 from huggingface_models import FOLDER
 from safetensors.numpy import save_file
 
-from paddlenlp_galvatron.checkpoint.adapters import stored_factors
-from paddlenlp_galvatron.checkpoint.huggingface import read_shape
+from paddlenlp_galvatron.check.gpu import run as trial
+from paddlenlp_galvatron.check.parity import parity
 from paddlenlp_galvatron.cli import convert, data, quickstart, what_if
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import GalvatronError, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
-from paddlenlp_galvatron.proof import parity
-from paddlenlp_galvatron.trial import run as trial
+from paddlenlp_galvatron.training.checkpoint.adapters import stored_factors
+from paddlenlp_galvatron.training.checkpoint.huggingface import read_shape
 
 from .model import write_model
 from .row import Row, Seen, Values

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from paddlenlp_galvatron.check.validation import validate
+from paddlenlp_galvatron.check.validation.disturbance import Disturbance
+from paddlenlp_galvatron.check.validation.terms import TERMS
+from paddlenlp_galvatron.check.validation.validate import Validation
+from paddlenlp_galvatron.check.validation.work import Step, Visit, visit_of
 from paddlenlp_galvatron.plan import plan_to_dict
-from paddlenlp_galvatron.validation import validate
-from paddlenlp_galvatron.validation.disturbance import Disturbance
-from paddlenlp_galvatron.validation.terms import TERMS
-from paddlenlp_galvatron.validation.validate import Validation
-from paddlenlp_galvatron.validation.work import Step, Visit, visit_of
 
 from . import search
 from .row import Row, Seen, Values

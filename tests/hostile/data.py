@@ -93,7 +93,7 @@ def dataset_files(random: Random) -> tuple[bytes, bytes]:
 
 @cache
 def tokenizer() -> bytes:
-    from paddlenlp_galvatron.data.tokenizer import train_tokenizer
+    from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 
     return train_tokenizer(["a cat sat on a mat"], 300).to_str().encode()
 

@@ -1,7 +1,7 @@
 import pytest
 
-from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import ModelShape
+from paddlenlp_galvatron.runtime.adapters import load_family
 
 
 @pytest.fixture(scope="session", params=["llama", pytest.param("qwen2", marks=pytest.mark.slow)])

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import paddle.distributed as dist
 
-from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
 from paddlenlp_galvatron.profiler.layers.part import MeasuredPart
 from paddlenlp_galvatron.runtime import device
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 
 SHAPE = ModelShape("small", "qwen2", 2, 64, 96, heads=8, kv_heads=4, vocab_size=250, max_position_embeddings=64)

@@ -89,9 +89,9 @@ OTHERS = [*product(["llama"], SIZES[1:]), *product(["qwen2"], SIZES)]
 def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
     """fp32 and plain attention: what runs on CPU, where Paddle's statistics are exact."""
     pytest.importorskip("paddle")
-    from paddlenlp_galvatron.adapters import load_family
     from paddlenlp_galvatron.profiler.journal import Journal
     from paddlenlp_galvatron.profiler.layers.memory import MemoryProfiler
+    from paddlenlp_galvatron.runtime.adapters import load_family
 
     hidden, inner, heads, kv_heads = size
     shape = ModelShape("probe", family, 4, hidden, inner, heads, kv_heads, 1000, 512)
@@ -178,9 +178,9 @@ def fused_kernels(monkeypatch):
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.slow), "qwen3"])
 def test_fused_kernels_keep_what_is_counted(family, fused_kernels):
-    from paddlenlp_galvatron.adapters import load_family
     from paddlenlp_galvatron.profiler.journal import Journal
     from paddlenlp_galvatron.profiler.layers.memory import MemoryProfiler
+    from paddlenlp_galvatron.runtime.adapters import load_family
 
     shape, seq, degrees = ModelShape("probe", family, 4, 128, 320, 8, 4, 1000, 512), 64, (1, 2)
     profiler = MemoryProfiler([shape], load_family(family), Journal(), samples=2, flash_attention=True)

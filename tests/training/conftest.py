@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_galvatron.data.corpus import Corpus, write_dataset
-from paddlenlp_galvatron.data.tokenizer import end_token, train_tokenizer
+from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
+from paddlenlp_galvatron.training.data.tokenizer import end_token, train_tokenizer
 
 TEXT = "the cat sat on a mat and saw how 7 dogs ran by the blue sea, où l'été dure\n"
 WORDS = TEXT.split(" ")

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from paddlenlp_galvatron.base.limits import MOST_LAYERS, MOST_SIZE
-from paddlenlp_galvatron.checkpoint.stored import (
+from paddlenlp_galvatron.plan import ModelShape, UserError
+from paddlenlp_galvatron.training.checkpoint.stored import (
     INDEX,
     BrokenCheckpoint,
     open_checkpoint,
@@ -22,7 +23,6 @@ from paddlenlp_galvatron.checkpoint.stored import (
     whole_checkpoints,
     write_index,
 )
-from paddlenlp_galvatron.plan import ModelShape, UserError
 
 SHAPE = ModelShape("tiny", "llama", 1, 4, 4, heads=2, kv_heads=2, vocab_size=8, max_position_embeddings=8)
 FILE = "rank-00000.safetensors"

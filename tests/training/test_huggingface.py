@@ -23,17 +23,17 @@ from huggingface_models import FOLDER, NAMES, TOLERANCE, oracle_of
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from paddlenlp_galvatron.adapters import load_family
-from paddlenlp_galvatron.checkpoint import convert, huggingface
-from paddlenlp_galvatron.checkpoint import stored as checkpoints
-from paddlenlp_galvatron.checkpoint.convert import precision_of, to_checkpoint, to_huggingface
-from paddlenlp_galvatron.checkpoint.huggingface import HuggingFaceWeights, modules, read_shape
-from paddlenlp_galvatron.checkpoint.pretrained import weights_from
-from paddlenlp_galvatron.checkpoint.stored import open_checkpoint
-from paddlenlp_galvatron.checkpoint.tensor_file import DTYPES, Tensor, write_tensors
+from paddlenlp_galvatron.check.parity.one_process import train_one_process
 from paddlenlp_galvatron.plan import GalvatronError, Precision, UserError, load_model
-from paddlenlp_galvatron.proof.one_process import train_one_process
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.weights import SeededWeights, Slice, WeightSource
+from paddlenlp_galvatron.training.checkpoint import convert, huggingface
+from paddlenlp_galvatron.training.checkpoint import stored as checkpoints
+from paddlenlp_galvatron.training.checkpoint.convert import precision_of, to_checkpoint, to_huggingface
+from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, modules, read_shape
+from paddlenlp_galvatron.training.checkpoint.pretrained import weights_from
+from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint
+from paddlenlp_galvatron.training.checkpoint.tensor_file import DTYPES, Tensor, write_tensors
 from paddlenlp_galvatron.training.recipe import Recipe
 
 MIB = 2**20

@@ -15,12 +15,18 @@ pytest.importorskip("paddle")
 
 import paddle
 
-from paddlenlp_galvatron.checkpoint import loading, saving
-from paddlenlp_galvatron.checkpoint.resharding import WeightPart
-from paddlenlp_galvatron.checkpoint.stored import MOMENTS, WEIGHT, BrokenCheckpoint, open_checkpoint, write_index
 from paddlenlp_galvatron.plan import ModelShape
 from paddlenlp_galvatron.runtime import device, weights
 from paddlenlp_galvatron.runtime.weights import WHOLE, Slice
+from paddlenlp_galvatron.training.checkpoint import loading, saving
+from paddlenlp_galvatron.training.checkpoint.resharding import WeightPart
+from paddlenlp_galvatron.training.checkpoint.stored import (
+    MOMENTS,
+    WEIGHT,
+    BrokenCheckpoint,
+    open_checkpoint,
+    write_index,
+)
 
 RANKS, TP = 1024, 8
 DP = RANKS // TP

@@ -9,8 +9,8 @@ import pytest
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limited import limited
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.data import tokenizer as tokenizers
-from paddlenlp_galvatron.data.source import TrainingData
+from paddlenlp_galvatron.training.data import tokenizer as tokenizers
+from paddlenlp_galvatron.training.data.source import TrainingData
 
 
 def replacing(pattern: str, content: str) -> dict[str, object]:

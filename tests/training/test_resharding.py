@@ -10,8 +10,8 @@ pytest.importorskip("paddle")
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddlenlp_galvatron.checkpoint.resharding import WeightPart, transfers
 from paddlenlp_galvatron.runtime.weights import Slice
+from paddlenlp_galvatron.training.checkpoint.resharding import WeightPart, transfers
 
 
 def split(shape: tuple[int, ...], axis: int | None, parts: int, shards: int) -> list[WeightPart]:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from paddlenlp.data import causal_dataset
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.data import dataset, sample_index
-from paddlenlp_galvatron.data.corpus import Corpus, write_dataset
-from paddlenlp_galvatron.data.sample_index import FOLDER, SampleIndex, build_index
-from paddlenlp_galvatron.data.source import TrainingData
+from paddlenlp_galvatron.training.data import dataset, sample_index
+from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
+from paddlenlp_galvatron.training.data.sample_index import FOLDER, SampleIndex, build_index
+from paddlenlp_galvatron.training.data.source import TrainingData
 
 SEQ, BATCH = 16, 4
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from paddlenlp.datasets.zero_padding_dataset import ZeroPaddingMapDataset
 from paddlenlp.transformers.tokenizer_utils import ChatTemplate, ChatTemplateMixin
 
-from paddlenlp_galvatron.data.conversations import Encoder
-from paddlenlp_galvatron.data.packing import pack
-from paddlenlp_galvatron.data.sample_index import FOLDER
-from paddlenlp_galvatron.data.templates import TurnTemplate, WholeTemplate
-from paddlenlp_galvatron.data.tokenizer import train_tokenizer
-from paddlenlp_galvatron.data.tuning import TuningData
 from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.training.data.conversations import Encoder
+from paddlenlp_galvatron.training.data.packing import pack
+from paddlenlp_galvatron.training.data.sample_index import FOLDER
+from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate
+from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.training.data.tuning import TuningData
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -89,7 +89,7 @@ def pairs(messages):
 @pytest.mark.parametrize("kind", ["turns", "whole"])
 def test_tokens_are_those_of_paddlenlps_chat_templates(kind, model, tmp_path):
     """Uncut: system, then for each turn what is asked and, learnt, the answer with its end."""
-    from paddlenlp_galvatron.data.tokenizer import load_tokenizer
+    from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer
 
     folder, tokens = write(tmp_path / "data", LINES[:2]), load_tokenizer(model)
     if kind == "turns":
@@ -118,7 +118,7 @@ def shown(source: TuningData, row: int) -> tuple[str, str]:
 
 
 def source_tokenizer(source):
-    from paddlenlp_galvatron.data.tokenizer import load_tokenizer
+    from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer
 
     return load_tokenizer(source.model)
 

@@ -19,15 +19,15 @@ pytest.importorskip("paddle")
 import paddle
 
 from paddlenlp_galvatron.base.locking import locked
+from paddlenlp_galvatron.check.gpu import beside, faults, kernels, kernels_worker, parity, prediction, run, stock
+from paddlenlp_galvatron.check.gpu.findings import CUT_SHORT_S, TrialFinding, TrialSetting, TrialState
+from paddlenlp_galvatron.check.gpu.plans import ONE_RANK, fused_loss_case, parity_cases, schedule_cases
+from paddlenlp_galvatron.check.parity.parity import Parity
 from paddlenlp_galvatron.cost_model import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import LaunchError
 from paddlenlp_galvatron.plan import DataParallel, GalvatronError, LayerStrategy, Precision, Recompute, Schedule
 from paddlenlp_galvatron.profiles.reserve import Reserve
-from paddlenlp_galvatron.proof.parity import Parity
 from paddlenlp_galvatron.runtime.ops import context
-from paddlenlp_galvatron.trial import beside, faults, kernels, kernels_worker, parity, prediction, run, stock
-from paddlenlp_galvatron.trial.findings import CUT_SHORT_S, TrialFinding, TrialSetting, TrialState
-from paddlenlp_galvatron.trial.plans import ONE_RANK, fused_loss_case, parity_cases, schedule_cases
 
 
 def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float = 60.0) -> TrialSetting:

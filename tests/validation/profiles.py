@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_galvatron.adapters import load_family
 from paddlenlp_galvatron.plan import ModelShape, load_model
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.layers.memory import MemoryProfiler
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Meta, Shape
+from paddlenlp_galvatron.runtime.adapters import load_family
 
 SEQ, RANKS, SAMPLES = 32, 2, 8
 CONFIG: dict[str, Any] = {

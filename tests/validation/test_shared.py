@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paddlenlp_galvatron.check.validation.shared import shared_step
 from paddlenlp_galvatron.cost_model.simulate import StageTimes, step_ms
 from paddlenlp_galvatron.plan import LayerStrategy, Plan, Schedule, VocabStrategy
-from paddlenlp_galvatron.validation.shared import shared_step
 
 MS = st.floats(0.1, 50)
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from paddlenlp_galvatron.check.validation import disturbance, words
+from paddlenlp_galvatron.check.validation.accuracy import Accuracy, Outcome, Spread, StageOutcome, kendall
+from paddlenlp_galvatron.check.validation.draw import KINDS, draw
+from paddlenlp_galvatron.check.validation.terms import TERMS, measured_ms
+from paddlenlp_galvatron.check.validation.work import MeasuredRun, Step, Visit, key_of
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Recompute
-from paddlenlp_galvatron.validation import disturbance, words
-from paddlenlp_galvatron.validation.accuracy import Accuracy, Outcome, Spread, StageOutcome, kendall
-from paddlenlp_galvatron.validation.draw import KINDS, draw
-from paddlenlp_galvatron.validation.terms import TERMS, measured_ms
-from paddlenlp_galvatron.validation.work import MeasuredRun, Step, Visit, key_of
 
 
 def span(category: str, start_ms: float, stop_ms: float, name: str = "") -> dict:

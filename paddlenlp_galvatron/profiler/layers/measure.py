@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from ...adapters import load_family
 from ...model import measured_fingerprint
 from ...plan import Precision
 from ...profiles import Meta
+from ...runtime.adapters import load_family
 from ...runtime.device import on_gpu
 from ...runtime.groups import run_as_rank, start_world
 from ..journal import Journal

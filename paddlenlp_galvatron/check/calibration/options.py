@@ -1,0 +1,31 @@
+"""Options of `galvatron calibrate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from ...options.group import Options
+
+
+def _listed(value: object) -> object:
+    return [part for part in value.split(",") if part] if isinstance(value, str) else value
+
+
+Paths = Annotated[tuple[Path, ...], BeforeValidator(_listed)]
+
+
+class CalibrateOptions(Options):
+    """What was measured, and where the numbers go."""
+
+    runs: Paths = Field(description="train_log.jsonl files, a validation.json, or tables (CSV), joined by commas")
+    plans: Paths = Field((), description="the plan of each train_log.jsonl, in their order, joined by commas")
+    device: str | None = Field(
+        None, description="data sheet to start from: name of a shipped one, or a file; unset: as a table says"
+    )
+    model_size: str | None = Field(
+        None, description="a preset's name, a config.json, or its folder; unset: the plan's model"
+    )
+    output: Path = Field(Path("node.json"), description="data sheet to write, which --device of other commands takes")

@@ -1,0 +1,74 @@
+"""Measured runs of any source: the log of a training with its plan, a validation, or a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ...base.errors import UserError
+from ...base.reading import parse_json, read_json, read_text
+from ...model import ModelShape, load_model
+from ...plan import plan_from_dict, read_plan
+from ...report.prediction import WARM_UP_STEPS, stage_peaks_mib
+from .runs import MeasuredRun
+from .tables import Table, read_table
+
+FEWEST = 3  # steps behind those that warm up
+
+
+def read_runs(source: Path, plan: Path | None, model: str | None, device: str | None) -> Table:
+    """`plan`: of a log. `model`, `device`: where the source does not tell them. Raises UserError."""
+    if source.suffix == ".csv":
+        return read_table(source)
+    if device is None:
+        raise UserError(f"device: {source} does not tell it; name the data sheet to start from, such as h100")
+    if source.suffix == ".json":
+        return Table(_of_validation(source, _shape(model, source), device))
+    if plan is None:
+        raise UserError(f"plan: missing; {source} is a training's log, so name the plan that it ran by --plan")
+    return Table([_of_log(source, plan, model, device)])
+
+
+def _shape(model: str | None, source: Path) -> ModelShape:
+    if model is None:
+        raise UserError(f"model_size: missing, and {source} names no model; give --model_size")
+    return load_model(model)
+
+
+def _of_log(source: Path, plan_path: Path, model: str | None, device: str) -> MeasuredRun:
+    plan = read_plan(plan_path)
+    searched: dict[str, Any] = plan.metadata.get("searched_from") or {}
+    asked = searched.get("model_options")
+    named = asked.get("model_size") if isinstance(asked, dict) else searched.get("model")
+    shape = _shape(model or (str(named) if named else None), plan_path)
+    records = []
+    for number, line in enumerate(read_text(source).splitlines(), 1):
+        record = parse_json(line, f"{source}: line {number}") if line.strip() else None
+        if isinstance(record, dict) and isinstance(record.get("step_time_s"), int | float):
+            records.append(record)
+    settled = records[WARM_UP_STEPS:]
+    if len(settled) < FEWEST:
+        raise UserError(
+            f"{source}: {len(records)} steps, of which the first {WARM_UP_STEPS} warm up; train {FEWEST} more at least"
+        )
+    step_s = median(record["step_time_s"] - record.get("data_s", 0.0) for record in settled)
+    peaks = [record for record in records if isinstance(record.get("peak_memory_mib"), list)]
+    told = [record for record in peaks if len(record["peak_memory_mib"]) == plan.world_size]
+    allocated = max(stage_peaks_mib(plan, told)) if told else None
+    return MeasuredRun(plan_path.stem, str(source), device, shape, plan, step_s, allocated, ours=True)
+
+
+def _of_validation(source: Path, shape: ModelShape, device: str) -> list[MeasuredRun]:
+    found = read_json(source)
+    plans = found.get("plans") if isinstance(found, dict) else None
+    if not isinstance(plans, list):
+        raise UserError(f"{source}: is no validation.json of galvatron validate, no list of plans in it")
+    runs = []
+    for number, one in enumerate(plans):
+        if not isinstance(one, dict) or not isinstance(one.get("measured_s"), int | float) or one["measured_s"] <= 0:
+            raise UserError(f"{source}: plans.{number}: no measured_s; write it anew with galvatron validate")
+        plan = plan_from_dict(one.get("plan"))
+        name = str(one.get("key", number))
+        runs.append(MeasuredRun(name, str(source), device, shape, plan, float(one["measured_s"]), ours=True))
+    return runs

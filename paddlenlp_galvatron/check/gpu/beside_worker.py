@@ -1,0 +1,91 @@
+"""One rank: multiplies matrices alone, beside a receive that is posted, and beside all-reduces.
+
+The ranks are two stages: those of the first half send to those of the second. Argument: a folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import paddle
+
+from ...launch.gpus import used_mib
+from ...plan import Precision
+from ...plan.communicators import DOWN, UP
+from ...plan.seams import Collective
+from ...profiler.cluster.overlap import message_mib, overlap_coefficient, overlapping_ranks
+from ...profiler.stopwatch import Stopwatch
+from ...runtime import device
+from ...runtime.collectives import receive_start, send_start
+from ...runtime.groups import Groups, run_as_rank, start_world
+
+SIDE, GPU_SIDE = 256, 4096  # of the matrices
+PRODUCTS, LAPS = 50, 4  # the quickest lap counts: what disturbs one only adds time
+MIB = 2**20
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    rank, ranks = start_world()
+    half, gpu = ranks // 2, device.gpu_number()
+    pair = (rank % half, rank % half + half)
+    groups = Groups(rank)
+    pairs = [(low, low + half) for low in range(half)]
+    groups.create({(each, use) for each in pairs for use in (DOWN, UP)} | {(overlapping_ranks(ranks), "")})
+    precision = Precision.BF16 if gpu is not None else Precision.FP32
+    result = dict.fromkeys(("alone_ms", "beside_ms", "used_mib", "reserved_mib"), None) | _beside(rank, pair, groups)
+    stopwatch = Stopwatch(ranks)
+    given = stopwatch, rank, overlapping_ranks(ranks), groups, Collective.ALL_REDUCE, precision, ranks, 1
+    result |= {"overlap": overlap_coefficient(*given), "message_mib": message_mib()}
+    if gpu is not None:
+        device.synchronize()
+        result |= {"used_mib": used_mib(gpu), "reserved_mib": paddle.device.cuda.memory_reserved() / MIB}
+    stopwatch.any_rank(False)  # nobody ends before all have looked
+    (folder / f"{rank}.json").write_text(json.dumps(result))
+
+
+def _beside(rank: int, pair: tuple[int, int], groups: Groups) -> dict[str, float]:
+    """On a rank that receives: ms of the products alone, and with a receive posted whose message is sent when they are
+    done."""
+    down, up = (groups.get(pair, use) for use in (DOWN, UP))
+    numbers = message_mib() * MIB // 4
+    message, word = paddle.zeros([numbers]), paddle.zeros([1])
+    alone_ms, beside_ms = [], []
+    side = GPU_SIDE if device.on_gpu() else SIDE
+    matrix = paddle.ones([side, side], "bfloat16" if device.on_gpu() else "float32")
+
+    def products() -> None:
+        for _ in range(PRODUCTS):
+            paddle.matmul(matrix, matrix)
+
+    for _ in range(1 + LAPS):
+        if rank == pair[0]:
+            receive_start(word, pair[1], up).wait()  # the message stands behind it in the queue
+            send_start(message, pair[1], down).wait()
+            device.synchronize()
+            continue
+        alone_ms.append(_ms(products))
+        posted = receive_start(message, pair[0], down)
+        beside_ms.append(_ms(products))
+        send_start(word, pair[0], up).wait()
+        posted.wait()
+        device.synchronize()
+    return {"alone_ms": min(alone_ms[1:]), "beside_ms": min(beside_ms[1:])} if alone_ms else {}
+
+
+def _ms(work: Callable[[], Any]) -> float:
+    """Time of what is computed; messages may still be under way."""
+    begin, since = device.Mark(timed=True), time.perf_counter()
+    work()
+    end = device.Mark(timed=True)
+    device.finish_computing()
+    return float(begin.event.elapsed_time(end.event)) if begin.event else 1000 * (time.perf_counter() - since)
+
+
+if __name__ == "__main__":
+    run_as_rank(main)

@@ -1,0 +1,53 @@
+"""The part that holds each of Paddle's kernels for GPUs against plain operations, in the sizes of real layers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from ...launch.processes import LaunchError, launch
+from .findings import TrialFinding, TrialSetting
+from .in_turn import in_turn
+
+NAMES = (
+    "flash attention, causal, 4 heads a kv head",
+    "flashmask, first of 2 context ranks",
+    "flashmask, second of 2 context ranks",
+    "rotary positions",
+    "RMSNorm",
+    "SwiGLU",
+    "linear with bias",
+    "embedding, half of the tokens alike",
+    "AdamW, two steps",
+)
+TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}  # of the largest number of a result: a few roundings of the type
+
+
+def kernels(setting: TrialSetting) -> Iterator[TrialFinding]:
+    """Result and gradients of each kernel, on one device, beside those of plain operations in fp32 on the same one."""
+    return in_turn(setting, NAMES, lambda first, launches: _launched(setting, first, launches))
+
+
+def _launched(setting: TrialSetting, first: int, launches: int) -> tuple[list[TrialFinding], str]:
+    folder = setting.folder / f"{launches}"
+    folder.mkdir(parents=True)
+    fault = ""
+    try:
+        words = [str(folder), f"{first}"]
+        launch(f"{__package__}.kernels_worker", words, 1, folder, setting.launch_s, device=setting.device)
+    except LaunchError as error:
+        fault = str(error)
+    done: list[TrialFinding] = []
+    for number in range(first, len(NAMES)):
+        path = folder / f"{number}.json"
+        if not path.exists():
+            break
+        done.append(_judged(setting, NAMES[number], json.loads(path.read_text())))
+    return done, fault or ("" if first + len(done) == len(NAMES) else "it left no result")
+
+
+def _judged(setting: TrialSetting, name: str, result: dict[str, str | float]) -> TrialFinding:
+    if "missing" in result:
+        return setting.left_out(name, f"Paddle has it on GPUs alone: {result['missing']}")
+    off, tolerance = float(result["off"]), TOLERANCE[str(result["type"])]
+    return setting.found(name, off <= tolerance, f"{result['worst']} off by {off:.1e} of {tolerance:.0e}")

@@ -1,0 +1,236 @@
+"""One process that computes with each kernel and without, forward and backward, and writes down how far they differ.
+
+Arguments: a folder, and the number of the first kernel to try. Written as `<number>.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import paddle
+from paddle.incubate.nn.functional import fused_rms_norm, fused_rotary_position_embedding, swiglu
+from paddle.nn import functional
+
+from ...runtime import device
+from ...runtime.groups import run_as_rank, sentence, start_world
+from ...runtime.ops.context import flash as flash_attention
+from ...runtime.ops.context import hidden_rows
+from ...runtime.paddle_private import MultiTensorAdamW
+from .kernels import NAMES
+
+RATE, BETAS, EPSILON, DECAY = 1e-2, (0.9, 0.95), 1e-8, 0.1
+NORM_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of what the kernels compute on."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tokens: int
+    hidden: int
+    inner: int
+    vocabulary: int
+    dtype: str
+
+
+ON_GPU = Sizes(8, 2, 128, 4096, 4096, 11008, 32_000, "bfloat16")
+ON_CPU = Sizes(8, 2, 16, 64, 48, 80, 96, "float32")
+
+
+class Trial(NamedTuple):
+    """The same computed twice, from tensors that get gradients."""
+
+    kernel: Callable[..., Any]  # gives a tensor or several
+    plain: Callable[..., Any]  # the same in fp32
+    inputs: list[Any]
+
+
+def attention(query: Any, key: Any, value: Any, rows: Any) -> Any:
+    """[1, q, heads, D], [1, S, kv heads, D] twice and the position of each query -> [1, q, heads, D]: each query sees
+    the keys up to its own position."""
+    groups = query.shape[2] // key.shape[2]
+    key, value = (x.unsqueeze(3).expand([*x.shape[:3], groups, -1]).flatten(2, 3) for x in (key, value))
+    query, key, value = (x.transpose([0, 2, 1, 3]) for x in (query, key, value))
+    scores = paddle.matmul(query, key, transpose_y=True) * query.shape[-1] ** -0.5
+    hidden = paddle.arange(key.shape[2]).unsqueeze(0) > rows.unsqueeze(1)
+    scores = paddle.where(hidden, paddle.full([], -1e30, scores.dtype), scores)
+    return paddle.matmul(functional.softmax(scores, -1), value).transpose([0, 2, 1, 3])
+
+
+def _heads(sizes: Sizes, tokens: int) -> list[Any]:
+    """q of so many tokens, k and v of all."""
+    shapes = ((tokens, sizes.heads), (sizes.tokens, sizes.kv_heads), (sizes.tokens, sizes.kv_heads))
+    return [paddle.randn([1, *shape, sizes.head_dim]) for shape in shapes]
+
+
+def flash(sizes: Sizes) -> Trial:
+    """Causal attention of whole samples."""
+    return _attention_of(flash_attention(), paddle.arange(sizes.tokens), _heads(sizes, sizes.tokens))
+
+
+def flashmask(sizes: Sizes, rank: int) -> Trial:
+    """Two of four chunks of the queries, all keys."""
+    chunk = sizes.tokens // 4
+    chunks = tuple((place * chunk, (place + 1) * chunk) for place in sorted((rank, 3 - rank)))
+    attend = flash_attention(hidden_rows(chunks, sizes.tokens))
+    rows = paddle.concat([paddle.arange(start, stop) for start, stop in chunks])
+    return _attention_of(attend, rows, _heads(sizes, 2 * chunk))
+
+
+def _attention_of(attend: Callable[..., Any], rows: Any, inputs: list[Any]) -> Trial:
+    """The runtime's attention of these rows, beside plain products."""
+    return Trial(lambda q, k, v: attend(q, None, k, v), lambda q, k, v: attention(q, k, v, rows).flatten(2), inputs)
+
+
+def rotary(sizes: Sizes) -> Trial:
+    """Halves of each head turned against each other, by tables as PaddleNLP makes them."""
+    rates = 10_000.0 ** (-paddle.arange(0, sizes.head_dim, 2, dtype="float32") / sizes.head_dim)
+    angles = paddle.arange(sizes.tokens, dtype="float32").unsqueeze(1) * paddle.concat([rates, rates]).unsqueeze(0)
+    tables = [table.reshape([1, sizes.tokens, 1, sizes.head_dim]) for table in (paddle.cos(angles), paddle.sin(angles))]
+
+    def kernel(query: Any, key: Any) -> Any:
+        cos, sin = (table.astype(query.dtype) for table in tables)
+        turned = fused_rotary_position_embedding(query, key, None, sin=sin, cos=cos, use_neox_rotary_style=False)
+        return turned[:2]
+
+    def plain(*inputs: Any) -> Any:
+        cos, sin = (table.astype(sizes.dtype).astype("float32") for table in tables)
+        halves = (x.chunk(2, axis=-1) for x in inputs)
+        return [x * cos + paddle.concat([-b, a], -1) * sin for x, (a, b) in zip(inputs, halves, strict=True)]
+
+    return Trial(kernel, plain, _heads(sizes, sizes.tokens)[:2])
+
+
+def rms_norm(sizes: Sizes) -> Trial:
+    return Trial(
+        lambda x, weight: fused_rms_norm(x, weight, None, NORM_EPSILON, x.ndim - 1)[0],
+        lambda x, weight: x * paddle.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPSILON) * weight,
+        [paddle.randn([sizes.tokens, sizes.hidden]), 1 + paddle.randn([sizes.hidden])],
+    )
+
+
+def gated(sizes: Sizes) -> Trial:
+    inputs = [paddle.randn([sizes.tokens, sizes.inner]) for _ in range(2)]
+    return Trial(swiglu, lambda x, y: x / (1 + paddle.exp(-x)) * y, inputs)
+
+
+def linear(sizes: Sizes) -> Trial:
+    shapes = ([sizes.tokens, sizes.hidden], [sizes.hidden, sizes.inner], [sizes.inner])
+    inputs = [paddle.randn(shape) for shape in shapes]
+    return Trial(functional.linear, lambda x, weight, bias: paddle.matmul(x, weight) + bias, inputs)
+
+
+def embedding(sizes: Sizes) -> Trial:
+    """A token that is half of the text: its gradient is a sum of so many."""
+    ids = paddle.randint(0, sizes.vocabulary, [sizes.tokens])
+    ids[: sizes.tokens // 2] = 1
+    one_hot = partial(functional.one_hot, num_classes=sizes.vocabulary)
+    table = paddle.randn([sizes.vocabulary, sizes.hidden])
+    return Trial(lambda table: functional.embedding(ids, table), lambda table: one_hot(ids) @ table, [table])
+
+
+def _stepped(weights: list[Any], gradients: list[list[Any]]) -> list[Any]:
+    """What two updates by the kernel make of fp32 weights."""
+    tensors = []
+    for weight in weights:
+        tensors.append(paddle.create_parameter(weight.shape, "float32"))
+        tensors[-1].set_value(weight)
+    named = {"weight_decay": DECAY, "apply_decay_param_fun": lambda _: True}
+    optimizer = MultiTensorAdamW(RATE, *BETAS, EPSILON, parameters=tensors, **named)
+    for step in gradients:
+        for tensor, gradient in zip(tensors, step, strict=True):
+            tensor.grad = gradient
+        optimizer.step()
+    return [tensor.detach() for tensor in tensors]
+
+
+def _stepped_plainly(weights: list[Any], gradients: list[list[Any]]) -> list[Any]:
+    results = []
+    for number, weight in enumerate(weights):
+        first, second = paddle.zeros_like(weight), paddle.zeros_like(weight)
+        for count, step in enumerate(gradients, 1):
+            first = BETAS[0] * first + (1 - BETAS[0]) * step[number]
+            second = BETAS[1] * second + (1 - BETAS[1]) * step[number].square()
+            rated = first / (1 - BETAS[0] ** count)
+            weight = weight * (1 - RATE * DECAY) - RATE * rated / ((second / (1 - BETAS[1] ** count)).sqrt() + EPSILON)
+        results.append(weight)
+    return results
+
+
+def adamw(sizes: Sizes) -> Trial:
+    """Of a matrix, a vector, and a matrix of odd sizes; how far they move, as they start far from 0."""
+    shapes = ([sizes.hidden, sizes.inner], [sizes.hidden], [sizes.hidden + 1, 7])
+    weights = [paddle.randn(shape) for shape in shapes]
+    gradients = [[paddle.randn(shape) for shape in shapes] for _ in range(2)]
+
+    def moved(step: Callable[..., list[Any]]) -> Callable[[], list[Any]]:
+        return lambda: [new - old for new, old in zip(step(weights, gradients), weights, strict=True)]
+
+    return Trial(moved(_stepped), moved(_stepped_plainly), [])
+
+
+TRIALS: tuple[Callable[[Sizes], Trial], ...] = (
+    flash,
+    partial(flashmask, rank=0),
+    partial(flashmask, rank=1),
+    rotary,
+    rms_norm,
+    gated,
+    linear,
+    embedding,
+    adamw,
+)
+
+
+def difference(trial: Trial, dtype: str) -> tuple[float, str]:
+    """The largest distance of a result or gradient from the plain one, as a share of its largest number; and whose."""
+    drawn = [x.astype(dtype) for x in trial.inputs]
+    random: list[Any] = []
+    found = []
+    for function, own in ((trial.kernel, dtype), (trial.plain, "float32")):
+        inputs = [x.astype(own).detach() for x in drawn]
+        for x in inputs:
+            x.stop_gradient = False
+        results = function(*inputs)
+        results = list(results) if isinstance(results, list | tuple) else [results]
+        random = random or [paddle.randn(result.shape).astype(dtype) for result in results]
+        if inputs:
+            paddle.autograd.backward(results, [grad.astype(own) for grad in random])
+        found.append([x.detach().astype("float32") for x in (*results, *(x.grad for x in inputs))])
+    names = [f"result {number}" for number in range(len(random))] + [f"gradient {n}" for n in range(len(drawn))]
+    shares = [float((ours - plain).abs().max() / plain.abs().max()) for ours, plain in zip(*found, strict=True)]
+    worst = max(range(len(shares)), key=lambda number: shares[number] if shares[number] == shares[number] else 1e30)
+    return shares[worst], names[worst]
+
+
+def main() -> None:
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: the plain products of fp32 are of fp32
+    folder, first = Path(sys.argv[1]), int(sys.argv[2])
+    start_world()
+    sizes = ON_GPU if device.on_gpu() else ON_CPU
+    for number in range(first, len(NAMES)):
+        paddle.seed(number)
+        try:
+            off, worst = difference(TRIALS[number](sizes), sizes.dtype)
+            result: dict[str, str | float] = {"off": off, "worst": worst, "type": sizes.dtype}
+        except Exception as error:  # of Paddle, in any of its classes
+            if device.on_gpu():
+                raise  # a fault of CUDA's stays: the next kernel gets a process of its own
+            result = {"missing": sentence(error)}
+        written = folder / f"{number}.tmp"
+        written.write_text(json.dumps(result))
+        written.rename(folder / f"{number}.json")
+
+
+if __name__ == "__main__":
+    run_as_rank(main)

@@ -1,0 +1,162 @@
+"""Runs the parts within their time, and leaves a folder with all that is needed to look into what failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ...base.errors import UserError
+from ...base.locking import LOCK
+from ...base.reading import read_json
+from ...base.writing import whole_file, write_text
+from ...launch.processes import Device
+from ...plan import GalvatronError
+from ..doctor import Machine, examine
+from ..doctor.checks import Files
+from . import beside, faults, kernels, parity, prediction, stock
+from .findings import TrialFinding, TrialPart, TrialSetting, TrialState
+
+LEAST_S = 5.0  # with less left a part is not begun
+MACHINE, RESULT, BUNDLE = "machine.json", "result.json", "gpu-check.tar.gz"
+WRITER = {"written_by": "galvatron gpu-check"}  # in MACHINE: the folder is a check's, and may be emptied by the next
+Outcome = Literal["ok", "failed", "incomplete"]  # the last: nothing failed, but not everything was tried, for time
+EXIT_CODES: dict[Outcome, int] = {"ok": 0, "failed": 1, "incomplete": 4}  # 2 and 3 say other things everywhere
+TOLD_VARIABLES = ("CUDA_", "NCCL_", "FLAGS_", "NVIDIA_", "GLOO_", "OMP_", "LD_LIBRARY_PATH")
+PACKAGES = ("paddle", "paddlenlp", "nvidia", "numpy", "galvatron")
+COMMANDS = (["nvidia-smi"], ["nvidia-smi", "topo", "-m"], ["uname", "-a"])
+
+
+class Timed(NamedTuple):
+    """A part, and its share of the time that is left when it begins."""
+
+    run: TrialPart
+    share: float
+    every_world: bool = False  # on the smallest number of ranks, too
+
+
+PARTS = {
+    "kernels": Timed(kernels.kernels, 0.2),
+    "parity": Timed(parity.parity, 0.25, every_world=True),
+    "schedules": Timed(parity.schedules, 0.25, every_world=True),
+    "resume": Timed(faults.resume, 0.3),
+    "memory": Timed(faults.memory, 0.3),
+    "later": Timed(faults.later, 0.3),
+    "beside": Timed(beside.beside, 0.3),
+    "prediction": Timed(prediction.prediction, 0.7),
+    "stock": Timed(stock.stock, 1.0),
+}
+
+
+def worlds(ranks: int) -> list[int]:
+    """Numbers of ranks that are tried: two, then all."""
+    return sorted({min(2, ranks), ranks})
+
+
+def check(
+    parts: Sequence[str], most_ranks: int, device: Device, folder: Path, seconds: float
+) -> Iterator[TrialFinding]:
+    """Run parts one after the other; `folder` is new. A part that fails keeps no other from running."""
+    end = time.monotonic() + seconds
+    write_text(folder / MACHINE, json.dumps(WRITER | _machine(), indent=2) + "\n")
+    plain = [(part, ranks) for part in parts for ranks in worlds(most_ranks)]
+    for part, ranks in plain:
+        if ranks < most_ranks and not PARTS[part].every_world:
+            continue
+        left_s = end - time.monotonic()
+        own = folder / part / f"{ranks}-ranks"
+        setting = TrialSetting(part, ranks, device, own, time.monotonic() + PARTS[part].share * left_s)
+        if left_s < LEAST_S:
+            yield setting.no_time("all of it", f"no time was left of {seconds:.0f} s")
+            continue
+        own.mkdir(parents=True)
+        yield from _found(setting)
+
+
+def _found(setting: TrialSetting) -> Iterator[TrialFinding]:
+    """What a part finds, with the time that each finding took."""
+    since, findings = time.monotonic(), PARTS[setting.part].run(setting)
+    while True:
+        try:
+            finding = next(findings, None)
+        except GalvatronError as error:
+            finding, findings = setting.ended("all of it", str(error), time.monotonic() - since), iter(())
+        except Exception as error:  # of Paddle, of the driver: the others are still to be seen
+            (setting.folder / "error.txt").write_text(traceback.format_exc())
+            finding, findings = setting.found("all of it", False, f"{type(error).__name__}: {error}"), iter(())
+        if finding is None:
+            return
+        now = time.monotonic()
+        yield replace(finding, seconds=round(now - since, 1))
+        since = now
+
+
+def write_result(folder: Path, device: Device, findings: Sequence[TrialFinding]) -> Outcome:
+    """Write the result, and say what it comes to."""
+    states = {finding.state for finding in findings}
+    outcome: Outcome = "ok"
+    if TrialState.FAILED in states:
+        outcome = "failed"
+    elif TrialState.NO_TIME in states:
+        outcome = "incomplete"
+    content = {"result": outcome, "device": device, "findings": [asdict(finding) for finding in findings]}
+    write_text(folder / RESULT, json.dumps(content, indent=2) + "\n")
+    return outcome
+
+
+def bundle(folder: Path) -> Path:
+    """Pack the folder into one file within it, without the checkpoints in it; returns its path."""
+    for checkpoints in folder.rglob("checkpoints"):
+        shutil.rmtree(checkpoints)
+    path = folder / BUNDLE
+    with whole_file(path) as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name in (MACHINE, RESULT, *PARTS):
+            if (folder / name).exists():
+                archive.add(folder / name, f"{folder.resolve().name}/{name}")
+    return path
+
+
+def renew(folder: Path) -> None:
+    """Remove what an earlier check wrote. Raises UserError, before anything is removed: there are other things, too."""
+    names = {path.name for path in folder.iterdir()} - {LOCK}
+    if names - {MACHINE, RESULT, BUNDLE, *PARTS} or (names and not _is_marked(folder)):
+        raise UserError(f"output: {folder} holds other things; name a new folder")
+    for name in names:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _is_marked(folder: Path) -> bool:
+    try:
+        content = read_json(folder / MACHINE)
+    except UserError:
+        return False
+    return isinstance(content, dict) and content.items() >= WRITER.items()
+
+
+def _machine() -> dict[str, Any]:
+    """Versions, settings and what programs say of the devices."""
+    machine = Machine()
+    versions = {
+        name: each.version
+        for each in distributions()
+        if (name := each.metadata["Name"]) and name.lower().startswith(PACKAGES)
+    }
+    findings = examine(machine, Files(Path("output"), Path("configs"), None))
+    return {
+        "versions": dict(sorted(versions.items())),
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(TOLD_VARIABLES)},
+        "doctor": [asdict(finding) for finding in findings],
+        "commands": {" ".join(words): machine.run(*words) for words in COMMANDS},
+    }

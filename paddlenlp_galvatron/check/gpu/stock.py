@@ -1,0 +1,77 @@
+"""The part that trains beside PaddleNLP's own Trainer: the same model, weights and batches, step by step in turns."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+from ...launch.processes import LaunchError, launch
+from ...plan import ModelShape, Plan, plan_to_dict, uniform_plan
+from ...training.recipe import Recipe
+from .findings import TrialFinding, TrialSetting
+from .plans import training_assumptions
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"  # of a checkout, which has what PaddleNLP lacks on CPU
+GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
+CPU_MODEL = ModelShape("check", "llama", 2, 256, 704, 8, 8, 2000, 64)
+WARM_UP, STEPS = 2, 5
+TOLERANCE = 0.03  # of a step's time: two medians of five steps differ by as much
+
+
+def stock(setting: TrialSetting) -> Iterator[TrialFinding]:
+    """Our step's time beside PaddleNLP's, for plans that it can express."""
+    if not BENCHMARKS.exists():
+        yield setting.left_out("PaddleNLP's Trainer", "it needs the folder benchmarks of a checkout of this project")
+        return
+    shape = GPU_MODEL if setting.on_gpus else CPU_MODEL
+    assumed = training_assumptions(setting.on_gpus, shape.max_position_embeddings)
+    for name, degrees in _degrees(setting.ranks).items():
+        if setting.left_s <= 0:
+            yield setting.no_time(name)
+            continue
+        plan = uniform_plan(
+            layers=shape.layers,
+            world_size=setting.ranks,
+            global_train_batch_size=2 * setting.ranks,
+            chunks=2,
+            assumed=assumed,
+            **degrees,
+        )
+        given_s = setting.launch_s
+        try:
+            yield _beside(setting, name, plan, shape)
+        except LaunchError as error:
+            yield setting.ended(name, str(error), given_s)
+    if setting.ranks == 1:
+        yield setting.left_out("tensor parallel and two stages", "they need 2 ranks or more")
+
+
+def _degrees(ranks: int) -> dict[str, dict[str, Any]]:
+    plans = {"data parallel" if ranks > 1 else "one rank": dict[str, Any]()}
+    if ranks > 1:
+        plans |= {"tensor parallel": {"global_tp_deg": ranks, "vocab_tp": ranks}, "two stages": {"pp_deg": 2}}
+    return plans
+
+
+def _beside(setting: TrialSetting, name: str, plan: Plan, shape: ModelShape) -> TrialFinding:
+    folder = setting.folder / name.replace(" ", "-")
+    folder.mkdir(parents=True)
+    recipe = Recipe(learning_rate=3e-4, weight_decay=0.01, lr_scheduler_type="constant")
+    job = {"stock": True, "plan": plan_to_dict(plan), "shape": asdict(shape), "recipe": recipe.model_dump()}
+    (folder / "job.json").write_text(json.dumps(job | {"steps": WARM_UP + STEPS, "profile": False}))
+    paths = os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")]))
+    with mock.patch.dict(os.environ, PYTHONPATH=paths):
+        words = [str(folder / "job.json"), str(folder / "result.json")]
+        launch("runtime_worker", words, setting.ranks, folder, setting.launch_s, device=setting.device)
+    result = json.loads((folder / "result.json").read_text())
+    ours_ms, other_ms = (median(result[side]["steps_ms"][WARM_UP:]) for side in ("ours", "other"))
+    losses = zip(result["ours"]["losses"], result["other"]["losses"], strict=True)
+    apart = max(abs(mine - other) for mine, other in losses)
+    told = f"{ours_ms:.1f} ms, PaddleNLP {other_ms:.1f} ms: {ours_ms / other_ms:.2f}; losses differ by {apart:.0e}"
+    return setting.found(name, ours_ms <= (1 + TOLERANCE) * other_ms if setting.on_gpus else None, told)

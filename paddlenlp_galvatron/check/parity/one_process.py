@@ -1,0 +1,91 @@
+"""The oracle: the same training by PaddleNLP's whole model, optimizer and clipping, in one process without any plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddlenlp.peft import LoRAConfig, LoRAModel
+
+from ...model.lora import Adapters, is_factor
+from ...plan import ModelShape
+from ...runtime.adapters import load_family
+from ...runtime.batch import IGNORED_LABEL, Batch, Samples, samples_of
+from ...runtime.paddle_private import next_rate
+from ...runtime.weights import WeightSource
+from ...training.recipe import Recipe
+
+Gradients = dict[str, NDArray[np.float32]]  # by PaddleNLP's name of the weight
+
+
+def train_one_process(
+    shape: ModelShape,
+    seq_length: int,
+    source: WeightSource,
+    recipe: Recipe,
+    batches: Iterable[Batch],
+    adapters: Adapters | None = None,
+) -> Iterator[tuple[float, Gradients]]:
+    """Loss and unclipped gradients of each global batch, updating the weights in between."""
+    family = load_family(shape.family)
+    model = family.whole_model(shape, family.config(shape, seq_length))
+    weights = dict(model.named_parameters())
+    if adapters:
+        targets = sorted({name.split(".")[-2] for name in shape.block.projections})
+        config = LoRAConfig(
+            target_modules=[f".*{target}.*" for target in targets],
+            r=adapters.rank,
+            lora_alpha=adapters.alpha,
+            rslora=adapters.rslora,
+            dtype="float32",
+        )
+        model = LoRAModel(model, config).model
+        weights = dict(model.named_parameters())
+    for name, weight in weights.items():
+        weight.set_value(source(name, tuple(weight.shape)))
+        weight.stop_gradient = adapters is not None and not is_factor(name)
+    weights = {name: weight for name, weight in weights.items() if not weight.stop_gradient}
+    decaying = [weight.name for weight in weights.values() if weight.ndim > 1]
+    clip = paddle.nn.ClipGradByGlobalNorm(recipe.max_grad_norm)
+    optimizer = recipe.build(list(weights.values()), decaying, clip)
+    for batch in batches:
+        loss = _loss(model, samples_of(batch))
+        loss.backward()
+        yield float(loss), {name: weight.grad.numpy() for name, weight in weights.items()}
+        optimizer.step()
+        next_rate(optimizer)
+        optimizer.clear_grad()
+
+
+def _loss(model: Any, batch: Samples) -> Any:
+    """Mean over the tokens that have a label, of each document alone; Paddle's own mean divides by all tokens."""
+    labelled = int((batch.labels != IGNORED_LABEL).sum())
+    return sum(_summed(model, ids, labels) for ids, labels in _documents(batch)) / labelled
+
+
+def _documents(batch: Samples) -> Iterator[tuple[Any, Any]]:
+    """Inputs and labels, each [samples, tokens]: all rows at once where each is one document."""
+    if batch.ends is None:
+        yield batch.ids, batch.labels
+        return
+    for ids, labels, ends in zip(batch.ids, batch.labels, batch.ends, strict=True):
+        start = 0
+        while start < len(ids):
+            stop = int(ends[start])
+            if (labels[start:stop] != IGNORED_LABEL).any():
+                yield ids[None, start:stop], labels[None, start:stop]
+            start = stop
+
+
+def _summed(model: Any, ids: Any, labels: Any) -> Any:
+    out = model(paddle.to_tensor(ids))
+    logits = out[0] if isinstance(out, tuple) else out
+    return paddle.nn.functional.cross_entropy(
+        logits.reshape([-1, logits.shape[-1]]),
+        paddle.to_tensor(labels).flatten(),
+        reduction="sum",
+        ignore_index=IGNORED_LABEL,
+    )

@@ -1,0 +1,292 @@
+"""Proves a plan: trains a small random model under it on CPU processes and, by PaddleNLP's own model, in one process.
+
+The two share nothing but the weights at the start and the data: loss and every gradient must agree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from math import lcm, nan, prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from ...base.scratch import scratch_folder
+from ...model import FAMILIES
+from ...model.lora import Adapters
+from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, UserError, plan_from_dict, plan_to_dict
+from ...plan.check import require_valid
+from ...plan.layout import chunks_of_a_sample
+from ...training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ...runtime.batch import Batch
+
+Gradients = dict[str, NDArray[np.float32]]
+
+WORKER = f"{__package__}.parity_worker"
+LEARNING_RATES = {"sgd": 0.05, "adamw": 1e-3}
+# How far losses and gradients may be from one fp32 process. fp32: rounding. 16-bit: a dozen or two of the type's own
+# roundings, 2^-9 (bf16) or 2^-12 (fp16); seen were 1.5e-3 and 7e-2 (bf16), 3e-4 and 7e-3 (fp16).
+TOLERANCES = {
+    Precision.FP32: (1e-5, 1e-4),
+    Precision.BF16: (5e-3, 1e-1),
+    Precision.FP16: (1e-3, 2e-2),
+}
+MAX_GRAD_NORM = 0.5  # below the norms seen, so that clipping takes part
+FLOOR = 1e-8  # of the global norm: gradients below it are noise and need not agree
+HEAD_DIM = 8
+VOCABULARY = 251  # a prime, so that every vtp > 1 pads
+
+
+@dataclass(frozen=True)
+class Case:
+    """One plan to prove, with the model that it trains."""
+
+    plan: Plan
+    shape: ModelShape
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    steps: int = 4
+    seed: int = 0
+    lora_rank: int = 0  # of adapters, which alone learn then; 0: none
+    packed: bool = False  # rows hold several documents, of which some tokens have no label
+
+    @property
+    def seq_length(self) -> int:
+        return self.plan.assumed.seq_length or 16
+
+    @property
+    def adapters(self) -> Adapters | None:
+        return Adapters(self.lora_rank, 2 * self.lora_rank) if self.lora_rank else None
+
+    @property
+    def recipe(self) -> Recipe:
+        rate = LEARNING_RATES[self.optimizer]
+        return Recipe(
+            optim=self.optimizer,
+            learning_rate=rate,
+            lr_scheduler_type="constant",
+            weight_decay=0.01,
+            max_grad_norm=MAX_GRAD_NORM,
+        )
+
+    @property
+    def compared_steps(self) -> int:
+        """Steps whose gradients are compared: AdamW's later ones amplify rounding, so its first alone."""
+        return self.steps if self.optimizer == "sgd" else 1
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far a plan is from one process."""
+
+    max_loss_diff: float
+    max_grad_rel_diff: float  # largest |g - g1| of a tensor over max(max |g1|, FLOOR x global norm)
+    worst_gradient: str
+    losses: list[float]
+    losses_one_process: list[float]
+    groups: list[int]  # communicators of each rank
+    seconds: float
+    precision: Precision = Precision.FP32
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """How far losses and gradients may be apart."""
+        return TOLERANCES[self.precision]
+
+    def __str__(self) -> str:
+        loss, gradient = self.limits
+        verdict = "PASS" if self.agrees else "FAIL"
+        return (
+            f"{verdict}: losses within {self.max_loss_diff:.1e} (limit {loss:.0e}), gradients within "
+            f"{self.max_grad_rel_diff:.1e} (limit {gradient:.0e})"
+        )
+
+    @property
+    def agrees(self) -> bool:
+        """Whether rounding explains the differences."""
+        loss, gradient = self.limits
+        return self.max_loss_diff <= loss and self.max_grad_rel_diff <= gradient  # not for NaN
+
+
+def small_case(
+    plan: Plan,
+    family: str,
+    optimizer: Literal["sgd", "adamw"] = "sgd",
+    steps: int = 4,
+    seed: int = 0,
+    *,
+    tied: bool = False,
+    kv_heads: int | None = None,
+    vocabulary: int = VOCABULARY,
+    packed: bool = False,
+    lora_rank: int = 0,
+) -> Case:
+    """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
+    parts = (*plan.layers, plan.vocab)
+    degrees = lcm(*(part.degree for part in parts))
+    heads = 2 * max(degrees, 2)
+    traits = FAMILIES[family]
+    kv_heads = kv_heads or heads // traits.heads_per_kv_head
+    if heads % kv_heads:
+        raise UserError(f"kv_heads: {heads} heads do not share {kv_heads} kv heads evenly")
+    chunks = (part.degree * prod(chunks_of_a_sample(*axis) for axis in part.beside) for part in parts)
+    tokens = lcm(*chunks)  # that a sample is a multiple of
+    seq_length = -(-16 // tokens) * tokens
+    shape = ModelShape(
+        name=f"small-{family}",
+        family=family,
+        layers=len(plan.layers),
+        hidden_size=heads * HEAD_DIM,
+        intermediate_size=6 * degrees * HEAD_DIM,
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab_size=vocabulary,
+        max_position_embeddings=seq_length,
+        tied_embeddings=tied,
+        initializer_range=0.1,
+        **traits.example,
+    )
+    plan = replace(plan, assumed=replace(plan.assumed, seq_length=seq_length))
+    require_valid(plan, shape)
+    if optimizer not in LEARNING_RATES:
+        raise UserError(f"optimizer: {optimizer!r} is unknown; choose one of {', '.join(LEARNING_RATES)}")
+    return Case(plan, shape, optimizer, steps, seed, lora_rank, packed)
+
+
+def batch_of(case: Case, step: int) -> Batch:
+    """The global batch of a step, the same everywhere."""
+    from ...runtime.batch import IGNORED_LABEL, Samples
+
+    random = np.random.default_rng([case.seed, step])
+    rows, length = case.plan.global_batch, case.seq_length
+    tokens: NDArray[np.int64] = random.integers(0, case.shape.vocab_size, (rows, length + 1))
+    if not case.packed:
+        return tokens
+    ids, labels, ends = tokens[:, :-1], tokens[:, 1:].copy(), np.full((rows, length), length)
+    for row in range(rows):
+        edges = [0, *sorted(random.choice(np.arange(1, length), size=random.integers(0, 4), replace=False)), length]
+        for start, stop in pairwise(edges):
+            ends[row, start:stop] = stop
+            labels[row, start : random.integers(start, stop)] = IGNORED_LABEL  # what is asked
+            labels[row, stop - 1] = IGNORED_LABEL
+    labels[: rows // 2 * (step % 2)] = IGNORED_LABEL  # micro-batches without any label
+    labels[-1, 0] = tokens[-1, 1]
+    return Samples(ids, labels, ends)
+
+
+def check_parity(cases: Sequence[Case], timeout_s: float = 300, device: Literal["cpu", "gpu"] = "cpu") -> list[Parity]:
+    """Run all cases, whose plans are for one world size, in a single launch and compare each with one process.
+
+    On GPUs fp32 is fp32, not TF32; the one process computes on the CPU whatever the device.
+    """
+    from ...launch.processes import devices_of, launch
+
+    worlds = {case.plan.world_size for case in cases}
+    if len(worlds) != 1:
+        raise ValueError(f"cases of one launch need one world size, not {sorted(worlds)}")
+    devices_of(min(worlds), device)  # before the cases of many ranks are written
+    with scratch_folder("galvatron-parity-") as folder:
+        write_cases(folder, cases)
+        launch(WORKER, [str(folder)], worlds.pop(), folder / "log", timeout_s, device=device)
+        return compare(folder, cases)
+
+
+def write_cases(folder: Path, cases: Sequence[Case]) -> None:
+    """Tell the ranks of a launch of WORKER, whose one argument is the folder, what to train."""
+    (folder / "cases.json").write_text(json.dumps([_to_dict(case) for case in cases]))
+
+
+def compare(folder: Path, cases: Sequence[Case]) -> list[Parity]:
+    """What the ranks left in the folder, against one process."""
+    return [_compare(case, folder, index) for index, case in enumerate(cases)]
+
+
+def read_cases(folder: Path) -> list[Case]:
+    """The cases that `write_cases` left for the ranks."""
+    return [_from_dict(item) for item in json.loads((folder / "cases.json").read_text())]
+
+
+def _from_dict(item: dict[str, Any]) -> Case:
+    return Case(plan_from_dict(item["plan"]), TypeAdapter(ModelShape).validate_python(item["shape"]), **item["run"])
+
+
+def _to_dict(case: Case) -> dict[str, Any]:
+    run = {
+        "optimizer": case.optimizer,
+        "steps": case.steps,
+        "seed": case.seed,
+        "packed": case.packed,
+        "lora_rank": case.lora_rank,
+    }
+    return {"plan": plan_to_dict(case.plan), "shape": asdict(case.shape), "run": run}
+
+
+def _compare(case: Case, folder: Path, index: int) -> Parity:
+    from ...runtime.weights import Slice
+
+    losses, gradients = _one_process(_data_only(case))
+    worst, worst_name, groups, seconds = 0.0, "", [], 0.0
+    found: set[tuple[int, str]] = set()
+    measured: list[float] = []
+    evaluated = nan
+    for rank in range(case.plan.world_size):
+        report = json.loads((folder / f"{index}.{rank}.json").read_text())
+        measured, evaluated = report["losses"], report["evaluated"]
+        groups.append(report["groups"])
+        seconds = max(seconds, report["seconds"])
+        with np.load(folder / f"{index}.{rank}.npz") as arrays:
+            for step in range(case.compared_steps):
+                norm = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in gradients[step].values()))
+                for key, piece in ((key, piece) for key, pieces in report["pieces"].items() for piece in pieces):
+                    weight, start, stop = piece["weight"], piece["start"], piece["stop"]
+                    reference = gradients[step][weight]
+                    scale = max(float(np.abs(reference).max()), FLOOR * norm)
+                    expected = Slice(**piece["slice"]).of(reference).flatten()[start:stop]
+                    flat = arrays[f"{step}.{key}"].flatten()[piece["offset"] :][: stop - start]
+                    distance = float(np.abs(flat - expected).max()) / scale
+                    found.add((step, weight))
+                    if not distance <= worst:  # NaN counts as worst
+                        worst, worst_name = distance, f"{weight} on rank {rank} in step {step}"
+    missing = {(step, weight) for step in range(case.compared_steps) for weight in gradients[step]} - found
+    if missing:
+        raise AssertionError(f"no rank has the gradients of {sorted(missing)[:3]}")
+    pairs = zip([*measured, evaluated], [*losses, losses[-1]], strict=True)
+    difference = max(abs(ours - theirs) for ours, theirs in pairs)
+    precision = case.plan.assumed.mixed_precision
+    return Parity(difference, worst, worst_name, measured, losses, groups, seconds, precision)
+
+
+def _data_only(case: Case) -> Case:
+    """The case without its strategy, so that cases that differ in nothing else share one reference run."""
+    layers = len(case.plan.layers)
+    plan = Plan(
+        world_size=1,
+        global_batch=case.plan.global_batch,
+        micro_batches=1,
+        stages=(layers,),
+        layers=(LayerStrategy(),) * layers,
+        assumed=Assumptions(seq_length=case.seq_length),
+    )
+    return replace(case, plan=plan)
+
+
+@lru_cache(maxsize=16)
+def _one_process(case: Case) -> tuple[list[float], list[Gradients]]:
+    """Losses of all steps, and gradients of the compared ones."""
+    from ...runtime.device import on_cpu
+    from ...runtime.weights import SeededWeights
+    from .one_process import train_one_process
+
+    batches = (batch_of(case, step) for step in range(case.steps))
+    source = SeededWeights(case.seed, case.shape.initializer_range)
+    with on_cpu():
+        results = list(train_one_process(case.shape, case.seq_length, source, case.recipe, batches, case.adapters))
+    return [loss for loss, _ in results], [gradients for _, gradients in results[: case.compared_steps]]

@@ -1,0 +1,92 @@
+"""One rank of a parity check: trains every case under its plan and writes down losses and gradients."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...plan.communicators import stage_groups
+from ...runtime.adapters import load_family
+from ...runtime.engine import Engine
+from ...runtime.groups import Groups, run_as_rank, start_world
+from ...runtime.paddle_private import next_rate
+from ...runtime.units import Trainable
+from .parity import Case, batch_of, read_cases
+
+LOSS_SCALE = 2.0**7  # no step of the small models overflows fp16: a step left out would not agree with one process
+
+
+def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None) -> None:
+    """Train a case and leave `<index>.<rank>.json` and `.npz` in the folder. `groups`: of cases before, used again."""
+    start = time.monotonic()
+    family = load_family(case.shape.family)
+    engine = Engine(
+        case.plan,
+        case.shape,
+        family,
+        case.seq_length,
+        seed=case.seed,
+        loss_scale=LOSS_SCALE,
+        groups=groups,
+        packed=case.packed,
+        adapters=case.adapters,
+    )
+    wanted = stage_groups(case.plan, case.shape, case.seq_length)
+    optimizer = case.recipe.build(engine.tensors, engine.decaying)
+    losses, arrays, evaluated = [], {}, 0.0
+    for step in range(case.steps):
+        batch = batch_of(case, step)
+        if step == case.steps - 1:
+            evaluated = engine.evaluate(batch)
+        losses.append(engine.forward_backward(batch))
+        if case.adapters:
+            _require_frozen(engine)
+        if step < case.compared_steps:
+            for key, trainable in enumerate(engine.trainables):
+                arrays[f"{step}.{key}"] = trainable.gradient.astype("float32").numpy() / engine.gradient_scale
+        engine.update(optimizer, case.recipe.max_grad_norm)
+        next_rate(optimizer)
+    engine.settle()
+    np.savez(folder / f"{index}.{engine.rank}.npz", **arrays)
+    report = {
+        "losses": losses,
+        "evaluated": evaluated,  # the last of the losses again, by a forward pass alone
+        "groups": sum(engine.rank in ranks for ranks, _ in wanted),
+        "seconds": time.monotonic() - start,
+        "pieces": {key: _describe(trainable) for key, trainable in enumerate(engine.trainables)},
+    }
+    (folder / f"{index}.{engine.rank}.json").write_text(json.dumps(report))
+
+
+def _require_frozen(engine: Engine) -> None:
+    """Raise AssertionError where a weight that does not learn has a gradient."""
+    frozen = [weight for unit in engine.stage.units for weight in unit.weights] + engine.stage.frozen
+    wrong = [weight.name for weight in frozen if weight.gradient is not None or not weight.tensor.stop_gradient]
+    assert frozen and not wrong, wrong
+
+
+def _describe(trainable: Trainable) -> list[dict[str, Any]]:
+    return [
+        {"weight": p.weight.name, "slice": asdict(p.weight.slice), "start": p.start, "stop": p.stop, "offset": p.offset}
+        for p in trainable.pieces
+    ]
+
+
+def main() -> None:
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: products of fp32 are of fp32
+    folder = Path(sys.argv[1])
+    rank, _ = start_world()
+    groups = Groups(rank)
+    for index, case in enumerate(read_cases(folder)):
+        run_case(case, folder, index, groups)
+
+
+if __name__ == "__main__":
+    run_as_rank(main)

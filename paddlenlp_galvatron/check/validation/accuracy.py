@@ -1,0 +1,281 @@
+"""How good predictions are: errors, rank correlation, regret, and which term is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import sqrt
+from statistics import fmean, median
+
+from ...cost_model import CostModel, step_traffic_bytes
+from ...cost_model.costs import StageMemory
+from ...plan import ModelShape, Plan
+from ...profiles.reserve import Reserve
+from .contests import Contest
+from .options import ValidateOptions
+from .shared import shared_step
+from .terms import TERMS, busy_ms, predicted_ms
+from .work import MeasuredRun, key_of
+
+
+@dataclass(frozen=True, slots=True)
+class StageOutcome:
+    """One stage, predicted beside measured."""
+
+    predicted_ms: Mapping[str, float]  # by the names of TERMS
+    measured_ms: Mapping[str, float]  # mean over its ranks, in the step that counts
+    predicted_mib: float  # tensors
+    bound_mib: float  # all that a device may hold
+    peak_mib: float  # of the rank that held most
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One plan, predicted beside measured."""
+
+    plan: Plan
+    kind: str  # uniform, alone, …: how it was chosen
+    predicted_s: float
+    measured_s: float
+    stages: tuple[StageOutcome, ...]
+    predicted_bytes: int  # of a step, over all ranks
+    measured_bytes: int
+    host_speed: float = 1.0  # while it ran, against the profile's: a layer's time there / here
+    quickest_s: tuple[float, ...] = ()  # measured, of each visit
+
+    @property
+    def key(self) -> str:
+        return key_of(self.plan)
+
+    @property
+    def time_error(self) -> float:
+        """Predicted / measured - 1: below 0 the prediction was too optimistic."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def time_error_at_speed(self) -> float:
+        """The same with the host as fast in the profile as in the steps."""
+        return (1 + self.time_error) / self.host_speed - 1
+
+    @property
+    def memory_errors(self) -> list[float]:
+        """Of each stage; below 0 it held more than predicted."""
+        return [stage.predicted_mib / stage.peak_mib - 1 for stage in self.stages]
+
+    @property
+    def over_bound_mib(self) -> float:
+        """By how much it held more than it should at most; 0 or below: it did not."""
+        return max(stage.peak_mib - stage.bound_mib for stage in self.stages)
+
+    def off_ms(self) -> dict[str, float]:
+        """Measured minus predicted by term, of the stage that is busiest; all that is waited for as one."""
+        stage = max(self.stages, key=lambda one: busy_ms(one.measured_ms))
+        off = {name: stage.measured_ms[name] - stage.predicted_ms[name] for name in TERMS}
+        off["waiting"] += off.pop("idle")
+        return off
+
+    @property
+    def at_fault(self) -> str:
+        """The term that is furthest off."""
+        off = self.off_ms()
+        return max(off, key=lambda name: abs(off[name]))
+
+
+def outcome(
+    plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape, processors: int | None = None
+) -> Outcome:
+    """`processors`: how many all ranks share; None: each has its own. Raises UserError where the plan cannot be
+    priced."""
+    prediction = cost.predict(plan)
+    step_ms, speeds = 1000 * prediction.time_s, (1.0,) * plan.pipeline
+    if processors is not None:
+        step_ms, speeds = shared_step(plan, prediction.times, processors)
+    size, reserve = plan.stage_size, cost.reserve_of(plan)
+    stages = tuple(
+        _stage(
+            run.step.terms_ms[stage * size : (stage + 1) * size],
+            run.peaks_mib[stage * size : (stage + 1) * size],
+            predicted_ms(plan, cost, stage, step_ms, speeds[stage]),
+            prediction.stages[stage].memory,
+            reserve,
+        )
+        for stage in range(plan.pipeline)
+    )
+    predicted_bytes = sum(step_traffic_bytes(plan, shape).values())
+    return Outcome(
+        plan,
+        kind,
+        step_ms / 1000,
+        run.step.seconds,
+        stages,
+        predicted_bytes,
+        sum(run.bytes.values()),
+        _host_speed(run, cost),
+        run.quickest_s,
+    )
+
+
+def _host_speed(run: MeasuredRun, cost: CostModel) -> float:
+    times = cost.times.layer(0, 1, cost.seqs[0])
+    return (times.forward_ms + times.backward_ms) / run.layer_ms
+
+
+def _stage(
+    ranks: Sequence[Mapping[str, float]],
+    peaks_mib: Sequence[float],
+    predicted_ms: Mapping[str, float],
+    memory: StageMemory,
+    reserve: Reserve,
+) -> StageOutcome:
+    return StageOutcome(
+        predicted_ms,
+        {name: fmean(terms[name] for terms in ranks) for name in TERMS},
+        memory.tensors_mib,
+        reserve.bound_mib(memory.total_mib - memory.context_mib),
+        max(peaks_mib),
+    )
+
+
+def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Kendall's tau-b of two orders; None where one of them says nothing."""
+    agreed, ties_x, ties_y, number = 0, 0, 0, 0
+    for (x, y), (other_x, other_y) in combinations(pairs, 2):
+        agreed += ((x > other_x) - (x < other_x)) * ((y > other_y) - (y < other_y))
+        ties_x, ties_y, number = ties_x + (x == other_x), ties_y + (y == other_y), number + 1
+    scale = sqrt((number - ties_x) * (number - ties_y))
+    return agreed / scale if scale else None
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of errors, as shares: mean and median without their signs, the lowest and the highest with."""
+
+    mean: float
+    median: float
+    lowest: float
+    highest: float
+
+    @classmethod
+    def of(cls, errors: Iterable[float]) -> Spread:
+        known = list(errors)
+        sizes = [abs(error) for error in known]
+        return cls(fmean(sizes), median(sizes), min(known), max(known))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A contest that was run."""
+
+    budget_mib: float
+    layer_wise: bool  # whether the searched plan is
+    plans: int  # that were measured
+    regret: float  # how much slower the searched plan is than the best of all that were measured
+    beaten_by: tuple[str, ...]  # uniform plans that were faster where the model says slower by more than CLEAR
+    over_budget: tuple[str, ...]  # plans that held more than the budget
+
+
+CLEAR = 0.05  # a predicted lead that must show
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Of all plans of one model."""
+
+    outcomes: Sequence[Outcome]
+    verdicts: Sequence[Verdict] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)  # key -> why it did not run
+    left_out: int = 0  # plans for which there was no time
+
+    @property
+    def time(self) -> Spread:
+        return Spread.of(one.time_error for one in self.outcomes)
+
+    @property
+    def time_at_speed(self) -> Spread:
+        return Spread.of(one.time_error_at_speed for one in self.outcomes)
+
+    @property
+    def apart(self) -> Spread | None:
+        """How much slower the slowest visit of a plan is than its quickest: no prediction can be more exact. None where
+        there was one visit of each."""
+        several = [one.quickest_s for one in self.outcomes if len(one.quickest_s) > 1]
+        return Spread.of(max(some) / min(some) - 1 for some in several) if several else None
+
+    @property
+    def memory(self) -> Spread:
+        return Spread.of(error for one in self.outcomes for error in one.memory_errors)
+
+    @property
+    def tau(self) -> float | None:
+        return kendall([(one.predicted_s, one.measured_s) for one in self.outcomes])
+
+    @property
+    def tau_at_speed(self) -> float | None:
+        return kendall([(one.predicted_s, one.measured_s * one.host_speed) for one in self.outcomes])
+
+    @property
+    def regret(self) -> float:
+        """How much slower, a sample, the plan that the model prefers among all is than the best that was measured."""
+        preferred = min(self.outcomes, key=lambda one: one.predicted_s / one.plan.global_batch)
+        best = min(one.measured_s / one.plan.global_batch for one in self.outcomes)
+        return preferred.measured_s / preferred.plan.global_batch / best - 1
+
+    @property
+    def wrong_bytes(self) -> list[Outcome]:
+        return [one for one in self.outcomes if one.predicted_bytes != one.measured_bytes]
+
+    @property
+    def above_bound(self) -> list[Outcome]:
+        return [one for one in self.outcomes if one.over_bound_mib > 0]
+
+    def terms(self) -> dict[str, tuple[float, float]]:
+        """(predicted, measured) ms of a step by term, means over all plans' stages; waiting and idle as one."""
+        stages = [stage for one in self.outcomes for stage in one.stages]
+        sums = {
+            name: (fmean(s.predicted_ms[name] for s in stages), fmean(s.measured_ms[name] for s in stages))
+            for name in TERMS
+        }
+        waiting, idle = sums["waiting"], sums.pop("idle")
+        return {**sums, "waiting": (waiting[0] + idle[0], waiting[1] + idle[1])}
+
+
+def verdict(contest: Contest, known: Callable[[Plan], Outcome | None]) -> Verdict | None:
+    """None where the searched plan or all of its rivals were not run."""
+    found = {key_of(plan): one for plan in contest.plans if (one := known(plan))}
+    searched = found.get(key_of(contest.searched))
+    if searched is None or len(found) < 2:
+        return None
+    uniform = [one for plan in contest.uniform if (one := found.get(key_of(plan)))]
+    return Verdict(
+        contest.budget_mib,
+        contest.layer_wise,
+        len(found),
+        searched.measured_s / min(one.measured_s for one in found.values()) - 1,
+        tuple(
+            one.key
+            for one in uniform
+            if one.predicted_s > searched.predicted_s * (1 + CLEAR) and one.measured_s < searched.measured_s
+        ),
+        tuple(one.key for one in found.values() if any(stage.peak_mib > contest.budget_mib for stage in one.stages)),
+    )
+
+
+def shortcomings(accuracy: Accuracy, demanded: ValidateOptions) -> list[str]:
+    """What is worse than demanded, in words."""
+    found = []
+    if (most := demanded.most_mean_error) is not None and accuracy.time.mean > most:
+        found.append(
+            f"most_mean_error: step times are off by {accuracy.time.mean:.1%} on average, {most:.1%} is let pass"
+        )
+    if (least := demanded.least_tau) is not None and (accuracy.tau is None or accuracy.tau < least):
+        found.append(
+            f"least_tau: tau is {accuracy.tau if accuracy.tau is None else round(accuracy.tau, 2)}, {least} is demanded"
+        )
+    if (most := demanded.most_memory_error) is not None and -accuracy.memory.lowest > most:
+        found.append(
+            f"most_memory_error: a peak is {-accuracy.memory.lowest:.1%} above the prediction, {most:.1%} is let pass"
+        )
+    if accuracy.failed and (demanded.most_mean_error, demanded.least_tau, demanded.most_memory_error) != (None,) * 3:
+        found.append(f"plans: {len(accuracy.failed)} did not run")
+    return found

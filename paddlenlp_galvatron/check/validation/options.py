@@ -1,0 +1,96 @@
+"""Every option of a validation, under one canonical name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from ...base.limits import Port, Positive, Rank, Ranks, Rate, Samples, Seed, Size
+from ...launch.nodes import LOOPBACK, ONE_NODE, Nodes
+from ...options.group import Options
+from ...plan import Precision
+
+MOST_PLANS, MOST_BUDGETS, MOST_STEPS = 10_000, 100, 1000
+
+
+def _listed(value: Any) -> Any:
+    return [word for word in value.split(",") if word] if isinstance(value, str) else value
+
+
+class ValidateOptions(Options):
+    """What is run, on what, and what is demanded."""
+
+    model_size: str = Field(description="a preset's name, a config.json, or its folder")
+    profiles: Path = Field(
+        Path("configs"), description="folder of the profile files, measured with the same number of ranks"
+    )
+    output: Path = Field(
+        Path("runs/validate"), description="folder for the journal, validation.json and validation.html"
+    )
+    num_nodes: Ranks = Field(1, description="number of nodes; start the same command on each")
+    nproc: Ranks = Field(2, description="ranks on each node; CPU processes are pinned if there is a processor for each")
+    node_rank: Rank = Field(0, description="number of this node, from 0")
+    master_addr: str | None = Field(None, description="address of node 0")
+    master_port: Port | None = Field(None, description="free port of node 0")
+
+    count: int = Field(24, ge=0, le=MOST_PLANS, description="number of plans to draw from the space")
+    seed: Seed = Field(0, description="seed of the drawn plans and of the data")
+    plans: Annotated[tuple[Path, ...], BeforeValidator(_listed)] = Field(
+        (), description="plan files to run as well, such as a.json,b.json"
+    )
+    budgets: int = Field(
+        0,
+        ge=0,
+        le=MOST_BUDGETS,
+        description="number of memory budgets at which the searched plan is compared with its rivals",
+    )
+    global_train_batch_size: Samples = Field(8, description="samples of a step")
+    seq_length: Size | None = Field(None, description="tokens of a sample; unset: the model's positions")
+    sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
+    mixed_precision: Precision = Field(Precision.FP32, description="type of weights and activations")
+    no_async_grad_reduce: bool = Field(
+        False, description="reduce gradients after every micro-batch instead of once a step"
+    )
+    visits: int = Field(
+        3,
+        ge=1,
+        le=MOST_STEPS,
+        description="number of times that each plan is run, after all others have had their turn",
+    )
+    steps: int = Field(
+        5, ge=1, le=MOST_STEPS, description="largest number of timed steps of a visit; of 15, the third quickest counts"
+    )
+    minutes: Positive = Field(
+        10, description="minutes after which no further plan is started; the same command again continues"
+    )
+    fresh: bool = Field(False, description="run everything again instead of continuing")
+
+    most_mean_error: Rate | None = Field(
+        None, description="fail if the mean error of step times is above this share, such as 0.08"
+    )
+    least_tau: float | None = Field(
+        None, ge=-1, le=1, description="fail if Kendall's tau, how well plans are ranked, is below this, such as 0.85"
+    )
+    most_memory_error: Rate | None = Field(
+        None, description="fail if a memory peak is above its prediction by more than this share, such as 0.02"
+    )
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not (self.count or self.plans or self.budgets):
+            raise ValueError("count: 0, and neither plans nor budgets are given: there is nothing to run")
+        _ = self.nodes
+        return self
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.nproc
+
+    @property
+    def nodes(self) -> Nodes:
+        """Raises UserError."""
+        if self.num_nodes == 1 and not self.node_rank:
+            return ONE_NODE
+        return Nodes(self.num_nodes, self.node_rank, self.master_addr or LOOPBACK, self.master_port)

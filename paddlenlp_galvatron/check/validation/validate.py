@@ -1,0 +1,222 @@
+"""A validation: which plans are run, their runs in as few launches as do, and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from os import sched_getaffinity
+from pathlib import Path
+from time import monotonic
+
+from ...base.errors import UserError
+from ...base.printing import Bars
+from ...base.scratch import scratch_folder
+from ...base.writing import write_text
+from ...cost_model import CostModel, CostOptions, load
+from ...launch.processes import Launch, LaunchError
+from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan
+from ...plan.check import require_valid
+from ...profiler.journal import Journal
+from ...profiler.launcher import PROGRESS, fingerprint
+from ...search import SearchOptions
+from .accuracy import Accuracy, Outcome, outcome, verdict
+from .contests import contests
+from .disturbance import Disturbance, watched
+from .draw import draw
+from .options import ValidateOptions
+from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
+
+METHOD = 5  # how a step is measured: raised when that changes
+WORKER = f"{__package__}.worker"
+SPARE_S = 600  # beyond the minutes: the start, and the plan that is under way
+MOST_FAILURES = 10  # of plans, after which something else is wrong
+LEAST_S = 1.0
+CHUNKS = 4  # of a stage, at most, in plans that are searched
+
+
+class Validation:
+    """What is asked for, and what was found."""
+
+    def __init__(self, options: ValidateOptions, note: Callable[[str], None] = lambda line: None):
+        """Raises UserError for whatever cannot be run or priced."""
+        self.options = options
+        self.disturbance = Disturbance()
+        self.shape = load_model(options.model_size)
+        self.cost = _cost(options, self.shape, note)
+        self.processors = self._processors()
+        if self.processors is not None:
+            shared = f"{options.world_size} ranks share {self.processors} processors"
+            note(f"{shared}: predicted are steps in which a stage that waits gives its share to the others")
+        self.contests = contests(self.shape, self.cost, _search_options(options, self.cost), options.budgets)
+        self.kinds: dict[Plan, str] = {}  # every plan once, by why it was taken first
+        for path in options.plans:
+            self.kinds.setdefault(self._read(path), "yours")
+        for contest in self.contests:
+            self.kinds.setdefault(contest.searched, "searched")
+        for kind, plan in self._drawn():
+            self.kinds.setdefault(plan, kind)
+        for contest in self.contests:
+            for plan in contest.uniform:
+                self.kinds.setdefault(plan, "best uniform")
+            for plan in contest.runners_up:
+                self.kinds.setdefault(plan, "runner-up")
+
+    def _drawn(self) -> Iterator[tuple[str, Plan]]:
+        given = self.options
+        batch, assumed = given.global_train_batch_size, self.cost.assumed
+        return draw(self.shape, given.world_size, batch, assumed, given.count, given.seed, self._priced)
+
+    def _priced(self, plan: Plan) -> bool:
+        try:
+            self.cost.predict(plan)
+        except UserError:
+            return False
+        return True
+
+    def _read(self, path: Path) -> Plan:
+        plan = read_plan(path, self.options.world_size)
+        plan = replace(plan, assumed=plan.assumed.completed(self.cost.assumed), metadata={})
+        require_valid(plan, self.shape)
+        self.cost.predict(plan)
+        return plan
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """Of the journal."""
+        given = self.options
+        device = fingerprint(given.world_size, model=self.shape.fingerprint, dtype=given.mixed_precision.value)
+        return {"validation": METHOD, "steps": given.steps, "seed": given.seed, **device.model_dump()}
+
+    def run(self) -> None:
+        """Run what has not been run, within the minutes. A plan that fails on one node is noted, and the others go on.
+        Raises LaunchError where no plan was begun, on several nodes, or where plan after plan fails."""
+        given, plans = self.options, [*self.kinds]
+        if given.fresh:
+            self._journal(fresh=True)
+        end, failures, total = monotonic() + 60 * given.minutes, 0, given.visits * len(plans)
+        with watched() as self.disturbance, Bars() as progress:
+            task = progress.add_task("plans", total=total)
+            while (given.num_nodes > 1 or self._missing()) and (left_s := end - monotonic()) > LEAST_S:
+                begun: list[int] = []  # how many were before the visit that was begun last
+                try:
+                    self._launch(left_s, begun, lambda done: progress.update(task, completed=done))
+                    return
+                except LaunchError as error:
+                    failures += 1
+                    number, under_way = divmod(begun[-1], len(plans)) if begun else (0, None)
+                    if under_way is None or plans[under_way] not in self._missing():
+                        raise
+                    if given.num_nodes > 1 or failures > MOST_FAILURES:
+                        raise
+                    self._journal().get(visit_of(plans[under_way], number), Visit(failed=str(error)).model_dump)
+
+    def _launch(self, seconds: float, begun: list[int], tell: Callable[[int], None]) -> None:
+        given = self.options
+        work = Work(
+            output=given.output.absolute(),
+            shape=self.shape,
+            plans=tuple(plan_to_dict(plan) for plan in self.kinds),
+            identity=self.identity,
+            visits=given.visits,
+            steps=given.steps,
+            seed=given.seed,
+            seconds=seconds,
+            ranks_per_node=given.nproc,
+        )
+        with scratch_folder("galvatron-validate-") as folder:
+            write_text(folder / FILE, work.model_dump_json())
+            logs = folder / "log"
+            log = logs / f"workerlog.{given.node_rank * given.nproc}"
+
+            def look() -> None:
+                for done, _ in PROGRESS.findall(log.read_text(errors="replace"))[-1:]:
+                    begun.append(int(done))
+                    tell(int(done))
+
+            with Launch(WORKER, [str(folder / FILE)], given.nproc, logs, seconds + SPARE_S, given.nodes) as running:
+                try:
+                    for _ in running.wait():
+                        look()
+                finally:
+                    look()
+
+    def _journal(self, fresh: bool = False) -> Journal:
+        return Journal.open(self.options.output, JOURNAL, self.identity, rank=0, world_size=1, fresh=fresh)
+
+    def visits(self) -> dict[str, list[Visit]]:
+        """All that were run, by their plans' keys."""
+        found: dict[str, list[Visit]] = {}
+        for name, value in self._journal().items():
+            found.setdefault(name.partition(" ")[0], []).append(Visit.model_validate(value))
+        return found
+
+    def _missing(self) -> list[Plan]:
+        found = self.visits()
+
+        def is_done(visits: list[Visit]) -> bool:
+            return len(visits) >= self.options.visits or any(visit.failed for visit in visits)
+
+        return [plan for plan in self.kinds if not is_done(found.get(key_of(plan), []))]
+
+    def _processors(self) -> int | None:
+        """That all ranks share; None where each computes on one of its own."""
+        options = self.options
+        on_cpu = self.cost.network.profile.meta.fingerprint.driver == "gloo"
+        processors = options.num_nodes * len(sched_getaffinity(0))
+        return processors if on_cpu and processors < options.world_size else None
+
+    def accuracy(self) -> Accuracy:
+        """Of what was run. Raises UserError where nothing was."""
+        visits = self.visits()
+        found: dict[Plan, Outcome] = {}
+        failed: dict[str, str] = {}
+        for plan, kind in self.kinds.items():
+            known = visits.get(key_of(plan), [])
+            if why := next((visit.failed for visit in known if visit.failed), ""):
+                failed[key_of(plan)] = why
+            elif known:
+                found[plan] = outcome(plan, kind, MeasuredRun.of(known), self.cost, self.shape, self.processors)
+        if not found:
+            why = next(iter(failed.values()), "there was no time")
+            raise UserError(f"minutes: no plan was run to its end: {why}")
+        verdicts = [one for contest in self.contests if (one := verdict(contest, found.get))]
+        left_out = len(self.kinds) - len(found) - len(failed)
+        return Accuracy(list(found.values()), verdicts, failed, left_out)
+
+
+def _cost(options: ValidateOptions, shape: ModelShape, note: Callable[[str], None]) -> CostModel:
+    length = options.seq_length or shape.max_position_embeddings
+    assumed = Assumptions(options.sequence_parallel, options.mixed_precision, not options.no_async_grad_reduce, length)
+    # This runtime gathers into what the profile measured.
+    return load(
+        shape,
+        options.num_nodes,
+        options.nproc,
+        assumed,
+        folder=options.profiles,
+        time_profile_mode="static",
+        options=CostOptions(global_memory_buffer=False),
+        note=note,
+    )
+
+
+def _search_options(options: ValidateOptions, cost: CostModel) -> SearchOptions:
+    return SearchOptions.from_mapping(
+        {
+            "num_nodes": options.num_nodes,
+            "num_gpus_per_node": options.nproc,
+            "world_size": options.world_size,
+            "settle_bsz": options.global_train_batch_size,
+            "sp_space": "tp+sp",
+            "max_tp_deg": options.world_size,
+            "max_pp_deg": options.world_size,
+            "max_cp_deg": options.world_size,
+            "max_virtual_pp_deg": CHUNKS,
+            "recompute_parts": True,
+            "seq_length": cost.assumed.seq_length,
+            "sequence_parallel": options.sequence_parallel,
+            "mixed_precision": options.mixed_precision.value,
+            "no_async_grad_reduce": options.no_async_grad_reduce,
+            "no_global_memory_buffer": True,
+        }
+    )

@@ -1,0 +1,197 @@
+"""A plan in a few words, and an accuracy as tables and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from ...plan import LayerStrategy, Plan, VocabStrategy, plan_to_dict
+from ...plan.strategy import DataParallel, runs
+from .accuracy import Accuracy, Outcome, Spread
+from .terms import TERMS, busy_ms
+from .work import key_of
+
+DATA_PARALLEL = {DataParallel.DDP: "", DataParallel.ZERO2: "z2", DataParallel.ZERO3: "z3"}
+
+
+def short(plan: Plan) -> str:
+    """`2 stages gpipe, 4x2, 0-3 tp2 z3 r, 4-5 dp, vocab tp2`: stages, micro-batches x samples, layers, vocabulary."""
+    head = f"{plan.pipeline} stages {plan.schedule_words}, " if plan.pipeline > 1 else ""
+    layers = [f"{_range(run)} {_strategy(layer)}" for run, layer in runs(plan.layers)]
+    return ", ".join([f"{head}{plan.micro_batches}x{plan.micro_batch}", *layers, f"vocab {_strategy(plan.vocab)}"])
+
+
+def _range(run: range) -> str:
+    return str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}"
+
+
+def _strategy(strategy: LayerStrategy | VocabStrategy) -> str:
+    layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
+    split = "".join(f"{axis}{degree}" for axis, degree in layer.axes if degree > 1) or "dp"
+    strided = "" if layer.consecutive or layer.ranks == 1 else "s"
+    words = [split + strided, DATA_PARALLEL[layer.dp_type], _again(layer)]
+    return " ".join(word for word in words if word)
+
+
+def _again(layer: LayerStrategy) -> str:
+    """`r`, of parts `r(norms+mlp)`."""
+    return f"r({layer.recompute.words})".replace("(full)", "") if layer.recompute else ""
+
+
+def tables(accuracy: Accuracy) -> Iterator[str | Table]:
+    """To be printed one below the other."""
+    for table in _plans(accuracy):
+        yield table
+        yield ""
+    yield _terms(accuracy)
+    yield ""
+    if accuracy.verdicts:
+        yield _contests(accuracy)
+        yield ""
+    for key, why in accuracy.failed.items():
+        yield f"plan {key} did not run: {why}"
+    if accuracy.left_out:
+        yield f"{accuracy.left_out} plans left out, as the minutes were over; the same command goes on"
+    if wrong := accuracy.wrong_bytes:
+        yield f"bytes of {len(wrong)} plans are not those predicted: {', '.join(one.key for one in wrong)}"
+    if above := accuracy.above_bound:
+        told = ", ".join(f"{one.key} by {one.over_bound_mib:.2f} MiB" for one in above)
+        yield f"{len(above)} plans held more than their bound: {told}"
+    yield from summary_lines(accuracy)
+
+
+def summary_lines(accuracy: Accuracy) -> Iterator[str]:
+    """The figures that count."""
+
+    def tau(value: float | None) -> str:
+        return "-" if value is None else f"{value:.2f}"
+
+    speeds = [one.host_speed for one in accuracy.outcomes]
+    host = f"the host was {min(speeds):.2f} to {max(speeds):.2f} times as fast as when it was profiled"
+    yield f"{len(accuracy.outcomes)} plans, predicted / measured - 1:"
+    yield f"step time    {_spread(accuracy.time)}; Kendall's tau {tau(accuracy.tau)}; regret {accuracy.regret:.1%}"
+    yield f"at its speed {_spread(accuracy.time_at_speed)}; Kendall's tau {tau(accuracy.tau_at_speed)}; {host}"
+    if apart := accuracy.apart:
+        yield f"its visits   mean {apart.mean:.1%}, median {apart.median:.1%}, up to {apart.highest:.1%} apart"
+    yield f"peak memory  {_spread(accuracy.memory)}; above the bound: {len(accuracy.above_bound)}"
+
+
+def _spread(spread: Spread) -> str:
+    return f"mean {spread.mean:.1%}, median {spread.median:.1%}, from {spread.lowest:+.1%} to {spread.highest:+.1%}"
+
+
+def _plans(accuracy: Accuracy) -> Iterator[Table]:
+    """Time, then memory and terms: side by side they are wider than 80 characters."""
+    times = _table("plan", "why", "predicted s", "measured s", "error", "host", "what it is")
+    rest = _table("plan", "MiB", "measured", "error", "busy ms", "at fault")
+    for one in sorted(accuracy.outcomes, key=lambda one: one.measured_s):
+        worst = min(range(len(one.stages)), key=lambda stage: one.memory_errors[stage])
+        stage, off = one.stages[worst], one.off_ms()
+        busiest = max(one.stages, key=lambda each: busy_ms(each.measured_ms))
+        times.add_row(
+            one.key,
+            one.kind,
+            f"{one.predicted_s:.4f}",
+            f"{one.measured_s:.4f}",
+            f"{one.time_error:+.1%}",
+            f"{one.host_speed:.2f}",
+            short(one.plan),
+        )
+        rest.add_row(
+            one.key,
+            f"{stage.predicted_mib:.1f}",
+            f"{stage.peak_mib:.1f}",
+            f"{one.memory_errors[worst]:+.1%}",
+            f"{busy_ms(busiest.predicted_ms):.0f}/{busy_ms(busiest.measured_ms):.0f}",
+            f"{one.at_fault} {off[one.at_fault]:+.0f}",
+        )
+    yield times
+    yield rest
+
+
+def _table(*titles: str) -> Table:
+    """Words to the left, numbers to the right and never cut."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in titles:
+        is_text = title in ("plan", "why", "at fault", "what it is")
+        is_long = title == "what it is"
+        table.add_column(
+            title,
+            no_wrap=not is_long,
+            overflow="fold" if is_long else "ellipsis",
+            justify="left" if is_text else "right",
+        )
+    return table
+
+
+def _terms(accuracy: Accuracy) -> Table:
+    table = Table(box=None, pad_edge=False, title="mean over all stages, ms a step", title_justify="left")
+    for title in ("term", "predicted", "measured", "measured - predicted"):
+        table.add_column(title, justify="left" if title == "term" else "right")
+    for name, (predicted, measured) in accuracy.terms().items():
+        table.add_row(
+            TERMS[name] if name != "waiting" else "waiting",
+            f"{predicted:.2f}",
+            f"{measured:.2f}",
+            f"{measured - predicted:+.2f}",
+        )
+    return table
+
+
+def _contests(accuracy: Accuracy) -> Table:
+    table = Table(box=None, pad_edge=False, title="the searched plan among its rivals", title_justify="left")
+    for title in ("budget MiB", "searched", "plans", "regret", "beaten by uniform", "over the budget"):
+        table.add_column(title, justify="right")
+    for one in accuracy.verdicts:
+        table.add_row(
+            f"{one.budget_mib:.1f}",
+            "layer-wise" if one.layer_wise else "uniform",
+            str(one.plans),
+            f"{one.regret:.1%}",
+            ", ".join(one.beaten_by) or "-",
+            ", ".join(one.over_budget) or "-",
+        )
+    return table
+
+
+def as_json(accuracy: Accuracy) -> dict[str, Any]:
+    """All of it: `summary`, then `plans`, `contests`, `failed` one by one. Errors are predicted / measured - 1."""
+    return {
+        "summary": {
+            "plans": len(accuracy.outcomes),
+            "left_out": accuracy.left_out,
+            "time_error": asdict(accuracy.time),
+            "time_error_at_speed": asdict(accuracy.time_at_speed),
+            "visits_apart": asdict(accuracy.apart) if accuracy.apart else None,
+            "memory_error": asdict(accuracy.memory),
+            "tau": accuracy.tau,
+            "tau_at_speed": accuracy.tau_at_speed,
+            "regret": accuracy.regret,
+            "above_bound": len(accuracy.above_bound),
+            "wrong_bytes": len(accuracy.wrong_bytes),
+            "terms_ms": {name: {"predicted": p, "measured": m} for name, (p, m) in accuracy.terms().items()},
+        },
+        "plans": [_plan(one) for one in accuracy.outcomes],
+        "contests": [asdict(one) for one in accuracy.verdicts],
+        "failed": dict(accuracy.failed),
+    }
+
+
+def _plan(one: Outcome) -> dict[str, Any]:
+    return {
+        "key": key_of(one.plan),
+        "kind": one.kind,
+        "words": short(one.plan),
+        "predicted_s": one.predicted_s,
+        "measured_s": one.measured_s,
+        "time_error": one.time_error,
+        "host_speed": one.host_speed,
+        "predicted_bytes": one.predicted_bytes,
+        "measured_bytes": one.measured_bytes,
+        "at_fault": one.at_fault,
+        "stages": [asdict(stage) for stage in one.stages],
+        "plan": plan_to_dict(one.plan),
+    }

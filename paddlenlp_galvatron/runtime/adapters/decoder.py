@@ -1,0 +1,75 @@
+"""What the families share: PaddleNLP names the parts of their decoder layers alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddle import nn
+from paddle.incubate.nn.functional import fused_rms_norm
+from paddlenlp.transformers.llama import fusion_ops
+
+from ...model import ModelShape, config_of
+from ..adapter import PLAIN, Kernels
+
+
+def _rms_norm(x: Any, weight: Any, epsilon: float, use_fast_ln: bool = False) -> Any:
+    """RMSNorm over the last dimension, in one kernel."""
+    return fused_rms_norm(x, weight, None, epsilon, x.ndim - 1)[0]
+
+
+# PaddleNLP's norms look for a package of PaddleNLP's that is compiled by hand; Paddle brings the same kernel.
+fusion_ops.rms_norm_fused = _rms_norm
+
+
+class DecoderAdapter:
+    """Adapter of a family whose decoder layer has Llama's parts. Sub-classes name PaddleNLP's classes."""
+
+    config_class: type[Any]
+    layer_class: type[Any]
+    norm_class: type[Any]
+    model_class: type[Any]
+    rotary_class: type[Any]
+
+    def config(self, shape: ModelShape, seq_length: int, kernels: Kernels = PLAIN) -> Any:
+        told = {field: value for field, value in config_of(shape).items() if field != "model_type"}
+        return self.config_class(
+            **told,
+            seq_length=seq_length,
+            use_cache=False,
+            use_flash_attention=kernels.flash_attention,
+            use_fused_rope=kernels.fused_rope,
+            use_fused_rms_norm=kernels.fused_rms_norm,
+            use_fast_layer_norm=False,  # which Llama's norm asks for then
+        )
+
+    def decoder_layer(self, shape: ModelShape, config: Any) -> Any:
+        layer = self.layer_class(config)
+        self._fit(layer, shape, config)
+        return layer
+
+    def final_norm(self, config: Any) -> Any:
+        return self.norm_class(config)
+
+    def whole_model(self, shape: ModelShape, config: Any) -> Any:
+        model = self.model_class(config)
+        for layer in getattr(model, shape.traits.prefix).layers:
+            self._fit(layer, shape, config)
+        return model
+
+    def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:
+        """Give a layer the projections and rotary positions of the shape, where PaddleNLP's are not those."""
+        wanted = {weight.name: weight.shape for weight in shape.block.weights}
+        for name in [weight.name for weight in shape.block.weights if weight.linear]:
+            path = name.removesuffix(".weight")
+            owner_name, _, attribute = path.partition(".")
+            owner = getattr(layer, owner_name)
+            built, biased = getattr(owner, attribute), f"{path}.bias" in wanted
+            if tuple(built.weight.shape) != wanted[name] or biased != (built.bias is not None):
+                setattr(owner, attribute, nn.Linear(*wanted[name], bias_attr=None if biased else False))
+        attention = layer.self_attn
+        attention.head_dim = shape.head_dim
+        # For samples of this length: a table of all of Llama 3.1's positions takes 128 MiB in each layer.
+        attention.rotary_emb = self._rotary(shape, config.seq_length)
+
+    def _rotary(self, shape: ModelShape, positions: int) -> Any:
+        return self.rotary_class(shape.head_dim, positions, shape.rope_theta)

@@ -1,0 +1,232 @@
+"""LoRA's adapters on disk: PEFT's and PaddleNLP's folders in and out, and merged into the weights beside them.
+
+    tuned-adapters/
+      adapter_config.json, adapter_model.safetensors               PEFT's
+      lora_config.json, peft_model-00001-of-00001.safetensors, …   PaddleNLP's
+
+PEFT keeps factors as linear layers, [rank, in] and [out, rank], under Hugging Face's names; PaddleNLP [in, rank] and
+[rank, out] under its own. A folder that is written here has both; one of either is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...base.large_file import LargeFile
+from ...base.reading import read_json
+from ...base.writing import whole_folder, write_text
+from ...model.lora import FACTORS, Adapters, factors, is_factor
+from ...plan import ModelShape, Precision, UserError
+from ...runtime.weights import WHOLE, Array, Slice, WeightSource
+from .convert import Advance, write_model
+from .loading import CheckpointWeights
+from .pretrained import open_weights
+from .stored import INDEX, Checkpoint, open_checkpoint
+from .tensor_file import Tensor, opened, write_tensors
+
+PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "lora_config.json"
+WEIGHTS, SHARDS = "peft_model-00001-of-00001.safetensors", "peft_model.safetensors.index.json"
+BLOCKS = 16  # of a file of weights that its checksum is of, spread evenly
+# Of a config: what the adapters' product would not be theirs with.
+UNLIKE: dict[str, Any] = {
+    **{"lora_dropout": 0, "bias": "none", "use_dora": False, "modules_to_save": None, "rank_pattern": {}},
+    **{"alpha_pattern": {}, "fan_in_fan_out": False, "layers_to_transform": None, "pissa": False, "loraga": False},
+    **{"use_mora": False, "lora_use_mixer": False, "trainable_bias": None, "enable_lora_list": None},
+}
+
+
+@dataclass(frozen=True)
+class StoredFactor:
+    """A factor under its names."""
+
+    name: str  # PaddleNLP's
+    shape: tuple[int, ...]
+    peft: str
+
+    @property
+    def projection(self) -> str:
+        return self.name.split(".")[-2]
+
+
+def stored_factors(shape: ModelShape, rank: int) -> Iterator[StoredFactor]:
+    """All factors of a model's adapters."""
+    for index in range(shape.layers):
+        for weight in shape.block.weights:
+            for one in factors(weight, rank):
+                place = f"layers.{index}.{one.name}"
+                yield StoredFactor(
+                    f"{shape.traits.prefix}.{place}", one.shape, f"base_model.model.model.{place}.weight"
+                )
+
+
+def base_identity(folder: Path | None, seed: int) -> str:
+    """What tells one set of base weights from another, wherever they lie. Raises UserError."""
+    if folder is None:
+        return f"random, seed {seed}"
+    files = sorted(folder.glob("*.safetensors"))
+    sums = ((file, LargeFile(file)) for file in files)
+    return " ".join(f"{file.name}:{large.size_bytes}:{large.checksum(BLOCKS):08x}" for file, large in sums)
+
+
+class AdapterFolder:
+    """Adapters that a folder holds, PEFT's, PaddleNLP's or a checkpoint's; a `WeightSource` of their factors."""
+
+    def __init__(self, folder: Path, shape: ModelShape):
+        """Raises UserError: there are none, or they are not of all projections of this model."""
+        self._read: Callable[[StoredFactor], Array]
+        if (folder / INDEX).exists():
+            checkpoint = open_checkpoint(folder, shape)
+            if checkpoint.index.adapters is None:
+                raise UserError(f"{folder}: is a checkpoint of all weights, not of adapters; name it with --load")
+            self.adapters = checkpoint.index.adapters
+            weights = CheckpointWeights(checkpoint)
+            self._read = lambda factor: weights(factor.name, factor.shape)
+        else:
+            self.adapters = self._open(folder)
+        self._factors = {one.name: one for one in stored_factors(shape, self.adapters.rank)}
+        if not (folder / INDEX).exists():
+            self._require_all(folder)
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+        return part.of(self._read(self._factors[name]))
+
+    def _open(self, folder: Path) -> Adapters:
+        peft = (folder / PEFT_CONFIG).exists()
+        path = folder / (PEFT_CONFIG if peft else CONFIG)
+        if not path.exists():
+            raise UserError(f"{folder}: holds no adapters: neither {PEFT_CONFIG} nor {CONFIG} nor a checkpoint")
+        content = read_json(path)
+        config: dict[str, Any] = content if isinstance(content, dict) else {}
+        faults = [
+            f"{path}: {name} is {config[name]}, but {plain} alone is supported"
+            for name, plain in UNLIKE.items()
+            if config.get(name, plain) not in (plain, None)
+        ]
+        rank, alpha = config.get("r"), config.get("lora_alpha")
+        if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
+            faults.append(f"{path}: r and lora_alpha must be numbers above 0")
+        if faults:
+            raise UserError(faults)
+        self._file = self._weights_of(folder, peft)
+        self._peft = peft
+        self._read = self._from_file
+        return Adapters(int(str(rank)), float(str(alpha)), bool(config.get("use_rslora" if peft else "rslora")))
+
+    @staticmethod
+    def _weights_of(folder: Path, peft: bool) -> Path:
+        names = [PEFT_WEIGHTS] if peft else [file.name for file in sorted(folder.glob("peft_model*.safetensors"))]
+        if len(names) != 1 or not (folder / names[0]).exists():
+            raise UserError(
+                f"{folder}: needs one file {PEFT_WEIGHTS if peft else WEIGHTS}; save adapters as safetensors, in one"
+            )
+        return folder / names[0]
+
+    def _from_file(self, factor: StoredFactor) -> Array:
+        with opened(self._file) as file:
+            array = file.get_tensor(factor.peft if self._peft else factor.name)
+        return np.ascontiguousarray(array.T if self._peft else array, np.float32)
+
+    def _require_all(self, folder: Path) -> None:
+        wanted = {(one.peft if self._peft else one.name): one for one in self._factors.values()}
+        with opened(self._file) as file:
+            has = set(file.keys())
+            faults = [
+                f"{self._file}: lacks {name}; adapters of all projections are needed"
+                for name in wanted
+                if name not in has
+            ]
+            faults += [
+                f"{self._file}: has {name}, which is no adapter of this model" for name in sorted(has - wanted.keys())
+            ]
+            for name in wanted.keys() & has:
+                size, shape = tuple(file.get_slice(name).get_shape()), wanted[name].shape
+                if size != (shape[::-1] if self._peft else shape):
+                    faults.append(f"{self._file}: {name} has shape {size}; is it of another model?")
+        if faults:
+            raise UserError(faults[:3])
+
+
+def open_adapters(folder: Path, shape: ModelShape, wanted: Adapters) -> AdapterFolder:
+    """Adapters to begin with. Raises UserError: they count otherwise than the run's."""
+    found = AdapterFolder(folder, shape)
+    has, want = ((one.rank, one.scaling) for one in (found.adapters, wanted))
+    if has != want:
+        raise UserError(
+            f"lora_path: {folder}: its adapters have rank {has[0]} and count {has[1]:g}, but those of the run "
+            f"{want[0]} and {want[1]:g}; give its lora_rank, lora_alpha and rslora"
+        )
+    return found
+
+
+class Tuned:
+    """A source of weights whose adapters come from a folder."""
+
+    def __init__(self, base: WeightSource, adapters: AdapterFolder):
+        self._base, self._adapters = base, adapters
+        self.from_files = getattr(base, "from_files", False)
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+        return (self._adapters if is_factor(name) else self._base)(name, shape, part)
+
+
+def write_adapters(checkpoint: Checkpoint, target: Path) -> None:
+    """A checkpoint of adapters as a folder that PEFT and PaddleNLP read. Raises UserError, or GalvatronError for a full
+    disk."""
+    adapters, weights = checkpoint.index.adapters, CheckpointWeights(checkpoint)
+    assert adapters is not None
+    every = list(stored_factors(checkpoint.shape, adapters.rank))
+    projections = list(dict.fromkeys(one.projection for one in every))
+
+    def read(one: StoredFactor, transposed: bool) -> Array:
+        array = weights(one.name, one.shape)
+        return array.T if transposed else array
+
+    with whole_folder(target) as folder:
+        peft = [Tensor(one.peft, one.shape[::-1], partial(read, one, True)) for one in every]
+        write_tensors(folder / PEFT_WEIGHTS, peft, Precision.FP32)
+        told = {"r": adapters.rank, "lora_alpha": adapters.alpha, "lora_dropout": 0.0, "base_model_name_or_path": None}
+        config = told | {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "fan_in_fan_out": False}
+        config |= {"target_modules": projections, "use_rslora": adapters.rslora, "inference_mode": True}
+        write_text(folder / PEFT_CONFIG, json.dumps(config, indent=2) + "\n")
+        plain = [Tensor(one.name, one.shape, partial(read, one, False)) for one in every]
+        facts = write_tensors(folder / WEIGHTS, plain, Precision.FP32, framework="np")
+        index = {"metadata": {"total_size": facts.bytes}, "weight_map": {one.name: WEIGHTS for one in every}}
+        write_text(folder / SHARDS, json.dumps(index, indent=2) + "\n")
+        config = told | {"target_modules": [f".*{name}.*" for name in projections], "rslora": adapters.rslora}
+        config |= {"tensor_parallel_degree": -1, "dtype": "float32"}
+        write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def merge(
+    base: Path,
+    adapters: Path,
+    shape: ModelShape,
+    target: Path,
+    precision: Precision,
+    shard_bytes: int,
+    advance: Advance,
+) -> None:
+    """Write a Hugging Face directory of the base's weights with the adapters added, one weight in memory at a time.
+    Raises UserError: the adapters were trained on another base."""
+    weights, tuned = open_weights(base, shape), AdapterFolder(adapters, shape)
+    known = tuned.adapters.base
+    if known and known != base_identity(base, 0):
+        raise UserError(f"{adapters}: were trained on other weights than those in {base}; name their base")
+
+    def merged(name: str, size: tuple[int, ...]) -> Array:
+        array = weights(name, size)
+        if name.removesuffix(".weight").split(".")[-1] not in projections:
+            return array
+        first, second = (tuned(f"{name.removesuffix('.weight')}.{factor}", ()) for factor in FACTORS)
+        return array + tuned.adapters.scaling * (first @ second)
+
+    projections = {name.split(".")[-2] for name in shape.block.projections}
+    write_model(shape, merged, target, precision, shard_bytes, base, advance)

@@ -1,0 +1,171 @@
+"""From a Hugging Face directory to a checkpoint and back, one weight in memory at a time.
+
+A converted checkpoint is one of step 0 without moments, a file a module, which loads under any plan like any other.
+Beside it lie the model's config.json and tokenizer, so that it also is what a run or the way back calls the model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ...base.reading import read_json
+from ...base.writing import whole_folder, write_text
+from ...model import config_of
+from ...plan import ModelShape, Precision, plan_from_dict
+from ...runtime.weights import WHOLE, Array
+from .huggingface import (
+    CONFIG,
+    SHARDS,
+    SINGLE,
+    HuggingFaceWeights,
+    StoredWeight,
+    modules,
+    read_shape,
+    require_same_model,
+)
+from .loading import CheckpointWeights
+from .resharding import WeightPart
+from .stored import FORMAT, INDEX, WEIGHT, Checkpoint, write_index
+from .tensor_file import DTYPES, Tensor, write_tensors
+
+COMPANIONS = (  # what is copied along as it is
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+
+Advance = Callable[[int], object]  # told the bytes that were written
+
+
+def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advance) -> None:
+    """Convert a Hugging Face directory of the model. Raises UserError, or GalvatronError for a full disk."""
+    weights = HuggingFaceWeights(source, shape)
+    with whole_folder(target) as folder:
+        files = []
+        for number, module in enumerate(modules(shape)):
+            path = folder / f"module-{number:05d}.safetensors"
+            tensors, stored = [], []
+            for k, weight in enumerate(module):
+                part = WeightPart(weight.name, weight.shape, WHOLE, 0, math.prod(weight.shape))
+                read = partial(weights, weight.name, weight.shape)
+                tensors.append(Tensor(f"{k:05d}.{WEIGHT}", (part.stop,), read))
+                stored.append({"key": f"{k:05d}", "parts": [asdict(part) | {"offset": 0}]})
+            facts = write_tensors(path, tensors, Precision.FP32, advance)
+            files.append(asdict(facts) | {"tensors": stored})
+        index = {
+            "format": FORMAT,
+            "step": 0,
+            "model": asdict(shape),
+            "model_fingerprint": shape.fingerprint,
+            "plan": None,
+            "precision": weights.precision,  # what the way back writes
+            "optimizer": {},
+            "loss_scale": None,
+            "data": None,
+            "files": files,
+        }
+        write_index(folder, index)
+        for file in (source / CONFIG, *companions(source)):
+            shutil.copyfile(file, folder / file.name)
+
+
+def to_huggingface(
+    checkpoint: Checkpoint,
+    target: Path,
+    precision: Precision,
+    max_shard_bytes: int,
+    like: Path | None,
+    advance: Advance,
+) -> None:
+    """Convert a checkpoint. `like`: a Hugging Face directory that config.json and tokenizer are taken from, if not from
+    the checkpoint's own folder. Raises UserError, or GalvatronError for a full disk."""
+    like = like or (checkpoint.folder if (checkpoint.folder / CONFIG).exists() else None)
+    write_model(checkpoint.shape, CheckpointWeights(checkpoint), target, precision, max_shard_bytes, like, advance)
+
+
+def write_model(
+    shape: ModelShape,
+    weights: Callable[[str, tuple[int, ...]], Array],
+    target: Path,
+    precision: Precision,
+    max_shard_bytes: int,
+    like: Path | None,
+    advance: Advance,
+) -> None:
+    """Write a Hugging Face directory of weights by PaddleNLP's names. `like`: as in `to_huggingface`."""
+    dtype = DTYPES[precision]
+    config = _config(shape, like) | {"torch_dtype": dtype.name}
+
+    def read(weight: StoredWeight) -> Array:
+        array = weights(weight.name, weight.shape)
+        return array.T if weight.transposed else array
+
+    shards = _shards([weight for module in modules(shape) for weight in module], dtype.itemsize, max_shard_bytes)
+    with whole_folder(target) as folder:
+        places: dict[str, str] = {}
+        for number, shard in enumerate(shards, 1):
+            name = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+            tensors = [Tensor(weight.tensor, weight.tensor_shape, partial(read, weight)) for weight in shard]
+            write_tensors(folder / name, tensors, precision, advance)
+            places |= {weight.tensor: name for weight in shard}
+        if len(shards) > 1:
+            total = {"total_size": shape.parameters * dtype.itemsize}
+            write_text(folder / SHARDS, json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n")
+        write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+        for file in companions(like) if like else ():
+            shutil.copyfile(file, folder / file.name)
+
+
+def precision_of(checkpoint: Checkpoint) -> Precision:
+    """The type that a checkpoint's model came in, or was trained in."""
+    index = checkpoint.index
+    if index.plan is None:
+        assert index.precision is not None  # `Index` has one of both
+        return index.precision
+    return plan_from_dict(index.plan, source=str(checkpoint.folder / INDEX)).assumed.mixed_precision
+
+
+def _config(shape: ModelShape, like: Path | None) -> dict[str, Any]:
+    """config.json of another directory of the same model, or a new one that says what the shape says."""
+    if like:
+        require_same_model(read_shape(like), shape, like / CONFIG)
+        config: dict[str, Any] = read_json(like / CONFIG)
+        return {field: value for field, value in config.items() if field != "dtype"}  # transformers 5's torch_dtype
+    return {
+        "architectures": [f"{shape.traits.title}ForCausalLM"],
+        **config_of(shape),
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+    }
+
+
+def _shards(weights: Sequence[StoredWeight], itemsize: int, max_bytes: int) -> list[list[StoredWeight]]:
+    """The weights in files of at most so many bytes; a larger weight has a file of its own."""
+    shards: list[list[StoredWeight]] = []
+    size = max_bytes
+    for weight in weights:
+        own = math.prod(weight.shape) * itemsize
+        if size + own > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(weight)
+        size += own
+    return shards
+
+
+def companions(folder: Path) -> list[Path]:
+    """What of a model's directory goes with its weights, besides config.json."""
+    return [folder / name for name in COMPANIONS if (folder / name).exists()]

@@ -1,0 +1,184 @@
+"""Weights in a Hugging Face directory: which tensor is which weight of PaddleNLP's, and reading parts of them.
+
+    model/
+      config.json
+      model.safetensors                                      all tensors, or
+      model-00001-of-00002.safetensors …                     parts of them and
+      model.safetensors.index.json                           which file has which tensor
+
+The two differ in names (`model.` for PaddleNLP's family name) and in that PaddleNLP's linear layers keep weights
+[in, out], Hugging Face's [out, in]. PaddleNLP saves such directories too, with its own names and layout: they are read
+as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ...base.reading import read_json
+from ...model import Weight
+from ...plan import ModelShape, Precision, UserError, load_model
+from ...runtime.weights import WHOLE, Array, Slice
+from .tensor_file import CODES, opened, require_finite
+
+CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
+# What PaddleNLP's layers, as they are built here, compute; other values of these fields mean another model.
+PLAIN = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
+    # PaddleNLP's own:
+    "alibi": False,
+    "rope_scaling_type": None,
+    "use_long_sequence_strategies": False,
+}
+BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
+FREE = ("name", "initializer_range", "attention_dropout", "max_position_embeddings", "seq_length")
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight of a whole model under both names."""
+
+    name: str  # PaddleNLP's
+    shape: tuple[int, ...]  # PaddleNLP's
+    tensor: str  # Hugging Face's name
+    transposed: bool
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        return self.shape[::-1] if self.transposed else self.shape
+
+
+Module = tuple[StoredWeight, ...]
+
+
+def modules(shape: ModelShape) -> Iterator[Module]:
+    """The weights of embedding, each decoder layer, and head."""
+
+    def module(weights: Sequence[Weight], place: str = "") -> Module:
+        ours, theirs = f"{shape.traits.prefix}.{place}", f"model.{place}"
+        return tuple(stored(weight, ours, theirs) for weight in weights)
+
+    def stored(weight: Weight, ours: str = "", theirs: str = "") -> StoredWeight:
+        return StoredWeight(ours + weight.name, weight.shape, theirs + weight.name, transposed=weight.linear)
+
+    yield module(shape.embedding.weights)
+    for index in range(shape.layers):
+        yield module(shape.block.weights, f"layers.{index}.")
+    norm, lm_head = shape.head.weights
+    yield (*module([norm]), *(() if shape.tied_embeddings else (stored(lm_head),)))
+
+
+class HuggingFaceWeights:
+    """The weights of a directory, as a `runtime.weights.WeightSource`: only what is asked for is read, as fp32."""
+
+    from_files = True
+
+    def __init__(self, folder: Path, shape: ModelShape):
+        """Raises UserError: files are missing or broken, tensors missing, unknown or of another shape, or the directory
+        holds another model."""
+        require_same_model(read_shape(folder), shape, folder / CONFIG)
+        files, weights = _files(folder), [weight for module in modules(shape) for weight in module]
+        if weights[0].name in files:  # PaddleNLP saved it
+            weights = [replace(weight, tensor=weight.name, transposed=False) for weight in weights]
+        self._weights = {weight.name: weight for weight in weights}
+        known = {weight.tensor: weight for weight in weights}
+        missing = [tensor for tensor in known if tensor not in files]
+        tied = {"lm_head.weight"} if shape.tied_embeddings else set()
+        unknown = [tensor for tensor in files if tensor not in known.keys() | tied and not tensor.endswith(BUFFERS)]
+        if missing or unknown:
+            raise UserError(
+                [f"{folder}: lacks tensor {tensor}, which its {CONFIG} asks for" for tensor in missing[:3]]
+                + [f"{folder}: has tensor {tensor}, which no {shape.family} has" for tensor in unknown[:3]]
+            )
+        self._files = {tensor: files[tensor] for tensor in known}
+        self.precision = _precision(self._files, known)
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+        """Raises UserError: the tensor cannot be read."""
+        weight = self._weights[name]
+        real = []  # what is beyond it is padding
+        for axis, length in enumerate(shape):
+            start, stop = part.interval(axis, length)
+            real.append(slice(start, min(stop, length)) if start < length else slice(0))
+        with opened(self._files[weight.tensor]) as file:
+            stored = file.get_slice(weight.tensor)[tuple(real[::-1] if weight.transposed else real)]
+        require_finite(stored, self._files[weight.tensor], weight.tensor)
+        array: Array = np.ascontiguousarray(stored.T if weight.transposed else stored, np.float32)
+        if part.axis is None:
+            return array
+        start, stop = part.interval(part.axis, shape[part.axis])
+        return part.pad(array, stop - start)
+
+
+def read_shape(folder: Path) -> ModelShape:
+    """The model in a directory. Raises UserError: it computes something that is not supported here."""
+    path = folder.absolute() / CONFIG
+    shape, config = load_model(path), read_json(path)
+    faults = [
+        f"{path}: {field} is {config[field]}; {plain} alone is supported"
+        for field, plain in PLAIN.items()
+        if field not in shape.traits.biases and config.get(field, plain) != plain
+    ]
+    if "quantization_config" in config:
+        faults.append(f"{path}: the weights are quantised; take the model that they were made from")
+    if faults:
+        raise UserError(faults)
+    return shape
+
+
+def require_same_model(stored: ModelShape, wanted: ModelShape, where: Path) -> None:
+    """Raise UserError unless weights of one are weights of the other, and compute the same."""
+    has, wants = asdict(stored), asdict(wanted)
+    faults = [
+        f"{where}: {field} is {has[field]}, but {wants[field]} in the model {wanted.name}"
+        for field in wants
+        if field not in FREE and has[field] != wants[field]
+    ]
+    if faults:
+        raise UserError(faults)
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Which file has which tensor. Raises UserError."""
+    index = folder / SHARDS
+    if index.exists():
+        content = read_json(index)
+        places = content.get("weight_map") if isinstance(content, dict) else None
+        if not isinstance(places, dict):
+            raise UserError(f"{index}: weight_map is missing, which says where tensors are; download the file again")
+        for tensor, name in places.items():
+            if not isinstance(name, str) or not name or Path(name).name != name:
+                raise UserError(f"{index}: weight_map: tensor {tensor} is in {name!r}, which is no file's name")
+        return {tensor: folder / name for tensor, name in places.items()}
+    if not (folder / SINGLE).exists():
+        raise UserError(
+            f"{folder}: has neither {SINGLE} nor {SHARDS}; load the model with what wrote it and save it by "
+            "save_pretrained(..., safe_serialization=True)"
+        )
+    with opened(folder / SINGLE) as file:
+        return dict.fromkeys(file.keys(), folder / SINGLE)
+
+
+def _precision(files: dict[str, Path], known: dict[str, StoredWeight]) -> Precision:
+    """The tensors' type, fp32 if there are several. Raises UserError for a wrong shape or type."""
+    by_code = {code: precision for precision, code in CODES.items()}
+    found = set()
+    for path in sorted(set(files.values())):
+        with opened(path) as file:
+            for tensor in (tensor for tensor in known if files[tensor] == path):
+                stored = file.get_slice(tensor)
+                size, wanted = tuple(stored.get_shape()), known[tensor].tensor_shape
+                if size != wanted:
+                    raise UserError(f"{path}: tensor {tensor} has shape {size} instead of {wanted}")
+                if stored.get_dtype() not in by_code:
+                    names = ", ".join(by_code)
+                    raise UserError(f"{path}: tensor {tensor} is of type {stored.get_dtype()}; supported: {names}")
+                found.add(by_code[stored.get_dtype()])
+    return found.pop() if len(found) == 1 else Precision.FP32

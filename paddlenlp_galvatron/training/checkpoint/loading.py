@@ -1,0 +1,201 @@
+"""Reads checkpoints under any plan and number of ranks: each rank what its plan gives it."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+from safetensors import safe_open
+
+from ...plan import Precision, UserError
+from ...runtime.collectives import broadcast
+from ...runtime.engine import Engine
+from ...runtime.paddle_private import next_rate
+from ...runtime.units import Trainable
+from ...runtime.weights import WHOLE, Array, Slice
+from .resharding import WeightPart, transfers
+from .stored import MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart
+from .tensor_file import CODES, naming, require_finite
+
+MOST_OPEN = 64  # files at once: processes may open 1,024
+
+
+def parts_of(trainable: Trainable) -> list[tuple[WeightPart, int]]:
+    """The parts that a trainable tensor holds, and where each begins in it."""
+    return [
+        (WeightPart(p.weight.name, p.weight.shape, p.weight.slice, p.start, p.stop), p.offset) for p in trainable.pieces
+    ]
+
+
+def state_key(trainable: Trainable, kind: str) -> str:
+    """As Paddle's optimizers name their state."""
+    return f"{trainable.tensor.name}_{kind}_0"
+
+
+def gather_objects(engine: Engine, mine: Any) -> list[Any]:
+    """What each rank gives, in rank order, on every rank."""
+    everybody = [mine]
+    if engine.plan.world_size > 1:
+        everybody = []
+        dist.all_gather_object(everybody, mine)
+    return everybody
+
+
+def from_first(engine: Engine, mine: Any) -> Any:
+    """What rank 0 gives, on every rank."""
+    told = [mine if engine.rank == 0 else None]
+    if engine.plan.world_size > 1:
+        dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
+    """Give an engine and its optimizer the checkpoint's state, whatever plan it was written under. All ranks call this.
+
+    Raises BrokenCheckpoint, on the ranks that find it, when all have read; the state is good for nothing then.
+    """
+    stored = _Once(checkpoint)
+    state: dict[str, Any] = {}
+    powers = checkpoint.index.optimizer
+    for trainable in engine.trainables:
+        with paddle.no_grad():
+            paddle.assign(stored.tensor(trainable, WEIGHT), output=trainable.tensor)
+            trainable.owner.publish(trainable.tensor)
+            trainable.published()
+        if powers:
+            for moment in MOMENTS:
+                state[state_key(trainable, moment)] = stored.tensor(trainable, moment)
+            for power, value in powers.items():
+                state[state_key(trainable, power)] = paddle.to_tensor([value], "float32")
+    stored.require_whole()
+    if state:
+        optimizer.set_state_dict(state)
+    if engine.scaler and checkpoint.index.loss_scale:
+        engine.scaler.state = checkpoint.index.loss_scale
+    engine.steps_done = checkpoint.step
+    next_rate(optimizer, checkpoint.step)
+
+
+class CheckpointWeights:
+    """The weights of a checkpoint, as a `runtime.weights.WeightSource`: only what is asked for is read."""
+
+    from_files = True
+
+    def __init__(self, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
+        self._stored = _Stored(checkpoint)
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+        """Raises UserError: the checkpoint lacks numbers of the part."""
+        intervals = (part.interval(axis, length) for axis, length in enumerate(shape))
+        local = [stop - start for start, stop in intervals]
+        array = np.zeros(math.prod(local), np.float32)
+        self._stored.fill_part(WeightPart(name, shape, part, 0, array.size), WEIGHT, array)
+        require_finite(array, self.checkpoint.folder, name)
+        return array.reshape(local)
+
+
+class _Stored:
+    """The numbers of a checkpoint by weight."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self._folder = checkpoint.folder
+        self._opened: Any = lru_cache(maxsize=MOST_OPEN)(partial(safe_open, framework="numpy"))
+        self._parts: dict[str, list[tuple[WeightPart, range, str, str, int]]] = {}  # part, its rows, file, key, offset
+        for stored in checkpoint.index.files:
+            for tensor in stored.tensors:
+                for item in tensor.parts:
+                    part, place = _part(item), (stored.file, tensor.key, item.offset)
+                    self._parts.setdefault(item.weight, []).append((part, part.rows, *place))
+
+    def fill(self, trainable: Trainable, kind: str) -> Any:
+        """A flat fp32 array of what the trainable tensor is to hold; padding is zero."""
+        out = np.zeros(trainable.tensor.size, np.float32)
+        for part, offset in parts_of(trainable):
+            self.fill_part(part, kind, out[offset : offset + part.stop - part.start])
+        return out
+
+    def fill_part(self, part: WeightPart, kind: str, out: Any) -> None:
+        """Write the numbers of a part into a flat array."""
+        filled, wanted = np.zeros(len(out), bool), part.rows
+        for source, rows, file, key, begin in self._parts.get(part.weight, ()):
+            if rows.stop <= wanted.start or wanted.stop <= rows.start:
+                continue
+            if source.shape != part.shape:
+                raise BrokenCheckpoint(f"{self._folder}: {part.weight} is {source.shape} instead of {part.shape}")
+            self._copy(source, part, file, f"{key}.{kind}", begin, out, filled)
+        if int(filled.sum()) != part.real:
+            raise BrokenCheckpoint(f"{self._folder}: lacks numbers of {part.weight}")
+
+    def _copy(
+        self, source: WeightPart, target: WeightPart, file: str, key: str, begin: int, out: Any, filled: Any
+    ) -> None:
+        for move in transfers(source, target):
+            given, wanted = move.source, move.target
+            first = begin + given.begin + (move.row - given.row) * given.columns + move.column - given.column
+            start = wanted.begin + (move.row - wanted.row) * wanted.columns
+            place = slice(start, start + move.rows * wanted.columns)
+            columns = slice(move.column - wanted.column, move.column - wanted.column + move.columns)
+            rows = self._read(file, key, first, move.rows, move.columns, given.columns)
+            out[place].reshape(move.rows, wanted.columns)[:, columns] = rows
+            filled[place].reshape(move.rows, wanted.columns)[:, columns] = True
+
+    def _read(self, file: str, key: str, first: int, rows: int, columns: int, width: int) -> Any:
+        """[rows, columns] of a flat tensor: rows begin `width` numbers after one another, the first at `first`."""
+        path = self._folder / file
+        last = first + (rows - 1) * width + columns
+        try:
+            with naming(path):
+                flat = self._opened(path).get_slice(key)
+                size = flat.get_shape()
+                if flat.get_dtype() != CODES[Precision.FP32] or len(size) != 1 or size[0] < last:
+                    raise BrokenCheckpoint(f"{path}: tensor {key} is not {last} or more numbers in fp32")
+                if columns == width:
+                    return flat[first:last].reshape(rows, columns)
+                block = np.empty((rows, columns), np.float32)
+                for row in range(rows):
+                    start = first + row * width
+                    block[row] = flat[start : start + columns]
+                return block
+        except UserError as error:
+            raise BrokenCheckpoint(error.faults) from None
+
+
+class _Once(_Stored):
+    """The same for tensors, each read by one of the ranks that hold it, which gives it to the others."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        super().__init__(checkpoint)
+        self._fault: BrokenCheckpoint | None = None
+
+    def tensor(self, trainable: Trainable, kind: str) -> Any:
+        """What the trainable tensor is to hold, in its shape."""
+        holders = trainable.pieces[0].weight.sum_group if trainable.sharding == 1 else None
+        if holders is not None and holders.rank > 0:
+            tensor = paddle.empty(trainable.tensor.shape, "float32")
+        else:
+            tensor = paddle.to_tensor(self._read_or_note(trainable, kind).reshape(trainable.tensor.shape))
+        if holders is not None:
+            broadcast(tensor, holders)
+        return tensor
+
+    def _read_or_note(self, trainable: Trainable, kind: str) -> Any:
+        """Numbers, whatever they are: the others wait for some."""
+        try:
+            return self.fill(trainable, kind)
+        except BrokenCheckpoint as error:
+            self._fault = self._fault or error
+            return np.zeros(trainable.tensor.size, np.float32)
+
+    def require_whole(self) -> None:
+        """Raise what was found."""
+        if self._fault:
+            raise self._fault
+
+
+def _part(item: StoredPart) -> WeightPart:
+    return WeightPart(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)

@@ -1,0 +1,218 @@
+"""Writes checkpoints in the background, whole or not at all.
+
+Of parts that several ranks hold alike the first writes. Each rank brings its file to disk and says so by a small file
+beside it; when all have, rank 0 adds the index and gives the checkpoint its name. Whatever else goes, a checkpoint that
+was reported saved is found at every moment: a newer one has its name on disk before an older one is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...base.reading import read_bytes
+from ...base.writing import UNFINISHED, make_folder, move, to_disk
+from ...launch.faults import named, wait_limit_s
+from ...launch.status import waiting
+from ...plan import GalvatronError, Precision, UserError, plan_to_dict
+from ...runtime import device
+from ...runtime.engine import Engine
+from ...runtime.units import Trainable
+from ..data.source import BatchSource
+from .loading import gather_objects, parts_of, state_key
+from .stored import BEFORE, FORMAT, MOMENTS, POWERS, WEIGHT, step_of, whole_checkpoints, write_index
+from .tensor_file import Tensor, write_tensors
+
+POLL_S = 0.05
+LINE_S = 15.0  # between lines of how far a long writing is
+
+
+class Writer:
+    """Writes checkpoints of an engine in the background, and keeps the newest ones."""
+
+    def __init__(
+        self,
+        folder: Path,
+        engine: Engine,
+        keep: int,
+        data: BatchSource | None = None,
+        companions: Sequence[Path] = (),
+        log: Path | None = None,
+    ):
+        """Every rank makes one, and nothing else writes to the folder. `keep`: how many whole checkpoints stay. `data`:
+        what the engine is trained on. `companions`: files that are copied into each. `log`: brought to disk with each.
+        Raises UserError: a companion cannot be read."""
+        self._folder, self._engine, self._keep, self._data, self._log = folder, engine, keep, data, log
+        self._companions: dict[str, bytes] = {}
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._awaited = ""  # ranks whose parts are not there
+        if engine.rank == 0:  # before the others, who wait in `_owned`, write anything
+            self._companions = {file.name: read_bytes(file) for file in companions}
+            for kind in ("step", "old"):
+                for left in folder.glob(f"{kind}-*{UNFINISHED}"):
+                    with suppress(OSError):
+                        left.unlink() if left.is_symlink() else shutil.rmtree(left)
+        self._own = self._owned()
+        make_folder(folder.parent)
+        self._run = folder.parent.stat()  # the run's folder, which others may remove
+
+    def save(self, optimizer: Any) -> None:
+        """Take a copy of everything now and write it meanwhile. Raises GalvatronError if the last one failed."""
+        self.finish()
+        self._require_run()
+        make_folder(self._folder)
+        arrays, tensors, powers = self._copy(optimizer)
+        scaler, step = self._engine.scaler, self._engine.steps_done
+        index = {
+            "format": FORMAT,
+            "step": step,
+            "model": asdict(self._engine.shape),
+            "model_fingerprint": self._engine.shape.fingerprint,
+            "plan": plan_to_dict(self._engine.plan),
+            "optimizer": powers,
+            "loss_scale": scaler.state if scaler else None,
+            "adapters": asdict(self._engine.adapters) if self._engine.adapters else None,
+            "data": None if self._data is None else self._data.position(step),
+        }
+        self._thread = threading.Thread(target=self._write, args=(step, arrays, tensors, index), daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is on disk. Raises GalvatronError if it could not be written."""
+        while self._thread is not None:
+            with waiting(f"parts of a checkpoint by {self._awaited}") if self._awaited else nullcontext():
+                self._thread.join(POLL_S)
+            self._thread = self._thread if self._thread.is_alive() else None
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._require_run()
+            reason = getattr(error, "strerror", None) or str(error)
+            raise GalvatronError(
+                f"{self._folder}: a checkpoint could not be written: {reason}; the one before is whole"
+            )
+
+    def _require_run(self) -> None:
+        """Raise GalvatronError when the run's folder is gone: in another of its name another run may write."""
+        run = self._folder.parent
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._run, run.stat()):
+                return
+        raise GalvatronError(f"{run}: was removed while this run wrote to it; nothing is saved there, and the run ends")
+
+    def _owned(self) -> list[int]:
+        """Numbers of the trainables that this rank writes: those that no lower rank holds."""
+        mine = [[asdict(part) for part, _ in parts_of(trainable)] for trainable in self._engine.trainables]
+        everybody = gather_objects(self._engine, mine)
+        lower = {json.dumps(parts) for rank in range(self._engine.rank) for parts in everybody[rank]}
+        return [number for number, parts in enumerate(mine) if json.dumps(parts) not in lower]
+
+    def _copy(self, optimizer: Any) -> tuple[list[Tensor], list[dict[str, Any]], dict[str, float]]:
+        state = optimizer.state_dict()
+        arrays, tensors = [], []
+        for number in self._own:
+            trainable = self._engine.trainables[number]
+            key = f"{number:05d}"
+            arrays.append(_copied(f"{key}.{WEIGHT}", trainable.tensor))
+            for moment in MOMENTS:
+                stored = state.get(state_key(trainable, moment))
+                if stored is not None:
+                    arrays.append(_copied(f"{key}.{moment}", stored))
+            parts = [asdict(part) | {"offset": offset} for part, offset in parts_of(trainable)]
+            tensors.append({"key": key, "parts": parts})
+        first: Trainable = self._engine.trainables[0]  # every tensor is updated equally often
+        powers = {power: float(state[key]) for power in POWERS if (key := state_key(first, power)) in state}
+        return arrays, tensors, powers
+
+    def _write(self, step: int, arrays: list[Tensor], tensors: Any, index: dict[str, Any]) -> None:
+        try:
+            whole = self._folder / f"step-{step:08d}"
+            part = whole.with_name(whole.name + UNFINISHED)
+            part.mkdir(exist_ok=True)  # and none above it, which may have been removed
+            to_disk(self._folder)
+            name = f"rank-{self._engine.rank:05d}.safetensors"
+            facts = write_tensors(part / name, arrays, Precision.FP32, self._teller(whole, arrays))
+            told = part / f".{name}.json"
+            told.write_text(json.dumps(asdict(facts) | {"tensors": tensors}))
+            to_disk(told)
+            move(told, part / f"{name}.json")
+            if self._engine.rank == 0:
+                self._complete(part, whole, index)
+        except Exception as error:  # told at the next `finish`
+            self._error = error
+
+    def _teller(self, whole: Path, arrays: list[Tensor]) -> Callable[[int], None]:
+        """What is told the bytes that were written: rank 0 says now and then how far its part is."""
+        total = sum(math.prod(array.shape) for array in arrays) * Precision.FP32.bytes
+        written, due = 0, time.monotonic() + LINE_S
+
+        def tell(more: int) -> None:
+            nonlocal written, due
+            written += more
+            if self._engine.rank == 0 and time.monotonic() > due:
+                due = time.monotonic() + LINE_S
+                sys.stderr.write(f"writing {whole}: {written / total:.0%} of {total / 2**20:,.0f} MiB of rank 0\n")
+
+        return tell
+
+    def _complete(self, part: Path, whole: Path, index: dict[str, Any]) -> None:
+        """When all ranks have written theirs: make the checkpoint whole, and drop old ones."""
+        names = [f"rank-{rank:05d}.safetensors.json" for rank in range(self._engine.plan.world_size)]
+        deadline = time.monotonic() + (limit_s := wait_limit_s())
+        while missing := [rank for rank, name in enumerate(names) if not (part / name).exists()]:
+            if time.monotonic() > deadline:
+                raise GalvatronError(f"{self._awaited} did not write a part within {limit_s:.0f} s")
+            self._require_run()
+            self._awaited = named(tuple(missing))
+            time.sleep(POLL_S)
+        self._awaited = ""
+        index["files"] = [json.loads((part / name).read_text()) for name in names]
+        for file, content in self._companions.items():
+            (part / file).write_bytes(content)
+            to_disk(part / file)
+        write_index(part, index)
+        for name in names:
+            (part / name).unlink()
+        to_disk(part)
+        if self._log is not None and self._log.exists():
+            to_disk(self._log)
+        if whole.exists():  # an earlier run's, of the same step
+            before = whole.with_name(whole.name + BEFORE)
+            if before.exists():
+                _remove(before)
+            move(whole, before)
+        move(part, whole)
+        for other in reversed(whole_checkpoints(self._folder)):  # the newest one last: it counts until then
+            if step_of(other) > step_of(whole):  # of a run that this one does not go on with
+                move(other, other.with_name(f"left-{time.time_ns()}-{other.name}"))
+        sys.stderr.write(f"saved {whole}\n")
+        try:
+            for old in whole_checkpoints(self._folder):
+                if old.name.endswith(BEFORE):
+                    _remove(old)
+            for old in whole_checkpoints(self._folder)[self._keep :]:
+                _remove(old)
+        except (OSError, UserError) as error:
+            sys.stderr.write(f"warning: {self._folder}: an old checkpoint could not be deleted: {error}\n")
+
+
+def _copied(key: str, tensor: Any) -> Tensor:
+    array = device.to_host(tensor).reshape(-1)
+    return Tensor(key, array.shape, lambda: array)
+
+
+def _remove(whole: Path) -> None:
+    """Delete a checkpoint; half deleted it is never taken for a whole one."""
+    gone = whole.with_name(f"old-{time.time_ns()}-{whole.name}{UNFINISHED}")
+    move(whole, gone)
+    shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,271 @@
+"""Checkpoints on disk: which are whole, what is in them, and whether it is what was written.
+
+    output/checkpoints/step-00000020/
+      index.json                what is in it, under which plan
+      rank-00000.safetensors    flat fp32 arrays: weights and the optimizer's moments that this rank wrote
+
+A checkpoint is made in `step-….part` and renamed when every file is on disk; one that goes is renamed first. So a
+folder named `step-…` is whole, unless it was damaged since: index and files have checksums. While another checkpoint of
+the same step takes its place, a whole one is called `step-….before`. 16-bit weights are not stored: they are their fp32
+masters, rounded.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ...base.reading import read_json
+from ...base.writing import write_text
+from ...model import config_of, shape_from_config
+from ...model.lora import Adapters, factors
+from ...plan import ModelShape, Precision, UserError
+
+FORMAT = 2
+INDEX = "index.json"
+BEFORE = ".before"
+NAME = re.compile(r"step-(\d{8,16})(" + re.escape(BEFORE) + ")?")
+WEIGHT, MOMENTS, POWERS = "weight", ("moment1", "moment2"), ("beta1_pow_acc", "beta2_pow_acc")
+CHUNK_BYTES = 16 * 2**20  # of a file read at once for its checksum
+LARGEST_INDEX_BYTES = 512 * 2**20  # 4,096 ranks that hold 100 parts each write 90 MB
+ITEM_BYTES = 4  # of a stored number, fp32
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Size = Annotated[int, Field(ge=1, lt=2**53)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class BrokenCheckpoint(UserError):
+    """A checkpoint's files are not what was written."""
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", protected_namespaces=())
+
+
+class StoredSlice(_Stored):
+    """`runtime.weights.Slice`."""
+
+    axis: Annotated[int, Field(ge=0, le=1)] | None
+    index: Count
+    parts: Size
+    padded: Size | None
+
+
+class StoredPart(_Stored):
+    """`resharding.Part`, and where in its tensor it begins."""
+
+    weight: str
+    shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=2)]
+    slice: StoredSlice
+    start: Count
+    stop: Count
+    offset: Count
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        piece = self.slice
+        if piece.axis is None:
+            held = math.prod(self.shape) if (piece.index, piece.parts) == (0, 1) else -1
+        elif piece.axis >= len(self.shape) or piece.index >= piece.parts:
+            held = -1
+        else:
+            along = (piece.padded or self.shape[piece.axis]) // piece.parts
+            held = math.prod(self.shape) // self.shape[piece.axis] * along
+        if not self.start <= self.stop <= held:
+            raise ValueError(f"numbers {self.start} to {self.stop} are not in its slice")
+        return self
+
+
+class StoredTensor(_Stored):
+    """A flat array of a file, whose names are `key.weight`, `key.moment1` and `key.moment2`."""
+
+    key: Annotated[str, Field(pattern=r"^\d{1,12}$")]
+    parts: tuple[StoredPart, ...]
+
+    @property
+    def numbers(self) -> int:
+        """The least length of the array."""
+        return max((part.offset + part.stop - part.start for part in self.parts), default=0)
+
+
+class StoredFile(_Stored):
+    """A file, in the checkpoint's own folder."""
+
+    file: Annotated[str, Field(pattern=r"^\w[\w.-]{0,200}\.safetensors$")]
+    bytes: Count
+    crc32: Count
+    tensors: tuple[StoredTensor, ...]
+
+    @model_validator(mode="after")
+    def _holds(self) -> Self:
+        if self.bytes < ITEM_BYTES * sum(tensor.numbers for tensor in self.tensors):
+            raise ValueError(f"{self.bytes} bytes do not hold its tensors")
+        return self
+
+
+class DataPosition(_Stored):
+    """`BatchSource.position`."""
+
+    samples: Count
+    global_batch: Size
+    identity: dict[str, Any]
+
+
+class Index(_Stored):
+    """The content of index.json, but for its checksum."""
+
+    format: Literal[2]
+    step: Count
+    model: ModelShape
+    model_fingerprint: str
+    plan: dict[str, Any] | None
+    precision: Precision | None = None  # of a converted model, which has no plan
+    optimizer: dict[Literal["beta1_pow_acc", "beta2_pow_acc"], Number]
+    loss_scale: tuple[Number, Count] | None
+    data: DataPosition | None
+    files: Annotated[tuple[StoredFile, ...], Field(min_length=1)]
+    adapters: Adapters | None = None  # which alone are stored, if there are any
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        shape_from_config(config_of(self.model), self.model.name, "model")
+        if self.model.fingerprint != self.model_fingerprint:
+            raise ValueError("model: is not the one of model_fingerprint")
+        if (self.plan is None) == (self.precision is None):
+            raise ValueError("plan: one of plan and precision is given")
+        shapes: dict[str, tuple[int, ...]] = {}
+        stored: Counter[str] = Counter()
+        for part in (part for file in self.files for tensor in file.tensors for part in tensor.parts):
+            if shapes.setdefault(part.weight, part.shape) != part.shape:
+                raise ValueError(f"{part.weight}: has several shapes")
+            stored[part.weight] += part.stop - part.start
+        for weight, shape in shapes.items():
+            if stored[weight] < math.prod(shape):
+                raise ValueError(f"lacks numbers of {weight}")
+        if self.adapters:
+            every = (one.numbers for weight in self.model.block.weights for one in factors(weight, self.adapters.rank))
+            if self.model.layers * sum(every) != sum(map(math.prod, shapes.values())):
+                raise ValueError(f"adapters: are not all stored of rank {self.adapters.rank}")
+            return self
+        if self.model.parameters > (numbers := sum(map(math.prod, shapes.values()))):
+            raise ValueError(f"model: has {self.model.parameters} weights, of which {numbers} are stored")
+        return self
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint on disk."""
+
+    folder: Path
+    index: Index
+
+    @property
+    def step(self) -> int:
+        """Steps that were done."""
+        return self.index.step
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model that it is of."""
+        return self.index.model
+
+
+def step_of(folder: Path) -> int:
+    """The step in a whole checkpoint's name."""
+    match = NAME.fullmatch(folder.name)
+    assert match, folder
+    return int(match[1])
+
+
+def whole_checkpoints(folder: Path) -> list[Path]:
+    """Folders of checkpoints that were written to their end, the newest first. Raises UserError: whether there are any
+    cannot be read, which is no reason to begin anew."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read: {error.strerror}; mend it, or name another output_dir") from None
+    found = [(int(match[1]), match[2] is None, match[0]) for name in names if (match := NAME.fullmatch(name))]
+    return [folder / name for _, _, name in sorted(found, reverse=True)]
+
+
+def open_checkpoint(folder: Path, shape: ModelShape | None = None) -> Checkpoint:
+    """Raises UserError: it is another model's than `shape`; BrokenCheckpoint: the index is damaged."""
+    path = folder / INDEX
+    try:
+        content = read_json(path, LARGEST_INDEX_BYTES)
+    except UserError as error:
+        raise BrokenCheckpoint(error.faults) from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise BrokenCheckpoint(f"{path}: is no checkpoint's index of format {FORMAT}")
+    checksum, text = content.pop("crc32", None), _canonical(content)
+    if checksum != zlib.crc32(text.encode()):
+        raise BrokenCheckpoint(f"{path}: its content is not what was written (checksum)")
+    try:
+        index = Index.model_validate_json(text)
+    except ValidationError as error:
+        raise BrokenCheckpoint(f"{path}: {_first_fault(error)}") from None
+    except UserError as error:
+        raise BrokenCheckpoint(f"{path}: {fault}" for fault in error.faults) from None
+    if shape and index.model_fingerprint != shape.fingerprint:
+        raise UserError(f"{folder}: is a checkpoint of {index.model.name}, whose shape is not that of {shape.name}")
+    return Checkpoint(folder, index)
+
+
+def verify(
+    checkpoint: Checkpoint, ranks: Sequence[int] | None = None, advance: Callable[[int], object] = lambda read: None
+) -> None:
+    """Read the files, or those that some ranks wrote, and check lengths and checksums. `advance` is told the bytes that
+    were read. Raises BrokenCheckpoint."""
+    for number, stored in enumerate(checkpoint.index.files):
+        if ranks is None or number in ranks:
+            path = checkpoint.folder / stored.file
+            try:
+                _verify_file(path, stored, advance)
+            except OSError as error:
+                raise BrokenCheckpoint(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _verify_file(path: Path, stored: StoredFile, advance: Callable[[int], object]) -> None:
+    if not path.exists():
+        raise BrokenCheckpoint(f"{path}: is missing")
+    if not path.is_file():
+        raise BrokenCheckpoint(f"{path}: is not a regular file")
+    if (has := path.stat().st_size) != stored.bytes:
+        raise BrokenCheckpoint(f"{path}: has {has} bytes instead of {stored.bytes}; is it cut off?")
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(CHUNK_BYTES):
+            checksum = zlib.crc32(block, checksum)
+            advance(len(block))
+    if checksum != stored.crc32:
+        raise BrokenCheckpoint(f"{path}: its content is not what was written (checksum)")
+
+
+def write_index(folder: Path, index: dict[str, Any]) -> None:
+    """Write a checkpoint's index with its own checksum. Raises UserError."""
+    text = _canonical(index)
+    write_text(folder / INDEX, json.dumps(json.loads(text) | {"crc32": zlib.crc32(text.encode())}))
+
+
+def _canonical(index: dict[str, Any]) -> str:
+    """What the checksum is of."""
+    return json.dumps(index, sort_keys=True)
+
+
+def _first_fault(error: ValidationError) -> str:
+    first, *others = error.errors(include_url=False, include_context=False, include_input=False)
+    place = ".".join(map(str, first["loc"]))
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{place}: {first['msg']}{more}" if place else f"{first['msg'].removeprefix('Value error, ')}{more}"

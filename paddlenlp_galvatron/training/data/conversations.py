@@ -1,0 +1,207 @@
+"""Fine-tuning samples: lines of JSON as conversations, and conversations as tokens of which the answers are learnt.
+
+A line is PaddleNLP's {"src": …, "tgt": …}, one text each or a list of turns, or {"messages": [{"role", "content"}, …]}.
+Whatever is wrong with lines is told at once, by file and line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from ...base.errors import UserError
+from ...base.reading import LARGEST_BYTES, open_file, parse_json
+from .templates import ANSWERS, Message, Template
+from .tokenizer import encode
+
+MOST_FAULTS = 20  # lines that are named in one error
+BATCH_LINES = 1000  # tokenised at once: enough for the tokenizer's threads, little memory
+Tokens = NDArray[np.int64]
+
+
+class Line(NamedTuple):
+    """A conversation, and where it stands."""
+
+    file: int  # of the files, which one
+    number: int
+    messages: list[Message]
+    context: Mapping[str, Any]  # what else a chat_template.json may read
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What becomes of a line: its tokens, those that are learnt as they are, the others as ~token, which is below 0."""
+
+    line: Line
+    tokens: Tokens
+    unlearnt: int  # answers that are not learnt
+
+    @property
+    def learns(self) -> bool:
+        """Whether any token is learnt; the first has nothing before it that could foretell it."""
+        return bool((self.tokens[1:] >= 0).any())
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Conversations as tokens, by PaddleNLP's rules of what is cut where."""
+
+    tokenizer: Tokenizer
+    template: Template | None
+    end: int  # token behind an answer, where there is no template
+    src_length: int  # most tokens of what is asked
+    length: int  # most tokens in all
+    all_learnt: bool = False
+
+    def samples(self, files: Sequence[Path]) -> Iterator[Sample]:
+        """Of all lines of the files. Raises UserError with a line for each fault, up to MOST_FAULTS."""
+        faults: list[str] = []
+        batch: list[Line] = []
+        for line in _lines(files, faults):
+            batch.append(line)
+            if len(batch) == BATCH_LINES:
+                yield from self._encoded(batch, files, faults)
+                batch = []
+            if len(faults) >= MOST_FAULTS:
+                break
+        yield from self._encoded(batch, files, faults)
+        if faults:
+            raise UserError(faults[:MOST_FAULTS])
+
+    def _encoded(self, lines: Sequence[Line], files: Sequence[Path], faults: list[str]) -> Iterator[Sample]:
+        """Nothing once there are faults: all that follows is for finding more of them."""
+        texts: list[list[str]] = []
+        good: list[tuple[Line, int]] = []
+        for line in lines:
+            try:
+                parts, unlearnt = self._texts(line)
+            except UserError as error:
+                faults += [f"{files[line.file]}: line {line.number}: {fault}" for fault in error.faults]
+                continue
+            texts.append(parts)
+            good.append((line, unlearnt))
+        if faults:
+            return
+        ids = iter(encode(self.tokenizer, [text for parts in texts for text in parts]))
+        for (line, unlearnt), parts in zip(good, texts, strict=True):
+            yield Sample(line, self._cut([next(ids) for _ in parts]), unlearnt)
+
+    def _texts(self, line: Line) -> tuple[list[str], int]:
+        """What of a conversation is tokenised apart: the system text, and for each turn what is asked and answered; and
+        how many answers are not learnt. Raises UserError."""
+        if self.template is None:
+            if [message["role"] for message in line.messages] != ["user", ANSWERS]:
+                raise UserError(
+                    "several turns, or a system text, need a chat template, and the tokenizer has none; name one: "
+                    "--chat_template"
+                )
+            return ["", *(message["content"] for message in line.messages)], 0
+        parts = self.template.parts(line.messages, line.context)
+        return [parts.system, *(text for turn in parts.turns for text in turn)], parts.unlearnt
+
+    def _cut(self, ids: list[list[int]]) -> Tokens:
+        """A conversation's tokens, as far as they fit: whole turns from the last one backwards, at least one, of which
+        the end is cut."""
+        system, turns = ids[0], list(zip(ids[1::2], ids[2::2], strict=True))
+        if self.template is None:
+            [(asked, answer)] = turns
+            asked = [*self._in_front, *asked[-max(self.src_length - len(self._in_front), 1) :]]
+            room = self.length - len(asked)
+            kept = [(asked, [*answer, self.end][:room] if room > 0 else [])]
+        else:
+            room, kept = self.length - len(system), []
+            for asked, answer in reversed(turns):
+                if len(asked) + len(answer) > room:
+                    if not kept:
+                        asked = asked[: max(self.src_length - len(system), 0)]
+                        kept = [(asked, answer[: max(room - len(asked), 0)])]
+                    break
+                kept.insert(0, (asked, answer))
+                room -= len(asked) + len(answer)
+        pieces = [(np.array(system, np.int64), False)]
+        for asked, answer in kept:
+            pieces += [(np.array(asked, np.int64), False), (np.array(answer, np.int64), True)]
+        whole = np.concatenate([part if learnt or self.all_learnt else ~part for part, learnt in pieces])
+        return whole[: self.length]
+
+    @property
+    def _in_front(self) -> list[int]:
+        """Tokens that the tokenizer puts in front of a text."""
+        encoding = self.tokenizer.encode("a")
+        mask = [*encoding.special_tokens_mask, 0]
+        found: list[int] = encoding.ids[: mask.index(0)]
+        return found
+
+
+def _lines(files: Sequence[Path], faults: list[str]) -> Iterator[Line]:
+    """Conversations of the files; what is wrong with a line goes to `faults`. Raises UserError for a file."""
+    for which, path in enumerate(files):
+        with open_file(path) as file:
+            number = 0
+            try:
+                while content := file.readline(LARGEST_BYTES + 1):
+                    number += 1
+                    if len(content) > LARGEST_BYTES:
+                        raise UserError(f"{path}: line {number}: has more than {LARGEST_BYTES:,} bytes")
+                    if not content.strip():
+                        continue
+                    try:
+                        yield Line(which, number, *_conversation(content))
+                    except UserError as error:
+                        faults.append(f"{path}: line {number}: {error.faults[0]}")
+            except OSError as error:
+                raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _conversation(content: bytes) -> tuple[list[Message], Mapping[str, Any]]:
+    """Messages of a line, and its context. Raises UserError."""
+    try:
+        record = parse_json(content.decode("utf-8-sig"), "one JSON object a line")
+    except UnicodeDecodeError as error:
+        raise UserError(f"byte {error.start:,} is not UTF-8 text") from None
+    if not isinstance(record, dict):
+        raise UserError('is no JSON object; give {"src": …, "tgt": …} or {"messages": […]}')
+    context = record.get("context") or {}
+    if not isinstance(context, dict):
+        raise UserError('context: is no object; give {"system": …}')
+    messages = _messages(record["messages"]) if "messages" in record else _of_turns(record)
+    if not messages or messages[-1]["role"] != ANSWERS:
+        raise UserError(f"messages: the last one is no answer (role {ANSWERS}), so there is nothing to learn")
+    return messages, context
+
+
+def _messages(given: object) -> list[Message]:
+    if not isinstance(given, list):
+        raise UserError("messages: is no list")
+    found = []
+    for place, one in enumerate(given):
+        role, content = (one.get("role"), one.get("content")) if isinstance(one, dict) else (None, None)
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise UserError(f"messages[{place}]: needs a role and a content, both texts")
+        found.append({"role": role, "content": content})
+    return found
+
+
+def _of_turns(record: Mapping[str, Any]) -> list[Message]:
+    sides = []
+    for name in ("src", "tgt"):
+        if name not in record:
+            raise UserError(f'{name}: missing; give {{"src": …, "tgt": …}} or {{"messages": […]}}')
+        texts = record[name] if isinstance(record[name], list) else [record[name]]
+        if not all(isinstance(text, str) for text in texts):
+            raise UserError(f"{name}: is neither a text nor a list of texts")
+        sides.append(texts)
+    asked, answers = sides
+    if len(asked) != len(answers):
+        raise UserError(f"src has {len(asked)} texts and tgt {len(answers)}; give an answer to each")
+    return [
+        {"role": role, "content": text}
+        for turn in zip(asked, answers, strict=True)
+        for role, text in zip(("user", ANSWERS), turn, strict=True)
+    ]

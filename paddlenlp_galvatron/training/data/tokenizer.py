@@ -1,0 +1,129 @@
+"""Byte-level BPE tokenizers: trained on the user's own text, or read from a `tokenizer.json`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ...base.errors import UserError
+from ...base.limited import limited
+from ...base.reading import read_text
+
+END_OF_TEXT = "<|endoftext|>"
+# How well-known tokenizers call the token that ends a document; the first that a vocabulary holds is taken.
+KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
+BYTES = 256  # every byte is a token, so any text can be written
+LARGEST_ID = 2**31 - 1  # that a data set can hold
+# A token takes 100 to 200 bytes while it is made, and half a byte to 4 bytes of text; a thread takes 2 MiB and more.
+LEAST_MIB, MEMORY_PER_BYTE = 2048, 500
+LEAST_S, SLOWEST_BYTES_S = 60.0, 10_000.0  # on a busy machine; usual are a million bytes a second
+
+_has_threads = False  # whether the package has begun its threads in this process
+
+
+def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE tokenizer with `vocab_size` tokens at most (`limits.Trained`), the end of text (0) among
+    them.
+
+    The same documents always give the same tokenizer. Raises UserError when the vocabulary cannot hold every byte.
+    """
+    if vocab_size <= BYTES:
+        raise UserError(f"vocab_size: {vocab_size} tokens cannot hold the {BYTES} bytes and the end of text; give more")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    global _has_threads
+    _has_threads = True
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Read a `tokenizer.json`, or that of a folder. Raises UserError."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "tokenizer.json"
+    if not file.is_file():
+        raise UserError(f"{file}: no such file; give a tokenizer.json or the folder of a model that has one")
+    text = read_text(file)
+
+    def read() -> bytes:
+        try:
+            Tokenizer.from_str(text)
+        except BaseException as error:  # the package raises a bare Exception for any fault of the file, or panics
+            raise UserError(f"{file}: not a tokenizer.json: {error}") from None
+        return b""
+
+    limited(read, f"{file}: reading it", *_limits(len(text)))
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.no_truncation()  # many files have what was last asked for: the rest of a document would be lost,
+    tokenizer.no_padding()  # or documents filled up with tokens that nobody wrote
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts, without any that the tokenizer adds around them. Raises UserError."""
+    global _has_threads
+    _has_threads = True
+    try:
+        return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the package is no Exception
+        raise UserError(f"tokenizer: cannot turn the text into tokens: {error}; is tokenizer.json whole?") from None
+
+
+def encode_limited(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The same by a tokenizer that others made: what it makes of a text may grow without bound, or never end."""
+
+    def work() -> bytes:
+        if threads:  # which a forked process lacks: it would wait for them for ever
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        lists = encode(tokenizer, texts)
+        return np.array([len(lists), *map(len, lists), *chain.from_iterable(lists)], np.int64).tobytes()
+
+    threads = _has_threads
+    size_bytes = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+    what = f"tokenizer: turning {size_bytes:,} bytes of text into tokens"
+    numbers = np.frombuffer(limited(work, what, *_limits(size_bytes)), np.int64)
+    ids, ends = numbers[1 + numbers[0] :], np.cumsum(numbers[1 : 1 + numbers[0]])
+    return [part.tolist() for part in np.split(ids, ends[:-1])] if len(texts) else []
+
+
+def _limits(size_bytes: int) -> tuple[int, float]:
+    """(MiB, s) that nothing exceeds that is well and reads so much."""
+    return LEAST_MIB + MEMORY_PER_BYTE * size_bytes // 2**20, LEAST_S + size_bytes / SLOWEST_BYTES_S
+
+
+def largest_id(tokenizer: Tokenizer) -> int:
+    """The largest id of a vocabulary, which may have gaps. Raises UserError."""
+    largest = max(tokenizer.get_vocab().values(), default=0)
+    if largest > LARGEST_ID:
+        raise UserError(
+            f"tokenizer: has a token of id {largest}, beyond {LARGEST_ID:,}, the last that a data set can hold"
+        )
+    return largest
+
+
+def end_token(tokenizer: Tokenizer, name: str | None = None) -> int:
+    """Id of the token that ends a document: the named one, or the first of KNOWN_ENDS. Raises UserError."""
+    for candidate in (name,) if name else KNOWN_ENDS:
+        found: int | None = tokenizer.token_to_id(candidate)
+        if found is not None:
+            return found
+    if name:
+        raise UserError(f"end_token: the tokenizer has no token {name!r}; give one of its own")
+    raise UserError(
+        f"end_token: the tokenizer has none of {', '.join(KNOWN_ENDS)}; name the token that ends a document"
+    )

@@ -1,0 +1,198 @@
+"""Rows of a fine-tuning data set: samples tokenised once, laid into rows once, kept beside the data.
+
+So a step's rows are the same under every plan, after every restart, and whoever reads them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...base.errors import UserError
+from ...base.large_file import LargeFile
+from ...options.tuning import Packing
+from ...runtime.batch import IGNORED_LABEL, Samples
+from .conversations import Encoder
+from .packing import pack
+from .sample_index import FOLDER, StoredRows, kept_arrays
+from .source import InPasses
+from .templates import open_template, special_tokens
+from .tokenizer import end_token, load_tokenizer
+
+LAYOUT = 1  # of what is kept; another number makes it anew
+SUFFIXES = (".json", ".jsonl")
+NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
+CUT_AWAY, UNLEARNT = 0, 1  # what is remarked of a line
+MOST_NAMED = 3  # lines in a note
+
+Array = NDArray[np.int64] | StoredRows
+
+
+def tuning_files(data: Path, split: str) -> list[Path]:
+    """The files of a split: `train.json` or `train/*.json` in a folder, or a file that is the training data itself.
+
+    Raises UserError."""
+    name = NAMES.get(split, split)
+    if split == "train" and data.is_file():
+        return [data]
+    if not data.is_dir():
+        lacks = f"has no {name} split" if data.exists() else "no such folder, and built-in data sets are not loaded"
+        raise UserError(f"dataset_name_or_path: {data}: {lacks}; give a folder with {name}.json")
+    whole = [data / f"{name}{suffix}" for suffix in SUFFIXES if (data / f"{name}{suffix}").is_file()]
+    if whole:
+        return whole[:1]
+    files = sorted(file for file in (data / name).glob("*") if file.suffix in SUFFIXES and file.is_file())
+    if not files:
+        raise UserError(f"dataset_name_or_path: {data}: has neither {name}.json nor a folder {name} of .json files")
+    return files
+
+
+class TuningData(InPasses):
+    """A split of a fine-tuning data set. Pass p has its rows in the order of PaddleNLP's sampler, as `InPasses` says.
+
+    A row holds one sample, or several one after the other (`packing`), and padding behind them.
+    """
+
+    def __init__(
+        self,
+        data: Path,
+        tokenizer: Path,
+        seq_length: int,
+        vocab_size: int,
+        global_batch: int,
+        split: str = "train",
+        *,
+        src_length: int = 1024,
+        chat_template: str | None = None,
+        all_learnt: bool = False,
+        packing: Packing = "none",
+    ):
+        """Raises UserError with the file and the line of each fault."""
+        self._files = tuning_files(data, split)
+        tokens = load_tokenizer(tokenizer)
+        template = open_template(chat_template, tokenizer)
+        end = 0 if template else end_token(tokens, special_tokens(tokenizer).get("eos_token"))
+        encoder = Encoder(tokens, template, end, min(src_length, seq_length), seq_length, all_learnt)
+        checksums = [LargeFile(file).checksum() for file in self._files]
+        made_from: dict[str, Any] = {
+            "data": f"{len(self._files)} files with {sum(LargeFile(file).size_bytes for file in self._files)} bytes",
+            "checksums": " ".join(f"{checksum:08x}" for checksum in checksums),
+            "tokenizer": f"{crc32(tokens.to_str().encode()):08x}",
+            "chat_template": f"{crc32(getattr(template, 'text', '').encode()):08x}",
+            "end": end,
+            "seq_length": seq_length,
+            "src_length": src_length,
+            "all_learnt": all_learnt,
+            "packing": packing,
+            "layout": LAYOUT,
+        }
+        super().__init__(global_batch, made_from, shuffle=split == "train")
+        folder = self._files[0].parent / FOLDER
+        self._tokens, self._pieces, self._rows, self._remarks = kept_arrays(
+            folder,
+            self._files[0].stat().st_uid,
+            made_from | {"vocab_size": vocab_size},
+            lambda: _build(encoder, self._files, seq_length, vocab_size, packing),
+        )
+        self.packed = packing != "none"
+        self._seq_length = seq_length
+
+    @property
+    def samples(self) -> int:
+        """Rows of a pass."""
+        return len(self._rows)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should hear of the samples."""
+        remarks = np.asarray(self._remarks[0 : len(self._remarks)])
+        told = {
+            CUT_AWAY: "samples are left out, as nothing to learn is left of them within src_length and max_length",
+            UNLEARNT: "conversations are learnt without their earlier answers, as the chat template changes these",
+        }
+        notes = []
+        for kind, text in told.items():
+            lines = remarks[remarks[:, 2] == kind]
+            if len(lines):
+                named = ", ".join(f"{self._files[file]}: line {line}" for file, line, _ in lines[:MOST_NAMED].tolist())
+                notes.append(f"{len(lines)} {text}: {named}{', …' if len(lines) > MOST_NAMED else ''}")
+        if self.packed:
+            filled = self._filled(range(self.samples))
+            notes.append(f"{len(self._pieces)} samples in {self.samples} rows, which they fill to {filled:.1%}")
+        return notes
+
+    def filled(self, step: int) -> float:
+        """Share of a step's tokens that is not padding."""
+        first = self.first_sample(step)
+        return self._filled([self._index(first + row) for row in range(self.global_batch)])
+
+    def _filled(self, rows: Sequence[int]) -> float:
+        held = (int(self._rows[row : row + 1][0][2]) for row in rows)
+        return sum(held) / (len(rows) * self._seq_length)
+
+    def _batch(self, indices: Sequence[int]) -> Samples:
+        shape = len(indices), self._seq_length
+        ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED_LABEL)
+        ends = np.full(shape, self._seq_length)
+        for row, index in enumerate(indices):
+            first, count, _ = np.asarray(self._rows[index : index + 1])[0].tolist()
+            start = 0
+            for place, length in np.asarray(self._pieces[first : first + count]).tolist():
+                tokens = np.asarray(self._tokens[place : place + length])[:, 0]
+                stop = start + length - 1
+                ids[row, start:stop] = np.where(tokens < 0, ~tokens, tokens)[:-1]
+                labels[row, start:stop] = np.where(tokens < 0, IGNORED_LABEL, tokens)[1:]
+                ends[row, start:stop] = stop
+                start = stop
+        return Samples(ids, labels, ends if self.packed else None)
+
+
+def _build(
+    encoder: Encoder, files: Sequence[Path], seq_length: int, vocab_size: int, packing: Packing
+) -> list[NDArray[np.int64]]:
+    """Tokens [tokens, 1]; of each sample, in the order of rows, where its tokens begin and how many they are; of each
+    row its first sample, how many it has, and its tokens; remarks: file, line and kind. Raises UserError."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # or the package warns when ranks are started afterwards
+    parts: list[NDArray[np.int64]] = []
+    remarks: list[tuple[int, int, int]] = []
+    faults: list[str] = []
+    for sample in encoder.samples(files):
+        line = sample.line
+        largest = int(np.where(sample.tokens < 0, ~sample.tokens, sample.tokens).max(initial=0))
+        if largest >= vocab_size and not faults:
+            faults.append(
+                f"{files[line.file]}: line {line.number}: has token {largest}, but the model's vocab_size is "
+                f"{vocab_size}; take the model's own tokenizer"
+            )
+        if not sample.learns:
+            remarks.append((line.file, line.number, CUT_AWAY))
+            continue
+        if sample.unlearnt:
+            remarks.append((line.file, line.number, UNLEARNT))
+        parts.append(sample.tokens)
+    if faults:
+        raise UserError(faults)
+    if not parts:
+        lost = f"; {files[remarks[0][0]]}: line {remarks[0][1]} is the first" if remarks else ""
+        raise UserError(
+            f"{files[0]}: holds no sample with anything to learn within src_length and max_length ({len(remarks)} have "
+            f"none left{lost}); give other data or longer samples"
+        )
+    sizes = np.array([len(part) for part in parts])
+    places = sizes.cumsum() - sizes
+    rows = pack((sizes - 1).tolist(), seq_length, packing)
+    order = np.array([number for row in rows for number in row])
+    counts = np.array([len(row) for row in rows])
+    held = [int((sizes[row] - 1).sum()) for row in rows]
+    return [
+        np.concatenate(parts)[:, None],
+        np.stack([places[order], sizes[order]], axis=1),
+        np.stack([counts.cumsum() - counts, counts, held], axis=1),
+        np.array(remarks, np.int64).reshape(-1, 3),
+    ]
