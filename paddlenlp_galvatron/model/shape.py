@@ -58,7 +58,7 @@ class ModelShape:
 
     @property
     def traits(self) -> Family:
-        """What its family says."""
+        """The traits of its family."""
         return FAMILIES[self.family]
 
     @property
@@ -128,7 +128,7 @@ def _attention(shape: ModelShape) -> Sublayer:
     biased, traits = shape.attention_bias, shape.traits
     name, bias = "self_attn", traits.qkv_bias or biased
     scales = [Weight(f"{name}.{part}_norm.weight", (shape.head_dim,), Split.HEADS) for part in "qk"]
-    # What comes into the norms of q and k, that over its size, and a scale for each head.
+    # The input of the norms of q and k, the normalized input, and a scale for each head.
     normed, sized = Kept(split=2 * (q + kv) + shape.heads + heads), Kept(split=q + kv)
     repeated = Kept(split=2 * (q - kv))  # plain attention keeps k and v once for each head of q
     return Sublayer(
