@@ -78,4 +78,4 @@ def faults(path: Path) -> Iterator[str]:
 if __name__ == "__main__":
     paths = [Path(word) for word in sys.argv[1:]] or [path for place in PLACES for path in sorted(ROOT.glob(place))]
     found = [fault for path in paths if path.name != Path(__file__).name for fault in faults(path)]
-    sys.exit("\n".join(found))
+    sys.exit("\n".join(found) or 0)
