@@ -4,7 +4,7 @@
     galvatron train plan.json --model my-model/ --trace 4-13
     python benchmarks/lay_traces.py predicted.json output/trace.json -o docs/images/traces.svg
 
-Of the measured steps the shortest is drawn, which other work of the machine disturbed least. Each rank has a lane; the
+The shortest measured step is drawn, which other work of the machine disturbed least. Each rank has a lane; the
 predicted one of a stage stands above the measured ones of its ranks, on one scale of ms.
 """
 

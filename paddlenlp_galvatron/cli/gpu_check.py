@@ -54,7 +54,7 @@ def gpu_check(
 ) -> int:
     """Train small models on 2 ranks, then on all, and compare with one process, the prediction and PaddleNLP.
 
-    Exit code 1 if something failed, 4 if nothing did but some had no time. What failed is packed into a file that you
+    Exit code 1 if something failed, 4 if nothing did but some had no time. Failures are packed into a file that you
     can send with a report.
     """
     from paddlenlp_galvatron.check.gpu import run

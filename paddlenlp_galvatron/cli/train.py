@@ -92,8 +92,8 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
 
 
 def check_inputs(settings: TrainSettings, say: Callable[[str], None] = lambda note: None) -> BatchSource:
-    """What can be found wrong of plan, model and data before Paddle is imported, which takes seconds: the data. `say`
-    is told what is notable of them. Raises UserError."""
+    """Check plan, model and data before Paddle is imported, which takes seconds; returns the data. `say` receives
+    notes on them. Raises UserError."""
     from paddlenlp_galvatron.training.inputs import open_data
     from paddlenlp_galvatron.training.settings import require_reporters
 
@@ -108,7 +108,7 @@ def check_inputs(settings: TrainSettings, say: Callable[[str], None] = lambda no
 
 
 def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
-    """What is left to be found wrong before processes start. Raises UserError."""
+    """The remaining checks before processes start. Raises UserError."""
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.runtime.precision import Numbers
     from paddlenlp_galvatron.training.checkpoint.adapters import open_adapters

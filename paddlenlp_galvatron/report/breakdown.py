@@ -131,7 +131,7 @@ def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int)
 
 
 def _times(terms: Terms, micro_batches: int, vocabulary: bool) -> dict[str, float]:
-    """Of one step, in ms."""
+    """Terms of one step, ms."""
     forward, backward, again = (
         micro_batches * each for each in (terms.forward_ms, terms.backward_ms, terms.recompute_ms)
     )

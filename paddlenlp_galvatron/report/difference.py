@@ -1,4 +1,4 @@
-"""What differs between two plans: fields, layers, and predicted time and memory by term."""
+"""The difference between two plans: fields, layers, and predicted time and memory by term."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Priced:
 
 
 def fields(plan: Plan) -> dict[str, str]:
-    """What a plan says beside its layers, in words."""
+    """A plan's fields besides its layers, in words."""
     assumed = plan.assumed
     return {
         "ranks": str(plan.world_size),

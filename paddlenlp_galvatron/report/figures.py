@@ -72,7 +72,7 @@ class Segment:
 
 
 def time_bar(stage: StageBreakdown, step_ms: float) -> tuple[list[Segment], list[Segment]]:
-    """What fills a stage's step, and the communication that is overlapped with its computation."""
+    """Terms of a stage's step, and the communication that overlaps its computation."""
 
     def segments(times_ms: Mapping[str, float], least_ms: float) -> list[Segment]:
         long = [(key, times_ms[key]) for key in TIME if times_ms.get(key, 0.0) > least_ms]

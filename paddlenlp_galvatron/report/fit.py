@@ -1,4 +1,4 @@
-"""What `galvatron fit` answers: a table with a row a number of cards, and the same for programs."""
+"""The answer of `galvatron fit`: a table with a row for each number of cards, and JSON."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DAY_S = 24 * 3600
 def trained_flops_per_token(shape: ModelShape, seq_length: int, task: Task) -> float:
     """Operations of a token that the task asks for, recompute left out.
 
-    Of the three products of a weight a frozen one has two; a reference model has the one of forward, as attention has
-    a third of its operations there.
+    A weight has three products, a frozen one two, and one of a reference model forward's alone, as attention has a
+    third of its operations there.
     """
     whole = flops_per_token(shape, seq_length)
     attention = 12 * shape.layers * shape.hidden_size * seq_length

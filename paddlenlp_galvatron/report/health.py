@@ -22,14 +22,14 @@ def flops_per_token(shape: ModelShape, seq_length: int, frozen: bool = False) ->
 
     6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
     (PaLM, arXiv:2204.02311, appendix B). The embedding is looked up, not multiplied, unless it is the LM head as well.
-    Of `frozen` weights, beside which adapters learn, 4 instead of 6: they have no gradients.
+    `frozen` weights, beside which adapters learn, count 4 instead of 6: they have no gradients.
     """
     looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
     return (4 if frozen else 6) * (shape.active_parameters - looked_up) + 12 * shape.layers * shape.q_width * seq_length
 
 
 class Health:
-    """What the log of one run under a plan tells. Each warning is given once."""
+    """Warnings from the log of one run under a plan, each once."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Health:
         return ", ".join(parts)
 
     def warnings(self, records: Sequence[Record], start: int = 0) -> list[str]:
-        """What is off by more than `TOLERANCE` and was not said before. `start`: the first step of this process."""
+        """New warnings of figures off by more than `TOLERANCE`. `start`: the first step of this process."""
         settled = [record for record in records if record["step"] >= start + WARM_UP_STEPS][-WINDOW_STEPS:]
         if len(settled) < ENOUGH_STEPS:
             return []

@@ -20,7 +20,7 @@ MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a 
 
 
 class Memory(BaseModel):
-    """Of a stage, MiB a rank."""
+    """Memory of a stage, MiB a rank."""
 
     context_mib: float
     states_mib: float
@@ -29,7 +29,7 @@ class Memory(BaseModel):
 
 
 class StageSummary(BaseModel):
-    """What the search writes of a stage; times of a micro-batch."""
+    """The search's prediction of a stage; times of a micro-batch."""
 
     memory_mib: float
     memory: Memory
@@ -39,7 +39,7 @@ class StageSummary(BaseModel):
 
 
 class Metadata(BaseModel):
-    """What the search writes. Files by others may hold anything, which is shown as it is."""
+    """The search's fields. Files by others may hold anything, which is shown as it is."""
 
     @classmethod
     def of(cls, content: Any) -> Self | None:
@@ -50,7 +50,7 @@ class Metadata(BaseModel):
 
 
 class Searched(Metadata):
-    """What the search predicts."""
+    """The search's prediction."""
 
     time_s: float
     samples_per_s: float
@@ -59,13 +59,13 @@ class Searched(Metadata):
 
 
 class ProfilePath(BaseModel):
-    """Of a profile file."""
+    """A profile file."""
 
     path: str
 
 
 class Origin(Metadata):
-    """What the search says that it searched from; the file has more, such as hashes."""
+    """Inputs of the search; the file has more, such as hashes."""
 
     model: str
     num_nodes: int
@@ -198,7 +198,7 @@ def _recomputed(layer: LayerStrategy) -> str:
 
 
 def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
-    """What is worth knowing of a plan besides its fields, a sentence each."""
+    """Notes on a plan besides its fields, a sentence each."""
     read = [plan.note] if plan.note else []
     if shape is None or shape.vocab_size % plan.vocab.tp == 0:
         return read

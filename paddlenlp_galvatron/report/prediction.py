@@ -1,4 +1,4 @@
-"""What a plan's file predicts of a run, as far as it says so, and what the log has to hold against it."""
+"""A plan file's prediction of a run, and the log's figures beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search answered: the plan, what was rejected and why, the runners-up; in a few lines, and as JSON."""
+"""The result of a search: the plan, the rejected ones with reasons, the runners-up; in a few lines, and as JSON."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Paths = Annotated[tuple[Path, ...], BeforeValidator(_listed)]
 
 
 class CalibrateOptions(Options):
-    """What was measured, and where the numbers go."""
+    """Measured runs, and the files to write."""
 
     runs: Paths = Field(description="train_log.jsonl files, a validation.json, or tables (CSV), joined by commas")
     plans: Paths = Field((), description="the plan of each train_log.jsonl, in their order, joined by commas")

@@ -25,14 +25,14 @@ from .runs import MeasuredRun
 
 Row = Mapping[str, str]
 GIB_MIB = 1024.0
-# Of PaddleFleet's dense sweep: tokens of a sample, micro-batches of one sample each, and cards.
+# PaddleFleet's dense sweep: tokens of a sample, micro-batches of one sample each, and cards.
 SWEEP_LENGTH, SWEEP_MICRO_BATCHES, SWEEP_GPUS = 4096, 64, 8
 RECOMPUTE = {"none": Recompute.NONE, "full": Recompute.FULL, "core_attn": Recompute.ATTENTION}
 
 
 @dataclass
 class Table:
-    """What a file tells."""
+    """Runs of a file."""
 
     runs: list[MeasuredRun] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)  # name of a row, and what it needs
@@ -70,8 +70,8 @@ def read_table(path: Path) -> Table:
 
 
 def _of_sweep(row: Row, table: str) -> MeasuredRun:
-    """Of a sweep on 8 H800. What its logs tell of memory is rank 0's, which is on the first stage: with several stages
-    the figures have no room for the logits of the last one, and agree with the first."""
+    """A row of a sweep on 8 H800. Its memory is rank 0's, which is on the first stage: with several stages the figures
+    are too small for the logits of the last one, and agree with the first."""
     if "ep" in row:
         raise _Unpriced("mixture of experts")
     tp, pp = int(row["tp"]), int(row["pp"])
@@ -100,7 +100,7 @@ def _of_sweep(row: Row, table: str) -> MeasuredRun:
 
 
 def _of_collection(row: Row, table: str) -> MeasuredRun:
-    """Of any source. Speed is a step's seconds, or tokens or operations of a GPU and second."""
+    """A row of any source. Speed is a step's seconds, or tokens or operations of a GPU and second."""
     tp, pp, chunks, cp, ep = (int(row.get(name) or 1) for name in ("tp", "pp", "vpp", "cp", "ep"))
     if ep > 1:
         raise _Unpriced("mixture of experts")
@@ -213,7 +213,7 @@ def _gpt(row: Row, tp: int) -> ModelShape:
 
 
 def _gpt_kept_bytes(shape: ModelShape, megatron_sp: bool) -> Callable[[int, int], float]:
-    """What a layer of Megatron's GPT writes a token and rank: Korthikanti et al. (arXiv:2205.05198), table 2, at a
-    width of two bytes. Norms and dropouts are split with Megatron-SP alone."""
+    """Activation bytes of a layer of Megatron's GPT a token and rank: Korthikanti et al. (arXiv:2205.05198), table 2,
+    at a width of two bytes. Norms and dropouts are split with Megatron-SP alone."""
     whole = 0 if megatron_sp else 10
     return lambda seq, tp: shape.hidden_size * (whole + (34 - whole) / tp) + 5 * shape.heads * seq / tp

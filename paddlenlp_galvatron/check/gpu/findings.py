@@ -1,4 +1,4 @@
-"""What a part of the check is given, and what it finds."""
+"""The setting of a part of the check, and its findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...launch.processes import Device
 
-# Of small models on GPUs: what takes longer hangs. Eight ranks that import Paddle from a network disk take a minute.
+# A launch of a small model on GPUs that takes longer hangs. Eight ranks import Paddle from a network disk in a minute.
 LAUNCH_S = 300.0
 CUT_SHORT_S = 60.0  # a launch that was given less, and was not done, shows nothing
 
@@ -37,7 +37,7 @@ class TrialFinding:
 
 @dataclass(frozen=True)
 class TrialSetting:
-    """What a part runs on."""
+    """The setting of a part."""
 
     part: str
     ranks: int
@@ -55,7 +55,7 @@ class TrialSetting:
 
     @property
     def launch_s(self) -> float:
-        """What a launch may take. On CPUs that is all that is left, as its processes may share them with anything."""
+        """Limit of a launch. On CPUs it is all the time left, as other programs may share them."""
         return max(1.0, min(self.left_s, LAUNCH_S) if self.on_gpus else self.left_s)
 
     def found(self, name: str, holds: bool | None, told: str) -> TrialFinding:
@@ -70,7 +70,7 @@ class TrialSetting:
         return TrialFinding(self.part, self.ranks, name, TrialState.NO_TIME, why)
 
     def ended(self, name: str, fault: str, given_s: float) -> TrialFinding:
-        """Of what a launch that was given so long did not finish: it failed, unless it was only cut short."""
+        """A case that a launch of `given_s` did not finish: it failed, unless the launch was only cut short."""
         cut_short = given_s < CUT_SHORT_S and self.left_s <= 0
         return self.no_time(name, f"cut off after {given_s:.0f} s") if cut_short else self.found(name, False, fault)
 

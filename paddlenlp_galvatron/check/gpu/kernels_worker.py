@@ -31,7 +31,7 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of what the kernels compute on."""
+    """The dtype of the kernels' inputs."""
 
     heads: int
     kv_heads: int
@@ -140,7 +140,7 @@ def embedding(sizes: Sizes) -> Trial:
 
 
 def _stepped(weights: list[Any], gradients: list[list[Any]]) -> list[Any]:
-    """What two updates by the kernel make of fp32 weights."""
+    """Weights in fp32 after two updates by the kernel."""
     tensors = []
     for weight in weights:
         tensors.append(paddle.create_parameter(weight.shape, "float32"))
@@ -168,7 +168,7 @@ def _stepped_plainly(weights: list[Any], gradients: list[list[Any]]) -> list[Any
 
 
 def adamw(sizes: Sizes) -> Trial:
-    """Of a matrix, a vector, and a matrix of odd sizes; how far they move, as they start far from 0."""
+    """Moves of a matrix, a vector, and a matrix of odd sizes, as they start far from 0."""
     shapes = ([sizes.hidden, sizes.inner], [sizes.hidden], [sizes.hidden + 1, 7])
     weights = [paddle.randn(shape) for shape in shapes]
     gradients = [[paddle.randn(shape) for shape in shapes] for _ in range(2)]

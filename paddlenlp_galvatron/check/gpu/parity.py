@@ -48,7 +48,7 @@ def _tried(setting: TrialSetting, cases: Sequence[Named]) -> Iterator[TrialFindi
 
 
 def _launched(setting: TrialSetting, cases: Sequence[Named], log: str) -> tuple[list[TrialFinding], str]:
-    """What was found of the cases that ended, in order, and why the next one did not."""
+    """Findings of the cases that ended, in order, and the fault of the next one."""
     fault = ""
     with scratch_folder("galvatron-check-") as folder:
         write_cases(folder, [named.case for named in cases])

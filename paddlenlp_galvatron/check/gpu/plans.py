@@ -19,7 +19,7 @@ from ...plan import (
 from ..parity.parity import Case, small_case
 
 DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
-# What one carries of the fourteen.
+# Plans of the fourteen that fit one rank.
 ONE_RANK = ("data parallel", "degrees mixed, strided, recompute", "tied tables", "split vocabulary, AdamW")
 MICRO_BATCHES = (1, 2, 3, 4, 8)  # of the schedules' cases: from three on, two stages of 1F1B once hung
 
@@ -83,7 +83,7 @@ def _as_trained(n: int, assumed: Assumptions, on_gpus: bool) -> Case:
 
 
 def training_assumptions(on_gpus: bool, seq_length: int) -> Assumptions:
-    """What training has by default on these devices."""
+    """Training's defaults on these devices."""
     assumed = Assumptions(True, Precision.BF16 if on_gpus else Precision.FP32, seq_length=seq_length)
     return with_defaults(_plan(1, (LayerStrategy(),), assumed), on_gpus).assumed
 

@@ -82,7 +82,7 @@ def check(
 
 
 def _found(setting: TrialSetting) -> Iterator[TrialFinding]:
-    """What a part finds, with the time that each finding took."""
+    """Findings of a part, each with its time."""
     since, findings = time.monotonic(), PARTS[setting.part].run(setting)
     while True:
         try:

@@ -83,7 +83,7 @@ def _need_more(stage: Any, mib: int) -> None:
 
 
 def starve(room_mib: int) -> list[Any]:
-    """Leave no more room than this; what is returned holds the rest of a GPU's memory."""
+    """Leave no more memory than this; the returned tensor holds the rest of a GPU's memory."""
     if device.on_gpu():
         return list(_blocks(room_mib))
     found = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())

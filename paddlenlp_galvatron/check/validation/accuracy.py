@@ -60,7 +60,7 @@ class Outcome:
 
     @property
     def memory_errors(self) -> list[float]:
-        """Of each stage; below 0 it held more than predicted."""
+        """Predicted / measured - 1 of each stage: below 0 it held more than predicted."""
         return [stage.predicted_mib / stage.peak_mib - 1 for stage in self.stages]
 
     @property
@@ -149,7 +149,7 @@ def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of errors, as shares: mean and median without their signs, the lowest and the highest with."""
+    """Errors as shares: mean and median of their sizes, and the lowest and the highest with their signs."""
 
     mean: float
     median: float
@@ -180,7 +180,7 @@ CLEAR = 0.05  # a predicted lead that must show
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of all plans of one model."""
+    """Accuracy over all plans of one model."""
 
     outcomes: Sequence[Outcome]
     verdicts: Sequence[Verdict] = ()
@@ -262,7 +262,7 @@ def verdict(contest: Contest, known: Callable[[Plan], Outcome | None]) -> Verdic
 
 
 def shortcomings(accuracy: Accuracy, demanded: ValidateOptions) -> list[str]:
-    """What is worse than demanded, in words."""
+    """Figures that are worse than demanded, in words."""
     found = []
     if (most := demanded.most_mean_error) is not None and accuracy.time.mean > most:
         found.append(

@@ -1,4 +1,4 @@
-"""What else a machine did while something ran: the share of its processors' time that went to others."""
+"""The share of a machine's processor time that other programs took while something ran."""
 
 from __future__ import annotations
 

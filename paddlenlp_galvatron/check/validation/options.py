@@ -20,7 +20,7 @@ def _listed(value: Any) -> Any:
 
 
 class ValidateOptions(Options):
-    """What is run, on what, and what is demanded."""
+    """Options of `galvatron validate`."""
 
     model_size: str = Field(description="a preset's name, a config.json, or its folder")
     profiles: Path = Field(

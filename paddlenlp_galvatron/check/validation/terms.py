@@ -1,4 +1,4 @@
-"""What a step's time goes to, the same terms measured (from spans of the time line) and predicted (from prices)."""
+"""Terms of a step's time, measured (from spans of the time line) and predicted (from prices)."""
 
 from __future__ import annotations
 

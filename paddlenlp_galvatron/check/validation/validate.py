@@ -35,7 +35,7 @@ CHUNKS = 4  # of a stage, at most, in plans that are searched
 
 
 class Validation:
-    """What is asked for, and what was found."""
+    """A validation: its options, its work, its results."""
 
     def __init__(self, options: ValidateOptions, note: Callable[[str], None] = lambda line: None):
         """Raises UserError for whatever cannot be run or priced."""
@@ -82,7 +82,7 @@ class Validation:
 
     @property
     def identity(self) -> dict[str, object]:
-        """Of the journal."""
+        """Path of the journal."""
         given = self.options
         device = fingerprint(given.world_size, model=self.shape.fingerprint, dtype=given.mixed_precision.value)
         return {"validation": METHOD, "steps": given.steps, "seed": given.seed, **device.model_dump()}
@@ -159,14 +159,14 @@ class Validation:
         return [plan for plan in self.kinds if not is_done(found.get(key_of(plan), []))]
 
     def _processors(self) -> int | None:
-        """That all ranks share; None where each computes on one of its own."""
+        """Processors that all ranks share; None where each has its own."""
         options = self.options
         on_cpu = self.cost.network.profile.meta.fingerprint.driver == "gloo"
         processors = options.num_nodes * len(sched_getaffinity(0))
         return processors if on_cpu and processors < options.world_size else None
 
     def accuracy(self) -> Accuracy:
-        """Of what was run. Raises UserError where nothing was."""
+        """Accuracy over the plans that ran. Raises UserError where none did."""
         visits = self.visits()
         found: dict[Plan, Outcome] = {}
         failed: dict[str, str] = {}

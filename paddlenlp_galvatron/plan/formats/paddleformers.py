@@ -16,7 +16,7 @@ NAME = "PaddleFormers"
 
 
 def formers_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Argument]:
-    """What goes into the YAML file of `paddleformers-cli train`, besides model and data.
+    """Arguments for the YAML file of `paddleformers-cli train`, besides model and data.
 
     Raises UserError with one line for each field that it cannot express, for this model where it is given.
     """
@@ -48,14 +48,14 @@ def formers_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, 
 
 
 def formers_notes(plan: Plan) -> list[str]:
-    """What is worth knowing of a plan that PaddleFormers can express."""
+    """Notes on a plan that PaddleFormers can express."""
     if plan.pipeline > 1 and plan.dp(plan.layers[0]) > 1:
         return [placement_note(NAME)]
     return []
 
 
 def _gaps(plan: Plan, model: ModelShape | None) -> Iterator[str]:
-    """What PaddleFormers, and its own model, lack beside what such programs do."""
+    """Further features that PaddleFormers and its model lack."""
     layer = plan.layers[0]
     if layer.ulysses and layer.degree > 1:
         yield f"use_sp: {NAME}'s Llama and Qwen2 have no Ulysses"
