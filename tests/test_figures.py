@@ -34,7 +34,7 @@ from paddlenlp_galvatron.profiler.cluster import measure, overlap
 from paddlenlp_galvatron.profiler.layers import computation
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
-from paddlenlp_galvatron.report import explain, figures, health, out_of_memory, page, prediction
+from paddlenlp_galvatron.report import explain, figures, measured, page
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.runtime.cpu_backend import REACH_S
 from paddlenlp_galvatron.training.data import corpus, token_files
@@ -99,10 +99,10 @@ FIGURES = [
     ("train", [*few(Precision.FP32)], "fp32 they may differ by {} and {}", "fp32 允许相差 {} 与 {}"),
     ("train", [*few(Precision.BF16)], "in bf16 by {} and {}", "bf16 为 {} 与 {}"),
     ("train", [*few(Precision.FP16)], "in fp16 by {} and {}", "fp16 为 {} 与 {}"),
-    ("health", [100 * health.TOLERANCE], "If a prediction is off by more than {} %", "（偏高或偏低）超过 {} %"),
-    ("health", [health.WINDOW_STEPS], "over the last {} steps, one warning", "最近 {} 步内，若某项"),
-    ("health", [prediction.WARM_UP_STEPS], "The first {} steps of a process", "每个进程的前{}步不计"),
-    ("health", [health.ENOUGH_STEPS], "at least {} more are needed", "其后至少要有{}步"),
+    ("health", [100 * measured.TOLERANCE], "If a prediction is off by more than {} %", "（偏高或偏低）超过 {} %"),
+    ("health", [measured.WINDOW_STEPS], "over the last {} steps, one warning", "最近 {} 步内，若某项"),
+    ("health", [measured.WARM_UP_STEPS], "The first {} steps of a process", "每个进程的前{}步不计"),
+    ("health", [measured.ENOUGH_STEPS], "at least {} more are needed", "其后至少要有{}步"),
     ("what_if", [WAITING], "At most {} questions\nwait", "最多有 {} 个问题等待"),
     ("what_if", [REQUEST_S], "completely after {} s is dropped", "{} 秒内没有发完的请求"),
     ("search", [LONG_S], "After {} s a line on stderr", "超过 {} 秒时，stderr"),
@@ -201,7 +201,7 @@ def test_a_figure_is_that_of_the_code(name, values, en, zh, language):
 
 
 def test_the_advised_budget_is_nine_tenths():
-    assert out_of_memory.MARGIN == 0.9  # health.md says it in words
+    assert measured.MARGIN == 0.9  # health.md says it in words
 
 
 def test_of_fifteen_steps_the_third_quickest_counts():

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from paddlenlp_galvatron.base.limits import Positive, Ranks
 from paddlenlp_galvatron.base.locking import locked
-from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.printing import Console, say, table
 from paddlenlp_galvatron.plan import UserError
 
 from .conventions import App, within
@@ -108,9 +108,7 @@ def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds
 
 
 def _table(findings: list[TrialFinding]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("part", "ranks", "", "", "s", "found"):
-        table.add_column(column, justify="right" if column in ("ranks", "s") else "left", overflow="fold")
+    shown = table("part", "ranks", "case", "state", "s", "found", left=("case", "state", "found"))
     for each in findings:
-        table.add_row(each.part, str(each.ranks), each.name, each.state, f"{each.seconds:.1f}", each.told)
-    return table
+        shown.add_row(each.part, str(each.ranks), each.name, each.state, f"{each.seconds:.1f}", each.told)
+    return shown

@@ -29,7 +29,7 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.report import describe, predicted_beside_measured
-from paddlenlp_galvatron.report.prediction import of_plan
+from paddlenlp_galvatron.report.measured import of_plan
 
 from .conventions import App
 

@@ -10,7 +10,7 @@ from ...base.errors import UserError
 from ...base.reading import parse_json, read_json, read_text
 from ...model import ModelShape, load_model
 from ...plan import plan_from_dict, read_plan
-from ...report.prediction import WARM_UP_STEPS, stage_peaks_mib
+from ...report.measured import WARM_UP_STEPS, stage_peaks_mib
 from .runs import MeasuredRun
 from .tables import Table, read_table
 

@@ -20,7 +20,7 @@ from ...plan import Assumptions, Plan, Precision, uniform_plan
 from ...plan.strategy import DataParallel
 from ...plan.uniform import even_stages
 from ...profiles.data_sheet import data_sheets
-from ...report.health import flops_per_token
+from ...report.measured import flops_per_token
 from .runs import MeasuredRun
 
 Row = Mapping[str, str]
