@@ -14,10 +14,10 @@ pytest.importorskip("paddle")
 from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.base.large_file import BLOCK_BYTES
 from paddlenlp_galvatron.base.printing import LINE_S
-from paddlenlp_galvatron.check.gpu import faults as trial_faults
+from paddlenlp_galvatron.check.gpu import faults as gpu_faults
 from paddlenlp_galvatron.check.gpu import kernels, stock
-from paddlenlp_galvatron.check.gpu import prediction as trial_prediction
-from paddlenlp_galvatron.check.gpu import run as trial_run
+from paddlenlp_galvatron.check.gpu import prediction as gpu_prediction
+from paddlenlp_galvatron.check.gpu import run as gpu_run
 from paddlenlp_galvatron.check.parity.parity import TOLERANCES
 from paddlenlp_galvatron.check.validation import accuracy, work, worker
 from paddlenlp_galvatron.check.validation.options import ValidateOptions
@@ -154,17 +154,17 @@ FIGURES = [
         "within {} and {} (fp32), {} and {} (bf16)",
         "不超过 {} 与 {}（fp32）、{} 与 {}（bf16）",
     ),
-    ("gpus", [f"{trial_faults.GPU_TOLERANCE:.0e}".replace("e-0", "e-")], "on GPUs within {}", "GPU 上误差不超过 {}"),
+    ("gpus", [f"{gpu_faults.GPU_TOLERANCE:.0e}".replace("e-0", "e-")], "on GPUs within {}", "GPU 上误差不超过 {}"),
     (
         "gpus",
-        [trial_prediction.LEAST_MEMORY, trial_prediction.MOST_MEMORY],
+        [gpu_prediction.LEAST_MEMORY, gpu_prediction.MOST_MEMORY],
         "take {} to {} of what",
         "预测的 {} 至 {} 倍",
     ),
     ("gpus", [100 * stock.TOLERANCE], "at most {} % longer", "最多慢 {} %"),
     ("gpus", [overlap.GPU_MESSAGE_MIB], "all-reduces of {} MiB", "与 {} MiB 的 all-reduce"),
     ("gpus", [f"{kernels.TOLERANCE['bfloat16']:.0e}".replace("e-0", "e-")], "within {} of plain", "误差不超过 {} |"),
-    ("gpus", [trial_run.EXIT_CODES["incomplete"]], "`incomplete` ({})", "`incomplete`（{}）"),
+    ("gpus", [gpu_run.EXIT_CODES["incomplete"]], "`incomplete` ({})", "`incomplete`（{}）"),
     ("gpus", [nccl.CHANNELS], "NCCL_MAX_P2P_NCHANNELS={}", "NCCL_MAX_P2P_NCHANNELS={}"),
     (
         "cost_model",
