@@ -22,8 +22,7 @@ from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
 from paddlenlp_galvatron.report import Health, out_of_memory_report
-from paddlenlp_galvatron.report.prediction import of_plan
-from paddlenlp_galvatron.report.traffic import traffic_table
+from paddlenlp_galvatron.report.measured import of_plan, traffic_table
 from paddlenlp_galvatron.training.step_log import StepRecord, record_of
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
+from ..base.printing import table
 from ..plan import Plan
 from ..plan.strategy import runs
 from .breakdown import MEMORY, TIME, StageBreakdown, breakdown, strategy_words
-from .explain import table
 from .why import Problem
 
 
@@ -94,12 +94,12 @@ def printed(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> Iterator[
     if not changed and not layers:
         yield "the plans say the same"
     if changed:
-        shown = _words("field", "first", "second")
+        shown = table("field", "first", "second", left=("first", "second"))
         for name, pair in changed.items():
             shown.add_row(name, *pair)
         yield shown
     if layers:
-        shown = _words("layers", "first", "second")
+        shown = table("layers", "first", "second", left=("first", "second"))
         for row in layers:
             shown.add_row(*row)
         yield shown
@@ -127,13 +127,6 @@ def summary(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> dict[str,
         if prices
         else None,
     }
-
-
-def _words(*columns: str) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        made.add_column(column)
-    return made
 
 
 def _terms(first: dict[str, float], second: dict[str, float], names: dict[str, str]) -> Table:

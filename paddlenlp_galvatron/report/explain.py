@@ -9,12 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
+from ..base.printing import table
 from ..cost_model import Prediction
 from ..plan import GalvatronError, ModelShape, Plan
 from ..search import Candidate, SearchResult
 from .breakdown import COMMUNICATION, MEMORY, TIME, StageBreakdown, breakdown, strategy_words
 from .plan import describe
-from .search import runner_up
+from .search import runner_up, shape_of
 from .why import (
     GB_MIB,
     MOST_CHANGES,
@@ -206,15 +207,7 @@ def summary(explanation: Explanation) -> dict[str, Any]:
 
 
 def _of(candidate: Candidate) -> dict[str, Any]:
-    plan = candidate.plan
-    return {
-        "time_s": candidate.time_s,
-        "samples_per_s": candidate.samples_per_s,
-        "chunks": plan.micro_batches,
-        "pp_deg": plan.pipeline,
-        **({"virtual_pp_deg": plan.chunks} if plan.chunks > 1 else {}),
-        "pipeline_type": plan.schedule.value,
-    }
+    return {"time_s": candidate.time_s, "samples_per_s": candidate.samples_per_s, **shape_of(candidate)}
 
 
 def _shown(explanation: Explanation) -> list[int]:
@@ -224,14 +217,6 @@ def _shown(explanation: Explanation) -> list[int]:
     by_time = sorted(range(len(stages)), key=lambda stage: -stages[stage].busy_ms)
     by_memory = sorted(range(len(stages)), key=lambda stage: stages[stage].memory_mib["free"])
     return sorted({0, len(stages) - 1, *by_time[:3], *by_memory[:3]})
-
-
-def table(*columns: str) -> Table:
-    """The one style: no lines, the first column to the left, numbers to the right and never cut."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, column in enumerate(columns):
-        made.add_column(column, justify="right" if number else "left", no_wrap=bool(number))
-    return made
 
 
 def _time_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Table:

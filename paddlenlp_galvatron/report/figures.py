@@ -10,7 +10,7 @@ from ..cost_model.simulate import Span
 from ..plan import ModelShape, Plan, Precision
 from ..profiles.reserve import Reserve, gpu_sheet
 from .breakdown import TIME, StageBreakdown
-from .health import flops_per_token
+from .measured import flops_per_token
 
 MOST_SPANS = 6000  # that a time line draws; of more, the first ones
 LEAST_MS = 0.05  # of a part of a bar; less is nothing in a table with one decimal

@@ -20,8 +20,8 @@ from ..profiles.reserve import Reserve
 from .breakdown import MEMORY, TIME, StageBreakdown, strategy_words
 from .explain import SAME, UNCERTAIN, Explanation, binding
 from .figures import device_word, folded, tiles, time_bar
+from .measured import WARM_UP_STEPS, stage_peaks_mib
 from .plan import count
-from .prediction import WARM_UP_STEPS, stage_peaks_mib
 from .search import runner_up
 from .why import SharedTime
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from rich.table import Table
 from rich.text import Text
 
+from ..base.printing import table
 from ..base.text import shortened
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
 from ..plan.mesh import STAGE, Axis
@@ -127,15 +128,15 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
 def _stages(searched: Searched) -> Table:
     """Numbers of each stage."""
     title = "predicted of each stage: memory, MiB a rank; time of a micro-batch, ms"
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="")
-    for name in ("stage", "memory", "states", "activations", "working", "reserve", "forward", "backward", "sync"):
-        table.add_column(name, no_wrap=True, justify="right")
+    shown = table(
+        *("stage", "memory", "states", "activations", "working", "reserve", "forward", "backward", "sync"), title=title
+    )
     for number, stage in enumerate(searched.stages[:MOST_ROWS]):
         memory = stage.memory
         mib = (stage.memory_mib, memory.states_mib, memory.activations_mib, memory.working_mib, memory.context_mib)
         numbers = (*mib, stage.forward_ms, stage.backward_ms, stage.sync_ms)
-        table.add_row(str(number), *(f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in numbers))
-    return table
+        shown.add_row(str(number), *(f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in numbers))
+    return shown
 
 
 def _assumed(plan: Plan) -> str:
@@ -155,18 +156,16 @@ def _assumed(plan: Plan) -> str:
 
 
 def _table(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     beside = _beside(plan)
-    for title in ("stage", "layers", "split by", "degree", *beside, "dp", "model states", "recompute", "groups"):
-        table.add_column(title, no_wrap=title != "recompute")
-    first, last = 0, plan.pipeline - 1
-    table.add_row(str(first), "embedding", *_cells(plan, plan.vocab, beside))
+    titles = ("stage", "layers", "split by", "degree", *beside, "dp", "model states", "recompute", "groups")
+    shown = table(*titles, left=titles)
+    shown.add_row("0", "embedding", *_cells(plan, plan.vocab, beside))
     for row in islice(_rows(plan, beside), MOST_ROWS):
-        table.add_row(*row)
-    if table.row_count > MOST_ROWS:
-        table.add_row("…", "the file has the rest")
-    table.add_row(str(last), "LM head", *_cells(plan, plan.vocab, beside))
-    return table
+        shown.add_row(*row)
+    if shown.row_count > MOST_ROWS:
+        shown.add_row("…", "the file has the rest")
+    shown.add_row(str(plan.pipeline - 1), "LM head", *_cells(plan, plan.vocab, beside))
+    return shown
 
 
 def _rows(plan: Plan, beside: Sequence[Axis]) -> Iterator[list[str]]:

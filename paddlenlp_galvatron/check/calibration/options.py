@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from ...options.group import Options
-
-
-def _listed(value: object) -> object:
-    return [part for part in value.split(",") if part] if isinstance(value, str) else value
-
-
-Paths = Annotated[tuple[Path, ...], BeforeValidator(_listed)]
+from ...options.group import Options, Paths
 
 
 class CalibrateOptions(Options):
