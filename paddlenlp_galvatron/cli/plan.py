@@ -36,6 +36,7 @@ from paddlenlp_galvatron.plan.formats.paddlefleet import FLEET, FORMERS, fleet_a
 from paddlenlp_galvatron.plan.formats.paddlenlp import as_flags, stock_arguments, stock_notes
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, difference, notes, scaling
+from paddlenlp_galvatron.report.figures import speed_words
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.trace import predicted_events, rank_names
 from paddlenlp_galvatron.report.why import Problem
@@ -197,7 +198,9 @@ def trace(
     plan, problem = _origin(file, profiles, model, task, lora_rank)
     prediction = problem.cost.predict(plan)
     write_trace(output, predicted_events(plan, problem.cost, prediction), rank_names(plan))
-    say(f"{output}: a step of {prediction.time_s:.4g} s; open it in https://ui.perfetto.dev")
+    shape = problem.shapes[0] if len(problem.shapes) == 1 else None
+    speed = speed_words(plan, prediction, shape, problem.cost)
+    say(f"{output}: a step of {prediction.time_s:.4g} s, {speed}; open it in https://ui.perfetto.dev")
 
 
 def _origin(

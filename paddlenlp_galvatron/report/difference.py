@@ -106,7 +106,9 @@ def printed(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> Iterator[
     if prices:
         one, other = (price.tokens_per_s(plan) for price, plan in zip(prices, (a, b), strict=True))
         if one and other:
-            yield f"\n{one:,.0f} tokens/s against {other:,.0f} ({other / one - 1:+.1%})"
+            each = [speed / plan.world_size for speed, plan in ((one, a), (other, b))]
+            ranks = "" if a.world_size == b.world_size else f"; a rank {each[0]:,.0f} against {each[1]:,.0f}"
+            yield f"\n{one:,.0f} tokens/s against {other:,.0f} ({other / one - 1:+.1%}){ranks}"
         alike = a.global_batch == b.global_batch
         times = [
             {key: ms / (1 if alike else plan.global_batch) for key, ms in price.time_ms.items()}
