@@ -14,7 +14,7 @@ class Split(Enum):
 
     COLUMN = "its share of the outputs: the last axis"
     ROW = "its share of the inputs, or of a table's rows: the first axis"
-    HEADS = "all of it, used on heads of its own: the ranks' gradients are parts of one sum"
+    OWN = "all of it, used on heads or tokens of its own: the ranks' gradients are parts of one sum"
     WHOLE = "all of it, used as on any other rank"
 
 
@@ -28,15 +28,16 @@ class Weight:
     most_parts: int | None = None  # parts that it splits into at most, which more ranks share: kv heads
     padded: bool = False  # to a multiple of the degree, along the axis that splits
     linear: bool = False  # a linear layer's matrix, which Hugging Face keeps transposed
+    expert: int | None = None  # of which routed expert, whose ranks split it as those of tensor parallelism do others
 
     @property
     def numbers(self) -> int:
         return prod(self.shape)
 
     @property
-    def is_matrix(self) -> bool:
-        """Sharded by ZeRO and decayed; vectors are neither."""
-        return len(self.shape) > 1
+    def sharded(self) -> bool:
+        """By ZeRO. Vectors are not, nor what every rank has whole, as a router: all of it is small."""
+        return len(self.shape) > 1 and self.axis is not None
 
     @property
     def axis(self) -> int | None:
@@ -164,7 +165,8 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Sublayer:
-    """Attention, the MLP, or the norms of a layer."""
+    """Attention, the MLP, the norms, the router or the experts of a layer. A token of experts is a row that one of them
+    gets."""
 
     name: str
     weights: tuple[Weight, ...]
@@ -225,5 +227,9 @@ class LayerKind:
     def pair_flops(self) -> int:
         return sum(sublayer.pair_flops for sublayer in self.sublayers)
 
+    @cached_property
+    def _by_name(self) -> dict[str, Weight]:
+        return {weight.name: weight for weight in self.weights}
+
     def __getitem__(self, name: str) -> Weight:
-        return next(weight for weight in self.weights if weight.name == name)
+        return self._by_name[name]

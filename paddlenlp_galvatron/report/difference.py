@@ -106,10 +106,17 @@ def printed(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> Iterator[
     if prices:
         one, other = (price.tokens_per_s(plan) for price, plan in zip(prices, (a, b), strict=True))
         if one and other:
-            yield f"\n{one:,.0f} tokens/s against {other:,.0f} ({other / one - 1:+.1%})"
-        batches = f": {a.global_batch} samples against {b.global_batch}" if a.global_batch != b.global_batch else ""
-        yield f"\na step{batches}, ms, averaged over stages"
-        yield _terms(prices[0].time_ms, prices[1].time_ms, TIME)
+            each = [speed / plan.world_size for speed, plan in ((one, a), (other, b))]
+            ranks = "" if a.world_size == b.world_size else f"; a rank {each[0]:,.0f} against {each[1]:,.0f}"
+            yield f"\n{one:,.0f} tokens/s against {other:,.0f} ({other / one - 1:+.1%}){ranks}"
+        alike = a.global_batch == b.global_batch
+        first, second = (
+            {key: ms / (1 if alike else plan.global_batch) for key, ms in price.time_ms.items()}
+            for price, plan in zip(prices, (a, b), strict=True)
+        )
+        batches = f", as the batches differ: {a.global_batch} against {b.global_batch}"
+        yield f"\na {'step' if alike else 'sample'}, ms, averaged over stages{'' if alike else batches}"
+        yield _terms(first, second, TIME)
         yield "\nmemory of a device, MiB, on the stage that needs most"
         yield _terms(prices[0].memory_mib, prices[1].memory_mib, MEMORY)
 

@@ -14,6 +14,7 @@ from ..cost_model import Prediction
 from ..plan import GalvatronError, ModelShape, Plan
 from ..search import Candidate, SearchResult
 from .breakdown import COMMUNICATION, MEMORY, TIME, StageBreakdown, breakdown, strategy_words
+from .figures import speed_words
 from .plan import describe
 from .search import runner_up, shape_of
 from .why import (
@@ -111,6 +112,7 @@ def printed(explanation: Explanation, shape: ModelShape | None = None) -> Iterat
         f"{prediction.time_s:.4g} s a step, {prediction.samples_per_s:.4g} samples/s, "
         f"{prediction.bubble_share:.1%} pipeline bubble"
     )
+    yield speed_words(plan, prediction, shape, explanation.problem.cost)
     yield from describe(replace(plan, metadata={}), shape)
     shown = _shown(explanation)
     if len(shown) < len(explanation.stages):

@@ -37,24 +37,35 @@ def tiles(
     plan: Plan, prediction: Prediction, shape: ModelShape, budget_mib: float, cost: CostModel
 ) -> tuple[Tile, ...]:
     """Speed, MFU, step time, peak memory, bubble. MFU is left out where the device's peak is not known."""
-    seq_length, word = plan.assumed.seq_length or 0, device_word(cost.reserve)
-    tokens_per_s = prediction.samples_per_s * seq_length
-    each = tokens_per_s / plan.world_size
+    word = device_word(cost.reserve)
+    each, mfu = speed(plan, prediction, shape, cost)
     used_mib = max(stage.memory.total_mib for stage in prediction.stages)
     samples = f"{plan.global_batch} samples, {prediction.samples_per_s:.3g} samples/s"
     memory = f"{used_mib / budget_mib:.0%} of {budget_mib / GIB_MIB:.4g} GiB"
-    shown = [Tile(f"tokens/s/{word}", f"{each:,.0f}", f"{tokens_per_s:,.0f} on all {plan.world_size}")]
-    sheet = gpu_sheet(cost.device)
-    if sheet and plan.assumed.mixed_precision is not Precision.FP32:
-        peak = sheet.matmul_16bit.value
-        mfu = each * flops_per_token(shape, seq_length) / (peak * 1e12)
-        shown.append(Tile("MFU", f"{mfu:.1%}", f"of {peak:,.0f} TFLOP/s"))
+    shown = [Tile(f"tokens/s/{word}", f"{each:,.0f}", f"{each * plan.world_size:,.0f} on all {plan.world_size}")]
+    if mfu and (sheet := gpu_sheet(cost.device)):
+        shown.append(Tile("MFU", f"{mfu:.1%}", f"of {sheet.matmul_16bit.value:,.0f} TFLOP/s"))
     return (
         *shown,
         Tile("step", seconds(prediction.time_s), samples),
         Tile("peak memory", f"{used_mib / GIB_MIB:.1f} GiB", memory),
         Tile("pipeline bubble", f"{prediction.bubble_share:.1%}", "of all stages' time"),
     )
+
+
+def speed(plan: Plan, prediction: Prediction, shape: ModelShape | None, cost: CostModel) -> tuple[float, float | None]:
+    """Tokens/s of a device, and MFU where its peak and the shape of all layers are known."""
+    seq_length, sheet = plan.assumed.seq_length or 0, gpu_sheet(cost.device)
+    each = prediction.samples_per_s * seq_length / plan.world_size
+    if shape is None or sheet is None or plan.assumed.mixed_precision is Precision.FP32:
+        return each, None
+    return each, each * flops_per_token(shape, seq_length) / (sheet.matmul_16bit.value * 1e12)
+
+
+def speed_words(plan: Plan, prediction: Prediction, shape: ModelShape | None, cost: CostModel) -> str:
+    """`9,656 tokens/s/GPU, MFU 46.2%`."""
+    each, mfu = speed(plan, prediction, shape, cost)
+    return f"{each:,.0f} tokens/s/{device_word(cost.reserve)}" + (f", MFU {mfu:.1%}" if mfu else "")
 
 
 def seconds(time_s: float) -> str:

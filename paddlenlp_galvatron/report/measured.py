@@ -103,7 +103,7 @@ def flops_per_token(shape: ModelShape, seq_length: int, frozen: bool = False) ->
     `frozen` weights, beside which adapters learn, count 4 instead of 6: they have no gradients.
     """
     looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
-    return (4 if frozen else 6) * (shape.parameters - looked_up) + 12 * shape.layers * shape.q_width * seq_length
+    return (4 if frozen else 6) * (shape.active_parameters - looked_up) + 12 * shape.layers * shape.q_width * seq_length
 
 
 class Health:

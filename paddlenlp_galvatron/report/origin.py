@@ -49,7 +49,13 @@ def read_origin(
 ) -> tuple[Plan, Problem]:
     """A plan, and what it was searched from, at the plan's batch. `budget_gb`: where nobody names one. Raises
     UserError."""
-    plan = read_plan(origin.plan, smallest_world=True)
+    return origin_of(read_plan(origin.plan, smallest_world=True), origin, note, budget_gb)
+
+
+def origin_of(
+    plan: Plan, origin: OriginOptions, note: Callable[[str], None] = lambda line: None, budget_gb: float | None = None
+) -> tuple[Plan, Problem]:
+    """The same of a plan that has been read."""
     searched = plan.metadata.get("searched_from") or {}
     model = _model(searched, origin.model_size, plan).resolve(plan.assumed.seq_length)
     options = _options(searched, origin, plan, model.seq_length, budget_gb)

@@ -55,7 +55,7 @@ class Searched(Metadata):
 
     time_s: float
     samples_per_s: float
-    lower_bound_s: float
+    lower_bound_s: float | None = None  # of a plan that a search found
     stages: list[StageSummary]
 
 
@@ -110,14 +110,13 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
         facts.append(("model", f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters"))
     predicted, searched = (plan.metadata.get(name) or {} for name in ("predicted", "searched_from"))
     if known := Searched.of(predicted):
-        gap = max(0.0, 1 - known.lower_bound_s / known.time_s) if known.time_s else 0.0
-        facts.append(
-            (
-                "predicted",
-                f"{known.time_s:.4g} s a step, {known.samples_per_s:.4g} samples/s; no plan takes less than "
-                f"{known.lower_bound_s:.4g} s (gap {gap:.2g})",
-            )
-        )
+        told = f"{known.time_s:.4g} s a step, {known.samples_per_s:.4g} samples/s"
+        if plan.assumed.seq_length:
+            told += f", {known.samples_per_s * plan.assumed.seq_length / plan.world_size:,.0f} tokens/s/rank"
+        if (bound_s := known.lower_bound_s) is not None:
+            gap = max(0.0, 1 - bound_s / known.time_s) if known.time_s else 0.0
+            told += f"; no plan takes less than {bound_s:.4g} s (gap {gap:.2g})"
+        facts.append(("predicted", told))
     else:
         facts += [("predicted", line) for line in islice(_lines(predicted), MOST_ROWS)]
     if origin := Origin.of(searched):

@@ -10,17 +10,24 @@ from typing import Any
 from rich.table import Table
 
 from ..base.printing import table
+from ..cost_model import CostModel
 from ..plan import ModelShape
 from ..search import Candidate, FamilyOutcome, Need, SearchResult
+from .figures import speed_words
 from .plan import count, describe
 
 GB_MIB = 1024
 
 
-def explain(result: SearchResult, shape: ModelShape | None = None) -> Iterator[str | Table]:
-    """Lines and tables, to be printed one below the other. `shape`: of a model whose layers are alike."""
+def explain(
+    result: SearchResult, shape: ModelShape | None = None, cost: CostModel | None = None
+) -> Iterator[str | Table]:
+    """Lines and tables, to be printed one below the other. `shape`: of a model whose layers are alike. `cost`: for the
+    speed of a device."""
     if result.best:
         best = result.best
+        if cost:
+            yield speed_words(best.plan, best.prediction, shape, cost)
         yield (
             f"{best.time_s:.4g} s a step, {best.samples_per_s:.4g} samples/s; no plan of the space takes less than "
             f"{result.lower_bound_s:.4g} s (gap {result.gap:.2g})"

@@ -70,7 +70,7 @@ def modules(shape: ModelShape) -> Iterator[Module]:
 
     yield module(shape.embedding.weights)
     for index in range(shape.layers):
-        yield module(shape.block.weights, f"layers.{index}.")
+        yield module(shape.layer.weights, f"layers.{index}.")
     norm, lm_head = shape.head.weights
     yield (*module([norm]), *(() if shape.tied_embeddings else (stored(lm_head),)))
 
