@@ -152,8 +152,8 @@ class Groups:
     rank: int
     fallback: Groups | None = None
     _made: dict[Group, Any] = field(default_factory=dict)
-    _exchanging: set[Group] = field(default_factory=set)  # that have been used for an all-to-all
-    _in_kernels: set[Group] = field(default_factory=set)  # that kernels can use by themselves
+    _exchanging: set[Group] = field(default_factory=set)  # groups that have been used for an all-to-all
+    _in_kernels: set[Group] = field(default_factory=set)  # groups that kernels can use by themselves
 
     def create(
         self,

@@ -350,7 +350,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         self._nonfinite.count(step, loss, norm)
         next_rate(self.optimizer)
         handler.on_optimizer_end(self.args, self.state, self.control, scaler=engine.scaler)
-        device.finish_computing()  # what zero2 passes on goes while the next step begins
+        device.finish_computing()  # zero2's all-gather overlaps the next step
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
         if first:
