@@ -24,7 +24,7 @@ from paddlenlp_galvatron.options.foreign import SEVERAL, SWITCHES, Fate, fate_of
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 UNSET = "None"
 HELP = {"--help", "-h"}
-INTERRUPTED = 130  # what typer makes of a Ctrl-C, without a word
+INTERRUPTED = 130  # typer's exit code of a Ctrl-C
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -126,7 +126,7 @@ def within(limits: Any) -> Callable[[Any], Any]:
             message = error.errors()[0]["msg"]
             raise typer.BadParameter(f"{message[0].lower()}{message[1:]} (it is {shortened(repr(value))})") from None
 
-    parse.__name__ = "number"  # what the help calls it
+    parse.__name__ = "number"  # its name in the help
     return parse
 
 

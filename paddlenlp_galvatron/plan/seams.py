@@ -25,7 +25,7 @@ class Collective(StrEnum):
     ALL_GATHER = "allgather"  # the gathered buffer
     REDUCE_SCATTER = "reducescatter"  # the buffer before it is scattered
     ALL_TO_ALL = "all2all"  # all that one rank sends, the part to itself included
-    SEND = "p2p"  # what one rank sends to its peer in the next stage; the group's size is the number of stages
+    SEND = "p2p"  # the message of a rank to its peer in the next stage; the group's size is the number of stages
 
 
 class Message(StrEnum):
