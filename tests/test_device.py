@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("paddle")
 
 import paddle
-
 from paddlenlp_galvatron.profiler.clock import EventClock
+
 from paddlenlp_galvatron.runtime import device, paddle_private
 
 PINNED = object()

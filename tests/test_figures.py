@@ -11,6 +11,9 @@ from hostile import run
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.profiler.cluster import measure, overlap
+from paddlenlp_galvatron.profiler.layers import computation
+
 from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.base.large_file import BLOCK_BYTES
 from paddlenlp_galvatron.base.printing import LINE_S
@@ -30,8 +33,6 @@ from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import Fused
 from paddlenlp_galvatron.plan import Precision, newest, strategy
 from paddlenlp_galvatron.profiler import stopwatch
-from paddlenlp_galvatron.profiler.cluster import measure, overlap
-from paddlenlp_galvatron.profiler.layers import computation
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
 from paddlenlp_galvatron.report import explain, figures, health, out_of_memory, page, prediction
