@@ -73,7 +73,7 @@ class ProfileRunOptions(Options):
         ge=1,
         le=MOST_TURNS,
         description="how often each number is measured; more than the profile has are measured beside those it has; "
-        "unset: as often as the number needs",
+        "unset: as often as such numbers need",
     )
     fresh: bool = Field(False, description="measure everything again instead of continuing where the last run stopped")
     budget_ms: Number = Field(150, description="time for the repetitions of one measurement in each round, ms")
