@@ -110,7 +110,7 @@ def analytic_computation(
         return PassTimes(forward, 2 * (product + traffic) + (2.5 if flash else 2) * core + summed, forward)
 
     def of_layer(tokens: int, seq: int, tp: int) -> PassTimes:
-        matrices = [weight for weight in model.block.weights if weight.is_matrix]
+        matrices = [weight for weight in model.block.weights if weight.sharded]
         pairs = _pairs(seq, fused) * model.block.pair_flops / tp
         return passes(tokens, (kept_bytes or kept)(seq, tp), model.layer_parameters // tp, len(matrices), pairs)
 
@@ -153,7 +153,7 @@ def analytic_memory(
     layers: dict[Variant, dict[int, LayerMemory]] = {}
     vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
     hidden, number = model.hidden_size, precision.bytes
-    working = max(3 * model.intermediate_size + 2 * hidden, 2 * hidden + 5 * model.q_width)
+    working = max(3 * model.mlp_size + 2 * hidden, 2 * hidden + 5 * model.q_width)
     for sequence_parallel in (True, False):
         for seq in lengths:
 

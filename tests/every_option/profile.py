@@ -130,7 +130,7 @@ HARDWARE = run_rows("hardware", "hardware.HardwareProfiler") | {
     "parts": Row("p2p", "messages.groups"),
     "start_mb": Row(4, "messages.sizes"),
     "end_mb": Row(4, "messages.sizes"),
-    "scale": Row(4, "messages.sizes"),
+    "scale": Row(8, "messages.sizes"),
     "max_tp_deg": Row(2, "messages.groups"),
     "max_pp_deg": Row(2, "messages.groups"),
     "link_gb_per_s": Row(9, "hardware.hardware_profile"),

@@ -26,7 +26,7 @@ from ...runtime.weights import WHOLE, Array, Slice
 from .tensor_file import CODES, opened, require_finite
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
-# What PaddleNLP's layers, as they are built here, compute; other values of these fields mean another model.
+# Fields that PaddleNLP's layers, as they are built here, fix; other values mean another model.
 PLAIN = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -70,7 +70,7 @@ def modules(shape: ModelShape) -> Iterator[Module]:
 
     yield module(shape.embedding.weights)
     for index in range(shape.layers):
-        yield module(shape.block.weights, f"layers.{index}.")
+        yield module(shape.layer.weights, f"layers.{index}.")
     norm, lm_head = shape.head.weights
     yield (*module([norm]), *(() if shape.tied_embeddings else (stored(lm_head),)))
 
