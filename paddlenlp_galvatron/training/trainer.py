@@ -31,7 +31,7 @@ from ..runtime.topology import PlanGroup
 from ..runtime.trace import span, traced
 from ..runtime.weights import SeededWeights, WeightSource
 from .ahead import one_ahead
-from .arguments import settings_for
+from .arguments import RunArguments, run_arguments, settings_for
 from .checkpoint.adapters import Tuned, base_identity, open_adapters
 from .checkpoint.convert import companions
 from .checkpoint.model_folder import save_model
@@ -46,7 +46,6 @@ from .loader import inputs_of, loader
 from .local_model import LocalModel
 from .refusals import refuse_arguments, refuse_overrides, without_engines_own
 from .resume import resume, say
-from .run_arguments import RunArguments, run_arguments
 from .settings import TrainSettings
 from .skips import Skips
 from .step_log import StepLog, StepRecord
