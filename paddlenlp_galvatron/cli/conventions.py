@@ -21,7 +21,7 @@ from paddlenlp_galvatron.options.aliases import canonical_name, did_you_mean
 from paddlenlp_galvatron.options.canonical import canonical_words
 
 HELP = {"--help", "-h"}
-INTERRUPTED = 130  # what typer makes of a Ctrl-C, without a word
+INTERRUPTED = 130  # typer's exit code of a Ctrl-C
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -123,5 +123,5 @@ def within(limits: Any) -> Callable[[Any], Any]:
             message = error.errors()[0]["msg"]
             raise typer.BadParameter(f"{message[0].lower()}{message[1:]} (it is {shortened(repr(value))})") from None
 
-    parse.__name__ = "number"  # what the help calls it
+    parse.__name__ = "number"  # its name in the help
     return parse

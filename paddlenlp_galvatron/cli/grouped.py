@@ -17,10 +17,10 @@ from paddlenlp_galvatron.plan import UserError
 
 from .conventions import App, say_note
 
-KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # what the help calls values; others are text
-BARE = " "  # what it calls that of a switch, which is given alone
+KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # names of values in the help; others are text
+BARE = " "  # a switch has no value
 LIST = "list"  # a switch that needs nothing else
-PLACES = ("output", "output_dir", "output_config_path")  # that -o gives
+PLACES = ("output", "output_dir", "output_config_path")  # options that -o sets
 CONFIG = "file of options, YAML or JSON; options on the command line win over it"
 
 
@@ -105,7 +105,7 @@ def _told(info: FieldInfo) -> str:
     if info.is_required():
         return f"{info.description}; must be given"
     default = info.default
-    if info.default_factory or default is None or default == ():  # what is worked out differs by machine
+    if info.default_factory or default is None or default == ():  # a computed default differs by machine
         return str(info.description)
     if isinstance(default, bool):
         default = int(default)

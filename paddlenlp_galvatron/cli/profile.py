@@ -125,7 +125,7 @@ def _all(values: dict[str, Any]) -> None:
     """Measure this machine and a model."""
     values = with_nodes(values)
     hardware, points, model = HardwareOptions.among(values), PointOptions.among(values), ModelOptions.among(values)
-    measured_model(points, model)  # what is wrong with it is said before anything is measured
+    measured_model(points, model)  # its faults are reported before anything is measured
     profile_hardware(hardware)
     profile_model(points, model)
 

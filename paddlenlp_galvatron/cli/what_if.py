@@ -68,7 +68,7 @@ class ServeOptions(Options):
 def what_if(values: dict[str, Any], no_browser: bool) -> None:
     """Open a page that shows the best plan as soon as you change model, cluster, memory, batch or length."""
     question = Question.among(values)
-    work(question)  # what cannot be asked ends the command
+    work(question)  # an impossible question ends the command
     form = {name: str(value) for name, value in question.model_dump(exclude_none=True, mode="json").items()}
     serve(form, ServeOptions.among(values).port or 0, not no_browser)
 

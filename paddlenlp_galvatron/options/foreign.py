@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-NO_EXPERTS = "models with experts are not supported"
+EXPERTS = "the model's config.json says what experts it has"
 NO_CONTEXT = "context parallelism is told layer by layer: cp_sizes_enc of a plan's file"
 INTERLEAVED = "a plan says it: virtual_pp_deg in its file; galvatron search --max_virtual_pp_deg finds one"
 NO_GENERATION = "nothing is generated; evaluation gives the loss of the dev split"
@@ -28,16 +28,10 @@ HOLDS = {
     "vocab_cp": ("1|-1", NO_CONTEXT),
     "context_parallel_degree": ("1|-1", NO_CONTEXT),
     "context_parallel_size": ("1|-1", NO_CONTEXT),
-    "expert_model_parallel_size": ("1|-1", NO_EXPERTS),
     "use_distributed_optimizer": ("0", "optimizer states are sharded by ZeRO-2: default_dp_type zero2"),
     "num_layers_per_virtual_pipeline_stage": ("", INTERLEAVED),
-    "is_moe_model": ("0", NO_EXPERTS),
-    "use_fsep": ("0", NO_EXPERTS),
-    "set_experts_manually": ("0", NO_EXPERTS),
-    "num_experts": ("0", NO_EXPERTS),
-    "global_ep_deg": ("1|-1", NO_EXPERTS),
-    "global_tp_of_ep_deg": ("1|-1", NO_EXPERTS),
-    "expert_parallel_degree": ("1|-1", NO_EXPERTS),
+    **dict.fromkeys(("is_moe_model", "set_experts_manually", "num_experts"), ("0", EXPERTS)),
+    "use_fsep": ("0", "experts are sharded by ZeRO: dp_types_of_ep_enc of a plan's file"),
     "virtual_pp_degree": ("1|-1", INTERLEAVED),
     "recompute_granularity": ("full", "the plan says which parts a layer recomputes; search: recompute_parts"),
     "fp16_opt_level": ("O2", "16-bit training keeps fp32 masters of 16-bit weights, which is O2"),

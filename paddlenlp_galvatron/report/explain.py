@@ -36,7 +36,7 @@ MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest 
 LARGE = 1000.0  # from which on numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
 SAME = 1e-6  # share of a step by which two times differ in rounding alone
-SEARCHES_S = 15.0  # that all searches share; in usual spaces they take a few seconds
+SEARCHES_S = 15.0  # time that all searches share; in usual spaces they take a few seconds
 FIRST = 4  # shares of the first search, whose plans the others begin with
 UNCERTAIN = "a range: the search was not taken to its end; the best plan's gain lies within"
 

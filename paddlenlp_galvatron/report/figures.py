@@ -12,7 +12,7 @@ from ..profiles.reserve import Reserve, gpu_sheet
 from .breakdown import TIME, StageBreakdown
 from .measured import flops_per_token
 
-MOST_SPANS = 6000  # that a time line draws; of more, the first ones
+MOST_SPANS = 6000  # spans that a time line draws: the first ones
 LEAST_MS = 0.05  # of a part of a bar; less is nothing in a table with one decimal
 LEAST_FOLDED = 0.25  # share of the step that is worth folding
 GIB_MIB = 1024

@@ -25,7 +25,7 @@ from .plan import count
 from .search import runner_up
 from .why import SharedTime
 
-FRONTIER_S = 8.0  # that its searches share
+FRONTIER_S = 8.0  # time that its searches share
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, at which the frontier is searched
 MOST_STEPS = 500  # of the log that are drawn; of more, each n-th
 # Each colour has one meaning. Strategies beyond the eighth share a colour; their text tells them apart.

@@ -17,7 +17,7 @@ from .figures import GIB_MIB, speed_words
 from .origin import OriginOptions, origin_of
 from .why import Problem
 
-OF_SEARCH = ("lower_bound_s", "gap")  # what only a search knows of a plan
+OF_SEARCH = ("lower_bound_s", "gap")  # facts that only a search knows
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ UNSET = {
 }
 # Fields of the form by what errors call them.
 FIELDS = {"settle_bsz": "global_train_batch_size", "world_size": "num_nodes"}
-SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # what a search may be told
+SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # options of a search
 SET_BY_THE_FORM = {
     *("model_size", "seq_length", "settle_bsz", "min_bsz", "max_bsz", "bsz_scale", "profiles", "memory_constraint"),
     *("num_nodes", "num_gpus_per_node", "world_size"),

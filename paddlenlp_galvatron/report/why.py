@@ -21,7 +21,7 @@ from ..search.space import PlanFamily, Space
 
 RUNNERS_UP = 4  # plans of other families that are told beside the best one
 LEAST_S = 0.5  # of a search whose time others have taken
-MOST_CHANGES = 9  # that are asked about
+MOST_CHANGES = 9  # changes that are tried
 MOST_PRICED = 1200  # plans with one layer changed: a few seconds
 GB_MIB = 1024
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from paddlenlp_galvatron.check.validation import words
 from paddlenlp_galvatron.check.validation.accuracy import Accuracy, Outcome, Spread, StageOutcome, kendall
-from paddlenlp_galvatron.check.validation.draw import KINDS, draw
+from paddlenlp_galvatron.check.validation.sample_plans import KINDS, sample_plans
 from paddlenlp_galvatron.check.validation.terms import TERMS, measured_ms
 from paddlenlp_galvatron.check.validation.work import MeasuredRun, Step, Visit, key_of
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Recompute
@@ -69,7 +69,7 @@ def test_plans_are_drawn_alike_by_seed_across_all_kinds_and_dimensions(world_siz
     shape, assumed = replace(MODEL, layers=4), Assumptions(seq_length=512)
 
     def drawn(seed: int) -> list:
-        return list(draw(shape, world_size, 16, assumed, 80, seed, lambda plan: True))
+        return list(sample_plans(shape, world_size, 16, assumed, 80, seed, lambda plan: True))
 
     first = drawn(7)
     assert first == drawn(7) and {key_of(plan) for _, plan in first} != {key_of(plan) for _, plan in drawn(8)}
@@ -91,7 +91,7 @@ def test_plans_are_drawn_alike_by_seed_across_all_kinds_and_dimensions(world_siz
 
 
 def test_a_space_that_is_used_up_ends_the_drawing():
-    few = list(draw(replace(MODEL, layers=1), 1, 1, Assumptions(seq_length=512), 1000, 0, lambda plan: True))
+    few = list(sample_plans(replace(MODEL, layers=1), 1, 1, Assumptions(seq_length=512), 1000, 0, lambda plan: True))
     assert 0 < len(few) < 1000
 
 

@@ -162,7 +162,7 @@ class Verdict:
 
     budget_mib: float
     layer_wise: bool  # whether the searched plan is
-    plans: int  # that were measured
+    plans: int  # measured plans
     regret: float  # how much slower the searched plan is than the best of all that were measured
     beaten_by: tuple[str, ...]  # uniform plans that were faster where the model says slower by more than CLEAR
     over_budget: tuple[str, ...]  # plans that held more than the budget

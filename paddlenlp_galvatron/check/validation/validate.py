@@ -20,8 +20,8 @@ from ...profiler.launcher import PROGRESS, fingerprint
 from ...search import SearchOptions
 from .accuracy import Accuracy, Outcome, outcome, verdict
 from .contests import contests
-from .draw import draw
 from .options import ValidateOptions
+from .sample_plans import sample_plans
 from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
 
 METHOD = 5  # how a step is measured: raised when that changes
@@ -57,7 +57,7 @@ class Validation:
     def _drawn(self) -> Iterator[tuple[str, Plan]]:
         given = self.options
         batch, assumed = given.global_train_batch_size, self.cost.assumed
-        return draw(self.shape, given.world_size, batch, assumed, given.count, given.seed, self._priced)
+        return sample_plans(self.shape, given.world_size, batch, assumed, given.count, given.seed, self._priced)
 
     def _priced(self, plan: Plan) -> bool:
         try:

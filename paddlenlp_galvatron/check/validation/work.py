@@ -62,7 +62,7 @@ class Visit(BaseModel):
     steps: tuple[Step, ...] = ()
     layer_ms: float = 0.0  # forward and backward of a layer with one sample, before and after these steps
     peaks_mib: tuple[float, ...] = ()  # of each rank: most that tensors held, beyond what the process held before
-    bytes: dict[str, int] = {}  # that a step gives to collectives, over all ranks
+    bytes: dict[str, int] = {}  # given to collectives in a step, over all ranks
     failed: str = ""  # why it did not run
 
 

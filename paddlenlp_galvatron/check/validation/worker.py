@@ -31,7 +31,7 @@ from .terms import TERMS, measured_ms
 from .work import JOURNAL, Step, Visit, Work, key_of, visit_of
 
 LEAST_STEPS = 3
-VISIT_S = 1.5  # that a visit takes, timed and traced steps, within LEAST_STEPS and the wanted number of each
+VISIT_S = 1.5  # length of a visit with its timed and traced steps, between LEAST_STEPS and the wanted number of each
 SCALAR_BYTES = 2 * 4  # of each rank: loss and norm, which no prediction counts
 
 
@@ -72,7 +72,7 @@ class Layer:
 def _visit(work: Work, plan: Plan, groups: Groups, layer: Layer) -> dict[str, Any]:
     """Steps as training's, their data with them; before and after them a layer is timed. A Visit, for the journal."""
     gc.collect()
-    layers_ms = [layer.time_ms()]  # what it keeps is not the plan's
+    layers_ms = [layer.time_ms()]  # before `before`: its memory is not the plan's
     before = device.allocated_mib()
     engine = Engine(plan, work.shape, load_family(work.shape.family), plan.assumed.seq_length or 0, groups=groups)
     recipe = Recipe()
