@@ -164,7 +164,7 @@ class ComputationProfiler:
         return {each.words: min(max(found / most, 0.0), 1.0) for each, found in zip(APART, ms, strict=True)}
 
     def _measure_seams(self, lines: Sequence[Sequence[Shape]]) -> None:
-        """Of the most tokens at each length; they grow in proportion."""
+        """Seams take time in proportion to the tokens, so the most tokens at each length are enough."""
         most = [line[-1] for line in lines]
         for key in dict.fromkeys(self._key(layer_part(n), point, 1) for n in range(len(self.shapes)) for point in most):
             for axis, shared in SHARED.items():

@@ -30,7 +30,7 @@ from .settings import TrainSettings, require_reporters
 
 OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}
 STOCK = {own.name for own in fields(TrainingArguments)}
-# Of PaddleNLP's arguments without an option, what its Trainer and callbacks heed where they are handed on.
+# PaddleNLP's arguments without an option that its Trainer and callbacks heed.
 HANDED_ON = frozenset(
     {"run_name", "logging_strategy", "log_on_each_node", "metrics_output_path", "wandb_api_key", "wandb_http_proxy"}
 )
