@@ -72,6 +72,7 @@ ALIASES = {
     "sharding_degree": "sharding_parallel_degree",
     "tensor_model_parallel_size": "tensor_parallel_degree",
     "pipeline_model_parallel_size": "pipeline_parallel_degree",
+    "expert_model_parallel_size": "expert_parallel_degree",
     "micro_batch_size": "per_device_train_batch_size",
 }
 # Name -> what it means in a command without such an option, but with these, of which it is the first.

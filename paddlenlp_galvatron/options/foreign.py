@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-NO_EXPERTS = "models with experts are not supported"
+EXPERTS = "the model's config.json says what experts it has"
 NO_CONTEXT = "context parallelism is told layer by layer: cp_sizes_enc of a plan's file"
 INTERLEAVED = "a plan says it: virtual_pp_deg in its file; galvatron search --max_virtual_pp_deg finds one"
 NO_GENERATION = "nothing is generated; evaluation gives the loss of the dev split"
@@ -28,16 +28,10 @@ HOLDS = {
     "vocab_cp": ("1|-1", NO_CONTEXT),
     "context_parallel_degree": ("1|-1", NO_CONTEXT),
     "context_parallel_size": ("1|-1", NO_CONTEXT),
-    "expert_model_parallel_size": ("1|-1", NO_EXPERTS),
     "use_distributed_optimizer": ("0", "optimizer states are sharded by ZeRO-2: default_dp_type zero2"),
     "num_layers_per_virtual_pipeline_stage": ("", INTERLEAVED),
-    "is_moe_model": ("0", NO_EXPERTS),
-    "use_fsep": ("0", NO_EXPERTS),
-    "set_experts_manually": ("0", NO_EXPERTS),
-    "num_experts": ("0", NO_EXPERTS),
-    "global_ep_deg": ("1|-1", NO_EXPERTS),
-    "global_tp_of_ep_deg": ("1|-1", NO_EXPERTS),
-    "expert_parallel_degree": ("1|-1", NO_EXPERTS),
+    **dict.fromkeys(("is_moe_model", "set_experts_manually", "num_experts"), ("0", EXPERTS)),
+    "use_fsep": ("0", "experts are sharded by ZeRO: dp_types_of_ep_enc of a plan's file"),
     "virtual_pp_degree": ("1|-1", INTERLEAVED),
     "recompute_granularity": ("full", "the plan says which parts a layer recomputes; search: recompute_parts"),
     "fp16_opt_level": ("O2", "16-bit training keeps fp32 masters of 16-bit weights, which is O2"),
@@ -94,6 +88,12 @@ IDLE = {
     "estimate_tp_time_type": "collectives are priced by what was measured",
     "profile_dp_type": "parts are measured without data parallelism",
     "max_per_device_train_batch_size": "the batch is profile_batch_size",
+    "profile_type": "the command says it: profile computation, profile memory",
+    "avg_or_min_or_first": "the slowest rank's time counts",
+    "overlap_time_multiply": "the computation beside messages takes as long as they do",
+    "layernum_min": "a layer's time and memory are the difference of models with 1 and 3 layers",
+    "layernum_max": "a layer's time and memory are the difference of models with 1 and 3 layers",
+    "backend": "messages go through Paddle: NCCL on GPUs, gloo on CPUs",
     "mpi_path": NO_MPI,
     "nccl_test_dir": NO_MPI,
     "ascend_dir": NO_MPI,

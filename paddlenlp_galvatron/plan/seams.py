@@ -12,7 +12,7 @@ from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..model import Recompute, Split
+from ..model import ModelShape, Recompute, Split
 from .layout import token_axes
 from .mesh import STAGE, Axis
 from .strategy import DataParallel
@@ -50,6 +50,8 @@ class Seam(Enum):
     OUT_OF_ATTENTION = "behind the output projection", Message.HIDDEN
     INTO_MLP = "behind the norm in front of the MLP", Message.HIDDEN
     OUT_OF_MLP = "behind the MLP's last projection", Message.HIDDEN
+    INTO_EXPERTS = "behind the norm in front of the router", Message.HIDDEN
+    OUT_OF_EXPERTS = "behind the sum of a token's experts", Message.HIDDEN
     OUT_OF_EMBEDDING = "behind the lookup", Message.HIDDEN
     INTO_HEAD = "behind the last norm", Message.HIDDEN
     LOSS = "behind the logits", Message.LOSS
@@ -62,7 +64,15 @@ EVERYWHERE = frozenset(Seam)
 EMBEDDING = frozenset([Seam.OUT_OF_EMBEDDING])
 HEAD = frozenset([Seam.INTO_HEAD, Seam.LOSS])
 BLOCK = EVERYWHERE - EMBEDDING - HEAD
+OF_MLP = frozenset([Seam.INTO_MLP, Seam.OUT_OF_MLP])
+OF_EXPERTS = frozenset([Seam.INTO_EXPERTS, Seam.OUT_OF_EXPERTS])
 CORE = frozenset([Seam.ALL_KEYS, Seam.ALL_VALUES])  # where a rank has its own heads alone
+
+
+def block_seams(model: ModelShape) -> frozenset[Seam]:
+    """The communication points of a model's layers."""
+    lacking = (OF_MLP if not model.mlp_size else frozenset()) | (OF_EXPERTS if not model.experts else frozenset())
+    return BLOCK - lacking
 
 
 # Seams whose operations backward repeats with a recomputed part. A part's output comes after its seam. The MLP's part
@@ -88,6 +98,8 @@ class Op(Enum):
     SCATTER = "parts of sums over all tokens -> sums over a rank's", Collective.REDUCE_SCATTER, Collective.ALL_GATHER
     REPLICATE = "the same tokens on every rank, whose gradients are parts of sums", None, Collective.ALL_REDUCE
     REDUCE = "parts of sums -> sums on every rank", Collective.ALL_REDUCE, None
+    TAKE = "the same tokens on every rank -> a rank's own", None, Collective.ALL_GATHER
+    GIVE = "a rank's own tokens -> the same on every rank", Collective.ALL_GATHER, None
     TO_HEADS = "all heads of a rank's tokens -> a rank's heads of all tokens", *[Collective.ALL_TO_ALL] * 2
     TO_TOKENS = "and back", *[Collective.ALL_TO_ALL] * 2
     GATHER_CHUNKS = "a rank's two chunks of each sample -> all", Collective.ALL_GATHER, Collective.REDUCE_SCATTER
@@ -102,7 +114,8 @@ class Op(Enum):
 _INTO = (Seam.INTO_ATTENTION, Seam.INTO_MLP, Seam.INTO_HEAD)
 _OUT_OF = (Seam.OUT_OF_ATTENTION, Seam.OUT_OF_MLP, Seam.OUT_OF_EMBEDDING)
 _LOSS = {Seam.LOSS: Op.LOSS}
-TENSOR_PARALLEL = dict.fromkeys(_INTO, Op.REPLICATE) | dict.fromkeys(_OUT_OF, Op.REDUCE) | _LOSS
+_EXPERTS = {Seam.INTO_EXPERTS: Op.TAKE, Seam.OUT_OF_EXPERTS: Op.GIVE}
+TENSOR_PARALLEL = dict.fromkeys(_INTO, Op.REPLICATE) | dict.fromkeys(_OUT_OF, Op.REDUCE) | _EXPERTS | _LOSS
 MEGATRON_SP = dict.fromkeys(_INTO, Op.GATHER) | dict.fromkeys(_OUT_OF, Op.SCATTER) | _LOSS
 CONTEXT_PARALLEL = dict.fromkeys((Seam.ALL_KEYS, Seam.ALL_VALUES), Op.GATHER_CHUNKS)
 ULYSSES = dict.fromkeys((Seam.QUERY, Seam.KEY, Seam.VALUE), Op.TO_HEADS) | {Seam.CONTEXT: Op.TO_TOKENS}

@@ -17,7 +17,7 @@ from ..base.writing import write_text
 from ..plan import GalvatronError, UserError
 
 FOLDER = ".journal"  # in the folder of the profile files
-METHOD = 9  # how numbers are measured and written: raised when that changes, so that older ones are not kept
+METHOD = 10  # how numbers are measured and written; raised when that changes, so that older ones are dropped
 
 
 class Journal:
@@ -63,6 +63,13 @@ class Journal:
                 self._file.flush()
                 os.fsync(self._file.fileno())
         return self._known[key]
+
+    def rounds(self, kind: str) -> dict[tuple[str, ...], list[Any]]:
+        """Everything measured under keys `kind WORD... ROUND`: the words -> what its rounds found."""
+        found: dict[tuple[str, ...], list[Any]] = {}
+        for key, value in self.items(f"{kind} "):
+            found.setdefault(tuple(key.split()[1:-1]), []).append(value)
+        return found
 
     def items(self, prefix: str = "") -> list[tuple[str, Any]]:
         """All that is known under keys that begin so."""

@@ -167,4 +167,8 @@ def strategy_words(strategy: LayerStrategy) -> str:
     split = [f"{axis.words} {degree}" for axis, degree in strategy.axes if degree > 1]
     strided = [] if strategy.consecutive or strategy.ranks == 1 else ["strided"]
     again = f"recompute {strategy.recompute.words}".removesuffix(" full") if strategy.recompute else ""
-    return ", ".join(word for word in [*split, *strided, str(strategy.dp_type), again] if word)
+    ep, etp, dp_type = strategy.experts
+    parts = [f"ep {ep}" * (ep > 1), f"tp {etp}" * (etp > 1), str((strategy.experts_dp_type and dp_type) or "")]
+    experts = " ".join(filter(None, parts))
+    own = f"experts {experts}" if experts else ""
+    return ", ".join(word for word in [*split, *strided, str(strategy.dp_type), again, own] if word)

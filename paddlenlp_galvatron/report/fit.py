@@ -118,8 +118,10 @@ def in_words(plan: Plan) -> str:
         f"pp {plan.pipeline}" if plan.pipeline > 1 else "",
         *(f"{axis.words} {degree}" for axis, degree in most.axes if degree > 1),
         f"dp {plan.dp(most)} {most.dp_type}" if plan.dp(most) > 1 else "",
+        f"ep {most.ep}" if most.ep > 1 else "",
+        f"tp {most.etp} of experts" if most.etp > 1 else "",
         count(plan.micro_batches, "micro-batch", "micro-batches"),
         f"recompute {again} of {len(plan.layers)}" if again else "",
-        "mixed" if len({(layer.axes, layer.dp_type) for layer in plan.layers}) > 1 else "",
+        "mixed" if len({(layer.axes, layer.dp_type, layer.experts) for layer in plan.layers}) > 1 else "",
     ]
     return ", ".join(word for word in words if word)

@@ -156,11 +156,12 @@ def _assumed(plan: Plan) -> str:
 
 def _table(plan: Plan) -> Table:
     beside = _beside(plan)
-    titles = ("stage", "layers", "split by", "degree", *beside, "dp", "model states", "recompute", "groups")
+    experts = ("experts' ep", "tp", "dp", "states") if any(map(_has_experts, plan.layers)) else ()
+    titles = ("stage", "layers", "split by", "degree", *beside, "dp", "model states", "recompute", "groups", *experts)
     shown = table(*titles, left=titles)
     shown.add_row("0", "embedding", *_cells(plan, plan.vocab, beside))
     for row in islice(_rows(plan, beside), MOST_ROWS):
-        shown.add_row(*row)
+        shown.add_row(*row[: len(titles)])
     if shown.row_count > MOST_ROWS:
         shown.add_row("…", "the file has the rest")
     shown.add_row(str(plan.pipeline - 1), "LM head", *_cells(plan, plan.vocab, beside))
@@ -173,7 +174,9 @@ def _rows(plan: Plan, beside: Sequence[Axis]) -> Iterator[list[str]]:
             layers = plan.chunk_layers(stage, chunk)
             for run, strategy in runs([plan.layers[layer] for layer in layers]):
                 start, stop = layers[run[0]], layers[run[-1]]
-                yield [str(stage), str(start) if start == stop else f"{start}-{stop}", *_cells(plan, strategy, beside)]
+                name, cells = str(start) if start == stop else f"{start}-{stop}", _cells(plan, strategy, beside)
+                ep, etp, dp_type = strategy.experts
+                yield [str(stage), name, *cells, *map(str, (ep, etp, plan.stage_size // (ep * etp), dp_type))]
 
 
 def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, beside: Sequence[Axis]) -> list[str]:
@@ -182,6 +185,11 @@ def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, beside: Sequence
     groups = "-" if layer.ranks == 1 else "neighbours" if layer.consecutive else "strided"
     degrees = [str(layer.degree), *(str(dict(layer.beside)[axis]) for axis in beside)]
     return [split, *degrees, str(plan.dp(layer)), layer.dp_type, _recomputed(layer), groups]
+
+
+def _has_experts(layer: LayerStrategy) -> bool:
+    """Whether a strategy tells anything of experts."""
+    return layer.experts.ranks > 1 or layer.experts_dp_type is not None
 
 
 def _beside(plan: Plan) -> list[Axis]:
@@ -198,6 +206,11 @@ def _recomputed(layer: LayerStrategy) -> str:
 def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
     """Notes on a plan besides its fields, a sentence each."""
     read = [plan.note] if plan.note else []
+    if any(1 < layer.ep < plan.stage_size for layer in plan.layers):
+        read.append(
+            "ranks that share experts out are neighbours here, as in Megatron; in Galvatron, which trains the same by "
+            "this file, they are strided"
+        )
     if shape is None or shape.vocab_size % plan.vocab.tp == 0:
         return read
     padded = shape.padded_vocab_size(plan.vocab.tp)

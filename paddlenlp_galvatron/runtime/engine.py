@@ -77,7 +77,7 @@ class Engine:
         kernels = Kernels.of(plan.assumed)
         kernels.require_version(plan, paddle.__version__)
         in_kernels = fused_loss_groups(plan, shape) if kernels.fused_cross_entropy else ()
-        self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan), in_kernels)
+        self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan, shape), in_kernels)
         source = source or SeededWeights(seed, shape.initializer_range)
         self.stage = Stage(
             plan, shape, family, seq_length, self.rank, self.groups, source, numbers, kernels, packed, adapters

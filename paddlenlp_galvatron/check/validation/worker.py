@@ -17,7 +17,7 @@ import numpy as np
 from ...plan import Plan
 from ...profiler.journal import Journal
 from ...profiler.launcher import report_progress
-from ...profiler.layers.part import FEW_AND_MANY, MeasuredPart, of_one_layer
+from ...profiler.part import LAYERS, MeasuredPart, of_one_layer
 from ...profiler.stopwatch import Stopwatch, Timing
 from ...runtime import device
 from ...runtime.adapters import load_family
@@ -59,14 +59,14 @@ class Layer:
     def __init__(self, work: Work, plan: Plan, stopwatch: Stopwatch):
         family, assumed = load_family(work.shape.family), plan.assumed
         how: dict[str, Any] = {"seq_length": assumed.seq_length or 0, "precision": assumed.mixed_precision}
-        self._parts = [MeasuredPart(work.shape, family, layers=layers, samples=1, **how) for layers in FEW_AND_MANY]
+        self._parts = [MeasuredPart(work.shape, family, layers=layers, samples=1, **how) for layers in LAYERS]
         self._stopwatch = stopwatch
 
     def time_ms(self) -> float:
         steps = [step for part in self._parts for step in (part.forward, part.backward)]
-        laps = self._stopwatch.apart(*steps)
+        laps = self._stopwatch.time_independent(*steps)
         few, many = laps[:, :2].sum(axis=1), laps[:, 2:].sum(axis=1)
-        return Timing.of_turns([of_one_layer(few, many).tolist()]).ms
+        return Timing.of_rounds([of_one_layer(few, many).tolist()]).ms
 
 
 def _visit(work: Work, plan: Plan, groups: Groups, layer: Layer) -> dict[str, Any]:

@@ -36,6 +36,8 @@ def require_expressible(plan: Plan, program: str, model: ModelShape | None, own:
     such programs lack, and the gaps of its `own`."""
     gaps = [*_uneven(plan, program), *_unlike(plan, program), *own]
     tp = plan.layers[0].tp
+    if any(layer.experts.ranks > 1 or layer.experts_dp_type for layer in plan.layers):
+        gaps.append(f"ep_sizes_enc: experts are not written for {program}")
     if model and model.vocab_size % tp:
         gaps.append(f"vtp: {program} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it")
     if gaps:

@@ -12,6 +12,6 @@ from ..adapter import Adapter
 def load_family(name: str) -> Adapter:
     """The adapter of a family. Raises UserError for a family that has none."""
     if name not in TRAINED:
-        raise UserError(f"model family {name!r} has no layers here; those of {', '.join(TRAINED)} can be run")
+        raise UserError(f"model family {name!r} is not supported; known: {', '.join(TRAINED)}")
     family: Adapter = getattr(import_module(f".{name}", __name__), TRAINED[name].title)()
     return family

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...model.layer import APART
-from ...plan import LayerStrategy, ModelShape, Precision, Recompute
-from ...profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
-from ...profiles.memory import STATE_BYTES, Role
-from ...runtime import device
-from ...runtime.adapter import Adapter
-from ..journal import Journal
-from .part import FEW_AND_MANY, MeasuredPart
+from ..model.layer import APART
+from ..plan import LayerStrategy, ModelShape, Precision, Recompute
+from ..profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
+from ..profiles.memory import STATE_BYTES, Role
+from ..runtime import device
+from ..runtime.adapter import Adapter
+from .journal import Journal
+from .part import LAYERS, MeasuredPart
 
 MIB = 2**20
 FLOAT_BYTES = 4
@@ -46,7 +46,6 @@ class MemoryProfiler:
     journal: Journal
     samples: int  # of the micro-batch that is measured
     precision: Precision = Precision.FP32
-    layers: tuple[int, int] = FEW_AND_MANY
     flash_attention: bool = False
 
     def measure(
@@ -63,7 +62,7 @@ class MemoryProfiler:
             for seq in lengths:
                 for number, shape in enumerate(self.shapes):
                     length = shape.seq_length or seq
-                    masks[length] = self._use(number, length, 1, sequence_parallel, layers=self.layers[0]).mask
+                    masks[length] = self._use(number, length, 1, sequence_parallel, layers=LAYERS[0]).mask
                     table = layers.setdefault(Variant(number, sequence_parallel), {})
                     table[length] = self._layer(number, length, degrees, sequence_parallel)
                 for role in STAGES:
@@ -79,7 +78,7 @@ class MemoryProfiler:
         return MemoryProfile(self.precision.value, first.hidden_size, first.heads, layers, vocab, masks, meta=meta)
 
     def _layer(self, number: int, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> LayerMemory:
-        few, many = self.layers
+        few, many = LAYERS
 
         def use(layers: int, tp: int, recompute: Recompute = Recompute.NONE) -> Use:
             return self._use(number, seq, tp, sequence_parallel, layers=layers, recompute=recompute)
