@@ -183,7 +183,9 @@ def scale(
     if as_json:
         say(json.dumps(scaling.summary(made) | {"plan": str(path)}))
     else:
-        Console(soft_wrap=True).print(*scaling.printed(made), f"written: {path}", *how_to_start(made.after, path), sep="\n")
+        Console(soft_wrap=True).print(
+            *scaling.printed(made), f"written: {path}", *how_to_start(made.after, path), sep="\n"
+        )
 
 
 @app.command()

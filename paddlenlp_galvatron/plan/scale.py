@@ -66,9 +66,7 @@ def _scaled(plan: Plan, gpus: int, pipeline: int, global_batch: int | None) -> P
                 f"choose a multiple of {micro_batch}"
             )
     batch = micro_batch * micro_batches
-    made = replace(
-        plan, world_size=gpus, global_batch=batch, micro_batches=micro_batches, stages=stages, chunks=chunks
-    )
+    made = replace(plan, world_size=gpus, global_batch=batch, micro_batches=micro_batches, stages=stages, chunks=chunks)
     require_valid(made)
     return made
 

@@ -53,9 +53,7 @@ def tiles(
     )
 
 
-def speed(
-    plan: Plan, prediction: Prediction, shape: ModelShape | None, cost: CostModel
-) -> tuple[float, float | None]:
+def speed(plan: Plan, prediction: Prediction, shape: ModelShape | None, cost: CostModel) -> tuple[float, float | None]:
     """Tokens/s of a device, and MFU where its peak and the shape of all layers are known."""
     seq_length, sheet = plan.assumed.seq_length or 0, gpu_sheet(cost.device)
     each = prediction.samples_per_s * seq_length / plan.world_size
