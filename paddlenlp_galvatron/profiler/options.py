@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ..base.limits import Number, Port, Positive, Rank, Ranks, Samples, Size
+from ..launch.nodes import told_nodes
 from ..options.group import Options, Sizes
 from ..plan import Precision, UserError
 from ..profiles import Collective
@@ -86,6 +87,15 @@ class ProfileRunOptions(Options):
     analytic: str | None = Field(
         None, description="derive from this data sheet (a100, h100, h200, h800 or a file) instead of measuring"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nodes_as_told(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Of what is not given the launcher that started this on each node knows."""
+        if {"num_nodes", "hostfile", "launch", "analytic"} & values.keys():
+            return values
+        told = told_nodes()
+        return (told if told.get("num_nodes", "1") != "1" else {}) | values
 
     @model_validator(mode="after")
     def _one_precision(self) -> Self:

@@ -114,16 +114,6 @@ def test_errors_keep_their_signs_at_the_ends():
     assert Spread.of([-0.2, 0.1, 0.0]) == Spread(pytest.approx(0.1), 0.1, -0.2, 0.1)
 
 
-def test_what_a_host_lost_in_speed_since_it_was_profiled_is_taken_out_of_the_error():
-    def ran(measured_s: float, host_speed: float) -> Outcome:
-        return Outcome(Plan(1, 1, 1, (1,), (LayerStrategy(),)), "alone", 0.8, measured_s, (), 0, 0, host_speed)
-
-    slowed, same = ran(1.0, 0.8), ran(0.8, 1.0)
-    assert slowed.time_error == pytest.approx(-0.2)
-    assert slowed.time_error_at_speed == pytest.approx(0) == same.time_error_at_speed
-    assert Accuracy([slowed, same]).time_at_speed.mean == pytest.approx(0)
-
-
 def test_tables_of_plans_fit_eighty_columns():
     terms = dict.fromkeys(TERMS, 1234.5)
     stage = StageOutcome(terms, {**terms, "gradients": 99999.0}, 123456.7, 140000.0, 123456.7)
@@ -141,8 +131,8 @@ def test_of_all_visits_the_third_quickest_of_15_steps_counts():
         steps = tuple(
             Step(seconds=slowness + number, terms_ms=({"forward": slowness + number},)) for number in range(5)
         )
-        return Visit(steps=steps, layer_ms=slowness, peaks_mib=(slowness, 7.0), bytes={"send": 3})
+        return Visit(steps=steps, peaks_mib=(slowness, 7.0), bytes={"send": 3})
 
     run = MeasuredRun.of([visit(0.3), visit(0.2), visit(0.9)])
-    assert run.step.seconds == 0.9 and run.layer_ms == 0.9 and run.step.terms_ms == ({"forward": 0.9},)
+    assert run.step.seconds == 0.9 and run.step.terms_ms == ({"forward": 0.9},)
     assert run.peaks_mib == (0.9, 7.0) and run.bytes == {"send": 3} and run.quickest_s == (0.3, 0.2, 0.9)

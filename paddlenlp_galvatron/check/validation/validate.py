@@ -24,7 +24,7 @@ from .options import ValidateOptions
 from .sample_plans import sample_plans
 from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
 
-METHOD = 5  # how a step is measured: raised when that changes
+METHOD = 6  # how a step is measured: raised when that changes
 WORKER = f"{__package__}.worker"
 SPARE_S = 600  # beyond the minutes: the start, and the plan that is under way
 MOST_FAILURES = 10  # of plans, after which something else is wrong
