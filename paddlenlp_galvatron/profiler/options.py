@@ -91,7 +91,7 @@ class ProfileRunOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _nodes_as_told(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Of what is not given the launcher that started this on each node knows."""
+        """The launcher that started this on each node tells what is not given."""
         if {"num_nodes", "hostfile", "launch", "analytic"} & values.keys():
             return values
         told = told_nodes()
