@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PLACES = (
-    *(f"paddlenlp_galvatron/{name}/**/*.py" for name in ("[brt]*", "check", "cli", "launch", "model", "plan")),
+    "paddlenlp_galvatron/**/*.py",
     *("benchmarks/*.py", "tools/*.py", "docs/en/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
 )
 OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")

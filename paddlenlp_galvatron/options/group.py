@@ -15,7 +15,7 @@ from ..base.text import shortened
 from .aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
 from .foreign import Fate, fate_of, idle_note
 
-UNSET = "None"  # what a script gives for an option that it leaves alone
+UNSET = "None"  # a script's word for an option that it leaves alone
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 
 

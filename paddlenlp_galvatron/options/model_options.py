@@ -32,7 +32,7 @@ NUMBERS = "hidden_size, num_layers, num_attention_heads, intermediate_size and v
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the options say."""
+    """The model of the options."""
 
     shapes: tuple[ModelShape, ...]  # one a layer type, in the order of the layers
     seq_length: int  # tokens of a sample
@@ -44,8 +44,7 @@ class Model:
 
 
 class ModelOptions(Options):
-    """Which model. Of the `set_*_manually` 1 asks for the numbers, 0 leaves them out of account, unset takes what is
-    given."""
+    """Which model. A `set_*_manually` of 1 requires the numbers, 0 ignores them, unset takes the given ones."""
 
     panel = "Model"
 
@@ -124,7 +123,7 @@ class ModelOptions(Options):
         return tuple(name for name in (*SHAPE_FIELDS, "seq_length") if getattr(self, name) != self._held(name))
 
     def _held(self, name: str) -> Any:
-        """What is given under a name and holds; None: nothing. To set the model by hand is to set all of it so."""
+        """The value in effect under a name; None: none. Setting the model by hand sets all of it so."""
         own = {"num_layers": self.set_layernum_manually, "seq_length": self.set_seqlen_manually}
         holds = own.get(name, self.set_model_config_manually) is not False or self.set_model_config_manually
         return getattr(self, name) if holds else None

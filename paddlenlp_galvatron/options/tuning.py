@@ -18,7 +18,7 @@ EITHER = {"task", "tokenizer_name_or_path"}  # pretraining's, too, whose data br
 
 
 class TuningOptions(Options):
-    """What is trained on which samples."""
+    """The samples of fine-tuning, and how they are learnt."""
 
     task: Kind = Field(
         "pretrain",

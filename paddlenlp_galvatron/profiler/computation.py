@@ -163,7 +163,7 @@ class ComputationProfiler:
         return {each.words: min(max(found / most, 0.0), 1.0) for each, found in zip(APART, ms, strict=True)}
 
     def _measure_seams(self, lines: Sequence[Sequence[Shape]]) -> None:
-        """Of the fewest tokens and the most, at each length."""
+        """Measure seams of the fewest and the most tokens, at each length."""
         ends = [line[end] for line in lines for end in (0, -1)]
         for key in dict.fromkeys(self._key(layer_part(n), end, 1) for n in range(len(self.shapes)) for end in ends):
             for axis, shared in SHARED.items():

@@ -26,7 +26,7 @@ LAUNCHER_OPTIONS = {
     "master_port": "master_port",
 }
 DEVICES = ("gpus", "devices")
-IDLE = ("log_dir", "log_level", "job_id")  # what is printed is shown, and logs go when all went well
+IDLE = ("log_dir", "log_level", "job_id")  # output is shown anyway, and logs are removed after success
 LAUNCHERS = ("paddle.distributed.launch", "torch.distributed.launch", "torchrun")
 
 

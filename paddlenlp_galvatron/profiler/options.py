@@ -21,7 +21,7 @@ LATENCY_MIB = (1 / 64, 1 / 16, 1 / 4)  # messages that are measured for their la
 
 
 def thinned(sizes: Sequence[float], step: float) -> list[float]:
-    """Of rising sizes the first, the last, and those at least `step` times the one before."""
+    """The first and the last of rising sizes, and those at least `step` times the one before."""
     kept = list(sizes[:1])
     for size in sizes[1:-1]:
         if size >= step * kept[-1] and size * step <= sizes[-1]:
@@ -39,7 +39,7 @@ def _from_environment(value: Any) -> Any:
 
 
 class ProfileRunOptions(Options):
-    """What every profile has."""
+    """Options of every profile."""
 
     output: Path = Field(Path("configs"), description="folder of the profile files")
     num_nodes: Ranks = Field(1, description="number of nodes; start the same command on each")
@@ -118,7 +118,7 @@ class ProfileRunOptions(Options):
 
 
 class HardwarePart(StrEnum):
-    """What one of Galvatron's five hardware scripts measures."""
+    """The measurements of one of Galvatron's five hardware scripts."""
 
     ALL_REDUCE = "allreduce"  # bandwidth of every kind of group
     P2P = "p2p"  # bandwidth between pipeline stages
@@ -137,7 +137,7 @@ KINDS: dict[HardwarePart, tuple[Collective, ...]] = {
 
 
 class HardwareOptions(ProfileRunOptions):
-    """What is measured of a cluster."""
+    """Options of a cluster's profile."""
 
     parts: tuple[HardwarePart, ...] = Field(
         tuple(HardwarePart), description="what is measured: some of " + ",".join(HardwarePart)
@@ -187,7 +187,7 @@ class HardwareOptions(ProfileRunOptions):
 
 
 class ProfileMode(StrEnum):
-    """What is varied."""
+    """The varied quantity."""
 
     STATIC = "static"  # nothing: profile_batch_size samples of each length of profile_seq_length_list
     BATCH = "batch"  # the batch size, at each length of profile_seq_length_list
@@ -195,7 +195,7 @@ class ProfileMode(StrEnum):
 
 
 class PointOptions(ProfileRunOptions):
-    """What is measured of a model."""
+    """Options of a model's profile."""
 
     profile_mode: ProfileMode = Field(ProfileMode.STATIC, description="what is varied: " + ", ".join(ProfileMode))
     profile_batch_size: Samples = Field(1, description="batch size in modes static and sequence")

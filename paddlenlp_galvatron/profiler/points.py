@@ -1,4 +1,4 @@
-"""What of a model to measure: its shape, batch sizes, sequence lengths and tensor-parallel degrees. Needs no Paddle."""
+"""Chooses which shapes, batch sizes, sequence lengths and degrees of a model to profile. Needs no Paddle."""
 
 from __future__ import annotations
 
