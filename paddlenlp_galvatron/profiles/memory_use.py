@@ -96,7 +96,7 @@ class MemoryUse:
         self, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> float | None:
         """Per sample, what backward needs beyond `working_mib` where parts are recomputed, one after the other: what
-        those before have spared is spared no longer. None: it was not measured."""
+        earlier ones have saved is not saved again. None: it was not measured."""
         found = self._of_parts("again_mib", layer_type, recompute, tp, seq, sequence_parallel)
         spared = self._of_parts("spared_mib", layer_type, recompute, tp, seq, sequence_parallel)
         if found is None or spared is None:
