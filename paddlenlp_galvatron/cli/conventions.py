@@ -6,7 +6,6 @@ Dashes and underscores are the same. An option answers to its aliases. A boolean
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
@@ -18,9 +17,8 @@ from typer.main import get_command
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.text import shortened
-from paddlenlp_galvatron.options.aliases import canonical_name, canonical_value, did_you_mean, plain_name
-from paddlenlp_galvatron.options.foreign import SEVERAL, SWITCHES
-from paddlenlp_galvatron.options.group import canonical_pairs, is_boolean_word
+from paddlenlp_galvatron.options.aliases import canonical_name, did_you_mean
+from paddlenlp_galvatron.options.canonical import canonical_words
 
 HELP = {"--help", "-h"}
 INTERRUPTED = 130  # typer's exit code of a Ctrl-C
@@ -127,54 +125,3 @@ def within(limits: Any) -> Callable[[Any], Any]:
 
     parse.__name__ = "number"  # its name in the help
     return parse
-
-
-def canonical_words(
-    words: Sequence[str],
-    is_boolean: Mapping[str, bool],
-    say: Callable[[str], None] = lambda note: None,
-    beside: Mapping[str, str] = {},
-) -> list[str]:
-    """The words of a command line as `--name=value`, then the positional ones: see `canonical_pairs`."""
-    options: list[tuple[str, str]] = []
-    positional: list[str] = []
-    missing: list[str] = []
-    rest = deque(words)
-    plain = {plain_name(word.partition("=")[0]) for word in rest if word.startswith("--")}
-    while rest:
-        word = rest.popleft()
-        if word == "--":
-            positional += [word, *rest]
-            break
-        if not word.startswith("--"):
-            positional.append(word)
-            continue
-        given, equals, behind = word.partition("=")
-        name = canonical_name(given, is_boolean)
-        value = behind if equals else _take(rest, given, name, is_boolean.get(name))
-        if value is not None:
-            options.append((given, value))
-        elif name == plain_name(given) or name not in plain:  # else: `--device h100 --analytic`, which adds nothing
-            missing.append(f"{given}: a value is missing; give {given} VALUE")
-    try:
-        pairs = canonical_pairs(options, is_boolean, say, beside, "--")
-    except UserError as error:
-        raise UserError([*missing, *error.faults]) from None
-    if missing:
-        raise UserError(missing)
-    return [*(f"--{name}={value}" for name, value in pairs), *positional]
-
-
-def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str | None:
-    """Takes the value of an option off the words behind it. `boolean`: None for an option that is not known."""
-    if name in SEVERAL:
-        several = []
-        while rest and not rest[0].startswith("--"):
-            several.append(rest.popleft())
-        return " ".join(several)
-    following = canonical_value(given, rest[0]) if rest else "--"
-    if (boolean or (boolean is None and name in SWITCHES)) and not is_boolean_word(following):
-        return "true"
-    if following.startswith("--"):
-        return None if boolean is False else ""
-    return rest.popleft()

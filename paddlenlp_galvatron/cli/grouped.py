@@ -11,10 +11,10 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean
+from paddlenlp_galvatron.options.canonical import canonical_options, read_options
+from paddlenlp_galvatron.options.group import Options, is_boolean
 from paddlenlp_galvatron.plan import UserError
 
-from .config_file import read_options
 from .conventions import App, say_note
 
 KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # names of values in the help; others are text
@@ -71,7 +71,7 @@ def add_command(
             flags[positional[0]] = word
         turned = {switch: flags.pop(switch, False) for switch in switches}
         values = canonical_options(read_options(Path(config)), fields, say_note) if config else {}
-        values |= canonical_options(flags, fields)
+        values |= flags
         if positional and fields[positional[0]].is_required() and positional[0] not in values and not turned.get(LIST):
             raise UserError(
                 f"{positional[1]}: missing ({fields[positional[0]].description}); name it behind the command"

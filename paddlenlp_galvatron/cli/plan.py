@@ -38,6 +38,7 @@ from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, difference, notes, scaling
 from paddlenlp_galvatron.report.facts import PlanFacts
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
+from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.trace import predicted_events, rank_names
 from paddlenlp_galvatron.report.why import Problem
 
@@ -80,6 +81,8 @@ def show(
         say(json.dumps(plan_to_dict(plan), indent=2))
         return
     Console().print(*describe(plan, shape))
+    for line in how_to_start(plan, file):
+        say(line)
 
 
 @app.command()
@@ -181,7 +184,9 @@ def scale(
     if as_json:
         say(json.dumps(scaling.summary(made) | {"plan": str(path)}))
     else:
-        Console(soft_wrap=True).print(*scaling.printed(made), f"written: {path}", sep="\n")
+        Console(soft_wrap=True).print(
+            *scaling.printed(made), f"written: {path}", *how_to_start(made.after, path), sep="\n"
+        )
 
 
 @app.command()

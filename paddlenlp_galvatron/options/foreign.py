@@ -159,7 +159,7 @@ IDLE = {
 }
 # Options of training, which other commands take and leave alone.
 ELSEWHERE = {"use_fused_rms_norm": OF_TRAINING, "use_fused_rope": OF_TRAINING, "use_fused_cross_entropy": OF_TRAINING}
-# Those that may stand bare, and those that take several words.
+# Options above that may stand without a value, and those that take several words.
 SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")} - {"costmodel_coe", "num_experts"} | {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
     *("group_query_attention", "use_checkpoint_args", "load_best_model_at_end", "greater_is_better", "do_predict"),
@@ -176,7 +176,7 @@ SEVERAL = {name for name in IDLE if name.endswith("_config") or name.startswith(
 
 
 class Fate(NamedTuple):
-    """The outcome of an option without effect. Both are empty if its value holds anyway."""
+    """The outcome for an option without a use here; both are empty for one that says what holds anyway."""
 
     fault: str = ""  # why it is refused
     idle: str = ""  # why it has no effect

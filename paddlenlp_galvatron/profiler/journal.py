@@ -21,14 +21,14 @@ METHOD = 10  # how numbers are measured and written; raised when that changes, s
 
 
 class Journal:
-    """Measured values: key -> JSON. Rank 0 reads and writes the file; all ranks know the same.
+    """Measured numbers: key -> JSON value. Rank 0 reads and writes the file; all ranks know the same.
 
     The file has one line a number, written through to the disk before the next number is measured.
     """
 
     def __init__(self, known: Mapping[str, Any] | None = None, file: TextIO | None = None):
         self._known, self._file = dict(known or {}), file
-        self.kept_note = (  # a note on an earlier run
+        self.kept_note = (  # for the user, about an earlier run
             [f"{len(self._known)} numbers were measured before and are kept; --fresh 1 measures them again"]
             if self._known
             else []
@@ -49,7 +49,7 @@ class Journal:
             known = [{} if fresh else _read(path)]
             write_text(path, text + "\n" + "".join(_line(key, value) for key, value in known[0].items()))
             file.close()
-            file = _locked(path)  # the file that replaced the other
+            file = _locked(path)  # of the file that was written in place of the other
         if world_size > 1:
             dist.broadcast_object_list(known, src=0)
         return cls(known[0], file)

@@ -76,7 +76,7 @@ def report_note(*texts: str) -> None:
 
 
 def spread_notes(meta: Meta) -> list[str]:
-    """Notes on the numbers: impossible bandwidths, and how many numbers spread widely."""
+    """Notes for the user about the numbers: impossible bandwidths, and how many spread widely."""
     notes = [f"{key}: {reason}; this cannot be: measure again with --fresh 1" for key, reason in meta.flags.items()]
     wide = [key for key, spread in meta.spread.items() if spread > WIDE]
     if wide:
@@ -88,7 +88,7 @@ def spread_notes(meta: Meta) -> list[str]:
 
 
 def fingerprint(device_count: int, **model: str) -> Fingerprint:
-    """Fingerprint of this rank's machine; `model` and `dtype` where they matter."""
+    """Device and software of this rank; `model` and `dtype` where they matter."""
     import paddle  # here, as the command line imports this file
 
     if paddle.is_compiled_with_cuda():

@@ -32,7 +32,7 @@ class Use(NamedTuple):
     working: float  # backward's peak above that
     peak: float  # of both passes
     weights: int  # numbers that the part holds
-    mask: float = 0.0  # kept by a stage for all its layers
+    mask: float = 0.0  # kept by a stage, for all its layers
     reserved: float = 1.0  # the allocator's peak / the tensors' peak, of backward
     forward: float = 0.0  # forward's peak
 
@@ -55,7 +55,7 @@ class MemoryProfiler:
         layers: dict[Variant, dict[int, LayerMemory]] = {}
         vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
         gc.collect()
-        gc.freeze()  # later collections then look at the measured parts alone, and are quick
+        gc.freeze()  # later collections look at the measured parts alone, which is quick
         masks: dict[int, float] = {}
         done = 0
         for sequence_parallel in (True, False):
@@ -120,7 +120,7 @@ class MemoryProfiler:
     def _vocab(self, role: Role, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> VocabMemory:
         """The last stage and the only one reach their peak in the loss; the first keeps its share beyond it.
 
-        With several layer types embedding and head differ: the only stage has the memory of the first and the last.
+        With several layer types embedding and head differ: the only stage holds the sum of the first and the last.
         """
         if role == "only" and len(self.shapes) > 1:
             first, last = (self._vocab(end, seq, degrees, sequence_parallel) for end in ("first", "last"))

@@ -26,7 +26,7 @@ LAUNCHER_OPTIONS = {
     "master_port": "master_port",
 }
 DEVICES = ("gpus", "devices")
-IDLE = ("log_dir", "log_level", "job_id")  # output is shown anyway, and logs are removed after success
+IDLE = ("log_dir", "log_level", "job_id")  # ranks' output is shown, and logs are deleted after success
 LAUNCHERS = ("paddle.distributed.launch", "torch.distributed.launch", "torchrun")
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ..base.limits import Number, Port, Positive, Rank, Ranks, Samples, Size
+from ..launch.nodes import told_nodes
 from ..options.group import Options, Sizes
 from ..plan import Precision, UserError
 from ..profiles import Collective
@@ -21,7 +22,7 @@ LATENCY_MIB = (1 / 64, 1 / 16, 1 / 4)  # messages that are measured for their la
 
 
 def thinned(sizes: Sequence[float], step: float) -> list[float]:
-    """The first and the last of rising sizes, and those at least `step` times the one before."""
+    """Returns the first and last of rising sizes, and between them those at least `step` times the one before."""
     kept = list(sizes[:1])
     for size in sizes[1:-1]:
         if size >= step * kept[-1] and size * step <= sizes[-1]:
@@ -87,6 +88,15 @@ class ProfileRunOptions(Options):
         None, description="derive from this data sheet (a100, h100, h200, h800 or a file) instead of measuring"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nodes_as_told(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Missing values come from the launcher that started this on each node."""
+        if {"num_nodes", "hostfile", "launch", "analytic"} & values.keys():
+            return values
+        told = told_nodes()
+        return (told if told.get("num_nodes", "1") != "1" else {}) | values
+
     @model_validator(mode="after")
     def _one_precision(self) -> Self:
         if len(self._precisions) > 1:
@@ -118,7 +128,7 @@ class ProfileRunOptions(Options):
 
 
 class HardwarePart(StrEnum):
-    """The measurements of one of Galvatron's five hardware scripts."""
+    """The subject of one of Galvatron's five hardware scripts."""
 
     ALL_REDUCE = "allreduce"  # bandwidth of every kind of group
     P2P = "p2p"  # bandwidth between pipeline stages
@@ -137,7 +147,7 @@ KINDS: dict[HardwarePart, tuple[Collective, ...]] = {
 
 
 class HardwareOptions(ProfileRunOptions):
-    """Options of a cluster's profile."""
+    """Options of a hardware profile."""
 
     parts: tuple[HardwarePart, ...] = Field(
         tuple(HardwarePart), description="what is measured: some of " + ",".join(HardwarePart)
@@ -187,7 +197,7 @@ class HardwareOptions(ProfileRunOptions):
 
 
 class ProfileMode(StrEnum):
-    """The varied quantity."""
+    """The varied size."""
 
     STATIC = "static"  # nothing: profile_batch_size samples of each length of profile_seq_length_list
     BATCH = "batch"  # the batch size, at each length of profile_seq_length_list

@@ -18,14 +18,14 @@ from ..runtime.precision import Numbers
 from ..runtime.processors import pinned
 from .stopwatch import Stopwatch
 
-# Size of training's messages: a layer's weights, or those of several layers. Smaller messages end on a GPU before the
-# host has launched the computation that they should overlap.
+# A message of training: a layer's weights, or those of several layers of a stage. Smaller messages are over on a GPU
+# before the host has launched what they should run beside.
 MESSAGE_MIB, GPU_MESSAGE_MIB = 4, 128
 ALONE_MS = 50.0  # communication alone: long enough that its start does not matter
 SAMPLES = 6  # disturbances only add time, so the quickest counts
 MATRIX, GPU_MATRIX = 256, 4096  # side of the matrices that are multiplied: a product takes about 1 ms
 
-# Collectives that training starts and waits for later. The all-reduce comes first: its coefficient is Galvatron's.
+# Collectives that training starts and waits for later. The all-reduce comes first: its coefficient is Galvatron's one.
 STARTED: dict[Collective, Callable[[Any, Any], collectives.Pending]] = {
     Collective.ALL_REDUCE: collectives.all_reduce_start,
     Collective.ALL_GATHER: collectives.all_gather_start,
@@ -34,7 +34,7 @@ STARTED: dict[Collective, Callable[[Any, Any], collectives.Pending]] = {
 
 
 def overlapping_kinds() -> list[Collective]:
-    """Measured kinds: on CPU all-reduce alone, as gloo does every message in the call that starts it."""
+    """The kinds that are measured: on CPU all-reduce alone, as gloo does every message in the call that starts it."""
     return list(STARTED) if device.on_gpu() else [Collective.ALL_REDUCE]
 
 

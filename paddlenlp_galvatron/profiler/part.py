@@ -124,12 +124,12 @@ class MeasuredPart:
         self._out: Any = None
 
     def _boundary(self) -> Any:
-        """The input from the previous stage, or its gradient from the next one."""
+        """The input from the stage before, or its gradient from the stage behind."""
         return paddle.randn(self._stage.boundary_shape).astype(self._stage.numbers.stored)
 
     @property
     def trainables(self) -> list[Trainable]:
-        """Tensors that an optimizer updates."""
+        """The weights that an optimizer updates."""
         return self._stage.trainables
 
     @property

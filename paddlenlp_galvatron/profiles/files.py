@@ -1,4 +1,4 @@
-"""Common to all profile files: their names, the object "galvatron" in each, and reading with errors for people."""
+"""Common to all profile files: names, the object "galvatron" in each, and reading with errors for people."""
 
 from __future__ import annotations
 

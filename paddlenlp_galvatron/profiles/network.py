@@ -1,4 +1,4 @@
-"""Times of messages: from measured times where the group was measured, else from bandwidth."""
+"""Prices messages: by measured times where the group was measured, by bandwidth where it was not."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Network:
 
 
 def traffic_factor(kind: Collective, size: int) -> float:
-    """Bytes that every rank sends (and receives) per byte of message, ring algorithms."""
+    """Bytes that every rank sends (and receives) per byte of message, by ring algorithms."""
     once = (size - 1) / size
     return 2 * once if kind is Collective.ALL_REDUCE else once
 

@@ -1,4 +1,4 @@
-"""Memory of a GPU beside tensors, part by part: the difference of upper bound and estimate (tensors).
+"""Memory of a GPU beside tensors, part by part: between the estimate (tensors) and the upper bound (all of it).
 
 The one definition behind `context_mib`'s default: search, fit and what profiles say of `reserved` go by it.
 """
@@ -74,7 +74,7 @@ class Reserve:
         return tensors_mib * (1 + (self.allocator if self.measured else usual))
 
     def context_mib(self, device_mib: float) -> float:
-        """Memory to reserve on a device so that the bound of tensors in the rest is within its size."""
+        """Memory to take off a device so that the bound of tensors in the rest is within its size."""
         return device_mib - max(device_mib - self.fixed_mib, 0.0) / (1 + self.allocator)
 
     def told(self, device_mib: float) -> list[ReservePart]:

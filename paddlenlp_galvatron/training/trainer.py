@@ -30,7 +30,7 @@ from ..runtime.paddle_private import next_rate, schedule_of
 from ..runtime.topology import PlanGroup
 from ..runtime.trace import span, traced
 from ..runtime.weights import SeededWeights, WeightSource
-from .arguments import settings_for
+from .arguments import RunArguments, run_arguments, settings_for
 from .checkpoint.adapters import Tuned, base_identity, open_adapters
 from .checkpoint.convert import companions
 from .checkpoint.model_folder import save_model
@@ -46,7 +46,6 @@ from .local_model import LocalModel
 from .nonfinite import NonFiniteGuard
 from .prefetch import prefetch
 from .resume import resume, say
-from .run_arguments import RunArguments, run_arguments
 from .settings import TrainSettings
 from .step_log import StepLog, StepRecord
 from .unsupported import refuse_arguments, refuse_overrides, without_unsupported

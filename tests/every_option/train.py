@@ -20,13 +20,13 @@ from paddlenlp_galvatron.launch import watch
 from paddlenlp_galvatron.plan import GalvatronError, ModelShape, Plan, UserError, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
 from paddlenlp_galvatron.runtime.batch import samples_of
+from paddlenlp_galvatron.training.arguments import run_arguments
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data.tokenizer import end_token, train_tokenizer
 from paddlenlp_galvatron.training.evaluation import Evaluation
 from paddlenlp_galvatron.training.inputs import open_data
 from paddlenlp_galvatron.training.nonfinite import NonFiniteGuard
 from paddlenlp_galvatron.training.recipe import Recipe
-from paddlenlp_galvatron.training.run_arguments import run_arguments
 from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 

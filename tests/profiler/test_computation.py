@@ -40,9 +40,7 @@ def test_plain_keys_are_the_passes_per_sample(profile):
 
 
 def test_layers_that_ranks_share_are_timed_beside_others(profile):
-    assert set(profile.seams) == {
-        SeamKey("layertype_0", batch, 32, axis) for batch in (1, 2) for axis in (Axis.ULYSSES, Axis.CONTEXT)
-    }
+    assert set(profile.seams) == {SeamKey("layertype_0", 2, 32, axis) for axis in (Axis.ULYSSES, Axis.CONTEXT)}
     assert sum(times.forward_ms + times.backward_ms for times in profile.seams.values()) > 0
 
 
@@ -68,9 +66,9 @@ def batches(profiler):
     return sorted({key.batch for key in rounds_of(profiler.journal)})
 
 
-def test_sizes_are_measured_by_doubling_and_all_of_them_where_asked(shape):
-    points = [Shape(batch, 32) for batch in range(1, 10)]
-    for adaptive, expected in ((True, [1, 2, 4, 9]), (False, list(range(1, 10)))):
+def test_sizes_between_others_are_measured_where_asked(shape):
+    points = [Shape(batch, 32) for batch in range(1, 18)]
+    for adaptive, expected in ((True, [1, 4, 17]), (False, list(range(1, 18)))):
         profiler = Scripted(shape, lambda key: 1 + 2 * key.batch, adaptive=adaptive)
         profiler.measure(points, [1], lambda _: None)
         assert batches(profiler) == expected
