@@ -140,7 +140,7 @@ def section(name: str, command: Any, words: Words, has_heading: bool, told: dict
     here = []
     for each in rows:
         other = told.setdefault(each, name)
-        (above[other] if other in above else here).append(each)
+        above.get(other, here).append(each)
     if here:
         yield f"| {words.option} | {words.others} | {words.default} | {words.meaning} |\n|---|---|---|---|"
         yield "\n".join(here) + "\n"

@@ -1,4 +1,4 @@
-"""What a cluster's own launcher says of the nodes: Slurm's srun, mpirun, Paddle's launcher and Kubernetes' indexed jobs.
+"""What a cluster's own launcher says of the nodes: Slurm's srun, mpirun, Paddle's own, Kubernetes' indexed jobs.
 
 Each starts one process of the command on every node; the command starts the ranks of its node.
 """

@@ -87,13 +87,13 @@ def changes(before: Plan, after: Plan) -> Iterator[Change]:
         if old != new:
             asked = field == "global_bsz" and before.micro_batches != after.micro_batches
             yield Change(field, old, new, "as asked" if asked else why)
-    degrees = [", ".join(map(str, dict.fromkeys(_data_parallel(plan)))) for plan in (before, after)]
-    if degrees[0] != degrees[1]:
-        yield Change("data parallel", *degrees, f"what the degrees of a layer leave of the {stage} GPUs of a stage")
+    old, new = (", ".join(map(str, dict.fromkeys(_data_parallel(plan)))) for plan in (before, after))
+    if old != new:
+        yield Change("data parallel", old, new, f"what the degrees of a layer leave of the {stage} GPUs of a stage")
 
 
 def _data_parallel(plan: Plan) -> list[int]:
-    return [plan.dp(part) for part in (*plan.layers, plan.vocab)]
+    return [*map(plan.dp, plan.layers), plan.dp(plan.vocab)]
 
 
 def _shown(value: int | tuple[int, ...]) -> str:

@@ -110,13 +110,13 @@ def printed(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> Iterator[
             ranks = "" if a.world_size == b.world_size else f"; a rank {each[0]:,.0f} against {each[1]:,.0f}"
             yield f"\n{one:,.0f} tokens/s against {other:,.0f} ({other / one - 1:+.1%}){ranks}"
         alike = a.global_batch == b.global_batch
-        times = [
+        before, after = (
             {key: ms / (1 if alike else plan.global_batch) for key, ms in price.time_ms.items()}
             for price, plan in zip(prices, (a, b), strict=True)
-        ]
+        )
         batches = f", as the batches differ: {a.global_batch} against {b.global_batch}"
         yield f"\na {'step' if alike else 'sample'}, ms, averaged over stages{'' if alike else batches}"
-        yield _terms(*times, TIME)
+        yield _terms(before, after, TIME)
         yield "\nmemory of a device, MiB, on the stage that needs most"
         yield _terms(prices[0].memory_mib, prices[1].memory_mib, MEMORY)
 

@@ -1,4 +1,4 @@
-"""A plan as the YAML of PaddleFleet, PaddleNLP's successor (September 2026), and of PaddleFormers 1.0.0, which it took in.
+"""A plan as the YAML of PaddleFleet (September 2026), PaddleNLP's successor, and of PaddleFormers 1.0.0, now in it.
 
 Both have the same names, and one degree of each kind for the whole model. They recompute all layers, or the first
 layers of each stage, as many in each. Their Llama and Qwen2 have no Ulysses; Megatron-SP, the pipeline and ZeRO are as
