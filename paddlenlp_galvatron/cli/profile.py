@@ -61,6 +61,7 @@ def profile_hardware(options: HardwareOptions) -> None:
 
 def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> None:
     """Write the files of a model."""
+    measured_model(options, model)  # what is wrong with it is said before Paddle is imported
     options = _for_device(options)
     what = {"computation": computation, "memory": memory}
     if options.profile_type and not what[options.profile_type]:
