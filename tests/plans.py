@@ -84,7 +84,7 @@ BAD_FIELDS = {
     "unknown dp type": ({"default_dp_type": "zero1"}, ["default_dp_type", "zero2", "zero1"]),
     "context parallel degree of 0": ({"cp_sizes_enc": "1,0,1,1"}, ["cp_sizes_enc: layer 1", "0"]),
     "vocabulary's context parallel degree of 0": ({"vcp": 0}, ["vcp", "greater than or equal to 1"]),
-    "expert parallel": ({"ep_sizes_enc": "1,1,1,2"}, ["ep_sizes_enc", "not supported"]),
+    "expert parallel degree of 0": ({"ep_sizes_enc": "1,1,1,0"}, ["ep_sizes_enc: layer 3", "0"]),
 }
 # The same for fields that are right one by one.
 BAD_PLANS = {
@@ -108,6 +108,10 @@ BAD_PLANS = {
         ["recompute_enc: norms in layer 0, but checkpoint 1"],
     ),
     "too few parts of recompute": ({"recompute_enc": "full,none,none"}, ["recompute_enc", "3 entries for 4 layers"]),
+    "experts beyond a stage": (
+        {"ep_sizes_enc": "1,1,4,4", "tp_of_ep_sizes_enc": "1,1,2,2"},
+        ["ep_sizes_enc: 4 beside tp_of_ep_sizes_enc 2 of layers 2-3", "4 ranks of a stage"],
+    ),
     "two names that differ": ({"vocab_sdp": 1}, ["embed_sdp and vocab_sdp", "keep one"]),
     "stages do not divide the world": ({"world_size": 9}, ["pp_deg", "2 stages", "9 ranks"]),
     "degree does not divide a stage": ({"tp_sizes_enc": "2,3,3,1"}, ["tp_sizes_enc", "3 of layers 1-2", "4 ranks"]),
@@ -146,8 +150,12 @@ def valid_plans(draw: st.DrawFn) -> Plan:
     flags = st.booleans()
     recompute = st.sampled_from([Recompute.NONE, Recompute.FULL, *PARTLY])
     layer = st.builds(
-        lambda degrees, *others: LayerStrategy(degrees[0], *others, context=degrees[1]),
+        lambda degrees, experts, of_experts, *others: LayerStrategy(
+            degrees[0], *others, context=degrees[1], ep=experts[0], etp=experts[1], experts_dp_type=of_experts
+        ),
         both,
+        both,
+        st.none() | dp_types,
         flags,
         flags,
         dp_types,
@@ -177,7 +185,9 @@ def valid_plans(draw: st.DrawFn) -> Plan:
 
 def smallest_world(plan: Plan) -> int:
     """Fewest ranks on which the plan's degrees fit."""
-    return plan.pipeline * math.lcm(plan.vocab.ranks, *(layer.ranks for layer in plan.layers))
+    return plan.pipeline * math.lcm(
+        plan.vocab.ranks, *(n for layer in plan.layers for n in (layer.ranks, layer.experts.ranks))
+    )
 
 
 json_values = st.recursive(

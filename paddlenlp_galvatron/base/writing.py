@@ -1,8 +1,8 @@
 """Files and folders that are on disk, whole, when a call returns, or not there at all.
 
-What is written has a hidden name, `.NAME.xxxxxxxx.part`, until its content is on disk; then it is renamed, and the
-folder that holds the name is brought to disk, too. Modes are those that the umask leaves. What a writer left that was
-killed goes when the same name is written again; a living writer's part is locked.
+A file has a hidden name, `.NAME.xxxxxxxx.part`, until its content is on disk; then it is renamed, and its folder is
+brought to disk, too. Modes are those that the umask leaves. The next writer of a name removes the part of one that was
+killed; a living writer's part is locked.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
         make_folder(target.parent)
         with locked(target, file=target.with_name(f".{target.name}.lock")):
             _require_absent(target)
-            for left in _unfinished_of(target):  # who has the lock is the only writer alive
+            for left in _unfinished_of(target):  # the lock's holder is the only living writer
                 shutil.rmtree(left, ignore_errors=True)
             part = _unfinished(target)
             try:

@@ -40,7 +40,7 @@ LONG = (
 
 
 class AnswerOptions(Options):
-    """What becomes of the answer."""
+    """Options of the answer."""
 
     output_config_path: Path | None = Field(
         None, description="file to write the plan to, or a folder, in which it gets its usual name; unset: configs"

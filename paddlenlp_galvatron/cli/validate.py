@@ -20,7 +20,7 @@ def validate(values: dict[str, Any], json: bool) -> None:
     """Draw random plans, run each, and compare predictions with measurements. Exit code 1 if the accuracy is
     worse than the given limits."""
     options = ValidateOptions.among(values)
-    load_model(options.model_size)  # what is wrong is said before Paddle is imported
+    load_model(options.model_size)  # faults are told before Paddle is imported
     if not options.profiles.is_dir():
         raise UserError(f"profiles: no folder {options.profiles}; measure with galvatron profile all")
     from paddlenlp_galvatron.check.validation.accuracy import shortcomings
@@ -43,8 +43,6 @@ def validate(values: dict[str, Any], json: bool) -> None:
         for item in tables(accuracy):
             console.print(item)
         say(f"{options.output}: validation.json, validation.html")
-    if validation.disturbance.words:
-        say_note(validation.disturbance.words)
     if short := shortcomings(accuracy, options):
         raise GalvatronError("; ".join(short))
 

@@ -184,7 +184,7 @@ def _vector_calls(weights: Weights, setting: Setting, sharding: int) -> Iterator
     for count, split in (
         (weights.split_vectors, Split.COLUMN),
         (weights.whole_vectors, Split.WHOLE),
-        (weights.head_vectors, Split.HEADS),
+        (weights.head_vectors, Split.OWN),
     ):
         if not count:
             continue

@@ -85,6 +85,8 @@ class CostModel(LayerPrices):
         self.gpus_per_node = gpus_per_node
         self.assumed = assumed
         self.options = options
+        if self.models[0].experts:
+            raise UserError(f"model_size: {self.models[0].name} has experts, which have no price yet")
         if assumed.seq_length is None:
             raise UserError("seq_length: missing; say how many tokens a sample has")
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)  # of each layer type

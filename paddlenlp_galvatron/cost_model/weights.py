@@ -33,8 +33,8 @@ class Weights:
 @lru_cache(maxsize=1024)
 def weights_of(kind: LayerKind, tp: int) -> Weights:
     """Weights of a layer on one of `tp` ranks. Ranks beyond the kv heads share these; vocabularies are padded."""
-    matrices = [weight for weight in kind.weights if weight.is_matrix]
-    vectors = [weight for weight in kind.weights if not weight.is_matrix]
+    matrices = [weight for weight in kind.weights if weight.sharded]
+    vectors = [weight for weight in kind.weights if not weight.sharded]
     shared = {weight for weight in kind.weights if weight.axis is not None and weight.parts(tp) < tp}
 
     def vectors_of(*splits: Split) -> int:
@@ -44,7 +44,7 @@ def weights_of(kind: LayerKind, tp: int) -> Weights:
         matrices=sum(matrix.numbers_on(tp) for matrix in matrices),
         split_vectors=vectors_of(Split.COLUMN, Split.ROW),
         whole_vectors=vectors_of(Split.WHOLE),
-        head_vectors=vectors_of(Split.HEADS),
+        head_vectors=vectors_of(Split.OWN),
         copied_matrices=tuple(matrix.numbers_on(tp) for matrix in matrices if matrix in shared),
         copied_vectors=tuple(vector.numbers_on(tp) for vector in vectors if vector in shared),
         copies=max((tp // weight.parts(tp) for weight in shared), default=1),

@@ -1,4 +1,4 @@
-"""What a cluster's own launcher says of the nodes: Slurm's srun, mpirun, Paddle's own, Kubernetes' indexed jobs.
+"""Reads the nodes from the variables of a cluster's launcher: srun, mpirun, Paddle's launcher, Kubernetes' jobs.
 
 Each starts one process of the command on every node; the command starts the ranks of its node.
 """
@@ -42,7 +42,7 @@ def told_by_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def start_lines(command: str, num_nodes: int) -> dict[str, str]:
-    """Who starts the same command on each of several nodes, and how."""
+    """The line that starts the command on each of several nodes, by launcher."""
     meet = "MASTER_ADDR=NODE0 MASTER_PORT=29500"
     paddle = f"python -m paddle.distributed.launch --nnodes {num_nodes} --nproc_per_node 1 --master NODE0:29500"
     return {
@@ -55,6 +55,6 @@ def start_lines(command: str, num_nodes: int) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """Of Slurm's list of hosts: `gpu-07` of `gpu-[07-09,12],other`."""
+    """First host of Slurm's list: `gpu-07` of `gpu-[07-09,12],other`."""
     found = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
     return "".join(part or "" for part in found.groups()) if found else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,7 +17,7 @@ from .families import FAMILIES
 from .family import Family
 from .shape import ModelShape
 
-LONGEST_NAME = 100  # that is compared with those of presets
+LONGEST_NAME = 100  # longest name that is compared with those of presets
 EXAMPLES = ("qwen2.5-7b", "llama3-8b")
 HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")  # of Hugging Face's hub and PaddleNLP
 PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "presets")
@@ -56,7 +57,8 @@ def plain_name(name: str) -> str:
     """
     name = re.sub(r"-(instruct|base|chat|hf)(?=-|$)", "", name.removeprefix("meta-"))
     name = re.sub(r"^(llama|qwen)-(\d(?:\.\d)?)-", r"\1\2-", name)
-    return re.sub(r"^qwen2-", "qwen2.5-", name)
+    name = re.sub(r"^(mixtral-.*)-v\d\.\d$", r"\1", name)
+    return re.sub(r"^qwen2-(?!57b)", "qwen2.5-", name)
 
 
 def shape_from_config(config: Any, name: str, source: str = "config") -> ModelShape:
@@ -89,6 +91,8 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         known = ", ".join(FAMILIES)
         raise UserError(f"{source}: model_type is {shortened(repr(name_of_family))}; supported: {known}")
     family = FAMILIES[name_of_family]
+    if config.get(family.window):
+        raise UserError(f"{source}: {family.window} asks for attention to a window alone, which is not supported")
     heads = number("num_attention_heads")
     shape = ModelShape(
         name=name,
@@ -108,6 +112,7 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         own_head_dim=None if config.get("head_dim") is None else number("head_dim"),
         **{field: flag(field) for field in family.biases},
         rope_scaling=_rope_scaling(config, family, source),
+        **_experts(config, family, source, number, flag),
     )
     if shape.own_head_dim is None and shape.hidden_size % shape.heads:
         raise UserError(
@@ -125,6 +130,39 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         )
     # A head_dim that says no more than the other numbers is no own one.
     return replace(shape, own_head_dim=None) if shape.q_width == shape.hidden_size else shape
+
+
+def _experts(
+    config: dict[str, Any], family: Family, source: str, number: Callable[..., Any], flag: Callable[[str], bool]
+) -> dict[str, Any]:
+    """The fields of a shape that tell its experts. Raises UserError for what neither plans nor training have."""
+    mixture = family.mixture
+    if mixture is None:
+        return {}
+    # transformers 5 calls Qwen3's experts local ones, too.
+    counts = {name: number(name) for name in ("num_experts", "num_local_experts") if config.get(name) is not None}
+    if len(set(counts.values())) > 1:
+        raise UserError(f"{source}: num_experts and num_local_experts are two names of one number but differ; keep one")
+    experts = next(iter(counts.values())) if counts else number(mixture.count)
+    if (chosen := number("num_experts_per_tok")) > experts:
+        raise UserError(
+            f"{source}: num_experts_per_tok {chosen} is more than the {experts} experts; correct one of them"
+        )
+    for name, plain, what in (
+        ("decoder_sparse_step", 1, "dense layers among those with experts"),
+        ("mlp_only_layers", [], "dense layers among those with experts"),
+        ("router_jitter_noise", 0, "noise on what the router reads"),
+        ("qkv_bias", family.qkv_bias, f"other biases than {family.title} has"),
+    ):
+        if config.get(name) not in (None, plain):
+            raise UserError(f"{source}: {name} {shortened(repr(config[name]))}: {what} are not supported; give {plain}")
+    return {
+        "experts": experts,
+        "experts_per_token": chosen,
+        "expert_size": number(mixture.size),
+        "shared_size": number("shared_expert_intermediate_size") if mixture.shared else 0,
+        "norm_topk": flag("norm_topk_prob") if mixture.normed is None else mixture.normed,
+    }
 
 
 def _rope_scaling(config: dict[str, Any], family: Family, source: str) -> tuple[tuple[str, int | float | str], ...]:
@@ -164,4 +202,19 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         "initializer_range": shape.initializer_range,
         "attention_dropout": shape.attention_dropout,
         **{field: True for field in ("attention_bias", "mlp_bias") if getattr(shape, field)},
+        **_of_experts(shape),
+    }
+
+
+def _of_experts(shape: ModelShape) -> dict[str, Any]:
+    """The fields of config.json that tell a shape's experts."""
+    mixture = shape.traits.mixture
+    if mixture is None:
+        return {}
+    return {
+        mixture.count: shape.experts,
+        "num_experts_per_tok": shape.experts_per_token,
+        mixture.size: shape.expert_size,
+        **({"norm_topk_prob": shape.norm_topk} if mixture.normed is None else {}),
+        **({"shared_expert_intermediate_size": shape.shared_size} if mixture.shared else {}),
     }

@@ -1,10 +1,22 @@
-"""What tells a family's models from other decoder-only transformers. One file a family says it."""
+"""The traits of a family of decoder-only transformers. Each family has a file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Experts in place of a layer's MLP: what a family calls them, and what its configs leave open."""
+
+    inside: str = "mlp"  # the part of a layer that has them
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # names of gate, up and down
+    size: str = "moe_intermediate_size"  # field of config.json: columns of an expert
+    count: str = "num_experts"  # the same: experts of a layer
+    normed: bool | None = None  # whether the scores of a token's experts sum to 1; None: norm_topk_prob says
+    shared: bool = False  # one more expert has all tokens, and a gate
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +32,8 @@ class Family:
     biases: tuple[str, ...] = ()
     # Ways to scale rotary positions: rope_type -> the numbers that it needs.
     rope_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mixture: Mixture | None = None  # layers have experts
+    window: str = "use_sliding_window"  # field of config.json that asks for attention to a window alone
     # Stock PaddleNLP's own model of it. kv heads are shared among the ranks of tensor parallelism; it has Ulysses; a
     # pipeline recomputes some of its layers.
     stock: bool = True
@@ -33,4 +47,4 @@ class Family:
     @property
     def line(self) -> str:
         """The name without a version: qwen of qwen2."""
-        return self.name.rstrip("0123456789")
+        return self.name.partition("_")[0].rstrip("0123456789")

@@ -10,11 +10,11 @@ from math import prod
 
 
 class Split(Enum):
-    """What a rank of a tensor-parallel group holds of a weight."""
+    """The share of a weight that a rank of a tensor-parallel group holds."""
 
     COLUMN = "its share of the outputs: the last axis"
     ROW = "its share of the inputs, or of a table's rows: the first axis"
-    HEADS = "all of it, used on heads of its own: the ranks' gradients are parts of one sum"
+    OWN = "all of it, used on heads or tokens of its own: the ranks' gradients are parts of one sum"
     WHOLE = "all of it, used as on any other rank"
 
 
@@ -28,15 +28,16 @@ class Weight:
     most_parts: int | None = None  # parts that it splits into at most, which more ranks share: kv heads
     padded: bool = False  # to a multiple of the degree, along the axis that splits
     linear: bool = False  # a linear layer's matrix, which Hugging Face keeps transposed
+    expert: int | None = None  # of which routed expert, whose ranks split it as those of tensor parallelism do others
 
     @property
     def numbers(self) -> int:
         return prod(self.shape)
 
     @property
-    def is_matrix(self) -> bool:
-        """Sharded by ZeRO and decayed; vectors are neither."""
-        return len(self.shape) > 1
+    def sharded(self) -> bool:
+        """By ZeRO. Vectors are not, nor what every rank has whole, as a router: all of it is small."""
+        return len(self.shape) > 1 and self.axis is not None
 
     @property
     def axis(self) -> int | None:
@@ -75,7 +76,7 @@ def linear(
 
 
 class Recompute(Flag):
-    """What of a layer backward computes again instead of keeping it: nothing, parts of the layer, or all of it.
+    """Activations of a layer that backward recomputes instead of keeping them: none, those of some parts, or all.
 
     A part ends in front of the matrix products that read its output, which is not kept either.
     """
@@ -154,7 +155,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What is not kept where one of some parts is recomputed, and what it takes to make it again."""
+    """The activations that a recomputed part saves, and the work of recomputing them."""
 
     parts: Recompute  # any of them
     spared: Kept
@@ -164,7 +165,8 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Sublayer:
-    """Attention, the MLP, or the norms of a layer."""
+    """Attention, the MLP, the norms, the router or the experts of a layer. A token of experts is a row that one of them
+    gets."""
 
     name: str
     weights: tuple[Weight, ...]
@@ -173,7 +175,7 @@ class Sublayer:
     again: tuple[Again, ...] = ()
     heads: int = 0  # of attention; a probability for every pair of tokens is kept for each, or a sum for every token
     head_dim: int = 0
-    # What a degree must divide, by name: (number, whether ranks beyond it may share).
+    # Numbers that a degree must divide, by name: (number, whether ranks beyond it may share).
     divided: tuple[tuple[str, int, bool], ...] = ()
 
     @property
@@ -212,7 +214,7 @@ class LayerKind:
         return sum((sublayer.kept for sublayer in self.sublayers), Kept()) - sum(unkept, Kept())
 
     def again(self, recompute: Recompute, fused: Fused) -> tuple[Again, ...]:
-        """What these parts make again in backward."""
+        """Everything that backward recomputes for these parts."""
         every = (one for sublayer in self.sublayers for one in sublayer.again)
         return tuple(one for one in every if one.parts & recompute and not one.unless & fused)
 
@@ -225,5 +227,9 @@ class LayerKind:
     def pair_flops(self) -> int:
         return sum(sublayer.pair_flops for sublayer in self.sublayers)
 
+    @cached_property
+    def _by_name(self) -> dict[str, Weight]:
+        return {weight.name: weight for weight in self.weights}
+
     def __getitem__(self, name: str) -> Weight:
-        return next(weight for weight in self.weights if weight.name == name)
+        return self._by_name[name]

@@ -2,7 +2,7 @@
 
     projection          A [in, rank]                            B [rank, out]
     split by columns    whole on every rank, gradients are      split by columns
-                        parts of one sum (HEADS)
+                        parts of one sum (OWN)
     split by rows       split by rows                           whole, gradients are parts of one sum
 
 So x A B splits as x W does, and what it adds goes through the seam of the projection: no collective more.
@@ -57,6 +57,6 @@ def factors(weight: Weight, rank: int) -> tuple[Weight, ...]:
     names = (f"{weight.name.removesuffix('.weight')}.{factor}" for factor in FACTORS)
     first, second = names
     return (
-        Weight(first, (inputs, rank), Split.HEADS if column else weight.split),
-        Weight(second, (rank, outputs), weight.split if column else Split.HEADS, weight.most_parts if column else None),
+        Weight(first, (inputs, rank), Split.OWN if column else weight.split),
+        Weight(second, (rank, outputs), weight.split if column else Split.OWN, weight.most_parts if column else None),
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -41,6 +41,11 @@ class ModelShape:
     attention_bias: bool = False  # of q, k, v and output, in families that leave it open
     mlp_bias: bool = False
     rope_scaling: tuple[tuple[str, int | float | str], ...] = ()  # as config.json has it; (): plain positions
+    experts: int = 0  # of a layer, in place of its MLP; 0: a dense model
+    experts_per_token: int = 0
+    expert_size: int = 0  # columns of each
+    shared_size: int = 0  # columns of the expert that has all tokens; 0: none
+    norm_topk: bool = False  # the scores of a token's experts are divided by their sum
 
     @property
     def head_dim(self) -> int:
@@ -58,7 +63,7 @@ class ModelShape:
 
     @property
     def traits(self) -> Family:
-        """What its family says."""
+        """The traits of its family."""
         return FAMILIES[self.family]
 
     @property
@@ -67,8 +72,23 @@ class ModelShape:
 
     @property
     def block(self) -> LayerKind:
-        """Its decoder layers."""
+        """Its decoder layers, but for the experts that each token chooses from."""
         return _block(self)
+
+    @property
+    def routed(self) -> LayerKind:
+        """The experts of a decoder layer that each token chooses from; a dense model has none."""
+        return _routed(self)
+
+    @property
+    def layer(self) -> LayerKind:
+        """All of a decoder layer."""
+        return _layer(self)
+
+    @property
+    def mlp_size(self) -> int:
+        """Columns of the MLP that has all tokens; 0: none."""
+        return self.shared_size if self.experts else self.intermediate_size
 
     @property
     def head(self) -> LayerKind:
@@ -77,14 +97,20 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one decoder layer."""
+        """Weights of one decoder layer, but for the experts that tokens choose from."""
         return self.block.parameters
 
     @property
     def parameters(self) -> int:
         """Weights of the whole model."""
         twice = self.embedding.parameters if self.tied_embeddings else 0
-        return self.embedding.parameters + self.layers * self.layer_parameters + self.head.parameters - twice
+        return self.embedding.parameters + self.layers * self.layer.parameters + self.head.parameters - twice
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: all, without the experts that its router does not choose."""
+        idle = self.experts - self.experts_per_token
+        return self.parameters - self.layers * self.routed.parameters * idle // max(self.experts, 1)
 
     def padded_vocab_size(self, tp: int) -> int:
         """Rows of the vocabulary tables when `tp` ranks split them: the next multiple of tp."""
@@ -97,11 +123,12 @@ class ModelShape:
         return _short_hash({key: value for key, value in told.items() if not (key in YOUNG and value == YOUNG[key])})
 
 
+EXPERTS = ("experts", "experts_per_token", "expert_size", "shared_size", "norm_topk")
 # Fields that shapes had not from the start: at these values a fingerprint is what it was before them.
 YOUNG = {
     field.name: field.default
     for field in fields(ModelShape)
-    if field.name in ("seq_length", "own_head_dim", "attention_bias", "mlp_bias", "rope_scaling")
+    if field.name in ("seq_length", "own_head_dim", "attention_bias", "mlp_bias", "rope_scaling", *EXPERTS)
 }
 
 
@@ -120,15 +147,44 @@ def _head(shape: ModelShape) -> LayerKind:
 
 @lru_cache(maxsize=256)
 def _block(shape: ModelShape) -> LayerKind:
-    return LayerKind((_attention(shape), _mlp(shape), _norms(shape)))
+    if not shape.experts:
+        mlp: tuple[Sublayer, ...] = (_mlp("mlp", shape.hidden_size, shape.intermediate_size, shape.mlp_bias),)
+    else:
+        mlp = _router(shape), *_shared(shape)
+    return LayerKind((_attention(shape), *mlp, _norms(shape)))
+
+
+@lru_cache(maxsize=256)
+def _layer(shape: ModelShape) -> LayerKind:
+    return LayerKind((*shape.block.sublayers, *shape.routed.sublayers)) if shape.experts else shape.block
+
+
+@lru_cache(maxsize=256)
+def _routed(shape: ModelShape) -> LayerKind:
+    """A row is an expert's token: what comes in is whole on every rank that has a part of the expert."""
+    mixture, hidden, inner = shape.traits.mixture, shape.hidden_size, shape.expert_size
+    if mixture is None:
+        return LayerKind(())
+    gate, up, down = mixture.projections
+    weights = []
+    for expert in range(shape.experts):
+        name = f"{mixture.inside}.experts.{expert}"
+        own = (
+            *linear(f"{name}.{gate}", hidden, inner, Split.COLUMN),
+            *linear(f"{name}.{up}", hidden, inner, Split.COLUMN),
+            *linear(f"{name}.{down}", inner, hidden, Split.ROW),
+        )
+        weights += [replace(weight, expert=expert) for weight in own]
+    kept = Kept(gathered=hidden, split=3 * inner)
+    return LayerKind((Sublayer("experts", tuple(weights), kept, divided=(("columns of an expert", inner, False),)),))
 
 
 def _attention(shape: ModelShape) -> Sublayer:
     hidden, q, kv, heads = shape.hidden_size, shape.q_width, shape.kv_width, shape.kv_heads
     biased, traits = shape.attention_bias, shape.traits
     name, bias = "self_attn", traits.qkv_bias or biased
-    scales = [Weight(f"{name}.{part}_norm.weight", (shape.head_dim,), Split.HEADS) for part in "qk"]
-    # What comes into the norms of q and k, that over its size, and a scale for each head.
+    scales = [Weight(f"{name}.{part}_norm.weight", (shape.head_dim,), Split.OWN) for part in "qk"]
+    # The input of the norms of q and k, the normalized input, and a scale for each head.
     normed, sized = Kept(split=2 * (q + kv) + shape.heads + heads), Kept(split=q + kv)
     repeated = Kept(split=2 * (q - kv))  # plain attention keeps k and v once for each head of q
     return Sublayer(
@@ -147,7 +203,7 @@ def _attention(shape: ModelShape) -> Sublayer:
             *([(Fused.NORMS, sized)] if traits.qk_norm else ()),
         ),
         (
-            Again(Recompute.ATTENTION, Kept(split=q)),  # what the output projection reads
+            Again(Recompute.ATTENTION, Kept(split=q)),  # the output projection's input
             Again(Recompute.ATTENTION, repeated, unless=Fused.ATTENTION),  # recomputed, they are kept as they come
         ),
         shape.heads,
@@ -156,15 +212,14 @@ def _attention(shape: ModelShape) -> Sublayer:
     )
 
 
-def _mlp(shape: ModelShape) -> Sublayer:
+def _mlp(name: str, hidden: int, inner: int, bias: bool = False) -> Sublayer:
     """Gate and up, their product, and down."""
-    hidden, inner, bias = shape.hidden_size, shape.intermediate_size, shape.mlp_bias
     return Sublayer(
         "MLP",
         (
-            *linear("mlp.gate_proj", hidden, inner, Split.COLUMN, bias=bias),
-            *linear("mlp.up_proj", hidden, inner, Split.COLUMN, bias=bias),
-            *linear("mlp.down_proj", inner, hidden, Split.ROW, bias=bias),
+            *linear(f"{name}.gate_proj", hidden, inner, Split.COLUMN, bias=bias),
+            *linear(f"{name}.up_proj", hidden, inner, Split.COLUMN, bias=bias),
+            *linear(f"{name}.down_proj", inner, hidden, Split.ROW, bias=bias),
         ),
         Kept(split=3 * inner),
         again=(
@@ -175,16 +230,38 @@ def _mlp(shape: ModelShape) -> Sublayer:
     )
 
 
+def _router(shape: ModelShape) -> Sublayer:
+    """A score for each expert, of a rank's own tokens, in fp32; and of the chosen ones numbers and places."""
+    assert shape.traits.mixture
+    name, shape_of = f"{shape.traits.mixture.inside}.gate.weight", (shape.hidden_size, shape.experts)
+    kept = Kept(scalars=shape.experts + 4 * shape.experts_per_token)
+    return Sublayer("router", (Weight(name, shape_of, Split.OWN, linear=True),), kept)
+
+
+def _shared(shape: ModelShape) -> Iterator[Sublayer]:
+    """The expert that has all tokens, each as far as its gate says."""
+    if shape.shared_size:
+        yield _mlp("mlp.shared_expert", shape.hidden_size, shape.shared_size)
+        yield Sublayer(
+            "gate",
+            (Weight("mlp.shared_expert_gate.weight", (shape.hidden_size, 1), linear=True),),
+            Kept(tokens=shape.hidden_size),
+        )
+
+
 def _norms(shape: ModelShape) -> Sublayer:
-    """Before attention and before the MLP: each keeps what comes in, that over its size, one scale, and its output."""
+    """Before attention and before the MLP: each keeps what comes in, that over its size, one scale, and its output. A
+    router reads a rank's own tokens, which are not gathered for it."""
     names, hidden = ("input_layernorm", "post_attention_layernorm"), shape.hidden_size
     weights = tuple(Weight(f"{name}.weight", (hidden,)) for name in names)
-    sized = Kept(tokens=2 * hidden)  # what comes in over its size; the fused kernel makes it again
+    sized = Kept(tokens=2 * hidden)  # the normalized input; the fused kernel recomputes it
+    own = 0 if shape.mlp_size else hidden
+    read = Kept(tokens=own, gathered=2 * hidden - own, scalars=2)
     again = (
-        Again(Recompute.NORMS, Kept(gathered=2 * hidden, scalars=2)),
+        Again(Recompute.NORMS, read),
         Again(Recompute.NORMS, sized, unless=Fused.NORMS),
     )
-    kept = Kept(tokens=4 * hidden, gathered=2 * hidden, scalars=2)
+    kept = Kept(tokens=4 * hidden) + read
     return Sublayer("norms", weights, kept, ((Fused.NORMS, sized),), again)
 
 
@@ -197,7 +274,7 @@ def measured_fingerprint(models: Sequence[ModelShape]) -> str:
     """Fingerprint of what measurements of layers and vocabulary depend on: not the number of layers, not the positions
     nor the length of samples, which measurements tell themselves."""
     names = ("family", "hidden_size", "intermediate_size", "heads", "kv_heads", "vocab_size", "tied_embeddings")
-    young = ("own_head_dim", "attention_bias", "mlp_bias")
+    young = ("own_head_dim", "attention_bias", "mlp_bias", *EXPERTS)
     return _short_hash(
         [
             [getattr(model, name) for name in names]

@@ -72,6 +72,7 @@ ALIASES = {
     "sharding_degree": "sharding_parallel_degree",
     "tensor_model_parallel_size": "tensor_parallel_degree",
     "pipeline_model_parallel_size": "pipeline_parallel_degree",
+    "expert_model_parallel_size": "expert_parallel_degree",
     "micro_batch_size": "per_device_train_batch_size",
 }
 # Name -> what it means in a command without such an option, but with these, of which it is the first.
@@ -81,7 +82,7 @@ WHERE_ALONE = {
     "global_train_batch_size": ("settle_bsz",),
     "output": ("output_config_path",),
 }
-# What is typed for an option and is no name of it -> the option: it is suggested.
+# A word that users try for an option, though it is no name of it -> the option, which is suggested.
 MEANT = {
     **dict.fromkeys(("memory", "gpu_memory", "memory_gb", "max_memory", "budget"), "memory_constraint"),
     **dict.fromkeys(("tp", "max_tp", "tensor_parallel"), "max_tp_deg"),

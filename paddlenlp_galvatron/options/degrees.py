@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from ..base.errors import UserError
-from ..base.limits import MOST_RANKS, Samples
+from ..base.limits import Samples
 from .group import Options
-from .uniform import UniformOptions
+from .uniform import Degree, UniformOptions
 
 NONE = (None, -1, 1)  # PaddleNLP's words for no degree
-
-
-def _degree(value: int) -> int:
-    if value == -1 or 0 < value <= MOST_RANKS:
-        return value
-    raise ValueError(f"must be a number from 1 to {MOST_RANKS}, or -1 for none")
-
-
-Degree = Annotated[int, AfterValidator(_degree)]
 
 
 class DegreeOptions(Options):
@@ -37,6 +28,7 @@ class DegreeOptions(Options):
         None,
         description="not needed; must be 1, or the ranks divided by the other degrees",
     )
+    expert_parallel_degree: Degree | None = Field(None, description="PaddleNLP's name of global_ep_deg")
     sharding: Literal["", "stage1", "stage2", "stage3"] | None = Field(
         None, description="stage1, stage2: default_dp_type zero2; stage3: sdp"
     )
@@ -79,6 +71,8 @@ class DegreeOptions(Options):
             said["use_ulysses"] = True
         if stages > 1:
             said["pp_deg"] = stages
+        if self.expert_parallel_degree not in NONE:
+            said["global_ep_deg"] = self.expert_parallel_degree
         if self.recompute is not None:
             said["global_checkpoint"] = self.recompute
         if self.gradient_accumulation_steps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-NO_EXPERTS = "models with experts are not supported"
+EXPERTS = "the model's config.json says what experts it has"
 NO_CONTEXT = "context parallelism is told layer by layer: cp_sizes_enc of a plan's file"
 INTERLEAVED = "a plan says it: virtual_pp_deg in its file; galvatron search --max_virtual_pp_deg finds one"
 NO_GENERATION = "nothing is generated; evaluation gives the loss of the dev split"
@@ -28,16 +28,10 @@ HOLDS = {
     "vocab_cp": ("1|-1", NO_CONTEXT),
     "context_parallel_degree": ("1|-1", NO_CONTEXT),
     "context_parallel_size": ("1|-1", NO_CONTEXT),
-    "expert_model_parallel_size": ("1|-1", NO_EXPERTS),
     "use_distributed_optimizer": ("0", "optimizer states are sharded by ZeRO-2: default_dp_type zero2"),
     "num_layers_per_virtual_pipeline_stage": ("", INTERLEAVED),
-    "is_moe_model": ("0", NO_EXPERTS),
-    "use_fsep": ("0", NO_EXPERTS),
-    "set_experts_manually": ("0", NO_EXPERTS),
-    "num_experts": ("0", NO_EXPERTS),
-    "global_ep_deg": ("1|-1", NO_EXPERTS),
-    "global_tp_of_ep_deg": ("1|-1", NO_EXPERTS),
-    "expert_parallel_degree": ("1|-1", NO_EXPERTS),
+    **dict.fromkeys(("is_moe_model", "set_experts_manually", "num_experts"), ("0", EXPERTS)),
+    "use_fsep": ("0", "experts are sharded by ZeRO: dp_types_of_ep_enc of a plan's file"),
     "virtual_pp_degree": ("1|-1", INTERLEAVED),
     "recompute_granularity": ("full", "the plan says which parts a layer recomputes; search: recompute_parts"),
     "fp16_opt_level": ("O2", "16-bit training keeps fp32 masters of 16-bit weights, which is O2"),
@@ -94,6 +88,12 @@ IDLE = {
     "estimate_tp_time_type": "collectives are priced by what was measured",
     "profile_dp_type": "parts are measured without data parallelism",
     "max_per_device_train_batch_size": "the batch is profile_batch_size",
+    "profile_type": "the command says it: profile computation, profile memory",
+    "avg_or_min_or_first": "the slowest rank's time counts",
+    "overlap_time_multiply": "the computation beside messages takes as long as they do",
+    "layernum_min": "a layer's time and memory are the difference of models with 1 and 3 layers",
+    "layernum_max": "a layer's time and memory are the difference of models with 1 and 3 layers",
+    "backend": "messages go through Paddle: NCCL on GPUs, gloo on CPUs",
     "mpi_path": NO_MPI,
     "nccl_test_dir": NO_MPI,
     "ascend_dir": NO_MPI,
@@ -159,7 +159,7 @@ IDLE = {
 }
 # Options of training, which other commands take and leave alone.
 ELSEWHERE = {"use_fused_rms_norm": OF_TRAINING, "use_fused_rope": OF_TRAINING, "use_fused_cross_entropy": OF_TRAINING}
-# Of those, the ones that may stand bare, and the ones that take several words.
+# Options above that may stand without a value, and those that take several words.
 SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")} - {"costmodel_coe", "num_experts"} | {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
     *("group_query_attention", "use_checkpoint_args", "load_best_model_at_end", "greater_is_better", "do_predict"),
@@ -176,7 +176,7 @@ SEVERAL = {name for name in IDLE if name.endswith("_config") or name.startswith(
 
 
 class Fate(NamedTuple):
-    """What becomes of an option that has nothing to do. Neither is said of one that says what holds."""
+    """The outcome for an option without a use here; both are empty for one that says what holds anyway."""
 
     fault: str = ""  # why it is refused
     idle: str = ""  # why it has no effect

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from ..base.errors import UserError
-from ..base.limits import Ranks, Samples
+from ..base.limits import MOST_RANKS, Ranks, Samples
 from ..plan.strategy import Assumptions, Plan
 from ..plan.uniform import uniform_plan
 from .group import Options
+
+
+def _degree(value: int) -> int:
+    if value == -1 or 0 < value <= MOST_RANKS:
+        return value
+    raise ValueError(f"must be a number from 1 to {MOST_RANKS}, or -1 for none")
+
+
+Degree = Annotated[int, AfterValidator(_degree)]
 
 
 class UniformOptions(Options):
@@ -32,10 +43,12 @@ class UniformOptions(Options):
         None, description="1: zero3 for embedding and LM head; 0: default_dp_type; unset: as sdp"
     )
     use_ulysses: bool | None = Field(None, description="1: the degrees split the sequence instead of the weights")
+    global_ep_deg: Degree | None = Field(None, description="ranks that share a layer's experts out among them")
+    global_tp_of_ep_deg: Degree | None = Field(None, description="ranks that split each expert")
 
     def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:
         """The plan that the options stand for. Raises UserError."""
-        given = self.model_dump(exclude_none=True)
+        given = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != -1}
         if "global_train_batch_size" not in given:
             raise UserError("global_train_batch_size: missing; say how many samples an optimizer step takes")
         return uniform_plan(layers=layers, world_size=world_size, assumed=assumed, **given)

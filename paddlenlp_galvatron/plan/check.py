@@ -51,7 +51,7 @@ def find_faults(plan: Plan, model: ModelShape | None = None) -> list[str]:
     grid = list(_grid_faults(plan))
     if grid:
         return grid  # the degrees make no grid, so what follows from the grid would only repeat them
-    faults = [*_batch_faults(plan), *_dp_type_faults(plan), *_sequence_faults(plan)]
+    faults = [*_expert_faults(plan), *_batch_faults(plan), *_dp_type_faults(plan), *_sequence_faults(plan)]
     if model is not None:
         faults += _model_faults(plan, model)
     return faults
@@ -106,6 +106,16 @@ def _grid_faults(plan: Plan) -> Iterator[str]:
                 )
 
 
+def _expert_faults(plan: Plan) -> Iterator[str]:
+    size = plan.stage_size
+    for layers, experts in _named_runs([layer.experts for layer in plan.layers]):
+        if min(experts[:2]) < 1 or size % experts.ranks:
+            yield (
+                f"ep_sizes_enc: {experts.ep} beside tp_of_ep_sizes_enc {experts.etp} of {layers} does not divide the "
+                f"{size} ranks of a stage; choose degrees whose product does"
+            )
+
+
 def _batch_faults(plan: Plan) -> Iterator[str]:
     batch, chunks = plan.global_batch, plan.micro_batches
     if batch % chunks:
@@ -133,6 +143,12 @@ def _dp_type_faults(plan: Plan) -> Iterator[str]:
         if dp_type not in expressible:
             yield (
                 f"dp_types_enc: {dp_type} of {layers} cannot be written to a file; "
+                f"choose default_dp_type ({plan.default_dp_type}) or zero3"
+            )
+    for layers, dp_type in _named_runs([layer.experts.dp_type for layer in plan.layers]):
+        if dp_type not in expressible:
+            yield (
+                f"dp_types_of_ep_enc: {dp_type} of {layers} cannot be written to a file; "
                 f"choose default_dp_type ({plan.default_dp_type}) or zero3"
             )
     if plan.vocab.dp_type not in expressible:
@@ -183,6 +199,35 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
                     f"tp_sizes_enc: degree {degree} of {layers} does not divide the {count} {what} of "
                     f"{model.name}; choose a divisor of {count}"
                 )
+
+    yield from _faults_of_experts(plan, model)
+
+
+def _faults_of_experts(plan: Plan, model: ModelShape) -> Iterator[str]:
+    for layers, layer in _named_runs(plan.layers):
+        if not model.experts and (layer.experts.ranks > 1 or layer.experts_dp_type):
+            name = "ep_sizes_enc" if layer.experts.ranks > 1 else "dp_types_of_ep_enc"
+            yield f"{name}: {layers}: {model.name} has no experts; leave the field out"
+    if not model.experts:
+        return
+    for layers, (ep, etp, _) in _named_runs([layer.experts for layer in plan.layers]):
+        if model.experts % ep:
+            yield (
+                f"ep_sizes_enc: degree {ep} of {layers} does not divide the {model.experts} experts of {model.name}; "
+                f"choose a divisor of {model.experts}"
+            )
+        if model.expert_size % etp:
+            yield (
+                f"tp_of_ep_sizes_enc: degree {etp} of {layers} does not divide the {model.expert_size} columns of an "
+                f"expert of {model.name}; choose a divisor of {model.expert_size}"
+            )
+    tokens = plan.micro_batch * (plan.assumed.seq_length or 0)
+    split = any(layer.tp > 1 for layer in plan.layers) and not plan.assumed.sequence_parallel
+    if split and tokens % plan.stage_size:
+        yield (
+            f"ep_sizes_enc: {tokens} tokens of a micro-batch are not as many for each of the {plan.stage_size} ranks "
+            "of a stage, as experts need them; choose another seq_length or batch"
+        )
 
 
 def _parts(plan: Plan) -> Iterator[tuple[str, str, Strategy]]:

@@ -13,7 +13,7 @@ from operator import or_
 
 from ..model import ModelShape, Split
 from .layout import TokenLayout, moves, token_layout
-from .mesh import Axis
+from .mesh import EXCHANGE, Axis, Mesh
 from .seams import Collective, seam_ops, summed_over
 from .strategy import Plan
 
@@ -43,6 +43,8 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[Group]:
             (at.axis,) for at in seam_ops(strategy.axes, sharded)
         }
         groups = [mesh.groups(*axes) for axes in used]
+        if shape.experts:
+            groups += [strategy.experts.mesh(size).groups(*axes) for axes in (EXCHANGE, (Axis.EXPERT_DATA,))]
         if strategy.tp > shape.kv_heads:
             groups.append(mesh.sharing(strategy.tp // shape.kv_heads).groups(Axis.COPIES))
         local |= {(tuple(ranks), "") for some in groups for ranks in some.tolist()}
@@ -65,15 +67,18 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[Group]:
     return {(ranks, use) for ranks, use in wanted if len(ranks) > 1}
 
 
-def exchanging(plan: Plan) -> set[Ranks]:
-    """Groups of the plan, beside those that redistribute, whose ranks exchange tokens for heads (Ulysses)."""
-    exchanges = {
-        (strategy.mesh(plan.stage_size), at.axis)
+def exchanging(plan: Plan, shape: ModelShape) -> set[Ranks]:
+    """Groups of the plan, beside those that redistribute, whose ranks exchange tokens: for heads (Ulysses), or as
+    experts have them."""
+    exchanges: set[tuple[Mesh, tuple[Axis, ...]]] = {
+        (strategy.mesh(plan.stage_size), (at.axis,))
         for strategy in set(plan.layers)
         for at in seam_ops(strategy.axes, plan.assumed.sequence_parallel)
         if at.op.forward is Collective.ALL_TO_ALL
     }
-    local = [ranks for mesh, axis in exchanges for ranks in mesh.groups(axis).tolist()]
+    if shape.experts:
+        exchanges |= {(strategy.experts.mesh(plan.stage_size), EXCHANGE) for strategy in set(plan.layers)}
+    local = [ranks for mesh, axes in exchanges for ranks in mesh.groups(*axes).tolist()]
     firsts = range(0, plan.world_size, plan.stage_size)
     return {tuple(first + rank for rank in ranks) for ranks in local for first in firsts}
 

@@ -7,7 +7,7 @@ import re
 from itertools import permutations
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, InstanceOf, PlainSerializer, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, PlainSerializer, ValidationError
 from pydantic.json_schema import WithJsonSchema
 
 from ..base.errors import UserError
@@ -53,14 +53,7 @@ def shown(value: object) -> str:
     return shortened(repr(value), 40)
 
 
-def _only_one(value: int) -> int:
-    if value != 1:
-        raise ValueError("expert parallelism is not supported; set it to 1 or remove it")
-    return value
-
-
 Flag = Annotated[int, Field(ge=0, le=1)]
-One = Annotated[int, AfterValidator(_only_one), WithJsonSchema({"const": 1})]
 ListOf = Annotated[
     list[T],
     BeforeValidator(_split),
@@ -77,7 +70,6 @@ Recomputes = Annotated[
     PlainSerializer(lambda layers: ",".join(each.words for each in layers), return_type=str),
     WithJsonSchema({"type": "string", "pattern": _listed(f"(none|full|{_PARTLY})")}),
 ]
-Ones = Annotated[ListOf[One], WithJsonSchema({"type": "string", "pattern": _listed("1")})]
 
 
 def parse(kind: type[File], data: dict[str, Any]) -> File:

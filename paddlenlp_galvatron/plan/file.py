@@ -18,7 +18,7 @@ from ..base.reading import read_json
 from ..base.writing import write_text
 from ..model.layer import PARTLY, PARTS, Recompute
 from .check import require_valid
-from .fields import Degrees, Division, Flag, Flags, Ones, Recomputes, parse
+from .fields import Degrees, Division, Flag, Flags, Recomputes, parse
 from .formats.published import as_current
 from .schedules import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs
@@ -28,7 +28,7 @@ LARGEST_BYTES = 4 * 2**20  # of a strategy file; one of 1,000 layers in 100 stag
 
 
 class AssumedFields(BaseModel):
-    """What the plan was priced under. Training applies it; a contradicting flag is an error."""
+    """Assumptions of the plan's prices. Training applies them; a contradicting flag is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -66,21 +66,21 @@ class StageFields(OpenObject):
 
 
 class PredictedFields(OpenObject):
-    """What the cost model expects of the plan."""
+    """Predictions of the cost model."""
 
     time_s: Number | None = Field(None, description="a step, s")
     stages: list[StageFields] = Field(default_factory=list, description="one entry a stage")
 
 
 class SearchedFields(OpenObject):
-    """What the plan was searched from."""
+    """Inputs of the search."""
 
     model_fingerprint: str | None = Field(None, description="of the model's shape")
     memory_constraint_gb: Number | None = Field(None, description="memory of a device, GiB")
 
 
 class GalvatronObject(BaseModel):
-    """What this project adds to Galvatron's fields; Galvatron ignores it."""
+    """Fields of this project beside Galvatron's; Galvatron ignores them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -125,10 +125,10 @@ class StrategyFile(BaseModel):
     )
     cp_sizes_enc: Degrees | None = Field(None, description="per layer: context-parallel degree; absent: 1")
     vcp: Ranks = Field(1, description="context-parallel degree of embedding and LM head")
+    ep_sizes_enc: Degrees | None = Field(None, description="per layer: ranks that share experts out; absent: 1")
+    tp_of_ep_sizes_enc: Degrees | None = Field(None, description="per layer: ranks that split each expert; absent: 1")
+    dp_types_of_ep_enc: Flags | None = Field(None, description="per layer: dp type of experts; absent: dp_types_enc")
     galvatron: GalvatronObject | None = Field(None, description="what this project adds")
-    # Fields of Galvatron for parallelism that is not supported here, accepted at their neutral value.
-    ep_sizes_enc: Ones | None = Field(None, description="expert-parallel degrees; only 1")
-    tp_of_ep_sizes_enc: Ones | None = Field(None, description="tp degrees inside experts; only 1")
 
 
 # Fields of strategies, by those of the file that have an entry a layer, and by those of the vocabulary.
@@ -139,6 +139,9 @@ OF_LAYERS = {
     "dp_types_enc": "dp_type",
     "recompute_enc": "recompute",
     "cp_sizes_enc": "context",
+    "ep_sizes_enc": "ep",
+    "tp_of_ep_sizes_enc": "etp",
+    "dp_types_of_ep_enc": "experts_dp_type",
 }
 OF_VOCABULARY = {"vtp": "degree", "vsp": "ulysses", "embed_sdp": "dp_type", "vcp": "context"}
 
@@ -176,6 +179,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     layers = plan.layers
     told: dict[str, Any] = {field: _written(getattr(plan.vocab, name)) for field, name in OF_VOCABULARY.items()}
     told |= {field: [_written(getattr(layer, name)) for layer in layers] for field, name in OF_LAYERS.items()}
+    told["dp_types_of_ep_enc"] = [_written(layer.experts.dp_type) for layer in layers]
     fields = StrategyFile.model_construct(
         pp_deg=plan.pipeline,
         **told,
@@ -218,6 +222,10 @@ def _untold(plan: Plan) -> Iterator[str]:
     for axis, _ in plan.vocab.beside:
         if all(dict(part.beside)[axis] == 1 for part in (*plan.layers, plan.vocab)):
             yield from (f"{axis}_sizes_enc", f"v{axis}")
+    if all(layer.experts.ranks == 1 for layer in plan.layers):
+        yield from ("ep_sizes_enc", "tp_of_ep_sizes_enc")
+    if not any(layer.experts_dp_type for layer in plan.layers):
+        yield "dp_types_of_ep_enc"
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -281,14 +289,16 @@ def _to_plan(fields: StrategyFile, given_world: int | None, smallest_world: bool
     def strategy(names: Iterable[str], values: Iterable[Any]) -> dict[str, Any]:
         own = dict(zip(names, values, strict=True))
         flags = {name: bool(own[name]) for name in ("ulysses", "consecutive") if name in own}
-        return own | flags | {"dp_type": DataParallel.ZERO3 if own["dp_type"] else default}
+        types = ("dp_type", "experts_dp_type")
+        return own | flags | {name: DataParallel.ZERO3 if own[name] else default for name in types if name in own}
 
     columns = {field: getattr(fields, field) or [1] * count for field in OF_LAYERS}  # degrees may be left out
+    columns["dp_types_of_ep_enc"] = fields.dp_types_of_ep_enc or fields.dp_types_enc
     columns["recompute_enc"] = fields.recompute_enc or map(Recompute, fields.checkpoint)
     rows = zip(*columns.values(), strict=True)
     layers = tuple(LayerStrategy(**strategy(OF_LAYERS.values(), row)) for row in rows)
     vocab = VocabStrategy(**strategy(OF_VOCABULARY.values(), (getattr(fields, name) for name in OF_VOCABULARY)))
-    ranks = {part.ranks for part in (*layers, vocab)}
+    ranks = {part.ranks for part in (*layers, vocab)} | {layer.experts.ranks for layer in layers}
     extra = fields.galvatron or GalvatronObject()
     assumed = extra.assumed
     return Plan(
@@ -308,7 +318,7 @@ def _to_plan(fields: StrategyFile, given_world: int | None, smallest_world: bool
 
 
 def _world_size(fields: StrategyFile, given: int | None, fitting: set[int] | None) -> int:
-    """That of the file or the one at hand; without both the smallest of `fitting` numbers of ranks of a sample."""
+    """The file's number of ranks or the given one; without both, the smallest number in `fitting`."""
     if given is not None and fields.world_size not in (None, given):
         raise UserError(
             f"world_size: the plan is for {fields.world_size} ranks but {given} are at hand; "

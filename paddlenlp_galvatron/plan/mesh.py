@@ -19,8 +19,8 @@ Ranks = NDArray[np.int64]
 
 
 class Axis(StrEnum):
-    """What the ranks along an axis share out among them. In files its degrees are `cp_sizes_enc` and `vcp`, of layers
-    and of the vocabulary; those of Ulysses stand in tensor parallelism's fields."""
+    """An axis of the rank grid, along which ranks divide work. In files its degrees are `cp_sizes_enc`, of layers, and
+    `vcp`, of the vocabulary; Ulysses' degrees are in tensor parallelism's fields."""
 
     DATA = "dp"  # samples: what the other axes leave of a stage
     CONTEXT = "cp"  # the tokens of their samples, in attention, too: there each has the keys and values of all
@@ -28,6 +28,9 @@ class Axis(StrEnum):
     TENSOR = "tp"  # weights; under Megatron-SP tokens, too, between layers
     COPIES = "copies"  # nothing: the neighbours in a tensor-parallel group that have the same kv head
     PIPELINE = "pp"  # layers: the one axis between stages
+    EXPERT_DATA = "edp"  # tokens, of the same experts: what the next two leave of a stage
+    EXPERT = "ep"  # experts
+    EXPERT_TENSOR = "etp"  # the weights of each expert
 
     @property
     def words(self) -> str:
@@ -37,6 +40,8 @@ class Axis(StrEnum):
 
 STAGE = (Axis.DATA, Axis.CONTEXT, Axis.ULYSSES, Axis.TENSOR)  # axes within a stage, the coarsest cut of tokens first
 SHARDING = tuple(axis for axis in STAGE if axis is not Axis.TENSOR)  # of which these do not split weights
+EXPERTS = (Axis.EXPERT_DATA, Axis.EXPERT, Axis.EXPERT_TENSOR)  # the same ranks, as a layer's experts have them
+EXCHANGE = (Axis.EXPERT, Axis.EXPERT_TENSOR)  # ranks that have all experts together: tokens go among them
 OF_A_SAMPLE = tuple(axis for axis in SHARDING if axis is not Axis.DATA)  # share out its tokens, under whole weights
 
 
@@ -48,12 +53,12 @@ class Mesh:
 
     @staticmethod
     @lru_cache(maxsize=10_000)
-    def of(size: int, *degrees: tuple[Axis, int], consecutive: bool = True) -> Mesh:
-        """`size` ranks by these degrees, data parallelism over what they leave: as the first axis where groups of the
-        others are `consecutive` ranks, else as the last."""
+    def of(size: int, *degrees: tuple[Axis, int], consecutive: bool = True, rest: Axis = Axis.DATA) -> Mesh:
+        """`size` ranks by these degrees, data parallelism (`rest`) over what they leave: as the first axis where groups
+        of the others are `consecutive` ranks, else as the last."""
         split = tuple((axis, degree) for axis, degree in degrees if degree > 1)
         dp = size // prod(degree for _, degree in split)
-        data = ((Axis.DATA, dp),) if dp > 1 else ()
+        data = ((rest, dp),) if dp > 1 else ()
         return Mesh(data + split if consecutive else split + data)
 
     @property

@@ -1,4 +1,4 @@
-"""What a strategy calls where: the tables that the runtime executes, and by which the cost model prices and counts.
+"""The collectives of a strategy and their places: tables that the runtime executes and the cost model prices.
 
 Tokens are handed over at *seams*: behind and in front of parts of a module. At a seam an axis may have an operation,
 which is a collective in forward and its mirror image in backward; recompute repeats forward's. A module's weights have
@@ -12,20 +12,20 @@ from enum import Enum, StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..model import Recompute, Split
+from ..model import ModelShape, Recompute, Split
 from .layout import token_axes
 from .mesh import STAGE, Axis
 from .strategy import DataParallel
 
 
 class Collective(StrEnum):
-    """Kinds of collective, by the names that stand in keys of profiles. What "message" means is said for each."""
+    """Kinds of collective, by their names in keys of profiles, each with the meaning of its "message"."""
 
     ALL_REDUCE = "allreduce"  # the buffer that every rank holds before and after
     ALL_GATHER = "allgather"  # the gathered buffer
     REDUCE_SCATTER = "reducescatter"  # the buffer before it is scattered
     ALL_TO_ALL = "all2all"  # all that one rank sends, the part to itself included
-    SEND = "p2p"  # what one rank sends to its peer in the next stage; the group's size is the number of stages
+    SEND = "p2p"  # the message of a rank to its peer in the next stage; the group's size is the number of stages
 
 
 class Message(StrEnum):
@@ -50,6 +50,8 @@ class Seam(Enum):
     OUT_OF_ATTENTION = "behind the output projection", Message.HIDDEN
     INTO_MLP = "behind the norm in front of the MLP", Message.HIDDEN
     OUT_OF_MLP = "behind the MLP's last projection", Message.HIDDEN
+    INTO_EXPERTS = "behind the norm in front of the router", Message.HIDDEN
+    OUT_OF_EXPERTS = "behind the sum of a token's experts", Message.HIDDEN
     OUT_OF_EMBEDDING = "behind the lookup", Message.HIDDEN
     INTO_HEAD = "behind the last norm", Message.HIDDEN
     LOSS = "behind the logits", Message.LOSS
@@ -62,11 +64,19 @@ EVERYWHERE = frozenset(Seam)
 EMBEDDING = frozenset([Seam.OUT_OF_EMBEDDING])
 HEAD = frozenset([Seam.INTO_HEAD, Seam.LOSS])
 BLOCK = EVERYWHERE - EMBEDDING - HEAD
+OF_MLP = frozenset([Seam.INTO_MLP, Seam.OUT_OF_MLP])
+OF_EXPERTS = frozenset([Seam.INTO_EXPERTS, Seam.OUT_OF_EXPERTS])
 CORE = frozenset([Seam.ALL_KEYS, Seam.ALL_VALUES])  # where a rank has its own heads alone
 
 
-# What backward calls again, with a part that it recomputes: the part's output is what comes behind the seam. The MLP's
-# part begins behind its seam, whose result it keeps, unless the norm in front of it is recomputed, too.
+def block_seams(model: ModelShape) -> frozenset[Seam]:
+    """The communication points of a model's layers."""
+    lacking = (OF_MLP if not model.mlp_size else frozenset()) | (OF_EXPERTS if not model.experts else frozenset())
+    return BLOCK - lacking
+
+
+# Seams whose operations backward repeats with a recomputed part. A part's output comes after its seam. The MLP's part
+# begins after its seam, whose result it keeps, unless the norm before it is recomputed, too.
 REPEATED = {
     Recompute.FULL: BLOCK,
     Recompute.NORMS: frozenset([Seam.INTO_ATTENTION, Seam.INTO_MLP]),
@@ -82,12 +92,14 @@ def repeated(recompute: Recompute) -> frozenset[Seam]:
 
 
 class Op(Enum):
-    """What may stand at a seam."""
+    """Kinds of operation at a seam."""
 
     GATHER = "a rank's tokens -> all of the group's", Collective.ALL_GATHER, Collective.REDUCE_SCATTER
     SCATTER = "parts of sums over all tokens -> sums over a rank's", Collective.REDUCE_SCATTER, Collective.ALL_GATHER
     REPLICATE = "the same tokens on every rank, whose gradients are parts of sums", None, Collective.ALL_REDUCE
     REDUCE = "parts of sums -> sums on every rank", Collective.ALL_REDUCE, None
+    TAKE = "the same tokens on every rank -> a rank's own", None, Collective.ALL_GATHER
+    GIVE = "a rank's own tokens -> the same on every rank", Collective.ALL_GATHER, None
     TO_HEADS = "all heads of a rank's tokens -> a rank's heads of all tokens", *[Collective.ALL_TO_ALL] * 2
     TO_TOKENS = "and back", *[Collective.ALL_TO_ALL] * 2
     GATHER_CHUNKS = "a rank's two chunks of each sample -> all", Collective.ALL_GATHER, Collective.REDUCE_SCATTER
@@ -102,7 +114,8 @@ class Op(Enum):
 _INTO = (Seam.INTO_ATTENTION, Seam.INTO_MLP, Seam.INTO_HEAD)
 _OUT_OF = (Seam.OUT_OF_ATTENTION, Seam.OUT_OF_MLP, Seam.OUT_OF_EMBEDDING)
 _LOSS = {Seam.LOSS: Op.LOSS}
-TENSOR_PARALLEL = dict.fromkeys(_INTO, Op.REPLICATE) | dict.fromkeys(_OUT_OF, Op.REDUCE) | _LOSS
+_EXPERTS = {Seam.INTO_EXPERTS: Op.TAKE, Seam.OUT_OF_EXPERTS: Op.GIVE}
+TENSOR_PARALLEL = dict.fromkeys(_INTO, Op.REPLICATE) | dict.fromkeys(_OUT_OF, Op.REDUCE) | _EXPERTS | _LOSS
 MEGATRON_SP = dict.fromkeys(_INTO, Op.GATHER) | dict.fromkeys(_OUT_OF, Op.SCATTER) | _LOSS
 CONTEXT_PARALLEL = dict.fromkeys((Seam.ALL_KEYS, Seam.ALL_VALUES), Op.GATHER_CHUNKS)
 ULYSSES = dict.fromkeys((Seam.QUERY, Seam.KEY, Seam.VALUE), Op.TO_HEADS) | {Seam.CONTEXT: Op.TO_TOKENS}
@@ -144,7 +157,7 @@ def seam_ops(
 
 @dataclass(frozen=True, slots=True)
 class WeightOps:
-    """What is called for the matrices of a module, over the axes along which ranks share them."""
+    """Collectives for the matrices of a module, over the axes along which ranks share them."""
 
     reduce: Collective  # gradients, behind the last backward
     gather: Collective | None = None  # weights, in front of each pass

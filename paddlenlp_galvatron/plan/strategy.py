@@ -1,4 +1,4 @@
-"""What a parallel strategy is: the frozen dataclasses that every room reads.
+"""Parallel strategies as frozen dataclasses, which every package reads.
 
 Words: the *degree* of a layer is the width of its tensor-parallel or Ulysses axis (`tp_sizes_enc` in files); a
 stage of a pipeline owns `world_size / stages` consecutive ranks; *samples* are sequences.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import reduce
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..model import Fused, Recompute
 from .mesh import Axis, Degrees, Mesh
@@ -45,16 +45,44 @@ class Precision(StrEnum):
         return 4 if self is Precision.FP32 else 2
 
 
+class Experts(NamedTuple):
+    """How the experts of a layer are parallel, on a grid of their own of the stage's ranks. Between layers every rank
+    has tokens of its own, so that this grid and the other do not constrain each other."""
+
+    ep: int  # ranks that share experts out among them
+    etp: int  # ranks that split each, neighbours
+    dp_type: DataParallel
+
+    def mesh(self, stage_size: int) -> Mesh:
+        """How the ranks of a stage are arranged."""
+        return Mesh.of(stage_size, (Axis.EXPERT, self.ep), (Axis.EXPERT_TENSOR, self.etp), rest=Axis.EXPERT_DATA)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that together hold all experts of a layer."""
+        return self.ep * self.etp
+
+
 @dataclass(frozen=True, slots=True)
 class LayerStrategy(Degrees):
-    """Strategy of one transformer layer."""
+    """Strategy of one transformer layer. Those of its experts count where the model has some."""
 
     consecutive: bool = True  # ranks of one tp group are neighbours; else strided by the dp degree
     dp_type: DataParallel = DataParallel.DDP
     recompute: Recompute = Recompute.NONE  # True and False are taken, too: all of the layer, and nothing
+    ep: int = 1
+    etp: int = 1
+    experts_dp_type: DataParallel | None = None  # None: as dp_type
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recompute", Recompute(self.recompute))
+        if self.experts_dp_type is self.dp_type:
+            object.__setattr__(self, "experts_dp_type", None)
+
+    @property
+    def experts(self) -> Experts:
+        """The strategy of its experts."""
+        return Experts(self.ep, self.etp, self.experts_dp_type or self.dp_type)
 
     def mesh(self, stage_size: int) -> Mesh:
         return Mesh.of(stage_size, *self.axes, consecutive=self.consecutive)
@@ -76,7 +104,7 @@ Strategy = LayerStrategy | VocabStrategy
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What a plan was priced under; training applies it and refuses a flag that contradicts it."""
+    """Assumptions of a plan's prices; training applies them and refuses a contradicting flag."""
 
     sequence_parallel: bool = False  # Megatron-SP in every layer with tp > 1
     mixed_precision: Precision = Precision.FP32
@@ -126,7 +154,7 @@ class Plan:
     default_dp_type: DataParallel = DataParallel.DDP
     assumed: Assumptions = Assumptions()
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # assumptions that the plan's file names itself
-    note: str = field(default="", compare=False)  # what had to be assumed to read its file, in a sentence
+    note: str = field(default="", compare=False)  # assumptions that its reader made, in a sentence
     metadata: dict[str, Any] = field(default_factory=dict, compare=False)  # rest of the file's "galvatron" object
 
     @property

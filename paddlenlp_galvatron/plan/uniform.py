@@ -35,6 +35,8 @@ def uniform_plan(
     embed_sdp: bool | None = None,
     default_dp_type: str = "ddp",
     use_ulysses: bool = False,
+    global_ep_deg: int = 1,
+    global_tp_of_ep_deg: int = 1,
     assumed: Assumptions = Assumptions(),
 ) -> Plan:
     """The plan that GLOBAL mode's options stand for, by their own names. Raises UserError."""
@@ -46,6 +48,8 @@ def uniform_plan(
         ("global_tp_deg", global_tp_deg),
         ("chunks", chunks),
         ("vocab_tp", vocab_tp),
+        ("global_ep_deg", global_ep_deg),
+        ("global_tp_of_ep_deg", global_tp_of_ep_deg),
     ):
         if value < 1:
             raise UserError(f"{name}: must be at least 1 (it is {value})")
@@ -54,13 +58,21 @@ def uniform_plan(
     default = _member(DataParallel, default_dp_type, "default_dp_type")
     dp_type = DataParallel.ZERO3 if sdp else default
     vocab_type = dp_type if embed_sdp is None else default
+    layer = LayerStrategy(
+        global_tp_deg,
+        use_ulysses,
+        global_tp_consec,
+        dp_type,
+        Recompute(global_checkpoint),
+        ep=global_ep_deg,
+        etp=global_tp_of_ep_deg,
+    )
     plan = Plan(
         world_size=world_size,
         global_batch=global_train_batch_size,
         micro_batches=chunks,
         stages=even_stages(layers, pp_deg),
-        layers=(LayerStrategy(global_tp_deg, use_ulysses, global_tp_consec, dp_type, Recompute(global_checkpoint)),)
-        * layers,
+        layers=(layer,) * layers,
         vocab=VocabStrategy(vocab_tp, use_ulysses, DataParallel.ZERO3 if embed_sdp else vocab_type),
         schedule=_member(Schedule, pipeline_type, "pipeline_type"),
         default_dp_type=default,

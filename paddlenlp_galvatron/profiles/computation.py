@@ -43,7 +43,7 @@ def layer_part(layer_type: int = 0) -> str:
 
 
 class Shape(NamedTuple):
-    """What one layer was run on."""
+    """Samples and tokens of a measurement."""
 
     batch: int  # samples
     seq: int  # tokens of a sample
@@ -68,7 +68,7 @@ class SeamKey(NamedTuple):
 
 
 class SeamTimes(NamedTuple):
-    """What a rank computes at a layer's seams, on top of a layer of as many tokens that nobody shares, in ms."""
+    """Computation of a rank at a shared layer's communication points, on top of an unshared layer of as many tokens."""
 
     forward_ms: float = 0.0
     backward_ms: float = 0.0
@@ -145,7 +145,7 @@ class ComputationProfile:
     optimizer_ms_per_million: float = 0.0  # optimizer step, ms per million parameters that a rank updates
     raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
     meta: Meta = field(default_factory=Meta)
-    files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # that it was read from
+    files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # the files it was read from
 
     def save(self, folder: str | Path) -> Path:
         """Write the file under its documented name, whole or not at all; returns its path."""

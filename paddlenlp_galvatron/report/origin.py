@@ -1,4 +1,4 @@
-"""What a plan was searched from: its model, cluster, profiles and options, as its file names them or the user does."""
+"""The inputs of a plan's search: model, cluster, profiles and options, as its file or the user names them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pydantic import Field
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Size
 from ..cost_model import CostModel
-from ..options.group import Options, canonical_options
+from ..options.canonical import canonical_options
+from ..options.group import Options
 from ..options.model_options import ModelOptions
 from ..plan import Plan, read_plan
 from ..plan.check import require_valid
@@ -127,7 +128,7 @@ def _options(
         "mixed_precision": assumed.mixed_precision,
         "no_async_grad_reduce": not assumed.async_grad_reduce,
     }
-    # What the plan leaves open its search may have said.
+    # The search may have set assumptions that the plan leaves open.
     said = {"amp_master_grad": assumed.fp32_gradients, "use_flash_attention": assumed.flash_attention}
     asked |= {name: value for name, value in said.items() if value is not None}
     return SearchOptions.among({name: value for name, value in asked.items() if value is not None})

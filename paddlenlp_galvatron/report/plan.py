@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from rich.table import Table
 from rich.text import Text
 
+from ..base.printing import table
 from ..base.text import shortened
 from ..launch.clusters import start_lines
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
@@ -21,7 +22,7 @@ MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a 
 
 
 class Memory(BaseModel):
-    """Of a stage, MiB a rank."""
+    """Memory of a stage, MiB a rank."""
 
     context_mib: float
     states_mib: float
@@ -30,7 +31,7 @@ class Memory(BaseModel):
 
 
 class StageSummary(BaseModel):
-    """What the search writes of a stage; times of a micro-batch."""
+    """The search's prediction of a stage; times of a micro-batch."""
 
     memory_mib: float
     memory: Memory
@@ -40,7 +41,7 @@ class StageSummary(BaseModel):
 
 
 class Metadata(BaseModel):
-    """What the search writes. Files by others may hold anything, which is shown as it is."""
+    """The search's fields. Files by others may hold anything, which is shown as it is."""
 
     @classmethod
     def of(cls, content: Any) -> Self | None:
@@ -51,7 +52,7 @@ class Metadata(BaseModel):
 
 
 class Searched(Metadata):
-    """What the search predicts."""
+    """The search's prediction."""
 
     time_s: float
     samples_per_s: float
@@ -60,13 +61,13 @@ class Searched(Metadata):
 
 
 class ProfilePath(BaseModel):
-    """Of a profile file."""
+    """A profile file."""
 
     path: str
 
 
 class Origin(Metadata):
-    """What the search says that it searched from; the file has more, such as hashes."""
+    """Inputs of the search; the file has more, such as hashes."""
 
     model: str
     num_nodes: int
@@ -137,15 +138,15 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
 def _stages(searched: Searched) -> Table:
     """Numbers of each stage."""
     title = "predicted of each stage: memory, MiB a rank; time of a micro-batch, ms"
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="")
-    for name in ("stage", "memory", "states", "activations", "working", "reserve", "forward", "backward", "sync"):
-        table.add_column(name, no_wrap=True, justify="right")
+    shown = table(
+        *("stage", "memory", "states", "activations", "working", "reserve", "forward", "backward", "sync"), title=title
+    )
     for number, stage in enumerate(searched.stages[:MOST_ROWS]):
         memory = stage.memory
         mib = (stage.memory_mib, memory.states_mib, memory.activations_mib, memory.working_mib, memory.context_mib)
         numbers = (*mib, stage.forward_ms, stage.backward_ms, stage.sync_ms)
-        table.add_row(str(number), *(f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in numbers))
-    return table
+        shown.add_row(str(number), *(f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in numbers))
+    return shown
 
 
 def _assumed(plan: Plan) -> str:
@@ -165,18 +166,17 @@ def _assumed(plan: Plan) -> str:
 
 
 def _table(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     beside = _beside(plan)
-    for title in ("stage", "layers", "split by", "degree", *beside, "dp", "model states", "recompute", "groups"):
-        table.add_column(title, no_wrap=title != "recompute")
-    first, last = 0, plan.pipeline - 1
-    table.add_row(str(first), "embedding", *_cells(plan, plan.vocab, beside))
+    experts = ("experts' ep", "tp", "dp", "states") if any(map(_has_experts, plan.layers)) else ()
+    titles = ("stage", "layers", "split by", "degree", *beside, "dp", "model states", "recompute", "groups", *experts)
+    shown = table(*titles, left=titles)
+    shown.add_row("0", "embedding", *_cells(plan, plan.vocab, beside))
     for row in islice(_rows(plan, beside), MOST_ROWS):
-        table.add_row(*row)
-    if table.row_count > MOST_ROWS:
-        table.add_row("…", "the file has the rest")
-    table.add_row(str(last), "LM head", *_cells(plan, plan.vocab, beside))
-    return table
+        shown.add_row(*row[: len(titles)])
+    if shown.row_count > MOST_ROWS:
+        shown.add_row("…", "the file has the rest")
+    shown.add_row(str(plan.pipeline - 1), "LM head", *_cells(plan, plan.vocab, beside))
+    return shown
 
 
 def _rows(plan: Plan, beside: Sequence[Axis]) -> Iterator[list[str]]:
@@ -185,7 +185,9 @@ def _rows(plan: Plan, beside: Sequence[Axis]) -> Iterator[list[str]]:
             layers = plan.chunk_layers(stage, chunk)
             for run, strategy in runs([plan.layers[layer] for layer in layers]):
                 start, stop = layers[run[0]], layers[run[-1]]
-                yield [str(stage), str(start) if start == stop else f"{start}-{stop}", *_cells(plan, strategy, beside)]
+                name, cells = str(start) if start == stop else f"{start}-{stop}", _cells(plan, strategy, beside)
+                ep, etp, dp_type = strategy.experts
+                yield [str(stage), name, *cells, *map(str, (ep, etp, plan.stage_size // (ep * etp), dp_type))]
 
 
 def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, beside: Sequence[Axis]) -> list[str]:
@@ -194,6 +196,11 @@ def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, beside: Sequence
     groups = "-" if layer.ranks == 1 else "neighbours" if layer.consecutive else "strided"
     degrees = [str(layer.degree), *(str(dict(layer.beside)[axis]) for axis in beside)]
     return [split, *degrees, str(plan.dp(layer)), layer.dp_type, _recomputed(layer), groups]
+
+
+def _has_experts(layer: LayerStrategy) -> bool:
+    """Whether a strategy tells anything of experts."""
+    return layer.experts.ranks > 1 or layer.experts_dp_type is not None
 
 
 def _beside(plan: Plan) -> list[Axis]:
@@ -208,8 +215,13 @@ def _recomputed(layer: LayerStrategy) -> str:
 
 
 def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
-    """What is worth knowing of a plan besides its fields, a sentence each."""
+    """Notes on a plan besides its fields, a sentence each."""
     read = [plan.note] if plan.note else []
+    if any(1 < layer.ep < plan.stage_size for layer in plan.layers):
+        read.append(
+            "ranks that share experts out are neighbours here, as in Megatron; in Galvatron, which trains the same by "
+            "this file, they are strided"
+        )
     if shape is None or shape.vocab_size % plan.vocab.tp == 0:
         return read
     padded = shape.padded_vocab_size(plan.vocab.tp)

@@ -1,4 +1,4 @@
-"""What a search answered: the plan, what was rejected and why, the runners-up; in a few lines, and as JSON."""
+"""The result of a search: the plan, the rejected ones with reasons, the runners-up; in a few lines, and as JSON."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
+from ..base.printing import table
 from ..cost_model import CostModel
 from ..plan import ModelShape
+from ..profiles.reserve import GIB_MIB
 from ..search import Candidate, FamilyOutcome, Need, SearchResult
-from .figures import speed_words
+from .facts import PlanFacts
 from .plan import count, describe
-
-GB_MIB = 1024
 
 
 def explain(
@@ -26,7 +26,7 @@ def explain(
     if result.best:
         best = result.best
         if cost:
-            yield speed_words(best.plan, best.prediction, shape, cost)
+            yield PlanFacts(best.plan, best.prediction, cost, shape).speed_words
         yield (
             f"{best.time_s:.4g} s a step, {best.samples_per_s:.4g} samples/s; no plan of the space takes less than "
             f"{result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
@@ -61,12 +61,14 @@ def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict
         "time_s": best.time_s,
         "lower_bound_s": result.lower_bound_s,
         "gap": result.gap,
-        **_family(best),
+        "global_bsz": best.plan.global_batch,
+        **shape_of(best),
         "bubble_share": best.prediction.bubble_share,
         "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in best.prediction.stages],
         "runners_up": [
             {
-                **_family(other),
+                "global_bsz": other.plan.global_batch,
+                **shape_of(other),
                 "throughput": other.samples_per_s,
                 "time_s": other.time_s,
                 "memory_mib": most_mib(other),
@@ -77,10 +79,10 @@ def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict
     }
 
 
-def _family(candidate: Candidate) -> dict[str, Any]:
+def shape_of(candidate: Candidate) -> dict[str, Any]:
+    """Micro-batches, stages and schedule, by the names of a plan's file."""
     plan = candidate.plan
     return {
-        "global_bsz": plan.global_batch,
         "chunks": plan.micro_batches,
         "pp_deg": plan.pipeline,
         "pipeline_type": plan.schedule.value,
@@ -113,19 +115,20 @@ def _memory(best: Candidate) -> Iterator[str]:
             "working": memory.working_mib,
             "reserve": memory.context_mib,
         }
-        told = ", ".join(f"{name} {mib / GB_MIB:.2f}" for name, mib in terms.items())
-        yield f"stage {number}: {memory.total_mib / GB_MIB:.2f} GiB a device: {told}"
+        told = ", ".join(f"{name} {mib / GIB_MIB:.2f}" for name, mib in terms.items())
+        yield f"stage {number}: {memory.total_mib / GIB_MIB:.2f} GiB a device: {told}"
 
 
 def _rejected(result: SearchResult) -> Table | None:
     best = result.best and len(result.runners_up) + 1
     counts = Counter(result.outcomes.values())
     counts[FamilyOutcome.SOLVED] -= best or 0
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    shown = table("", "outcome", left=("outcome",))
+    shown.show_header = False
     for outcome in FamilyOutcome:
         if counts[outcome] > 0:
-            table.add_row(str(counts[outcome]), outcome.words)
-    return table if table.row_count else None
+            shown.add_row(str(counts[outcome]), outcome.words)
+    return shown if shown.row_count else None
 
 
 def runner_up(number: int, other: Candidate, best: Candidate) -> str:
@@ -134,5 +137,5 @@ def runner_up(number: int, other: Candidate, best: Candidate) -> str:
     return (
         f"{number}. batch {plan.global_batch} in {count(plan.micro_batches, 'micro-batch', 'micro-batches')}, "
         f"{count(stages, 'stage')}{schedule}: "
-        f"{other.time_s:.4g} s a step, {most_mib(other) / GB_MIB:.2f} GiB; {other.why_slower_than(best)}"
+        f"{other.time_s:.4g} s a step, {most_mib(other) / GIB_MIB:.2f} GiB; {other.why_slower_than(best)}"
     )

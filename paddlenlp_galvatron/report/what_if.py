@@ -1,4 +1,4 @@
-"""What the best plan would be: a question as a page's form has it, the answer drawn, and the commands that give it."""
+"""The what-if page: a question from its form, the best plan drawn, and the commands that give it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..options.group import Options
 from ..options.model_options import Model, ModelOptions
 from ..plan import plan_to_dict
 from ..profiles.data_sheet import data_sheets, load_data_sheet
+from ..profiles.reserve import GIB_MIB
 from ..search import SearchOptions, SearchResult, search
 from ..search.device import on_device, prices
 from ..search.fit import DEVICE
 from ..search.options import BATCH, SEQ
-from .breakdown import breakdown
-from .figures import tiles
+from .facts import PlanFacts
 from .page import drawn, fill
-from .why import GB_MIB, best_of
+from .why import best_of
 
 NODE_FACTORS = (2, 4, 8)  # of nodes that are tried where nothing fits
 SEARCH_S = 10.0  # of processor time, that an answer's search may take: a page that is silent for longer seems dead
@@ -52,7 +52,7 @@ class Question(Options):
     search_options: str = Field("", description="more options of `galvatron search`: sp_space=tp+sp max_tp_deg=4")
 
 
-# What the page calls the fields of the form.
+# Labels of the form's fields.
 LABELS = {
     "model_size": "Model",
     "seq_length": "Sequence length",
@@ -64,7 +64,7 @@ LABELS = {
     "memory_constraint": "Memory of a GPU, GiB",
     "search_options": "More options of the search",
 }
-# What stands, faint, in an empty field.
+# Placeholders of empty fields.
 UNSET = {
     "seq_length": str(SEQ),
     "device": DEVICE,
@@ -75,7 +75,7 @@ UNSET = {
 }
 # Fields of the form by what errors call them.
 FIELDS = {"settle_bsz": "global_train_batch_size", "world_size": "num_nodes"}
-SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # what a search may be told
+SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # options of a search
 SET_BY_THE_FORM = {
     *("model_size", "seq_length", "settle_bsz", "min_bsz", "max_bsz", "bsz_scale", "profiles", "memory_constraint"),
     *("num_nodes", "num_gpus_per_node", "world_size"),
@@ -164,7 +164,7 @@ def _about(field: str) -> Iterator[None]:
 
 
 def _commands(question: Question, options: SearchOptions, more: Mapping[str, Any]) -> Iterator[str]:
-    """What to type for the same plan."""
+    """Commands for the same plan."""
     words: dict[str, Any] = {"device": options.device, "profiles": question.profiles, "seq_length": options.seq_length}
     words |= {"num_nodes": options.num_nodes, "num_gpus_per_node": options.num_gpus_per_node}
     words |= {"memory_constraint": question.memory_constraint, "settle_bsz": options.settle_bsz, **more}
@@ -173,7 +173,7 @@ def _commands(question: Question, options: SearchOptions, more: Mapping[str, Any
 
 
 def faults_of(error: GalvatronError) -> dict[str, str]:
-    """What is wrong by field of the form; under "" what concerns none."""
+    """Faults by field of the form; under "" those of no field."""
     if isinstance(error, Infeasible):
         about = "memory_constraint" if "GiB a device" in str(error) else "global_train_batch_size"
         return {about: str(error)}
@@ -223,16 +223,16 @@ def failed(told: Answer) -> dict[str, str]:
 
 def fragment(told: Answer, query: str) -> str:
     """The answer as a part of the page. Raises Infeasible."""
-    best, budget_mib = told.result.require(), told.options.memory_constraint * GB_MIB
-    stages = breakdown(best.plan, told.cost, best.prediction, budget_mib)
+    best, shapes = told.result.require(), told.model.shapes
+    shape = shapes[0] if len(shapes) == 1 else None
+    facts = PlanFacts(best.plan, best.prediction, told.cost, shape, told.options.memory_constraint * GIB_MIB)
     return fill(
         "answer.html.jinja",
-        **drawn(best.plan, best.prediction, stages, budget_mib, told.cost.reserve),
+        **drawn(facts),
         model=told.model.name,
         options=told.options,
-        tiles=tiles(best.plan, best.prediction, told.model.shapes[0], budget_mib, told.cost),
         result=told.result,
-        tokens_per_s=best.samples_per_s * told.model.seq_length,
+        tokens_per_s=facts.tokens_per_s,
         notes=told.notes,
         commands=told.commands,
         query=query,

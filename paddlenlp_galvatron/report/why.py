@@ -14,22 +14,22 @@ from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.strategy import runs
 from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
 from ..profiles.network import Network
+from ..profiles.reserve import GIB_MIB
 from ..search import Candidate, SearchOptions, SearchResult, search
 from ..search.device import prices, with_reserve
 from ..search.engine import Watch
 from ..search.space import PlanFamily, Space
+from .facts import PlanFacts
 
 RUNNERS_UP = 4  # plans of other families that are told beside the best one
 LEAST_S = 0.5  # of a search whose time others have taken
-MOST_CHANGES = 9  # that are asked about
+MOST_CHANGES = 9  # changes that are tried
 MOST_PRICED = 1200  # plans with one layer changed: a few seconds
-GB_MIB = 1024
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a plan was searched from, so that the same can be searched again with a change. One batch alone: the
-    plan's."""
+    """The inputs of a plan's search, to search again with a change. Its batch is the plan's alone."""
 
     shapes: tuple[ModelShape, ...]
     cost: CostModel  # with the reserve that the options ask for
@@ -40,6 +40,20 @@ class Problem:
         # Every change asks for this batch, whatever range the plan itself was chosen from.
         if self.options.settle_bsz == -1:
             raise ValueError("settle_bsz: a problem is of one batch")
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """None: layers of several kinds."""
+        return self.shapes[0] if len(self.shapes) == 1 else None
+
+    @property
+    def budget_mib(self) -> float:
+        """Memory of a device."""
+        return self.options.memory_constraint * GIB_MIB
+
+    def facts_of(self, plan: Plan) -> PlanFacts:
+        """Raises UserError where the plan cannot be priced."""
+        return PlanFacts(plan, self.cost.predict(plan), self.cost, self.shape, self.budget_mib)
 
     def search(
         self,
@@ -72,7 +86,7 @@ class Problem:
 
 
 def best_of(result: SearchResult, seconds: float) -> Candidate:
-    """What a search found in so many seconds. Raises GalvatronError where that is nothing."""
+    """The plan that a search found in `seconds`. Raises GalvatronError where it found none."""
     if result.best is None and result.given_up:
         raise GalvatronError(f"no plan was found in {seconds:.2g} s; galvatron search has no limit of time")
     return result.require()
@@ -85,7 +99,7 @@ class SharedTime:
         self._end, self._shares = process_time() + seconds, shares
 
     def take(self, shares: int = 1) -> float:
-        """Of the next search."""
+        """Seconds of the next search."""
         part = shares / max(shares, self._shares)
         self._shares -= shares
         return max(LEAST_S, (self._end - process_time()) * part)
@@ -120,7 +134,7 @@ class WhatIf:
 
 
 def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTime) -> Iterator[WhatIf]:
-    """What the best plan would be under each change, found by a search of its own that begins with what is known."""
+    """The best plan under each change, by a search of its own that begins with the known plans."""
     options, hardware = problem.options, problem.cost.network.profile
     seq = options.seq_length or 0
 
@@ -192,7 +206,7 @@ def _halved(profile: HardwareProfile, which: Callable[[MessageGroup], bool]) -> 
 
 @dataclass(frozen=True, slots=True)
 class OtherStrategy:
-    """What a plan would take if one layer more had another strategy: the layer of it that makes the step shortest."""
+    """The prediction with one layer's strategy changed, for the layer that makes the step shortest."""
 
     layer: int
     strategy: LayerStrategy
@@ -201,7 +215,7 @@ class OtherStrategy:
 
     @property
     def memory_mib(self) -> float:
-        """Of the stage that needs most."""
+        """Memory of the stage that needs most."""
         return max(stage.memory.total_mib for stage in self.prediction.stages)
 
 
@@ -218,7 +232,6 @@ def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
     """Tries all layers whose change differs, or some that lie evenly where that would take long."""
     cost, options = problem.cost, problem.options
     family = PlanFamily.of(plan)
-    budget_mib = options.memory_constraint * GB_MIB
     spaces = [
         Space(shape, replace(cost.assumed, seq_length=seq), options).layers(family)
         for shape, seq in zip(problem.shapes, cost.seqs, strict=True)
@@ -233,7 +246,7 @@ def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
                 continue
             changed = (*plan.layers[:layer], strategy, *plan.layers[layer + 1 :])
             prediction = cost.predict(replace(plan, layers=changed))
-            fits = max(stage.memory.total_mib for stage in prediction.stages) <= budget_mib
+            fits = max(stage.memory.total_mib for stage in prediction.stages) <= problem.budget_mib
             other = OtherStrategy(layer, strategy, prediction, fits)
             known = found.get(strategy)
             if known is None or _order(other) < _order(known):

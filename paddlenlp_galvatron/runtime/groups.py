@@ -21,7 +21,7 @@ from ..launch.status import RankOutcome
 from ..launch.store import connect
 from ..plan import GalvatronError, UserError
 from ..plan.communicators import BACK, DIRECTIONS, DOWN, REDISTRIBUTE, Group, Ranks, in_rounds
-from . import cpu_backend, device, paddle_private, processors, under_way
+from . import cpu_backend, device, outstanding, paddle_private, processors
 
 SUMMARY = "Error Message Summary:"  # Paddle's, above what an error says
 TRACEBACK = "Traceback (most recent call last):"  # in the text of an error in a PyLayer's backward
@@ -57,13 +57,13 @@ def start_world() -> tuple[int, int]:
 def _settled() -> None:
     """Once, whoever started the world."""
     processors.settle()
-    under_way.watch(wait_limit_s())
+    outstanding.watch(wait_limit_s())
 
 
 def run_as_rank(work: Callable[[], None]) -> NoReturn:
     """Do the work of one rank and end the process.
 
-    What went wrong is told to the launcher and written to the log, without a traceback where the user can mend it.
+    A fault is reported to the launcher and written to the log, without a traceback where the user can mend it.
     A rank that is done waits for the others. Python's shutdown is skipped, however the work ends: there, threads of
     Paddle's stores and groups still run while what they use goes, and abort the process now and then, or wait for the
     other ranks; NCCL's communicators do where something is under way on them.
@@ -145,15 +145,15 @@ def _use_in_kernel(group: Any) -> None:
 class Groups:
     """All communicators of this process, by their global ranks and their use.
 
-    Groups of one rank have no communicator: `get` gives None, and callers skip the collective. What `fallback` has is
-    taken from there.
+    Groups of one rank have no communicator: `get` gives None, and callers skip the collective. Communicators of
+    `fallback` are used again.
     """
 
     rank: int
     fallback: Groups | None = None
     _made: dict[Group, Any] = field(default_factory=dict)
-    _exchanging: set[Group] = field(default_factory=set)  # that have been used for an all-to-all
-    _in_kernels: set[Group] = field(default_factory=set)  # that kernels can use by themselves
+    _exchanging: set[Group] = field(default_factory=set)  # groups that have been used for an all-to-all
+    _in_kernels: set[Group] = field(default_factory=set)  # groups that kernels can use by themselves
 
     def create(
         self,

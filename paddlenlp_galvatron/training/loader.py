@@ -1,4 +1,4 @@
-"""What a rank of PaddleNLP's Trainer would load: its share of each micro-batch."""
+"""The DataLoader of a rank of PaddleNLP's Trainer: its share of each micro-batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paddle.io import DataLoader, Dataset
 
 from ..plan import Plan
 from ..runtime.batch import Batch, samples_of
-from .run_arguments import RunArguments
+from .arguments import RunArguments
 
 Inputs = dict[str, Any]  # input_ids and labels [samples of a device, S]
 

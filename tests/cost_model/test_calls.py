@@ -36,7 +36,7 @@ def test_a_layers_gradients_go_in_one_message(dp_type, monkeypatch):
     monkeypatch.setattr(units, "reduce_scatter_start", reduced)
     shape = ModelShape("small", "llama", 1, 32, 64, 4, 4, 64, 16)
     tensors = [
-        paddle.create_parameter(list(weight.shape), "float32") for weight in shape.block.weights if weight.is_matrix
+        paddle.create_parameter(list(weight.shape), "float32") for weight in shape.block.weights if weight.sharded
     ]
     weights = [ShardedParameter("w", tuple(t.shape), Slice(), t, Group, 2) for t in tensors]
     unit = units.make_unit(weights, dp_type, every_micro_batch=False)

@@ -85,7 +85,7 @@ def arithmetic(case: Case, stage: int) -> dict[str, float]:
     total = dict.fromkeys(("weights", "gradients", "moments"), 0.0)
     for strategy, weights in modules:
         split = {weight: weight.numbers / (1 if weight.axis is None else strategy.tp) for weight in weights}
-        matrices = sum(numbers for weight, numbers in split.items() if weight.is_matrix)
+        matrices = sum(numbers for weight, numbers in split.items() if weight.sharded)
         vectors = sum(split.values()) - matrices
         sharding = 1 if strategy.dp_type is DataParallel.DDP else of.stage_size // strategy.tp
         own = matrices / sharding

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import MODEL, json_values
 
-from paddlenlp_galvatron.model import joint_fingerprint, preset_names, shape_from_config
+from paddlenlp_galvatron.model import config_of, joint_fingerprint, preset_names, shape_from_config
 from paddlenlp_galvatron.plan import UserError, load_model
 
 # Weights as the model cards on Hugging Face count them (the "Safetensors" figure of each model's page), in billions.
@@ -43,6 +43,22 @@ KNOWN_SIZES = {
     "qwen3-8b": 8.191,
     "qwen3-14b": 14.768,
     "qwen3-32b": 32.762,
+    "qwen3-30b-a3b": 30.532,
+    "qwen3-235b-a22b": 235.094,
+    "qwen1.5-moe-a2.7b": 14.316,
+    "qwen2-57b-a14b": 57.409,
+    "mixtral-8x7b": 46.703,
+    "mixtral-8x22b": 140.630,
+}
+# Billions that a token is multiplied with, as their names and cards round them.
+ACTIVE_SIZES = {
+    "qwen3-8b": 8.191,
+    "qwen3-30b-a3b": 3.35,
+    "qwen3-235b-a22b": 22.2,
+    "qwen1.5-moe-a2.7b": 2.69,
+    "qwen2-57b-a14b": 14.25,
+    "mixtral-8x7b": 12.88,
+    "mixtral-8x22b": 39.16,
 }
 CONFIG = {
     "model_type": "qwen2",
@@ -62,6 +78,46 @@ def test_every_preset_has_the_published_size():
         model = load_model(name)
         assert model.name == name
         assert model.parameters / 1e9 == pytest.approx(billions, rel=0.001)
+
+
+def test_of_experts_only_the_chosen_ones_are_active():
+    for name, billions in ACTIVE_SIZES.items():
+        assert load_model(name).active_parameters / 1e9 == pytest.approx(billions, rel=0.002)
+
+
+MIXTURE = CONFIG | {"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+
+
+def test_a_config_of_experts_is_read_and_written_alike():
+    shape = shape_from_config(MIXTURE, "small")
+    assert (shape.experts, shape.experts_per_token, shape.expert_size, shape.norm_topk) == (6, 2, 8, False)
+    assert shape_from_config(config_of(shape), "small") == shape
+    local = {name: value for name, value in MIXTURE.items() if name != "num_experts"} | {"num_local_experts": 6}
+    assert shape_from_config(local, "small") == shape  # as transformers 5 writes it
+    names = [weight.name for weight in shape.layer.weights]
+    assert (
+        "mlp.gate.weight" in names and "mlp.experts.5.down_proj.weight" in names and "mlp.up_proj.weight" not in names
+    )
+    assert load_model("mixtral-8x7b").layer["block_sparse_moe.experts.7.w2.weight"].shape == (14336, 4096)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"num_experts": None}, "num_experts is missing"),
+        ({"num_local_experts": 4}, "num_experts and num_local_experts are two names"),
+        ({"num_experts_per_tok": 7}, "num_experts_per_tok 7 is more than the 6 experts"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step 2: dense layers among those with experts"),
+        ({"mlp_only_layers": [0]}, "mlp_only_layers [0]: dense layers"),
+        ({"router_jitter_noise": 0.1}, "router_jitter_noise 0.1: noise"),
+        ({"use_sliding_window": True}, "use_sliding_window asks for attention to a window"),
+        ({"model_type": "mixtral", "sliding_window": 4096}, "sliding_window asks for attention to a window"),
+    ],
+)
+def test_what_no_plan_has_of_experts_is_refused_by_field(changed, named):
+    with pytest.raises(UserError) as error:
+        shape_from_config(MIXTURE | changed, "small", source="config.json")
+    assert named in str(error.value)
 
 
 def test_a_config_is_read_by_file_and_by_folder(tmp_path):
@@ -107,7 +163,7 @@ def test_the_fingerprint_of_several_layer_types_tells_them_all():
         ({"num_hidden_layers": float("inf")}, "num_hidden_layers is inf"),
         ({"rope_theta": 10**400}, "rope_theta is 1000"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; give true or false"),
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported: llama, qwen2, qwen3"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported: llama, qwen2, qwen3, qwen2_moe"),
     ],
 )
 def test_a_bad_config_is_refused_by_field(changed, named):

@@ -27,6 +27,7 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.plan.check import find_faults
+from paddlenlp_galvatron.plan.mesh import EXCHANGE, Axis
 
 SCHEMA = jsonschema.Draft202012Validator(json_schema())
 
@@ -156,6 +157,29 @@ def test_faults_with_a_model():
     long = plan_from_dict(plan_fields(galvatron={"assumed": {"seq_length": 256}}))
     (fault,) = find_faults(long, MODEL)
     assert "256" in fault and "128 positions" in fault
+
+
+EXPERTS = {"ep_sizes_enc": "1,2,4,2", "tp_of_ep_sizes_enc": "1,2,1,1", "dp_types_of_ep_enc": "1,1,0,0"}
+
+
+def test_experts_of_a_layer_have_degrees_and_a_dp_type_of_their_own():
+    plan = plan_from_dict(plan_fields(**EXPERTS))
+    assert [tuple(layer.experts) for layer in plan.layers] == [
+        (1, 1, DataParallel.ZERO3),
+        (2, 2, DataParallel.ZERO3),
+        (4, 1, DataParallel.DDP),
+        (2, 1, DataParallel.DDP),
+    ]
+    assert plan.layers[3].experts.mesh(8).groups(*EXCHANGE).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert plan.layers[3].experts.mesh(8).groups(Axis.EXPERT_DATA).tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    mixture = replace(
+        MODEL, family="qwen3_moe", experts=6, experts_per_token=2, expert_size=9, max_position_embeddings=128
+    )
+    assert "ep_sizes_enc: layer 1: small has no experts; leave the field out" in find_faults(plan, MODEL)
+    assert [fault[:52] for fault in find_faults(plan, mixture)] == [
+        "tp_of_ep_sizes_enc: degree 2 of layer 1 does not div",
+        "ep_sizes_enc: degree 4 of layer 2 does not divide th",
+    ]
 
 
 def test_kv_heads_fewer_than_the_degree_are_replicated():

@@ -172,7 +172,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         later(48, 1, 1024, pp_deg=8, pp_division="3,7,7,7,7,7,7,3", chunks=41),
         "chunks: 41 micro-batches do not divide global_bsz 1024",
     ),
-    "experts": (later(4, 2, 8, ep_sizes_enc="1,1,1,4"), "ep_sizes_enc: layer 3: expert"),
+    "experts": (later(4, 2, 8, ep_sizes_enc="1,1,1,0"), "ep_sizes_enc: layer 3: "),
     "rewritten, tensor parallel and Ulysses at once": (sizes(32, 2, 2, 2), "layer 0 is both tensor parallel and"),
     "rewritten, context parallel beside what it leaves no ranks for": (
         sizes(8, 2, 1, 4, cp_size_enc=row((1, 7), (2, 1))),

@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paddlenlp_galvatron.options.aliases import canonical_name
+from paddlenlp_galvatron.options.degrees import DegreeOptions
+from paddlenlp_galvatron.options.uniform import UniformOptions
 from paddlenlp_galvatron.plan import (
+    Assumptions,
     DataParallel,
     Recompute,
     Schedule,
@@ -42,6 +46,15 @@ def test_every_option_is_in_the_plan():
     assert (plan.stages, plan.schedule) == ((4, 3), Schedule.GPIPE)
     assert (plan.global_batch, plan.micro_batches, plan.world_size) == (32, 4, 16)
     assert plan_from_dict(plan_to_dict(plan)) == plan
+
+
+def test_experts_by_the_names_of_three_programs():
+    few = {"layers": 4, "world_size": 8, "global_train_batch_size": 16}
+    plan = uniform_plan(**few, global_ep_deg=4, global_tp_of_ep_deg=2)
+    assert {layer.experts[:2] for layer in plan.layers} == {(4, 2)}
+    for name in ("expert_parallel_degree", canonical_name("expert_model_parallel_size")):
+        uniform = DegreeOptions.among({name: 4}).onto(UniformOptions.among({"global_train_batch_size": 16}), 8)
+        assert uniform.plan(4, 8, Assumptions()).layers[0].ep == 4
 
 
 @given(st.integers(1, 200), st.integers(1, 20))

@@ -31,12 +31,12 @@ class MeasuredRun:
 
 
 class Expected(NamedTuple):
-    """What is predicted of a run."""
+    """Predictions of a run."""
 
     step_s: float
     allocated_mib: float
     reserved_mib: float
-    bound_mib: float  # what a card holds at most while it has room
+    bound_mib: float  # the most that a card holds unless it is full
 
 
 def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:

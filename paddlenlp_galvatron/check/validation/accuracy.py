@@ -14,7 +14,6 @@ from ...plan import ModelShape, Plan
 from ...profiles.reserve import Reserve
 from .contests import Contest
 from .options import ValidateOptions
-from .shared import shared_step
 from .terms import TERMS, busy_ms, predicted_ms
 from .work import MeasuredRun, key_of
 
@@ -41,7 +40,6 @@ class Outcome:
     stages: tuple[StageOutcome, ...]
     predicted_bytes: int  # of a step, over all ranks
     measured_bytes: int
-    host_speed: float = 1.0  # while it ran, against the profile's: a layer's time there / here
     quickest_s: tuple[float, ...] = ()  # measured, of each visit
 
     @property
@@ -54,13 +52,8 @@ class Outcome:
         return self.predicted_s / self.measured_s - 1
 
     @property
-    def time_error_at_speed(self) -> float:
-        """The same with the host as fast in the profile as in the steps."""
-        return (1 + self.time_error) / self.host_speed - 1
-
-    @property
     def memory_errors(self) -> list[float]:
-        """Of each stage; below 0 it held more than predicted."""
+        """Predicted / measured - 1 of each stage: below 0 it held more than predicted."""
         return [stage.predicted_mib / stage.peak_mib - 1 for stage in self.stages]
 
     @property
@@ -82,21 +75,15 @@ class Outcome:
         return max(off, key=lambda name: abs(off[name]))
 
 
-def outcome(
-    plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape, processors: int | None = None
-) -> Outcome:
-    """`processors`: how many all ranks share; None: each has its own. Raises UserError where the plan cannot be
-    priced."""
+def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape) -> Outcome:
+    """Raises UserError where the plan cannot be priced."""
     prediction = cost.predict(plan)
-    step_ms, speeds = 1000 * prediction.time_s, (1.0,) * plan.pipeline
-    if processors is not None:
-        step_ms, speeds = shared_step(plan, prediction.times, processors)
     size, reserve = plan.stage_size, cost.reserve_of(plan)
     stages = tuple(
         _stage(
             run.step.terms_ms[stage * size : (stage + 1) * size],
             run.peaks_mib[stage * size : (stage + 1) * size],
-            predicted_ms(plan, cost, stage, step_ms, speeds[stage]),
+            predicted_ms(plan, cost, stage, 1000 * prediction.time_s),
             prediction.stages[stage].memory,
             reserve,
         )
@@ -106,19 +93,13 @@ def outcome(
     return Outcome(
         plan,
         kind,
-        step_ms / 1000,
+        prediction.time_s,
         run.step.seconds,
         stages,
         predicted_bytes,
         sum(run.bytes.values()),
-        _host_speed(run, cost),
         run.quickest_s,
     )
-
-
-def _host_speed(run: MeasuredRun, cost: CostModel) -> float:
-    times = cost.times.layer(0, 1, cost.seqs[0])
-    return (times.forward_ms + times.backward_ms) / run.layer_ms
 
 
 def _stage(
@@ -149,7 +130,7 @@ def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of errors, as shares: mean and median without their signs, the lowest and the highest with."""
+    """Errors as shares: mean and median of their sizes, and the lowest and the highest with their signs."""
 
     mean: float
     median: float
@@ -169,7 +150,7 @@ class Verdict:
 
     budget_mib: float
     layer_wise: bool  # whether the searched plan is
-    plans: int  # that were measured
+    plans: int  # measured plans
     regret: float  # how much slower the searched plan is than the best of all that were measured
     beaten_by: tuple[str, ...]  # uniform plans that were faster where the model says slower by more than CLEAR
     over_budget: tuple[str, ...]  # plans that held more than the budget
@@ -180,7 +161,7 @@ CLEAR = 0.05  # a predicted lead that must show
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of all plans of one model."""
+    """Accuracy over all plans of one model."""
 
     outcomes: Sequence[Outcome]
     verdicts: Sequence[Verdict] = ()
@@ -190,10 +171,6 @@ class Accuracy:
     @property
     def time(self) -> Spread:
         return Spread.of(one.time_error for one in self.outcomes)
-
-    @property
-    def time_at_speed(self) -> Spread:
-        return Spread.of(one.time_error_at_speed for one in self.outcomes)
 
     @property
     def apart(self) -> Spread | None:
@@ -209,10 +186,6 @@ class Accuracy:
     @property
     def tau(self) -> float | None:
         return kendall([(one.predicted_s, one.measured_s) for one in self.outcomes])
-
-    @property
-    def tau_at_speed(self) -> float | None:
-        return kendall([(one.predicted_s, one.measured_s * one.host_speed) for one in self.outcomes])
 
     @property
     def regret(self) -> float:
@@ -262,7 +235,7 @@ def verdict(contest: Contest, known: Callable[[Plan], Outcome | None]) -> Verdic
 
 
 def shortcomings(accuracy: Accuracy, demanded: ValidateOptions) -> list[str]:
-    """What is worse than demanded, in words."""
+    """Figures that are worse than demanded, in words."""
     found = []
     if (most := demanded.most_mean_error) is not None and accuracy.time.mean > most:
         found.append(

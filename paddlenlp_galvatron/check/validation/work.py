@@ -1,4 +1,4 @@
-"""What the ranks of a validation are told to run, and what they tell of each plan."""
+"""Work and results of a validation's ranks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from ...plan import ModelShape, Plan, plan_from_dict, plan_to_dict
 
 FILE, JOURNAL = "work.json", "validate"
-# Of a plan's steps, from the quickest, which one counts: of 15 the third. What else a host does makes steps longer,
-# never shorter: of one plan's steps on two shared processors the median moved by 6.9 % about its prediction, this one
-# by 5 %.
+# Quantile of a plan's step times that counts: the third of 15. Other work of a host makes steps longer, never shorter:
+# on two shared processors the median of a plan's steps moved by 6.9 % about its prediction, this one by 5 %.
 QUICK = 0.14
 
 
@@ -61,26 +60,24 @@ class Visit(BaseModel):
     """A plan's steps that were run in a row."""
 
     steps: tuple[Step, ...] = ()
-    layer_ms: float = 0.0  # forward and backward of a layer with one sample, before and after these steps
     peaks_mib: tuple[float, ...] = ()  # of each rank: most that tensors held, beyond what the process held before
-    bytes: dict[str, int] = {}  # that a step gives to collectives, over all ranks
+    bytes: dict[str, int] = {}  # given to collectives in a step, over all ranks
     failed: str = ""  # why it did not run
 
 
 class MeasuredRun(BaseModel):
-    """What a plan took, in all of its visits."""
+    """Measurements of a plan over all of its visits."""
 
     step: Step  # the one that counts
-    layer_ms: float  # of the visit of that step
     peaks_mib: tuple[float, ...]
     bytes: dict[str, int]
     quickest_s: tuple[float, ...]  # step of each visit
 
     @classmethod
     def of(cls, visits: Sequence[Visit]) -> Self:
-        """Of visits none of which failed."""
-        steps = sorted(((step, visit) for visit in visits for step in visit.steps), key=lambda one: one[0].seconds)
-        step, during = steps[round(QUICK * (len(steps) - 1))]
+        """The run of visits none of which failed."""
+        steps = sorted((step for visit in visits for step in visit.steps), key=lambda step: step.seconds)
+        step = steps[round(QUICK * (len(steps) - 1))]
         peaks = tuple(map(max, zip(*(visit.peaks_mib for visit in visits), strict=True)))
         quickest = tuple(min(step.seconds for step in visit.steps) for visit in visits)
-        return cls(step=step, layer_ms=during.layer_ms, peaks_mib=peaks, bytes=visits[0].bytes, quickest_s=quickest)
+        return cls(step=step, peaks_mib=peaks, bytes=visits[0].bytes, quickest_s=quickest)

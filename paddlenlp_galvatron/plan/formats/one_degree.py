@@ -1,4 +1,4 @@
-"""What a plan has that programs with one degree of each kind for the whole model lack."""
+"""Features of a plan that programs with one degree of each kind for the whole model lack."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ def require_expressible(plan: Plan, program: str, model: ModelShape | None, own:
     such programs lack, and the gaps of its `own`."""
     gaps = [*_uneven(plan, program), *_unlike(plan, program), *own]
     tp = plan.layers[0].tp
+    if any(layer.experts.ranks > 1 or layer.experts_dp_type for layer in plan.layers):
+        gaps.append(f"ep_sizes_enc: experts are not written for {program}")
     if model and model.vocab_size % tp:
         gaps.append(f"vtp: {program} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it")
     if gaps:
@@ -43,7 +45,7 @@ def require_expressible(plan: Plan, program: str, model: ModelShape | None, own:
 
 
 def placement_note(program: str) -> str:
-    """What a plan with a pipeline and data parallelism becomes there."""
+    """How the program places a plan with a pipeline and data parallelism."""
     return (
         f"{program} puts the ranks of a pipeline side by side and data parallelism across them; in the plan the ranks "
         "of a stage are neighbours"
@@ -51,7 +53,7 @@ def placement_note(program: str) -> str:
 
 
 def _unlike(plan: Plan, program: str) -> Iterator[str]:
-    """What such programs have for no layer, or not together."""
+    """Features that such programs lack, or cannot combine."""
     layer, stage, pipeline = plan.layers[0], sharding_stage(plan), plan.pipeline > 1
     if any(not each.consecutive and 1 < each.ranks < plan.stage_size for each in plan.layers):
         yield f"tp_consecutive_flags: in {program} neighbouring ranks form a tensor-parallel group"

@@ -1,4 +1,4 @@
-"""A plan as the YAML of PaddleFleet (September 2026), PaddleNLP's successor, and of PaddleFormers 1.0.0, now in it.
+"""A plan as the YAML of PaddleFleet (September 2026), PaddleNLP's successor, and of the older PaddleFormers 1.0.0.
 
 Both have the same names, and one degree of each kind for the whole model. They recompute all layers, or the first
 layers of each stage, as many in each. Their Llama and Qwen2 have no Ulysses; Megatron-SP, the pipeline and ZeRO are as
@@ -17,7 +17,7 @@ FLEET, FORMERS = "PaddleFleet", "PaddleFormers"
 
 
 def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = FLEET) -> dict[str, Argument]:
-    """What goes into the YAML file of `paddlefleet-cli train` or `paddleformers-cli train`, besides model and data.
+    """Arguments for the YAML file of `paddlefleet-cli train` or `paddleformers-cli train`, besides model and data.
 
     Raises UserError with one line for each field that it cannot express, for this model where it is given.
     """
@@ -52,7 +52,7 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
 
 
 def fleet_notes(plan: Plan, program: str = FLEET) -> list[str]:
-    """What is worth knowing of a plan that the program can express."""
+    """Notes on a plan that the program can express."""
     if plan.pipeline > 1 and plan.dp(plan.layers[0]) > 1:
         return [placement_note(program)]
     return []
@@ -70,7 +70,7 @@ def _recomputed_first(plan: Plan) -> set[int] | None:
 
 
 def _gaps(plan: Plan, model: ModelShape | None, program: str) -> Iterator[str]:
-    """What the program, and its own model, lack beside what such programs do."""
+    """Further features that the program and its model lack."""
     layer = plan.layers[0]
     if layer.ulysses and layer.degree > 1:
         yield f"use_sp: {program}'s Llama and Qwen2 have no Ulysses"

@@ -26,7 +26,7 @@ from ...runtime.weights import WHOLE, Array, Slice
 from .tensor_file import CODES, opened, require_finite
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
-# What PaddleNLP's layers, as they are built here, compute; other values of these fields mean another model.
+# Fields that PaddleNLP's layers, as they are built here, fix; other values mean another model.
 PLAIN = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -70,7 +70,7 @@ def modules(shape: ModelShape) -> Iterator[Module]:
 
     yield module(shape.embedding.weights)
     for index in range(shape.layers):
-        yield module(shape.block.weights, f"layers.{index}.")
+        yield module(shape.layer.weights, f"layers.{index}.")
     norm, lm_head = shape.head.weights
     yield (*module([norm]), *(() if shape.tied_embeddings else (stored(lm_head),)))
 
@@ -103,7 +103,7 @@ class HuggingFaceWeights:
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         """Raises UserError: the tensor cannot be read."""
         weight = self._weights[name]
-        real = []  # what is beyond it is padding
+        real = []  # ids beyond the vocabulary are padding
         for axis, length in enumerate(shape):
             start, stop = part.interval(axis, length)
             real.append(slice(start, min(stop, length)) if start < length else slice(0))

@@ -33,7 +33,7 @@ UINT16_VOCAB = 65500  # Megatron and PaddleNLP store ids of smaller vocabularies
 
 class Document(NamedTuple):
     text: str
-    size_bytes: int  # what it takes in its file, for progress
+    size_bytes: int  # its size in the file, for progress
     place: str  # its file, and its line there
 
 
@@ -64,7 +64,7 @@ class Corpus:
 
 
 class Written(NamedTuple):
-    """What a data set holds."""
+    """Content of a data set."""
 
     documents: int
     tokens: int

@@ -28,7 +28,7 @@ from .tokenizer import end_token, load_tokenizer
 LAYOUT = 1  # of what is kept; another number makes it anew
 SUFFIXES = (".json", ".jsonl")
 NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
-CUT_AWAY, UNLEARNT = 0, 1  # what is remarked of a line
+CUT_AWAY, UNLEARNT = 0, 1  # remarks on a line
 MOST_NAMED = 3  # lines in a note
 
 Array = NDArray[np.int64] | StoredRows
@@ -110,7 +110,7 @@ class TuningData(InPasses):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should hear of the samples."""
+        """Notes for the user on the samples."""
         remarks = np.asarray(self._remarks[0 : len(self._remarks)])
         told = {
             CUT_AWAY: "samples are left out, as nothing to learn is left of them within src_length and max_length",

@@ -1,0 +1,159 @@
+"""Plans drawn at random across the space that is searched, for one model, one batch and one world."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+from ...base.errors import UserError
+from ...model.layer import PARTLY
+from ...plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, VocabStrategy
+from ...plan.check import require_valid
+from ...plan.mesh import divisors, every_degrees
+from ...plan.uniform import even_stages
+
+KINDS = ("uniform", "alone", "layer-wise", "mixed")  # in turn
+MOST_MISSES = 1000  # in a row, before the space counts as used up
+MOST_RUNS = 3  # of layers alike, in a layer-wise plan
+AGAIN = 0.3  # share of layers of which something is recomputed
+
+
+def sample_plans(
+    shape: ModelShape,
+    world_size: int,
+    global_batch: int,
+    assumed: Assumptions,
+    count: int,
+    seed: int,
+    priced: Callable[[Plan], bool],
+) -> Iterator[tuple[str, Plan]]:
+    """(kind, plan), so many different ones, or all that were found; the same for the same arguments.
+
+    One strategy for all layers; one dimension away from plain data parallelism; runs of layers of different strategies;
+    everything mixed. `priced`: whether the cost model can price a plan.
+    """
+    random = Random(f"{seed}/{shape.fingerprint}/{world_size}/{global_batch}")
+    base = Plan(
+        world_size=world_size,
+        global_batch=global_batch,
+        micro_batches=1,
+        stages=(shape.layers,),
+        layers=(LayerStrategy(),) * shape.layers,
+        assumed=assumed,
+    )
+    seen: set[Plan] = set()
+    misses = 0
+    while len(seen) < count and misses < MOST_MISSES:
+        kind = KINDS[(len(seen) + misses) % len(KINDS)]
+        plan = _DRAWN[kind](random, base)
+        if plan in seen or not _runs(plan, shape) or not priced(plan):
+            misses += 1
+            continue
+        seen.add(plan)
+        misses = 0
+        yield kind, plan
+
+
+def _runs(plan: Plan, shape: ModelShape) -> bool:
+    try:
+        require_valid(plan, shape)
+    except UserError:  # degrees that do not go together, or that do not split the model
+        return False
+    return True
+
+
+def _alone(random: Random, base: Plan) -> Plan:
+    """The plain plan with one dimension changed."""
+    size = base.world_size
+    degree = random.choice(divisors(size)[1:] or [1])
+    layer = base.layers[0]
+
+    def layers(**changed: object) -> Plan:
+        return replace(base, layers=(replace(layer, **changed),) * len(base.layers))  # type: ignore[arg-type]
+
+    changes = (
+        base,
+        layers(degree=degree),
+        layers(degree=degree, ulysses=True),
+        layers(context=degree),
+        layers(dp_type=DataParallel.ZERO3),
+        replace(layers(dp_type=DataParallel.ZERO2), default_dp_type=DataParallel.ZERO2),
+        layers(recompute=Recompute.FULL),
+        layers(recompute=random.choice(PARTLY)),
+        replace(base, vocab=VocabStrategy(degree)),
+        replace(base, vocab=VocabStrategy(degree, ulysses=True)),
+        replace(base, vocab=VocabStrategy(context=degree)),
+        replace(base, vocab=VocabStrategy(dp_type=DataParallel.ZERO3)),
+        replace(base, micro_batches=random.choice(divisors(base.global_batch // size)[1:] or [1])),
+        _pipelined(random, base, degree, even=True),
+    )
+    return random.choice(changes)
+
+
+def _uniform(random: Random, base: Plan) -> Plan:
+    plan = _framed(random, base, even=True)
+    return replace(plan, layers=(_layer(random, plan),) * len(plan.layers))
+
+
+def _layer_wise(random: Random, base: Plan) -> Plan:
+    plan = _framed(random, base, even=True)
+    count = len(plan.layers)
+    cuts = sorted(random.sample(range(1, count), min(random.randrange(1, MOST_RUNS), count - 1)))
+    edges = [0, *cuts, count]
+    runs = [(_layer(random, plan),) * (stop - start) for start, stop in pairwise(edges)]
+    return replace(plan, layers=tuple(layer for run in runs for layer in run))
+
+
+def _mixed(random: Random, base: Plan) -> Plan:
+    plan = _framed(random, base, even=False)
+    return replace(plan, layers=tuple(_layer(random, plan) for _ in plan.layers))
+
+
+_DRAWN: dict[str, Callable[[Random, Plan], Plan]] = {
+    "uniform": _uniform,
+    "alone": _alone,
+    "layer-wise": _layer_wise,
+    "mixed": _mixed,
+}
+
+
+def _framed(random: Random, base: Plan, even: bool) -> Plan:
+    """All but the layers: stages, schedule, micro-batches, vocabulary."""
+    count = len(base.layers)
+    stages = random.choice([pp for pp in divisors(base.world_size) if pp <= count])
+    plan = _pipelined(random, base, stages, even)
+    default = random.choice((DataParallel.DDP, DataParallel.ZERO2))
+    degrees = random.choice(every_degrees(plan.stage_size))
+    vocab = VocabStrategy(**degrees.named, dp_type=random.choice((default, default, DataParallel.ZERO3)))
+    return replace(plan, default_dp_type=default, vocab=vocab)
+
+
+def _pipelined(random: Random, base: Plan, stages: int, even: bool) -> Plan:
+    count = len(base.layers)
+    stages = min(stages, count)
+    schedule = random.choice(tuple(Schedule))
+    chunks = random.randint(1, count // stages) if stages > 1 and schedule.of_chunks else 1
+    cuts = [0, *sorted(random.sample(range(1, count), stages * chunks - 1)), count]
+    uneven = tuple(stop - start for start, stop in pairwise(cuts))
+    per_rank = max(1, base.global_batch * stages // base.world_size)
+    return replace(
+        base,
+        stages=even_stages(count, stages * chunks) if even else uneven,
+        micro_batches=random.choice(divisors(per_rank)),
+        schedule=schedule,
+        chunks=chunks,
+    )
+
+
+def _layer(random: Random, plan: Plan) -> LayerStrategy:
+    size = plan.stage_size
+    degrees = random.choice(every_degrees(size))
+    strided = random.random() < 1 / 4 and degrees.ranks not in (1, size)
+    return LayerStrategy(
+        **degrees.named,
+        consecutive=not strided,
+        dp_type=random.choice((plan.default_dp_type, plan.default_dp_type, DataParallel.ZERO3)),
+        recompute=random.choice((Recompute.FULL, *PARTLY)) if random.random() < AGAIN else Recompute.NONE,
+    )

@@ -1,0 +1,196 @@
+"""Measures what the parts of a model keep in memory, by sequence length and degree, to the byte."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..model.layer import APART
+from ..plan import LayerStrategy, ModelShape, Precision, Recompute
+from ..profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
+from ..profiles.memory import STATE_BYTES, Role
+from ..runtime import device
+from ..runtime.adapter import Adapter
+from .journal import Journal
+from .part import LAYERS, MeasuredPart
+
+MIB = 2**20
+FLOAT_BYTES = 4
+STAGES: dict[Role, dict[str, Any]] = {
+    "only": {"embedding": True, "head": True},
+    "first": {"embedding": True},
+    "last": {"head": True},
+}
+
+
+class Use(NamedTuple):
+    """Memory of one micro-batch in a part, in MiB above what the part holds between micro-batches."""
+
+    kept: float  # after forward, for backward
+    working: float  # backward's peak above that
+    peak: float  # of both passes
+    weights: int  # numbers that the part holds
+    mask: float = 0.0  # kept by a stage, for all its layers
+    reserved: float = 1.0  # the allocator's peak / the tensors' peak, of backward
+    forward: float = 0.0  # forward's peak
+
+
+@dataclass
+class MemoryProfiler:
+    """Measures one model into a journal. One rank is enough."""
+
+    shapes: Sequence[ModelShape]  # one a layer type
+    family: Adapter
+    journal: Journal
+    samples: int  # of the micro-batch that is measured
+    precision: Precision = Precision.FP32
+    flash_attention: bool = False
+
+    def measure(
+        self, lengths: Sequence[int], degrees: Sequence[int], meta: Meta, tick: Callable[[int], None]
+    ) -> MemoryProfile:
+        """The profile over all sequence lengths and degrees; `tick` gets how many of twice the lengths are done."""
+        layers: dict[Variant, dict[int, LayerMemory]] = {}
+        vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
+        gc.collect()
+        gc.freeze()  # later collections look at the measured parts alone, which is quick
+        masks: dict[int, float] = {}
+        done = 0
+        for sequence_parallel in (True, False):
+            for seq in lengths:
+                for number, shape in enumerate(self.shapes):
+                    length = shape.seq_length or seq
+                    masks[length] = self._use(number, length, 1, sequence_parallel, layers=LAYERS[0]).mask
+                    table = layers.setdefault(Variant(number, sequence_parallel), {})
+                    table[length] = self._layer(number, length, degrees, sequence_parallel)
+                for role in STAGES:
+                    tables = vocab.setdefault(VocabVariant(role, sequence_parallel), {})
+                    length = self.shapes[0 if role == "first" else -1].seq_length or seq
+                    tables[length] = self._vocab(role, seq, degrees, sequence_parallel)
+                done += 1
+                tick(done)
+        gc.unfreeze()
+        first = self.shapes[0]
+        reserved = max(Use(*use).reserved for _, use in self.journal.items("memory "))
+        meta = meta.with_extra({"reserved": "allocator's peak / tensors' peak"}, reserved=reserved)
+        return MemoryProfile(self.precision.value, first.hidden_size, first.heads, layers, vocab, masks, meta=meta)
+
+    def _layer(self, number: int, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> LayerMemory:
+        few, many = LAYERS
+
+        def use(layers: int, tp: int, recompute: Recompute = Recompute.NONE) -> Use:
+            return self._use(number, seq, tp, sequence_parallel, layers=layers, recompute=recompute)
+
+        def of_one(tp: int, recompute: Recompute = Recompute.NONE) -> float:
+            return (use(many, tp, recompute).kept - use(few, tp, recompute).kept) / (many - few) / self.samples
+
+        def spared(parts: Recompute) -> dict[int, float]:
+            return {tp: (use(few, tp).kept - use(few, tp, parts).kept) / few / self.samples for tp in degrees}
+
+        def again(parts: Recompute) -> dict[int, float]:
+            more = {tp: use(few, tp, parts).working - use(few, tp).working for tp in degrees}
+            return {tp: max(mib, 0.0) / self.samples for tp, mib in more.items()}
+
+        def working(tp: int) -> tuple[float, float]:
+            return self._line(
+                lambda samples: self._use(number, seq, tp, sequence_parallel, samples, layers=few).working
+            )
+
+        weights = (use(many, 1).weights - use(few, 1).weights) / (many - few)
+        return LayerMemory(
+            parameter_mib=FLOAT_BYTES * weights / MIB,
+            activation_mib={tp: of_one(tp) for tp in degrees},
+            checkpoint_mib=of_one(1, Recompute.FULL),
+            working_mib={tp: working(tp)[1] for tp in degrees},
+            working_constant_mib={tp: working(tp)[0] for tp in degrees},
+            spared_mib={parts: spared(parts) for parts in APART},
+            again_mib={parts: again(parts) for parts in APART},
+        )
+
+    def _line(self, mib: Callable[[int], float]) -> tuple[float, float]:
+        """(constant, per sample) of what is measured for one sample and for several."""
+        several = mib(self.samples)
+        if self.samples == 1:
+            return 0.0, several
+        each = max(several - mib(1), 0.0) / (self.samples - 1)
+        return several - self.samples * each, each
+
+    def _vocab(self, role: Role, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> VocabMemory:
+        """The last stage and the only one reach their peak in the loss; the first keeps its share beyond it.
+
+        With several layer types embedding and head differ: the only stage holds the sum of the first and the last.
+        """
+        if role == "only" and len(self.shapes) > 1:
+            first, last = (self._vocab(end, seq, degrees, sequence_parallel) for end in ("first", "last"))
+            return VocabMemory(
+                {tp: first.states_mib[tp] + last.states_mib[tp] for tp in degrees},
+                {tp: first.kept_mib[tp] + last.activation_mib[tp] for tp in degrees},
+                {tp: first.kept_mib[tp] + last.kept_mib[tp] for tp in degrees},
+                {tp: first.kept_mib[tp] + last.peak_mib[tp] for tp in degrees},
+                last.peak_constant_mib,
+            )
+        number = 0 if role == "first" else len(self.shapes) - 1
+        length = self.shapes[number].seq_length or seq
+
+        def use_of(tp: int, samples: int) -> Use:
+            return self._use(number, length, tp, sequence_parallel, samples, **STAGES[role])
+
+        def peak(tp: int) -> tuple[float, float]:
+            """(constant, per sample), not below what few samples take, whose peak is the weights' gradient, nor below
+            what many do, whose peak grows as forward's does."""
+            if role == "first":
+                return self._line(lambda samples: use_of(tp, samples).kept)
+            one, several = use_of(tp, 1), use_of(tp, self.samples)
+            _, between = self._line(lambda samples: use_of(tp, samples).peak)
+            each = max(between, several.forward / self.samples)
+            return max(one.peak - each, several.peak - self.samples * each), each
+
+        uses = {tp: use_of(tp, self.samples) for tp in degrees}
+        peaks = {tp: peak(tp) for tp in degrees}
+        return VocabMemory(
+            {tp: STATE_BYTES * use.weights / MIB for tp, use in uses.items()},
+            {tp: (use.kept if role == "first" else use.peak) / self.samples for tp, use in uses.items()},
+            {tp: use.kept / self.samples for tp, use in uses.items()},
+            {tp: each for tp, (_, each) in peaks.items()},
+            {tp: constant for tp, (constant, _) in peaks.items()},
+        )
+
+    def _use(
+        self,
+        number: int,
+        seq: int,
+        tp: int,
+        sequence_parallel: bool,
+        samples: int | None = None,
+        recompute: Recompute = Recompute.NONE,
+        **what: Any,
+    ) -> Use:
+        samples = samples or self.samples
+        settings = {"samples": samples, "seq_length": seq, "sequence_parallel": sequence_parallel} | what
+        told = {name: int(value) for name, value in settings.items()} | {"tp": tp, "recompute": recompute.value}
+        settings["strategy"] = LayerStrategy(tp, recompute=recompute)
+        key = f"memory {number} " + " ".join(f"{name}={value}" for name, value in told.items())
+
+        def measure() -> Use:
+            shape, precision, flash = self.shapes[number], self.precision, self.flash_attention
+            return _measure(MeasuredPart(shape, self.family, precision=precision, flash_attention=flash, **settings))
+
+        return Use(*self.journal.get(key, measure))
+
+
+def _measure(part: MeasuredPart) -> Use:
+    part.forward()  # makes what stays: gradients and masks
+    part.backward()
+    gc.collect()  # of the part before, too: nothing may be freed while this one is measured
+    device.release()
+    start = device.allocated_mib()
+    device.reset_peak()
+    part.forward()
+    kept, forward_peak = device.allocated_mib() - start, device.peak_mib() - start
+    device.reset_peak()
+    part.backward()
+    backward_peak, reserved = device.peak_mib() - start, device.reserved_peak_mib() / device.peak_mib()
+    peak = max(forward_peak, backward_peak)
+    return Use(kept, backward_peak - kept, peak, part.weights, part.mask_mib, reserved, forward_peak)

@@ -1,0 +1,65 @@
+"""Measures a model: what every rank of `galvatron profile model` runs."""
+
+from __future__ import annotations
+
+import sys
+
+from ..model import measured_fingerprint
+from ..plan import Precision
+from ..profiles import Meta
+from ..runtime.adapters import load_family
+from ..runtime.device import on_gpu
+from ..runtime.groups import run_as_rank, start_world
+from .computation import ComputationProfiler, computation_profile
+from .journal import Journal
+from .launcher import fingerprint, report_note, report_progress, spread_notes
+from .memory import MemoryProfiler
+from .points import ModelRun
+from .stopwatch import Stopwatch
+
+CHANGING = {"sequence_parallel", "budget_ms", "use_flash_attention"}  # options that change numbers
+
+
+def main() -> None:
+    """Measure, and write the files on the first rank."""
+    run = ModelRun.model_validate_json(sys.argv[1])
+    options, shapes, points = run.options, run.shapes, run.points
+    rank, world_size = start_world()
+    per_node, precision = options.ranks_per_node, options.precision
+    device = fingerprint(world_size, model=measured_fingerprint(shapes), dtype=precision.value)
+    changing = options.model_dump(include=CHANGING)
+    journal = Journal.open(options.output, "model", device.model_dump() | changing, rank, world_size, options.fresh)
+    report_note(*journal.kept_note)
+    family, meta = load_family(shapes[0].family), Meta(fingerprint=device)
+    flash = options.use_flash_attention
+    if flash is None:  # as training has it
+        flash = on_gpu() and precision is not Precision.FP32
+    lengths = sorted({point.seq for point in points})
+    timed, measured = run.computation * len(points) * len(run.degrees), run.memory * 2 * len(lengths)
+    if run.computation:
+        stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
+        computation = ComputationProfiler(
+            shapes,
+            family,
+            stopwatch,
+            journal,
+            precision,
+            options.sequence_parallel,
+            not options.every_size,
+            flash,
+            options.turns,
+        )
+        computation.measure(points, run.degrees, lambda done: report_progress(done, timed + measured))
+        if rank == 0:
+            profile = computation_profile(journal, shapes, precision, meta)
+            report_note(*spread_notes(profile.meta))
+            profile.save(options.output)
+    if run.memory and rank == 0:
+        samples = max(point.batch for point in points)
+        memory = MemoryProfiler(shapes, family, journal, samples, precision, flash)
+        file = memory.measure(lengths, run.degrees, meta, lambda done: report_progress(timed + done, timed + measured))
+        file.save(options.output)
+
+
+if __name__ == "__main__":
+    run_as_rank(main)
