@@ -1,9 +1,10 @@
 """Profiles without a device: from the model's shape and a data sheet. For clusters that are not bought yet.
 
 Compute: matrix products at their share of the peak, everything else at its share of the memory bandwidth (each kept
-number is written and read once; what a tp group gathers, collectives write and products read). Memory: the tensors that PaddleNLP's Llama and Qwen2 layers keep for backward under
-this project's runtime, counted in numbers a token; measured layer by layer on CPU, where the count is exact. What
-fused kernels for GPUs do not keep of it follows from what their backward reads (Paddle 3.3.1).
+number is written and read once; what a tp group gathers, collectives write and products read). Memory: the tensors that
+PaddleNLP's Llama and Qwen2 layers keep for backward under this project's runtime, counted in numbers a token; measured
+layer by layer on CPU, where the count is exact. What fused kernels for GPUs do not keep of it follows from what their
+backward reads (Paddle 3.3.1).
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def render(explanation: Explanation, points: Sequence[FrontierPoint], records: S
     best, shape = explanation.searched.best, explanation.problem.shapes[0]
     return fill(
         "report.html.jinja",
-        **drawn(plan, prediction, explanation.stages, explanation.budget_mib, explanation.problem.cost.reserve)
+        **drawn(plan, prediction, explanation.stages, explanation.budget_mib, explanation.problem.cost.reserve_of(plan))
         | _measured(explanation, records),
         model=shape.name,
         options=explanation.problem.options,

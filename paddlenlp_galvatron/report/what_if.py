@@ -227,7 +227,7 @@ def fragment(told: Answer, query: str) -> str:
     stages = breakdown(best.plan, told.cost, best.prediction, budget_mib)
     return fill(
         "answer.html.jinja",
-        **drawn(best.plan, best.prediction, stages, budget_mib, told.cost.reserve),
+        **drawn(best.plan, best.prediction, stages, budget_mib, told.cost.reserve_of(best.plan)),
         model=told.model.name,
         options=told.options,
         tiles=tiles(best.plan, best.prediction, told.model.shapes[0], budget_mib, told.cost),

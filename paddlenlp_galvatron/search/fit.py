@@ -14,6 +14,7 @@ from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..cost_model import CostModel, derive, load
 from ..plan import ModelShape
+from ..plan.communicators import communicators
 from ..plan.strategy import Assumptions
 from ..profiles.data_sheet import DataSheet, load_data_sheet
 from ..profiles.files import Note, allreduce_name, no_note, p2p_name, read_profile, sp_time_name
@@ -199,6 +200,8 @@ class _Row:
         held = Need.of(now.best.plan, cost) if now.best else now.need
         tensors_alone = Reserve(reserve.parts)
         hopeful = now.best is None and self._search(cost, tensors_alone, self.card_gib).best is not None
+        if held:
+            reserve = reserve.having(communicators(held.plan, cost.models[0], cost.seqs[0]))
         return Fit(gpus, now.best, held, reserve, self.card_gib, with_more, hopeful)
 
     def _search(self, cost: CostModel, reserve: Reserve, gib: float) -> SearchResult:

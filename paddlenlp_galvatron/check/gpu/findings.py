@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from ...launch.processes import Device
+from ...profiles.reserve import Reserve
 
 # Of small models on GPUs: what takes longer hangs. Eight ranks that import Paddle from a network disk take a minute.
 LAUNCH_S = 300.0
@@ -62,6 +63,11 @@ class TrialSetting:
         """`holds`: None where nothing judges it."""
         state = TrialState.TOLD if holds is None else TrialState.PASSED if holds else TrialState.FAILED
         return TrialFinding(self.part, self.ranks, name, state, told)
+
+    def kept(self, used_mib: float, reserve: Reserve, of: str = "") -> TrialFinding:
+        """Whether what a GPU holds beside Paddle's allocator is within what is kept for it."""
+        told = f"{used_mib:.0f} MiB used beside what Paddle reserved, {reserve.fixed_mib:.0f} MiB kept for it"
+        return self.found(f"{of}memory that is not Paddle's", used_mib <= reserve.fixed_mib, told)
 
     def left_out(self, name: str, why: str) -> TrialFinding:
         return TrialFinding(self.part, self.ranks, name, TrialState.LEFT_OUT, why)

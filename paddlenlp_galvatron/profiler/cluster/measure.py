@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from typing import Any
@@ -29,6 +29,7 @@ from ..launcher import fingerprint, impossible_note, report_note, report_progres
 from ..options import KINDS, HardwareOptions, HardwarePart
 from ..refine import coarse, uncertain
 from ..stopwatch import Stopwatch, Timing
+from ..used import Used, note_used
 from .messages import MessagePoint, Turns, doubtful, measured, timings
 from .overlap import overlap_coefficient, overlapping_kinds, overlapping_ranks
 from .summary import hardware_profile, overlap_key
@@ -80,10 +81,13 @@ class HardwareProfiler:
     stopwatch: Stopwatch
     groups: Groups
     journal: Journal
+    used: Used = field(default_factory=Used)
 
     def measure(self) -> None:
         """Measure all that the journal does not know."""
         self.groups.create(set(self._communicators()))
+        if communicators := self.used.more_mib():
+            note_used(self.journal, "communicator_mib", communicators / (len(self.groups.members) + 1))  # all ranks'
         wanted = curves(self.options, self.world_size)
         usual = PINNED_ROUNDS if self.stopwatch.pinned else ROUNDS
         rounds = self.options.turns or usual
@@ -202,15 +206,18 @@ class HardwareProfiler:
 def main() -> None:
     """Measure, and write the files on the first rank."""
     options = HardwareOptions.model_validate_json(sys.argv[1])
+    used = Used()
     rank, world_size = start_world()
+    context = used.more_mib()
     device = fingerprint(world_size)
     per_node = options.ranks_per_node
     changing = options.model_dump(include={"num_nodes", "avg_or_min_or_first", "overlap_time_multiply", "budget_ms"})
     changing["dtype"] = options.precision.value
     journal = Journal.open(options.output, "hardware", device.model_dump() | changing, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
+    note_used(journal, "context_mib", context)
     stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
-    HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal).measure()
+    HardwareProfiler(options, rank, world_size, stopwatch, Groups(rank), journal, used).measure()
     if rank == 0:
         profile = hardware_profile(journal, options.num_nodes, per_node, options.link_gb_per_s, device)
         report_note(*impossible_note(profile.meta))

@@ -8,6 +8,7 @@ from ...profiles.network import traffic_factor
 from ..journal import Journal
 from ..refine import falling
 from ..stopwatch import Timing
+from ..used import used_of
 from .messages import measured, timings
 
 GB_PER_S = 1e9 / 2**20 / 1e3  # in MiB/ms
@@ -58,6 +59,6 @@ def hardware_profile(
         {stages: mib_per_ms for (stages, _), mib_per_ms in bandwidth[Collective.SEND].items()},
         {group: {mib: timing.ms for mib, timing in times.items()} for group, times in known.items()},
         overlaps.pop(Collective.ALL_REDUCE, 1.0),
-        Meta(fingerprint=fingerprint, spread=spread, flags=flags),
+        Meta(fingerprint=fingerprint, spread=spread, flags=flags).with_extra({}, **used_of(journal)),
         overlap_by_kind=overlaps,
     )

@@ -13,6 +13,7 @@ from ...runtime.groups import run_as_rank, start_world
 from ..journal import Journal
 from ..launcher import fingerprint, impossible_note, report_note, report_progress
 from ..stopwatch import Stopwatch
+from ..used import Used
 from .computation import ComputationProfiler
 from .memory import MemoryProfiler
 from .run import ModelRun
@@ -26,6 +27,7 @@ def main() -> None:
     run = ModelRun.model_validate_json(sys.argv[1])
     options, shapes, points = run.options, run.shapes, run.points
     rank, world_size = start_world()
+    used = Used()
     per_node, precision = options.ranks_per_node, options.precision
     device = fingerprint(world_size, model=measured_fingerprint(shapes), dtype=precision.value)
     layers = (options.layernum_min, options.layernum_max)
@@ -59,7 +61,7 @@ def main() -> None:
             profile.save(options.output)
     if run.memory and rank == 0:
         samples = max(point.batch for point in points)
-        memory = MemoryProfiler(shapes, family, journal, samples, precision, layers, flash)
+        memory = MemoryProfiler(shapes, family, journal, samples, precision, layers, flash, used)
         file = memory.measure(lengths, run.degrees, meta, lambda done: report_progress(timed + done, timed + measured))
         file.save(options.output)
 
