@@ -18,7 +18,7 @@ from ..plan.communicators import communicators
 from ..plan.strategy import Assumptions
 from ..profiles.data_sheet import DataSheet, load_data_sheet
 from ..profiles.files import Note, allreduce_name, no_note, p2p_name, read_profile, sp_time_name
-from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet, reserve_of
+from ..profiles.reserve import COMMUNICATORS, GIB_MIB, Reserve, gpu_sheet, reserve_of
 from .engine import Watch, search
 from .options import BATCH, SEQ, SearchOptions
 from .result import Candidate, Need, SearchResult
@@ -200,8 +200,9 @@ class _Row:
         held = Need.of(now.best.plan, cost) if now.best else now.need
         tensors_alone = Reserve(reserve.parts)
         hopeful = now.best is None and self._search(cost, tensors_alone, self.card_gib).best is not None
-        if held:
-            reserve = reserve.having(communicators(held.plan, cost.models[0], cost.seqs[0]))
+        if held:  # room for fewer was left
+            own = communicators(held.plan, cost.models[0], cost.seqs[0])
+            reserve = reserve.having(max(own, COMMUNICATORS))
         return Fit(gpus, now.best, held, reserve, self.card_gib, with_more, hopeful)
 
     def _search(self, cost: CostModel, reserve: Reserve, gib: float) -> SearchResult:
