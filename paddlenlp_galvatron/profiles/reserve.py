@@ -54,7 +54,7 @@ COMMUNICATOR_MIB = 16 * (0.5 + 4.7 + 4.0)
 COMMUNICATOR = ReservePart("communicators", COMMUNICATOR_MIB, "each with NCCL's default buffers of 16 channels")
 # For which a search leaves room, which does not know yet whose groups to count. A rank's distinct ones: tensor,
 # sharding and whole stage, those of the vocabulary layers, and both neighbours in the pipeline. Most plans have fewer;
-# four strategies in a pipeline have 12.
+# four strategies in a pipeline have 12, of which those for messages between stages take less.
 COMMUNICATORS = 9
 # What the allocator holds beside tensors, as a share of these, where no profile measured it. Published runs that left a
 # tenth of their card free: Mist's artifact 8.2 % (19,274 MB in tensors, 20,862 MB reserved); PaddleFleet's Qwen3-8B on

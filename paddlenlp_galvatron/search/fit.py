@@ -14,18 +14,17 @@ from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..cost_model import CostModel, derive, load
 from ..plan import ModelShape
-from ..plan.communicators import communicators
 from ..plan.strategy import Assumptions
 from ..profiles.data_sheet import DataSheet, load_data_sheet
 from ..profiles.files import Note, allreduce_name, no_note, p2p_name, read_profile, sp_time_name
-from ..profiles.reserve import COMMUNICATORS, GIB_MIB, Reserve, gpu_sheet, reserve_of
+from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet, reserve_of
 from .engine import Watch, search
 from .options import BATCH, SEQ, SearchOptions
 from .result import Candidate, Need, SearchResult
 from .task import TaskOptions
 
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one
-NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # that are tried
+NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
 FURTHER = 3  # numbers of cards shown beyond the least that fits
 MORE_GIB = 8.0
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
@@ -42,7 +41,7 @@ Cards = Annotated[tuple[Ranks, ...], BeforeValidator(_numbers), Field(min_length
 
 
 class FitOptions(TaskOptions):
-    """What is to be trained, and on what."""
+    """The model, task and device."""
 
     model_size: str = Field(description="a preset's name, a config.json, or its folder")
     gpus: Cards | None = Field(
@@ -86,7 +85,7 @@ class FitOptions(TaskOptions):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What one number of cards can do."""
+    """The answer for one number of cards."""
 
     gpus: int
     best: Candidate | None  # the fastest plan within the bound
@@ -200,9 +199,6 @@ class _Row:
         held = Need.of(now.best.plan, cost) if now.best else now.need
         tensors_alone = Reserve(reserve.parts)
         hopeful = now.best is None and self._search(cost, tensors_alone, self.card_gib).best is not None
-        if held:  # room for fewer was left
-            own = communicators(held.plan, cost.models[0], cost.seqs[0])
-            reserve = reserve.having(max(own, COMMUNICATORS))
         return Fit(gpus, now.best, held, reserve, self.card_gib, with_more, hopeful)
 
     def _search(self, cost: CostModel, reserve: Reserve, gib: float) -> SearchResult:
