@@ -24,7 +24,7 @@ from ..profiles.files import ProfileFile
 from ..profiles.memory import STATE_BYTES, Role
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
-from ..profiles.reserve import Reserve, gpu_sheet, reserve_of
+from ..profiles.reserve import MeasuredReserve, Reserve, gpu_sheet, reserve_of
 from .communication import Calls, vocab_calls
 from .constants import batch_mib, own_positions_mib
 from .costs import (
@@ -144,8 +144,8 @@ class CostModel(LayerPrices):
     @property
     def reserve(self) -> Reserve:
         """Memory of its devices beside tensors: none where no profile names a GPU."""
-        measured = self.memory.profile.meta.extra.get("reserved")
-        return reserve_of(self.device, self.world_size, measured if isinstance(measured, int | float) else None)
+        measured = MeasuredReserve.of(self.network.profile.meta, self.memory.profile.meta)
+        return reserve_of(self.device, self.world_size, measured)
 
     def reserve_of(self, plan: Plan) -> Reserve:
         """The same with the communicators of a plan."""

@@ -50,7 +50,7 @@ def partly(
         spared = min(spared_mib / memory.activation_mib(layer_type, tp, seq, megatron), 1.0)
     return Partly(
         apart(parts),
-        recompute_shares(model, seq, tp, *how, FLOPS_PER_BYTE),
+        recompute_shares(model, seq, *how, FLOPS_PER_BYTE),
         spared,
         memory.again_mib(layer_type, parts, tp, seq, megatron),
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import paddle
 
+from ..launch.gpus import used_mib
 from ..launch.status import waiting
 from . import paddle_private
 
@@ -61,6 +62,14 @@ def reserved_peak_mib() -> float:
     """Most MiB that the allocator took from the GPU since `release`, what no tensor held included; on CPU the same as
     `peak_mib`."""
     return float(paddle.device.cuda.max_memory_reserved()) / MIB if on_gpu() else peak_mib()
+
+
+def beside_mib() -> float | None:
+    """MiB of this rank's GPU that its driver counts as used and Paddle's allocator does not hold: context, workspaces,
+    communicators, and what other processes use. None on CPU, and where the driver does not tell."""
+    gpu = gpu_number()
+    used = None if gpu is None else used_mib(gpu)
+    return None if used is None else used - float(paddle.device.cuda.memory_reserved()) / MIB
 
 
 def synchronize() -> None:

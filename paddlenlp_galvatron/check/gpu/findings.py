@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from ...launch.processes import Device
+from ...profiles.reserve import Reserve
 
 # A launch of a small model on GPUs that takes longer hangs. Eight ranks import Paddle from a network disk in a minute.
 LAUNCH_S = 300.0
@@ -65,6 +66,11 @@ class Setting:
         """`holds`: None where nothing judges it."""
         state = State.TOLD if holds is None else State.PASSED if holds else State.FAILED
         return Finding(self.part, self.ranks, name, state, told)
+
+    def kept(self, used_mib: float, reserve: Reserve, of: str = "") -> Finding:
+        """Whether what a GPU holds beside Paddle's allocator is within what is kept for it."""
+        told = f"{used_mib:.0f} MiB used beside what Paddle reserved, {reserve.fixed_mib:.0f} MiB kept for it"
+        return self.found(f"{of}memory that is not Paddle's", used_mib <= reserve.fixed_mib, told)
 
     def left_out(self, name: str, why: str) -> Finding:
         return Finding(self.part, self.ranks, name, State.LEFT_OUT, why)
