@@ -19,7 +19,7 @@ app = App(help="Run plans and compare predictions with measurements.")
 def validate(values: dict[str, Any], json: bool) -> None:
     """Draw random plans, run each, and compare predictions with measurements. Exit code 1 if the accuracy is
     worse than the given limits."""
-    options = ValidateOptions.among(values)
+    options = ValidateOptions.from_values(values)
     from paddlenlp_galvatron.check.validation.accuracy import shortcomings
     from paddlenlp_galvatron.check.validation.page import render
     from paddlenlp_galvatron.check.validation.validate import Validation
