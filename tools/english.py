@@ -18,7 +18,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PLACES = (
     "paddlenlp_galvatron/**/*.py",
-    *("benchmarks/*.py", "tools/*.py", "docs/en/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *(
+        "search_engine/*.?pp",
+        "benchmarks/*.py",
+        "tools/*.py",
+        "docs/en/*.md",
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+    ),
 )
 OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")
 HOUSE_WORDS = {"bid": "column", "crew": "local ranks", "foretell": "predict", "lap": "sample", "menu": "feasible sizes"}
