@@ -43,7 +43,7 @@ class MinMemory {
     }
   }
 
-  // Least memory of a stage with these layers.
+  // Of a stage with these layers.
   Need of(const Vocab& vocab, int stage, Span span) const {
     const int held = tables_.in_flight[stage];
     const Part& fixed = tables_.beside(vocab, stage);
@@ -59,7 +59,7 @@ class MinMemory {
   }
 
  private:
-  // Least memory of one layer of each type, by strategies whose working memory is at most the level's.
+  // Of one layer of each type, with a strategy whose working memory is not above the level's.
   struct Level {
     std::array<double, kMostTypes> mib;
     std::array<int, kMostTypes> strategy{};

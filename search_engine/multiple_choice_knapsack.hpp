@@ -27,15 +27,15 @@ struct Assignment {
   double bound = kInfinity;   // nothing costs less; below the cost where the search was given up
 };
 
-// Memory that a stage leaves for its layers.
+// What a stage leaves its layers.
 struct MemoryBudget {
   double budget;   // MiB, what the stage needs besides its layers taken off
   double working;  // MiB of working memory that the stage needs anyway, within the budget
 };
 
 // Mixes of layers within a budget; those of one type are alike. Working memory is handled by levels: at each level only
-// choices that need no more are allowed, and the budget is less by so much. Layouts are enumerated as sets, extended
-// while the lower bound stays below the best mix. A search of too many steps ends with a gap to the bound.
+// choices that need no more are allowed, and the budget is less by so much. Groups are handled by sets that grow while
+// they can pay. What takes too many steps is given up, and leaves a gap between the best mix known and the bound.
 class CountKnapsack {
  public:
   explicit CountKnapsack(std::vector<Choice> choices) : choices_(std::move(choices)) {
@@ -143,7 +143,7 @@ class CountKnapsack {
     return frontier(all_, levels_[highest], poll).bound(layers, net(room, levels_[lowest])).cost;
   }
 
-  // The best bound first. The highest level that needs no more than the stage does anyway has all choices.
+  // The best bound first. Of levels that need no more than the stage does anyway, the highest has all choices.
   std::vector<Band> bands(const Layers& layers, MemoryBudget room, WorkBudget& poll) {
     std::vector<Band> bands;
     std::size_t first = std::upper_bound(levels_.begin(), levels_.end(), room.working) - levels_.begin();
@@ -218,7 +218,7 @@ class CountKnapsack {
     return found;
   }
 
-  // Reduced cost of the first layer of each group, where memory has a price.
+  // What the first layer of each group costs at least beyond the bound, where memory has a price.
   void reduce(double level, double price, int groups, WorkBudget& poll) {
     const std::vector<Choice> choices = chosen(all_, level, poll);
     const std::array<double, kMostTypes> cheapest = cheapest_of(choices, price);
@@ -256,7 +256,7 @@ class CountKnapsack {
     }
   }
 
-  // Least cost of one layer of each type, where memory has a price.
+  // Of one layer of each type, where memory has a price.
   static std::array<double, kMostTypes> cheapest_of(const std::vector<Choice>& choices, double price) {
     std::array<double, kMostTypes> cheapest;
     cheapest.fill(kInfinity);
