@@ -20,32 +20,6 @@ PLACES = (
     "paddlenlp_galvatron/**/*.py",
     *("benchmarks/*.py", "tools/*.py", "docs/en/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
 )
-OPENERS; questions may. HOUSE_WORDS have a standard word.
-"""
-
-from __future__ import annotations
-
-import io
-import re
-import sys
-import tokenize
-from collections.abc import Iterator
-from inspect import cleandoc
-from pathlib import Path
-
-ROOT = Path(__file__).parents[1]
-PLACES = (
-    "paddlenlp_galvatron/**/*.py",
-    *(
-        "search_engine/*.?pp",
-        "benchmarks/*.py",
-        "tools/*.py",
-        "docs/en/*.md",
-        "README.md",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-    ),
-)
 OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")
 HOUSE_WORDS = {"bid": "column", "crew": "local ranks", "foretell": "predict", "lap": "sample", "menu": "feasible sizes"}
 HOUSE_WORD = re.compile(rf"(?i:\b({'|'.join(HOUSE_WORDS)})s?\b)")
