@@ -12,7 +12,7 @@ GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 # Ranks that are launched mostly wait for each other, so that three shares at once keep two cores busy. On two cores
 # each takes about as long as the others.
 RANKS := $(sort $(wildcard tests/distributed/test_[a-o]*.py))
-MORE_RANKS := $(filter-out $(RANKS),$(sort $(wildcard tests/distributed/test_*.py))) tests/trial tests/validation
+MORE_RANKS := $(filter-out $(RANKS),$(sort $(wildcard tests/distributed/test_*.py))) tests/gpu_check tests/validation
 shares := test-ranks test-more-ranks test-beside
 
 .PHONY: help setup quickstart gpu-check lint test $(shares) test-full validate docs pages clean
@@ -50,7 +50,7 @@ test: setup
 
 test-ranks: tests = $(RANKS)
 test-more-ranks: tests = $(MORE_RANKS)
-test-beside: tests = $(addprefix --ignore=,tests/distributed tests/trial tests/validation)
+test-beside: tests = $(addprefix --ignore=,tests/distributed tests/gpu_check tests/validation)
 
 # The report of a share comes when it ends, in one piece.
 $(shares):

@@ -278,7 +278,7 @@ int in_flight_of(std::int64_t count, int micro_batches) {
   return static_cast<int>(count);
 }
 
-// What a stage of one chunk holds: micro-batches in flight, a number a stage.
+// Micro-batches in flight of stages of one chunk, a number a stage.
 struct OneChunk {
   using Searched = PipelineSearch;
 
@@ -294,7 +294,7 @@ struct OneChunk {
   }
 };
 
-// What a stage of several chunks holds: stage and micro-batches in flight of each of its chunks, a moment a row.
+// Micro-batches in flight of stages of several chunks: a row for each moment, the stage and a number a chunk.
 struct SeveralChunks {
   using Searched = ColumnGeneration;
 

@@ -93,7 +93,7 @@ class InterleavedStages {
       busy_[with_sync].weights.assign(chunks_, {passes, passes, with_sync ? 1.0 : 0.0});
   }
 
-  // Of a stage whose chunks have so many layers, and `more` wherever they need least.
+  // Work of a stage whose chunks have so many layers, and `more` wherever they need least.
   const Work& work(int stage, std::vector<int> layers, int more, bool with_sync, WorkBudget& poll) {
     if (chunks_ == 1) layers[0] += std::exchange(more, 0);
     auto& known = works_of(stage).exact;
@@ -231,13 +231,13 @@ class InterleavedStages {
 
   using Held = std::vector<int>;  // micro-batches of each chunk
 
-  // What each chunk's times count, and what is known under that.
+  // Weights of each chunk's times, and the results known under them.
   struct ChunkWeights {
     std::vector<Weights> weights;
     std::map<std::pair<int, Held>, std::unique_ptr<CountKnapsack>> mixes;   // by group (-1: all)
     std::map<std::pair<int, bool>, std::unique_ptr<ReshardingPath>> walks;  // by stage, and whether there are `more`
 
-    // Of a chunk; after the last one: of that which counts least.
+    // Weights of a chunk; after the last one, the least over all chunks.
     Weights of(int chunk) const {
       if (chunk < static_cast<int>(weights.size())) return weights[chunk];
       Weights least = weights.front();
@@ -319,7 +319,7 @@ class InterleavedStages {
     return choices;
   }
 
-  // Of a change at a chunk's edge; of several chunks the least of all groups.
+  // Price of a change at a chunk's edge; with several chunks the least of all groups.
   double price(const std::vector<Change>& changes, int group, const Weights& weights) const {
     if (chunks_ == 1) return weights.of(changes[group]);
     double least = kInfinity;

@@ -11,7 +11,7 @@
 
 namespace galvatron {
 
-// What a layer strategy, or the vocabulary layers of a stage, cost there. Times in ms, memory in MiB.
+// Cost of a layer strategy, or of the vocabulary layers of a stage. Times in ms, memory in MiB.
 struct Part {
   StageTime time;
   double states, activation, working;  // activation: of each micro-batch in flight
@@ -72,7 +72,7 @@ struct Problem {
   // Whether another type starts at this layer.
   bool is_between(int layer) const { return layer > 0 && layer < layers && starts[type_of(layer)] == layer; }
 
-  // What a stage has beside its layers.
+  // Cost of a stage beside its layers.
   const Part& beside(const Vocab& vocab, int stage) const {
     return stage == 0 ? vocab.first : stage == stages - 1 ? vocab.last : middle;
   }

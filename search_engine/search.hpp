@@ -44,8 +44,8 @@ class PipelineSearch {
     return ideal_bound(poll);
   }
 
-  // A better one: under each vocabulary strategy, stages at their exact optima. What is beyond `limit` stays rough, and
-  // what would take too much memory or time.
+  // A better one: under each vocabulary strategy, stages at their exact optima. Bounds beyond `limit` stay rough, and so
+  // do those that would take too much memory or time.
   double tight_bound(double limit, WorkBudget& poll) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Candidates candidates = candidates_below(limit, poll);

@@ -162,7 +162,7 @@ class StageSolver {
     std::array<SolvedSpans, kWeightings> solved;
   };
 
-  // What passing through groups depends on, beside the stage: types, and whether another type begins at an end.
+  // Ends on which a path through groups depends: types, and whether another type begins there.
   struct Ends {
     int first_type, last_type;
     bool enters_type, leaves_type;

@@ -1,4 +1,4 @@
-"""Starts the processes of a launch on this node, watches them, and ends them all when one ends badly."""
+"""Starts the processes of a launch on this node, watches them, and ends them all when one fails."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class Launch:
 def begin_process(
     command: Sequence[str], environment: dict[str, str], log: Path, descriptor: int
 ) -> subprocess.Popen[bytes]:
-    """Begin a process that writes to the log, made anew, inherits the descriptor, and does not outlive this one."""
+    """Start a process with a new log; it inherits the descriptor and ends with this one."""
     with log.open("xb") as output:
         return subprocess.Popen(
             command,

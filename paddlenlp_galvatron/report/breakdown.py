@@ -1,4 +1,4 @@
-"""Where a plan's predicted time and memory go: by stage, by part of the model and by term. The terms add up."""
+"""A plan's predicted time and memory by stage, by part of the model and by term. The terms add up."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from .why import Problem
 
 
 class OriginOptions(Options):
-    """Which plan, and where its prices come from."""
+    """The plan and the source of its prices."""
 
     plan: Path = Field(description="the plan file")
     profiles: Path | None = Field(None, description="folder of the profile files; unset: the one that the plan names")

@@ -1,4 +1,4 @@
-"""A plan as one HTML file, that needs no network: who runs what, memory, time line, what would change it, the run."""
+"""Renders a plan as one HTML file without network: layers, memory, time line, what-ifs, and a run."""
 
 from __future__ import annotations
 

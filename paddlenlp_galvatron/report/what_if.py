@@ -33,7 +33,7 @@ SEARCH_S = 10.0  # of processor time, that an answer's search may take: a page t
 
 
 class Question(Options):
-    """Which model, on what, with what."""
+    """The form of a question: model, devices, options."""
 
     model_size: str = Field("qwen2.5-7b", description="a preset's name, a config.json, or its folder")
     seq_length: Size | None = Field(

@@ -13,7 +13,7 @@ from ...profiles.reserve import Reserve
 
 # A launch of a small model on GPUs that takes longer hangs. Eight ranks import Paddle from a network disk in a minute.
 LAUNCH_S = 300.0
-CUT_SHORT_S = 60.0  # a launch that was given less, and was not done, shows nothing
+CUT_SHORT_S = 60.0  # an unfinished launch with a lower limit shows nothing
 
 
 PARTS = ("kernels", "parity", "schedules", "resume", "memory", "later", "beside", "prediction", "stock")
@@ -85,13 +85,12 @@ class Setting:
 
 
 Part = Callable[[Setting], Iterator[Finding]]
-# Launches the cases from this one on, as the number of the launch: what was found of those that ended, in order, and
-# why the next one did not.
+# (first case, number of the launch) -> findings of the cases that ended, in order, and the fault of the next one.
 Launched = Callable[[int, int], tuple[list[Finding], str]]
 
 
 def in_turn(setting: Setting, names: Sequence[str], launched: Launched) -> Iterator[Finding]:
-    """All cases in one launch; where that ends in a case, those behind it in another."""
+    """Run all cases in one launch; if it ends in a case, run the later ones in another."""
     first, launches = 0, 0
     while first < len(names):
         given_s = setting.launch_s

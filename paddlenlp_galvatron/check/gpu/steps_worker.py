@@ -1,4 +1,4 @@
-"""One rank: trains every case a few steps and writes down what they took: ms, MiB, bytes by collective."""
+"""One rank: trains every case a few steps and writes their ms, MiB and bytes by collective."""
 
 from __future__ import annotations
 
