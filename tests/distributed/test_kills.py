@@ -78,7 +78,7 @@ class Life:
         """Until the health line was told and a checkpoint of a later step is being written; gives its step."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            if re.search(r"^step \d+, loss", self.said.read_text(), re.M):  # the health line; what was left is gone
+            if re.search(r"^step \d+/\d+, loss", self.said.read_text(), re.M):  # what was left is gone by then
                 parts = [int(path.name[5:13]) for path in (self.output / "checkpoints").glob("step-*.part")]
                 if begun := [step for step in parts if step > behind]:
                     return max(begun)
