@@ -11,8 +11,9 @@ GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
 # Ranks that are launched mostly wait for each other, so that three shares at once keep two cores busy. On two cores
 # each takes about as long as the others.
-RANKS := $(sort $(wildcard tests/distributed/test_[a-o]*.py))
-MORE_RANKS := $(filter-out $(RANKS),$(sort $(wildcard tests/distributed/test_*.py))) tests/gpu_check tests/validation
+FOLDERS := $(addprefix tests/,profiler gpu_check validation)
+RANKS := $(sort $(wildcard tests/distributed/test_[a-p]*.py))
+MORE_RANKS := $(filter-out $(RANKS),$(sort $(wildcard tests/distributed/test_*.py))) $(FOLDERS)
 shares := test-ranks test-more-ranks test-beside
 
 .PHONY: help setup quickstart gpu-check lint test $(shares) test-full validate docs pages clean
@@ -50,7 +51,7 @@ test: setup
 
 test-ranks: tests = $(RANKS)
 test-more-ranks: tests = $(MORE_RANKS)
-test-beside: tests = $(addprefix --ignore=,tests/distributed tests/gpu_check tests/validation)
+test-beside: tests = $(addprefix --ignore=,tests/distributed $(FOLDERS))
 
 # The report of a share comes when it ends, in one piece.
 $(shares):
