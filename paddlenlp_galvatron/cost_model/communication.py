@@ -15,13 +15,13 @@ from typing import NamedTuple
 from ..model import ModelShape, Split
 from ..plan.mesh import SHARDING, Axis, Mesh
 from ..plan.seams import (
-    BLOCK,
     EMBEDDING,
     HEAD,
     WEIGHT_OPS,
     Collective,
     Message,
     Seam,
+    block_seams,
     repeated,
     seam_ops,
     summed_over,
@@ -82,7 +82,7 @@ def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) ->
 
 def block_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
     """Those at its seams: whatever its data parallelism."""
-    return _seam_calls(model, strategy, setting, BLOCK, repeated(strategy.recompute))
+    return _seam_calls(model, strategy, setting, block_seams(model), repeated(strategy.recompute))
 
 
 def _seam_calls(

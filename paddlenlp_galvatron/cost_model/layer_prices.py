@@ -9,7 +9,7 @@ from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from ..plan.layout import token_axes
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
-from ..plan.seams import BLOCK, Seam, repeated, seam_ops
+from ..plan.seams import Seam, block_seams, repeated, seam_ops
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
@@ -182,7 +182,7 @@ class LayerPrices:
             weights,
             replace(weights, matrices=round(weights.matrices * share)),
             made_numbers(model, strategy.tp),
-            frozenset(at.seam for at in seam_ops(strategy.axes, sequence_parallel, BLOCK)),
+            frozenset(at.seam for at in seam_ops(strategy.axes, sequence_parallel, block_seams(model))),
             of_weights,
         )
 

@@ -91,7 +91,7 @@ class ProfileRunOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _nodes_as_told(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """The launcher that started this on each node tells what is not given."""
+        """Takes the nodes from the variables of the cluster's launcher, unless options name them."""
         if {"num_nodes", "hostfile", "launch", "analytic"} & values.keys():
             return values
         told = told_nodes()

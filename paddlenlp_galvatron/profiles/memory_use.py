@@ -60,7 +60,7 @@ class MemoryUse:
         return self._over_lengths(name, lengths, seq, lambda m: _at_degree(name, m.activation_mib, tp, split))
 
     def working_mib(self, layer_type: int, tp: int, seq: int, sequence_parallel: bool, samples: float) -> float:
-        """Workspace of a layer's backward beyond saved activations, for so many samples; 0 where unmeasured."""
+        """Workspace of a layer's backward beyond saved activations, for `samples`; 0 where not measured."""
         lengths, _ = self._layer(layer_type, sequence_parallel)
         measured = {length: memory for length, memory in lengths.items() if memory.working_mib}
         if not measured:
