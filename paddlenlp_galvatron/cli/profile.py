@@ -59,6 +59,7 @@ def profile_hardware(options: HardwareOptions) -> None:
 
 def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> None:
     """Write the files of a model."""
+    measured_model(options, model)  # its faults are told before Paddle is imported
     options = _for_device(options)
     shapes, points = measured_model(options, model)
     if model.ignored:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from paddlenlp_galvatron.base.limits import Positive, Ranks, Size
-from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.base.reading import open_file
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.plan import UserError
@@ -19,7 +18,7 @@ from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.page import frontier, render
 from paddlenlp_galvatron.training.step_log import StepRecord, read_log
 
-from .conventions import App, say_note, within
+from .conventions import App, Json, answer, say_note, within
 from .watched import each_watched
 
 app = App(help="A plan as one HTML file.")
@@ -54,6 +53,7 @@ def report(
         Path | None,
         typer.Option(help="train_log.jsonl of a run of this plan, to show measured values beside the predicted ones"),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Write a page with a plan's layers, memory, time line, limits and what-ifs, and with what a run measured."""
     records = _records(log) if log else []
@@ -77,7 +77,8 @@ def report(
         explanation = explain(read, problem)
         page = render(explanation, frontier(explanation), own)
     write_text(output, page)
-    say(f"{output}: {output.stat().st_size / 1e6:.2f} MB; open it in a browser")
+    size = output.stat().st_size
+    answer(f"{output}: {size / 1e6:.2f} MB; open it in a browser", as_json, report=output, bytes=size)
 
 
 def _records(log: Path) -> list[StepRecord]:

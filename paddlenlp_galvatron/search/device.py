@@ -32,7 +32,7 @@ def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no
 
 @dataclass(frozen=True)
 class Settled:
-    """What a search is asked, with nothing left open."""
+    """The question of a search, with nothing left open."""
 
     model: Model
     options: SearchOptions

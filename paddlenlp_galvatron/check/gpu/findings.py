@@ -15,6 +15,9 @@ LAUNCH_S = 300.0
 CUT_SHORT_S = 60.0  # a launch that was given less, and was not done, shows nothing
 
 
+PARTS = ("kernels", "parity", "schedules", "resume", "memory", "later", "beside", "prediction", "stock")
+
+
 class State(StrEnum):
     PASSED = "passed"
     FAILED = "failed"

@@ -22,7 +22,7 @@ from ...launch.processes import Device
 from ...plan import GalvatronError
 from ..doctor import Machine, examine
 from ..doctor.checks import Files
-from . import beside, faults, kernels, parity, prediction, stock
+from . import beside, faults, findings, kernels, parity, prediction, stock
 from .findings import Finding, Part, Setting, State
 
 LEAST_S = 5.0  # with less left a part is not begun
@@ -54,6 +54,7 @@ PARTS = {
     "prediction": Timed(prediction.prediction, 0.7),
     "stock": Timed(stock.stock, 1.0),
 }
+assert tuple(PARTS) == findings.PARTS  # named where Paddle is not imported yet
 
 
 def worlds(ranks: int) -> list[int]:
