@@ -104,10 +104,12 @@ class ComputationProfiler:
             return False
         return number == 0 or self.turns is not None or needs_round(rounds)
 
-    def _thinned(self, line: Sequence[Shape]) -> list[Shape]:
+    def _thinned(self, line: Sequence[Shape]) -> Sequence[Shape]:
+        """The points of a line that are measured; of lengths the search needs three."""
         varied = 0 if len({point.seq for point in line}) == 1 else 1  # of (batch, sequence length)
         by_size = {float(point[varied]): point for point in line}
-        return [by_size[size] for size in thinned(sorted(by_size), STEPS[varied])]
+        kept = [by_size[size] for size in thinned(sorted(by_size), STEPS[varied])]
+        return kept if varied == 0 or len(kept) >= 3 else line
 
     def _key(self, part: str, point: Shape, tp: int) -> PassKey:
         return PassKey(part, point.batch, self._shape(part).seq_length or point.seq, tp)
