@@ -9,7 +9,7 @@ from functools import cache
 from itertools import product
 from math import inf
 
-from paddlenlp_galvatron.cost_model import CostModel, LayerCost
+from paddlenlp_galvatron.cost_model import CostModel, LayerCost, Workspace
 from paddlenlp_galvatron.cost_model.redistribution import redistribution
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
 from paddlenlp_galvatron.plan.layout import token_layout
@@ -40,7 +40,7 @@ class RandomCost(CostModel):
 
     def _draw(self, *question: object) -> LayerCost:
         draw = random.Random(repr((self.seed, question))).uniform
-        return LayerCost(draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200), draw(0, 150))
+        return LayerCost(draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200), Workspace(draw(0, 100), draw(0, 40), draw(0, 40)))
 
     def layer_cost(self, strategy, *, stage_size, micro_batch, micro_batches, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
         where = (strategy.axes, strategy.consecutive, stage_size, micro_batch, pipeline)
