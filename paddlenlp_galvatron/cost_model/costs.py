@@ -116,7 +116,9 @@ class LayerCost:
     memory: PartMemory | None = field(default=None, compare=False, repr=False)  # None: no walk tells its peak
 
     @classmethod
-    def of(cls, terms: Terms, activation_mib: float, workspace: Workspace, memory: PartMemory | None = None) -> LayerCost:
+    def of(
+        cls, terms: Terms, activation_mib: float, workspace: Workspace, memory: PartMemory | None = None
+    ) -> LayerCost:
         """The sums of all terms."""
         each, once = (terms.reduce_ms, 0.0) if terms.reduced_each else (0.0, terms.reduce_ms)
         backward = terms.backward_ms + terms.recompute_ms + terms.gather_backward_ms + each
@@ -134,13 +136,13 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak of one stage, in MiB, by term. Their total is an upper bound: not all are at their worst at once. The search
-    holds plans to it."""
+    """Peak of one stage, in MiB, by term. Their total is what the search holds plans to: a bound, as not all are at their
+    worst at once."""
 
     context_mib: float
     states_mib: float
     activations_mib: float  # of all micro-batches in flight
-    working_mib: float
+    working_mib: float  # the workspace
     estimate_mib: float | None = None  # of what tensors hold, from a walk through the step; None: no walk tells it
     offloaded_mib: float = 0.0  # optimizer states in the host's memory, whose place the allocator may have kept
 

@@ -357,7 +357,7 @@ class CostModel(LayerPrices):
             made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
         late = self._late(role)
-        room = Room(kept, peak - kept, sent=0.0 if role == "first" else 1 - late)
+        room = Room(kept, peak - kept, begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late)
         timed = self._modules.messages(calls, mesh, pipeline, held)
         cost = self._modules.trained(vocab, mesh.degree(*SHARDING), timed, times, held, micro_batches > 1, room)
         fixed_mib = self._constants_mib

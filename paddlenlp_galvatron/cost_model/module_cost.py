@@ -71,8 +71,8 @@ class ModuleCosts:
         room: Room,
         states: StateBytes | None = None,
     ) -> LayerCost:
-        """`times`: with the recompute that the strategy has. `several`: micro-batches. `states`: bytes of a weight, where they are not those of
-        weights that learn."""
+        """`times`: with the recompute that the strategy has. `several`: micro-batches. `states`: bytes of a weight,
+        where they are not those of weights that learn."""
         per_weight = states or self._state_bytes
         again_ms = times.recompute_ms or 0.0
         compute_ms = times.backward_ms + again_ms
