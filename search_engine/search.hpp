@@ -250,7 +250,7 @@ class PipelineSearch {
              std::min(a.time.sync, b.time.sync)},
             std::min(a.states, b.states),
             std::min(a.activation, b.activation),
-            std::min(a.working, b.working)};
+            least_of(a.workspace, b.workspace)};
   }
 
   static Vocab least_of_each(const Vocab& a, const Vocab& b) {

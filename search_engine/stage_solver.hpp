@@ -70,7 +70,7 @@ class ChoiceCache {
     std::vector<Choice> result;
     for (const int k : useful_) {
       const Part& part = tables_.strategies[k];
-      result.push_back({part.states + in_flight * part.activation, weights.of(part.time), part.working, k, part.group,
+      result.push_back({part.states + in_flight * part.activation, weights.of(part.time), part.workspace, k, part.group,
                         type_of(k)});
     }
     return result;
@@ -91,7 +91,7 @@ class StageSolver {
       const Part& beside = tables.beside(vocab, stage);
       views_[stage].fixed = beside.time;
       views_[stage].room = {tables.budget - beside.states - tables.in_flight[stage] * beside.activation,
-                            beside.working};
+                            beside.workspace};
     }
   }
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..model import ModelShape
 from ..plan.mesh import Axis
-from ..plan.strategy import Plan
+from ..plan.strategy import Assumptions, Plan
 from ..profiles.memory_use import MemoryUse
 from .states import FP32_BYTES
 
@@ -33,14 +33,19 @@ def constants_mib(models: Sequence[ModelShape], seqs: Sequence[int], memory: Mem
     return masks_mib + numbers * FP32_BYTES / MIB
 
 
+def positions_mib(model: ModelShape, tokens: int, memory: MemoryUse, assumed: Assumptions) -> float:
+    """Sine and cosine of so many of a sample's tokens."""
+    numbers = 2 * tokens * model.head_dim if memory.profile.mask_mib else 0
+    return numbers * assumed.mixed_precision.bytes / MIB
+
+
 def own_positions_mib(plan: Plan, stage: int, model: ModelShape, memory: MemoryUse) -> float:
-    """Sine and cosine of a rank's own tokens, which the layers of context parallelism of one mesh share."""
-    if not memory.profile.mask_mib:
-        return 0.0
+    """Those of a rank's own tokens, which the layers of context parallelism of one mesh share: of one mesh and of two
+    no more than those of all tokens, of which a layer's price has room."""
     meshes = {plan.layers[layer].mesh(plan.stage_size) for layer in plan.stage_layers(stage)}
     degrees = [degree for mesh in meshes if (degree := mesh.degree(Axis.CONTEXT)) > 1]
     tokens = sum((plan.assumed.seq_length or 0) // degree for degree in degrees)
-    return 2 * tokens * model.head_dim * plan.assumed.mixed_precision.bytes / MIB
+    return positions_mib(model, tokens, memory, plan.assumed)
 
 
 def batch_mib(memory: MemoryUse, rows: int, seq: int, micro_batches: int) -> float:

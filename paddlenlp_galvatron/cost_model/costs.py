@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
@@ -81,6 +82,26 @@ class Terms(NamedTuple):
 NOTHING = Terms(States())
 
 
+class Workspace(NamedTuple):
+    """Transients during a module's backward, in MiB. Of a stage's modules each term is at its largest at once, as
+    neighbours have the last two: the message of the module behind is under way, and the weights of the module before
+    are fetched."""
+
+    own_mib: float = 0.0  # recompute's whole layer, gathered weights, gradients and the buffer that joins them
+    message_mib: float = 0.0  # gradients that are being reduced while the next module works
+    weights_mib: float = 0.0  # ZeRO-3's, while the module behind works
+    tables_mib: float = 0.0  # kept for all modules that split a sample alike; two such splits have room in one's
+
+    @classmethod
+    def of(cls, several: Iterable[Workspace]) -> Workspace:
+        """The largest of each term."""
+        return cls(*map(max, zip(cls(), *several, strict=True)))
+
+    @property
+    def total_mib(self) -> float:
+        return sum(self)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCost:
     """Cost of one layer (or of the vocabulary layers of one stage) on the rank that has most of it."""
@@ -90,12 +111,14 @@ class LayerCost:
     sync_ms: float  # on top of the last micro-batch's backward: gradient sum and optimizer step
     states_mib: float  # weights, gradients, optimizer states
     activation_mib: float  # held by every micro-batch in flight
-    working_mib: float  # largest transient: recompute's whole layer, gathered weights, reduce and gather buffers
+    workspace: Workspace
     terms: Terms = field(default=NOTHING, compare=False, repr=False)
     memory: PartMemory | None = field(default=None, compare=False, repr=False)  # None: no walk tells its peak
 
     @classmethod
-    def of(cls, terms: Terms, activation_mib: float, working_mib: float, memory: PartMemory | None = None) -> LayerCost:
+    def of(
+        cls, terms: Terms, activation_mib: float, workspace: Workspace, memory: PartMemory | None = None
+    ) -> LayerCost:
         """The sums of all terms."""
         each, once = (terms.reduce_ms, 0.0) if terms.reduced_each else (0.0, terms.reduce_ms)
         backward = terms.backward_ms + terms.recompute_ms + terms.gather_backward_ms + each
@@ -105,7 +128,7 @@ class LayerCost:
             terms.finish_ms + terms.publish_ms + terms.optimizer_ms + once,
             sum(terms.states),
             activation_mib,
-            working_mib,
+            workspace,
             terms,
             memory,
         )
@@ -113,12 +136,13 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak of one stage, in MiB, by term. Their total is an upper bound: not all are at their worst at once."""
+    """Peak of one stage, in MiB, by term. Their total is what the search holds plans to: a bound, as not all are at their
+    worst at once."""
 
     context_mib: float
     states_mib: float
     activations_mib: float  # of all micro-batches in flight
-    working_mib: float
+    working_mib: float  # the workspace
     estimate_mib: float | None = None  # of what tensors hold, from a walk through the step; None: no walk tells it
     offloaded_mib: float = 0.0  # optimizer states in the host's memory, whose place the allocator may have kept
 

@@ -35,6 +35,7 @@ from .costs import (
     StagePrediction,
     States,
     Terms,
+    Workspace,
 )
 from .layer_prices import LayerPrices, samples_of
 from .module_cost import ModuleCosts
@@ -175,7 +176,7 @@ class CostModel(LayerPrices):
         messages = NEXT[several] + (2 if later else BEFORE[several])  # two more gradients may be leaving
         fixed_mib = messages * input_mib + (0.0 if later else self._constants_mib)
         memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
-        return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, 0.0, memory)
+        return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, Workspace(), memory)
 
     def crossing_type(self, layer: int) -> int:
         """Layer type whose tokens are handed on in front of a layer (one past the last: behind it).
@@ -354,26 +355,32 @@ class CostModel(LayerPrices):
         held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
         if self.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
             times = PassTimes(times.forward_ms, 0.0 if role == "first" else parts[-1].forward_ms)
-        whole = self._whole_gradients(micro_batches)
         if kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made anew
             made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
+        late = self._late(role)
+        room = Room(kept, peak - kept, begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late)
         timed = self._modules.messages(calls, mesh, pipeline, held)
-        cost = self._modules.trained(vocab, mesh.degree(*SHARDING), timed, times, held, whole, Room(kept, peak - kept))
+        cost = self._modules.trained(vocab, mesh.degree(*SHARDING), timed, times, held, micro_batches > 1, room)
         fixed_mib = self._constants_mib
         fixed_mib += batch_mib(self.memory, samples * micro_batches, seq, micro_batches)
         if role != "only":
             tokens = self._token_bytes(micro_batch, first if role == "first" else last)
             messages = (NEXT if role == "first" else BEFORE)[micro_batches > 1]
             fixed_mib += messages * tokens / stage_size / MIB
-        late, gradients_mib, memory = self._late(role), cost.terms.states.gradients_mib, cost.memory
+        gradients_mib, memory = cost.terms.states.gradients_mib, cost.memory
         if memory and not self.assumed.async_grad_reduce and micro_batches > 1:
             gradients_mib += late * (memory.gradient_mib - memory.kept_mib)  # whole until the step ends
         states = cost.terms.states._replace(gradients_mib=gradients_mib, masks_mib=fixed_mib)
         if memory:
             late_mib = late * memory.gradient_mib
             memory = memory._replace(fixed_mib=memory.fixed_mib + fixed_mib, late_mib=late_mib)
-        return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, cost.working_mib, memory)
+        workspace = cost.workspace  # backward begins with the LM head and ends with the embedding
+        if role == "first":  # nothing is fetched while it works
+            workspace = workspace._replace(own_mib=workspace.own_mib - workspace.weights_mib)
+        else:
+            workspace = workspace._replace(weights_mib=0.0)
+        return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, workspace, memory)
 
     def _late(self, role: Role) -> float:
         """Share of the vocabulary layers' gradients that are reduced when a step ends: an embedding's, as no

@@ -1,4 +1,4 @@
-"""The most that a stage holds in one step, by walking through its passes: the estimate below the search's upper bound.
+"""The most that a stage holds in one step, by walking through its passes: the estimate beside the search's bound.
 
 The bound adds up what each term takes at its own worst moment, so that memory is a sum over layers. Here gradients come
 as a step's first backward goes on, and a layer's working set stands beside the activations of those before it alone.

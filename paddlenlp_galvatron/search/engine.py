@@ -24,7 +24,7 @@ from ..plan import ModelShape, Plan, UserError
 from .options import SearchOptions
 from .result import Candidate, FamilyOutcome, Need, SearchResult
 from .space import PlanFamily, Space, families, interleaved_families
-from .tables import Choices, Priced, Tables, build, core_of, priced, priced_layers, sketch_ms, with_excess
+from .tables import Choices, Priced, Tables, build, core_of, priced, priced_layers, sketch_ms
 
 MS_PER_S = 1000.0
 # Limits of the search space: about one minute of pricing and 100 MB.
@@ -208,7 +208,7 @@ class _Search:
             family = PlanFamily.of(mine)
             if any(choices.have(mine, self.cost.layer_types) for choices in self.space.get(family, ())):
                 found = Candidate(mine, self.cost.predict(mine))
-                if not any(self._excess_mib(found)):
+                if self._fits(found.prediction):
                     self._keep(found, family)
 
     def _sketched(self) -> Iterator[_Open]:
@@ -365,7 +365,7 @@ class _Search:
         """Search a family with an effort. Returns its bound in ms, infinite where it is settled."""
         family, batch = entry.family, entry.family.global_batch
         limit_ms = limit * batch
-        found, proven_ms = self._solved(entry, tables, limit_ms, effort)
+        found, proven_ms = self._solved(tables, limit_ms, effort)
         outcome, time_ms = FamilyOutcome.SOLVED, inf
         if found:
             self._keep(found, family)
@@ -385,32 +385,18 @@ class _Search:
         self.log(f"{family}: {time_ms:.3f} ms a step, at least {entry.bound * batch:.3f}")
         return inf
 
-    def _solved(self, entry: _Open, tables: Tables, limit_ms: float, effort: int) -> tuple[Candidate | None, float]:
-        """The best plan below the limit that the core finds, and the family's bound in ms.
+    def _solved(self, tables: Tables, limit_ms: float, effort: int) -> tuple[Candidate | None, float]:
+        """The best plan below the limit that the core finds, and the family's bound in ms."""
+        time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, effort, self.cancel)
+        if time_ms == inf:
+            return None, proven_ms
+        plan = tables.plan(vocab, division, choice, self.bare)
+        return Candidate(plan, self.cost.predict(plan)), proven_ms
 
-        Prices of layers leave out what neighbouring layers hold together. If a stage of the core's plan does not fit
-        because of it, the excess is added to what this stage holds beside its layers, under the same vocabulary
-        strategy, and the core solves again.
-        """
-        least_ms, prices = 0.0, self._priced(priced, entry)
-        while True:
-            time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, effort, self.cancel)
-            least_ms = least_ms or proven_ms
-            if time_ms == inf:
-                return None, least_ms
-            plan = tables.plan(vocab, division, choice, self.bare)
-            found = Candidate(plan, self.cost.predict(plan))
-            excess_mib = self._excess_mib(found)
-            if not any(excess_mib):
-                return found, least_ms
-            prices = with_excess(prices, vocab, excess_mib)
-            tables = build(entry.family, entry.choices, prices, self.cost, self.options.budget_mib)
-
-    def _excess_mib(self, candidate: Candidate) -> list[float]:
-        """By how much each stage is above the budget; 0: it fits."""
+    def _fits(self, prediction: Prediction) -> bool:
         budget_mib = self.options.budget_mib
-        over = (stage.memory.total_mib - stage.memory.context_mib - budget_mib for stage in candidate.prediction.stages)
-        return [mib if mib > ROUNDING * budget_mib else 0.0 for mib in over]
+        most_mib = max(stage.memory.total_mib - stage.memory.context_mib for stage in prediction.stages)
+        return most_mib <= budget_mib + ROUNDING * abs(budget_mib)
 
     def _keep(self, candidate: Candidate, family: PlanFamily) -> None:
         known = self.found.get(family)

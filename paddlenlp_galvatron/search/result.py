@@ -87,7 +87,7 @@ class Need:
             "activations": {
                 name: count * part.activation_mib for count, (name, part) in zip(held, parts.items(), strict=True)
             },
-            "working memory": {name: part.working_mib for name, part in parts.items()},
+            "working memory": {name: part.workspace.total_mib for name, part in parts.items()},
             "reserve": {"every layer": memory.context_mib},
         }
         return cls(plan, prediction, stage, term, term_mib, *most(in_term[term]))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any
 
 import galvatron_dp_core
@@ -20,11 +19,7 @@ from ..profiles.memory import Role
 from .space import PlanFamily
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
-STATES = 3  # place of a price's states_mib
-NOTHING = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-_numbers: Callable[[LayerCost], tuple[float, ...]] = attrgetter(  # in the core's order
-    "forward_ms", "backward_ms", "sync_ms", "states_mib", "activation_mib", "working_mib"
-)
+NUMBERS = 9  # of a price
 
 
 @dataclass(frozen=True)
@@ -93,23 +88,12 @@ def priced(family: PlanFamily, choices: Choices, cost: CostModel) -> Priced:
             [
                 (vocab_row(vocab, "first"), vocab_row(vocab, "last"))
                 if family.stages > 1
-                else (vocab_row(vocab, "only"), NOTHING)
+                else (vocab_row(vocab, "only"), (0.0,) * NUMBERS)
                 for vocab in choices.vocabularies
             ]
         ),
         "middle": _array(middle),
     }
-
-
-def with_excess(prices: Priced, vocab: int, excess_mib: Sequence[float]) -> Priced:
-    """Prices under which each stage holds so much more: those at the ends under one vocabulary strategy, and all others
-    what the fullest of them does."""
-    vocabs, middle = prices["vocabs"].copy(), prices["middle"].copy()
-    vocabs[vocab, 0, STATES] += excess_mib[0]
-    if len(excess_mib) > 1:
-        vocabs[vocab, 1, STATES] += excess_mib[-1]
-    middle[0, STATES] += max(excess_mib[1:-1], default=0.0)
-    return prices | {"vocabs": vocabs, "middle": middle}
 
 
 def build(family: PlanFamily, choices: Choices, prices: Priced, cost: CostModel, budget_mib: float) -> Tables:
@@ -235,7 +219,7 @@ def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cos
         if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
             plain = list({(layer.axes, layer.consecutive): layer for layer in reversed(plain)}.values())
         prices = _prices(plain, kind, family, cost)
-        rows.append([(price.forward_ms, price.backward_ms, 0.0, 0.0, 0.0, 0.0) for price in prices])
+        rows.append([(price.forward_ms, price.backward_ms, *[0.0] * (NUMBERS - 2)) for price in prices])
     shared = family.stages if family.chunks > 1 else 1  # stages taken for one
     core = core_of(replace(family, stages=family.stages // shared, chunks=1), _alone(rows), cost, budget_mib=0.0)
     alone_ms = core.bound()
@@ -256,10 +240,10 @@ def _alone(rows: Sequence[Sequence[tuple[float, ...]]]) -> Priced:
         "change": np.zeros((kinds, kinds, 2)),
         "enter": free,
         "leave": free,
-        "vocabs": np.zeros((1, 2, 6)),
+        "vocabs": np.zeros((1, 2, NUMBERS)),
         "vocab_enter": free[:1],
         "vocab_leave": free[:1],
-        "middle": np.zeros((2, 6)),
+        "middle": np.zeros((2, NUMBERS)),
         "send": np.zeros((2, kinds)),
     }
 
@@ -288,6 +272,12 @@ def _shape(family: PlanFamily, cost: CostModel) -> dict[str, Any]:
         "runs": runs,
         "in_flight": np.array(held if family.chunks > 1 else [count for _, count in held], dtype=np.int32),
     }
+
+
+def _numbers(cost: LayerCost) -> tuple[float, ...]:
+    """A price in the core's order."""
+    passes_ms = cost.forward_ms, cost.backward_ms, cost.sync_ms
+    return *passes_ms, cost.states_mib, cost.activation_mib, *cost.workspace
 
 
 def _prices(layers: Sequence[LayerStrategy], kind: int, family: PlanFamily, cost: CostModel) -> list[LayerCost]:
