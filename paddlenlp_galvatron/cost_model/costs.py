@@ -136,7 +136,7 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak of one stage, in MiB, by term. The search holds plans to their total: a bound, as not all terms peak at once."""
+    """Peak of one stage, in MiB, by term. The search holds plans to the total, a bound: not all terms peak at once."""
 
     context_mib: float
     states_mib: float
