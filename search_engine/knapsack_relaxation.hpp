@@ -62,7 +62,7 @@ struct Choice {
   int type = 0;    // of the layers that may take it; those of a group have one type
 };
 
-// Of alike choices of one group, those that no other one matches in memory, cost and workspace.
+// Choices of one group that no other choice dominates in memory, cost and workspace.
 inline std::vector<Choice> undominated(std::vector<Choice> choices) {
   std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
     if (a.memory != b.memory) return a.memory < b.memory;

@@ -43,7 +43,7 @@ class MinMemory {
     }
   }
 
-  // Of a stage with these layers.
+  // Least memory of a stage with these layers.
   Need of(const Vocab& vocab, int stage, Span span) const {
     const int held = tables_.in_flight[stage];
     const Part& fixed = tables_.beside(vocab, stage);
@@ -59,7 +59,7 @@ class MinMemory {
   }
 
  private:
-  // Of one layer of each type, with a strategy whose workspace is not above the level's.
+  // Least memory of one layer of each type, by strategies whose workspace is at most the level's.
   struct Level {
     std::array<double, kMostTypes> mib;
     std::array<int, kMostTypes> strategy{};

@@ -27,15 +27,15 @@ struct Assignment {
   double bound = kInfinity;   // nothing costs less; below the cost where the search was given up
 };
 
-// What a stage leaves its layers.
+// Memory that a stage leaves for its layers.
 struct MemoryBudget {
   double budget;        // MiB, what the stage needs besides its layers taken off
   Workspace workspace;  // that the stage needs anyway, within the budget
 };
 
-// Mixes of layers within a budget; those of one type are alike. Workspace is handled by levels: at each level only choices
-// that need no more are allowed, and the budget is less by so much. Layouts are enumerated as sets, extended while the
-// lower bound stays below the best mix. What takes too many steps is given up, and leaves a gap between the best mix known and the bound.
+// Mixes of layers within a budget; those of one type are alike. Workspace is handled by levels: at each level only
+// choices that need no more are allowed, and the budget is less by so much. Layouts are enumerated as sets, extended
+// while the lower bound stays below the best mix. A search of too many steps ends with a gap to the bound.
 class CountKnapsack {
  public:
   explicit CountKnapsack(std::vector<Choice> choices) : choices_(std::move(choices)) {
@@ -108,7 +108,7 @@ class CountKnapsack {
   static constexpr std::size_t kMostKept = 20'000;  // frontiers, some 10 MiB
   static constexpr std::size_t kFewLevels = 9;      // each is its own band
 
-  // What choices may need, and MiB of it within a stage.
+  // Workspace that choices may need, and its MiB within a stage.
   struct Level {
     Workspace workspace;
     double mib;
@@ -140,7 +140,7 @@ class CountKnapsack {
 
   static double net(const MemoryBudget& room, const Level& level) { return within(room.budget) - level.mib; }
 
-  // The levels within a stage. Of those with which it needs the same, the highest has all their choices.
+  // The levels within a stage. The highest of those with which it needs the same has all their choices.
   const std::vector<Level>& levels_in(const MemoryBudget& room) {
     std::vector<Level>& known = levels_of_[room.workspace];
     if (!known.empty()) return known;
@@ -247,7 +247,7 @@ class CountKnapsack {
     return found;
   }
 
-  // What the first layer of each group costs at least beyond the bound, where memory has a price.
+  // Reduced cost of the first layer of each group, where memory has a price.
   void reduce(const Workspace& level, double price, int groups, WorkBudget& poll) {
     const std::vector<Choice> choices = chosen(all_, level, poll);
     const std::array<double, kMostTypes> cheapest = cheapest_of(choices, price);
@@ -286,7 +286,7 @@ class CountKnapsack {
     }
   }
 
-  // Of one layer of each type, where memory has a price.
+  // Least cost of one layer of each type, where memory has a price.
   static std::array<double, kMostTypes> cheapest_of(const std::vector<Choice>& choices, double price) {
     std::array<double, kMostTypes> cheapest;
     cheapest.fill(kInfinity);

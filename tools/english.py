@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PLACES = (
-    "paddlenlp_galvatron/**/*.py",
+    *("paddlenlp_galvatron/**/*.py", "search_engine/*.?pp"),
     *("benchmarks/*.py", "tools/*.py", "docs/en/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
 )
 OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")

@@ -83,9 +83,9 @@ NOTHING = Terms(States())
 
 
 class Workspace(NamedTuple):
-    """Transients during a module's backward, in MiB. Of a stage's modules each term is at its largest at once, as
-    neighbours have the last two: the message of the module behind is under way, and the weights of the module before
-    are fetched."""
+    """Transients during a module's backward, in MiB. A stage counts the largest of each term over its modules, as
+    neighbours have the last two: the next module's message is in flight, and the previous module's weights are
+    fetched."""
 
     own_mib: float = 0.0  # recompute's whole layer, gathered weights, gradients and the buffer that joins them
     message_mib: float = 0.0  # gradients that are being reduced while the next module works
@@ -136,8 +136,7 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak of one stage, in MiB, by term. Their total is what the search holds plans to: a bound, as not all are at their
-    worst at once."""
+    """Peak of one stage, in MiB, by term. The search holds plans to the total, a bound: not all terms peak at once."""
 
     context_mib: float
     states_mib: float
