@@ -9,6 +9,9 @@ from typing import NamedTuple
 from .peak import PartMemory
 from .simulate import StageTimes
 
+# Of experts, where nothing is said: trained routers with a balance loss; and what a plan's memory is to bear.
+IMBALANCE, IMBALANCE_BOUND = 1.2, 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -40,6 +43,9 @@ class CostOptions:
     global_memory_buffer: bool = True  # Megatron-SP: room for the gathered activations of one layer
     task: Task = Task()
     offload_optimizer: bool = False  # its states lie in the host's memory between two updates; planned only
+    imbalance: float = IMBALANCE  # of experts: rows of the rank that gets most over the mean, as times have it
+    imbalance_bound: float = IMBALANCE_BOUND  # the same, as the bound of memory has it
+    one_by_one: bool = False  # experts of a rank run one after the other, as without grouped kernels
 
 
 class States(NamedTuple):
@@ -107,6 +113,16 @@ class LayerCost:
             activation_mib,
             working_mib,
             terms,
+            memory,
+        )
+
+    def also(self, other: LayerCost) -> LayerCost:
+        """Both halves of a layer: what one of them makes anew stands beside what the other does."""
+        memory = self.memory and other.memory and self.memory.also(other.memory)
+        return LayerCost.of(
+            self.terms.also(other.terms),
+            self.activation_mib + other.activation_mib,
+            self.working_mib + other.working_mib,
             memory,
         )
 

@@ -9,8 +9,8 @@ from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from ..plan.layout import token_axes
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
-from ..plan.seams import BLOCK, Seam, repeated, seam_ops
-from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy
+from ..plan.seams import Seam, block_seams, repeated, seam_ops
+from ..plan.strategy import Assumptions, DataParallel, Experts, LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.memory_use import MemoryUse
@@ -18,6 +18,7 @@ from ..profiles.network import Network
 from .communication import Setting, block_calls, weight_calls
 from .constants import constants_mib
 from .costs import CostOptions, LayerCost, Task
+from .experts import ExpertPrices
 from .messages import Messages
 from .module_cost import ModuleCosts
 from .module_memory import Room, others_mib
@@ -43,6 +44,7 @@ class LayerPrices:
     assumed: Assumptions
     options: CostOptions
     state_bytes: StateBytes
+    experts: ExpertPrices | None  # None: of a dense model
     _modules: ModuleCosts
 
     def __init__(self) -> None:
@@ -76,6 +78,21 @@ class LayerPrices:
             cost = self._layers[key] = self._layer(*key)
         return cost
 
+    def expert_cost(
+        self,
+        experts: Experts,
+        recompute: Recompute,
+        *,
+        stage_size: int,
+        micro_batch: int,
+        micro_batches: int,
+        pipeline: int,
+    ) -> LayerCost:
+        """Of such a layer what its experts take, of a model that has some."""
+        assert self.experts
+        setting, whole = self._setting(stage_size, micro_batch, 0), self._whole_gradients(micro_batches)
+        return self.experts.cost(experts, recompute, setting, whole, pipeline)
+
     def _whole_gradients(self, micro_batches: int) -> bool:
         """Whether gradients stay whole until the last micro-batch: they do unless they are reduced after each."""
         return self.assumed.async_grad_reduce and micro_batches > 1
@@ -108,6 +125,8 @@ class LayerPrices:
         messages = of_weights.behind(seams)
         times = times.launched(self.times.profile.launch, messages.forward_ms + messages.backward_ms)
         cost = self._modules.trained(strategy, split.sharding, messages, times, split.held, whole, room)
+        if self.experts:
+            return cost.also(self.experts.cost(strategy.experts, strategy.recompute, split.setting, whole, pipeline))
         if (rank := self.task.adapter_rank) is None:
             return cost
         adapters = adapter_weights(self.models[layer_type], strategy.tp, rank)
@@ -182,7 +201,7 @@ class LayerPrices:
             weights,
             replace(weights, matrices=round(weights.matrices * share)),
             made_numbers(model, strategy.tp),
-            frozenset(at.seam for at in seam_ops(strategy.axes, sequence_parallel, BLOCK)),
+            frozenset(at.seam for at in seam_ops(strategy.axes, sequence_parallel, block_seams(model))),
             of_weights,
         )
 

@@ -220,7 +220,7 @@ def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
     family = PlanFamily.of(plan)
     budget_mib = options.memory_constraint * GB_MIB
     spaces = [
-        Space(shape, replace(cost.assumed, seq_length=seq), options).layers(family)
+        Space(shape, replace(cost.assumed, seq_length=seq), options, cost).layers(family)
         for shape, seq in zip(problem.shapes, cost.seqs, strict=True)
     ]
     found: dict[LayerStrategy, OtherStrategy] = {}
