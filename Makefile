@@ -21,7 +21,7 @@ help:
 	@echo "make test-full    the long tests too (at most 80 minutes)"
 	@echo "make validate     predictions compared with real steps, on two idle cores (at most 20 minutes)"
 	@echo "make gpu-check    try this node's GPUs in ten minutes, in the active environment (ARGS='--nproc 2 --parts parity')"
-	@echo "make lint         style, types and the package's import rules only"
+	@echo "make lint         style, types, the package's import rules and English only"
 	@echo "make docs         the documentation as a site, in build/site (at most 2 minutes)"
 	@echo "make pages        the pages and pictures of the documentation that are made from the code"
 	@echo "make setup        the environment only"
@@ -41,6 +41,7 @@ lint: setup
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/english.py
 
 test: setup
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going lint test-launching test-beside

@@ -1,4 +1,4 @@
-"""What interleaved 1F1B, recompute by parts and context parallelism bring, as predicted: alone, and together.
+"""Predicted gains of interleaved 1F1B, recompute by parts and context parallelism: alone, and together.
 
     python benchmarks/dimensions.py [--profiles FOLDER] [--only TEXT] [--picture docs/images]
 
@@ -73,8 +73,8 @@ ROW, BAR, LEFT, WIDE, TALLEST = 62, 11, 250, 430, 2.0  # of the picture, in pixe
 
 
 def problem(name: str, gpus: int, seq: int, **more: Any) -> tuple[CostModel, SearchOptions]:
-    """What to search with: ZeRO-2, the device's own reserve of memory, and `more` options. A model whose positions end
-    earlier is given as many as a sample has."""
+    """Options of a search: ZeRO-2, the device's own reserve of memory, and `more`. A model with fewer positions gets as
+    many as a sample has."""
     sheet, shape = load_data_sheet("h100-80gb"), load_model(name)
     shape = replace(shape, max_position_embeddings=max(seq, shape.max_position_embeddings))
     nodes, cards = max(gpus // sheet.gpus_per_node, 1), min(gpus, sheet.gpus_per_node)

@@ -1,4 +1,4 @@
-"""What Python does for a layer and micro-batch: calls into Paddle, and the time they take on this machine.
+"""Python's work for a layer and micro-batch: calls into Paddle, and their time on this machine.
 
     python benchmarks/python_per_layer.py [--strategy plain]...
 
@@ -72,7 +72,7 @@ NOWHERE = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a layer and micro-batch."""
+    """Figures of a layer and micro-batch."""
 
     calls: float  # into Paddle in the forward pass
     forward_us: float
@@ -131,7 +131,7 @@ def of_layers(layers: int, strategy: LayerStrategy, assumed: Assumptions) -> tup
 
 
 def cost(strategy: LayerStrategy, assumed: Assumptions) -> Cost:
-    """What a layer adds."""
+    """Cost of one layer more."""
     few, many = of_layers(FEW, strategy, assumed), of_layers(MANY, strategy, assumed)
     calls, forward_s, backward_s = ((more - less) / (MANY - FEW) for less, more in zip(few, many, strict=True))
     return Cost(calls, forward_s * 1e6, backward_s * 1e6)

@@ -1,6 +1,6 @@
 """PaddleNLP's own Trainer with fleet on CPU processes: what gloo lacks for it, and its training as a timed step.
 
-Of benchmarks only. `complete_gloo` gives PaddleNLP the same transport as this package's runtime has on CPU
+For benchmarks only. `complete_gloo` gives PaddleNLP the same transport as this package's runtime has on CPU
 (`runtime/cpu_backend.py`) and, on top, the calls that fleet makes and NCCL alone answers. Each is as cheap as it can
 be on gloo, and the loss over a split vocabulary is this package's own, so that the shim does not slow PaddleNLP down.
 """
@@ -134,13 +134,13 @@ def _open_lanes() -> None:
 @dataclass
 @llmmetaclass
 class StockArguments(TrainingArguments):  # type: ignore[misc]
-    """What PaddleNLP's `run_pretrain.py` takes of a plan: its training arguments, and the data's length."""
+    """Arguments of PaddleNLP's `run_pretrain.py` for a plan: training arguments and the data's length."""
 
     max_seq_length: int = 1024
 
 
 def trainer_arguments(plan: Plan, recipe: Recipe, steps: int) -> StockArguments:
-    """What a user of PaddleNLP writes for a plan: what `galvatron plan to-paddlenlp` prints. Starts fleet."""
+    """The arguments that `galvatron plan to-paddlenlp` prints for a plan. Starts fleet."""
     os.environ["PADDLE_RANK_IN_NODE"] = os.environ["PADDLE_TRAINER_ID"]  # as Paddle's launcher does
     return StockArguments(
         **stock_arguments(plan),
@@ -198,7 +198,7 @@ class StockTrainer(Trainer):  # type: ignore[misc]
         return self._losses[-1]
 
     def losses(self) -> list[float]:
-        """Of every step so far, averaged over all data-parallel ranks."""
+        """Losses so far, averaged over all data-parallel ranks."""
         mine = (
             paddle.concat([loss.reshape([1]) for loss in self._losses])
             .reshape([-1, self.args.gradient_accumulation_steps])

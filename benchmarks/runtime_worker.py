@@ -135,7 +135,7 @@ def beside_hand_written(job: Job, clocks: tuple[Clock, Clock]) -> tuple[list[flo
 
 @dataclass(frozen=True)
 class Job:
-    """What benchmarks/runtime.py asks for."""
+    """The request of benchmarks/runtime.py."""
 
     plan: Plan
     shape: ModelShape

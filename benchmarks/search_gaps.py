@@ -1,4 +1,4 @@
-"""What hard searches leave open: the gap of each certificate, and the processor time that it took.
+"""The gaps of hard searches and their processor time.
 
     python benchmarks/search_gaps.py [NAME ...] [--effort PASSES]
 

@@ -153,7 +153,7 @@ def _validate(name: str, given: argparse.Namespace, minutes: float, console: Con
     write_text(folder / "validation.json", json.dumps(as_json(accuracy), indent=1) + "\n")
     write_text(folder / "validation.html", render(accuracy, name, validation.options))
     console.print(f"\n{name}: {given.nproc} ranks")
-    for item in [*tables(accuracy), validation.disturbance.words]:
+    for item in tables(accuracy):
         console.print(item)
     return accuracy
 

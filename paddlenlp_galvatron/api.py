@@ -33,7 +33,7 @@ HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre
 
 
 class Shown:
-    """What a notebook shows as a table, and Python in a line."""
+    """Shown as a table in a notebook, and as one line in Python."""
 
     def _parts(self) -> Sequence[Any]:
         raise NotImplementedError

@@ -14,10 +14,10 @@ pytest.importorskip("paddle")
 from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.base.large_file import BLOCK_BYTES
 from paddlenlp_galvatron.base.printing import LINE_S
-from paddlenlp_galvatron.check.gpu import faults as trial_faults
+from paddlenlp_galvatron.check.gpu import faults as gpu_faults
 from paddlenlp_galvatron.check.gpu import kernels, stock
-from paddlenlp_galvatron.check.gpu import prediction as trial_prediction
-from paddlenlp_galvatron.check.gpu import run as trial_run
+from paddlenlp_galvatron.check.gpu import prediction as gpu_prediction
+from paddlenlp_galvatron.check.gpu import run as gpu_run
 from paddlenlp_galvatron.check.parity.parity import TOLERANCES
 from paddlenlp_galvatron.check.validation import accuracy, work, worker
 from paddlenlp_galvatron.check.validation.options import ValidateOptions
@@ -34,7 +34,7 @@ from paddlenlp_galvatron.profiler.cluster import measure, overlap
 from paddlenlp_galvatron.profiler.layers import computation
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
-from paddlenlp_galvatron.report import explain, figures, health, out_of_memory, page, prediction
+from paddlenlp_galvatron.report import explain, figures, measured, page
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.runtime.cpu_backend import REACH_S
 from paddlenlp_galvatron.training.data import corpus, token_files
@@ -99,10 +99,10 @@ FIGURES = [
     ("train", [*few(Precision.FP32)], "fp32 they may differ by {} and {}", "fp32 允许相差 {} 与 {}"),
     ("train", [*few(Precision.BF16)], "in bf16 by {} and {}", "bf16 为 {} 与 {}"),
     ("train", [*few(Precision.FP16)], "in fp16 by {} and {}", "fp16 为 {} 与 {}"),
-    ("health", [100 * health.TOLERANCE], "If a prediction is off by more than {} %", "（偏高或偏低）超过 {} %"),
-    ("health", [health.WINDOW_STEPS], "over the last {} steps, one warning", "最近 {} 步内，若某项"),
-    ("health", [prediction.WARM_UP_STEPS], "The first {} steps of a process", "每个进程的前{}步不计"),
-    ("health", [health.ENOUGH_STEPS], "at least {} more are needed", "其后至少要有{}步"),
+    ("health", [100 * measured.TOLERANCE], "If a prediction is off by more than {} %", "（偏高或偏低）超过 {} %"),
+    ("health", [measured.WINDOW_STEPS], "over the last {} steps, one warning", "最近 {} 步内，若某项"),
+    ("health", [measured.WARM_UP_STEPS], "The first {} steps of a process", "每个进程的前{}步不计"),
+    ("health", [measured.ENOUGH_STEPS], "at least {} more are needed", "其后至少要有{}步"),
     ("what_if", [WAITING], "At most {} questions\nwait", "最多有 {} 个问题等待"),
     ("what_if", [REQUEST_S], "completely after {} s is dropped", "{} 秒内没有发完的请求"),
     ("search", [LONG_S], "After {} s a line on stderr", "超过 {} 秒时，stderr"),
@@ -154,17 +154,17 @@ FIGURES = [
         "within {} and {} (fp32), {} and {} (bf16)",
         "不超过 {} 与 {}（fp32）、{} 与 {}（bf16）",
     ),
-    ("gpus", [f"{trial_faults.GPU_TOLERANCE:.0e}".replace("e-0", "e-")], "on GPUs within {}", "GPU 上误差不超过 {}"),
+    ("gpus", [f"{gpu_faults.GPU_TOLERANCE:.0e}".replace("e-0", "e-")], "on GPUs within {}", "GPU 上误差不超过 {}"),
     (
         "gpus",
-        [trial_prediction.LEAST_MEMORY, trial_prediction.MOST_MEMORY],
+        [gpu_prediction.LEAST_MEMORY, gpu_prediction.MOST_MEMORY],
         "take {} to {} of what",
         "预测的 {} 至 {} 倍",
     ),
     ("gpus", [100 * stock.TOLERANCE], "at most {} % longer", "最多慢 {} %"),
     ("gpus", [overlap.GPU_MESSAGE_MIB], "all-reduces of {} MiB", "与 {} MiB 的 all-reduce"),
     ("gpus", [f"{kernels.TOLERANCE['bfloat16']:.0e}".replace("e-0", "e-")], "within {} of plain", "误差不超过 {} |"),
-    ("gpus", [trial_run.EXIT_CODES["incomplete"]], "`incomplete` ({})", "`incomplete`（{}）"),
+    ("gpus", [gpu_run.EXIT_CODES["incomplete"]], "`incomplete` ({})", "`incomplete`（{}）"),
     ("gpus", [nccl.CHANNELS], "NCCL_MAX_P2P_NCHANNELS={}", "NCCL_MAX_P2P_NCHANNELS={}"),
     (
         "cost_model",
@@ -201,7 +201,7 @@ def test_a_figure_is_that_of_the_code(name, values, en, zh, language):
 
 
 def test_the_advised_budget_is_nine_tenths():
-    assert out_of_memory.MARGIN == 0.9  # health.md says it in words
+    assert measured.MARGIN == 0.9  # health.md says it in words
 
 
 def test_of_fifteen_steps_the_third_quickest_counts():

@@ -40,7 +40,7 @@ PAGES = {
 
 
 class Words(NamedTuple):
-    """What a language says."""
+    """Texts of a language."""
 
     title: str
     begin: str

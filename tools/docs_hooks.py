@@ -1,4 +1,4 @@
-"""What MkDocs is told of pages that are written to be read in the repository, too: where their links lead on the site.
+"""Hooks of MkDocs: resolve links of pages that are read in the repository, too.
 
 Pages of one language are one site. Pictures and the English pages that stand in the root are added to it.
 """

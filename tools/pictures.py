@@ -181,7 +181,7 @@ def schedule(words: Words) -> str:
 
 
 def zero(words: Words) -> str:
-    """What a rank keeps under ddp, zero2 and zero3."""
+    """Memory of a rank under ddp, zero2 and zero3."""
     states = StateBytes.of(Precision.BF16)
     parts = [title(words["zero"])]
     for row, kind in enumerate(DataParallel):

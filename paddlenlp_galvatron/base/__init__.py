@@ -1,4 +1,4 @@
-"""What every room stands on: errors, reading what others wrote, writing what lasts. Imports nothing of ours."""
+"""The base of every package: errors, reading foreign files, writing durable ones. It imports no other package."""
 
 from .errors import GalvatronError, Infeasible, UserError
 

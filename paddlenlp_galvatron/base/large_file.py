@@ -16,7 +16,7 @@ BLOCK_BYTES = 1 << 20
 
 
 class LargeFile:
-    """A regular file, open for reading at any place. What has its name later does not matter to it."""
+    """A regular file, open for reading at any place. It stays the same file if its name is taken by another."""
 
     def __init__(self, path: str | Path):
         """Raises UserError."""

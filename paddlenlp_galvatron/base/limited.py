@@ -67,5 +67,5 @@ def _work(work: Callable[[], bytes], write: int, memory_mib: int, seconds: float
 
 
 def _data_bytes() -> int:
-    """Of this process now, as RLIMIT_DATA counts them."""
+    """Data memory of this process now, as RLIMIT_DATA counts it."""
     return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()

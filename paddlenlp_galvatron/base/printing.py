@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import rich.console
@@ -21,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.segment import Segment
+from rich.table import Table
 
 from .text import printable
 
@@ -30,6 +31,15 @@ LINE_S = 15.0  # between lines of long work where there is no terminal
 def say(text: str, err: bool = False) -> None:
     """Print lines to stdout, or to stderr."""
     print(printable(text), file=sys.stderr if err else sys.stdout, flush=True)
+
+
+def table(*columns: str, left: Container[str] = (), title: str | None = None) -> Table:
+    """A table without lines. The first column and those in `left` are text, which folds; numbers are never cut."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        text = number == 0 or column in left
+        made.add_column(column, justify="left" if text else "right", no_wrap=not text, overflow="fold")
+    return made
 
 
 class Console(rich.console.Console):

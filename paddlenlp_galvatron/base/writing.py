@@ -1,8 +1,8 @@
 """Files and folders that are on disk, whole, when a call returns, or not there at all.
 
-What is written has a hidden name, `.NAME.xxxxxxxx.part`, until its content is on disk; then it is renamed, and the
-folder that holds the name is brought to disk, too. Modes are those that the umask leaves. What a writer left that was
-killed goes when the same name is written again; a living writer's part is locked.
+A file has a hidden name, `.NAME.xxxxxxxx.part`, until its content is on disk; then it is renamed, and its folder is
+brought to disk, too. Modes are those that the umask leaves. The next writer of a name removes the part of one that was
+killed; a living writer's part is locked.
 """
 
 from __future__ import annotations

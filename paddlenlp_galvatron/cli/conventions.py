@@ -1,4 +1,4 @@
-"""What holds for the options of every command.
+"""Conventions for the options of every command.
 
 Dashes and underscores are the same. An option answers to its aliases. A boolean takes nothing, 0/1 or true/false.
 `None` leaves an option unset. A mistake is one line and exit code 2. A command has all this by being made with `App`.
@@ -186,7 +186,7 @@ def canonical_words(
 
 
 def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str | None:
-    """What belongs to an option is taken off the words behind it. `boolean`: None for an option that is not known."""
+    """Take an option's value off the words behind it. `boolean`: None for an unknown option."""
     if name in SEVERAL:
         several = []
         while rest and not rest[0].startswith("--"):

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.printing import Console, say, table
 from paddlenlp_galvatron.check.doctor import Machine, State, examine
 from paddlenlp_galvatron.check.doctor.checks import Files
 
@@ -36,13 +35,12 @@ def doctor(
     if as_json:
         say(json.dumps({"ok": not faults, "findings": [asdict(finding) for finding in findings]}))
         return int(bool(faults))
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("subject", "", "found", "remedy"):
-        table.add_column(column, overflow="fold")
+    columns = ("subject", "", "found", "remedy")
+    shown = table(*columns, left=columns)
     for finding in findings:
         state = "" if finding.state is State.OK else finding.state
-        table.add_row(finding.subject, state, finding.found, finding.remedy)
-    Console().print(table)
+        shown.add_row(finding.subject, state, finding.found, finding.remedy)
+    Console().print(shown)
     warnings = sum(finding.state is State.WARNING for finding in findings)
     say(f"{faults} faults, {warnings} warnings, {len(findings)} findings")
     return int(bool(faults))

@@ -12,13 +12,13 @@ from rich.table import Table
 
 from paddlenlp_galvatron.base.limits import Positive, Ranks
 from paddlenlp_galvatron.base.locking import locked
-from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.printing import Console, say, table
 from paddlenlp_galvatron.plan import UserError
 
 from .conventions import App, within
 
 if TYPE_CHECKING:
-    from paddlenlp_galvatron.check.gpu.findings import TrialFinding
+    from paddlenlp_galvatron.check.gpu.findings import Finding
     from paddlenlp_galvatron.launch.processes import Device
 
 app = App(help="Try in ten minutes whether this node's devices train as they should.")
@@ -54,7 +54,7 @@ def gpu_check(
 ) -> int:
     """Train small models on 2 ranks, then on all, and compare with one process, the prediction and PaddleNLP.
 
-    Exit code 1 if something failed, 4 if nothing did but some had no time. What failed is packed into a file that you
+    Exit code 1 if something failed, 4 if nothing did but some had no time. Failures are packed into a file that you
     can send with a report.
     """
     from paddlenlp_galvatron.check.gpu import run
@@ -87,7 +87,7 @@ def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds
     from paddlenlp_galvatron.check.gpu import run
 
     console = Console(soft_wrap=True)
-    findings: list[TrialFinding] = []
+    findings: list[Finding] = []
     if not as_json:
         console.print(f"{', '.join(parts)} on {' and '.join(map(str, run.worlds(ranks)))} ranks ({device}): {output}")
     for finding in run.check(parts, ranks, device, output, seconds):
@@ -107,10 +107,8 @@ def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds
     return run.EXIT_CODES[outcome]
 
 
-def _table(findings: list[TrialFinding]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("part", "ranks", "", "", "s", "found"):
-        table.add_column(column, justify="right" if column in ("ranks", "s") else "left", overflow="fold")
+def _table(findings: list[Finding]) -> Table:
+    shown = table("part", "ranks", "case", "state", "s", "found", left=("case", "state", "found"))
     for each in findings:
-        table.add_row(each.part, str(each.ranks), each.name, each.state, f"{each.seconds:.1f}", each.told)
-    return table
+        shown.add_row(each.part, str(each.ranks), each.name, each.state, f"{each.seconds:.1f}", each.told)
+    return shown

@@ -85,7 +85,7 @@ def add_command(
 
 
 def _kind(info: FieldInfo) -> str | None:
-    """What the help calls a value; None of a boolean that may be switched off, whose values are shown."""
+    """A value's name in the help; None for a boolean that may be switched off, whose values are shown."""
     if is_boolean(info):
         return BARE if info.default is False else None
     return next((name for kind, name in KINDS.items() if kind in _types(info.annotation)), "<str>")
@@ -101,7 +101,7 @@ def _types(annotation: Any) -> Iterator[Any]:
 
 
 def _told(info: FieldInfo) -> str:
-    """What the help says of a field."""
+    """A field's text in the help."""
     if info.is_required():
         return f"{info.description}; must be given"
     default = info.default

@@ -1,4 +1,4 @@
-"""What `--help` shows: usage, an example, and the options in panels, first those that most runs need."""
+"""The text of `--help`: usage, an example, and the options in panels, first those that most runs need."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "data": "turn text into what training reads: prepare",
     "profile": "measure this machine and a model: all, hardware, model, computation, memory, import-nccl-tests",
     "quickstart": "all of it on this machine: data, profile, search, train, compare",
-    "plan": "plan files: show, check, diff, trace, schema, uniform, to-paddlenlp, to-paddleformers",
+    "plan": "plan files: show, check, diff, scale, trace, schema, uniform, to-paddlenlp, to-paddlefleet",
     "search": "find the best plan from profile files",
     "calibrate": "fit a data sheet to measured steps, for predictions of other plans",
     "fit": "how many cards a model needs for a task, and how fast it is on them",

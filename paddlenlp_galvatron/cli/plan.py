@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,10 +32,11 @@ from paddlenlp_galvatron.plan import (
 )
 from paddlenlp_galvatron.plan.check import require_valid
 from paddlenlp_galvatron.plan.formats.one_degree import Argument
-from paddlenlp_galvatron.plan.formats.paddleformers import formers_arguments, formers_notes
+from paddlenlp_galvatron.plan.formats.paddlefleet import FLEET, FORMERS, fleet_arguments, fleet_notes
 from paddlenlp_galvatron.plan.formats.paddlenlp import as_flags, stock_arguments, stock_notes
 from paddlenlp_galvatron.profiles import ProfileFile
-from paddlenlp_galvatron.report import describe, difference, notes
+from paddlenlp_galvatron.report import describe, difference, notes, scaling
+from paddlenlp_galvatron.report.figures import speed_words
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.trace import predicted_events, rank_names
 from paddlenlp_galvatron.report.why import Problem
@@ -61,6 +63,7 @@ Task = Annotated[
 LoraRank = Annotated[
     int | None, typer.Option(help="rank of the adapters; unset: as the plan names it", parser=within(Size))
 ]
+Profiles = Annotated[Path | None, typer.Option(help="folder of the profile files; unset: the one that the plan names")]
 Model = Annotated[str | None, typer.Option(help="a config.json, its folder, or the name of a preset such as llama2-7b")]
 
 
@@ -150,14 +153,43 @@ def diff(
 
 
 @app.command()
+def scale(
+    file: File,
+    gpus: Annotated[int, typer.Option(help="number of GPUs to run it on", parser=within(Ranks))],
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            "--global_train_batch_size",
+            help="global batch size; unset: it grows with the GPUs, and the number of micro-batches stays",
+            parser=within(Size),
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="the file to write; unset: FILE with the number of GPUs")
+    ] = None,
+    profiles: Profiles = None,
+    model: Model = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """Put a plan on fewer or more GPUs: the same strategy for each layer, the same samples and as near as can be the
+    same memory for each GPU. Says why each field changes."""
+    values = {"plan": file, "profiles": profiles, "model_size": model}
+    made = scaling.scaled(_read(file, None, None)[0], OriginOptions.among(values), gpus, batch)
+    path = output or file.with_stem(f"{file.stem}_{gpus}gpus")
+    write_plan(made.after, path)
+    if as_json:
+        say(json.dumps(scaling.summary(made) | {"plan": str(path)}))
+    else:
+        Console(soft_wrap=True).print(*scaling.printed(made), f"written: {path}", sep="\n")
+
+
+@app.command()
 def trace(
     file: File,
     output: Annotated[Path, typer.Option("--output", "-o", help="the file to write: Chrome-trace JSON")] = Path(
         "trace.json"
     ),
-    profiles: Annotated[
-        Path | None, typer.Option(help="folder of the profile files; unset: the one that the plan names")
-    ] = None,
+    profiles: Profiles = None,
     model: Model = None,
     task: Task = None,
     lora_rank: LoraRank = None,
@@ -166,7 +198,9 @@ def trace(
     plan, problem = _origin(file, profiles, model, task, lora_rank)
     prediction = problem.cost.predict(plan)
     write_trace(output, predicted_events(plan, problem.cost, prediction), rank_names(plan))
-    say(f"{output}: a step of {prediction.time_s:.4g} s; open it in https://ui.perfetto.dev")
+    shape = problem.shapes[0] if len(problem.shapes) == 1 else None
+    speed = speed_words(plan, prediction, shape, problem.cost)
+    say(f"{output}: a step of {prediction.time_s:.4g} s, {speed}; open it in https://ui.perfetto.dev")
 
 
 def _origin(
@@ -194,11 +228,21 @@ def to_paddlenlp(
     say(json.dumps(arguments, indent=2) if as_json else "\n".join(as_flags(arguments)))
 
 
+@app.command("to-paddlefleet")
+def to_paddlefleet(file: File, world_size: WorldSize = None, model: Model = None) -> None:
+    """Print a plan as YAML for PaddleFleet's `paddlefleet-cli train`. Exit code 2 if it cannot express it."""
+    _say_yaml(FLEET, file, world_size, model)
+
+
 @app.command("to-paddleformers")
 def to_paddleformers(file: File, world_size: WorldSize = None, model: Model = None) -> None:
-    """Print a plan as YAML for PaddleFormers and PaddleFleet. Exit code 2 if they cannot express it."""
-    arguments = _arguments(formers_arguments, formers_notes, file, world_size, model)
-    say(yaml.safe_dump(arguments, sort_keys=False).rstrip())
+    """Print a plan as YAML for PaddleFormers, which PaddleFleet took in. Exit code 2 if it cannot express it."""
+    _say_yaml(FORMERS, file, world_size, model)
+
+
+def _say_yaml(program: str, file: Path, world_size: int | None, model: str | None) -> None:
+    express, notes_of = partial(fleet_arguments, program=program), partial(fleet_notes, program=program)
+    say(yaml.safe_dump(_arguments(express, notes_of, file, world_size, model), sort_keys=False).rstrip())
 
 
 def _arguments(

@@ -1,4 +1,4 @@
-"""What `run_pretrain_galvatron.py` and `run_finetune_galvatron.py` do: PaddleNLP's conventions in front of
+"""The programs `run_pretrain_galvatron.py` and `run_finetune_galvatron.py`: PaddleNLP's conventions for
 `galvatron train`."""
 
 from __future__ import annotations

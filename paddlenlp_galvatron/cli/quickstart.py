@@ -29,7 +29,7 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.report import describe, predicted_beside_measured
-from paddlenlp_galvatron.report.prediction import of_plan
+from paddlenlp_galvatron.report.measured import of_plan
 
 from .conventions import App
 
@@ -87,7 +87,6 @@ def quickstart(
     dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
 ) -> None:
     """Go from nothing to a trained model: data, profiles, a searched plan, training, compared with the prediction."""
-    from paddlenlp_galvatron.check.validation.disturbance import watched
     from paddlenlp_galvatron.training.step_log import read_log
 
     from .train import show_run
@@ -108,16 +107,13 @@ def quickstart(
         show_run(console, plan, shape)
         return
     _title(console, 4, f"training: {steps} steps on {nproc} processes")
-    with watched() as disturbance:
-        settings = _train(output, nproc, steps)
+    settings = _train(output, nproc, steps)
     records = read_log(settings.log)
     _title(console, 5, f"the same {COMPARED_STEPS} steps in one process")
     difference = _difference_to_one_process(settings, records)
     console.print(f"largest difference of the loss: {difference:.1e} (allowed: {LOSS_TOLERANCE:.0e})")
     _title(console, 6, "predicted beside measured")
     console.print(predicted_beside_measured(plan, of_plan(plan, records)))
-    if disturbance.words:
-        console.print(disturbance.words)
     made, log = near(output), near(settings.log)
     console.print(
         f"\ndone in {time.monotonic() - begin:.0f} s; what was made, and what shows more of it:\n"

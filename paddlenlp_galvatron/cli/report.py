@@ -14,9 +14,9 @@ from paddlenlp_galvatron.base.reading import open_file
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.report.explain import explain
+from paddlenlp_galvatron.report.measured import of_plan
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.page import frontier, render
-from paddlenlp_galvatron.report.prediction import of_plan
 from paddlenlp_galvatron.training.step_log import StepRecord, read_log
 
 from .conventions import App, say_note, within

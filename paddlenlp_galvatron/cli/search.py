@@ -39,7 +39,7 @@ LONG = (
 
 
 class AnswerOptions(Options):
-    """What becomes of the answer."""
+    """Options of the answer."""
 
     output_config_path: Path | None = Field(
         None, description="file to write the plan to, or a folder, in which it gets its usual name; unset: configs"
@@ -72,7 +72,7 @@ def search(values: dict[str, Any], json: bool) -> None:
     shown: list[Any] = [
         *title,
         *(f"note: {note}" for note in notes),
-        *explain(result, model.shapes[0] if len(model.shapes) == 1 else None),
+        *explain(result, model.shapes[0] if len(model.shapes) == 1 else None, cost),
     ]
     path = None
     if result.best:

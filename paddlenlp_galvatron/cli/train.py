@@ -10,16 +10,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
-from paddlenlp_galvatron.base.printing import Console
+from paddlenlp_galvatron.base.printing import Console, table
 from paddlenlp_galvatron.cost_model.held import held_mib
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
 from paddlenlp_galvatron.plan.communicators import most_communicators, stage_groups
+from paddlenlp_galvatron.report.measured import Predicted
 from paddlenlp_galvatron.report.plan import MOST_ROWS
-from paddlenlp_galvatron.report.prediction import Predicted
 from paddlenlp_galvatron.training.prepare import GROUPS, LaunchOptions, prepare
 
 from .conventions import App
@@ -92,8 +90,8 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
 
 
 def check_inputs(settings: TrainSettings, say: Callable[[str], None] = lambda note: None) -> BatchSource:
-    """What can be found wrong of plan, model and data before Paddle is imported, which takes seconds: the data. `say`
-    is told what is notable of them. Raises UserError."""
+    """Check plan, model and data before Paddle is imported, which takes seconds; returns the data. `say` receives
+    notes on them. Raises UserError."""
     from paddlenlp_galvatron.training.inputs import open_data
     from paddlenlp_galvatron.training.settings import require_reporters
 
@@ -108,7 +106,7 @@ def check_inputs(settings: TrainSettings, say: Callable[[str], None] = lambda no
 
 
 def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
-    """What is left to be found wrong before processes start. Raises UserError."""
+    """The remaining checks before processes start. Raises UserError."""
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.runtime.precision import Numbers
     from paddlenlp_galvatron.training.checkpoint.adapters import open_adapters
@@ -151,14 +149,13 @@ def rehearsed(console: Console, settings: TrainSettings) -> tuple[Plan, ModelSha
 def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters | None = None) -> None:
     """Shapes, groups and predicted memory of a run that is not started."""
     seq_length = plan.assumed.seq_length or 0
-    table = Table(box=None, pad_edge=False, title="per rank of each stage", title_justify="left")
-    for column in ("stage", "ranks", "layers", "edge tokens", "weights MiB", "states MiB", "predicted MiB"):
-        table.add_column(column, justify="right")
+    columns = ("stage", "ranks", "layers", "edge tokens", "weights MiB", "states MiB", "predicted MiB")
+    shown = table(*columns, title="per rank of each stage")
     predicted = Predicted.of(plan)
     for stage in range(min(plan.pipeline, MOST_ROWS)):
         first = stage * plan.stage_size
         weights, states = held_mib(plan, shape, stage, adapters)
-        table.add_row(
+        shown.add_row(
             str(stage),
             f"{first}-{first + plan.stage_size - 1}",
             plan.layer_spans(stage),
@@ -167,7 +164,7 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
             f"{states:.1f}",
             f"{predicted.memory_mib[stage] + predicted.reserve_mib:.1f}" if predicted.memory_mib else "not in the plan",
         )
-    console.print(table)
+    console.print(shown)
     if plan.pipeline > MOST_ROWS:
         console.print(f"and {plan.pipeline - MOST_ROWS} stages more")
     console.print(f"{_groups(plan, shape, seq_length)}; no step was run")

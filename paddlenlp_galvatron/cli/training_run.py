@@ -22,8 +22,7 @@ from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
 from paddlenlp_galvatron.report import Health, out_of_memory_report
-from paddlenlp_galvatron.report.prediction import of_plan
-from paddlenlp_galvatron.report.traffic import traffic_table
+from paddlenlp_galvatron.report.measured import of_plan, traffic_table
 from paddlenlp_galvatron.training.step_log import StepRecord, record_of
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class LogTail:
 
 
 class CheckpointNews:
-    """What a rank says of checkpoints in its log, as it grows."""
+    """News of checkpoints in a rank's growing log."""
 
     def __init__(self, path: Path):
         self._lines = NewLines(path)
@@ -162,7 +161,7 @@ class TrainingRun:
             progress.console.print(f"warning: {warning}", markup=False)
 
     def show_end(self) -> None:
-        """What came of it: loss and speed, and its traffic beside the prediction."""
+        """Print the results: loss, speed, and traffic beside the prediction."""
         if self.log.first is None:
             self._console.print(self._settings.nothing_to_do(self._steps))
             return
@@ -186,7 +185,7 @@ class TrainingRun:
 
 
 def _device() -> str:
-    """What a rank runs on, in a word."""
+    """The kind of device of a rank, in a word."""
     from paddlenlp_galvatron.launch import gpus
 
     return "GPU" if gpus.gpu_count() else "process"

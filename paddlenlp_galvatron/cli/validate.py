@@ -40,8 +40,6 @@ def validate(values: dict[str, Any], json: bool) -> None:
         for item in tables(accuracy):
             console.print(item)
         say(f"{options.output}: validation.json, validation.html")
-    if validation.disturbance.words:
-        say_note(validation.disturbance.words)
     if short := shortcomings(accuracy, options):
         raise GalvatronError("; ".join(short))
 

@@ -16,7 +16,7 @@ LONG_S = 2.0
 
 @contextmanager
 def watched(note: str = "") -> Iterator[Watch]:
-    """What searches tell their state to. It is shown on stderr when they take long; `note`: what is said then, once."""
+    """Receives the state of searches, and shows it on stderr when they take long; `note`: said then, once."""
     timer = Timer(LONG_S, say, (note,), {"err": True})
     timer.daemon = True
     with _shown() as show:

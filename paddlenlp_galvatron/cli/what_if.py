@@ -170,7 +170,7 @@ def _is_gone(connection: socket.socket) -> bool:
 
 
 class _Within(socket.SocketIO):
-    """What is read from a connection, all of it until `deadline`: a byte now and then does not keep it open."""
+    """Reads a connection until `deadline`: a byte now and then does not keep it open."""
 
     deadline = 0.0
 
@@ -181,7 +181,7 @@ class _Within(socket.SocketIO):
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Of a browser that has gone nothing is told."""
+        """Reports nothing where the browser has gone."""
         error = sys.exc_info()[1]
         if not isinstance(error, ConnectionError | TimeoutError):
             say(f"error: a request was not answered: {type(error).__name__}: {error}", err=True)

@@ -1,4 +1,4 @@
-"""What a cluster's own launcher says of the nodes: Slurm's srun, mpirun and Kubernetes' indexed jobs.
+"""Reads the nodes from the variables of a cluster's own launcher: Slurm's srun, mpirun and Kubernetes' indexed jobs.
 
 Each starts one process of the command on every node; the command starts the ranks of its node.
 """
@@ -36,6 +36,6 @@ def told_by_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def first_host(nodes: str) -> str:
-    """Of Slurm's list of hosts: `gpu-07` of `gpu-[07-09,12],other`."""
+    """First host of Slurm's list: `gpu-07` of `gpu-[07-09,12],other`."""
     found = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
     return "".join(part or "" for part in found.groups()) if found else ""

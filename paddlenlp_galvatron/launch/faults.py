@@ -39,7 +39,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a rank, or with a node where `rank` is None."""
+    """A fault of a rank, or of a node where `rank` is None."""
 
     kind: Kind
     rank: int | None
@@ -116,7 +116,7 @@ class Crew:
         return all(rank.process.poll() == 0 for rank in self.ranks)
 
     def faults(self) -> list[Fault]:
-        """What has gone wrong so far."""
+        """Faults so far."""
         told = [rank.board.read() for rank in self.ranks]
         speak = any(one.began for one in told)
         found = [self._fault(rank, one, speak) for rank, one in zip(self.ranks, told, strict=True)]
@@ -135,7 +135,7 @@ class Crew:
         return found
 
     def waits(self) -> list[Wait]:
-        """What ranks wait for, or lost others in."""
+        """Operations in which ranks wait for others, or lost them."""
         now, told = time.monotonic(), [(rank, rank.board.read()) for rank in self.ranks]
         return [
             Wait(rank.number, one.waits_for, now - one.since)
@@ -204,7 +204,7 @@ class Crew:
         return Fault(kind, rank.number, f"{message}; its log: {rank.log}", age, told.exit_code)
 
     def _untold(self, rank: Rank, told: RankStatus, code: int) -> Fault:
-        """Of a rank that ended without a word."""
+        """Fault of a rank that ended without reporting one."""
         said = rank.said()
         age = time.monotonic() - (rank.ended_at or 0)
         if ended_out_of_memory(code, said, self._starved):

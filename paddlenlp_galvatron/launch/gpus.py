@@ -25,7 +25,7 @@ def unused_gpus() -> list[str]:
 
 
 def gpu_name() -> str:
-    """What the first GPU calls itself, such as NVIDIA H100 80GB HBM3."""
+    """Name of the first GPU, such as NVIDIA H100 80GB HBM3."""
     return str(paddle.device.cuda.get_device_name())
 
 

@@ -1,4 +1,4 @@
-"""What NCCL is told by variables beside its own defaults."""
+"""Variables that change NCCL's defaults."""
 
 from __future__ import annotations
 

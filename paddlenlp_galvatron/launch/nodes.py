@@ -56,7 +56,7 @@ class Nodes:
         return ranks
 
     def environment(self, ranks_per_node: int) -> list[dict[str, str]]:
-        """What Paddle wants to know in each process of this node, by local rank."""
+        """Variables that Paddle reads in each process of this node, by local rank."""
         world_size, first = self.num_nodes * ranks_per_node, self.node_rank * ranks_per_node
         # Paddle wants an endpoint for each rank, but nothing of what runs here listens on it.
         # NCCL finds its peers by sockets on each interface but the loopback, where it is not told otherwise.

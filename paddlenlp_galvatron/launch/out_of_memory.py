@@ -9,9 +9,9 @@ from pathlib import Path
 
 # The exit code of a rank that ran out of memory: Linux's ENOMEM.
 EXIT_CODE = 12
-# What the message of a failed allocation holds where its class does not tell: Paddle's, C++'s, and Python's inside a
-# PyLayer's backward, which becomes an OSError with the traceback as its text; CUDA's (error 2); those of cuBLAS, of
-# which the second is what the making of a handle says, and of cuDNN.
+# Words in the message of a failed allocation, for exceptions of other classes: Paddle's, C++'s, and Python's inside a
+# PyLayer's backward, which becomes an OSError with the traceback as its text; CUDA's (error 2); cuBLAS's, the second
+# of which comes from creating a handle; and cuDNN's.
 WORDS: tuple[str, ...] = (
     "ResourceExhausted",
     "Out of memory error on GPU",
@@ -41,14 +41,14 @@ def tell_out_of_memory(error: BaseException, peak_mib: float) -> None:
 
 
 def told_reason(log: str) -> str:
-    """What could not be allocated, behind a colon; empty where the log does not say."""
+    """The failed allocation, after a colon; empty where the log does not name it."""
     told = [FOUND, TOLD_BY_NCCL, re.compile("|".join(map(re.escape, WORDS)))]
     lines = [line for line in log.splitlines() if any(one.search(line) for one in told)]
     return f": {lines[-1].strip()}" if lines else ""
 
 
 def told_peak_mib(log: str) -> float | None:
-    """What `tell_out_of_memory` wrote to a log, if it did."""
+    """The peak that `tell_out_of_memory` wrote to a log, if it did."""
     found = FOUND.search(log)
     return float(found[1]) if found else None
 

@@ -206,7 +206,7 @@ def _make_folder(path: Path) -> None:
 
 
 def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]:
-    """What makes each local rank compute on its own GPU, or all on CPU where Paddle finds none.
+    """Variables that give each local rank its own GPU, or all of them the CPU where Paddle finds no GPU.
 
     Raises UserError for more processes than the node has GPUs, or cores and memory, for, and for GPUs that this build
     of Paddle cannot use: nobody means to train on the CPUs beside them.

@@ -1,4 +1,4 @@
-"""What a rank tells its launcher as it goes, in memory that both see: it costs nothing and outlives the rank.
+"""The status of a rank, in memory shared with its launcher: it costs nothing and outlives the rank.
 
     with waiting("all_reduce"): ...      # the rank waits for others now; outside, others may wait for it
 
@@ -43,7 +43,7 @@ class RankOutcome(IntEnum):
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What a rank told last. Times are of the monotonic clock, which the processes of a node share."""
+    """A rank's last status. Times are by the monotonic clock, which the processes of a node share."""
 
     began: bool = False
     outcome: RankOutcome = RankOutcome.NONE
@@ -151,7 +151,7 @@ def in_step(number: int) -> str:
 
 
 def longest_wait() -> tuple[str, float] | None:
-    """What this rank waits for now, and since when by the monotonic clock."""
+    """This rank's longest wait now, and its start by the monotonic clock."""
     waits = _waits[:1]  # another thread may ask
     return waits[0] if waits else None
 

@@ -47,7 +47,7 @@ class StoreServer:
         self._thread.start()
 
     def keys(self) -> dict[str, bytes]:
-        """What was set in no group so far."""
+        """Keys set so far outside of groups."""
         return dict(self._groups[""].values)
 
     def set(self, key: str, value: bytes) -> None:
@@ -99,7 +99,7 @@ class _Keys:
         self._waiting: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     async def answer(self, command: int, key: str, value: bytes) -> bytes:
-        """What a request gets back. Raises ValueError, and TimeoutError where nobody set the key."""
+        """Answer to a request. Raises ValueError, and TimeoutError where nobody set the key."""
         if command == GET:
             return _sized(self.values[key]) if key in self.values else _sized(b"")
         if command == CHECK:

@@ -35,7 +35,7 @@ class Alone:
         self._judge = Judge()
 
     def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
-        """What the launch ends with, by what is wrong with this node's ranks now; None: nothing, or not known yet."""
+        """The fault that ends the launch, given those of this node's ranks; None: no fault, or not known yet."""
         return self._judge.verdict(faults, suspects, waits)
 
     def tell_end(self, why: str) -> None:
@@ -47,7 +47,7 @@ class Alone:
 
 @dataclass
 class Report:
-    """What a node says of itself."""
+    """A node's report of its ranks."""
 
     faults: list[Fault] = field(default_factory=list)
     suspects: list[Fault] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a model is: its shape, and the layers that it is a sequence of, each described once. Imports no Paddle."""
+"""A model's shape and its layers, each described once. Imports no Paddle."""
 
 from .config import config_of, load_model, preset_names, shape_from_config
 from .families import FAMILIES, TRAINED

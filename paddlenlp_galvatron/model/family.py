@@ -1,4 +1,4 @@
-"""What tells a family's models from other decoder-only transformers. One file a family says it."""
+"""The traits of a family of decoder-only transformers. Each family has a file."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from math import prod
 
 
 class Split(Enum):
-    """What a rank of a tensor-parallel group holds of a weight."""
+    """The share of a weight that a rank of a tensor-parallel group holds."""
 
     COLUMN = "its share of the outputs: the last axis"
     ROW = "its share of the inputs, or of a table's rows: the first axis"
@@ -76,7 +76,7 @@ def linear(
 
 
 class Recompute(Flag):
-    """What of a layer backward computes again instead of keeping it: nothing, parts of the layer, or all of it.
+    """Activations of a layer that backward recomputes instead of keeping them: none, those of some parts, or all.
 
     A part ends in front of the matrix products that read its output, which is not kept either.
     """
@@ -155,7 +155,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What is not kept where one of some parts is recomputed, and what it takes to make it again."""
+    """The activations that a recomputed part saves, and the work of recomputing them."""
 
     parts: Recompute  # any of them
     spared: Kept
@@ -175,7 +175,7 @@ class Sublayer:
     again: tuple[Again, ...] = ()
     heads: int = 0  # of attention; a probability for every pair of tokens is kept for each, or a sum for every token
     head_dim: int = 0
-    # What a degree must divide, by name: (number, whether ranks beyond it may share).
+    # Numbers that a degree must divide, by name: (number, whether ranks beyond it may share).
     divided: tuple[tuple[str, int, bool], ...] = ()
 
     @property
@@ -214,7 +214,7 @@ class LayerKind:
         return sum((sublayer.kept for sublayer in self.sublayers), Kept()) - sum(unkept, Kept())
 
     def again(self, recompute: Recompute, fused: Fused) -> tuple[Again, ...]:
-        """What these parts make again in backward."""
+        """Everything that backward recomputes for these parts."""
         every = (one for sublayer in self.sublayers for one in sublayer.again)
         return tuple(one for one in every if one.parts & recompute and not one.unless & fused)
 

@@ -63,7 +63,7 @@ class ModelShape:
 
     @property
     def traits(self) -> Family:
-        """What its family says."""
+        """The traits of its family."""
         return FAMILIES[self.family]
 
     @property
@@ -108,7 +108,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Of these, what a token is multiplied with: of the experts those that it chooses."""
+        """Parameters that one token uses: all, without the experts that its router does not choose."""
         idle = self.experts - self.experts_per_token
         return self.parameters - self.layers * self.routed.parameters * idle // max(self.experts, 1)
 
@@ -184,7 +184,7 @@ def _attention(shape: ModelShape) -> Sublayer:
     biased, traits = shape.attention_bias, shape.traits
     name, bias = "self_attn", traits.qkv_bias or biased
     scales = [Weight(f"{name}.{part}_norm.weight", (shape.head_dim,), Split.OWN) for part in "qk"]
-    # What comes into the norms of q and k, that over its size, and a scale for each head.
+    # The input of the norms of q and k, the normalized input, and a scale for each head.
     normed, sized = Kept(split=2 * (q + kv) + shape.heads + heads), Kept(split=q + kv)
     repeated = Kept(split=2 * (q - kv))  # plain attention keeps k and v once for each head of q
     return Sublayer(

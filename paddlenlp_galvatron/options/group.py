@@ -24,6 +24,11 @@ def _split(value: object) -> object:
     return [value] if isinstance(value, int) else value
 
 
+def _listed(value: object) -> object:
+    return [word for word in value.split(",") if word] if isinstance(value, str) else value
+
+
+Paths = Annotated[tuple[Path, ...], BeforeValidator(_listed)]  # a.json,b.json or a list
 Sizes = Annotated[tuple[Size, ...], BeforeValidator(_split), Field(min_length=1)]  # 4096,8192 or a list of numbers
 
 

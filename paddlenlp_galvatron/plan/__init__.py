@@ -1,4 +1,4 @@
-"""What a strategy is: dataclasses, the JSON file, validation, rank layout, schedules."""
+"""Parallel strategies: dataclasses, the JSON file, validation, rank layout, schedules."""
 
 from ..base.errors import GalvatronError, Infeasible, UserError
 from ..model import ModelShape, Recompute, load_model

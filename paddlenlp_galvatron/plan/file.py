@@ -28,7 +28,7 @@ LARGEST_BYTES = 4 * 2**20  # of a strategy file; one of 1,000 layers in 100 stag
 
 
 class AssumedFields(BaseModel):
-    """What the plan was priced under. Training applies it; a contradicting flag is an error."""
+    """Assumptions of the plan's prices. Training applies them; a contradicting flag is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -66,21 +66,21 @@ class StageFields(OpenObject):
 
 
 class PredictedFields(OpenObject):
-    """What the cost model expects of the plan."""
+    """Predictions of the cost model."""
 
     time_s: Number | None = Field(None, description="a step, s")
     stages: list[StageFields] = Field(default_factory=list, description="one entry a stage")
 
 
 class SearchedFields(OpenObject):
-    """What the plan was searched from."""
+    """Inputs of the search."""
 
     model_fingerprint: str | None = Field(None, description="of the model's shape")
     memory_constraint_gb: Number | None = Field(None, description="memory of a device, GiB")
 
 
 class GalvatronObject(BaseModel):
-    """What this project adds to Galvatron's fields; Galvatron ignores it."""
+    """Fields of this project beside Galvatron's; Galvatron ignores them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -318,7 +318,7 @@ def _to_plan(fields: StrategyFile, given_world: int | None, smallest_world: bool
 
 
 def _world_size(fields: StrategyFile, given: int | None, fitting: set[int] | None) -> int:
-    """That of the file or the one at hand; without both the smallest of `fitting` numbers of ranks of a sample."""
+    """The file's number of ranks or the given one; without both, the smallest number in `fitting`."""
     if given is not None and fields.world_size not in (None, given):
         raise UserError(
             f"world_size: the plan is for {fields.world_size} ranks but {given} are at hand; "

@@ -39,7 +39,7 @@ def chunks_of_a_sample(axis: Axis, degree: int) -> int:
 
 
 class Cut(NamedTuple):
-    """Of the part that the cut before left, local rank r has part r // stride % parts."""
+    """Local rank r has part r // stride % parts of the part that the previous cut left."""
 
     parts: int
     stride: int
@@ -54,8 +54,8 @@ class TokenLayout:
     cuts: tuple[Cut, ...]  # the coarsest first; at most one is mirrored, and what is in front of it cuts samples apart
 
     def intervals(self, tokens: int, samples: int | None = None) -> Intervals:
-        """What each local rank holds of the micro-batch's `tokens`; they are `samples` of one length, which a layout
-        with a mirrored cut must be told. Some intervals of a rank may be empty then."""
+        """Intervals of the micro-batch's `tokens` that each local rank holds. The tokens are `samples` of one length; a
+        mirrored cut needs their number. Some intervals of a rank may be empty then."""
         place = next((place for place, cut in enumerate(self.cuts) if cut.mirrored), None)
         part, parts = self._parts(self.cuts[:place])
         if place is None:
@@ -136,6 +136,6 @@ def moves(source: Intervals, target: Intervals) -> list[Move]:
 
 
 def _nearest(ranks: list[int], rank: int) -> int:
-    """Of rising ranks, the nearest to a rank; of two, the lower one."""
+    """The nearest to a rank among rising ranks; the lower one of two."""
     above = bisect_left(ranks, rank)
     return min(ranks[max(0, above - 1) : above + 1], key=lambda other: abs(other - rank))

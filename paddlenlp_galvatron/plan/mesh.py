@@ -19,8 +19,8 @@ Ranks = NDArray[np.int64]
 
 
 class Axis(StrEnum):
-    """What the ranks along an axis share out among them. In files its degrees are `cp_sizes_enc` and `vcp`, of layers
-    and of the vocabulary; those of Ulysses stand in tensor parallelism's fields."""
+    """An axis of the rank grid, along which ranks divide work. In files its degrees are `cp_sizes_enc`, of layers, and
+    `vcp`, of the vocabulary; Ulysses' degrees are in tensor parallelism's fields."""
 
     DATA = "dp"  # samples: what the other axes leave of a stage
     CONTEXT = "cp"  # the tokens of their samples, in attention, too: there each has the keys and values of all

@@ -1,4 +1,4 @@
-"""What a strategy calls where: the tables that the runtime executes, and by which the cost model prices and counts.
+"""The collectives of a strategy and their places: tables that the runtime executes and the cost model prices.
 
 Tokens are handed over at *seams*: behind and in front of parts of a module. At a seam an axis may have an operation,
 which is a collective in forward and its mirror image in backward; recompute repeats forward's. A module's weights have
@@ -19,7 +19,7 @@ from .strategy import DataParallel
 
 
 class Collective(StrEnum):
-    """Kinds of collective, by the names that stand in keys of profiles. What "message" means is said for each."""
+    """Kinds of collective, by their names in keys of profiles, each with the meaning of its "message"."""
 
     ALL_REDUCE = "allreduce"  # the buffer that every rank holds before and after
     ALL_GATHER = "allgather"  # the gathered buffer
@@ -75,8 +75,8 @@ def block_seams(model: ModelShape) -> frozenset[Seam]:
     return BLOCK - lacking
 
 
-# What backward calls again, with a part that it recomputes: the part's output is what comes behind the seam. The MLP's
-# part begins behind its seam, whose result it keeps, unless the norm in front of it is recomputed, too.
+# Seams whose operations backward repeats with a recomputed part. A part's output comes after its seam. The MLP's part
+# begins after its seam, whose result it keeps, unless the norm before it is recomputed, too.
 REPEATED = {
     Recompute.FULL: BLOCK,
     Recompute.NORMS: frozenset([Seam.INTO_ATTENTION, Seam.INTO_MLP]),
@@ -92,7 +92,7 @@ def repeated(recompute: Recompute) -> frozenset[Seam]:
 
 
 class Op(Enum):
-    """What may stand at a seam."""
+    """Kinds of operation at a seam."""
 
     GATHER = "a rank's tokens -> all of the group's", Collective.ALL_GATHER, Collective.REDUCE_SCATTER
     SCATTER = "parts of sums over all tokens -> sums over a rank's", Collective.REDUCE_SCATTER, Collective.ALL_GATHER
@@ -157,7 +157,7 @@ def seam_ops(
 
 @dataclass(frozen=True, slots=True)
 class WeightOps:
-    """What is called for the matrices of a module, over the axes along which ranks share them."""
+    """Collectives for the matrices of a module, over the axes along which ranks share them."""
 
     reduce: Collective  # gradients, behind the last backward
     gather: Collective | None = None  # weights, in front of each pass

@@ -1,4 +1,4 @@
-"""What a parallel strategy is: the frozen dataclasses that every room reads.
+"""Parallel strategies as frozen dataclasses, which every package reads.
 
 Words: the *degree* of a layer is the width of its tensor-parallel or Ulysses axis (`tp_sizes_enc` in files); a
 stage of a pipeline owns `world_size / stages` consecutive ranks; *samples* are sequences.
@@ -59,7 +59,7 @@ class Experts(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """That have all experts of a layer together."""
+        """Ranks that have all experts of a layer together."""
         return self.ep * self.etp
 
 
@@ -108,7 +108,7 @@ Strategy = LayerStrategy | VocabStrategy
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What a plan was priced under; training applies it and refuses a flag that contradicts it."""
+    """Assumptions of a plan's prices; training applies them and refuses a contradicting flag."""
 
     sequence_parallel: bool = False  # Megatron-SP in every layer with tp > 1
     mixed_precision: Precision = Precision.FP32

@@ -75,8 +75,7 @@ def _stage(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, budg
     parts = tuple(_parts(plan, cost, stage))
     time_ms = {key: sum(part.time_ms.get(key, 0.0) for part in parts) for key in TIME}
     hidden_ms = {key: sum(part.hidden_ms.get(key, 0.0) for part in parts) for key in ("gathers", "gradients")}
-    switches = [switch for chunk in range(plan.chunks) for switch in cost.chunk_switches(plan, stage, chunk)]
-    time_ms["layouts"] = plan.micro_batches * sum(forward + backward for forward, backward in switches)
+    time_ms["layouts"] = layouts_ms(plan, cost, stage)
     busy = plan.micro_batches * (predicted.forward_ms + predicted.backward_ms) + predicted.sync_ms
     time_ms["waiting"] = max(0.0, prediction.time_s * 1000 - busy)
     memory = {key: sum(part.memory_mib.get(key, 0.0) for part in parts) for key in MEMORY if key != "free"}
@@ -100,7 +99,7 @@ def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int)
 
     def part(name: str, first: int, count: int, vocabulary: bool) -> PlanPart:
         some = costs[first : first + count]
-        times = [_times(one.terms, plan.micro_batches, vocabulary) for one in some]
+        times = [_named(part_ms(one.terms, plan.micro_batches), vocabulary) for one in some]
         states = [one.terms.states for one in some]
         return PlanPart(
             name,
@@ -130,23 +129,32 @@ def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int)
         yield part("LM head", len(costs) - 1, 1, vocabulary=True)
 
 
-def _times(terms: Terms, micro_batches: int, vocabulary: bool) -> dict[str, float]:
-    """Of one step, in ms."""
-    forward, backward, again = (
-        micro_batches * each for each in (terms.forward_ms, terms.backward_ms, terms.recompute_ms)
-    )
-    compute = (
-        {"vocabulary": forward + backward}
-        if vocabulary
-        else {"forward": forward, "backward": backward, "recompute": again}
-    )
-    return compute | {
+def layouts_ms(plan: Plan, cost: CostModel, stage: int) -> float:
+    """Resharding between the layers of a stage in a step, ms."""
+    switches = [switch for chunk in range(plan.chunks) for switch in cost.chunk_switches(plan, stage, chunk)]
+    return plan.micro_batches * sum(forward + backward for forward, backward in switches)
+
+
+def part_ms(terms: Terms, micro_batches: int) -> dict[str, float]:
+    """Terms of a layer, embedding or LM head in a step, ms."""
+    return {
+        "forward": micro_batches * terms.forward_ms,
+        "backward": micro_batches * terms.backward_ms,
+        "recompute": micro_batches * terms.recompute_ms,
         "tensor": micro_batches * (terms.tensor_forward_ms + terms.tensor_backward_ms),
         "gathers": micro_batches * (terms.gather_forward_ms + terms.gather_backward_ms),
         "gradients": _each(terms, micro_batches) * terms.reduce_ms + terms.finish_ms,
         "publish": terms.publish_ms,
         "optimizer": terms.optimizer_ms,
     }
+
+
+def _named(times_ms: dict[str, float], vocabulary: bool) -> dict[str, float]:
+    """The vocabulary's computation is a term of its own; nothing of it is recomputed."""
+    if not vocabulary:
+        return times_ms
+    computed = times_ms.pop("forward") + times_ms.pop("backward")
+    return times_ms | {"vocabulary": computed, "recompute": 0.0}
 
 
 def _each(terms: Terms, micro_batches: int) -> int:

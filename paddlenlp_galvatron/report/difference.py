@@ -1,4 +1,4 @@
-"""What differs between two plans: fields, layers, and predicted time and memory by term."""
+"""The difference between two plans: fields, layers, and predicted time and memory by term."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.table import Table
 
+from ..base.printing import table
 from ..plan import Plan
 from ..plan.strategy import runs
 from .breakdown import MEMORY, TIME, StageBreakdown, breakdown, strategy_words
-from .explain import table
 from .why import Problem
 
 
@@ -38,7 +38,7 @@ class Priced:
 
 
 def fields(plan: Plan) -> dict[str, str]:
-    """What a plan says beside its layers, in words."""
+    """A plan's fields besides its layers, in words."""
     assumed = plan.assumed
     return {
         "ranks": str(plan.world_size),
@@ -94,22 +94,29 @@ def printed(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> Iterator[
     if not changed and not layers:
         yield "the plans say the same"
     if changed:
-        shown = _words("field", "first", "second")
+        shown = table("field", "first", "second", left=("first", "second"))
         for name, pair in changed.items():
             shown.add_row(name, *pair)
         yield shown
     if layers:
-        shown = _words("layers", "first", "second")
+        shown = table("layers", "first", "second", left=("first", "second"))
         for row in layers:
             shown.add_row(*row)
         yield shown
     if prices:
         one, other = (price.tokens_per_s(plan) for price, plan in zip(prices, (a, b), strict=True))
         if one and other:
-            yield f"\n{one:,.0f} tokens/s against {other:,.0f} ({other / one - 1:+.1%})"
-        batches = f": {a.global_batch} samples against {b.global_batch}" if a.global_batch != b.global_batch else ""
-        yield f"\na step{batches}, ms, averaged over stages"
-        yield _terms(prices[0].time_ms, prices[1].time_ms, TIME)
+            each = [speed / plan.world_size for speed, plan in ((one, a), (other, b))]
+            ranks = "" if a.world_size == b.world_size else f"; a rank {each[0]:,.0f} against {each[1]:,.0f}"
+            yield f"\n{one:,.0f} tokens/s against {other:,.0f} ({other / one - 1:+.1%}){ranks}"
+        alike = a.global_batch == b.global_batch
+        first, second = (
+            {key: ms / (1 if alike else plan.global_batch) for key, ms in price.time_ms.items()}
+            for price, plan in zip(prices, (a, b), strict=True)
+        )
+        batches = f", as the batches differ: {a.global_batch} against {b.global_batch}"
+        yield f"\na {'step' if alike else 'sample'}, ms, averaged over stages{'' if alike else batches}"
+        yield _terms(first, second, TIME)
         yield "\nmemory of a device, MiB, on the stage that needs most"
         yield _terms(prices[0].memory_mib, prices[1].memory_mib, MEMORY)
 
@@ -127,13 +134,6 @@ def summary(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> dict[str,
         if prices
         else None,
     }
-
-
-def _words(*columns: str) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        made.add_column(column)
-    return made
 
 
 def _terms(first: dict[str, float], second: dict[str, float], names: dict[str, str]) -> Table:

@@ -9,12 +9,14 @@ from typing import Any
 
 from rich.table import Table
 
+from ..base.printing import table
 from ..cost_model import Prediction
 from ..plan import GalvatronError, ModelShape, Plan
 from ..search import Candidate, SearchResult
 from .breakdown import COMMUNICATION, MEMORY, TIME, StageBreakdown, breakdown, strategy_words
+from .figures import speed_words
 from .plan import describe
-from .search import runner_up
+from .search import runner_up, shape_of
 from .why import (
     GB_MIB,
     MOST_CHANGES,
@@ -110,6 +112,7 @@ def printed(explanation: Explanation, shape: ModelShape | None = None) -> Iterat
         f"{prediction.time_s:.4g} s a step, {prediction.samples_per_s:.4g} samples/s, "
         f"{prediction.bubble_share:.1%} pipeline bubble"
     )
+    yield speed_words(plan, prediction, shape, explanation.problem.cost)
     yield from describe(replace(plan, metadata={}), shape)
     shown = _shown(explanation)
     if len(shown) < len(explanation.stages):
@@ -206,15 +209,7 @@ def summary(explanation: Explanation) -> dict[str, Any]:
 
 
 def _of(candidate: Candidate) -> dict[str, Any]:
-    plan = candidate.plan
-    return {
-        "time_s": candidate.time_s,
-        "samples_per_s": candidate.samples_per_s,
-        "chunks": plan.micro_batches,
-        "pp_deg": plan.pipeline,
-        **({"virtual_pp_deg": plan.chunks} if plan.chunks > 1 else {}),
-        "pipeline_type": plan.schedule.value,
-    }
+    return {"time_s": candidate.time_s, "samples_per_s": candidate.samples_per_s, **shape_of(candidate)}
 
 
 def _shown(explanation: Explanation) -> list[int]:
@@ -224,14 +219,6 @@ def _shown(explanation: Explanation) -> list[int]:
     by_time = sorted(range(len(stages)), key=lambda stage: -stages[stage].busy_ms)
     by_memory = sorted(range(len(stages)), key=lambda stage: stages[stage].memory_mib["free"])
     return sorted({0, len(stages) - 1, *by_time[:3], *by_memory[:3]})
-
-
-def table(*columns: str) -> Table:
-    """The one style: no lines, the first column to the left, numbers to the right and never cut."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for number, column in enumerate(columns):
-        made.add_column(column, justify="right" if number else "left", no_wrap=bool(number))
-    return made
 
 
 def _time_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Table:

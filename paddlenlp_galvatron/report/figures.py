@@ -10,7 +10,7 @@ from ..cost_model.simulate import Span
 from ..plan import ModelShape, Plan, Precision
 from ..profiles.reserve import Reserve, gpu_sheet
 from .breakdown import TIME, StageBreakdown
-from .health import flops_per_token
+from .measured import flops_per_token
 
 MOST_SPANS = 6000  # that a time line draws; of more, the first ones
 LEAST_MS = 0.05  # of a part of a bar; less is nothing in a table with one decimal
@@ -37,24 +37,35 @@ def tiles(
     plan: Plan, prediction: Prediction, shape: ModelShape, budget_mib: float, cost: CostModel
 ) -> tuple[Tile, ...]:
     """Speed, MFU, step time, peak memory, bubble. MFU is left out where the device's peak is not known."""
-    seq_length, word = plan.assumed.seq_length or 0, device_word(cost.reserve)
-    tokens_per_s = prediction.samples_per_s * seq_length
-    each = tokens_per_s / plan.world_size
+    word = device_word(cost.reserve)
+    each, mfu = speed(plan, prediction, shape, cost)
     used_mib = max(stage.memory.total_mib for stage in prediction.stages)
     samples = f"{plan.global_batch} samples, {prediction.samples_per_s:.3g} samples/s"
     memory = f"{used_mib / budget_mib:.0%} of {budget_mib / GIB_MIB:.4g} GiB"
-    shown = [Tile(f"tokens/s/{word}", f"{each:,.0f}", f"{tokens_per_s:,.0f} on all {plan.world_size}")]
-    sheet = gpu_sheet(cost.device)
-    if sheet and plan.assumed.mixed_precision is not Precision.FP32:
-        peak = sheet.matmul_16bit.value
-        mfu = each * flops_per_token(shape, seq_length) / (peak * 1e12)
-        shown.append(Tile("MFU", f"{mfu:.1%}", f"of {peak:,.0f} TFLOP/s"))
+    shown = [Tile(f"tokens/s/{word}", f"{each:,.0f}", f"{each * plan.world_size:,.0f} on all {plan.world_size}")]
+    if mfu and (sheet := gpu_sheet(cost.device)):
+        shown.append(Tile("MFU", f"{mfu:.1%}", f"of {sheet.matmul_16bit.value:,.0f} TFLOP/s"))
     return (
         *shown,
         Tile("step", seconds(prediction.time_s), samples),
         Tile("peak memory", f"{used_mib / GIB_MIB:.1f} GiB", memory),
         Tile("pipeline bubble", f"{prediction.bubble_share:.1%}", "of all stages' time"),
     )
+
+
+def speed(plan: Plan, prediction: Prediction, shape: ModelShape | None, cost: CostModel) -> tuple[float, float | None]:
+    """Tokens/s of a device, and MFU where its peak and the shape of all layers are known."""
+    seq_length, sheet = plan.assumed.seq_length or 0, gpu_sheet(cost.device)
+    each = prediction.samples_per_s * seq_length / plan.world_size
+    if shape is None or sheet is None or plan.assumed.mixed_precision is Precision.FP32:
+        return each, None
+    return each, each * flops_per_token(shape, seq_length) / (sheet.matmul_16bit.value * 1e12)
+
+
+def speed_words(plan: Plan, prediction: Prediction, shape: ModelShape | None, cost: CostModel) -> str:
+    """`9,656 tokens/s/GPU, MFU 46.2%`."""
+    each, mfu = speed(plan, prediction, shape, cost)
+    return f"{each:,.0f} tokens/s/{device_word(cost.reserve)}" + (f", MFU {mfu:.1%}" if mfu else "")
 
 
 def seconds(time_s: float) -> str:
@@ -72,7 +83,7 @@ class Segment:
 
 
 def time_bar(stage: StageBreakdown, step_ms: float) -> tuple[list[Segment], list[Segment]]:
-    """What fills a stage's step, and the communication that is overlapped with its computation."""
+    """Terms of a stage's step, and the communication that overlaps its computation."""
 
     def segments(times_ms: Mapping[str, float], least_ms: float) -> list[Segment]:
         long = [(key, times_ms[key]) for key in TIME if times_ms.get(key, 0.0) > least_ms]

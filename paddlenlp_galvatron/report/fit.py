@@ -1,20 +1,20 @@
-"""What `galvatron fit` answers: a table with a row a number of cards, and the same for programs."""
+"""The answer of `galvatron fit`: a table with a row for each number of cards, and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import JustifyMethod
 from rich.table import Table
 
+from ..base.printing import table
 from ..cost_model import Task
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Plan
 from ..profiles.data_sheet import DataSheet
 from ..profiles.reserve import GIB_MIB
 from ..search.fit import MORE_GIB, Fit, FitOptions
-from .health import flops_per_token
+from .measured import flops_per_token
 from .plan import count
 
 DAY_S = 24 * 3600
@@ -23,8 +23,8 @@ DAY_S = 24 * 3600
 def trained_flops_per_token(shape: ModelShape, seq_length: int, task: Task) -> float:
     """Operations of a token that the task asks for, recompute left out.
 
-    Of the three products of a weight a frozen one has two; a reference model has the one of forward, as attention has
-    a third of its operations there.
+    A weight has three products, a frozen one two, and one of a reference model forward's alone, as attention has a
+    third of its operations there.
     """
     whole = flops_per_token(shape, seq_length)
     attention = 12 * shape.layers * shape.hidden_size * seq_length
@@ -74,16 +74,13 @@ def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: 
         f"tokens a step; {sheet.device}, {card_gib:g} GiB a card; days for {options.tokens:.4g} tokens"
     )
     told = rows(found, shape, sheet, options)
-    yield _table(
-        ("cards", "tokens/s", "MFU", "days", "s a step", "estimate", "bound", "verdict", "next", f"+{MORE_GIB:g} GiB"),
-        map(_cells, told),
-        justify="right",
-    )
-    plans = [in_words(one.best.plan) if one.best else "nothing fits" for one in found]
-    yield _table(
-        ("cards", "plan", "binds"),
-        ((str(row["gpus"]), plan, row["binds"]) for row, plan in zip(told, plans, strict=True)),
-    )
+    numbers = ("tokens/s", "MFU", "days", "s a step", "estimate", "bound", "verdict", "next", f"+{MORE_GIB:g} GiB")
+    shown, plans = table("cards", *numbers), table("cards", "plan", "binds", left=("plan", "binds"))
+    for row, one in zip(told, found, strict=True):
+        shown.add_row(*_cells(row))
+        plans.add_row(str(row["gpus"]), in_words(one.best.plan) if one.best else "nothing fits", row["binds"])
+    yield shown
+    yield plans
     least = next((one.gpus for one in found if one.best), None)
     if least:
         yield f"least of these that fits: {least} card{'s' * (least > 1)}"
@@ -91,19 +88,10 @@ def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: 
         yield f"{found[0].gpus} cards: {found[0].held}"
     if parts := found[-1].reserve.told(card_gib * GIB_MIB):
         yield "estimate: GiB that tensors take on the fullest card; bound: with what a full card holds beside them"
-        yield _table(
-            ("beside tensors", "GiB", "source"),
-            ((part.name, f"{part.mib / GIB_MIB:.2f}", part.source) for part in parts),
-        )
-
-
-def _table(titles: Sequence[str], lines: Iterable[Sequence[str]], justify: JustifyMethod = "left") -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in titles:
-        table.add_column(title, justify=justify)
-    for line in lines:
-        table.add_row(*line)
-    return table
+        beside = table("beside tensors", "GiB", "source", left=("GiB", "source"))
+        for part in parts:
+            beside.add_row(part.name, f"{part.mib / GIB_MIB:.2f}", part.source)
+        yield beside
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

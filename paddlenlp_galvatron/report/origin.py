@@ -1,4 +1,4 @@
-"""What a plan was searched from: its model, cluster, profiles and options, as its file names them or the user does."""
+"""The inputs of a plan's search: model, cluster, profiles and options, as its file or the user names them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,13 @@ def read_origin(
 ) -> tuple[Plan, Problem]:
     """A plan, and what it was searched from, at the plan's batch. `budget_gb`: where nobody names one. Raises
     UserError."""
-    plan = read_plan(origin.plan, smallest_world=True)
+    return origin_of(read_plan(origin.plan, smallest_world=True), origin, note, budget_gb)
+
+
+def origin_of(
+    plan: Plan, origin: OriginOptions, note: Callable[[str], None] = lambda line: None, budget_gb: float | None = None
+) -> tuple[Plan, Problem]:
+    """The same of a plan that has been read."""
     searched = plan.metadata.get("searched_from") or {}
     model = _model(searched, origin.model_size, plan).resolve(plan.assumed.seq_length)
     options = _options(searched, origin, plan, model.seq_length, budget_gb)
@@ -121,7 +127,7 @@ def _options(
         "mixed_precision": assumed.mixed_precision,
         "no_async_grad_reduce": not assumed.async_grad_reduce,
     }
-    # What the plan leaves open its search may have said.
+    # The search may have set assumptions that the plan leaves open.
     said = {"amp_master_grad": assumed.fp32_gradients, "use_flash_attention": assumed.flash_attention}
     asked |= {name: value for name, value in said.items() if value is not None}
     return SearchOptions.among({name: value for name, value in asked.items() if value is not None})

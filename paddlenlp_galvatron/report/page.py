@@ -20,8 +20,8 @@ from ..profiles.reserve import Reserve
 from .breakdown import MEMORY, TIME, StageBreakdown, strategy_words
 from .explain import SAME, UNCERTAIN, Explanation, binding
 from .figures import device_word, folded, tiles, time_bar
+from .measured import WARM_UP_STEPS, stage_peaks_mib
 from .plan import count
-from .prediction import WARM_UP_STEPS, stage_peaks_mib
 from .search import runner_up
 from .why import SharedTime
 
@@ -60,7 +60,7 @@ PAGES = Path(__file__).parent / "pages"
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
-    """Of the frontier."""
+    """Points of the frontier."""
 
     memory_gb: float
     time_s: float | None  # None: no plan was found
@@ -143,7 +143,7 @@ def filled(loader: PackageLoader, template: str, **values: Any) -> Markup:
 def drawn(
     plan: Plan, prediction: Prediction, stages: Sequence[StageBreakdown], budget_mib: float, reserve: Reserve
 ) -> dict[str, Any]:
-    """What `plan.html.jinja` draws. `reserve`: of the devices, which bounds what they hold."""
+    """Variables of `plan.html.jinja`. `reserve`: the devices' reserve, which bounds the memory they hold."""
     totals_mib = [stage.memory.total_mib for stage in prediction.stages]
     tensors_mib = [stage.memory.total_mib - stage.memory.context_mib for stage in prediction.stages]
     bounds_mib = [reserve.bound_mib(mib) for mib in tensors_mib] if reserve.parts else []
@@ -175,7 +175,7 @@ def _as_it_is(name: str) -> Markup:
 
 
 def _grid(plan: Plan) -> Iterator[list[tuple[str, int, str]]]:
-    """Of each stage its runs of like layers: their numbers, how many they are, and their strategy."""
+    """Runs of like layers by stage: their numbers, their count, and their strategy."""
     for stage in range(plan.pipeline):
         yield [
             (str(layers[run[0]]) if len(run) == 1 else f"{layers[run[0]]}-{layers[run[-1]]}", len(run), words)
@@ -198,7 +198,7 @@ def _frontier_chart(points: Sequence[FrontierPoint], explanation: Explanation) -
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Of a chart: s over x."""
+    """Data of a chart: s over x."""
 
     name: str
     values: list[float | None]
@@ -214,7 +214,7 @@ def _chart(name: str, x: list[float], *lines: Line, from_zero: bool = False) -> 
 
 
 def _measured(explanation: Explanation, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the log says: nothing without one."""
+    """Facts of the log: none without one."""
     if not records:
         return {"records": 0}
     settled = records[WARM_UP_STEPS:] or records

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from rich.table import Table
 from rich.text import Text
 
+from ..base.printing import table
 from ..base.text import shortened
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
 from ..plan.mesh import STAGE, Axis
@@ -20,7 +21,7 @@ MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a 
 
 
 class Memory(BaseModel):
-    """Of a stage, MiB a rank."""
+    """Memory of a stage, MiB a rank."""
 
     context_mib: float
     states_mib: float
@@ -29,7 +30,7 @@ class Memory(BaseModel):
 
 
 class StageSummary(BaseModel):
-    """What the search writes of a stage; times of a micro-batch."""
+    """The search's prediction of a stage; times of a micro-batch."""
 
     memory_mib: float
     memory: Memory
@@ -39,7 +40,7 @@ class StageSummary(BaseModel):
 
 
 class Metadata(BaseModel):
-    """What the search writes. Files by others may hold anything, which is shown as it is."""
+    """The search's fields. Files by others may hold anything, which is shown as it is."""
 
     @classmethod
     def of(cls, content: Any) -> Self | None:
@@ -50,22 +51,22 @@ class Metadata(BaseModel):
 
 
 class Searched(Metadata):
-    """What the search predicts."""
+    """The search's prediction."""
 
     time_s: float
     samples_per_s: float
-    lower_bound_s: float
+    lower_bound_s: float | None = None  # of a plan that a search found
     stages: list[StageSummary]
 
 
 class ProfilePath(BaseModel):
-    """Of a profile file."""
+    """A profile file."""
 
     path: str
 
 
 class Origin(Metadata):
-    """What the search says that it searched from; the file has more, such as hashes."""
+    """Inputs of the search; the file has more, such as hashes."""
 
     model: str
     num_nodes: int
@@ -109,14 +110,13 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
         facts.append(("model", f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters"))
     predicted, searched = (plan.metadata.get(name) or {} for name in ("predicted", "searched_from"))
     if known := Searched.of(predicted):
-        gap = max(0.0, 1 - known.lower_bound_s / known.time_s) if known.time_s else 0.0
-        facts.append(
-            (
-                "predicted",
-                f"{known.time_s:.4g} s a step, {known.samples_per_s:.4g} samples/s; no plan takes less than "
-                f"{known.lower_bound_s:.4g} s (gap {gap:.2g})",
-            )
-        )
+        told = f"{known.time_s:.4g} s a step, {known.samples_per_s:.4g} samples/s"
+        if plan.assumed.seq_length:
+            told += f", {known.samples_per_s * plan.assumed.seq_length / plan.world_size:,.0f} tokens/s/rank"
+        if (bound_s := known.lower_bound_s) is not None:
+            gap = max(0.0, 1 - bound_s / known.time_s) if known.time_s else 0.0
+            told += f"; no plan takes less than {bound_s:.4g} s (gap {gap:.2g})"
+        facts.append(("predicted", told))
     else:
         facts += [("predicted", line) for line in islice(_lines(predicted), MOST_ROWS)]
     if origin := Origin.of(searched):
@@ -127,15 +127,15 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
 def _stages(searched: Searched) -> Table:
     """Numbers of each stage."""
     title = "predicted of each stage: memory, MiB a rank; time of a micro-batch, ms"
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="")
-    for name in ("stage", "memory", "states", "activations", "working", "reserve", "forward", "backward", "sync"):
-        table.add_column(name, no_wrap=True, justify="right")
+    shown = table(
+        *("stage", "memory", "states", "activations", "working", "reserve", "forward", "backward", "sync"), title=title
+    )
     for number, stage in enumerate(searched.stages[:MOST_ROWS]):
         memory = stage.memory
         mib = (stage.memory_mib, memory.states_mib, memory.activations_mib, memory.working_mib, memory.context_mib)
         numbers = (*mib, stage.forward_ms, stage.backward_ms, stage.sync_ms)
-        table.add_row(str(number), *(f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in numbers))
-    return table
+        shown.add_row(str(number), *(f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in numbers))
+    return shown
 
 
 def _assumed(plan: Plan) -> str:
@@ -155,20 +155,17 @@ def _assumed(plan: Plan) -> str:
 
 
 def _table(plan: Plan) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     beside = _beside(plan)
     experts = ("experts' ep", "tp", "dp", "states") if any(map(_has_experts, plan.layers)) else ()
     titles = ("stage", "layers", "split by", "degree", *beside, "dp", "model states", "recompute", "groups", *experts)
-    for title in titles:
-        table.add_column(title, no_wrap=title != "recompute")
-    first, last = 0, plan.pipeline - 1
-    table.add_row(str(first), "embedding", *_cells(plan, plan.vocab, beside))
+    shown = table(*titles, left=titles)
+    shown.add_row("0", "embedding", *_cells(plan, plan.vocab, beside))
     for row in islice(_rows(plan, beside), MOST_ROWS):
-        table.add_row(*row[: len(titles)])
-    if table.row_count > MOST_ROWS:
-        table.add_row("…", "the file has the rest")
-    table.add_row(str(last), "LM head", *_cells(plan, plan.vocab, beside))
-    return table
+        shown.add_row(*row[: len(titles)])
+    if shown.row_count > MOST_ROWS:
+        shown.add_row("…", "the file has the rest")
+    shown.add_row(str(plan.pipeline - 1), "LM head", *_cells(plan, plan.vocab, beside))
+    return shown
 
 
 def _rows(plan: Plan, beside: Sequence[Axis]) -> Iterator[list[str]]:
@@ -207,7 +204,7 @@ def _recomputed(layer: LayerStrategy) -> str:
 
 
 def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
-    """What is worth knowing of a plan besides its fields, a sentence each."""
+    """Notes on a plan besides its fields, a sentence each."""
     read = [plan.note] if plan.note else []
     if any(1 < layer.ep < plan.stage_size for layer in plan.layers):
         read.append(

@@ -1,4 +1,4 @@
-"""What a search answered: the plan, what was rejected and why, the runners-up; in a few lines, and as JSON."""
+"""The result of a search: the plan, the rejected ones with reasons, the runners-up; in a few lines, and as JSON."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ from typing import Any
 
 from rich.table import Table
 
+from ..base.printing import table
+from ..cost_model import CostModel
 from ..plan import ModelShape
 from ..search import Candidate, FamilyOutcome, Need, SearchResult
+from .figures import speed_words
 from .plan import count, describe
 
 GB_MIB = 1024
 
 
-def explain(result: SearchResult, shape: ModelShape | None = None) -> Iterator[str | Table]:
-    """Lines and tables, to be printed one below the other. `shape`: of a model whose layers are alike."""
+def explain(
+    result: SearchResult, shape: ModelShape | None = None, cost: CostModel | None = None
+) -> Iterator[str | Table]:
+    """Lines and tables, to be printed one below the other. `shape`: of a model whose layers are alike. `cost`: for the
+    speed of a device."""
     if result.best:
         best = result.best
+        if cost:
+            yield speed_words(best.plan, best.prediction, shape, cost)
         yield (
             f"{best.time_s:.4g} s a step, {best.samples_per_s:.4g} samples/s; no plan of the space takes less than "
             f"{result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
@@ -54,12 +62,14 @@ def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict
         "time_s": best.time_s,
         "lower_bound_s": result.lower_bound_s,
         "gap": result.gap,
-        **_family(best),
+        "global_bsz": best.plan.global_batch,
+        **shape_of(best),
         "bubble_share": best.prediction.bubble_share,
         "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in best.prediction.stages],
         "runners_up": [
             {
-                **_family(other),
+                "global_bsz": other.plan.global_batch,
+                **shape_of(other),
                 "throughput": other.samples_per_s,
                 "time_s": other.time_s,
                 "memory_mib": most_mib(other),
@@ -70,10 +80,10 @@ def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict
     }
 
 
-def _family(candidate: Candidate) -> dict[str, Any]:
+def shape_of(candidate: Candidate) -> dict[str, Any]:
+    """Micro-batches, stages and schedule, by the names of a plan's file."""
     plan = candidate.plan
     return {
-        "global_bsz": plan.global_batch,
         "chunks": plan.micro_batches,
         "pp_deg": plan.pipeline,
         "pipeline_type": plan.schedule.value,
@@ -114,11 +124,12 @@ def _rejected(result: SearchResult) -> Table | None:
     best = result.best and len(result.runners_up) + 1
     counts = Counter(result.outcomes.values())
     counts[FamilyOutcome.SOLVED] -= best or 0
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    shown = table("", "outcome", left=("outcome",))
+    shown.show_header = False
     for outcome in FamilyOutcome:
         if counts[outcome] > 0:
-            table.add_row(str(counts[outcome]), outcome.words)
-    return table if table.row_count else None
+            shown.add_row(str(counts[outcome]), outcome.words)
+    return shown if shown.row_count else None
 
 
 def runner_up(number: int, other: Candidate, best: Candidate) -> str:

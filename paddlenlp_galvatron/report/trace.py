@@ -17,7 +17,7 @@ Piece = tuple[str, str, float]  # name, category, ms
 
 
 def predicted_events(plan: Plan, cost: CostModel, prediction: Prediction) -> list[Event]:
-    """Of one step that begins at 0."""
+    """Events of one step that begins at 0."""
     spans = timeline(plan.schedule, prediction.times, plan.micro_batches)
     passes = 2 * plan.micro_batches
     detailed = passes * 3 * (len(plan.layers) + 2 * len(plan.stages)) <= MOST_EVENTS
@@ -51,7 +51,7 @@ def predicted_events(plan: Plan, cost: CostModel, prediction: Prediction) -> lis
 
 
 def rank_names(plan: Plan) -> dict[int, str]:
-    """What a process of the trace stands for."""
+    """Names a process of the trace."""
     size = plan.stage_size
     return {
         stage * size: f"rank {stage * size}, predicted for all {size} of stage {stage}"
@@ -69,7 +69,7 @@ def _event(name: str, category: str, start_ms: float, stop_ms: float, rank: int)
 
 
 def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> dict[str, list[Piece]]:
-    """What a forward and a backward pass of a chunk of a stage consist of, in order."""
+    """Terms of a forward and a backward pass of a stage's chunk, in order."""
     parts, switches = cost.chunk_parts(plan, stage, chunk), cost.chunk_switches(plan, stage, chunk)
     names = [f"layer {layer}" for layer in plan.chunk_layers(stage, chunk)]
     if plan.is_first(stage, chunk):
@@ -102,7 +102,7 @@ def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> dict[str, li
 
 
 def _sync(parts: list[LayerCost]) -> Iterator[Piece]:
-    """What follows the last backward of a stage."""
+    """Terms after the last backward of a stage."""
     terms = [part.terms for part in parts]
     reduce_ms = sum(one.finish_ms + (0.0 if one.reduced_each else one.reduce_ms) for one in terms)
     yield "reduce gradients", "collective", reduce_ms

@@ -1,4 +1,4 @@
-"""What the best plan would be: a question as a page's form has it, the answer drawn, and the commands that give it."""
+"""The what-if page: a question from its form, the best plan drawn, and the commands that give it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Question(Options):
     search_options: str = Field("", description="more options of `galvatron search`: sp_space=tp+sp max_tp_deg=4")
 
 
-# What the page calls the fields of the form.
+# Labels of the form's fields.
 LABELS = {
     "model_size": "Model",
     "seq_length": "Sequence length",
@@ -64,7 +64,7 @@ LABELS = {
     "memory_constraint": "Memory of a GPU, GiB",
     "search_options": "More options of the search",
 }
-# What stands, faint, in an empty field.
+# Placeholders of empty fields.
 UNSET = {
     "seq_length": str(SEQ),
     "device": DEVICE,
@@ -164,7 +164,7 @@ def _about(field: str) -> Iterator[None]:
 
 
 def _commands(question: Question, options: SearchOptions, more: Mapping[str, Any]) -> Iterator[str]:
-    """What to type for the same plan."""
+    """Commands for the same plan."""
     words: dict[str, Any] = {"device": options.device, "profiles": question.profiles, "seq_length": options.seq_length}
     words |= {"num_nodes": options.num_nodes, "num_gpus_per_node": options.num_gpus_per_node}
     words |= {"memory_constraint": question.memory_constraint, "settle_bsz": options.settle_bsz, **more}
@@ -173,7 +173,7 @@ def _commands(question: Question, options: SearchOptions, more: Mapping[str, Any
 
 
 def faults_of(error: GalvatronError) -> dict[str, str]:
-    """What is wrong by field of the form; under "" what concerns none."""
+    """Faults by field of the form; under "" those of no field."""
     if isinstance(error, Infeasible):
         about = "memory_constraint" if "GiB a device" in str(error) else "global_train_batch_size"
         return {about: str(error)}

@@ -28,8 +28,7 @@ GB_MIB = 1024
 
 @dataclass(frozen=True)
 class Problem:
-    """What a plan was searched from, so that the same can be searched again with a change. One batch alone: the
-    plan's."""
+    """The inputs of a plan's search, to search again with a change. Its batch is the plan's alone."""
 
     shapes: tuple[ModelShape, ...]
     cost: CostModel  # with the reserve that the options ask for
@@ -72,7 +71,7 @@ class Problem:
 
 
 def best_of(result: SearchResult, seconds: float) -> Candidate:
-    """What a search found in so many seconds. Raises GalvatronError where that is nothing."""
+    """The plan that a search found in `seconds`. Raises GalvatronError where it found none."""
     if result.best is None and result.given_up:
         raise GalvatronError(f"no plan was found in {seconds:.2g} s; galvatron search has no limit of time")
     return result.require()
@@ -85,7 +84,7 @@ class SharedTime:
         self._end, self._shares = process_time() + seconds, shares
 
     def take(self, shares: int = 1) -> float:
-        """Of the next search."""
+        """Seconds of the next search."""
         part = shares / max(shares, self._shares)
         self._shares -= shares
         return max(LEAST_S, (self._end - process_time()) * part)
@@ -120,7 +119,7 @@ class WhatIf:
 
 
 def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTime) -> Iterator[WhatIf]:
-    """What the best plan would be under each change, found by a search of its own that begins with what is known."""
+    """The best plan under each change, by a search of its own that begins with the known plans."""
     options, hardware = problem.options, problem.cost.network.profile
     seq = options.seq_length or 0
 
@@ -192,7 +191,7 @@ def _halved(profile: HardwareProfile, which: Callable[[MessageGroup], bool]) -> 
 
 @dataclass(frozen=True, slots=True)
 class OtherStrategy:
-    """What a plan would take if one layer more had another strategy: the layer of it that makes the step shortest."""
+    """The prediction with one layer's strategy changed, for the layer that makes the step shortest."""
 
     layer: int
     strategy: LayerStrategy
@@ -201,7 +200,7 @@ class OtherStrategy:
 
     @property
     def memory_mib(self) -> float:
-        """Of the stage that needs most."""
+        """Memory of the stage that needs most."""
         return max(stage.memory.total_mib for stage in self.prediction.stages)
 
 

@@ -1,4 +1,4 @@
-"""What the runtime needs of PaddleNLP for a model family. The room adapters provides it; nothing else names any."""
+"""The interface between the runtime and PaddleNLP's layers of a model family, which `adapters/` implements."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PLAIN = Kernels()
 
 
 class Adapter(Protocol):
-    """How PaddleNLP runs a family of decoder-only transformers. What their layers are made of says the shape."""
+    """How PaddleNLP runs a family of decoder-only transformers. The shape describes their layers."""
 
     def config(self, shape: ModelShape, seq_length: int, kernels: Kernels = PLAIN) -> Any:
         """PaddleNLP's config of the whole model, unsplit."""

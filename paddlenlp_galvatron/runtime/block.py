@@ -1,7 +1,7 @@
 """One decoder layer of PaddleNLP under its own strategy: its weights replaced by shards, collectives at its seams.
 
 Between layers the tokens of a micro-batch are flat, [T, H], and lie as `plan.layout` says. Attention's core alone wants
-whole sequences: [B, S, …] with B·S tokens of the layer's dp share. What is called at the seams says `plan.seams`.
+whole sequences: [B, S, …] with B·S tokens of the layer's dp share. `plan.seams` lists the collectives at each seam.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Placement:
         self._ops = {at.seam: (at.op, self.group(at.axis)) for at in seam_ops(strategy.axes, self._sequence_parallel)}
 
     def samples(self, micro_batch: int) -> range:
-        """Of a micro-batch's samples, those that this rank computes the layer on, or a part of."""
+        """Samples of a micro-batch of which this rank computes the layer, wholly or in part."""
         each = micro_batch // self.mesh.degree(Axis.DATA)
         first = self.mesh.index(self.local, Axis.DATA) * each
         return range(first, first + each)
@@ -221,13 +221,13 @@ class Block:
             mlp.forward = lambda x: down(part(swiglu, gate(x), up(x)))
 
     def _part(self, parts: Recompute, *readers: Any) -> Any:
-        """What calls a function for these readers' input: again in backward, where any of the parts is recomputed."""
+        """A caller of the function that produces these readers' input; backward repeats the call under recompute."""
         if not parts & self._recompute:
             return lambda run, *inputs: run(*inputs)
         return RecomputedPart(readers, partial(compute_weights, self._slots, self._placement.numbers))
 
     def _leave_behind(self, projection: Any, seam: Seam) -> None:
-        """Sum what a row-split projection puts out, and only then add its bias, if it has one."""
+        """Sum the output of a row-split projection, then add its bias, if it has one."""
         place = self._placement
         if projection.bias is None:
             self._after(projection, lambda x: place.cross(seam, x))

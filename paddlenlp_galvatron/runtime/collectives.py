@@ -68,7 +68,7 @@ def _start(kind: str, group: Any, call: Callable[[], Any], out: Any, kept: Any =
 
 
 def within(kind: str, group: Any, call: Callable[[], Any]) -> Any:
-    """What a kernel gives that exchanges messages by itself, in the queue of what is computed."""
+    """Result of a kernel that exchanges messages by itself, in the compute queue."""
     operation = Operation(kind, tuple(group.ranks))
     with waiting(operation.what), span(*operation.shown):
         out = call()
@@ -94,7 +94,7 @@ def all_gather_start(tensor: Any, group: Any, how: How = LATER, out: Any = None)
 
 
 def reduce_scatter_start(tensor: Any, group: Any, how: How = LATER) -> Pending:
-    """Start [T·n, …] -> [T, …]: this rank's slice of the sum over the group. What the tensor held may be lost."""
+    """Start [T·n, …] -> [T, …]: this rank's slice of the sum over the group. The input's content may be lost."""
     out = paddle.empty([tensor.shape[0] // group.nranks, *tensor.shape[1:]], tensor.dtype)
     count("reduce_scatter", tensor)
     tensor = tensor.contiguous()
@@ -103,7 +103,7 @@ def reduce_scatter_start(tensor: Any, group: Any, how: How = LATER) -> Pending:
 
 
 def broadcast(tensor: Any, group: Any) -> None:
-    """Give all ranks of the group what its first one has, in place. Of weights at the start: not counted."""
+    """Copy the tensor of the group's first rank to all its ranks, in place. Used for initial weights; not counted."""
     call = partial(dist.stream.broadcast, tensor, src=group.ranks[0], group=group, **LATER)
     _start("broadcast", group, call, tensor).wait()
 

@@ -1,4 +1,4 @@
-"""What Paddle's gloo backend lacks for hybrid parallelism on CPU processes. On NCCL nothing here is used.
+"""Adds to Paddle's gloo backend the operations that hybrid parallelism on CPU processes needs. NCCL needs none of it.
 
 `install()` completes `ProcessGroupGloo` in place, so that the rest of the runtime makes the same
 `paddle.distributed` calls on every backend:
@@ -37,7 +37,7 @@ from ..launch.store import GROUP
 from ..plan import UserError
 from .gloo_limit import set_gloo_limit
 
-# What waits for other ranks while it is called.
+# Calls that block until other ranks take part.
 AT_ONCE = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 BLOCKING = ("all_reduce", "all_gather", "broadcast", "reduce", "gather", "scatter", "barrier")
 

@@ -28,7 +28,7 @@ def loads_kernels() -> bool:
 
 
 def name() -> str:
-    """Of the kind of device that this process computes on, as PaddleNLP calls it."""
+    """PaddleNLP's name of the kind of device that this process computes on."""
     return "gpu" if on_gpu() else "cpu"
 
 
@@ -71,12 +71,12 @@ def synchronize() -> None:
 
 
 def gpu_number() -> int | None:
-    """Of the GPU that this process computes on, among those of its node; None on CPU."""
+    """Index of this process's GPU among those of its node; None on CPU."""
     return int(str(paddle.device.get_device()).partition(":")[2]) if on_gpu() else None
 
 
 def multiprocessors() -> int:
-    """Of the GPU that this process computes on: blocks of a kernel share one at a time."""
+    """Number of streaming multiprocessors of this process's GPU."""
     return int(paddle.device.cuda.get_device_properties().multi_processor_count)
 
 
@@ -103,7 +103,7 @@ class Mark:
         return self.event is None or bool(self.event.query())
 
     def wait(self) -> None:
-        """What is computed next stands behind it anyway."""
+        """Nothing to do: later work is queued behind it."""
 
     def ms_after(self, first: Mark) -> float:
         """From when the device came to the first one until it came here. It has come to both, which are timed."""

@@ -17,7 +17,7 @@ from .ops.context import Chunks, flash, hidden_rows
 
 
 class Documents:
-    """Of `length` tokens of a sample, those that this rank's rows of attention see. Made before the first step."""
+    """Which of a sample's `length` tokens this rank's rows of attention see. Made before the first step."""
 
     def __init__(self, chunks: Chunks | None, length: int, fused: bool):
         """`chunks`: what the rank has of each sample; None: all of it."""
@@ -28,7 +28,7 @@ class Documents:
         self._in_front = hidden_rows(chunks, length)[..., 1:] if fused and chunks else None
 
     def attention(self, ends: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """What is called in place of PaddleNLP's attention: `plain` behind a mask, or flash attention."""
+        """Replaces PaddleNLP's attention: `plain` with a mask, or flash attention."""
         if not self._fused:
             return lambda q, config, k, v, _mask, *rest, **named: plain(
                 q, config, k, v, self.mask(ends, q.dtype), *rest, **named
@@ -42,7 +42,7 @@ class Documents:
 
     def rows(self, ends: Any) -> Any:
         """[B, 1, S, 1] as causal flash attention takes it: for each key the first row behind it that does not see it.
-        Of a rank's chunks [B, 1, S, 2], by its own rows, and how many of them lie in front of the key."""
+        For a rank's chunks, [B, 1, S, 2]: the same counted in its own rows, and how many of them precede the key."""
         if self._chunks is None or self._in_front is None:
             return ends.unsqueeze([1, -1])
         behind = paddle.zeros_like(ends)

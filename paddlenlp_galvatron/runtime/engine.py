@@ -34,7 +34,7 @@ TINY = 1e-12  # a norm below it is not divided by
 
 
 class Share(NamedTuple):
-    """What a rank computes on of a global batch: its rows' tokens [micro-batches, r·S]."""
+    """A rank's share of a global batch: its rows' tokens [micro-batches, r·S]."""
 
     ids: Tokens
     labels: Tokens
@@ -88,17 +88,17 @@ class Engine:
 
     @property
     def trainables(self) -> list[Trainable]:
-        """What the optimizer updates on this rank, with its place in the model and its gradient."""
+        """Tensors that the optimizer updates on this rank, each with its place in the model and its gradient."""
         return self.stage.trainables
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """Of a global batch's rows, those that this rank computes on: none between first and last stage."""
+        """Rows of a global batch that this rank reads: none between first and last stage."""
         firsts = range(0, self.plan.global_batch, self.plan.micro_batch)
         return tuple(first + sample for first in firsts for sample in self.stage.samples)
 
     def share(self, rows: Batch) -> Share:
-        """What this rank computes on, where `rows` are all that it has of a global batch. Every rank calls this.
+        """This rank's share, cut from `rows`, the rows that it has of a global batch. Every rank calls this.
 
         Raises UserError: no token has a label."""
         ids, labels, ends = (None if part is None else part.reshape(self._own_shape) for part in samples_of(rows))
@@ -179,12 +179,12 @@ class Engine:
 
     @property
     def gradient_scale(self) -> float:
-        """What the gradients are times of the loss's own."""
+        """Factor of the stored gradients over the loss's gradients."""
         return self.scaler.scale if self.scaler else 1.0
 
     @property
     def tensors(self) -> list[Any]:
-        """What an optimizer updates on this rank."""
+        """Tensors that an optimizer updates on this rank."""
         return [trainable.tensor for trainable in self.trainables]
 
     @property

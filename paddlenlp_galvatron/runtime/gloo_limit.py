@@ -50,7 +50,7 @@ def _gloo() -> ctypes.CDLL:
 
 @contextmanager
 def _memory() -> Iterator[Callable[[int], int]]:
-    """What gives the 8 bytes at an address, 0 where there is no memory."""
+    """Returns a reader of the 8 bytes at an address; it gives 0 where there is no memory."""
     handle = os.open("/proc/self/mem", os.O_RDONLY)
 
     def word(address: int) -> int:

@@ -63,7 +63,7 @@ def _settled() -> None:
 def run_as_rank(work: Callable[[], None]) -> NoReturn:
     """Do the work of one rank and end the process.
 
-    What went wrong is told to the launcher and written to the log, without a traceback where the user can mend it.
+    A fault is reported to the launcher and written to the log, without a traceback where the user can mend it.
     A rank that is done waits for the others. Python's shutdown is skipped, however the work ends: there, threads of
     Paddle's stores and groups still run while what they use goes, and abort the process now and then, or wait for the
     other ranks; NCCL's communicators do where something is under way on them.
@@ -145,8 +145,8 @@ def _use_in_kernel(group: Any) -> None:
 class Groups:
     """All communicators of this process, by their global ranks and their use.
 
-    Groups of one rank have no communicator: `get` gives None, and callers skip the collective. What `fallback` has is
-    taken from there.
+    Groups of one rank have no communicator: `get` gives None, and callers skip the collective. Communicators of
+    `fallback` are used again.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""What the project asks of Paddle beyond its public interface: all of it here, and in `cpu_backend` for gloo's groups.
+"""All uses of Paddle beyond its public interface, but those of gloo's groups, which are in `cpu_backend`.
 
 Written against Paddle 3.1.1 and 3.3.1; a new version is tried here first.
 """

@@ -2,9 +2,8 @@
 
 Activations go down from stage to stage and gradients up, on a communicator each: the two directions never wait for
 one another. Where stages have several chunks, the first and the last stage are neighbours, too, on two more. Sends
-return at once; a receive is posted one pass ahead, so that it hides under compute. What messages arrive in is kept for
-those to come. What is sent is kept until the schedule tells that it has arrived: a host that runs ahead of its device
-sees none of it leave.
+return at once; a receive is posted one pass ahead, so that it hides under compute. Receive buffers are used again. Sent
+tensors are kept until the schedule shows that they have arrived, as a host that runs ahead of its device cannot see it.
 
 On a GPU the first step takes one micro-batch after the other, and posts nothing ahead: CUDA loads a kernel when it is
 first used, and may wait for all that the device was given to do, for messages, too. Nothing is under way then that
@@ -70,7 +69,7 @@ class Link:
         return self._posted.popleft().wait()
 
     def done_with(self, message: Any) -> None:
-        """What is computed next does not read this message any more: another one may arrive where it did."""
+        """Frees the buffer of a message that no later computation reads: another message may arrive in it."""
         self._free.append(message.detach())  # on the same memory, without what autograd knows of it
 
     def has_received(self, messages: int) -> None:
@@ -114,19 +113,19 @@ class Course(NamedTuple):
 
 
 class Headroom:
-    """What a step by the schedule holds beyond one that takes a micro-batch after the other, as the first does."""
+    """Memory that a step by the schedule needs beyond the first step, which takes one micro-batch after the other."""
 
     def __init__(self, in_turn: Course, schedule: Course, chunks: int):
         self._in_turn, self._schedule = in_turn, schedule
         self.held_mib = [0.0] * chunks  # by a micro-batch in flight
 
     def begin(self) -> None:
-        """Of the first step."""
+        """Call before the first step."""
         self._before_mib = device.allocated_mib()
         device.reset_peak()
 
     def end(self) -> None:
-        """Of the first step."""
+        """Call after the first step."""
         self._passing_mib = device.peak_mib() - self._before_mib
 
     def take(self) -> None:
@@ -137,7 +136,7 @@ class Headroom:
 
 
 def _apart(sent: Any, received: Any) -> Any:
-    """What is sent, which must not lie where the next message may arrive before it has left."""
+    """Returns `sent`, whose memory must not be that of the buffer that the next message may arrive in."""
     if received is not None:
         assert sent.data_ptr() != received.data_ptr(), "a chunk without work of its own sends what it received"
     return sent
@@ -173,7 +172,7 @@ class Pipeline:
         if plan.chunks > 1 and (stage.is_first or stage.is_last):
             around = links(first, last, ON, BACK)
         self._links = [link for pair in (before, after, around) if pair for link in pair]
-        # Of each chunk: where its input comes from and where its output goes to.
+        # For each chunk: the source of its input and the destination of its output.
         self._above = [around if stage.is_first and chunk else before for chunk in range(plan.chunks)]
         self._below = [around if stage.is_last and chunk < plan.chunks - 1 else after for chunk in range(plan.chunks)]
         if self._links and self._course is not self._schedule:
@@ -264,7 +263,7 @@ class Pipeline:
             link.flush()
 
     def _take(self, ids: Tokens, labels: Tokens, ends: Tokens | None) -> tuple[list[Any], list[Any], list[Any]]:
-        """What the stage needs of a step's tokens, by micro-batch."""
+        """The stage's tokens, labels and ends of a step, by micro-batch."""
         nothing = [None] * self._micro_batches
         return (
             self._stage.take(ids) if self._stage.is_first else nothing,
@@ -283,7 +282,7 @@ class Pipeline:
         return below and below[::-1]
 
     def _receive(self, position: int) -> Any:
-        """What a pass begins with, if a stage sends that; posts the receive of the next pass. No more than that one: on
+        """Input of a pass, if a stage sends it; posts the receive of the next pass. No more than that one: on
         a GPU a posted receive takes some of what passes compute with, until its message is there."""
         message = None
         if source := self._source(self._course.passes[position]):

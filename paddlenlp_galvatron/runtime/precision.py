@@ -127,7 +127,7 @@ class LossScaler:
 
     @property
     def state(self) -> list[float]:
-        """What a checkpoint keeps."""
+        """State that a checkpoint keeps."""
         return [self.scale, self._good]
 
     @state.setter

@@ -22,7 +22,7 @@ def of_host() -> tuple[int, ...]:
 def shares(ranks: int) -> list[list[int]]:
     """The processors of each of `ranks` on this host; none where there are fewer processors than ranks.
 
-    Of the threads of a core one alone, if there are enough cores: they slow each other down."""
+    One thread of each core, if there are enough cores: threads of a core slow each other down."""
     processors = _one_a_core()
     if len(processors) < ranks:
         processors = list(of_host())

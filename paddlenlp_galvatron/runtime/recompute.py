@@ -1,8 +1,8 @@
 """Parts of a layer that backward computes again, as `plan.strategy` says layer by layer.
 
-What a part puts out is read by matrix products, which would keep it. Instead it gives its memory back as soon as they
-have run. The first of them whose backward comes lets the part run again, from its inputs and with the same random
-numbers, and finds the output where it was; backward then goes on through what has run again.
+Matrix products read a part's output and would keep it. Instead its memory is freed as soon as they have run. The first
+product whose backward begins runs the part again, from its inputs and with the same random numbers, into the same
+tensor; backward then goes on through the part.
 """
 
 from __future__ import annotations

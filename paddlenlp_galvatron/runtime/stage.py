@@ -131,7 +131,7 @@ class Stage:
 
     @property
     def chains(self) -> list[Chain]:
-        """Of each chunk."""
+        """One for each chunk."""
         return [chunk.chain for chunk in self._chunks]
 
     @property
@@ -182,8 +182,8 @@ class Stage:
 
     @cached_property
     def samples(self) -> list[int]:
-        """Those of a micro-batch that this rank looks up or foretells tokens of: none between first and last stage. Of
-        rows that may hold several documents also those that its layers compute on."""
+        """Samples of a micro-batch whose tokens this rank embeds or predicts: none between first and last stage. Packed
+        rows add the samples that its layers compute."""
         length, wanted = self._seq_length, set[int]()
         if self.is_first or self.is_last:
             wanted = {n for start, stop in self._taken for n in range(start // length, -(-stop // length))}

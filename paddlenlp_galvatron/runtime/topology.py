@@ -1,4 +1,4 @@
-"""What `fleet.get_hybrid_communicate_group()` answers while a plan is trained, by Paddle's own class.
+"""Answers `fleet.get_hybrid_communicate_group()` while a plan is trained, by Paddle's own class.
 
 Paddle's group knows one degree of each kind for the whole model. Here each layer has a view of its own, a real
 `HybridCommunicateGroup` over the plan's communicators; a question to the whole is answered where the views of all
@@ -80,7 +80,7 @@ class LayerGroup(HybridCommunicateGroup):  # type: ignore[misc]
         return super().create_fuse_group(fused_strategy_list, *rest, **named)
 
     def _own(self, groups: Sequence[list[int]]) -> tuple[list[int], Group]:
-        """Of groups that share out the world, this rank's."""
+        """This rank's group among those that partition the world."""
         [mine] = [ranks for ranks in groups if self.global_rank in ranks]
         if len(mine) == 1:
             return mine, Group(-1, -1, mine)  # as Paddle makes them: no member of anything
@@ -88,7 +88,7 @@ class LayerGroup(HybridCommunicateGroup):  # type: ignore[misc]
 
 
 class PlanGroup(HybridCommunicateGroup):  # type: ignore[misc]
-    """The answers of a plan: those in which the decoder layers agree. What else is asked is refused in one sentence.
+    """The answers in which a plan's decoder layers agree. Any other question is refused in one sentence.
 
     `of_layer(index)` answers for one layer, `of_vocabulary()` for embedding and LM head.
     """
@@ -170,7 +170,7 @@ def _names(placed: Sequence[tuple[str, tuple[Ranks, ...]]]) -> str:
 
 
 def _answer(ask: Callable[[LayerGroup], Any], view: LayerGroup) -> Any:
-    """What Paddle's method says; an assertion of its is an answer, too."""
+    """The answer of Paddle's method; its AssertionError is an answer, too."""
     try:
         return ask(view)
     except AssertionError as error:

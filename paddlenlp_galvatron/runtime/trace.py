@@ -2,7 +2,7 @@
 
 Nothing is noted, and next to nothing costs time, unless a step is traced. On a GPU, spans are of the queue of what is
 computed, between two marks in it that are read when the step is over: waiting for the device would wait for messages,
-too, which may need what this rank has yet to send. What is sent meanwhile shows where computing waits for it.
+too, which may need a message that this rank has yet to send. Communication shows where computing waits for it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def traced(rank: int, events: list[dict[str, Any]]) -> Iterator[None]:
 
 @contextmanager
 def span(name: str, category: str) -> Iterator[None]:
-    """What happens inside has this name on the time line."""
+    """Names the span of the block on the time line."""
     if _spans is None:
         yield
         return

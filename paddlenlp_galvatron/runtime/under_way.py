@@ -1,6 +1,6 @@
-"""What this rank has started on its groups and not seen the end of; and a watchdog that names it where it never ends.
+"""Operations that this rank has started on its groups and not seen end; a watchdog names one that never ends.
 
-On a GPU a call returns at once and a hang shows in whatever reads a value next, which says nothing of its cause.
+On a GPU a call returns at once, and a hang shows at the next read of a value, which does not name its cause.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Operation:
 
     @property
     def started(self) -> str:
-        """What was started, and in which step."""
+        """The operation and its step, in words."""
         return self.what + status.in_step(self._step)
 
     def wait(self) -> None:
@@ -61,7 +61,7 @@ _started: deque[Operation] = deque()
 
 
 def oldest() -> tuple[str, float] | None:
-    """What has been under way for longest, or waited for, and since when by the monotonic clock."""
+    """The operation or wait that has lasted longest, and its start by the monotonic clock."""
     waits = [(one.started, one.since) for one in list(_started) if not one.ended][:1]
     if wait := status.longest_wait():
         waits.append(wait)

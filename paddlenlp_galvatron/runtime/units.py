@@ -47,7 +47,7 @@ class Piece:
 
 
 class Updatable(Protocol):
-    """What a trainable tensor stands for: it has the gradient, and takes over the updated values."""
+    """The weight behind a trainable tensor: it has the gradient and receives the updated values."""
 
     @property
     def gradient(self) -> Any: ...
@@ -127,7 +127,7 @@ class Unit:
         self._reduced = False
 
     def make_trainables(self) -> list[Trainable]:
-        """What the optimizer updates; asked for once."""
+        """Tensors that the optimizer updates; called once."""
         return [whole(weight) for weight in self.weights]
 
     def held(self) -> list[tuple[ShardedParameter, Any]]:

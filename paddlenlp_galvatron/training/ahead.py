@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def one_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
-    """What `load` gives for each step; while one is in use, a thread loads the next. What it raises comes at its step.
+    """Yields `load(step)` for each step; a thread loads the next meanwhile. An error of `load` comes at its step.
 
     The thread touches no device: page-locked memory is made by a call that may wait for all that the device was given
     to do, and the ids of a step are copied, before its first message, in far less time than a pass takes.

@@ -29,11 +29,11 @@ from .settings import RunOptions, TrainSettings
 OF_DATA = ("input_dir", "split", *TuningOptions.model_fields)
 KERNELS = ("use_flash_attention", "use_fused_rope", "use_fused_rms_norm", "use_fused_cross_entropy")
 OF_MODEL = (*ModelOptions.model_fields, "load", "load_distributed", *KERNELS)
-# On which PaddleNLP's arguments act as soon as they are read, or which they do not know.
+# Options on which PaddleNLP's arguments act as soon as they are read, or which they do not know.
 OURS = {*DegreeOptions.model_fields, "device", "dry_run"}
 OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}
 STOCK = {own.name for own in fields(TrainingArguments)}
-# Of PaddleNLP's arguments without an option, what its Trainer and callbacks heed where they are handed on.
+# PaddleNLP's arguments without an option here that its Trainer and callbacks heed.
 HANDED_ON = frozenset(
     {"run_name", "logging_strategy", "log_on_each_node", "metrics_output_path", "wandb_api_key", "wandb_http_proxy"}
 )
@@ -59,7 +59,7 @@ def _arguments(name: str, doc: str, options: Sequence[str], base: type[Any] = ob
 
 
 def _kind(option: str) -> Any:
-    """What PdArgumentParser can read, which knows no unions; `Options` checks it further."""
+    """A type that PdArgumentParser can read, which knows no unions; `Options` checks it further."""
     return Optional[bool] if is_boolean(OPTIONS[option]) else Optional[str]  # noqa: UP045
 
 
@@ -99,7 +99,7 @@ def parse_options(words: Sequence[str]) -> dict[str, Any]:
 def settings_of(*arguments: Any) -> TrainSettings:
     """The run that parsed arguments ask for, in a script of one's own: `GalvatronTrainer(settings_of(...)).train()`.
 
-    What has its default counts as not given. Raises UserError.
+    An argument at its default counts as not given. Raises UserError.
     """
     return _settings({name: value for one in arguments for name, value in _given(one)}, frozenset())
 
@@ -145,7 +145,7 @@ def _settings(values: dict[str, Any], handed_on: frozenset[str]) -> TrainSetting
 
 
 def _given(arguments: Any) -> Iterator[tuple[str, Any]]:
-    """What differs from the default, and from what PaddleNLP makes of it."""
+    """Arguments that differ from the default, and from PaddleNLP's own change of it."""
     training = isinstance(arguments, TrainingArguments)
     made = TrainingArguments(output_dir=arguments.output_dir) if training else arguments
     for own in fields(arguments):

@@ -1,4 +1,4 @@
-"""What a run is evaluated on, and its loss there."""
+"""The data that a run is evaluated on, and the loss there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank of PaddleNLP's Trainer would load: its share of each micro-batch."""
+"""The DataLoader of a rank of PaddleNLP's Trainer: its share of each micro-batch."""
 
 from __future__ import annotations
 

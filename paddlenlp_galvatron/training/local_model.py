@@ -1,4 +1,4 @@
-"""What this rank trains, as PaddleNLP's callbacks and scripts see a model: its own names of weights, as sub-layers."""
+"""This rank's model for PaddleNLP's callbacks and scripts: sub-layers with PaddleNLP's names of the weights."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Recipe(Options):
 
         annealing = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
         kind, lowest = self.lr_scheduler_type, self.min_learning_rate
-        # What has no end cannot decay; a decay that ends with the warm-up has no room.
+        # A run without an end cannot decay; nor can a decay that ends with the warm-up.
         steps = max(self.decay_steps or 0, self.warmup_steps + 1)
         if kind in annealing and self.decay_steps and lowest is not None:
             lowest = min(lowest, self.learning_rate)

@@ -1,4 +1,4 @@
-"""What PaddleNLP's Trainer takes or lets sub-classes change, and a plan's engine does by itself: refused by name."""
+"""Refuses by name features of PaddleNLP's Trainer that a plan's engine handles itself."""
 
 from __future__ import annotations
 

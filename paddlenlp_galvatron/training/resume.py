@@ -78,7 +78,7 @@ def require_shared(folder: Path, engine: Engine) -> None:
 
 
 def _seen(settings: TrainSettings) -> tuple[str, list[Path]]:
-    """What is asked for, and the checkpoints to try. Raises UserError."""
+    """The option's value and the checkpoints to try. Raises UserError."""
     wanted = settings.continue_from
     return wanted, whole_checkpoints(settings.checkpoints) if wanted == "auto" else [Path(wanted)]
 
@@ -106,7 +106,7 @@ def _open(folder: Path, engine: Engine) -> tuple[Checkpoint | None, list[str]]:
 
 
 def _faults_of(engine: Engine, read: Callable[[], object]) -> list[str]:
-    """What any rank finds wrong with a checkpoint as it reads; all ranks call this together."""
+    """Faults that any rank finds in a checkpoint as it reads; all ranks call this together."""
     fault = ""
     try:
         read()

@@ -1,4 +1,4 @@
-"""What a training run is told: options that a user gives, and one validated file that every rank reads."""
+"""Settings of a training run: options of the user, and one validated file that every rank reads."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class RunOptions(Options):
 
     @property
     def fused_kernels(self) -> dict[str, bool | None]:
-        """What is asked of a plan's assumptions; None: as it says."""
+        """Requested fused kernels; None: as the plan assumes."""
         return {
             "fused_rope": self.use_fused_rope,
             "fused_rms_norm": self.use_fused_rms_norm,
@@ -225,7 +225,7 @@ class TrainSettings(RunOptions):
 
     @property
     def traffic(self) -> Path:
-        """What the first step sent: groups, and calls and bytes by collective."""
+        """The file with the first step's traffic: groups, and calls and bytes by collective."""
         return self.output_dir / "traffic.json"
 
     @property
@@ -303,7 +303,7 @@ class TrainSettings(RunOptions):
         return plan, shape
 
     def nothing_to_do(self, steps: int) -> str:
-        """What a run says whose checkpoints have all its steps."""
+        """Message of a run whose checkpoints have all its steps."""
         return (
             f"nothing to do: {self.checkpoints} has all {steps} steps; raise max_steps, or begin anew in another "
             "output_dir or with --overwrite_output_dir"

@@ -248,7 +248,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Loss and perplexity of `eval_dataset`, else of the trainer's, else of the run's validation split, or of their
-        first batches. Of a dict of data sets each has its name in the keys. Raises UserError."""
+        first batches. With a dict of data sets, keys have their names. Raises UserError."""
         metrics: dict[str, float] = {}
         for name, source in self._evaluation_sources(self.eval_dataset if eval_dataset is None else eval_dataset):
             metrics |= self._evaluate(source, f"{metric_key_prefix}_{name}" if name else metric_key_prefix)
@@ -277,9 +277,9 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         return metrics
 
     def get_train_dataloader(self) -> DataLoader:
-        """What PaddleNLP's trainer would load on this rank in the first pass: dicts of input_ids and labels, each
-        [per_device_train_batch_size, sequence], a micro-batch after the other. Training itself takes other rows: those
-        that the plan's engine computes on."""
+        """Batches that PaddleNLP's trainer would load on this rank in the first pass: dicts of input_ids and labels,
+        each [per_device_train_batch_size, sequence], a micro-batch after the other. Training itself takes other rows:
+        those that the plan's engine computes on."""
         return loader(self.data.rows, self._epoch_steps, self.engine.plan, self.args)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:

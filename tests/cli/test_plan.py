@@ -219,3 +219,27 @@ def test_to_paddlenlp_refuses_what_stock_paddlenlp_cannot_express(galvatron, pla
     assert (ran.code, ran.out) == (2, "")
     named = [line.split(": ")[2] for line in ran.err.splitlines()]
     assert named == ["tp_sizes_enc", "use_sp", "dp_types_enc"]
+
+
+def test_scale_keeps_strategies_says_why_and_refuses_what_does_not_fit(galvatron, tmp_path):
+    path = tmp_path / "plan.json"
+    asked = ("qwen2.5-7b", "--device", "h100-80gb", "--gpus", 8, "--log_dir", tmp_path, "-o", path)
+    assert galvatron("search", *asked).code == 0
+    ran = galvatron("plan", "scale", path, "--gpus", 16)
+    assert (ran.code, ran.err) == (0, "")
+    for words in ("global_bsz 256 512", "each GPU keeps its samples", "tokens/s/GPU, MFU", "GiB of 79.1"):
+        assert words in " ".join(ran.out.split())
+    made, before = read_plan(tmp_path / "plan_16gpus.json"), read_plan(path)
+    assert (made.layers, made.micro_batches) == (before.layers, before.micro_batches)
+    same = galvatron("plan", "diff", tmp_path / "plan_16gpus.json", tmp_path / "plan_16gpus.json")
+    assert "the plans say the same" in same.out and "tokens/s against" in same.out  # it can be priced
+    ran = galvatron("plan", "diff", path, tmp_path / "plan_16gpus.json")
+    assert "a sample, ms" in ran.out and "a step" not in ran.out  # the batches differ
+    ran = galvatron("plan", "scale", path, "--gpus", 4)
+    assert ran.code == 3 and "GiB each, of 79.1" in ran.err and not (tmp_path / "plan_4gpus.json").exists()
+
+
+def test_scale_of_a_plan_by_hand_leaves_prices_out(galvatron, plan_file, tmp_path):
+    ran = galvatron("plan", "scale", plan_file(), "--gpus", 16, "-o", tmp_path / "more.json")
+    assert ran.code == 0 and "time and memory are left out" in ran.out
+    assert read_plan(tmp_path / "more.json").global_batch == 32

@@ -16,7 +16,7 @@ import numpy as np
 from huggingface_models import FOLDER
 from safetensors.numpy import save_file
 
-from paddlenlp_galvatron.check.gpu import run as trial
+from paddlenlp_galvatron.check.gpu import run as gpu_check_run
 from paddlenlp_galvatron.check.parity import parity
 from paddlenlp_galvatron.cli import convert, data, quickstart, what_if
 from paddlenlp_galvatron.cli.main import main
@@ -114,7 +114,7 @@ class SmallSeen(Seen):
 
         with (
             patch.object(what_if, "serve", served),
-            patch.object(trial, "check", tried),
+            patch.object(gpu_check_run, "check", tried),
             patch.object(parity, "check_parity", compared),
             patch.object(convert, "MIB", A_MIB),
             patch.object(data, "MIB", A_MIB),

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from paddlenlp_galvatron.check.validation import validate
-from paddlenlp_galvatron.check.validation.disturbance import Disturbance
 from paddlenlp_galvatron.check.validation.terms import TERMS
 from paddlenlp_galvatron.check.validation.validate import Validation
 from paddlenlp_galvatron.check.validation.work import Step, Visit, visit_of
@@ -51,8 +50,7 @@ class ValidateSeen(Seen):
                 self._journal().get(visit_of(plan, 0), visit.model_dump)
 
         patched = patch.multiple(Validation, _journal=opened, _launch=launched)
-        idle = patch.object(validate, "watched", lambda: nullcontext(Disturbance()))
-        with patch.object(validate, "_cost", priced), patched, idle:
+        with patch.object(validate, "_cost", priced), patched:
             yield calls
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paddlenlp_galvatron.check.calibration.runs import MeasuredRun, cost_of, expected
-from paddlenlp_galvatron.check.calibration.tables import read_table
+from paddlenlp_galvatron.check.calibration.sources import read_table
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 

@@ -31,7 +31,7 @@ from paddlenlp_galvatron.report.breakdown import breakdown
 from paddlenlp_galvatron.report.explain import Explanation, printed
 from paddlenlp_galvatron.report.explain import explain as find_out
 from paddlenlp_galvatron.report.figures import Tile, folded, tiles, time_bar
-from paddlenlp_galvatron.report.health import flops_per_token
+from paddlenlp_galvatron.report.measured import flops_per_token
 from paddlenlp_galvatron.report.page import FrontierPoint, frontier, render
 from paddlenlp_galvatron.report.why import Problem
 from paddlenlp_galvatron.search import SearchOptions, search

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from runpy import run_path
-from xml.etree import ElementTree
 
 import pytest
 
-from paddlenlp_galvatron.base.tracing import write_trace
 from paddlenlp_galvatron.cost_model import CostModel
 from paddlenlp_galvatron.plan import Plan
 from paddlenlp_galvatron.report.trace import predicted_events, rank_names
@@ -43,27 +39,3 @@ def test_passes_and_waits_fill_the_step(plan: Plan, cost: CostModel):
         inside = [event for event in mine if event["cat"] not in PASSES]
         busy = sum(event["dur"] for event in passes if event["cat"] != "wait")
         assert sum(event["dur"] for event in inside) == pytest.approx(busy, rel=1e-6)
-
-
-def test_predicted_and_measured_are_drawn_over_each_other(tmp_path):
-    """A lane for each stage's prediction, and for each rank, on one scale."""
-    script = run_path(str(Path(__file__).parents[2] / "benchmarks" / "lay_traces.py"))
-    plan, cost = PLANS["two stages"]
-    plan = replace(plan, assumed=cost.assumed)
-    events = predicted_events(plan, cost, cost.predict(plan))
-    write_trace(tmp_path / "predicted.json", events, rank_names(plan))
-    end = max(event["ts"] + event["dur"] for event in events)
-    ranks = [event | {"pid": event["pid"] + rank} for event in events for rank in range(plan.stage_size)]
-    steps = [
-        event | {"ts": number * 9 * end + event["ts"] * length, "dur": event["dur"] * length}
-        for number, length in enumerate((3, 2, 4))
-        for event in [*ranks, {**events[0], "name": f"step {number}", "cat": "step", "ts": 0.0, "dur": end}]
-    ]
-    write_trace(tmp_path / "measured.json", steps, {})
-    guess = script["predicted"](script["read"](tmp_path / "predicted.json"))
-    truth = script["measured"](script["read"](tmp_path / "measured.json"))
-    assert truth.length_ms == pytest.approx(2 * guess.length_ms)  # the shortest step
-    drawn = ElementTree.fromstring(script["draw"](guess, truth))
-    names = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert sum("predicted, stage" in name for name in names) == 2
-    assert sum("measured, rank" in name for name in names) == plan.world_size

@@ -20,8 +20,8 @@ import paddle
 
 from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.check.gpu import beside, faults, kernels, kernels_worker, parity, prediction, run, stock
-from paddlenlp_galvatron.check.gpu.findings import CUT_SHORT_S, TrialFinding, TrialSetting, TrialState
-from paddlenlp_galvatron.check.gpu.plans import ONE_RANK, fused_loss_case, parity_cases, schedule_cases
+from paddlenlp_galvatron.check.gpu.findings import CUT_SHORT_S, Finding, Setting, State
+from paddlenlp_galvatron.check.gpu.parity import ONE_RANK, fused_loss_case, parity_cases, schedule_cases
 from paddlenlp_galvatron.check.parity.parity import Parity
 from paddlenlp_galvatron.cost_model import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import LaunchError
@@ -30,8 +30,8 @@ from paddlenlp_galvatron.profiles.reserve import Reserve
 from paddlenlp_galvatron.runtime.ops import context
 
 
-def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float = 60.0) -> TrialSetting:
-    return TrialSetting(part, ranks, "cpu", folder, time.monotonic() + seconds)
+def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float = 60.0) -> Setting:
+    return Setting(part, ranks, "cpu", folder, time.monotonic() + seconds)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 6, 8])
@@ -103,21 +103,21 @@ def test_a_case_that_hangs_is_named_and_those_behind_it_are_tried(tmp_path, monk
     assert launches == [4, 2]
     assert [finding.name for finding in found] == [named.name for named in cases]
     assert [finding.state for finding in found] == [
-        TrialState.PASSED,
-        TrialState.FAILED,
-        TrialState.PASSED,
-        TrialState.PASSED,
+        State.PASSED,
+        State.FAILED,
+        State.PASSED,
+        State.PASSED,
     ]
     assert found[1].told == "rank 1 is late, in a message"
     late = list(parity._tried(setting(tmp_path, seconds=0), cases))
-    assert {finding.state for finding in late} == {TrialState.NO_TIME}
+    assert {finding.state for finding in late} == {State.NO_TIME}
 
 
 def test_a_launch_that_was_only_cut_short_has_not_failed(tmp_path):
     over, going_on = setting(tmp_path, seconds=-1), setting(tmp_path)
-    assert over.ended("x", "rank 1 is late", given_s=30).state is TrialState.NO_TIME
-    assert over.ended("x", "rank 1 is late", given_s=CUT_SHORT_S).state is TrialState.FAILED
-    assert going_on.ended("x", "rank 1 was killed", given_s=30).state is TrialState.FAILED
+    assert over.ended("x", "rank 1 is late", given_s=30).state is State.NO_TIME
+    assert over.ended("x", "rank 1 is late", given_s=CUT_SHORT_S).state is State.FAILED
+    assert going_on.ended("x", "rank 1 was killed", given_s=30).state is State.FAILED
 
 
 def test_one_part_keeps_no_other_from_running_and_all_is_packed(tmp_path, monkeypatch):
@@ -141,8 +141,8 @@ def test_one_part_keeps_no_other_from_running_and_all_is_packed(tmp_path, monkey
     found = list(run.check([*parts], 8, "cpu", folder, 60.0))
     states = Counter((finding.part, finding.state) for finding in found)
     assert states == {
-        ("good", TrialState.PASSED): 2, ("bad", TrialState.PASSED): 1, ("bad", TrialState.FAILED): 1,
-        ("ended", TrialState.PASSED): 1, ("ended", TrialState.FAILED): 1, ("broken", TrialState.FAILED): 1,
+        ("good", State.PASSED): 2, ("bad", State.PASSED): 1, ("bad", State.FAILED): 1,
+        ("ended", State.PASSED): 1, ("ended", State.FAILED): 1, ("broken", State.FAILED): 1,
     }  # fmt: skip
     assert [finding.ranks for finding in found] == [2, 8, 8, 8, 8, 8, 8]
     assert {finding.told for finding in found} >= {"rank 0 ended", "RuntimeError: of Paddle"}
@@ -155,15 +155,15 @@ def test_one_part_keeps_no_other_from_running_and_all_is_packed(tmp_path, monkey
     machine = json.loads((folder / "machine.json").read_text())
     assert machine["versions"]["numpy"] and machine["doctor"]
     late = list(run.check(["good"], 2, "cpu", folder, 1.0))
-    assert [finding.state for finding in late] == [TrialState.NO_TIME]
+    assert [finding.state for finding in late] == [State.NO_TIME]
 
 
 @pytest.mark.parametrize(
     ("states", "outcome"),
     [
-        ((TrialState.PASSED, TrialState.TOLD, TrialState.LEFT_OUT), "ok"),
-        ((TrialState.PASSED, TrialState.NO_TIME), "incomplete"),
-        ((TrialState.FAILED, TrialState.NO_TIME), "failed"),
+        ((State.PASSED, State.TOLD, State.LEFT_OUT), "ok"),
+        ((State.PASSED, State.NO_TIME), "incomplete"),
+        ((State.FAILED, State.NO_TIME), "failed"),
     ],
 )
 def test_what_had_no_time_is_not_ok(tmp_path, monkeypatch, galvatron, states, outcome):
@@ -180,22 +180,22 @@ def test_what_had_no_time_is_not_ok(tmp_path, monkeypatch, galvatron, states, ou
 def test_a_kernel_that_is_off_by_default_is_told_and_not_judged(tmp_path, monkeypatch):
     of = replace(setting(tmp_path), device="gpu")
     monkeypatch.setattr(parity, "_tried", lambda of, cases: [of.found(case.name, False, "off") for case in cases])
-    told = {f.name: f.told for f in parity.parity(of) if f.state is TrialState.TOLD}
+    told = {f.name: f.told for f in parity.parity(of) if f.state is State.TOLD}
     assert told == {f"fused cross entropy, {precision}": "failed: off" for precision in ("fp32", "bf16")}
 
 
 def test_one_rank_says_what_it_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(parity, "_tried", lambda of, cases: [of.found(named.name, True, "") for named in cases])
     found = [*parity.parity(setting(tmp_path, ranks=1)), *parity.schedules(setting(tmp_path, ranks=1))]
-    assert Counter(finding.state for finding in found) == {TrialState.PASSED: 2 * len(ONE_RANK), TrialState.LEFT_OUT: 4}
-    assert all("2 ranks" in f.told or "GPUs" in f.told for f in found if f.state is TrialState.LEFT_OUT)
+    assert Counter(finding.state for finding in found) == {State.PASSED: 2 * len(ONE_RANK), State.LEFT_OUT: 4}
+    assert all("2 ranks" in f.told or "GPUs" in f.told for f in found if f.state is State.LEFT_OUT)
     monkeypatch.setattr(stock, "_beside", lambda of, name, *_: of.found(name, None, ""))
     told = [(finding.name, finding.state) for finding in stock.stock(setting(tmp_path, "stock", ranks=1))]
-    left_out = "tensor parallel and two stages", TrialState.LEFT_OUT
-    assert told == [("one rank", TrialState.TOLD), left_out]
+    left_out = "tensor parallel and two stages", State.LEFT_OUT
+    assert told == [("one rank", State.TOLD), left_out]
     monkeypatch.setattr(stock, "BENCHMARKS", tmp_path / "missing")
     [finding] = stock.stock(setting(tmp_path))
-    assert finding.state is TrialState.LEFT_OUT and "checkout" in finding.told
+    assert finding.state is State.LEFT_OUT and "checkout" in finding.told
 
 
 def taken(plan, predicted, slower: float = 1.0, more_mib: float = 0.0, more_bytes: int = 0) -> list[dict]:
@@ -222,16 +222,16 @@ def test_what_is_not_as_predicted_fails(tmp_path, device, change, failed):
     plan = example_plan(costs, stages=(2, 2), layers=(LayerStrategy(2),) * 4, micro_batches=4)
     of = replace(setting(tmp_path, "prediction", 8), device=device)
     found = list(prediction._beside(of, "x", plan, costs, taken(plan, costs.predict(plan), **change), Reserve()))
-    assert {word for f in found if f.state is TrialState.FAILED for word in failed if word in f.name} == failed
-    assert bool(failed) == any(f.state is TrialState.FAILED for f in found)
+    assert {word for f in found if f.state is State.FAILED for word in failed if word in f.name} == failed
+    assert bool(failed) == any(f.state is State.FAILED for f in found)
     assert [f.name for f in found] == ["x: step", "x: memory of stage 0", "x: memory of stage 1", "x: bytes"]
-    assert found[0].state is TrialState.TOLD
+    assert found[0].state is State.TOLD
 
 
 def test_a_rank_that_does_not_run_out_fails_the_part(tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "launch", lambda *_, **__: None)
     [finding] = faults.memory(setting(tmp_path))
-    assert finding.state is TrialState.FAILED
+    assert finding.state is State.FAILED
 
 
 def test_a_trace_that_lacks_a_pass_fails_the_part(tmp_path, monkeypatch):
@@ -240,7 +240,7 @@ def test_a_trace_that_lacks_a_pass_fails_the_part(tmp_path, monkeypatch):
             (tmp_path / f"events.{rank}.json").write_text(json.dumps(passes * [{"cat": "forward"}]))
 
     monkeypatch.setattr(faults, "_launch", launch)
-    assert [finding.state for finding in faults.later(setting(tmp_path))] == [TrialState.FAILED] * 2
+    assert [finding.state for finding in faults.later(setting(tmp_path))] == [State.FAILED] * 2
 
 
 def test_a_kernel_that_ends_its_process_is_named_and_those_behind_it_are_tried(tmp_path, monkeypatch):
@@ -256,10 +256,10 @@ def test_a_kernel_that_ends_its_process_is_named_and_those_behind_it_are_tried(t
     monkeypatch.setattr(kernels, "launch", launch)
     found = list(kernels.kernels(setting(tmp_path, "kernels", 1)))
     assert [finding.name for finding in found] == list(kernels.NAMES)
-    states = {kernels.NAMES[2]: TrialState.FAILED, kernels.NAMES[4]: TrialState.FAILED}
-    states |= {kernels.NAMES[5]: TrialState.LEFT_OUT}
-    assert [f.state for f in found] == [states.get(name, TrialState.PASSED) for name in kernels.NAMES]
-    assert len(kernels_worker.TRIALS) == len(kernels.NAMES)
+    states = {kernels.NAMES[2]: State.FAILED, kernels.NAMES[4]: State.FAILED}
+    states |= {kernels.NAMES[5]: State.LEFT_OUT}
+    assert [f.state for f in found] == [states.get(name, State.PASSED) for name in kernels.NAMES]
+    assert len(kernels_worker.CASES) == len(kernels.NAMES)
     assert found[2].told == "rank 0: misaligned address" and "gradient 1 off by 1.0e+00" in found[4].told
 
 
@@ -294,22 +294,22 @@ def test_a_kernel_that_is_off_is_seen_and_one_that_is_right_passes(number, monke
     """By stand-ins for kernels that CPUs lack, written otherwise than what they are held against."""
     monkeypatch.setattr(context, "flashmask_attention", masked)
     monkeypatch.setattr(kernels_worker, "fused_rotary_position_embedding", turned)
-    trial = kernels_worker.TRIALS[number](kernels_worker.ON_CPU)
-    assert kernels_worker.difference(trial, "float32")[0] < kernels.TOLERANCE["float32"]
+    case = kernels_worker.CASES[number](kernels_worker.ON_CPU)
+    assert kernels_worker.difference(case, "float32")[0] < kernels.TOLERANCE["float32"]
 
     def times(factor):
         def off(*inputs):
-            results = trial.kernel(*inputs)
+            results = case.kernel(*inputs)
             first, *others = results if isinstance(results, tuple | list) else (results,)
             return (first * factor, *others)
 
-        return kernels_worker.difference(trial._replace(kernel=off), "float32")[0]
+        return kernels_worker.difference(case._replace(kernel=off), "float32")[0]
 
     assert times(1.05) > kernels.TOLERANCE["bfloat16"]
     assert not times(float("nan")) <= 1
 
 
-@pytest.mark.parametrize(("ours_ms", "state"), [(103.0, TrialState.PASSED), (104.0, TrialState.FAILED)])
+@pytest.mark.parametrize(("ours_ms", "state"), [(103.0, State.PASSED), (104.0, State.FAILED)])
 def test_on_gpus_a_step_may_be_as_much_slower_as_two_medians_differ(tmp_path, monkeypatch, ours_ms, state):
     of = replace(setting(tmp_path, "stock", 1), device="gpu")
 
@@ -338,7 +338,7 @@ def test_memory_that_is_not_paddles_is_held_against_the_reserve(tmp_path, monkey
 
     monkeypatch.setattr(beside, "launch", launch)
     monkeypatch.setattr(beside, "gpu_name", lambda: "NVIDIA H100 80GB HBM3")
-    for idle_mib, state in ((500.0, TrialState.FAILED), (2000.0, TrialState.PASSED)):
+    for idle_mib, state in ((500.0, State.FAILED), (2000.0, State.PASSED)):
         monkeypatch.setattr(beside, "used_mib", lambda gpu, idle_mib=idle_mib: idle_mib)
         slowed, overlap, memory = beside.beside(of)
         assert "1.20" in slowed.told and "128 MiB" in overlap.name
@@ -411,15 +411,15 @@ def test_kernels_and_what_runs_beside_messages_are_tried_on_cpu_processes(tmp_pa
 @pytest.mark.parametrize(
     ("part", "states"),
     [
-        ("parity", {TrialState.PASSED: 28, TrialState.LEFT_OUT: 1}),
-        ("schedules", {TrialState.PASSED: 12, TrialState.LEFT_OUT: 1}),
-        ("prediction", {TrialState.PASSED: 11, TrialState.TOLD: 5, TrialState.LEFT_OUT: 1}),
-        ("stock", {TrialState.TOLD: 3}),
+        ("parity", {State.PASSED: 28, State.LEFT_OUT: 1}),
+        ("schedules", {State.PASSED: 12, State.LEFT_OUT: 1}),
+        ("prediction", {State.PASSED: 11, State.TOLD: 5, State.LEFT_OUT: 1}),
+        ("stock", {State.TOLD: 3}),
     ],
 )
 def test_all_parts_run_on_cpu_processes(tmp_path, galvatron, begun_ranks, part, states):
     ran = galvatron("gpu-check", "--parts", part, "--nproc", 2, "--minutes", 60, "--output", tmp_path / "out")
-    findings = [TrialFinding(**one) for one in json.loads((tmp_path / "out" / run.RESULT).read_text())["findings"]]
-    failed = [finding for finding in findings if finding.state == TrialState.FAILED]
+    findings = [Finding(**one) for one in json.loads((tmp_path / "out" / run.RESULT).read_text())["findings"]]
+    failed = [finding for finding in findings if finding.state == State.FAILED]
     assert ran.code == 0 and not failed, failed or ran.out
     assert Counter(finding.state for finding in findings) == states

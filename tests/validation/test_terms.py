@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from io import StringIO
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from paddlenlp_galvatron.check.validation import disturbance, words
+from paddlenlp_galvatron.check.validation import words
 from paddlenlp_galvatron.check.validation.accuracy import Accuracy, Outcome, Spread, StageOutcome, kendall
 from paddlenlp_galvatron.check.validation.draw import KINDS, draw
 from paddlenlp_galvatron.check.validation.terms import TERMS, measured_ms
@@ -113,23 +112,6 @@ def test_known_taus():
 
 def test_errors_keep_their_signs_at_the_ends():
     assert Spread.of([-0.2, 0.1, 0.0]) == Spread(pytest.approx(0.1), 0.1, -0.2, 0.1)
-
-
-def test_what_others_do_meanwhile_is_told_and_what_this_process_does_is_not(monkeypatch, tmp_path):
-    ticks, stat = os.sysconf("SC_CLK_TCK"), tmp_path / "stat"
-    clock, own = iter([0.0, 10.0, 0.0, 10.0]), iter([3.0, 15.0, 3.0, 15.0])
-    monkeypatch.setattr(disturbance, "STAT", stat)
-    monkeypatch.setattr(disturbance, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(disturbance, "cpu_count", lambda: 2)
-    monkeypatch.setattr(disturbance, "_own_s", lambda: next(own))
-    stat.write_text("cpu  0 0 0 500 0 0 0 0 0 0\n")
-    with disturbance.watched() as found:
-        stat.write_text(f"cpu  {14 * ticks} 0 {2 * ticks} 900 7 0 0 0 0 0\n")  # 16 s, of which 12 are ours
-    assert found.share == pytest.approx(4 / 20) and "20%" in found.words
-    stat.unlink()
-    with disturbance.watched() as silent:
-        pass
-    assert silent.share is None and not silent.words
 
 
 def test_what_a_host_lost_in_speed_since_it_was_profiled_is_taken_out_of_the_error():

@@ -18,7 +18,7 @@ from ...profiles.data_sheet import DataSheet, Figure
 from ...profiles.reserve import ALLOCATOR
 from .runs import MeasuredRun, expected
 
-# What is fitted, and how far it may be off before a run was measured: standard deviations of the logarithm.
+# Fitted numbers and their prior errors: standard deviations of the logarithm.
 EXPECTED = {
     "matmul_efficiency": 0.15,
     "memory_efficiency": 0.15,
@@ -49,7 +49,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was fitted, and how well it explains the runs."""
+    """The fitted numbers, and how well they explain the runs."""
 
     sheet: DataSheet
     numbers: tuple[Number, ...]

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from ...options.group import Options
-
-
-def _listed(value: object) -> object:
-    return [part for part in value.split(",") if part] if isinstance(value, str) else value
-
-
-Paths = Annotated[tuple[Path, ...], BeforeValidator(_listed)]
+from ...options.group import Options, Paths
 
 
 class CalibrateOptions(Options):
-    """What was measured, and where the numbers go."""
+    """Measured runs, and the files to write."""
 
     runs: Paths = Field(description="train_log.jsonl files, a validation.json, or tables (CSV), joined by commas")
     plans: Paths = Field((), description="the plan of each train_log.jsonl, in their order, joined by commas")

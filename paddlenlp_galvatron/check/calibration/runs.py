@@ -31,7 +31,7 @@ class MeasuredRun:
 
 
 class Expected(NamedTuple):
-    """What is predicted of a run."""
+    """Predictions of a run."""
 
     step_s: float
     allocated_mib: float

@@ -1,20 +1,40 @@
-"""Measured runs of any source: the log of a training with its plan, a validation, or a table."""
+"""Measured runs of any source: the log of a training with its plan, a validation, or a table of published runs."""
 
 from __future__ import annotations
 
+import csv
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ...base.errors import UserError
 from ...base.reading import parse_json, read_json, read_text
-from ...model import ModelShape, load_model
-from ...plan import plan_from_dict, read_plan
-from ...report.prediction import WARM_UP_STEPS, stage_peaks_mib
+from ...model import ModelShape, Recompute, load_model
+from ...model.config import preset_names
+from ...plan import Assumptions, Plan, Precision, plan_from_dict, read_plan, uniform_plan
+from ...plan.strategy import DataParallel
+from ...plan.uniform import even_stages
+from ...profiles.data_sheet import data_sheets
+from ...report.measured import WARM_UP_STEPS, flops_per_token, stage_peaks_mib
 from .runs import MeasuredRun
-from .tables import Table, read_table
 
+Row = Mapping[str, str]
+GIB_MIB = 1024.0
+# PaddleFleet's dense sweep: tokens of a sample, micro-batches of one sample each, and cards.
+SWEEP_LENGTH, SWEEP_MICRO_BATCHES, SWEEP_GPUS = 4096, 64, 8
+RECOMPUTE = {"none": Recompute.NONE, "full": Recompute.FULL, "core_attn": Recompute.ATTENTION}
 FEWEST = 3  # steps behind those that warm up
+
+
+@dataclass
+class Table:
+    """Runs of a file."""
+
+    runs: list[MeasuredRun] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # name of a row, and what it needs
 
 
 def read_runs(source: Path, plan: Path | None, model: str | None, device: str | None) -> Table:
@@ -72,3 +92,184 @@ def _of_validation(source: Path, shape: ModelShape, device: str) -> list[Measure
         name = str(one.get("key", number))
         runs.append(MeasuredRun(name, str(source), device, shape, plan, float(one["measured_s"]), ours=True))
     return runs
+
+
+class _Unpriced(Exception):
+    """A row needs something that the planner does not have, or that the row does not tell."""
+
+
+def read_table(path: Path) -> Table:
+    """All rows of a file. Raises UserError for what is no such table."""
+    rows = list(csv.DictReader(read_text(path).splitlines()))
+    columns = set(rows[0]) if rows else set()
+    read: Callable[[Mapping[str, str], str], MeasuredRun]
+    if "step_ms" in columns and {"config", "run"} & columns:
+        read = _of_sweep
+    elif {"source", "model", "gpus"} <= columns:
+        read = _of_collection
+    else:
+        raise UserError(
+            f"{path}: no table of measured runs: has neither the columns config and step_ms nor source, model and gpus"
+        )
+    found = Table()
+    for number, row in enumerate(rows, 2):
+        name = row.get("config") or row.get("run") or f"{row.get('model')} ({row.get('source')})"
+        try:
+            found.runs.append(read(row, path.stem))
+        except _Unpriced as needs:
+            found.skipped.append((name, str(needs)))
+        except UserError as error:
+            found.skipped.append((name, f"a plan that can run here: {error}"))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(f"{path}: line {number} ({name}): {error}; correct the row") from None
+    return found
+
+
+def _of_sweep(row: Row, table: str) -> MeasuredRun:
+    """A row of a sweep on 8 H800. Its memory is rank 0's, which is on the first stage: with several stages the figures
+    are too small for the logits of the last one, and agree with the first."""
+    if "ep" in row:
+        raise _Unpriced("mixture of experts")
+    tp, pp = int(row["tp"]), int(row["pp"])
+    shape = load_model(row.get("model") or _preset_of(table))
+    assumed = Assumptions(row["sp"] == "1", Precision.BF16, True, SWEEP_LENGTH, True, True)
+    batch = SWEEP_GPUS // tp // pp * SWEEP_MICRO_BATCHES
+    plan = _plan(shape, assumed, gpus=SWEEP_GPUS, tp=tp, pp=pp, micro_batch=1, batch=batch, zero=1)
+    how, each = row["recompute"], int(row["recompute_layers"] or 0)
+    layers = list(plan.layers)
+    for stage in range(plan.pipeline if how != "none" else 0):
+        own = plan.stage_layers(stage)
+        for layer in own if how == "uniform" else own[:each]:  # block: so many of each stage
+            layers[layer] = replace(layers[layer], recompute=Recompute.FULL)
+    return MeasuredRun(
+        row["config"],
+        "PaddleFleet",
+        row.get("device") or "h800",
+        shape,
+        replace(plan, layers=tuple(layers)),
+        float(row["step_ms"]) / 1000,
+        float(row["allocated_gib"]) * GIB_MIB,
+        float(row["reserved_gib"]) * GIB_MIB,
+        stage=0,
+        offload_optimizer=row["offload_optimizer"] == "1",
+    )
+
+
+def _of_collection(row: Row, table: str) -> MeasuredRun:
+    """A row of any source. Speed is a step's seconds, or tokens or operations of a GPU and second."""
+    tp, pp, chunks, cp, ep = (int(row.get(name) or 1) for name in ("tp", "pp", "vpp", "cp", "ep"))
+    if ep > 1:
+        raise _Unpriced("mixture of experts")
+    if row["precision"] not in ("bf16", "fp16"):
+        raise _Unpriced(f"precision {row['precision'] or '(not told)'}")
+    if not (row["mbs"] and row["gbs"] and row["seq"]):
+        raise _Unpriced("sizes of batch, micro-batch and sample, which its source does not tell")
+    if cp > 1:
+        raise _Unpriced("context parallelism by rings")
+    if row["recompute"] not in RECOMPUTE:
+        raise _Unpriced(f"recompute {row['recompute'] or '(not told)'}")
+    device = row["device"].partition("-")[0].lower()
+    if not any(sheet.startswith(f"{device}-") for sheet in data_sheets()):
+        raise _Unpriced(f"a data sheet of {row['device'] or 'its device, which is not told'}")
+    gpt, recompute = bool(row.get("hidden")), RECOMPUTE[row["recompute"]]
+    shape = _gpt(row, tp) if gpt else _known(row["model"])
+    sharded = re.match(r"(?:zero|stage|fsdp)(\d)?", row["zero"])
+    zero = int(sharded[1] or 3) if sharded else 0
+    paddle = row["source"].startswith("PaddleNLP")
+    megatron_sp = row.get("sp") == "1" or (not row.get("sp") and not paddle)
+    assumed = Assumptions(megatron_sp, Precision(row["precision"]), zero < 3, int(row["seq"]), not gpt, not gpt)
+    if paddle:  # its options of that time: none of the fused kernels but attention's, gradients in 16 bits (and whole)
+        assumed = replace(assumed, fp32_gradients=False, fused_rope=False, fused_rms_norm=False)
+    plan = _plan(
+        shape,
+        assumed,
+        gpus=int(row["gpus"]),
+        tp=tp,
+        pp=pp,
+        micro_batch=int(row["mbs"]),
+        batch=int(row["gbs"]),
+        zero=zero,
+        chunks=chunks,
+    )
+    plan = replace(plan, layers=tuple(replace(layer, recompute=recompute) for layer in plan.layers))
+    return MeasuredRun(
+        row["model"],
+        row["source"],
+        device,
+        shape,
+        plan,
+        _step_s(row, shape, plan),
+        float(row["peak_gib_alloc"]) * GIB_MIB if row["peak_gib_alloc"] else None,
+        kept_bytes=_gpt_kept_bytes(shape, megatron_sp) if gpt else None,
+    )
+
+
+def _plan(
+    shape: ModelShape,
+    assumed: Assumptions,
+    *,
+    gpus: int,
+    tp: int,
+    pp: int,
+    micro_batch: int,
+    batch: int,
+    zero: int,
+    chunks: int = 1,
+) -> Plan:
+    """`micro_batch`: samples of one data-parallel rank. ZeRO-1 is our zero2 whose gradients are reduced once a step:
+    they are whole, and the optimizer's states are sharded."""
+    kind = (DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO2, DataParallel.ZERO3)[zero]
+    plan = uniform_plan(
+        layers=shape.layers,
+        world_size=gpus,
+        pp_deg=pp,
+        global_tp_deg=tp,
+        vocab_tp=tp,
+        global_train_batch_size=batch,
+        chunks=batch // (gpus // tp // pp * micro_batch),
+        default_dp_type=DataParallel.ZERO2 if kind is DataParallel.ZERO2 else DataParallel.DDP,
+        sdp=kind is DataParallel.ZERO3,
+        assumed=assumed,
+    )
+    return replace(plan, stages=even_stages(shape.layers, pp * chunks), chunks=chunks)
+
+
+def _preset_of(table: str) -> str:
+    named = [name for name in preset_names() if name in table.lower()]
+    if not named:
+        raise _Unpriced("its model: a column `model`, or a file whose name has a preset's")
+    return max(named, key=len)
+
+
+def _known(model: str) -> ModelShape:
+    if model.lower() not in preset_names():
+        raise _Unpriced(f"the model {model}, which is no preset")
+    return load_model(model)
+
+
+def _step_s(row: Row, shape: ModelShape, plan: Plan) -> float:
+    if row["step_s"]:
+        return float(row["step_s"])
+    seq = plan.assumed.seq_length or 0
+    tokens = plan.global_batch * seq / plan.world_size
+    if row["tok_s_gpu"]:
+        return tokens / float(row["tok_s_gpu"])
+    if row["tflops_gpu"]:
+        return tokens * flops_per_token(shape, seq) / float(row["tflops_gpu"]) / 1e12
+    raise _Unpriced("a speed")
+
+
+def _gpt(row: Row, tp: int) -> ModelShape:
+    """GPT's layers as the shape of ours with equal weights and operations: a gated MLP of 8/3 of the width for a plain
+    one of 4."""
+    hidden, heads = int(row["hidden"]), int(row["heads"])
+    inner = round(8 * hidden / 3 / tp) * tp
+    sizes = (int(row["layers"]), hidden, inner, heads, heads, int(row["vocab"]), int(row["seq"]), True)
+    return ModelShape(row["model"], "llama", *sizes)
+
+
+def _gpt_kept_bytes(shape: ModelShape, megatron_sp: bool) -> Callable[[int, int], float]:
+    """Activation bytes of a layer of Megatron's GPT a token and rank: Korthikanti et al. (arXiv:2205.05198), table 2,
+    at a width of two bytes. Norms and dropouts are split with Megatron-SP alone."""
+    whole = 0 if megatron_sp else 10
+    return lambda seq, tp: shape.hidden_size * (whole + (34 - whole) / tp) + 5 * shape.heads * seq / tp

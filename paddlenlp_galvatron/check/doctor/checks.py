@@ -40,7 +40,7 @@ Found = Iterator[Finding]
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """What a run reads and writes."""
+    """Files and folders that a run reads and writes."""
 
     output: Path
     profiles: Path

@@ -1,4 +1,4 @@
-"""What is found out about one subject."""
+"""The findings about one subject."""
 
 from __future__ import annotations
 

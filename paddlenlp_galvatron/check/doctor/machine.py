@@ -18,7 +18,7 @@ COMMAND_S = 20.0  # a driver that hangs is told as one that does not answer
 
 @dataclass(frozen=True, slots=True)
 class PaddleFacts:
-    """What Paddle says of itself."""
+    """Facts of the installed Paddle."""
 
     version: str
     cuda: str | None  # that it is built for; None: built for CPUs
@@ -33,7 +33,7 @@ class Machine:
     python: tuple[int, ...] = sys.version_info[:3]
 
     def run(self, *words: str, stdin: str = "") -> str | None:
-        """What a program prints; None where it is not there, fails or hangs."""
+        """Output of a program; None where it is missing, fails or hangs."""
         try:
             ran = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=COMMAND_S)
         except (OSError, subprocess.TimeoutExpired):

@@ -11,10 +11,10 @@ from ...launch.gpus import gpu_name, used_mib
 from ...launch.nccl import p2p_channels
 from ...launch.processes import launch
 from ...profiles.reserve import reserve_of
-from .findings import TrialFinding, TrialSetting
+from .findings import Finding, Setting
 
 
-def beside(setting: TrialSetting) -> Iterator[TrialFinding]:
+def beside(setting: Setting) -> Iterator[Finding]:
     """Figures that the cost model prices: told, but for the memory, which a reserve is kept for."""
     if setting.ranks == 1:
         yield setting.left_out("messages", "they need 2 ranks or more")

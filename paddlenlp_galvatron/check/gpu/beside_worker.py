@@ -25,7 +25,7 @@ from ...runtime.collectives import receive_start, send_start
 from ...runtime.groups import Groups, run_as_rank, start_world
 
 SIDE, GPU_SIDE = 256, 4096  # of the matrices
-PRODUCTS, LAPS = 50, 4  # the quickest lap counts: what disturbs one only adds time
+PRODUCTS, LAPS = 50, 4  # the quickest round counts: disturbances only add time
 MIB = 2**20
 
 

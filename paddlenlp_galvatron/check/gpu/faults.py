@@ -10,7 +10,7 @@ from ...plan import DataParallel, LayerStrategy, Plan, Precision, VocabStrategy,
 from ...plan.strategy import Assumptions
 from ...training.recipe import Recipe
 from ...training.settings import TrainSettings
-from .findings import TrialFinding, TrialSetting
+from .findings import Finding, Setting
 
 STRAIGHT, HALVES = "straight", "halves"  # folders of the two runs
 STEPS, SEQ = 4, 16
@@ -29,7 +29,7 @@ ROOM_MIB = 100  # that the rank without memory may still take: less than its gra
 GPU_TOLERANCE = 1e-3  # of a loss: some of Paddle's GPU kernels add in any order, and training amplifies it
 
 
-def resume(setting: TrialSetting) -> Iterator[TrialFinding]:
+def resume(setting: Setting) -> Iterator[Finding]:
     """Training that is interrupted, under zero3 and a split vocabulary, ends as one that ran straight through."""
     folder, precision = setting.folder, Precision.BF16 if setting.on_gpus else Precision.FP32
     wide = min(2, setting.ranks)
@@ -54,8 +54,7 @@ def resume(setting: TrialSetting) -> Iterator[TrialFinding]:
         recipe=Recipe(lr_scheduler_type="constant"),
     )
     settings.save(folder / "settings.json")
-    words = [str(folder / "settings.json")]
-    _launch(setting, "resume_worker", words)
+    _launch(setting, "resume", folder / "settings.json")
     straight, halves = (_losses(setting, name) for name in (STRAIGHT, HALVES))
     apart = max(abs(mine - other) for mine, other in zip(straight, halves, strict=False))
     holds = len(straight) == len(halves) == STEPS and apart <= (GPU_TOLERANCE if setting.on_gpus else 0)
@@ -63,12 +62,12 @@ def resume(setting: TrialSetting) -> Iterator[TrialFinding]:
     yield setting.found("interrupted and straight", holds, told)
 
 
-def memory(setting: TrialSetting) -> Iterator[TrialFinding]:
+def memory(setting: Setting) -> Iterator[Finding]:
     """A rank that runs out of memory in its first step is named, and ends the others."""
     yield _starved(setting, "a rank without memory", 1)
 
 
-def later(setting: TrialSetting) -> Iterator[TrialFinding]:
+def later(setting: Setting) -> Iterator[Finding]:
     """Steps of a pipeline in which receives are posted ahead, as they are from the second on: one that is traced, and
     one in which memory ends. Whatever waits for the whole device there waits for a message, too."""
     if setting.ranks == 1:
@@ -76,7 +75,7 @@ def later(setting: TrialSetting) -> Iterator[TrialFinding]:
         return
     name, given_s = f"step {LATER} traced", setting.launch_s
     try:
-        _launch(setting, "traced_worker", [str(setting.folder)])
+        _launch(setting, "trace", setting.folder)
     except LaunchError as error:
         yield setting.ended(name, str(error), given_s)
     else:
@@ -89,11 +88,11 @@ def later(setting: TrialSetting) -> Iterator[TrialFinding]:
     yield _starved(setting, f"memory ends in step {LATER}", LATER)
 
 
-def _starved(setting: TrialSetting, name: str, step: int) -> TrialFinding:
+def _starved(setting: Setting, name: str, step: int) -> Finding:
     """The last rank runs out of memory in this step."""
     rank, given_s = setting.ranks - 1, setting.launch_s
     try:
-        _launch(setting, "starved_worker", [str(rank), str(ROOM_MIB), str(step)])
+        _launch(setting, "starve", rank, ROOM_MIB, step)
     except OutOfMemory as error:
         return setting.found(name, error.rank == rank, str(error))
     except LaunchError as error:
@@ -101,11 +100,12 @@ def _starved(setting: TrialSetting, name: str, step: int) -> TrialFinding:
     return setting.found(name, False, "it trained all the same")
 
 
-def _launch(setting: TrialSetting, worker: str, words: list[str]) -> None:
-    logs = setting.folder / worker
-    launch(f"{__package__}.{worker}", words, setting.ranks, logs, setting.launch_s, device=setting.device)
+def _launch(setting: Setting, work: str, *words: object) -> None:
+    given = [work, *map(str, words)]
+    logs = setting.folder / work
+    launch(f"{__package__}.faults_worker", given, setting.ranks, logs, setting.launch_s, device=setting.device)
 
 
-def _losses(setting: TrialSetting, name: str) -> list[float]:
+def _losses(setting: Setting, name: str) -> list[float]:
     lines = (setting.folder / name / "train_log.jsonl").read_text().splitlines()
     return [json.loads(line)["loss"] for line in lines]

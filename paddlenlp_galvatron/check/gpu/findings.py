@@ -1,21 +1,21 @@
-"""What a part of the check is given, and what it finds."""
+"""The setting of a part of the check, and its findings."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from ...launch.processes import Device
 
-# Of small models on GPUs: what takes longer hangs. Eight ranks that import Paddle from a network disk take a minute.
+# A launch of a small model on GPUs that takes longer hangs. Eight ranks import Paddle from a network disk in a minute.
 LAUNCH_S = 300.0
 CUT_SHORT_S = 60.0  # a launch that was given less, and was not done, shows nothing
 
 
-class TrialState(StrEnum):
+class State(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     TOLD = "told"  # a figure that nothing judges
@@ -24,20 +24,20 @@ class TrialState(StrEnum):
 
 
 @dataclass(frozen=True)
-class TrialFinding:
+class Finding:
     """One line of the result."""
 
     part: str
     ranks: int
     name: str
-    state: TrialState
+    state: State
     told: str  # the figure, the fault, or why it was left out
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class TrialSetting:
-    """What a part runs on."""
+class Setting:
+    """The setting of a part."""
 
     part: str
     ranks: int
@@ -55,24 +55,43 @@ class TrialSetting:
 
     @property
     def launch_s(self) -> float:
-        """What a launch may take. On CPUs that is all that is left, as its processes may share them with anything."""
+        """Limit of a launch. On CPUs it is all the time left, as other programs may share them."""
         return max(1.0, min(self.left_s, LAUNCH_S) if self.on_gpus else self.left_s)
 
-    def found(self, name: str, holds: bool | None, told: str) -> TrialFinding:
+    def found(self, name: str, holds: bool | None, told: str) -> Finding:
         """`holds`: None where nothing judges it."""
-        state = TrialState.TOLD if holds is None else TrialState.PASSED if holds else TrialState.FAILED
-        return TrialFinding(self.part, self.ranks, name, state, told)
+        state = State.TOLD if holds is None else State.PASSED if holds else State.FAILED
+        return Finding(self.part, self.ranks, name, state, told)
 
-    def left_out(self, name: str, why: str) -> TrialFinding:
-        return TrialFinding(self.part, self.ranks, name, TrialState.LEFT_OUT, why)
+    def left_out(self, name: str, why: str) -> Finding:
+        return Finding(self.part, self.ranks, name, State.LEFT_OUT, why)
 
-    def no_time(self, name: str, why: str = "no time was left") -> TrialFinding:
-        return TrialFinding(self.part, self.ranks, name, TrialState.NO_TIME, why)
+    def no_time(self, name: str, why: str = "no time was left") -> Finding:
+        return Finding(self.part, self.ranks, name, State.NO_TIME, why)
 
-    def ended(self, name: str, fault: str, given_s: float) -> TrialFinding:
-        """Of what a launch that was given so long did not finish: it failed, unless it was only cut short."""
+    def ended(self, name: str, fault: str, given_s: float) -> Finding:
+        """A case that a launch of `given_s` did not finish: it failed, unless the launch was only cut short."""
         cut_short = given_s < CUT_SHORT_S and self.left_s <= 0
         return self.no_time(name, f"cut off after {given_s:.0f} s") if cut_short else self.found(name, False, fault)
 
 
-TrialPart = Callable[[TrialSetting], Iterator[TrialFinding]]
+Part = Callable[[Setting], Iterator[Finding]]
+# Launches the cases from this one on, as the number of the launch: what was found of those that ended, in order, and
+# why the next one did not.
+Launched = Callable[[int, int], tuple[list[Finding], str]]
+
+
+def in_turn(setting: Setting, names: Sequence[str], launched: Launched) -> Iterator[Finding]:
+    """All cases in one launch; where that ends in a case, those behind it in another."""
+    first, launches = 0, 0
+    while first < len(names):
+        given_s = setting.launch_s
+        if setting.left_s <= 0:
+            yield from map(setting.no_time, names[first:])
+            return
+        done, fault = launched(first, launches)
+        yield from done
+        first, launches = first + len(done), launches + 1
+        if fault and first < len(names):
+            yield setting.ended(names[first], fault, given_s)
+            first += 1

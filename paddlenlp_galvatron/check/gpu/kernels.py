@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator
 
 from ...launch.processes import LaunchError, launch
-from .findings import TrialFinding, TrialSetting
-from .in_turn import in_turn
+from .findings import Finding, Setting, in_turn
 
 NAMES = (
     "flash attention, causal, 4 heads a kv head",
@@ -23,12 +22,12 @@ NAMES = (
 TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}  # of the largest number of a result: a few roundings of the type
 
 
-def kernels(setting: TrialSetting) -> Iterator[TrialFinding]:
+def kernels(setting: Setting) -> Iterator[Finding]:
     """Result and gradients of each kernel, on one device, beside those of plain operations in fp32 on the same one."""
     return in_turn(setting, NAMES, lambda first, launches: _launched(setting, first, launches))
 
 
-def _launched(setting: TrialSetting, first: int, launches: int) -> tuple[list[TrialFinding], str]:
+def _launched(setting: Setting, first: int, launches: int) -> tuple[list[Finding], str]:
     folder = setting.folder / f"{launches}"
     folder.mkdir(parents=True)
     fault = ""
@@ -37,7 +36,7 @@ def _launched(setting: TrialSetting, first: int, launches: int) -> tuple[list[Tr
         launch(f"{__package__}.kernels_worker", words, 1, folder, setting.launch_s, device=setting.device)
     except LaunchError as error:
         fault = str(error)
-    done: list[TrialFinding] = []
+    done: list[Finding] = []
     for number in range(first, len(NAMES)):
         path = folder / f"{number}.json"
         if not path.exists():
@@ -46,7 +45,7 @@ def _launched(setting: TrialSetting, first: int, launches: int) -> tuple[list[Tr
     return done, fault or ("" if first + len(done) == len(NAMES) else "it left no result")
 
 
-def _judged(setting: TrialSetting, name: str, result: dict[str, str | float]) -> TrialFinding:
+def _judged(setting: Setting, name: str, result: dict[str, str | float]) -> Finding:
     if "missing" in result:
         return setting.left_out(name, f"Paddle has it on GPUs alone: {result['missing']}")
     off, tolerance = float(result["off"]), TOLERANCE[str(result["type"])]

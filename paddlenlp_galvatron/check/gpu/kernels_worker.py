@@ -31,7 +31,7 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of what the kernels compute on."""
+    """The dtype of the kernels' inputs."""
 
     heads: int
     kv_heads: int
@@ -47,7 +47,7 @@ ON_GPU = Sizes(8, 2, 128, 4096, 4096, 11008, 32_000, "bfloat16")
 ON_CPU = Sizes(8, 2, 16, 64, 48, 80, 96, "float32")
 
 
-class Trial(NamedTuple):
+class Case(NamedTuple):
     """The same computed twice, from tensors that get gradients."""
 
     kernel: Callable[..., Any]  # gives a tensor or several
@@ -73,12 +73,12 @@ def _heads(sizes: Sizes, tokens: int) -> list[Any]:
     return [paddle.randn([1, *shape, sizes.head_dim]) for shape in shapes]
 
 
-def flash(sizes: Sizes) -> Trial:
+def flash(sizes: Sizes) -> Case:
     """Causal attention of whole samples."""
     return _attention_of(flash_attention(), paddle.arange(sizes.tokens), _heads(sizes, sizes.tokens))
 
 
-def flashmask(sizes: Sizes, rank: int) -> Trial:
+def flashmask(sizes: Sizes, rank: int) -> Case:
     """Two of four chunks of the queries, all keys."""
     chunk = sizes.tokens // 4
     chunks = tuple((place * chunk, (place + 1) * chunk) for place in sorted((rank, 3 - rank)))
@@ -87,12 +87,12 @@ def flashmask(sizes: Sizes, rank: int) -> Trial:
     return _attention_of(attend, rows, _heads(sizes, 2 * chunk))
 
 
-def _attention_of(attend: Callable[..., Any], rows: Any, inputs: list[Any]) -> Trial:
+def _attention_of(attend: Callable[..., Any], rows: Any, inputs: list[Any]) -> Case:
     """The runtime's attention of these rows, beside plain products."""
-    return Trial(lambda q, k, v: attend(q, None, k, v), lambda q, k, v: attention(q, k, v, rows).flatten(2), inputs)
+    return Case(lambda q, k, v: attend(q, None, k, v), lambda q, k, v: attention(q, k, v, rows).flatten(2), inputs)
 
 
-def rotary(sizes: Sizes) -> Trial:
+def rotary(sizes: Sizes) -> Case:
     """Halves of each head turned against each other, by tables as PaddleNLP makes them."""
     rates = 10_000.0 ** (-paddle.arange(0, sizes.head_dim, 2, dtype="float32") / sizes.head_dim)
     angles = paddle.arange(sizes.tokens, dtype="float32").unsqueeze(1) * paddle.concat([rates, rates]).unsqueeze(0)
@@ -108,39 +108,39 @@ def rotary(sizes: Sizes) -> Trial:
         halves = (x.chunk(2, axis=-1) for x in inputs)
         return [x * cos + paddle.concat([-b, a], -1) * sin for x, (a, b) in zip(inputs, halves, strict=True)]
 
-    return Trial(kernel, plain, _heads(sizes, sizes.tokens)[:2])
+    return Case(kernel, plain, _heads(sizes, sizes.tokens)[:2])
 
 
-def rms_norm(sizes: Sizes) -> Trial:
-    return Trial(
+def rms_norm(sizes: Sizes) -> Case:
+    return Case(
         lambda x, weight: fused_rms_norm(x, weight, None, NORM_EPSILON, x.ndim - 1)[0],
         lambda x, weight: x * paddle.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPSILON) * weight,
         [paddle.randn([sizes.tokens, sizes.hidden]), 1 + paddle.randn([sizes.hidden])],
     )
 
 
-def gated(sizes: Sizes) -> Trial:
+def gated(sizes: Sizes) -> Case:
     inputs = [paddle.randn([sizes.tokens, sizes.inner]) for _ in range(2)]
-    return Trial(swiglu, lambda x, y: x / (1 + paddle.exp(-x)) * y, inputs)
+    return Case(swiglu, lambda x, y: x / (1 + paddle.exp(-x)) * y, inputs)
 
 
-def linear(sizes: Sizes) -> Trial:
+def linear(sizes: Sizes) -> Case:
     shapes = ([sizes.tokens, sizes.hidden], [sizes.hidden, sizes.inner], [sizes.inner])
     inputs = [paddle.randn(shape) for shape in shapes]
-    return Trial(functional.linear, lambda x, weight, bias: paddle.matmul(x, weight) + bias, inputs)
+    return Case(functional.linear, lambda x, weight, bias: paddle.matmul(x, weight) + bias, inputs)
 
 
-def embedding(sizes: Sizes) -> Trial:
+def embedding(sizes: Sizes) -> Case:
     """A token that is half of the text: its gradient is a sum of so many."""
     ids = paddle.randint(0, sizes.vocabulary, [sizes.tokens])
     ids[: sizes.tokens // 2] = 1
     one_hot = partial(functional.one_hot, num_classes=sizes.vocabulary)
     table = paddle.randn([sizes.vocabulary, sizes.hidden])
-    return Trial(lambda table: functional.embedding(ids, table), lambda table: one_hot(ids) @ table, [table])
+    return Case(lambda table: functional.embedding(ids, table), lambda table: one_hot(ids) @ table, [table])
 
 
 def _stepped(weights: list[Any], gradients: list[list[Any]]) -> list[Any]:
-    """What two updates by the kernel make of fp32 weights."""
+    """Weights in fp32 after two updates by the kernel."""
     tensors = []
     for weight in weights:
         tensors.append(paddle.create_parameter(weight.shape, "float32"))
@@ -167,8 +167,8 @@ def _stepped_plainly(weights: list[Any], gradients: list[list[Any]]) -> list[Any
     return results
 
 
-def adamw(sizes: Sizes) -> Trial:
-    """Of a matrix, a vector, and a matrix of odd sizes; how far they move, as they start far from 0."""
+def adamw(sizes: Sizes) -> Case:
+    """Moves of a matrix, a vector, and a matrix of odd sizes, as they start far from 0."""
     shapes = ([sizes.hidden, sizes.inner], [sizes.hidden], [sizes.hidden + 1, 7])
     weights = [paddle.randn(shape) for shape in shapes]
     gradients = [[paddle.randn(shape) for shape in shapes] for _ in range(2)]
@@ -176,10 +176,10 @@ def adamw(sizes: Sizes) -> Trial:
     def moved(step: Callable[..., list[Any]]) -> Callable[[], list[Any]]:
         return lambda: [new - old for new, old in zip(step(weights, gradients), weights, strict=True)]
 
-    return Trial(moved(_stepped), moved(_stepped_plainly), [])
+    return Case(moved(_stepped), moved(_stepped_plainly), [])
 
 
-TRIALS: tuple[Callable[[Sizes], Trial], ...] = (
+CASES: tuple[Callable[[Sizes], Case], ...] = (
     flash,
     partial(flashmask, rank=0),
     partial(flashmask, rank=1),
@@ -192,12 +192,12 @@ TRIALS: tuple[Callable[[Sizes], Trial], ...] = (
 )
 
 
-def difference(trial: Trial, dtype: str) -> tuple[float, str]:
+def difference(case: Case, dtype: str) -> tuple[float, str]:
     """The largest distance of a result or gradient from the plain one, as a share of its largest number; and whose."""
-    drawn = [x.astype(dtype) for x in trial.inputs]
+    drawn = [x.astype(dtype) for x in case.inputs]
     random: list[Any] = []
     found = []
-    for function, own in ((trial.kernel, dtype), (trial.plain, "float32")):
+    for function, own in ((case.kernel, dtype), (case.plain, "float32")):
         inputs = [x.astype(own).detach() for x in drawn]
         for x in inputs:
             x.stop_gradient = False
@@ -221,7 +221,7 @@ def main() -> None:
     for number in range(first, len(NAMES)):
         paddle.seed(number)
         try:
-            off, worst = difference(TRIALS[number](sizes), sizes.dtype)
+            off, worst = difference(CASES[number](sizes), sizes.dtype)
             result: dict[str, str | float] = {"off": off, "worst": worst, "type": sizes.dtype}
         except Exception as error:  # of Paddle, in any of its classes
             if device.on_gpu():

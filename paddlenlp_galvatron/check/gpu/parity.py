@@ -1,20 +1,41 @@
-"""Parts that train small models under a plan and in one process: fourteen plans, and schedules that could hang."""
+"""The parts that train small models under a plan and in one process: fourteen plans, and schedules that could hang."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...base.scratch import scratch_folder
 from ...launch.processes import LaunchError, launch
-from ...plan import Precision
-from ..parity.parity import TOLERANCES, WORKER, compare, write_cases
-from .findings import TrialFinding, TrialSetting, TrialState
-from .in_turn import in_turn
-from .plans import ONE_RANK, Named, fused_loss_case, parity_cases, schedule_cases
+from ...plan import (
+    Assumptions,
+    DataParallel,
+    LayerStrategy,
+    Plan,
+    Precision,
+    Recompute,
+    Schedule,
+    VocabStrategy,
+    with_defaults,
+)
+from ..parity.parity import TOLERANCES, WORKER, Case, compare, small_case, write_cases
+from .findings import Finding, Setting, State, in_turn
+
+DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
+# Plans of the fourteen that fit one rank.
+ONE_RANK = ("data parallel", "degrees mixed, strided, recompute", "tied tables", "split vocabulary, AdamW")
+MICRO_BATCHES = (1, 2, 3, 4, 8)  # of the schedules' cases: from three on, two stages of 1F1B once hung
 
 
-def parity(setting: TrialSetting) -> Iterator[TrialFinding]:
+@dataclass(frozen=True)
+class Named:
+    """A case by its name."""
+
+    name: str
+    case: Case
+
+
+def parity(setting: Setting) -> Iterator[Finding]:
     """Loss and every gradient of fourteen plans, fp32 (on GPUs without TF32) and bf16. A kernel that is off by default
     is told, and not judged."""
     for precision in (Precision.FP32, Precision.BF16):
@@ -25,14 +46,14 @@ def parity(setting: TrialSetting) -> Iterator[TrialFinding]:
         cases = [Named(f"{named.name}, {precision}", named.case) for named in cases]
         asked = [fused_loss_case(setting.ranks, precision)] if setting.on_gpus and setting.ranks > 1 else []
         for finding in _tried(setting, [*cases, *asked]):
-            judged = finding.state is TrialState.NO_TIME or finding.name not in {named.name for named in asked}
+            judged = finding.state is State.NO_TIME or finding.name not in {named.name for named in asked}
             told = f"{finding.state}: {finding.told}"
-            yield finding if judged else replace(finding, state=TrialState.TOLD, told=told)
+            yield finding if judged else replace(finding, state=State.TOLD, told=told)
     if not setting.on_gpus:
         yield setting.left_out("flash attention, fused cross entropy", "Paddle has them on GPUs alone")
 
 
-def schedules(setting: TrialSetting) -> Iterator[TrialFinding]:
+def schedules(setting: Setting) -> Iterator[Finding]:
     """Two steps and an evaluation of pipelines, whose ranks would wait for ever if one waited for the wrong thing."""
     if setting.ranks == 1:
         yield setting.left_out("pipelines", "they need 2 ranks or more")
@@ -42,13 +63,13 @@ def schedules(setting: TrialSetting) -> Iterator[TrialFinding]:
     yield from _tried(setting, list(schedule_cases(setting.ranks)))
 
 
-def _tried(setting: TrialSetting, cases: Sequence[Named]) -> Iterator[TrialFinding]:
+def _tried(setting: Setting, cases: Sequence[Named]) -> Iterator[Finding]:
     names = [named.name for named in cases]
     return in_turn(setting, names, lambda first, launch: _launched(setting, cases[first:], f"{launch}"))
 
 
-def _launched(setting: TrialSetting, cases: Sequence[Named], log: str) -> tuple[list[TrialFinding], str]:
-    """What was found of the cases that ended, in order, and why the next one did not."""
+def _launched(setting: Setting, cases: Sequence[Named], log: str) -> tuple[list[Finding], str]:
+    """Findings of the cases that ended, in order, and the fault of the next one."""
     fault = ""
     with scratch_folder("galvatron-check-") as folder:
         write_cases(folder, [named.case for named in cases])
@@ -69,3 +90,116 @@ def _launched(setting: TrialSetting, cases: Sequence[Named], log: str) -> tuple[
         )
         done.append(setting.found(named.name, result.agrees, figure))
     return done, fault or ("" if count == len(cases) else "its ranks left no result")
+
+
+def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
+    """Fourteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute. `on_gpus`: some with what
+    training has there by default, flash attention and other kernels; the others are plain."""
+    n, half = ranks, max(1, ranks // 2)
+    wide, inner = min(2, n), half if half > 1 else 1
+    one, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)
+    split, whole, ulysses = LayerStrategy(wide), LayerStrategy(n), LayerStrategy(wide, ulysses=wide > 1)
+    again, shard = LayerStrategy(recompute=Recompute.FULL), LayerStrategy(dp_type=ZERO3)
+    core, parts = Recompute.ATTENTION, Recompute.NORMS | Recompute.MLP
+    low, context = LayerStrategy(inner), LayerStrategy(context=wide)
+    stages = (1, 2) if n > 1 else (3,)
+    plain = Assumptions(mixed_precision=precision, fp32_gradients=False, flash_attention=False)
+    usual = Assumptions(mixed_precision=precision)
+    megatron = replace(plain, sequence_parallel=True)
+    each = replace(plain, async_grad_reduce=False)
+    plans = {
+        "data parallel": (_plan(n, (one, one), plain), "llama", False),
+        "tensor parallel": (_plan(n, (whole, whole), plain, vocab=n), "qwen2", False),
+        "tensor parallel, Megatron-SP": (_plan(n, (whole, again), megatron, vocab=n), "llama", False),
+        "degrees mixed, strided, recompute": (_plan(n, (strided, again, whole), megatron, vocab=wide), "qwen3", False),
+        "Ulysses": (_plan(n, (ulysses, replace(ulysses, recompute=core), one), plain, vocab=wide), "qwen2", False),
+        "context parallel": (_plan(n, (context, replace(context, recompute=parts), split), usual), "qwen3", False),
+        "zero2, reduced every micro-batch": (_plan(n, (one, split), each, default=ZERO2), "llama", False),
+        "zero3": (_plan(n, (shard, replace(split, dp_type=ZERO3), one), plain), "qwen2", False),
+        "tied tables": (_plan(n, (one, split), usual, vocab=wide), "llama", True),
+        "two stages, 1F1B": (_plan(n, (one, again, low), plain, stages, micro_batches=4), "qwen2", False),
+        "two stages, GPipe": (_plan(n, (one, low, one), megatron, stages, schedule=Schedule.GPIPE), "llama", False),
+        "two stages, zero3": (_plan(n, (shard, low, shard), usual, stages, micro_batches=4), "qwen3", False),
+        "two stages, tied tables": (_plan(n, (one, low, one), usual, stages, default=ZERO2), "qwen2", True),
+    }
+    named = [_named(name, with_defaults(of, on_gpus), family, 2, tied) for name, (of, family, tied) in plans.items()]
+    return [*named, Named("split vocabulary, AdamW", _as_trained(n, usual, on_gpus))]
+
+
+def fused_loss_case(ranks: int, precision: Precision) -> Named:
+    """A plan for GPUs with Paddle's kernel for the loss of a split vocabulary, which training has on request alone."""
+    assumed = Assumptions(mixed_precision=precision, fused_cross_entropy=True)
+    return Named(f"fused cross entropy, {precision}", _as_trained(ranks, assumed, on_gpus=True))
+
+
+def _as_trained(n: int, assumed: Assumptions, on_gpus: bool) -> Case:
+    """As most models are: with AdamW, Megatron-SP, and a split vocabulary that nothing pads, so that one kernel may
+    compute its loss; from four ranks on in the last stage alone."""
+    half = max(1, n // 2)
+    degree, stages = (half, (1, 2)) if n > 2 else (n, (3,))
+    low, one = LayerStrategy(half), LayerStrategy()
+    plan = _plan(n, (low, one, low), replace(assumed, sequence_parallel=True), stages, vocab=degree)
+    return small_case(with_defaults(plan, on_gpus), "llama", "adamw", 2, vocabulary=64 * half)
+
+
+def training_assumptions(on_gpus: bool, seq_length: int) -> Assumptions:
+    """Training's defaults on these devices."""
+    assumed = Assumptions(True, Precision.BF16 if on_gpus else Precision.FP32, seq_length=seq_length)
+    return with_defaults(_plan(1, (LayerStrategy(),), assumed), on_gpus).assumed
+
+
+def schedule_cases(ranks: int) -> Iterator[Named]:
+    """Pipelines in which ranks would wait for each other if anything waited for the wrong thing; two steps each, as on
+    GPUs the first is by itself."""
+    one = LayerStrategy()
+    depths = [stages for stages in (2, 4, 8) if stages <= ranks and ranks % stages == 0]
+    for schedule in Schedule:
+        for stages in depths:
+            for micro_batches in MICRO_BATCHES if stages == 2 else (3, stages + 1):
+                plan = _plan(ranks, (one,) * stages, Assumptions(), (1,) * stages, micro_batches, schedule=schedule)
+                yield _named(f"{schedule.label}, {stages} stages, {micro_batches} micro-batches", plan, "llama", 2)
+    for stages in depths:
+        for micro_batches in (stages - 1, stages + 1):
+            plan = _plan(ranks, (one,) * 2 * stages, Assumptions(), (1,) * 2 * stages, micro_batches, chunks=2)
+            yield _named(f"interleaved, {stages} stages, {micro_batches} micro-batches", plan, "llama", 2)
+    if ranks >= 4:
+        size = ranks // 2
+        inside = {
+            "Ulysses": LayerStrategy(size, ulysses=True),
+            "Megatron-SP": LayerStrategy(size),
+            "zero3": LayerStrategy(dp_type=ZERO3),
+        }
+        for name, strategy in inside.items():
+            plan = _plan(ranks, (strategy, one, strategy), Assumptions(sequence_parallel=True), (1, 2), 5)
+            yield _named(f"1F1B, 2 stages of {name}, 5 micro-batches", plan, "qwen2", 2)
+
+
+def _plan(
+    ranks: int,
+    layers: tuple[LayerStrategy, ...],
+    assumed: Assumptions,
+    stages: tuple[int, ...] | None = None,
+    micro_batches: int = 2,
+    *,
+    vocab: int = 1,
+    default: DataParallel = DDP,
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
+    chunks: int = 1,
+) -> Plan:
+    own = tuple(replace(layer, dp_type=default) if layer.dp_type is DDP else layer for layer in layers)
+    return Plan(
+        world_size=ranks,
+        global_batch=micro_batches * ranks,
+        micro_batches=micro_batches,
+        stages=stages or (len(layers),),
+        layers=own,
+        vocab=VocabStrategy(vocab, dp_type=default),
+        default_dp_type=default,
+        schedule=schedule,
+        chunks=chunks,
+        assumed=assumed,
+    )
+
+
+def _named(name: str, plan: Plan, family: str, steps: int, tied: bool = False) -> Named:
+    return Named(name, small_case(plan, family, steps=steps, tied=tied))

@@ -22,8 +22,8 @@ from ...profiler.options import HardwareOptions, PointOptions
 from ...profiles import Shape
 from ...profiles.reserve import Reserve, reserve_of
 from ..parity.parity import Case, write_cases
-from .findings import TrialFinding, TrialSetting
-from .plans import training_assumptions
+from .findings import Finding, Setting
+from .parity import training_assumptions
 
 # Half a billion weights: 10 GiB with their states on one GPU. On CPU: as large as its tensors must be to fill memory.
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
@@ -36,7 +36,7 @@ PROFILE_SHARE = 0.25  # of the part's time, for either profile
 CPU_PROFILE_S = 10.0  # for either
 
 
-def prediction(setting: TrialSetting) -> Iterator[TrialFinding]:
+def prediction(setting: Setting) -> Iterator[Finding]:
     """Time, memory and bytes of a step, predicted from a profile of this node that is made now."""
     shape = GPU_MODEL if setting.on_gpus else CPU_MODEL
     seq = shape.max_position_embeddings
@@ -70,7 +70,7 @@ def _plans(shape: ModelShape, ranks: int, assumed: Assumptions) -> dict[str, Pla
     return plans
 
 
-def _profile(setting: TrialSetting, shape: ModelShape, precision: Precision, folder: Path) -> None:
+def _profile(setting: Setting, shape: ModelShape, precision: Precision, folder: Path) -> None:
     each: dict[str, Any] = {
         "output": folder,
         "nproc": setting.ranks,
@@ -87,7 +87,7 @@ def _profile(setting: TrialSetting, shape: ModelShape, precision: Precision, fol
     run_ranks("model", run.model_dump_json(), options, "layers", max(1.0, setting.left_s))
 
 
-def _measured(setting: TrialSetting, shape: ModelShape, plans: dict[str, Plan]) -> list[list[dict[str, Any]]]:
+def _measured(setting: Setting, shape: ModelShape, plans: dict[str, Plan]) -> list[list[dict[str, Any]]]:
     """By plan and rank."""
     cases = [Case(plan, shape, "adamw", STEPS) for plan in plans.values()]
     with scratch_folder("galvatron-check-") as folder:
@@ -101,8 +101,8 @@ def _measured(setting: TrialSetting, shape: ModelShape, plans: dict[str, Plan]) 
 
 
 def _beside(
-    setting: TrialSetting, name: str, plan: Plan, costs: CostModel, ranks: list[dict[str, Any]], reserve: Reserve
-) -> Iterator[TrialFinding]:
+    setting: Setting, name: str, plan: Plan, costs: CostModel, ranks: list[dict[str, Any]], reserve: Reserve
+) -> Iterator[Finding]:
     predicted: Prediction = costs.predict(plan)
     measured_s = max(rank["step_ms"] for rank in ranks) / 1000
     told = f"predicted {1000 * predicted.time_s:.1f} ms, measured {1000 * measured_s:.1f} ms"

@@ -23,7 +23,7 @@ from ...plan import GalvatronError
 from ..doctor import Machine, examine
 from ..doctor.checks import Files
 from . import beside, faults, kernels, parity, prediction, stock
-from .findings import TrialFinding, TrialPart, TrialSetting, TrialState
+from .findings import Finding, Part, Setting, State
 
 LEAST_S = 5.0  # with less left a part is not begun
 MACHINE, RESULT, BUNDLE = "machine.json", "result.json", "gpu-check.tar.gz"
@@ -38,7 +38,7 @@ COMMANDS = (["nvidia-smi"], ["nvidia-smi", "topo", "-m"], ["uname", "-a"])
 class Timed(NamedTuple):
     """A part, and its share of the time that is left when it begins."""
 
-    run: TrialPart
+    run: Part
     share: float
     every_world: bool = False  # on the smallest number of ranks, too
 
@@ -61,9 +61,7 @@ def worlds(ranks: int) -> list[int]:
     return sorted({min(2, ranks), ranks})
 
 
-def check(
-    parts: Sequence[str], most_ranks: int, device: Device, folder: Path, seconds: float
-) -> Iterator[TrialFinding]:
+def check(parts: Sequence[str], most_ranks: int, device: Device, folder: Path, seconds: float) -> Iterator[Finding]:
     """Run parts one after the other; `folder` is new. A part that fails keeps no other from running."""
     end = time.monotonic() + seconds
     write_text(folder / MACHINE, json.dumps(WRITER | _machine(), indent=2) + "\n")
@@ -73,7 +71,7 @@ def check(
             continue
         left_s = end - time.monotonic()
         own = folder / part / f"{ranks}-ranks"
-        setting = TrialSetting(part, ranks, device, own, time.monotonic() + PARTS[part].share * left_s)
+        setting = Setting(part, ranks, device, own, time.monotonic() + PARTS[part].share * left_s)
         if left_s < LEAST_S:
             yield setting.no_time("all of it", f"no time was left of {seconds:.0f} s")
             continue
@@ -81,8 +79,8 @@ def check(
         yield from _found(setting)
 
 
-def _found(setting: TrialSetting) -> Iterator[TrialFinding]:
-    """What a part finds, with the time that each finding took."""
+def _found(setting: Setting) -> Iterator[Finding]:
+    """Findings of a part, each with its time."""
     since, findings = time.monotonic(), PARTS[setting.part].run(setting)
     while True:
         try:
@@ -99,13 +97,13 @@ def _found(setting: TrialSetting) -> Iterator[TrialFinding]:
         since = now
 
 
-def write_result(folder: Path, device: Device, findings: Sequence[TrialFinding]) -> Outcome:
+def write_result(folder: Path, device: Device, findings: Sequence[Finding]) -> Outcome:
     """Write the result, and say what it comes to."""
     states = {finding.state for finding in findings}
     outcome: Outcome = "ok"
-    if TrialState.FAILED in states:
+    if State.FAILED in states:
         outcome = "failed"
-    elif TrialState.NO_TIME in states:
+    elif State.NO_TIME in states:
         outcome = "incomplete"
     content = {"result": outcome, "device": device, "findings": [asdict(finding) for finding in findings]}
     write_text(folder / RESULT, json.dumps(content, indent=2) + "\n")

@@ -21,7 +21,7 @@ WARM_UP = 2  # steps: the first ones allocate, and make the optimizer's moments
 
 
 def run_case(case: Case, groups: Groups) -> dict[str, object]:
-    """What steps took on this rank, the first ones left out."""
+    """Times of this rank's steps, without the first ones."""
     gc.collect()
     device.release()
     before = device.allocated_mib()

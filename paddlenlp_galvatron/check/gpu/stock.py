@@ -14,8 +14,8 @@ from unittest import mock
 from ...launch.processes import LaunchError, launch
 from ...plan import ModelShape, Plan, plan_to_dict, uniform_plan
 from ...training.recipe import Recipe
-from .findings import TrialFinding, TrialSetting
-from .plans import training_assumptions
+from .findings import Finding, Setting
+from .parity import training_assumptions
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"  # of a checkout, which has what PaddleNLP lacks on CPU
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
@@ -24,7 +24,7 @@ WARM_UP, STEPS = 2, 5
 TOLERANCE = 0.03  # of a step's time: two medians of five steps differ by as much
 
 
-def stock(setting: TrialSetting) -> Iterator[TrialFinding]:
+def stock(setting: Setting) -> Iterator[Finding]:
     """Our step's time beside PaddleNLP's, for plans that it can express."""
     if not BENCHMARKS.exists():
         yield setting.left_out("PaddleNLP's Trainer", "it needs the folder benchmarks of a checkout of this project")
@@ -59,7 +59,7 @@ def _degrees(ranks: int) -> dict[str, dict[str, Any]]:
     return plans
 
 
-def _beside(setting: TrialSetting, name: str, plan: Plan, shape: ModelShape) -> TrialFinding:
+def _beside(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Finding:
     folder = setting.folder / name.replace(" ", "-")
     folder.mkdir(parents=True)
     recipe = Recipe(learning_rate=3e-4, weight_decay=0.01, lr_scheduler_type="constant")

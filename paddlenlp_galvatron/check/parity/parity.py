@@ -205,7 +205,7 @@ def write_cases(folder: Path, cases: Sequence[Case]) -> None:
 
 
 def compare(folder: Path, cases: Sequence[Case]) -> list[Parity]:
-    """What the ranks left in the folder, against one process."""
+    """Compares the ranks' files in the folder with one process."""
     return [_compare(case, folder, index) for index, case in enumerate(cases)]
 
 

@@ -14,7 +14,6 @@ from ...plan import ModelShape, Plan
 from ...profiles.reserve import Reserve
 from .contests import Contest
 from .options import ValidateOptions
-from .shared import shared_step
 from .terms import TERMS, busy_ms, predicted_ms
 from .work import MeasuredRun, key_of
 
@@ -60,7 +59,7 @@ class Outcome:
 
     @property
     def memory_errors(self) -> list[float]:
-        """Of each stage; below 0 it held more than predicted."""
+        """Predicted / measured - 1 of each stage: below 0 it held more than predicted."""
         return [stage.predicted_mib / stage.peak_mib - 1 for stage in self.stages]
 
     @property
@@ -82,21 +81,15 @@ class Outcome:
         return max(off, key=lambda name: abs(off[name]))
 
 
-def outcome(
-    plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape, processors: int | None = None
-) -> Outcome:
-    """`processors`: how many all ranks share; None: each has its own. Raises UserError where the plan cannot be
-    priced."""
+def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape) -> Outcome:
+    """Raises UserError where the plan cannot be priced."""
     prediction = cost.predict(plan)
-    step_ms, speeds = 1000 * prediction.time_s, (1.0,) * plan.pipeline
-    if processors is not None:
-        step_ms, speeds = shared_step(plan, prediction.times, processors)
     size, reserve = plan.stage_size, cost.reserve_of(plan)
     stages = tuple(
         _stage(
             run.step.terms_ms[stage * size : (stage + 1) * size],
             run.peaks_mib[stage * size : (stage + 1) * size],
-            predicted_ms(plan, cost, stage, step_ms, speeds[stage]),
+            predicted_ms(plan, cost, stage, 1000 * prediction.time_s),
             prediction.stages[stage].memory,
             reserve,
         )
@@ -106,7 +99,7 @@ def outcome(
     return Outcome(
         plan,
         kind,
-        step_ms / 1000,
+        prediction.time_s,
         run.step.seconds,
         stages,
         predicted_bytes,
@@ -149,7 +142,7 @@ def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of errors, as shares: mean and median without their signs, the lowest and the highest with."""
+    """Errors as shares: mean and median of their sizes, and the lowest and the highest with their signs."""
 
     mean: float
     median: float
@@ -180,7 +173,7 @@ CLEAR = 0.05  # a predicted lead that must show
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of all plans of one model."""
+    """Accuracy over all plans of one model."""
 
     outcomes: Sequence[Outcome]
     verdicts: Sequence[Verdict] = ()
@@ -262,7 +255,7 @@ def verdict(contest: Contest, known: Callable[[Plan], Outcome | None]) -> Verdic
 
 
 def shortcomings(accuracy: Accuracy, demanded: ValidateOptions) -> list[str]:
-    """What is worse than demanded, in words."""
+    """Figures that are worse than demanded, in words."""
     found = []
     if (most := demanded.most_mean_error) is not None and accuracy.time.mean > most:
         found.append(

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from ...base.limits import Port, Positive, Rank, Ranks, Rate, Samples, Seed, Size
 from ...launch.nodes import LOOPBACK, ONE_NODE, Nodes
-from ...options.group import Options
+from ...options.group import Options, Paths
 from ...plan import Precision
 
 MOST_PLANS, MOST_BUDGETS, MOST_STEPS = 10_000, 100, 1000
 
 
-def _listed(value: Any) -> Any:
-    return [word for word in value.split(",") if word] if isinstance(value, str) else value
-
-
 class ValidateOptions(Options):
-    """What is run, on what, and what is demanded."""
+    """Options of `galvatron validate`."""
 
     model_size: str = Field(description="a preset's name, a config.json, or its folder")
     profiles: Path = Field(
@@ -37,9 +33,7 @@ class ValidateOptions(Options):
 
     count: int = Field(24, ge=0, le=MOST_PLANS, description="number of plans to draw from the space")
     seed: Seed = Field(0, description="seed of the drawn plans and of the data")
-    plans: Annotated[tuple[Path, ...], BeforeValidator(_listed)] = Field(
-        (), description="plan files to run as well, such as a.json,b.json"
-    )
+    plans: Paths = Field((), description="plan files to run as well, such as a.json,b.json")
     budgets: int = Field(
         0,
         ge=0,

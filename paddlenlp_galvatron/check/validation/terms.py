@@ -1,4 +1,4 @@
-"""What a step's time goes to, the same terms measured (from spans of the time line) and predicted (from prices)."""
+"""Terms of a step's time, measured (from spans of the time line) and predicted (from prices)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,9 @@ from typing import Any
 
 from ...cost_model import CostModel
 from ...plan import Plan
+from ...report.breakdown import TIME, layouts_ms, part_ms
 
-# In the order of the table.
-TERMS = {
-    "forward": "forward",
-    "backward": "backward",
-    "recompute": "recompute",
-    "tensor": "collectives of split layers",
-    "layouts": "changes of layout",
-    "gathers": "gathers of zero3's weights",
-    "gradients": "sums of gradients",
-    "publish": "gathers of zero2's weights",
-    "optimizer": "clipping and optimizer",
+TERMS = {key: name for key, name in TIME.items() if key != "vocabulary"} | {
     "waiting": "waiting for a neighbouring stage",
     "idle": "waiting for all ranks, data, everything else",
 }
@@ -68,23 +59,11 @@ def _term(span: Mapping[str, Any], outer: str) -> str:
     return WHOLE.get(category) or OPEN.get(category) or outer
 
 
-def predicted_ms(plan: Plan, cost: CostModel, stage: int, step_ms: float, speed: float = 1.0) -> dict[str, float]:
-    """The same terms of one stage, predicted; waiting and being idle are told together, as waiting. `speed`: of the
-    stage, against that of its prices."""
-    parts, times = [part.terms for part in cost.stage_parts(plan, stage)], plan.micro_batches
-    switches = [ms for chunk in range(plan.chunks) for ms in cost.chunk_switches(plan, stage, chunk)]
-    terms = {
-        "forward": times * sum(one.forward_ms for one in parts),
-        "backward": times * sum(one.backward_ms for one in parts),
-        "recompute": times * sum(one.recompute_ms for one in parts),
-        "tensor": times * sum(one.tensor_forward_ms + one.tensor_backward_ms for one in parts),
-        "layouts": times * sum(forward + backward for forward, backward in switches),
-        "gathers": times * sum(one.gather_forward_ms + one.gather_backward_ms for one in parts),
-        "gradients": sum((times if one.reduced_each else 1) * one.reduce_ms + one.finish_ms for one in parts),
-        "publish": sum(one.publish_ms for one in parts),
-        "optimizer": sum(one.optimizer_ms for one in parts),
-    }
-    terms = {name: ms / speed for name, ms in terms.items()}
+def predicted_ms(plan: Plan, cost: CostModel, stage: int, step_ms: float) -> dict[str, float]:
+    """The same terms of one stage, predicted; `waiting` includes being idle."""
+    parts = [part_ms(part.terms, plan.micro_batches) for part in cost.stage_parts(plan, stage)]
+    terms = {name: sum(part.get(name, 0.0) for part in parts) for name in BUSY}
+    terms["layouts"] = layouts_ms(plan, cost, stage)
     return {**terms, "waiting": step_ms - sum(terms.values()), "idle": 0.0}
 
 

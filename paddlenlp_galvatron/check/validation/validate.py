@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from os import sched_getaffinity
 from pathlib import Path
 from time import monotonic
 
@@ -21,7 +20,6 @@ from ...profiler.launcher import PROGRESS, fingerprint
 from ...search import SearchOptions
 from .accuracy import Accuracy, Outcome, outcome, verdict
 from .contests import contests
-from .disturbance import Disturbance, watched
 from .draw import draw
 from .options import ValidateOptions
 from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
@@ -35,18 +33,13 @@ CHUNKS = 4  # of a stage, at most, in plans that are searched
 
 
 class Validation:
-    """What is asked for, and what was found."""
+    """A validation: its options, its work, its results."""
 
     def __init__(self, options: ValidateOptions, note: Callable[[str], None] = lambda line: None):
         """Raises UserError for whatever cannot be run or priced."""
         self.options = options
-        self.disturbance = Disturbance()
         self.shape = load_model(options.model_size)
         self.cost = _cost(options, self.shape, note)
-        self.processors = self._processors()
-        if self.processors is not None:
-            shared = f"{options.world_size} ranks share {self.processors} processors"
-            note(f"{shared}: predicted are steps in which a stage that waits gives its share to the others")
         self.contests = contests(self.shape, self.cost, _search_options(options, self.cost), options.budgets)
         self.kinds: dict[Plan, str] = {}  # every plan once, by why it was taken first
         for path in options.plans:
@@ -82,7 +75,7 @@ class Validation:
 
     @property
     def identity(self) -> dict[str, object]:
-        """Of the journal."""
+        """Path of the journal."""
         given = self.options
         device = fingerprint(given.world_size, model=self.shape.fingerprint, dtype=given.mixed_precision.value)
         return {"validation": METHOD, "steps": given.steps, "seed": given.seed, **device.model_dump()}
@@ -94,7 +87,7 @@ class Validation:
         if given.fresh:
             self._journal(fresh=True)
         end, failures, total = monotonic() + 60 * given.minutes, 0, given.visits * len(plans)
-        with watched() as self.disturbance, Bars() as progress:
+        with Bars() as progress:
             task = progress.add_task("plans", total=total)
             while (given.num_nodes > 1 or self._missing()) and (left_s := end - monotonic()) > LEAST_S:
                 begun: list[int] = []  # how many were before the visit that was begun last
@@ -158,15 +151,8 @@ class Validation:
 
         return [plan for plan in self.kinds if not is_done(found.get(key_of(plan), []))]
 
-    def _processors(self) -> int | None:
-        """That all ranks share; None where each computes on one of its own."""
-        options = self.options
-        on_cpu = self.cost.network.profile.meta.fingerprint.driver == "gloo"
-        processors = options.num_nodes * len(sched_getaffinity(0))
-        return processors if on_cpu and processors < options.world_size else None
-
     def accuracy(self) -> Accuracy:
-        """Of what was run. Raises UserError where nothing was."""
+        """Accuracy over the plans that ran. Raises UserError where none did."""
         visits = self.visits()
         found: dict[Plan, Outcome] = {}
         failed: dict[str, str] = {}
@@ -175,7 +161,7 @@ class Validation:
             if why := next((visit.failed for visit in known if visit.failed), ""):
                 failed[key_of(plan)] = why
             elif known:
-                found[plan] = outcome(plan, kind, MeasuredRun.of(known), self.cost, self.shape, self.processors)
+                found[plan] = outcome(plan, kind, MeasuredRun.of(known), self.cost, self.shape)
         if not found:
             why = next(iter(failed.values()), "there was no time")
             raise UserError(f"minutes: no plan was run to its end: {why}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from ...base.printing import table
 from ...plan import LayerStrategy, Plan, VocabStrategy, plan_to_dict
 from ...plan.strategy import DataParallel, runs
 from .accuracy import Accuracy, Outcome, Spread
@@ -43,8 +44,8 @@ def _again(layer: LayerStrategy) -> str:
 
 def tables(accuracy: Accuracy) -> Iterator[str | Table]:
     """To be printed one below the other."""
-    for table in _plans(accuracy):
-        yield table
+    for shown in _plans(accuracy):
+        yield shown
         yield ""
     yield _terms(accuracy)
     yield ""
@@ -85,8 +86,8 @@ def _spread(spread: Spread) -> str:
 
 def _plans(accuracy: Accuracy) -> Iterator[Table]:
     """Time, then memory and terms: side by side they are wider than 80 characters."""
-    times = _table("plan", "why", "predicted s", "measured s", "error", "host", "what it is")
-    rest = _table("plan", "MiB", "measured", "error", "busy ms", "at fault")
+    times = table("plan", "why", "predicted s", "measured s", "error", "host", "what it is", left=("why", "what it is"))
+    rest = table("plan", "MiB", "measured", "error", "busy ms", "at fault", left=("at fault",))
     for one in sorted(accuracy.outcomes, key=lambda one: one.measured_s):
         worst = min(range(len(one.stages)), key=lambda stage: one.memory_errors[stage])
         stage, off = one.stages[worst], one.off_ms()
@@ -112,41 +113,20 @@ def _plans(accuracy: Accuracy) -> Iterator[Table]:
     yield rest
 
 
-def _table(*titles: str) -> Table:
-    """Words to the left, numbers to the right and never cut."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in titles:
-        is_text = title in ("plan", "why", "at fault", "what it is")
-        is_long = title == "what it is"
-        table.add_column(
-            title,
-            no_wrap=not is_long,
-            overflow="fold" if is_long else "ellipsis",
-            justify="left" if is_text else "right",
-        )
-    return table
-
-
 def _terms(accuracy: Accuracy) -> Table:
-    table = Table(box=None, pad_edge=False, title="mean over all stages, ms a step", title_justify="left")
-    for title in ("term", "predicted", "measured", "measured - predicted"):
-        table.add_column(title, justify="left" if title == "term" else "right")
+    title = "mean over all stages, ms a step"
+    shown = table("term", "predicted", "measured", "measured - predicted", title=title)
     for name, (predicted, measured) in accuracy.terms().items():
-        table.add_row(
-            TERMS[name] if name != "waiting" else "waiting",
-            f"{predicted:.2f}",
-            f"{measured:.2f}",
-            f"{measured - predicted:+.2f}",
-        )
-    return table
+        numbers = (f"{predicted:.2f}", f"{measured:.2f}", f"{measured - predicted:+.2f}")
+        shown.add_row(TERMS[name] if name != "waiting" else "waiting", *numbers)
+    return shown
 
 
 def _contests(accuracy: Accuracy) -> Table:
-    table = Table(box=None, pad_edge=False, title="the searched plan among its rivals", title_justify="left")
-    for title in ("budget MiB", "searched", "plans", "regret", "beaten by uniform", "over the budget"):
-        table.add_column(title, justify="right")
+    columns = ("budget MiB", "searched", "plans", "regret", "beaten by uniform", "over the budget")
+    shown = table(*columns, title="the searched plan among its rivals", left=columns[-2:])
     for one in accuracy.verdicts:
-        table.add_row(
+        shown.add_row(
             f"{one.budget_mib:.1f}",
             "layer-wise" if one.layer_wise else "uniform",
             str(one.plans),
@@ -154,7 +134,7 @@ def _contests(accuracy: Accuracy) -> Table:
             ", ".join(one.beaten_by) or "-",
             ", ".join(one.over_budget) or "-",
         )
-    return table
+    return shown
 
 
 def as_json(accuracy: Accuracy) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the ranks of a validation are told to run, and what they tell of each plan."""
+"""Work and results of a validation's ranks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from ...plan import ModelShape, Plan, plan_from_dict, plan_to_dict
 
 FILE, JOURNAL = "work.json", "validate"
-# Of a plan's steps, from the quickest, which one counts: of 15 the third. What else a host does makes steps longer,
-# never shorter: of one plan's steps on two shared processors the median moved by 6.9 % about its prediction, this one
-# by 5 %.
+# Quantile of a plan's step times that counts: the third of 15. Other work of a host makes steps longer, never shorter:
+# on two shared processors the median of a plan's steps moved by 6.9 % about its prediction, this one by 5 %.
 QUICK = 0.14
 
 
@@ -68,7 +67,7 @@ class Visit(BaseModel):
 
 
 class MeasuredRun(BaseModel):
-    """What a plan took, in all of its visits."""
+    """Measurements of a plan over all of its visits."""
 
     step: Step  # the one that counts
     layer_ms: float  # of the visit of that step
@@ -78,7 +77,7 @@ class MeasuredRun(BaseModel):
 
     @classmethod
     def of(cls, visits: Sequence[Visit]) -> Self:
-        """Of visits none of which failed."""
+        """The run of visits none of which failed."""
         steps = sorted(((step, visit) for visit in visits for step in visit.steps), key=lambda one: one[0].seconds)
         step, during = steps[round(QUICK * (len(steps) - 1))]
         peaks = tuple(map(max, zip(*(visit.peaks_mib for visit in visits), strict=True)))

@@ -40,7 +40,7 @@ def main() -> None:
     work = Work.model_validate_json(Path(sys.argv[1]).read_text())
     rank, world_size = start_world()
     journal = Journal.open(work.output, JOURNAL, work.identity, rank, world_size, fresh=False)
-    # The fewest laps: a layer is timed between any two steps.
+    # The fewest samples: a layer is timed between any two steps.
     stopwatch = Stopwatch(world_size, work.ranks_per_node, budget_ms=0, time_budget_s=work.seconds)
     groups, plans = Groups(rank), work.read_plans()
     layer = Layer(work, plans[0], stopwatch)
@@ -105,7 +105,7 @@ def _visit(work: Work, plan: Plan, groups: Groups, layer: Layer) -> dict[str, An
 
 
 def _seconds_of_step(engine: Engine, optimizer: Any, recipe: Recipe, batches: Iterator[Any]) -> float:
-    """Of one step as training's, which is not traced."""
+    """Milliseconds of one step that is not traced, as training's."""
     began, batch = time.perf_counter(), next(batches)
     engine.forward_backward(batch)
     with span("optimizer", "optimizer"):

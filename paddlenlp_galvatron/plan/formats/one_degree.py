@@ -1,4 +1,4 @@
-"""What a plan has that programs with one degree of each kind for the whole model lack."""
+"""Features of a plan that programs with one degree of each kind for the whole model lack."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def require_expressible(plan: Plan, program: str, model: ModelShape | None, own:
 
 
 def placement_note(program: str) -> str:
-    """What a plan with a pipeline and data parallelism becomes there."""
+    """How the program places a plan with a pipeline and data parallelism."""
     return (
         f"{program} puts the ranks of a pipeline side by side and data parallelism across them; in the plan the ranks "
         "of a stage are neighbours"
@@ -53,7 +53,7 @@ def placement_note(program: str) -> str:
 
 
 def _unlike(plan: Plan, program: str) -> Iterator[str]:
-    """What such programs have for no layer, or not together."""
+    """Features that such programs lack, or cannot combine."""
     layer, stage, pipeline = plan.layers[0], sharding_stage(plan), plan.pipeline > 1
     if any(not each.consecutive and 1 < each.ranks < plan.stage_size for each in plan.layers):
         yield f"tp_consecutive_flags: in {program} neighbouring ranks form a tensor-parallel group"

@@ -13,7 +13,7 @@ from ..strategy import Plan, Precision
 from .one_degree import Argument, placement_note, require_expressible, sharding_stage, sharing
 
 STOCK = "stock PaddleNLP"
-# Its `recompute_granularity`, one for all layers that recompute. Of the core it keeps the output, which we do not.
+# Its `recompute_granularity`, one for all layers that recompute. Unlike ours, `core_attn` keeps the core's output.
 GRANULARITY = {Recompute.FULL: "full", Recompute.ATTENTION: "core_attn"}
 
 
@@ -54,7 +54,7 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
 
 
 def stock_notes(plan: Plan) -> list[str]:
-    """What is worth knowing of a plan that stock PaddleNLP can express."""
+    """Notes on a plan that stock PaddleNLP can express."""
     layer, notes = plan.layers[0], []
     if plan.pipeline > 1 and plan.dp(layer) > 1 and not sharding_stage(plan):
         notes.append(placement_note(STOCK))
@@ -83,7 +83,7 @@ def _words(value: Argument) -> str:
 
 
 def _gaps(plan: Plan, model: ModelShape | None) -> Iterator[str]:
-    """What stock PaddleNLP, and its own model of this family, lack beside what such programs do."""
+    """Further features that stock PaddleNLP and its model of this family lack."""
     layer, count = plan.layers[0], plan.micro_batches
     hows = dict.fromkeys(each.recompute for each in plan.layers if each.recompute)
     if len(hows) > 1:

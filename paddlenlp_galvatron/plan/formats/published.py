@@ -1,7 +1,7 @@
 """Strategy files as they are found: of older and newer versions of Galvatron and of its port to PaddleNLP.
 
-Each is turned into the fields of Galvatron 2.4, which `plan.file` reads. What a file does not say is taken as the
-program takes it that wrote the file, and told in one sentence.
+Each is turned into the fields of Galvatron 2.4, which `plan.file` reads. A missing field has the default of the program
+that wrote the file; a note names it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..fields import Degrees, Flag, Flags, ListOf, parse
 
 Fields = dict[str, Any]
 
-# What Galvatron's reader takes where a file lacks the field: the default of the argument of the same name.
+# Defaults of Galvatron's reader for missing fields: those of the arguments of the same names.
 LACKING: Fields = {
     "pipeline_type": "gpipe",
     "default_dp_type": "ddp",

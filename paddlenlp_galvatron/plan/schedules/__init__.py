@@ -82,7 +82,7 @@ def chunks_in_flight(
 
 @lru_cache(maxsize=1024)
 def _peaks(schedule: Schedule, stages: int, micro_batches: int, chunks: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Of all stages, which takes little longer than of one."""
+    """Held passes at the peaks of all stages, which takes little longer than for one."""
     return held_at_peaks(*arrays(schedule, stages, micro_batches, chunks), chunks)
 
 

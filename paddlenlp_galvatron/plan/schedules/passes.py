@@ -1,4 +1,4 @@
-"""What a schedule is made of: each stage's list of passes, equal ones that follow each other written as one run.
+"""The elements of a schedule: each stage's list of passes; successive equal passes form one run.
 
 A stage runs each micro-batch once forward and once backward through each of its chunks. A chunk's forwards come in the
 order of the micro-batches, and so do backwards: messages between two stages are then needed in the order in which they
@@ -82,9 +82,9 @@ def way_ms(at: int, source: Done | None, send: Sequence[float]) -> float:
 
 
 def arrivals(order_of: Callable[[int], Iterable[Pass]], stage: int, stages: int, chunks: int) -> list[int]:
-    """What each pass of a stage learns from its input: two stages exchange activations one way and gradients the other,
-    and whoever sends one has received some of the others before. How many of those that this stage sent: they have
-    left. `order_of`: the passes of a stage."""
+    """For each pass of a stage, how many of the stage's messages its input proves to have arrived: two stages exchange
+    activations one way and gradients the other, and the sender of one has received some of the others before.
+    `order_of`: the passes of a stage."""
     last = stages * chunks - 1
     known: dict[Done, int] = {}
     for neighbour in {(stage - 1) % stages, (stage + 1) % stages} - {stage}:

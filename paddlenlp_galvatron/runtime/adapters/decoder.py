@@ -1,4 +1,4 @@
-"""What the families share: PaddleNLP names the parts of their decoder layers alike."""
+"""Code shared by the families: PaddleNLP names the parts of their decoder layers alike."""
 
 from __future__ import annotations
 

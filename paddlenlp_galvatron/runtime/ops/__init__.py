@@ -1,4 +1,4 @@
-"""What runs at the seams of a layer: one file an axis, with what each operation does in forward and in backward."""
+"""Operations at the seams of a layer, forward and backward: one file an axis."""
 
 from __future__ import annotations
 

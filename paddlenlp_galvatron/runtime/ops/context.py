@@ -1,7 +1,7 @@
 """Context parallelism in attention: the tokens of a rank, two chunks of each sample, attend to the keys of all of it.
 
-What is causal is told by true positions. A rank's own positions rise, so that those of its tokens that a key is behind
-of are its first ones, as many as lie in front of the key.
+The causal mask follows true positions. A rank's own positions rise, so the tokens that do not see a key are its first
+ones: as many as precede the key.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPS = {Op.GATHER_CHUNKS: (_gather, _scatter)}
 
 
 def own_rows(x: Any, chunks: Chunks, axis: int) -> Any:
-    """Of a tensor with an entry for every position along the axis, those of this rank."""
+    """This rank's entries of a tensor that has one for every position along the axis."""
     parts = (x.slice([axis], [start], [stop]) for start, stop in chunks)
     return paddle.concat(list(parts), axis)
 

@@ -68,7 +68,7 @@ def stored_factors(shape: ModelShape, rank: int) -> Iterator[StoredFactor]:
 
 
 def base_identity(folder: Path | None, seed: int) -> str:
-    """What tells one set of base weights from another, wherever they lie. Raises UserError."""
+    """Identity of a set of base weights, wherever they lie. Raises UserError."""
     if folder is None:
         return f"random, seed {seed}"
     files = sorted(folder.glob("*.safetensors"))

@@ -167,5 +167,5 @@ def _shards(weights: Sequence[StoredWeight], itemsize: int, max_bytes: int) -> l
 
 
 def companions(folder: Path) -> list[Path]:
-    """What of a model's directory goes with its weights, besides config.json."""
+    """Files of a model's directory that belong to its weights, besides config.json."""
     return [folder / name for name in COMPANIONS if (folder / name).exists()]

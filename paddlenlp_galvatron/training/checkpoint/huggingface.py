@@ -26,7 +26,7 @@ from ...runtime.weights import WHOLE, Array, Slice
 from .tensor_file import CODES, opened, require_finite
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
-# What PaddleNLP's layers, as they are built here, compute; other values of these fields mean another model.
+# Fields that PaddleNLP's layers, as they are built here, fix; other values mean another model.
 PLAIN = {
     "hidden_act": "silu",
     "attention_bias": False,

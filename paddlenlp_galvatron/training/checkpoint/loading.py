@@ -37,7 +37,7 @@ def state_key(trainable: Trainable, kind: str) -> str:
 
 
 def gather_objects(engine: Engine, mine: Any) -> list[Any]:
-    """What each rank gives, in rank order, on every rank."""
+    """Every rank's object, in rank order, on every rank."""
     everybody = [mine]
     if engine.plan.world_size > 1:
         everybody = []
@@ -46,7 +46,7 @@ def gather_objects(engine: Engine, mine: Any) -> list[Any]:
 
 
 def from_first(engine: Engine, mine: Any) -> Any:
-    """What rank 0 gives, on every rank."""
+    """Rank 0's object, on every rank."""
     told = [mine if engine.rank == 0 else None]
     if engine.plan.world_size > 1:
         dist.broadcast_object_list(told, src=0)
@@ -173,7 +173,7 @@ class _Once(_Stored):
         self._fault: BrokenCheckpoint | None = None
 
     def tensor(self, trainable: Trainable, kind: str) -> Any:
-        """What the trainable tensor is to hold, in its shape."""
+        """New content of the trainable tensor, in its shape."""
         holders = trainable.pieces[0].weight.sum_group if trainable.sharding == 1 else None
         if holders is not None and holders.rank > 0:
             tensor = paddle.empty(trainable.tensor.shape, "float32")

@@ -24,8 +24,8 @@ WEIGHTS_ALONE = SimpleNamespace(state_dict=dict)  # an optimizer without moments
 def save_model(engine: Engine, target: Path, like: Path | None, tokenizer: Any = None) -> None:
     """Write the whole model's weights into a folder that all ranks share; every rank calls it.
 
-    They go through a checkpoint beside the folder, so that no rank holds more than one weight whole. What is in the
-    folder stays, but for weights of before. `like`: a folder of the model with config.json and tokenizer. Raises
+    They go through a checkpoint beside the folder, so that no rank holds more than one weight whole. The folder keeps
+    its other files, but no older weights. `like`: a folder of the model with config.json and tokenizer. Raises
     GalvatronError on every rank.
     """
     target = target.absolute()

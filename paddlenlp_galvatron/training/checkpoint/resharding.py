@@ -51,7 +51,7 @@ class WeightPart:
 
     @property
     def rows(self) -> range:
-        """Of the whole weight: what the part holds lies within them."""
+        """Rows of the whole weight within which the part lies."""
         top, _ = self.slice.interval(0, self.shape[0])
         left, right = self.slice.interval(1, self.shape[1]) if len(self.shape) > 1 else (0, 1)
         return range(top + self.start // (right - left), top + -(-self.stop // (right - left)))
@@ -88,7 +88,7 @@ class WeightPart:
 
 
 def transfers(source: WeightPart, target: WeightPart) -> Iterator[Transfer]:
-    """What of a stored part a part of the target needs. Both are of one weight."""
+    """Copies from a stored part to a part of the target. Both are of one weight."""
     for given in source.rectangles():
         for wanted in target.rectangles():
             top, left = max(given.row, wanted.row), max(given.column, wanted.column)

@@ -1,8 +1,8 @@
 """Writes checkpoints in the background, whole or not at all.
 
-Of parts that several ranks hold alike the first writes. Each rank brings its file to disk and says so by a small file
-beside it; when all have, rank 0 adds the index and gives the checkpoint its name. Whatever else goes, a checkpoint that
-was reported saved is found at every moment: a newer one has its name on disk before an older one is touched.
+Replicated parts are written by the lowest rank that holds them. Each rank brings its file to disk and then writes a
+small file beside it; when all have, rank 0 adds the index and gives the checkpoint its name. A checkpoint that was
+reported saved can be found at every moment: a newer one has its name on disk before an older one is touched.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Writer:
             self._error = error
 
     def _teller(self, whole: Path, arrays: list[Tensor]) -> Callable[[int], None]:
-        """What is told the bytes that were written: rank 0 says now and then how far its part is."""
+        """A callback for the bytes that were written: rank 0 reports now and then how far its part is."""
         total = sum(math.prod(array.shape) for array in arrays) * Precision.FP32.bytes
         written, due = 0, time.monotonic() + LINE_S
 

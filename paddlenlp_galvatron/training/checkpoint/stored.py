@@ -260,7 +260,7 @@ def write_index(folder: Path, index: dict[str, Any]) -> None:
 
 
 def _canonical(index: dict[str, Any]) -> str:
-    """What the checksum is of."""
+    """The text under the checksum."""
     return json.dumps(index, sort_keys=True)
 
 

@@ -37,7 +37,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What a checkpoint's index says of a file, besides what is in it."""
+    """A file's entry in a checkpoint's index, besides the list of its content."""
 
     file: str
     bytes: int

@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """What becomes of a line: its tokens, those that are learnt as they are, the others as ~token, which is below 0."""
+    """Tokens of a line: a learnt token as it is, any other as ~token, which is below 0."""
 
     line: Line
     tokens: Tokens
@@ -60,7 +60,7 @@ class Encoder:
     all_learnt: bool = False
 
     def samples(self, files: Sequence[Path]) -> Iterator[Sample]:
-        """Of all lines of the files. Raises UserError with a line for each fault, up to MOST_FAULTS."""
+        """Samples of all lines of the files. Raises UserError with a line for each fault, up to MOST_FAULTS."""
         faults: list[str] = []
         batch: list[Line] = []
         for line in _lines(files, faults):
@@ -93,8 +93,8 @@ class Encoder:
             yield Sample(line, self._cut([next(ids) for _ in parts]), unlearnt)
 
     def _texts(self, line: Line) -> tuple[list[str], int]:
-        """What of a conversation is tokenised apart: the system text, and for each turn what is asked and answered; and
-        how many answers are not learnt. Raises UserError."""
+        """Texts of a conversation that are tokenised one by one: the system text, and prompt and answer of each turn;
+        and the number of answers that are not learnt. Raises UserError."""
         if self.template is None:
             if [message["role"] for message in line.messages] != ["user", ANSWERS]:
                 raise UserError(

@@ -64,7 +64,7 @@ class Corpus:
 
 
 class Written(NamedTuple):
-    """What a data set holds."""
+    """Content of a data set."""
 
     documents: int
     tokens: int

@@ -1,7 +1,7 @@
 """Which tokens each sample of a pass over a data set has: PaddleNLP's order, worked out once and kept beside the data.
 
-What is kept are plain arrays, and what they were made from: sizes and checksums of the data, never names or times.
-Whatever is damaged, others' or made from anything else is not used.
+The files hold plain arrays and their origin: sizes and checksums of the data, never names or times. A file that is
+damaged, another user's or of another origin is not used.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def kept_arrays(
     """Arrays [rows, columns] that are kept in a folder of this user or of `owner`; else new ones, kept there where that
     can be.
 
-    `made_from`: whatever makes them what they are; JSON. Of several processes one builds. Raises what `build` raises.
+    `made_from`: their origin; JSON. One of several processes builds. Raises the errors of `build`.
     """
     with suppress(OSError):
         folder.mkdir(mode=0o755, exist_ok=True)
@@ -153,7 +153,7 @@ def _keep(path: Path, made_from: Mapping[str, Any], *arrays: NDArray[np.int64]) 
 
 
 def _kept(path: Path, made_from: Mapping[str, Any]) -> list[StoredRows] | None:
-    """What `_keep` kept, if it is there, whole, and of this origin."""
+    """The rows that `_keep` wrote, if they are there, whole, and of this origin."""
     try:
         description = read_json(path)
         shapes = [(int(rows), int(columns)) for rows, columns in description["shapes"]]

@@ -34,7 +34,7 @@ class BatchSource(ABC):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should hear of the data before a run."""
+        """Notes for the user on the data before a run."""
         return []
 
     def batch(self, step: int) -> Batch:
@@ -43,7 +43,7 @@ class BatchSource(ABC):
 
     @property
     def samples(self) -> int | None:
-        """Of one pass over the data; None: there is no end to it."""
+        """Samples of one pass over the data; None: it has no end."""
         return None
 
     def first_sample(self, step: int) -> int:
@@ -55,7 +55,7 @@ class BatchSource(ABC):
         self._ahead = sample - step * self.global_batch
 
     def position(self, step: int) -> dict[str, Any]:
-        """What a checkpoint before a step keeps of the data; JSON."""
+        """The data's state in a checkpoint before a step; JSON."""
         return {"samples": self.first_sample(step), "global_batch": self.global_batch, "identity": self.identity}
 
 
@@ -163,7 +163,7 @@ class TrainingData(BatchSource):
 
     @property
     def samples(self) -> int:
-        """Of one pass over every data set."""
+        """Samples of one pass over every data set."""
         return sum(one.samples for one in self._sets)
 
     def rows(self, step: int, rows: Sequence[int]) -> NDArray[np.int64]:
@@ -198,7 +198,7 @@ class BlendPart(NamedTuple):
 
 
 def parse_data(data: str) -> list[BlendPart]:
-    """What PaddleNLP's `input_dir` names: a data set, a folder of them, or weights and paths. Raises UserError."""
+    """Parses PaddleNLP's `input_dir`: a data set, a folder of them, or weights and paths. Raises UserError."""
     path, words = Path(data), data.split()
     try:
         if path.is_dir():

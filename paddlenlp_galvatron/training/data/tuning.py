@@ -110,7 +110,7 @@ class TuningData(InPasses):
 
     @property
     def notes(self) -> list[str]:
-        """What the user should hear of the samples."""
+        """Notes for the user on the samples."""
         remarks = np.asarray(self._remarks[0 : len(self._remarks)])
         told = {
             CUT_AWAY: "samples are left out, as nothing to learn is left of them within src_length and max_length",

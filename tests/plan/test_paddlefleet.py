@@ -1,4 +1,4 @@
-"""A plan as PaddleFormers' YAML, by its published argument classes; what they lack words for is named by field."""
+"""A plan as PaddleFleet's YAML, by its published argument classes; what they lack words for is named by field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plans import MODEL, plan, recomputing, valid_plans, with_layer
 
 from paddlenlp_galvatron.plan import Assumptions, Precision, Recompute, UserError
 from paddlenlp_galvatron.plan.file import StrategyFile
-from paddlenlp_galvatron.plan.formats.paddleformers import formers_arguments, formers_notes
+from paddlenlp_galvatron.plan.formats.paddlefleet import fleet_arguments, fleet_notes
 
 VERSION = "1.0.0"
 CLASSES = {
@@ -24,7 +24,8 @@ CLASSES = {
     "DataArguments": "paddleformers/cli/hparams/data_args.py",
     "ModelArguments": "paddleformers/cli/hparams/model_args.py",
 }
-# Its class, type and default of each argument.
+# Class, type and default of each argument: alike in PaddleFormers 1.0.0 and in PaddleFleet of September 2026
+# (37e34420, src/paddlefleet/{trainer/training_args,cli/hparams/data_args,cli/hparams/model_args}.py).
 PUBLISHED = {
     "stage": ("ModelArguments", "str", "SFT"),
     "fine_tuning": ("ModelArguments", "str", "LoRA"),
@@ -56,14 +57,18 @@ SAID = {
         {"sharding": "stage1", "sharding_parallel_size": 4},
     ),
     "zero3": (plan(sdp=True), {"sharding": "stage3", "sharding_parallel_size": 8}),
-    "recompute": (plan(global_checkpoint=True), {"recompute_granularity": "full", "recompute_num_layers": 1}),
+    "recompute": (plan(global_checkpoint=True), {"recompute_method": "uniform", "recompute_num_layers": 1}),
+    "recompute of the first layer of a stage": (
+        recomputing(plan(pp=2, chunks=2), 0, 2),
+        {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
+    ),
     "bf16": (plan(assumed=BF16), {"bf16": True, "fp16": False, "fp16_opt_level": "O2"}),
 }
 
 
 @pytest.mark.parametrize(("of", "part"), SAID.values(), ids=SAID)
 def test_what_it_can_say_is_said(of, part):
-    arguments = formers_arguments(of)
+    arguments = fleet_arguments(of)
     assert part.items() <= arguments.items()
     assert arguments["max_seq_len"] == 128 and (arguments["stage"], arguments["fine_tuning"]) == ("PT", "full")
 
@@ -72,8 +77,9 @@ REFUSED = {
     "degrees": (with_layer(plan(tp=2), degree=4), ["tp_sizes_enc"]),
     "Ulysses": (plan(tp=2, use_ulysses=True), ["use_sp"]),
     "strided": (plan(tp=2, global_tp_consec=False), ["tp_consecutive_flags"]),
-    "recompute of some layers": (recomputing(plan(), 1, 3), ["checkpoint"]),
-    "recompute of the MLP": (with_layer(plan(), recompute=Recompute.MLP), ["checkpoint", "recompute_enc"]),
+    "recompute of later layers": (recomputing(plan(), 1, 3), ["checkpoint"]),
+    "recompute of one stage": (recomputing(plan(pp=2, chunks=2), 0), ["checkpoint"]),
+    "recompute of the MLP": (with_layer(plan(), recompute=Recompute.MLP), ["recompute_enc"]),
     "uneven stages": (replace(plan(pp=2, chunks=2), stages=(3, 1)), ["pp_division"]),
     "gpipe": (plan(pp=2, chunks=2, pipeline_type="gpipe"), ["pipeline_type"]),
     "zero3 in a pipeline": (plan(pp=2, chunks=2, sdp=True), ["dp_types_enc"]),
@@ -84,31 +90,31 @@ REFUSED = {
 @pytest.mark.parametrize(("of", "fields"), REFUSED.values(), ids=REFUSED)
 def test_what_it_cannot_say_is_named_field_by_field(of, fields):
     with pytest.raises(UserError) as caught:
-        formers_arguments(of)
+        fleet_arguments(of)
     assert [fault.partition(":")[0] for fault in caught.value.faults] == fields
 
 
 def test_what_its_model_lacks_is_named():
     with pytest.raises(UserError, match=r"^vtp: "):
-        formers_arguments(plan(tp=2), MODEL)  # a vocabulary of 1001
+        fleet_arguments(plan(tp=2), MODEL)  # a vocabulary of 1001
     with pytest.raises(UserError, match=r"^tp_sizes_enc: "):
-        formers_arguments(plan(tp=8), replace(MODEL, vocab_size=1000))
+        fleet_arguments(plan(tp=8), replace(MODEL, vocab_size=1000))
 
 
 def test_a_note_says_where_ranks_differ():
-    assert "ranks of a pipeline" in formers_notes(plan(pp=2, chunks=2))[0] and not formers_notes(plan(tp=2))
+    assert "ranks of a pipeline" in fleet_notes(plan(pp=2, chunks=2))[0] and not fleet_notes(plan(tp=2))
 
 
 @given(valid_plans())
 def test_any_plan_is_said_in_published_words_or_refused_by_fields_of_its_file(of):
     try:
-        arguments = formers_arguments(of)
+        arguments = fleet_arguments(of)
     except UserError as error:
         assert {fault.partition(":")[0] for fault in error.faults} <= set(StrategyFile.model_fields)
         return
     read = yaml.safe_load(yaml.safe_dump(arguments))
     assert all(type(value) is TYPES[PUBLISHED[name][1]] for name, value in read.items())
-    # As PaddleFormers counts its ranks.
+    # As PaddleFleet counts its ranks.
     splits = read["tensor_model_parallel_size"] * read["pipeline_model_parallel_size"]
     assert of.world_size % splits == 0
     assert read.get("sharding_parallel_size", of.world_size // splits) == of.world_size // splits

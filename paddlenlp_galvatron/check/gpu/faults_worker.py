@@ -1,12 +1,9 @@
-"""One rank of a training in which one rank may take only so many MiB more: in the first step once its weights are
-there, in a later one whatever it took before.
-
-Arguments: that rank, the MiB, and the step.
-"""
+"""One rank of a training that is interrupted (`resume`), traced (`trace`) or runs out of memory (`starve`)."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import resource
 import sys
@@ -22,8 +19,11 @@ from ...runtime import device
 from ...runtime.adapters import load_family
 from ...runtime.engine import Engine
 from ...runtime.groups import run_as_rank, start_world
+from ...runtime.trace import traced
+from ...training.settings import read_settings
+from ...training.trainer import GalvatronTrainer
 from ..parity.parity import Case, batch_of
-from .faults import PASSES
+from .faults import HALVES, LATER, PASSES, STRAIGHT
 
 MIB = 2**20
 SEQ = 16
@@ -54,14 +54,15 @@ class Training:
         self.engine.update(self._optimizer, 1.0)
 
 
-def main() -> None:
-    starved, room_mib, step = map(int, sys.argv[1:])
+def starve(rank: int, room_mib: int, step: int) -> None:
+    """Train until one rank runs out of memory in this step: it may take only so many MiB more, in the first step once
+    its weights are there, in a later one whatever it took before."""
     training = Training(1 if step == 1 else PASSES)
     for _ in range(step - 1):
         training.step()
     filled = []
-    if training.rank == starved:
-        filled = starve(room_mib)
+    if training.rank == rank:
+        filled = _leave(room_mib)
         if step > 1:
             filled += _blocks(room_mib)  # what the allocator kept of the steps before
             _need_more(training.engine.stage, 2 * room_mib)
@@ -82,8 +83,8 @@ def _need_more(stage: Any, mib: int) -> None:
     stage.forward = larger
 
 
-def starve(room_mib: int) -> list[Any]:
-    """Leave no more room than this; what is returned holds the rest of a GPU's memory."""
+def _leave(room_mib: int) -> list[Any]:
+    """Leave no more memory than this; the returned tensor holds the rest of a GPU's memory."""
     if device.on_gpu():
         return list(_blocks(room_mib))
     found = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
@@ -101,6 +102,35 @@ def _blocks(size_mib: int) -> Iterator[Any]:
             if is_out_of_memory(error):
                 return
             raise
+
+
+def resume(settings_file: str) -> None:
+    """Train straight to the end, and half the way and on from the checkpoint, in folders of their own."""
+    settings = read_settings(settings_file)
+    whole = settings.max_steps
+    for name, steps in ((STRAIGHT, whole), (HALVES, whole // 2), (HALVES, whole)):
+        changed = {"output_dir": settings.output_dir / name, "max_steps": steps}
+        GalvatronTrainer(settings.model_copy(update=changed)).train()
+
+
+def trace(folder: str) -> None:
+    """Trace a later step of a pipeline, and write down its events."""
+    training, events = Training(PASSES), list[dict[str, Any]]()
+    for _ in range(LATER - 1):
+        training.step()
+    with traced(training.rank, events):
+        training.step()
+    (Path(folder) / f"events.{training.rank}.json").write_text(json.dumps(events))
+
+
+def main() -> None:
+    work, *words = sys.argv[1:]
+    if work == "resume":
+        resume(*words)
+    elif work == "trace":
+        trace(*words)
+    else:
+        starve(*map(int, words))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,238 @@
+"""Predicted beside measured: a plan file's prediction and a log, as a table, a line, warnings or advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, TypeVar
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ..base.printing import table
+from ..cost_model import step_traffic_bytes
+from ..plan import DataParallel, ModelShape, Plan, Recompute, plan_id
+
+Record = TypeVar("Record", bound=Mapping[str, Any])
+Log = Sequence[Mapping[str, Any]]  # lines of train_log.jsonl
+
+WARM_UP_STEPS = 5  # of a process, which no time is taken of: the first ones allocate, compile and connect
+WINDOW_STEPS = 20  # latest steps, of which medians are taken
+ENOUGH_STEPS = 10  # fewer say nothing yet
+TOLERANCE = 0.15  # of a prediction
+MARGIN = 0.9  # of a budget that is known to be too large: the next budget
+MIB, GIB_MIB = 2**20, 1024
+SCALARS_BYTES = 2 * 4  # of each rank: loss and gradient norm in fp32, which the cost model leaves out
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The file's `galvatron.predicted`."""
+
+    step_s: float | None
+    memory_mib: tuple[float, ...]  # most that tensors of a rank of each stage hold; empty: not predicted
+    reserve_mib: float  # of a device, for what tensors do not hold
+
+    @staticmethod
+    def of(plan: Plan) -> Predicted:
+        fields = plan.metadata.get("predicted") or {}
+        stages = fields.get("stages") or []
+        reserve = max((stage.get("memory", {}).get("context_mib", 0.0) for stage in stages), default=0.0)
+        memory = tuple(_tensors_mib(stage, reserve) for stage in stages if "memory_mib" in stage)
+        return Predicted(fields.get("time_s"), memory if len(memory) == plan.pipeline else (), reserve)
+
+
+def _tensors_mib(stage: Mapping[str, Any], reserve_mib: float) -> float:
+    """The estimate; of a file without one the bound."""
+    bound: float = stage["memory_mib"] - reserve_mib
+    estimate: float | None = stage.get("memory", {}).get("estimate_mib")
+    return bound if estimate is None else min(estimate, bound)
+
+
+def of_plan(plan: Plan, records: Iterable[Record]) -> list[Record]:
+    """Those lines of a log that this plan wrote: a run may have gone on under one plan after the other."""
+    own = plan_id(plan)
+    return [record for record in records if record.get("plan") == own]
+
+
+def stage_peaks_mib(plan: Plan, records: Log) -> list[float]:
+    """Most MiB that a rank of each stage held in any of these steps."""
+    size = plan.stage_size
+    return [
+        max(max(record["peak_memory_mib"][stage * size : (stage + 1) * size]) for record in records)
+        for stage in range(plan.pipeline)
+    ]
+
+
+def predicted_beside_measured(plan: Plan, records: Log) -> Table:
+    """Step time, and peak memory of each stage, as the plan's file predicts them and as train_log.jsonl has them."""
+    predicted, shown = Predicted.of(plan), table("", "predicted", "measured", "predicted / measured")
+
+    def row(name: str, guess: float, truth: float, unit: str) -> None:
+        shown.add_row(name, f"{guess:.4g} {unit}", f"{truth:.4g} {unit}", f"{guess / truth:.2f}")
+
+    if predicted.step_s:
+        row("step time", predicted.step_s, median(r["step_time_s"] for r in records[WARM_UP_STEPS:]), "s")
+    for stage, (guess, peak) in enumerate(zip(predicted.memory_mib, stage_peaks_mib(plan, records), strict=False)):
+        row(f"peak memory, stage {stage}", guess, peak, "MiB")
+    return shown
+
+
+def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any]) -> Table:
+    """`counted`: a run's traffic.json. MiB over all ranks, by collective."""
+    predicted = step_traffic_bytes(plan, shape)
+    if plan.world_size > 1:
+        predicted["all_reduce"] = predicted.get("all_reduce", 0) + SCALARS_BYTES * plan.world_size
+    groups = max(counted["groups"], default=0)
+    title = f"messages of a step, all ranks; at most {groups} groups on a rank"
+    shown = table("", "calls", "predicted MiB", "counted MiB", title=title)
+    for kind, size in counted["bytes"].items():
+        if size or predicted.get(kind):
+            guess, calls = predicted.get(kind, 0) / MIB, counted["calls"][kind]
+            shown.add_row(kind.replace("_", "-"), str(calls), f"{guess:.3f}", f"{size / MIB:.3f}")
+    return shown
+
+
+def flops_per_token(shape: ModelShape, seq_length: int, frozen: bool = False) -> float:
+    """Floating-point operations of a token, forward and backward, recompute left out: what MFU counts.
+
+    6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
+    (PaLM, arXiv:2204.02311, appendix B). The embedding is looked up, not multiplied, unless it is the LM head as well.
+    `frozen` weights, beside which adapters learn, count 4 instead of 6: they have no gradients.
+    """
+    looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
+    return (4 if frozen else 6) * (shape.active_parameters - looked_up) + 12 * shape.layers * shape.q_width * seq_length
+
+
+class Health:
+    """Warnings from the log of one run under a plan, each once."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        shape: ModelShape,
+        peak_tflops: float | None = None,
+        steps: int | None = None,
+        on: str = "GPU",
+        frozen: bool = False,
+    ):
+        """`peak_tflops`: TFLOP/s of a device at its best, for MFU. `steps`: of the whole run, for ETA. `on`: what
+        a rank runs on. `frozen`: only adapters learn."""
+        self._steps, self._on = steps, on
+        self._plan, self._predicted = plan, Predicted.of(plan)
+        self._flops = flops_per_token(shape, plan.assumed.seq_length or 0, frozen)
+        self._peak_flops_per_s = peak_tflops * 1e12 * plan.world_size if peak_tflops else None
+        self._said: set[str] = set()
+
+    def line(self, records: Log) -> str:
+        """Where the run stands: its last step, speed and memory of its latest ones, and what the plan predicts."""
+        last, latest = records[-1], records[-WINDOW_STEPS:]
+        tokens_per_s = median(record["tokens_per_s"] for record in latest)
+        step_s = median(record["step_time_s"] for record in latest)
+        parts = [
+            f"step {last['step'] + 1}" + (f"/{self._steps}" if self._steps else ""),
+            f"loss {last['loss']:.4f}",
+            f"lr {last['lr']:.3g}",
+            f"grad norm {last['grad_norm']:.3g}",
+            f"{tokens_per_s / self._plan.world_size:,.0f} tokens/s/{self._on}",
+        ]
+        if "filled" in last:
+            targets_per_s = median(record["target_tokens_per_s"] for record in latest)
+            parts.append(f"{targets_per_s:,.0f} target tokens/s, rows filled to {last['filled']:.0%}")
+        if self._peak_flops_per_s:
+            parts.append(f"MFU {tokens_per_s * self._flops / self._peak_flops_per_s:.1%}")
+        parts.append(f"{last['step_time_s']:.4g} s (median {_beside(step_s, self._predicted.step_s, 's')})")
+        stages = stage_peaks_mib(self._plan, latest)
+        fullest = max(range(len(stages)), key=lambda stage: stages[stage])
+        guess_mib = self._predicted.memory_mib[fullest] if self._predicted.memory_mib else None
+        where = f" on stage {fullest}" if len(stages) > 1 else ""
+        parts.append(f"memory{where} " + _beside(stages[fullest], guess_mib, "MiB"))
+        if self._steps:
+            parts.append(f"ETA {_duration((self._steps - last['step'] - 1) * step_s)}")
+        return ", ".join(parts)
+
+    def warnings(self, records: Log, start: int = 0) -> list[str]:
+        """New warnings of figures off by more than `TOLERANCE`. `start`: the first step of this process."""
+        settled = [record for record in records if record["step"] >= start + WARM_UP_STEPS][-WINDOW_STEPS:]
+        if len(settled) < ENOUGH_STEPS:
+            return []
+        new = [(key, text) for key, text in self._drifts(settled) if key not in self._said]
+        self._said.update(key for key, _ in new)
+        return [text for _, text in new]
+
+    def _drifts(self, records: Log) -> Iterator[tuple[str, str]]:
+        step_s = median(record["step_time_s"] for record in records)
+        if self._predicted.step_s and _is_off(step_s, self._predicted.step_s):
+            yield (
+                "time",
+                f"a step takes {_beside(step_s, self._predicted.step_s, 's')}; measure again, then search again: "
+                f"{self._what_is_slow()}",
+            )
+        stages = stage_peaks_mib(self._plan, records)
+        for stage, (peak_mib, guess_mib) in enumerate(zip(stages, self._predicted.memory_mib, strict=False)):
+            if _is_off(peak_mib, guess_mib):
+                yield (
+                    f"memory of stage {stage}",
+                    f"stage {stage} needs {_beside(peak_mib, guess_mib, 'MiB')}; measure again, then search again: "
+                    "galvatron profile memory",
+                )
+
+    def _what_is_slow(self) -> str:
+        if self._plan.world_size == 1:
+            return "galvatron profile computation"
+        return "galvatron profile computation and galvatron profile hardware"
+
+
+def _duration(seconds: float) -> str:
+    """`2 d 03:04:05`, without days where there is none."""
+    days, rest = divmod(round(seconds), 24 * 3600)
+    return (f"{days} d " if days else "") + f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+
+
+def _is_off(measured: float, predicted: float) -> bool:
+    return abs(measured / predicted - 1) > TOLERANCE
+
+
+def _beside(measured: float, predicted: float | None, unit: str) -> str:
+    """`1.3 s (predicted 1.2 s, +8%)`; what rounds to none is +0%."""
+    if not predicted:
+        return f"{measured:.4g} {unit}"
+    return f"{measured:.4g} {unit} (predicted {predicted:.4g} {unit}, {round(measured / predicted - 1, 2) + 0.0:+.0%})"
+
+
+def out_of_memory_report(plan: Plan, records: Log, rank: int, peak_mib: float | None = None) -> Group:
+    """Predicted beside measured memory of each stage, and advice, to be printed.
+
+    `records`: the lines of train_log.jsonl. `rank` ran out and had held `peak_mib` MiB, if it could say.
+    """
+    predicted, stage = Predicted.of(plan), rank // plan.stage_size
+    reached = dict(enumerate(stage_peaks_mib(plan, records))) if records else {}
+    if peak_mib is not None:
+        reached[stage] = max(peak_mib, reached.get(stage, 0.0))
+    shown = table("stage", "predicted MiB", "measured MiB", "", left=("",))
+    for each in range(plan.pipeline):
+        guess = f"{predicted.memory_mib[each]:.0f}" if predicted.memory_mib else "not in the plan"
+        truth = f"{reached[each]:.0f}" if each in reached else "no step done"
+        shown.add_row(str(each), guess, truth, f"rank {rank} wanted more" if each == stage else "")
+    return Group(shown, *(Text(line) for line in _advice(plan, predicted, stage, reached.get(stage))))
+
+
+def _advice(plan: Plan, predicted: Predicted, stage: int, reached_mib: float | None) -> Iterator[str]:
+    guess_mib = predicted.memory_mib[stage] if predicted.memory_mib else None
+    known_mib = [mib for mib in (guess_mib, reached_mib) if mib]
+    if known_mib:
+        budget = MARGIN * (min(known_mib) + predicted.reserve_mib) / GIB_MIB
+        searched = (plan.metadata.get("searched_from") or {}).get("memory_constraint_gb")
+        instead = f" instead of {searched:g}" if searched else ""
+        yield f"search again with less memory: galvatron search --memory_constraint {budget:.3g}{instead}"
+    if guess_mib and reached_mib and reached_mib > guess_mib:
+        yield "the prediction is too low; measure again first: galvatron profile memory"
+    layers = [plan.layers[layer] for layer in plan.stage_layers(stage)]
+    if kept := sum(layer.recompute is not Recompute.FULL for layer in layers):
+        yield (
+            f"or let more layers of stage {stage} recompute (checkpoint): {kept} of its {len(layers)} keep activations"
+        )
+    if any(layer.dp_type is not DataParallel.ZERO3 and plan.stage_size > layer.tp for layer in layers):
+        yield f"or shard their weights as well (dp_types_enc 1: zero3), or give stage {stage} fewer layers"

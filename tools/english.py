@@ -1,0 +1,81 @@
+"""Checks the English of docstrings, comments, messages and pages; `make lint` runs it.
+
+    python tools/english.py [FILE ...]        no FILE: the whole project
+
+A sentence begins with its subject, so with none of OPENERS; questions may. HOUSE_WORDS have a standard word.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from inspect import cleandoc
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PLACES = (
+    *(f"paddlenlp_galvatron/{name}/**/*.py" for name in ("[brt]*", "check", "cli", "launch", "model", "plan")),
+    *("benchmarks/*.py", "tools/*.py", "docs/en/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+)
+OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")
+HOUSE_WORDS = {"crew": "local ranks", "lap": "sample"}
+HOUSE_WORD = re.compile(rf"\b({'|'.join(HOUSE_WORDS)})s?\b", re.IGNORECASE)
+NO_PROSE = re.compile(r"^```.*?^```|^    \S.*?$|^#.*?$", re.MULTILINE | re.DOTALL)
+
+Text = tuple[int, str]  # number of its first line, and one paragraph
+
+
+def python_texts(source: str) -> Iterator[Text]:
+    """Docstrings and other strings by paragraph, and comments; those of successive lines as one."""
+    comment: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.STRING:
+            text = cleandoc(re.sub(r"^\w*[\"']+|[\"']+$", "", token.string))
+            yield from markdown_texts(text, token.start[0])
+        elif token.type == tokenize.COMMENT:
+            if comment and (token.start[0] - comment[-1].start[0] > 1 or token.line.strip() != token.string):
+                yield joined(comment)
+                comment = []
+            comment.append(token)
+    if comment:
+        yield joined(comment)
+
+
+def joined(comment: list[tokenize.TokenInfo]) -> Text:
+    return comment[0].start[0], " ".join(token.string.lstrip("#! ") for token in comment)
+
+
+def cpp_texts(source: str) -> Iterator[Text]:
+    lines = [line.partition("//")[2].strip(" /") for line in source.splitlines()]
+    yield from markdown_texts("\n".join(lines))
+
+
+def markdown_texts(source: str, first: int = 1) -> Iterator[Text]:
+    """Paragraphs, list items and cells, without code and headings."""
+    source = re.sub(
+        r"^```.*?^```|^    \S.*?$|^#.*?$", lambda code: "\n" * code[0].count("\n"), source, flags=re.M | re.S
+    )
+    for part in re.finditer(r"(?:(?!\n\s*(?:\n|[-*#>] |\d+\. ))[^|])+", source):
+        words = re.sub("`[^`]*`", "`", part[0]).split()
+        yield first + source.count("\n", 0, part.start()), " ".join(words).lstrip("-*> 1234567890.")
+
+
+def faults(path: Path) -> Iterator[str]:
+    source = path.read_text()
+    texts = {".py": python_texts, ".md": markdown_texts}.get(path.suffix, cpp_texts)
+    suspect = re.search(r"\b(Of|What|Who|That)\b", source) or HOUSE_WORD.search(source)  # tokenizing all takes seconds
+    for line, text in texts(source) if suspect else ():
+        for found in OPENERS.finditer(text):
+            if found["end"] != "?":
+                yield f"{path}:{line}: begin with the subject: {found[0][:60]}"
+        for found in HOUSE_WORD.finditer(text):
+            yield f"{path}:{line}: {found[0]}: say {HOUSE_WORDS[found[1].lower()]}"
+
+
+if __name__ == "__main__":
+    paths = [Path(word) for word in sys.argv[1:]] or [path for place in PLACES for path in sorted(ROOT.glob(place))]
+    found = [fault for path in paths if path.name != Path(__file__).name for fault in faults(path)]
+    sys.exit("\n".join(found) or 0)
