@@ -41,7 +41,7 @@ def test_the_table_has_every_option_with_its_names_and_default(page):
             continue
         assert re.findall(r"\w+", others) == other_names(name, FIELDS)
         known = FIELDS[name].get_default(call_default_factory=True)
-        shown = str(int(known)) if isinstance(known, bool | float) else "" if known is None else str(known)
+        shown = "" if known is None else f"{known:g}" if isinstance(known, bool | float) else str(known)
         assert name in LATER or default == shown, name
 
 
