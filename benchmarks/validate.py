@@ -26,10 +26,10 @@ from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileMode
 
 RANKS, SEQ, BATCH, MOST_MIB = 2, 64, 8, 8
-# The host's speed changes from minute to minute. So profiles and plans take turns, each so often; what is quick of a
+# A host is slower or faster for minutes. So profiles and plans take turns, each so often; what is quick of a
 # plan's steps and of a number's turns counts.
 TAKES = 3
-HARDWARE_TURNS, MODEL_TURNS = 2, 1  # that a take adds
+HARDWARE_TURNS, MODEL_TURNS = 2, 1  # turns that a take adds
 COMMON: dict[str, Any] = {
     "vocab_size": 2048,
     "max_position_embeddings": SEQ,

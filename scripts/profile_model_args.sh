@@ -21,8 +21,6 @@ else
         --profile_max_seq_length "${PROFILE_MAX_SEQ_LENGTH:-2048}" \
         --profile_seq_length_step "${PROFILE_SEQ_LENGTH_STEP:-512}" \
         --profile_for "${PROFILE_FOR:-None}" \
-        --layernum_min "${LAYERNUM_MIN:-1}" \
-        --layernum_max "${LAYERNUM_MAX:-3}" \
         --max_tp_deg "${MAX_TP_DEG:-8}" \
         --mixed_precision "${MIXED_PRECISION:-bf16}" \
         --analytic "${ANALYTIC:-None}" \

@@ -13,7 +13,7 @@ pytest.importorskip("paddle")
 
 import paddle
 
-from paddlenlp_galvatron.profiler.clock import EventClock
+from paddlenlp_galvatron.profiler.stopwatch import EventClock
 from paddlenlp_galvatron.runtime import device, paddle_private
 
 PINNED = object()
@@ -108,14 +108,14 @@ def test_a_mark_is_come_to_when_all_before_it_is_done(queue):
     assert mark.is_completed() and queue.waiting
 
 
-def test_laps_are_in_the_devices_ms_whatever_the_host_does(queue):
+def test_samples_are_in_the_devices_ms_whatever_the_host_does(queue):
     clock = EventClock()
     clock.start()
     for ms in (3.0, 5.0):
         queue.compute(ms)
-        clock.lap()
+        clock.sample()
     assert len(queue.waiting) == 5  # nothing was waited for
-    assert clock.laps_ms()[:, 0].tolist() == [3.0, 5.0]
+    assert clock.samples_ms()[:, 0].tolist() == [3.0, 5.0]
 
 
 @pytest.mark.parametrize("copies", [3, 20])

@@ -7,7 +7,7 @@ from pathlib import Path
 TOOL = Path(__file__).parents[1] / "tools" / "english.py"
 BAD = {
     "a.py": '"""Times of a step.\n\n    What counts is\n    the median."""\n',
-    "b.py": "x = 1  # ms. Of a lap, the first\n",
+    "b.py": "x = 1  # ms. Of a lap, the first\ny = 2  # that is shown\n",
     "c.py": 'raise ValueError(f"{x} is wrong. That is known")\n',
     "d.md": "# Plans\n\nIt runs.\nWho reads\nthis knows.\n\n- Of these, two.\n",
     "e.hpp": "// Costs. What they\n// are is known.\nint f();\n",
@@ -26,5 +26,5 @@ def found(folder, files):
 
 
 def test_bad_sentences_are_found_and_good_ones_pass(tmp_path):
-    assert found(tmp_path, BAD) == (1, ["a.py", "b.py", "b.py", "c.py", "d.md", "d.md", "e.hpp"])
+    assert found(tmp_path, BAD) == (1, ["a.py", "b.py", "b.py", "b.py", "c.py", "d.md", "d.md", "e.hpp"])
     assert found(tmp_path, GOOD) == (0, [])

@@ -11,6 +11,7 @@ from hostile import run
 
 pytest.importorskip("paddle")
 
+
 from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.base.large_file import BLOCK_BYTES
 from paddlenlp_galvatron.base.printing import LINE_S
@@ -29,9 +30,7 @@ from paddlenlp_galvatron.launch import faults, nccl, processes, store, watch
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import Fused
 from paddlenlp_galvatron.plan import Precision, newest, strategy
-from paddlenlp_galvatron.profiler import stopwatch
-from paddlenlp_galvatron.profiler.cluster import measure, overlap
-from paddlenlp_galvatron.profiler.layers import computation
+from paddlenlp_galvatron.profiler import messages, overlap, stopwatch
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
 from paddlenlp_galvatron.report import explain, figures, measured, page
@@ -123,18 +122,14 @@ FIGURES = [
         "| 通信器 | {} × {} |",
     ),
     ("fit", [100 * reserve.ALLOCATOR], "else {} % of the tensors", "否则为张量的 {} %"),
-    ("profile", [measure.LONGEST_MS], "takes more than {} ms no larger", "第一个耗时 {} ms 的消息之后"),
-    ("profile", [100 * measure.TOLERANCE], "misses a point by more than {} %", "偏离某点超过 {} %"),
-    ("profile", [100 * computation.TOLERANCE], "misses a point by more than {} %", "偏离某点超过 {} %"),
-    ("profile", [stopwatch.WORK_MS], "{} ms of work before each message", "每条消息之前先计算 {} ms"),
+    ("profile", [messages.LONGEST_MS], "takes more than {} ms no larger", "第一个耗时超过 {} ms 的消息之后"),
     (
         "profile",
-        [measure.ROUNDS, measure.PINNED_ROUNDS],
-        "| messages | {}; {} for",
-        "消息在不同时刻分{}轮测量（CPU 进程各有处理器时为{}轮）",
+        [stopwatch.ROUNDS, stopwatch.MOST_ROUNDS],
+        "in {} rounds at different times, and in up to {}",
+        "测量 {} 轮；若各轮离散超过 30 %，至多测到 {} 轮",
     ),
-    ("profile", [100 * stopwatch.WIDE], "spreads by more than {} %", "离散超过 {} %"),
-    ("profile", [computation.SMALL_MS], "takes less than {} ms", "不足 {} ms 的"),
+    ("profile", [100 * stopwatch.WIDE], "spread by more than {} %", "离散超过 {} %"),
     ("explain", [MOST_TRACED], "only a few steps; {} is the limit", "最多 {} 步"),
     (
         "explain",

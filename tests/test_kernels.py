@@ -14,7 +14,7 @@ from paddlenlp.transformers.llama.modeling import apply_rotary_pos_emb
 
 from paddlenlp_galvatron.model import TRAINED
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan, with_defaults
-from paddlenlp_galvatron.profiler.layers.silent import PatternWeights, SilentGroups
+from paddlenlp_galvatron.profiler.part import CheapWeights, FakeGroups
 from paddlenlp_galvatron.runtime import vocabulary
 from paddlenlp_galvatron.runtime.adapter import Kernels
 from paddlenlp_galvatron.runtime.adapters import load_family
@@ -92,7 +92,7 @@ def test_a_split_vocabularys_loss_goes_to_paddles_kernel_where_no_column_is_padd
         assumed=Assumptions(seq_length=SEQ),
     )
     kernels = Kernels(fused_cross_entropy=True)
-    stage = Stage(plan, of, load_family("llama"), SEQ, 0, SilentGroups(), PatternWeights(0.02), None, kernels)
+    stage = Stage(plan, of, load_family("llama"), SEQ, 0, FakeGroups(), CheapWeights(0.02), None, kernels)
     stage._head.loss(paddle.randn([SEQ, 32]), paddle.zeros([SEQ], "int64"))
     if not fused:
         assert not told

@@ -19,7 +19,7 @@ from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 from seeds_elsewhere import EXCEPTIONS, SHOWN_BY
 
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.options.group import canonical_options
+from paddlenlp_galvatron.options.canonical import canonical_options
 from paddlenlp_galvatron.plan import DataParallel, Plan, Recompute, Schedule, plan_from_dict, read_plan
 from paddlenlp_galvatron.profiler.options import PointOptions
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Shape
@@ -195,7 +195,7 @@ CHECKS |= {
     ),
     "000 MODEL_ARGS": shows("scripts/profile_memory.sh", "--hidden_size 96", MODEL_ARGS="--hidden_size 96"),
     "000 MODEL_PROFILER_ARGS": shows(
-        "scripts/profile_memory.sh", "--layernum_max 5", MODEL_PROFILER_ARGS="--layernum_max 5"
+        "scripts/profile_memory.sh", "--max_tp_deg 4", MODEL_PROFILER_ARGS="--max_tp_deg 4"
     ),
     "000 memory profile_mode static": shows(
         "scripts/profile_memory.sh", "--profile_mode static", PROFILE_MODE="static"
@@ -590,5 +590,5 @@ def test_lines_with_a_test_of_their_own_have_it():
 
 def test_exceptions_are_told(desk):
     assert "--mpi_path (ranks are started without MPI" in desk.command("profile", "hardware", "--mpi_path=/usr/mpi")
-    assert "backend: nccl needs GPUs" in desk.command("profile", "hardware", "--backend=nccl", code=2)
+    assert "--backend (messages go through Paddle" in desk.command("profile", "hardware", "--backend=nccl")
     assert "shown as on GPUs" in desk.train("--use-flash-attn", global_train_batch_size=16, max_steps=1)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from paddlenlp_galvatron.cli.conventions import canonical_words
 from paddlenlp_galvatron.cli.main import COMMANDS
+from paddlenlp_galvatron.options.canonical import canonical_words
 
 DOCS = Path(__file__).parents[1] / "docs"
 TUTORIALS = [*sorted(path.name for path in (DOCS / "en").glob("tutorial_*.md")), "finetune.md", "gpus.md"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Container, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +27,7 @@ from paddlenlp_galvatron.options.aliases import other_names
 DOCS = Path(__file__).parents[1] / "docs"
 CHINESE = json.loads(Path(__file__).with_name("commands_zh.json").read_text(encoding="utf-8"))  # by the English
 DEFAULT = re.compile(r"(?:; must be given)? ?(?:\[default: (.*)\])?$")
+MANY = 4  # rows of another command's table, from which on they are not repeated
 # The page that says more of a command, where it is not of the command's name.
 PAGES = {
     "plan": "plan_file",
@@ -53,6 +55,7 @@ class Words(NamedTuple):
     needed: str
     more: str
     opposite: str
+    as_in: str
 
 
 WORDS = {
@@ -70,6 +73,7 @@ WORDS = {
         "must be given",
         "More",
         " (the opposite)",
+        "And, as in {}:",
     ),
     "zh": Words(
         "命令与选项",
@@ -84,6 +88,7 @@ WORDS = {
         "必填",
         "详见",
         "（含义相反）",
+        "此外，同 {}：",
     ),
 }
 
@@ -106,6 +111,7 @@ def page(language: str) -> str:
     """The whole page."""
     words = WORDS[language]
     parts = [f"# {words.title}\n\n{words.begin}\n{words.conventions}\n"]
+    told: dict[str, str] = {}
     for name in COMMANDS:
         app = import_module(f"paddlenlp_galvatron.cli.{name.replace('-', '_')}").app
         command = get_command(app)
@@ -116,12 +122,12 @@ def page(language: str) -> str:
             heading = target.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
             parts.append(f"{words.more}: [{heading}]({target.name})\n")
         for sub, one in (subcommands or {"": command}).items():
-            parts += section(f"{name} {sub}".strip(), one, words, bool(subcommands))
+            parts += section(f"{name} {sub}".strip(), one, words, bool(subcommands), told)
     return "\n".join(parts)
 
 
-def section(name: str, command: Any, words: Words, has_heading: bool) -> Iterator[str]:
-    """One command."""
+def section(name: str, command: Any, words: Words, has_heading: bool, told: dict[str, str]) -> Iterator[str]:
+    """One command. `told`: rows that stand in tables above -> their command; many of one are only named."""
     if has_heading:
         yield f"### {name}\n"
     yield in_words(" ".join((command.help or "").split()), words) + "\n"
@@ -129,9 +135,19 @@ def section(name: str, command: Any, words: Words, has_heading: bool) -> Iterato
     usage = " ".join(["galvatron", name, *(str(one.metavar or one.name.upper()) for one in arguments), "[OPTIONS]"])
     yield f"    {usage}\n"
     rows = [row(one, words, command.is_boolean) for one in command.params if one.name != "help"]
-    if rows:
+    counts = Counter(told.get(each, "") for each in rows)
+    above = {other: [] for other, count in counts.items() if other and count >= MANY}  # type: dict[str, list[str]]
+    here = []
+    for each in rows:
+        other = told.setdefault(each, name)
+        above.get(other, here).append(each)
+    if here:
         yield f"| {words.option} | {words.others} | {words.default} | {words.meaning} |\n|---|---|---|---|"
-        yield "\n".join(rows) + "\n"
+        yield "\n".join(here) + "\n"
+    for other, known in above.items():
+        names = " ".join(each.split(" | ")[0].removeprefix("| ") for each in known)
+        anchor = other.replace(" ", "-")
+        yield f"{words.as_in.format(f'[{other}](#{anchor})')} {names}\n"
 
 
 def is_option(one: Any) -> bool:

@@ -17,13 +17,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PLACES = (
-    *(f"paddlenlp_galvatron/{name}/**/*.py" for name in ("[brt]*", "check", "cli", "launch", "model", "plan")),
+    *(f"paddlenlp_galvatron/{name}/**/*.py" for name in ("[boprt]*", "check", "cli", "launch", "model")),
     *("benchmarks/*.py", "tools/*.py", "docs/en/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
 )
 OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")
 HOUSE_WORDS = {"crew": "local ranks", "lap": "sample"}
-HOUSE_WORD = re.compile(rf"\b({'|'.join(HOUSE_WORDS)})s?\b", re.IGNORECASE)
+HOUSE_WORD = re.compile(rf"(?i:\b({'|'.join(HOUSE_WORDS)})s?\b)")
 NO_PROSE = re.compile(r"^```.*?^```|^    \S.*?$|^#.*?$", re.MULTILINE | re.DOTALL)
+
+SUSPECT = re.compile(rf"\b(Of|What|Who|That)\b|# (what|who|that)\b|{HOUSE_WORD.pattern}")
 
 Text = tuple[int, str]  # number of its first line, and one paragraph
 
@@ -45,7 +47,8 @@ def python_texts(source: str) -> Iterator[Text]:
 
 
 def joined(comment: list[tokenize.TokenInfo]) -> Text:
-    return comment[0].start[0], " ".join(token.string.lstrip("#! ") for token in comment)
+    text = " ".join(token.string.lstrip("#! ") for token in comment)
+    return comment[0].start[0], re.sub("^(what|who|that) ", lambda word: word[0].capitalize(), text)
 
 
 def cpp_texts(source: str) -> Iterator[Text]:
@@ -66,8 +69,7 @@ def markdown_texts(source: str, first: int = 1) -> Iterator[Text]:
 def faults(path: Path) -> Iterator[str]:
     source = path.read_text()
     texts = {".py": python_texts, ".md": markdown_texts}.get(path.suffix, cpp_texts)
-    suspect = re.search(r"\b(Of|What|Who|That)\b", source) or HOUSE_WORD.search(source)  # tokenizing all takes seconds
-    for line, text in texts(source) if suspect else ():
+    for line, text in texts(source) if SUSPECT.search(source) else ():  # tokenizing all files takes seconds
         for found in OPENERS.finditer(text):
             if found["end"] != "?":
                 yield f"{path}:{line}: begin with the subject: {found[0][:60]}"

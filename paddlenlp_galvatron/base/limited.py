@@ -51,7 +51,7 @@ def _work(work: Callable[[], bytes], write: int, memory_mib: int, seconds: float
         signal.setitimer(signal.ITIMER_REAL, seconds)
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
-        os.dup2(quiet, 2)  # what a library says as it ends
+        os.dup2(quiet, 2)  # messages of libraries at exit
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         most = _data_bytes() + memory_mib * MIB
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))

@@ -35,7 +35,7 @@ def say(text: str, err: bool = False) -> None:
 
 def table(*columns: str, left: Container[str] = (), title: str | None = None) -> Table:
     """A table without lines. The first column and those in `left` are text, which folds; numbers are never cut."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="")
     for number, column in enumerate(columns):
         text = number == 0 or column in left
         made.add_column(column, justify="left" if text else "right", no_wrap=not text, overflow="fold")

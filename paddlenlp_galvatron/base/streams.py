@@ -40,7 +40,7 @@ class Stream:
             work()
         except OSError as error:
             self.error = error
-            with suppress(OSError):  # what Python still holds of it goes there when the process ends
+            with suppress(OSError):  # Python flushes its buffer there when the process ends
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
 

@@ -71,7 +71,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
         make_folder(target.parent)
         with locked(target, file=target.with_name(f".{target.name}.lock")):
             _require_absent(target)
-            for left in _unfinished_of(target):  # who has the lock is the only writer alive
+            for left in _unfinished_of(target):  # the lock's holder is the only living writer
                 shutil.rmtree(left, ignore_errors=True)
             part = _unfinished(target)
             try:

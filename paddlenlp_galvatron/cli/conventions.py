@@ -6,7 +6,6 @@ Dashes and underscores are the same. An option answers to its aliases. A boolean
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
@@ -18,13 +17,11 @@ from typer.main import get_command
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.text import shortened
-from paddlenlp_galvatron.options.aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
-from paddlenlp_galvatron.options.foreign import SEVERAL, SWITCHES, Fate, fate_of, idle_note
+from paddlenlp_galvatron.options.aliases import canonical_name, did_you_mean
+from paddlenlp_galvatron.options.canonical import canonical_words
 
-BOOLEAN_WORDS = ("0", "1", "false", "true")
-UNSET = "None"
 HELP = {"--help", "-h"}
-INTERRUPTED = 130  # what typer makes of a Ctrl-C, without a word
+INTERRUPTED = 130  # typer's exit code of a Ctrl-C
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -126,79 +123,5 @@ def within(limits: Any) -> Callable[[Any], Any]:
             message = error.errors()[0]["msg"]
             raise typer.BadParameter(f"{message[0].lower()}{message[1:]} (it is {shortened(repr(value))})") from None
 
-    parse.__name__ = "number"  # what the help calls it
+    parse.__name__ = "number"  # its name in the help
     return parse
-
-
-def canonical_words(
-    words: Sequence[str],
-    is_boolean: Mapping[str, bool],
-    say: Callable[[str], None] = lambda note: None,
-    beside: Mapping[str, str] = {},
-) -> list[str]:
-    """The words of a command line as `--name=value` and positional ones; options set to `None` are left out.
-
-    `is_boolean` holds every known option by its canonical name, `beside` those of another command that scripts give to
-    all, with the reason why they mean nothing to this one. `say` is told which have no effect. Raises UserError with a
-    line a fault.
-    """
-    result: list[str] = []
-    faults: list[str] = []
-    idle: dict[str, str] = {}
-    rest = deque(words)
-    held = {plain_name(word.partition("=")[0]) for word in rest if word.startswith("--")}
-    while rest:
-        word = rest.popleft()
-        if word == "--":
-            result += [word, *rest]
-            break
-        if not word.startswith("--"):
-            result.append(word)
-            continue
-        given, equals, behind = word.partition("=")
-        name = canonical_name(given, is_boolean)
-        taken = behind if equals else _take(rest, given, name, is_boolean.get(name))
-        if taken is None and name != plain_name(given) and name in held:
-            continue  # `--device h100 --analytic`: the second says nothing more
-        if taken is None:
-            faults.append(f"{given}: a value is missing; give {given} VALUE")
-            continue
-        value = canonical_value(given, taken)
-        if name not in is_boolean:
-            fate = Fate(idle=beside[name]) if name in beside else fate_of(name, value)
-            if fate is None:
-                faults.append(f"{given}: unknown option; {did_you_mean(given, is_boolean, prefix='--')}")
-            elif fate.fault:
-                faults.append(f"{given}: {fate.fault}")
-            elif fate.idle:
-                idle[given] = fate.idle
-        elif BEATEN.get(plain_name(given)) in held:
-            idle[given] = f"--{name} holds"
-        elif is_boolean[name] and value.lower() not in BOOLEAN_WORDS and value != UNSET:
-            faults.append(f"{given}: {value!r} is no boolean; give 0, 1, true or false, or nothing for true")
-        elif value != UNSET:
-            result.append(f"--{name}={value}")
-    if faults:
-        raise UserError(faults)
-    if idle:
-        say(idle_note(idle))
-    return result
-
-
-def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str | None:
-    """Take an option's value off the words behind it. `boolean`: None for an unknown option."""
-    if name in SEVERAL:
-        several = []
-        while rest and not rest[0].startswith("--"):
-            several.append(rest.popleft())
-        return " ".join(several)
-    following = canonical_value(given, rest[0]) if rest else "--"
-    if (boolean or (boolean is None and name in SWITCHES)) and not _is_boolean_word(following):
-        return "true"
-    if following.startswith("--"):
-        return None if boolean is False else ""
-    return rest.popleft()
-
-
-def _is_boolean_word(word: str) -> bool:
-    return word.lower() in BOOLEAN_WORDS or word == UNSET

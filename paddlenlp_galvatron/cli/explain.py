@@ -27,7 +27,7 @@ def explain(values: dict[str, Any], json: bool) -> None:
         say(dumps(summary(explanation)))
         return
     console = Console(soft_wrap=True)
-    console.print(*printed(explanation, problem.shapes[0] if len(problem.shapes) == 1 else None), sep="\n")
+    console.print(*printed(explanation), sep="\n")
 
 
 add_command(

@@ -59,6 +59,7 @@ def gpu_check(
     """
     from paddlenlp_galvatron.check.gpu import run
     from paddlenlp_galvatron.launch import gpus
+    from paddlenlp_galvatron.launch.nodes import told_nodes
     from paddlenlp_galvatron.launch.processes import devices_of
 
     device: Device = "gpu" if gpus.gpu_count() else "cpu"
@@ -73,6 +74,8 @@ def gpu_check(
     if unknown := [name for name in wanted if name not in run.PARTS]:
         raise UserError(f"parts: {unknown[0]!r} is unknown; choose some of {', '.join(run.PARTS)}")
     devices_of(ranks)
+    if (told := told_nodes()).get("num_nodes", "1") != "1":  # each node is tried by itself, maybe in a shared folder
+        output = output / f"node-{told.get('node_rank', '0')}"
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,16 +11,16 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean
+from paddlenlp_galvatron.options.canonical import canonical_options, read_options
+from paddlenlp_galvatron.options.group import Options, is_boolean
 from paddlenlp_galvatron.plan import UserError
 
-from .config_file import read_options
 from .conventions import App, say_note
 
-KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # what the help calls values; others are text
-BARE = " "  # what it calls that of a switch, which is given alone
+KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # names of values in the help; others are text
+BARE = " "  # a switch has no value
 LIST = "list"  # a switch that needs nothing else
-PLACES = ("output", "output_dir", "output_config_path")  # that -o gives
+PLACES = ("output", "output_dir", "output_config_path")  # options that -o sets
 CONFIG = "file of options, YAML or JSON; options on the command line win over it"
 
 
@@ -71,7 +71,7 @@ def add_command(
             flags[positional[0]] = word
         turned = {switch: flags.pop(switch, False) for switch in switches}
         values = canonical_options(read_options(Path(config)), fields, say_note) if config else {}
-        values |= canonical_options(flags, fields)
+        values |= flags
         if positional and fields[positional[0]].is_required() and positional[0] not in values and not turned.get(LIST):
             raise UserError(
                 f"{positional[1]}: missing ({fields[positional[0]].description}); name it behind the command"
@@ -105,7 +105,7 @@ def _told(info: FieldInfo) -> str:
     if info.is_required():
         return f"{info.description}; must be given"
     default = info.default
-    if info.default_factory or default is None or default == ():  # what is worked out differs by machine
+    if info.default_factory or default is None or default == ():  # a computed default differs by machine
         return str(info.description)
     if isinstance(default, bool):
         default = int(default)

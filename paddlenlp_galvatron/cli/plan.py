@@ -36,8 +36,9 @@ from paddlenlp_galvatron.plan.formats.paddlefleet import FLEET, FORMERS, fleet_a
 from paddlenlp_galvatron.plan.formats.paddlenlp import as_flags, stock_arguments, stock_notes
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, difference, notes, scaling
-from paddlenlp_galvatron.report.figures import speed_words
+from paddlenlp_galvatron.report.facts import PlanFacts
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
+from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.trace import predicted_events, rank_names
 from paddlenlp_galvatron.report.why import Problem
 
@@ -80,6 +81,8 @@ def show(
         say(json.dumps(plan_to_dict(plan), indent=2))
         return
     Console().print(*describe(plan, shape))
+    for line in how_to_start(plan, file):
+        say(line)
 
 
 @app.command()
@@ -136,20 +139,21 @@ def diff(
     budgets = ((plan.metadata.get("searched_from") or {}).get("memory_constraint_gb") for plan in (one, other))
     budget_gb = next((gb for gb in budgets if isinstance(gb, int | float)), PRICED_GB)  # so that both reserve alike
 
-    def price(file: Path) -> difference.Priced:
-        return difference.Priced.of(*_origin(file, profiles, model, task, lora_rank, budget_gb))
+    def facts_of(file: Path) -> PlanFacts:
+        plan, problem = _origin(file, profiles, model, task, lora_rank, budget_gb)
+        return problem.facts_of(plan)
 
-    prices = None
+    facts = None
     try:
-        prices = price(first), price(second)
+        facts = facts_of(first), facts_of(second)
     except UserError as error:
         if profiles or task or lora_rank:
             raise
         say(f"note: time and memory are left out: {error.faults[0]}", err=True)
     if as_json:
-        say(json.dumps(difference.summary(one, other, prices)))
+        say(json.dumps(difference.summary(one, other, facts)))
     else:
-        Console(soft_wrap=True).print(*difference.printed(one, other, prices), sep="\n")
+        Console(soft_wrap=True).print(*difference.printed(one, other, facts), sep="\n")
 
 
 @app.command()
@@ -180,7 +184,9 @@ def scale(
     if as_json:
         say(json.dumps(scaling.summary(made) | {"plan": str(path)}))
     else:
-        Console(soft_wrap=True).print(*scaling.printed(made), f"written: {path}", sep="\n")
+        Console(soft_wrap=True).print(
+            *scaling.printed(made), f"written: {path}", *how_to_start(made.after, path), sep="\n"
+        )
 
 
 @app.command()
@@ -196,11 +202,9 @@ def trace(
 ) -> None:
     """Write the predicted time line of a step for Perfetto; `galvatron train --trace` writes a measured one."""
     plan, problem = _origin(file, profiles, model, task, lora_rank)
-    prediction = problem.cost.predict(plan)
-    write_trace(output, predicted_events(plan, problem.cost, prediction), rank_names(plan))
-    shape = problem.shapes[0] if len(problem.shapes) == 1 else None
-    speed = speed_words(plan, prediction, shape, problem.cost)
-    say(f"{output}: a step of {prediction.time_s:.4g} s, {speed}; open it in https://ui.perfetto.dev")
+    facts = problem.facts_of(plan)
+    write_trace(output, predicted_events(plan, problem.cost, facts.prediction), rank_names(plan))
+    say(f"{output}: a step of {facts.prediction.time_s:.4g} s, {facts.speed_words}; open it in https://ui.perfetto.dev")
 
 
 def _origin(

@@ -4,24 +4,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from paddlenlp_galvatron.options.group import is_boolean
-
-from .config_file import read_options
-from .conventions import canonical_words, say_note
+from .conventions import say_note
 from .main import exit_code_of
-from .train import BESIDE, check_inputs, check_run, train
+from .train import check_inputs, check_run, train
 
 if TYPE_CHECKING:
     from paddlenlp.trainer import TrainerCallback
-
-
-DRY_RUN = "dry_run"
 
 
 def pretrain(
@@ -40,6 +34,8 @@ def pretrain(
 
 
 def _launch(script: str, words: Sequence[str], task: str | None) -> int:
+    from paddlenlp_galvatron.training.arguments import read_words
+
     with _without_lines_of_paddlenlp():
         values = read_words(words, say_note, task)
     train(values, dry_run=_dry_run(values), program=[str(Path(script).absolute()), *words])
@@ -59,11 +55,14 @@ def _without_lines_of_paddlenlp() -> Iterator[None]:
 
 
 def _dry_run(values: dict[str, Any]) -> bool:
+    from paddlenlp_galvatron.training.arguments import DRY_RUN
+
     return str(values.pop(DRY_RUN, "0")).lower() in ("1", "true")
 
 
 def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback], task: str | None) -> None:
     from paddlenlp_galvatron.runtime.groups import start_world
+    from paddlenlp_galvatron.training.arguments import read_words
     from paddlenlp_galvatron.training.prepare import prepare
     from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
@@ -78,20 +77,3 @@ def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback], t
         GalvatronTrainer(settings, callbacks=callbacks).train()
     elif rank == 0:
         train(values | {"nproc": world_size, "num_nodes": 1}, dry_run=True)
-
-
-def read_words(
-    words: Sequence[str], say: Callable[[str], None] = lambda note: None, task: str | None = None
-) -> dict[str, Any]:
-    """Options by canonical name, and DRY_RUN. `say` is told which have no effect. Raises UserError."""
-    from paddlenlp_galvatron.training.arguments import OPTIONS, parse_options
-
-    file, flags = (Path(words[0]), words[1:]) if words and words[0].endswith(".json") else (None, words)
-    from_file = [f"--{name}={_word(value)}" for name, value in read_options(file).items()] if file else []
-    booleans = {name: is_boolean(info) for name, info in OPTIONS.items()} | {DRY_RUN: True}
-    values = parse_options(canonical_words([*from_file, *flags], booleans, say, BESIDE))
-    return {"task": task} | values if task else values
-
-
-def _word(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -13,10 +13,9 @@ from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.base.text import near
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import Assumptions, UserError
-from paddlenlp_galvatron.profiler.cluster.hosts import nodes_of
-from paddlenlp_galvatron.profiler.cluster.launch_line import options_of_launch
-from paddlenlp_galvatron.profiler.layers.points import measured_model, runnable_degrees
+from paddlenlp_galvatron.profiler.nodes import with_nodes
 from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileRunOptions
+from paddlenlp_galvatron.profiler.points import ModelRun, measured_model, runnable_degrees
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.training.prepare import GROUPS
@@ -53,7 +52,6 @@ def profile_hardware(options: HardwareOptions) -> None:
         return
     from paddlenlp_galvatron.profiler.launcher import run_ranks
 
-    _require_gpus(options)
     os.environ.update({name: value for name, _, value in (pair.partition("=") for pair in options.envs)})
     run_ranks("hardware", options.model_dump_json(), options, "hardware")
     say(f"hardware profile of {options.num_nodes} x {options.ranks_per_node} ranks: {near(options.output)}")
@@ -62,12 +60,6 @@ def profile_hardware(options: HardwareOptions) -> None:
 def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> None:
     """Write the files of a model."""
     options = _for_device(options)
-    what = {"computation": computation, "memory": memory}
-    if options.profile_type and not what[options.profile_type]:
-        raise UserError(
-            f"profile_type: {options.profile_type} is measured by a command of its own; run galvatron profile "
-            f"{options.profile_type}"
-        )
     shapes, points = measured_model(options, model)
     if model.ignored:
         typer.echo(f"note: left out of account, as set_*_manually is 0: {', '.join(model.ignored)}", err=True)
@@ -85,7 +77,6 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
         return
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.profiler.launcher import run_ranks
-    from paddlenlp_galvatron.profiler.layers.run import ModelRun
 
     if options.use_flash_attention and not gpus.gpu_count():
         raise UserError("use_flash_attention: Paddle has it on GPUs only, and finds none here; leave it out")
@@ -105,52 +96,36 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
     say(f"model profile of {shapes[0].name} on {ranks}: {near(options.output)}")
 
 
-def _require_gpus(options: HardwareOptions) -> None:
-    if options.backend != "nccl":
-        return
-    import paddle
-
-    if not paddle.is_compiled_with_cuda():
-        raise UserError("backend: nccl needs GPUs, and this Paddle has none: messages go through gloo; leave it out")
-
-
 def _say(how: str, paths: list[Path]) -> None:
     for path in paths:
         say(f"{how}: {path}")
 
 
-def _placed(values: dict[str, Any]) -> dict[str, Any]:
-    """The options with those that a hostfile or a launcher's line says."""
-    if values.get("hostfile"):
-        values = nodes_of(Path(values["hostfile"]), values)
-    return options_of_launch(values["launch"], values) if values.get("launch") else values
-
-
 def _hardware(values: dict[str, Any]) -> None:
     """Measure collectives by group and message size, sends between stages, and how computation and messages overlap."""
-    profile_hardware(HardwareOptions.among(_placed(values)))
+    profile_hardware(HardwareOptions.among(with_nodes(values)))
 
 
 def _computation(values: dict[str, Any]) -> None:
     """Measure how long a model's layers, embedding and LM head compute."""
-    profile_model(PointOptions.among(_placed(values)), ModelOptions.among(values), memory=False)
+    profile_model(PointOptions.among(with_nodes(values)), ModelOptions.among(values), memory=False)
 
 
 def _memory(values: dict[str, Any]) -> None:
     """Measure how much memory a model's layers, embedding and LM head need."""
-    profile_model(PointOptions.among(_placed(values)), ModelOptions.among(values), computation=False)
+    profile_model(PointOptions.among(with_nodes(values)), ModelOptions.among(values), computation=False)
 
 
 def _model(values: dict[str, Any]) -> None:
     """Measure computation and memory of a model."""
-    profile_model(PointOptions.among(_placed(values)), ModelOptions.among(values))
+    profile_model(PointOptions.among(with_nodes(values)), ModelOptions.among(values))
 
 
 def _all(values: dict[str, Any]) -> None:
     """Measure this machine and a model."""
-    values = _placed(values)
+    values = with_nodes(values)
     hardware, points, model = HardwareOptions.among(values), PointOptions.among(values), ModelOptions.among(values)
-    measured_model(points, model)  # what is wrong with it is said before anything is measured
+    measured_model(points, model)  # its faults are reported before anything is measured
     profile_hardware(hardware)
     profile_model(points, model)
 

@@ -18,6 +18,7 @@ from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import Model, ModelOptions
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.profiles.reserve import GIB_MIB
+from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.search import explain, summary
 from paddlenlp_galvatron.search import SearchOptions, SearchResult
 from paddlenlp_galvatron.search import search as find_plan
@@ -80,6 +81,7 @@ def search(values: dict[str, Any], json: bool) -> None:
         result.best.plan.metadata["searched_from"]["model_options"] = told
         path = _output_path(run.output_config_path, model, options)
         shown += [f"written: {written}" for written in _write(result, path, run.save_runners_up)]
+        shown += how_to_start(result.best.plan, path)
     log_file = _write_log(run.log_dir, model, [*log, *_printed(shown)])
     if not json:
         console = Console(soft_wrap=True)

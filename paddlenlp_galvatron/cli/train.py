@@ -18,7 +18,7 @@ from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
 from paddlenlp_galvatron.plan.communicators import most_communicators, stage_groups
 from paddlenlp_galvatron.report.measured import Predicted
 from paddlenlp_galvatron.report.plan import MOST_ROWS
-from paddlenlp_galvatron.training.prepare import GROUPS, LaunchOptions, prepare
+from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, prepare
 
 from .conventions import App
 from .grouped import add_command
@@ -32,7 +32,6 @@ app = App(help="Train a model by a plan.")
 
 COUNTED = 200_000  # ranks x strategies whose groups are counted, in a second
 KERNELS = ("flash_attention", "fused_rope", "fused_rms_norm", "fused_cross_entropy")  # of Paddle's on GPUs
-BESIDE = dict.fromkeys(("profile_type", "profile_mode"), "it is of profiles")  # Galvatron's scripts give it to both
 WORKER = "paddlenlp_galvatron.training.train_worker"
 
 

@@ -31,12 +31,13 @@ from pydantic import Field
 
 from paddlenlp_galvatron.base.limits import Port
 from paddlenlp_galvatron.base.printing import say
-from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean
+from paddlenlp_galvatron.options.canonical import canonical_options, canonical_words
+from paddlenlp_galvatron.options.group import Options, is_boolean
 from paddlenlp_galvatron.plan import GalvatronError, UserError
 from paddlenlp_galvatron.report.page import PAGES
 from paddlenlp_galvatron.report.what_if import SEARCHED, Answer, Question, answer, failed, faults_of, fragment, page
 
-from .conventions import App, canonical_words
+from .conventions import App
 from .grouped import add_command
 
 app = App(help="Open a page on which you change model, cluster and budget and see the best plan.")
@@ -67,7 +68,7 @@ class ServeOptions(Options):
 def what_if(values: dict[str, Any], no_browser: bool) -> None:
     """Open a page that shows the best plan as soon as you change model, cluster, memory, batch or length."""
     question = Question.among(values)
-    work(question)  # what cannot be asked ends the command
+    work(question)  # an impossible question ends the command
     form = {name: str(value) for name, value in question.model_dump(exclude_none=True, mode="json").items()}
     serve(form, ServeOptions.among(values).port or 0, not no_browser)
 
@@ -92,7 +93,7 @@ def _more(text: str) -> dict[str, Any]:
     if loose := [word for word in words if not word.startswith("--")]:
         raise UserError(f"{loose[0]}: is no option; write name=value")
     pairs = (word.removeprefix("--").partition("=") for word in words)
-    return canonical_options({name: value for name, _, value in pairs}, SEARCHED)
+    return {name: value for name, _, value in pairs}
 
 
 class _Asked(NamedTuple):

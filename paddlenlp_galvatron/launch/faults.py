@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from .out_of_memory import ended_out_of_memory, kernel_kills, told_peak_mib, told_reason
-from .status import Board, RankOutcome, RankStatus, in_step, lost_a_peer
+from .status import RankOutcome, RankStatus, RankStatusMemory, in_step, lost_a_peer
 
 STOPPED_S = 20.0  # after which a rank that a signal stopped is given up
 IDLE_S = 5.0  # for which a rank must have computed to be blamed by those that wait for it
@@ -65,7 +65,7 @@ class Rank:
 
     number: int
     process: subprocess.Popen[bytes]
-    board: Board
+    board: RankStatusMemory
     log: Path
     node: int | None = None  # where there are several
     ended_at: float | None = None
@@ -103,7 +103,7 @@ def wait_limit_s() -> float:
     return float(os.environ.get(WAIT_VARIABLE, WAIT_S))
 
 
-class Crew:
+class LocalRanks:
     """The ranks of this node."""
 
     def __init__(self, ranks: Sequence[Rank]):
@@ -122,7 +122,7 @@ class Crew:
         found = [self._fault(rank, one, speak) for rank, one in zip(self.ranks, told, strict=True)]
         return [fault for fault in found if fault]
 
-    def suspects(self) -> list[Fault]:
+    def stalled(self) -> list[Fault]:
         """Ranks that hold up others, if any wait: those that a signal stopped, and those that compute."""
         now = time.monotonic()
         found = [self._stopped(rank, rank.board.read()) for rank in self.ranks if rank.stopped_since is not None]
@@ -143,7 +143,7 @@ class Crew:
             if one.waits_for and (one.outcome is RankOutcome.LOST_A_PEER if one.outcome else rank.alive)
         ]
 
-    def starved(self, limit_s: float) -> list[Fault]:
+    def timed_out(self, limit_s: float) -> list[Fault]:
         """Ranks that have waited for others in one collective for longer than a limit."""
         alive = {rank.number: rank for rank in self.ranks if rank.alive}
         found = [wait for wait in self.waits() if wait.rank in alive and wait.age_s > limit_s]
@@ -192,7 +192,7 @@ class Crew:
     def _told(self, rank: Rank, told: RankStatus, code: int | None) -> Fault:
         kind = Kind.CONSEQUENCE if told.outcome is RankOutcome.LOST_A_PEER else Kind.CAUSE
         age = time.monotonic() - told.since
-        if told.exit_code == OUT_OF_MEMORY or (code and ended_out_of_memory(code, rank.said(), self._starved)):
+        if told.exit_code == OUT_OF_MEMORY or (code and ended_out_of_memory(code, rank.said(), self._oom_killed)):
             return self._memory(rank, age)
         if kind is Kind.CONSEQUENCE:
             message = f"{rank.name} lost another rank in {told.waits_for or 'a collective'}: {told.message}"
@@ -207,7 +207,7 @@ class Crew:
         """Fault of a rank that ended without reporting one."""
         said = rank.said()
         age = time.monotonic() - (rank.ended_at or 0)
-        if ended_out_of_memory(code, said, self._starved):
+        if ended_out_of_memory(code, said, self._oom_killed):
             return self._memory(rank, age)
         lost = code in (1, -signal.SIGABRT) and lost_a_peer(said)
         lines = [line.strip() for line in said.splitlines() if line.strip()]
@@ -222,7 +222,7 @@ class Crew:
         return Fault(Kind.CAUSE, rank.number, message, age, 1, True, told_peak_mib(said))
 
     @property
-    def _starved(self) -> bool:
+    def _oom_killed(self) -> bool:
         return kernel_kills() > self._kills_before
 
 
@@ -268,23 +268,23 @@ def named(ranks: tuple[int, ...]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:NAMED_RANKS]))}{more}"
 
 
-class Judge:
+class FaultClassifier:
     """Says which of the faults of a launch is to blame, once all that matter can be known."""
 
     def __init__(self) -> None:
         self._first: float | None = None
-        self._suspects: list[Fault] | None = None
+        self._stalled: list[Fault] | None = None
 
     def verdict(
-        self, faults: Sequence[Fault], suspects: Iterable[Fault], waits: Iterable[Wait] = (), all_heard: bool = True
+        self, faults: Sequence[Fault], stalled: Iterable[Fault], waits: Iterable[Wait] = (), all_heard: bool = True
     ) -> Fault | None:
         """None: not yet. `all_heard`: the other nodes are known to be there."""
         waits = list(waits)
-        fault = self._worst(faults, suspects, bool(waits), all_heard)
+        fault = self._worst(faults, stalled, bool(waits), all_heard)
         return fault and with_waits(fault, waits)
 
     def _worst(
-        self, faults: Sequence[Fault], suspects: Iterable[Fault], waited_for: bool, all_heard: bool
+        self, faults: Sequence[Fault], stalled: Iterable[Fault], waited_for: bool, all_heard: bool
     ) -> Fault | None:
         if not faults:
             return None
@@ -292,8 +292,8 @@ class Judge:
         if self._first is None:
             self._first = now
         # As they stood at the first fault: afterwards whoever loses a peer looks busy, too.
-        if self._suspects is None:
-            self._suspects = list(suspects)
+        if self._stalled is None:
+            self._stalled = list(stalled)
         waited = now - self._first
         causes = [fault for fault in faults if fault.kind is Kind.CAUSE]
         if causes:
@@ -301,5 +301,5 @@ class Judge:
         if waited < SEARCH_S or not all_heard:
             return None
         held_up = waited_for or any(fault.kind is Kind.CONSEQUENCE for fault in faults)
-        blamed = [fault for fault in self._suspects if held_up or fault.kind is Kind.CAUSE]
+        blamed = [fault for fault in self._stalled if held_up or fault.kind is Kind.CAUSE]
         return min([*blamed, *faults], key=lambda fault: (fault.kind, -fault.age_s))

@@ -38,8 +38,10 @@ class Nodes:
     def from_environment(cls, **given: str | int | None) -> Nodes:
         """From NUM_NODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, as a script sets them, or from the variables of a
         cluster's launcher; what is `given` and not None goes first. One node heeds none of them. Raises UserError."""
-        told = told_by_launcher(os.environ)
-        values = {name: given.get(name) or os.environ.get(name.upper()) or told.get(name) for name in FIELDS}
+        if given.get("num_nodes") == 1:
+            return cls()
+        told = told_nodes()
+        values = {name: given.get(name) or told.get(name) for name in FIELDS}
         numbers = {name: _number(name, values[name]) for name in FIELDS if name != "master_addr"}
         if numbers["num_nodes"] <= 1:
             return cls()
@@ -103,6 +105,13 @@ class Nodes:
                 return str(probe.getsockname()[0])
         except OSError as error:
             raise UserError(f"MASTER_ADDR: {self.master_addr} cannot be reached: {error.strerror}") from None
+
+
+def told_nodes() -> dict[str, str]:
+    """The nodes by the variables of scripts, by name of FIELDS, and else a cluster's launcher. Raises
+    UserError."""
+    told = {name: os.environ.get(name.upper()) for name in FIELDS}
+    return told_by_launcher(os.environ) | {name: value for name, value in told.items() if value}
 
 
 def _number(name: str, value: str | int | None) -> int:

@@ -19,10 +19,10 @@ from typing import Literal
 
 from ..base.signals import heeded
 from ..plan import GalvatronError, UserError
-from .faults import WAIT_S, WAIT_VARIABLE, Crew, Fault, Kind, Rank
+from .faults import WAIT_S, WAIT_VARIABLE, Fault, Kind, LocalRanks, Rank
 from .nodes import ONE_NODE, Nodes
 from .status import VARIABLE as STATUS
-from .status import Board
+from .status import RankStatusMemory
 from .store import STORE
 from .store import TOKEN_VARIABLE as TOKEN
 from .watch import watch
@@ -122,7 +122,7 @@ class Launch:
             self._watch = watch(nodes, server, token)
             stack.callback(self._watch.close)
             ranks: list[Rank] = []
-            self._crew = Crew(ranks)
+            self._ranks = LocalRanks(ranks)
             stack.callback(_end, ranks)
             place = f"{server.address}:{server.port}" if server else f"{nodes.master_addr}:{nodes.master_port}"
             for local, environment in enumerate(nodes.environment(self._nproc)):
@@ -148,25 +148,25 @@ class Launch:
         """
         deadline = time.monotonic() + self._timeout_s
         while True:
-            faults = self._crew.faults()
-            suspects = self._crew.suspects()
+            faults = self._ranks.faults()
+            stalled = self._ranks.stalled()
             if not faults and time.monotonic() > deadline:
-                faults = self._crew.overdue(self._timeout_s)
-            faults = faults or self._crew.starved(self._wait_s)
-            if verdict := self._watch.verdict(faults, suspects, self._crew.waits()):
+                faults = self._ranks.overdue(self._timeout_s)
+            faults = faults or self._ranks.timed_out(self._wait_s)
+            if verdict := self._watch.verdict(faults, stalled, self._ranks.waits()):
                 raise self._error(verdict)
             yield
-            if self._crew.done and not faults:
+            if self._ranks.done and not faults:
                 return
             time.sleep(POLL_S)
 
     def _terminate(self) -> None:
-        for rank in self._crew.ranks:
+        for rank in self._ranks.ranks:
             if rank.alive:
                 rank.process.terminate()
 
     def _start(self, number: int, environment: dict[str, str]) -> Rank:
-        board, path = Board(), self._folder / f"workerlog.{number}"
+        board, path = RankStatusMemory(), self._folder / f"workerlog.{number}"
         own = {**COMMON_ENVIRONMENT, **self._variables, **environment}
         own |= {STATUS: str(board.descriptor), WAIT_VARIABLE: str(self._wait_s)}
         path.unlink(missing_ok=True)  # a link of others would lead elsewhere, and a pipe wait for ever
@@ -174,7 +174,7 @@ class Launch:
         return Rank(number, process, board, path, self._nodes.node_rank if self._nodes.num_nodes > 1 else None)
 
     def _error(self, fault: Fault) -> LaunchError:
-        fault = self._crew.explain(fault)
+        fault = self._ranks.explain(fault)
         if fault.out_of_memory and fault.rank is not None:
             return OutOfMemory(fault.rank, fault.peak_mib, fault.message)
         error = LaunchError(fault.message)

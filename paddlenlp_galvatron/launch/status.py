@@ -54,7 +54,7 @@ class RankStatus:
     message: str = ""  # of a failure
 
 
-class Board:
+class RankStatusMemory:
     """The memory of one rank, as its launcher made it or as the rank found it."""
 
     def __init__(self, descriptor: int | None = None):
@@ -81,12 +81,12 @@ def _cut(text: str, limit: int) -> bytes:
     return text.encode(errors="replace")[:limit]
 
 
-def _find_board() -> Board:
+def _find_board() -> RankStatusMemory:
     number = os.environ.pop(VARIABLE, "")  # a process that this one starts has no place on it
     try:
-        return Board(int(number) if number else None)
+        return RankStatusMemory(int(number) if number else None)
     except (OSError, ValueError):
-        return Board()
+        return RankStatusMemory()
 
 
 _board = _find_board()

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..plan import GalvatronError
-from .faults import Fault, Judge, Kind, Wait
+from .faults import Fault, FaultClassifier, Kind, Wait
 from .nodes import Nodes
 from .store import MEETING_S, TOKEN_VARIABLE, StoreClient, StoreServer
 
@@ -28,15 +28,15 @@ VERDICT = "galvatron/verdict"
 NOT_THERE = "did not appear within"
 
 
-class Alone:
+class SingleNode:
     """One node judges by itself."""
 
     def __init__(self) -> None:
-        self._judge = Judge()
+        self._classifier = FaultClassifier()
 
-    def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
+    def verdict(self, faults: Sequence[Fault], stalled: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
         """The fault that ends the launch, given those of this node's ranks; None: no fault, or not known yet."""
-        return self._judge.verdict(faults, suspects, waits)
+        return self._classifier.verdict(faults, stalled, waits)
 
     def tell_end(self, why: str) -> None:
         """This launcher ends before its ranks."""
@@ -50,7 +50,7 @@ class Report:
     """A node's report of its ranks."""
 
     faults: list[Fault] = field(default_factory=list)
-    suspects: list[Fault] = field(default_factory=list)
+    stalled: list[Fault] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     beat: int = 0
     ended: bool = False
@@ -61,11 +61,11 @@ class Report:
     @classmethod
     def decode(cls, text: bytes) -> Report:
         told = json.loads(text)
-        lists = {name: [_fault(one) for one in told[name]] for name in ("faults", "suspects")}
+        lists = {name: [_fault(one) for one in told[name]] for name in ("faults", "stalled")}
         return cls(**told | lists | {"waits": [Wait(**one) for one in told["waits"]]})
 
 
-class FirstNode(Alone):
+class Leader(SingleNode):
     """Node 0, which has the store."""
 
     def __init__(self, nodes: Nodes, server: StoreServer):
@@ -73,22 +73,22 @@ class FirstNode(Alone):
         self._others, self._server = range(1, nodes.num_nodes), server
         self._heard = {node: (-1, time.monotonic()) for node in self._others}  # last beat, and when it was news
 
-    def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
-        faults, suspects, waits = [*faults], [*suspects], [*waits]
+    def verdict(self, faults: Sequence[Fault], stalled: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
+        faults, stalled, waits = [*faults], [*stalled], [*waits]
         longest, now = 0.0, time.monotonic()
         for node, report in self._reports().items():
             if report.beat != self._heard[node][0]:
                 self._heard[node] = (report.beat, now)
             beat, since = self._heard[node]
             faults += report.faults
-            suspects += report.suspects
+            stalled += report.stalled
             waits += report.waits
             if not report.ended:
                 longest = max(longest, now - since)
                 limit, how = (SILENT_S, "has not been heard of for") if beat > 0 else (MEETING_S, "did not join within")
                 if now - since > limit:
                     faults.append(Fault(Kind.CAUSE, None, f"node {node} {how} {limit:.0f} s", now - since))
-        fault = self._judge.verdict(faults, suspects, waits, all_heard=longest < LATE_S)
+        fault = self._classifier.verdict(faults, stalled, waits, all_heard=longest < LATE_S)
         if fault:
             self._decide(fault)
         return fault
@@ -108,7 +108,7 @@ class FirstNode(Alone):
             time.sleep(BEAT_S / 10)
 
 
-class Member(Alone):
+class Follower(SingleNode):
     """Another node. It speaks from a thread of its own: a launcher whose output nobody reads is not silent."""
 
     def __init__(self, nodes: Nodes, token: str):
@@ -122,11 +122,11 @@ class Member(Alone):
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
-    def verdict(self, faults: Sequence[Fault], suspects: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
-        self._report = Report([*faults], [*suspects], [*waits])
+    def verdict(self, faults: Sequence[Fault], stalled: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
+        self._report = Report([*faults], [*stalled], [*waits])
         if self._told:
             return self._told
-        own = self._judge.verdict([*faults, *filter(None, [self._silence])], suspects, waits)
+        own = self._classifier.verdict([*faults, *filter(None, [self._silence])], stalled, waits)
         if own is None or self._silence:
             return own
         self._first = self._first or time.monotonic()
@@ -168,11 +168,11 @@ class Member(Alone):
             client.close()
 
 
-def watch(nodes: Nodes, server: StoreServer | None, token: str) -> Alone:
+def watch(nodes: Nodes, server: StoreServer | None, token: str) -> SingleNode:
     """This node's part."""
     if nodes.num_nodes == 1:
-        return Alone()
-    return FirstNode(nodes, server) if server else Member(nodes, token)
+        return SingleNode()
+    return Leader(nodes, server) if server else Follower(nodes, token)
 
 
 def await_first(nodes: Nodes, timeout_s: float = MEETING_S) -> None:

@@ -17,7 +17,7 @@ from .families import FAMILIES
 from .family import Family
 from .shape import ModelShape
 
-LONGEST_NAME = 100  # that is compared with those of presets
+LONGEST_NAME = 100  # longest name that is compared with those of presets
 EXAMPLES = ("qwen2.5-7b", "llama3-8b")
 HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")  # of Hugging Face's hub and PaddleNLP
 PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "presets")

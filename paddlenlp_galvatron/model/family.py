@@ -12,7 +12,7 @@ class Mixture:
     """Experts in place of a layer's MLP: what a family calls them, and what its configs leave open."""
 
     inside: str = "mlp"  # the part of a layer that has them
-    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # what gate, up and down are called
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # names of gate, up and down
     size: str = "moe_intermediate_size"  # field of config.json: columns of an expert
     count: str = "num_experts"  # the same: experts of a layer
     normed: bool | None = None  # whether the scores of a token's experts sum to 1; None: norm_topk_prob says

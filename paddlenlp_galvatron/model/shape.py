@@ -203,7 +203,7 @@ def _attention(shape: ModelShape) -> Sublayer:
             *([(Fused.NORMS, sized)] if traits.qk_norm else ()),
         ),
         (
-            Again(Recompute.ATTENTION, Kept(split=q)),  # what the output projection reads
+            Again(Recompute.ATTENTION, Kept(split=q)),  # the output projection's input
             Again(Recompute.ATTENTION, repeated, unless=Fused.ATTENTION),  # recomputed, they are kept as they come
         ),
         shape.heads,
@@ -254,7 +254,7 @@ def _norms(shape: ModelShape) -> Sublayer:
     router reads a rank's own tokens, which are not gathered for it."""
     names, hidden = ("input_layernorm", "post_attention_layernorm"), shape.hidden_size
     weights = tuple(Weight(f"{name}.weight", (hidden,)) for name in names)
-    sized = Kept(tokens=2 * hidden)  # what comes in over its size; the fused kernel makes it again
+    sized = Kept(tokens=2 * hidden)  # the normalized input; the fused kernel recomputes it
     own = 0 if shape.mlp_size else hidden
     read = Kept(tokens=own, gathered=2 * hidden - own, scalars=2)
     again = (

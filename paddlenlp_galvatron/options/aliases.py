@@ -82,7 +82,7 @@ WHERE_ALONE = {
     "global_train_batch_size": ("settle_bsz",),
     "output": ("output_config_path",),
 }
-# What is typed for an option and is no name of it -> the option: it is suggested.
+# A word that users try for an option, though it is no name of it -> the option, which is suggested.
 MEANT = {
     **dict.fromkeys(("memory", "gpu_memory", "memory_gb", "max_memory", "budget"), "memory_constraint"),
     **dict.fromkeys(("tp", "max_tp", "tensor_parallel"), "max_tp_deg"),

@@ -88,6 +88,12 @@ IDLE = {
     "estimate_tp_time_type": "collectives are priced by what was measured",
     "profile_dp_type": "parts are measured without data parallelism",
     "max_per_device_train_batch_size": "the batch is profile_batch_size",
+    "profile_type": "the command says it: profile computation, profile memory",
+    "avg_or_min_or_first": "the slowest rank's time counts",
+    "overlap_time_multiply": "the computation beside messages takes as long as they do",
+    "layernum_min": "a layer's time and memory are the difference of models with 1 and 3 layers",
+    "layernum_max": "a layer's time and memory are the difference of models with 1 and 3 layers",
+    "backend": "messages go through Paddle: NCCL on GPUs, gloo on CPUs",
     "mpi_path": NO_MPI,
     "nccl_test_dir": NO_MPI,
     "ascend_dir": NO_MPI,
@@ -153,7 +159,7 @@ IDLE = {
 }
 # Options of training, which other commands take and leave alone.
 ELSEWHERE = {"use_fused_rms_norm": OF_TRAINING, "use_fused_rope": OF_TRAINING, "use_fused_cross_entropy": OF_TRAINING}
-# Of those, the ones that may stand bare, and the ones that take several words.
+# Options above that may stand without a value, and those that take several words.
 SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")} - {"costmodel_coe", "num_experts"} | {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
     *("group_query_attention", "use_checkpoint_args", "load_best_model_at_end", "greater_is_better", "do_predict"),
@@ -170,7 +176,7 @@ SEVERAL = {name for name in IDLE if name.endswith("_config") or name.startswith(
 
 
 class Fate(NamedTuple):
-    """What becomes of an option that has nothing to do. Neither is said of one that says what holds."""
+    """The outcome for an option without a use here; both are empty for one that says what holds anyway."""
 
     fault: str = ""  # why it is refused
     idle: str = ""  # why it has no effect

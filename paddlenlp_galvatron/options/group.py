@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -12,10 +12,7 @@ from pydantic.fields import FieldInfo
 from ..base.errors import UserError
 from ..base.limits import Size
 from ..base.text import shortened
-from .aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
-from .foreign import fate_of, idle_note
-
-UNSET = "None"  # what a script gives for an option that it leaves alone
+from .canonical import canonical_options
 
 
 def _split(value: object) -> object:
@@ -64,46 +61,6 @@ class Options(BaseModel):
             return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
         except ValidationError as error:
             raise UserError(_fault(item) for item in error.errors()) from None
-
-
-def canonical_options(
-    values: Mapping[str, Any], known: Iterable[str], say: Callable[[str], None] = lambda note: None
-) -> dict[str, Any]:
-    """Values by canonical name, without those that are unset. `say` is told which have no effect.
-
-    Raises UserError: unknown, or given by two names.
-    """
-    names = set(known)
-    result: dict[str, Any] = {}
-    faults: list[str] = []
-    seen: set[str] = set()
-    idle: dict[str, str] = {}
-    held = {plain_name(given) for given in values}
-    for given, value in values.items():
-        name = canonical_name(given, names)
-        if BEATEN.get(plain_name(given)) in held:
-            idle[given] = f"{name} holds"
-            continue
-        if name in seen:
-            faults.append(f"{given}: given twice, also as {name}")
-        elif name not in names:
-            fate = fate_of(name, value)
-            if fate is None:
-                faults.append(f"{given}: unknown option; {did_you_mean(given, names)}")
-            elif fate.fault:
-                faults.append(f"{given}: {fate.fault}")
-            elif fate.idle:
-                idle[given] = fate.idle
-        else:
-            value = canonical_value(given, value) if isinstance(value, str) else value
-            if value is not None and value != UNSET:
-                result[name] = value
-        seen.add(name)
-    if faults:
-        raise UserError(faults)
-    if idle:
-        say(idle_note(idle))
-    return result
 
 
 def _fault(error: Any) -> str:

@@ -32,7 +32,7 @@ NUMBERS = "hidden_size, num_layers, num_attention_heads, intermediate_size and v
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the options say."""
+    """The model that the options describe."""
 
     shapes: tuple[ModelShape, ...]  # one a layer type, in the order of the layers
     seq_length: int  # tokens of a sample
@@ -44,8 +44,8 @@ class Model:
 
 
 class ModelOptions(Options):
-    """Which model. Of the `set_*_manually` 1 asks for the numbers, 0 leaves them out of account, unset takes what is
-    given."""
+    """Which model. A `set_*_manually` of 1 asks for the numbers given as options, 0 ignores them; unset, those that are
+    given are used."""
 
     panel = "Model"
 
@@ -94,7 +94,7 @@ class ModelOptions(Options):
     def resolve(self, default_seq_length: int | None = None) -> Model:
         """The model; `default_seq_length` holds where nothing is said of it. Raises UserError: no such preset, a number
         is missing or contradicts another."""
-        shape = self._shape({name: value for name in SHAPE_FIELDS if (value := self._held(name)) is not None})
+        shape = self._shape({name: value for name in SHAPE_FIELDS if (value := self._effective(name)) is not None})
         lists = {name: value for name in LISTS if (value := getattr(self, name)) is not None}
         types = self.num_layertype or max(map(len, lists.values()), default=1)
         for name, entries in lists.items():
@@ -121,10 +121,10 @@ class ModelOptions(Options):
     @property
     def ignored(self) -> tuple[str, ...]:
         """Options that are given beside a set_*_manually 0 that leaves them out of account."""
-        return tuple(name for name in (*SHAPE_FIELDS, "seq_length") if getattr(self, name) != self._held(name))
+        return tuple(name for name in (*SHAPE_FIELDS, "seq_length") if getattr(self, name) != self._effective(name))
 
-    def _held(self, name: str) -> Any:
-        """What is given under a name and holds; None: nothing. To set the model by hand is to set all of it so."""
+    def _effective(self, name: str) -> Any:
+        """The value of an option that is not ignored, or None. set_model_config_manually covers every number."""
         own = {"num_layers": self.set_layernum_manually, "seq_length": self.set_seqlen_manually}
         holds = own.get(name, self.set_model_config_manually) is not False or self.set_model_config_manually
         return getattr(self, name) if holds else None
@@ -169,7 +169,7 @@ class ModelOptions(Options):
             )
         if layers == shape.layers:
             return shape
-        if self._held("num_layers"):
+        if self._effective("num_layers"):
             raise UserError(f"layernum_list: {layers}, but num_layers is {shape.layers}; make them agree")
         return replace(shape, layers=layers, name=f"{shape.name}_layer{layers}")
 
@@ -196,7 +196,7 @@ class ModelOptions(Options):
     def _seq_length(self, shape: ModelShape, default: int | None) -> int:
         if self.set_seqlen_manually and not (self.seq_length or self.seqlen_list):
             raise UserError("set_seqlen_manually: is 1, but seq_length is missing; give --seq_length")
-        held = self._held("seq_length")
+        held = self._effective("seq_length")
         length = self.seqlen_list[0] if self.seqlen_list else held
         if held and length != held:
             raise UserError(f"seqlen_list: starts with {length}, but seq_length is {held}; make them agree")

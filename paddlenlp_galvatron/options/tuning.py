@@ -18,7 +18,7 @@ EITHER = {"task", "tokenizer_name_or_path"}  # pretraining's, too, whose data br
 
 
 class TuningOptions(Options):
-    """What is trained on which samples."""
+    """The task, its samples and its adapters."""
 
     task: Kind = Field(
         "pretrain",

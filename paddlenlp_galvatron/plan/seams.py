@@ -25,7 +25,7 @@ class Collective(StrEnum):
     ALL_GATHER = "allgather"  # the gathered buffer
     REDUCE_SCATTER = "reducescatter"  # the buffer before it is scattered
     ALL_TO_ALL = "all2all"  # all that one rank sends, the part to itself included
-    SEND = "p2p"  # what one rank sends to its peer in the next stage; the group's size is the number of stages
+    SEND = "p2p"  # the message of a rank to its peer in the next stage; the group's size is the number of stages
 
 
 class Message(StrEnum):
@@ -70,7 +70,7 @@ CORE = frozenset([Seam.ALL_KEYS, Seam.ALL_VALUES])  # where a rank has its own h
 
 
 def block_seams(model: ModelShape) -> frozenset[Seam]:
-    """Those that the layers of a model have. Tokens go to experts beside them: what is sent depends on the tokens."""
+    """The communication points of a model's layers."""
     lacking = (OF_MLP if not model.mlp_size else frozenset()) | (OF_EXPERTS if not model.experts else frozenset())
     return BLOCK - lacking
 

@@ -59,7 +59,7 @@ class Experts(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """Ranks that have all experts of a layer together."""
+        """Number of ranks that together hold all experts of a layer."""
         return self.ep * self.etp
 
 
@@ -158,7 +158,7 @@ class Plan:
     default_dp_type: DataParallel = DataParallel.DDP
     assumed: Assumptions = Assumptions()
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # assumptions that the plan's file names itself
-    note: str = field(default="", compare=False)  # what had to be assumed to read its file, in a sentence
+    note: str = field(default="", compare=False)  # assumptions that its reader made, in a sentence
     metadata: dict[str, Any] = field(default_factory=dict, compare=False)  # rest of the file's "galvatron" object
 
     @property

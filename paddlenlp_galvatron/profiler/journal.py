@@ -17,18 +17,18 @@ from ..base.writing import write_text
 from ..plan import GalvatronError, UserError
 
 FOLDER = ".journal"  # in the folder of the profile files
-METHOD = 9  # how numbers are measured and written: raised when that changes, so that older ones are not kept
+METHOD = 10  # how numbers are measured and written; raised when that changes, so that older ones are dropped
 
 
 class Journal:
-    """What has been measured: key -> anything JSON. Rank 0 reads and writes the file; all ranks know the same.
+    """Measured numbers: key -> JSON value. Rank 0 reads and writes the file; all ranks know the same.
 
     The file has one line a number, written through to the disk before the next number is measured.
     """
 
     def __init__(self, known: Mapping[str, Any] | None = None, file: TextIO | None = None):
         self._known, self._file = dict(known or {}), file
-        self.kept_note = (  # what the user should know of an earlier run
+        self.kept_note = (  # for the user, about an earlier run
             [f"{len(self._known)} numbers were measured before and are kept; --fresh 1 measures them again"]
             if self._known
             else []
@@ -49,7 +49,7 @@ class Journal:
             known = [{} if fresh else _read(path)]
             write_text(path, text + "\n" + "".join(_line(key, value) for key, value in known[0].items()))
             file.close()
-            file = _locked(path)  # what was written in the other's place
+            file = _locked(path)  # of the file that was written in place of the other
         if world_size > 1:
             dist.broadcast_object_list(known, src=0)
         return cls(known[0], file)
@@ -63,6 +63,13 @@ class Journal:
                 self._file.flush()
                 os.fsync(self._file.fileno())
         return self._known[key]
+
+    def rounds(self, kind: str) -> dict[tuple[str, ...], list[Any]]:
+        """Everything measured under keys `kind WORD... ROUND`: the words -> what its rounds found."""
+        found: dict[tuple[str, ...], list[Any]] = {}
+        for key, value in self.items(f"{kind} "):
+            found.setdefault(tuple(key.split()[1:-1]), []).append(value)
+        return found
 
     def items(self, prefix: str = "") -> list[tuple[str, Any]]:
         """All that is known under keys that begin so."""

@@ -18,8 +18,8 @@ from .options import ProfileRunOptions
 PROGRESS = re.compile(r"progress (\d+)/(\d+)")
 NOTE = "note "
 TIMEOUT_S = 24 * 3600
-SHOWN_FLAGS = 2
-MODULES = {"hardware": "cluster.measure", "model": "layers.measure"}
+WIDE = 0.3  # spread above which a number is measured in more rounds
+MODULES = {"hardware": "messages", "model": "model"}
 
 
 def run_ranks(
@@ -75,18 +75,20 @@ def report_note(*texts: str) -> None:
     sys.stdout.flush()
 
 
-def impossible_note(meta: Meta) -> list[str]:
-    """What to tell of numbers that cannot be."""
-    flags = meta.flags
-    examples = "; ".join(f"{key}: {reason}" for key, reason in list(flags.items())[:SHOWN_FLAGS])
-    told = f"{len(flags)} numbers cannot be ({examples}{'; …' if len(flags) > SHOWN_FLAGS else ''})"
-    return (
-        [f"{told}; they are under flags in the file: measure again with --fresh 1 on a quiet machine"] if flags else []
-    )
+def spread_notes(meta: Meta) -> list[str]:
+    """Notes for the user about the numbers: impossible bandwidths, and how many spread widely."""
+    notes = [f"{key}: {reason}; this cannot be: measure again with --fresh 1" for key, reason in meta.flags.items()]
+    wide = [key for key, spread in meta.spread.items() if spread > WIDE]
+    if wide:
+        notes.append(
+            f"{len(wide)} of {len(meta.spread)} numbers spread by more than {WIDE:.0%}, such as {wide[0]}; on a quiet "
+            "machine --fresh 1 measures them again"
+        )
+    return notes
 
 
 def fingerprint(device_count: int, **model: str) -> Fingerprint:
-    """What this rank runs on; `model` and `dtype` where they matter."""
+    """Device and software of this rank; `model` and `dtype` where they matter."""
     import paddle  # here, as the command line imports this file
 
     if paddle.is_compiled_with_cuda():

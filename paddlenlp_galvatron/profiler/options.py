@@ -1,22 +1,33 @@
-"""Every option of the profilers, under one canonical name (`plan.aliases` has the others)."""
+"""The options of the profilers."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from ..base.limits import Layers, Number, Port, Positive, Rank, Ranks, Samples, Size
+from ..base.limits import Number, Port, Positive, Rank, Ranks, Samples, Size
+from ..launch.nodes import told_nodes
 from ..options.group import Options, Sizes
 from ..plan import Precision, UserError
 from ..profiles import Collective
 
-TURNS_LIMIT = 1000  # of a number, that can be asked for
-MOST_POINTS = 1000  # batch sizes or lengths of a profile, each measured by itself
-LATENCY_MIB = (1 / 64, 1 / 16, 1 / 4)  # for what a message costs that is next to nothing
+MOST_TURNS = 1000
+MOST_POINTS = 1000  # batch sizes or lengths of a profile
+LATENCY_MIB = (1 / 64, 1 / 16, 1 / 4)  # messages that are measured for their latency
+
+
+def thinned(sizes: Sequence[float], step: float) -> list[float]:
+    """Returns the first and last of rising sizes, and between them those at least `step` times the one before."""
+    kept = list(sizes[:1])
+    for size in sizes[1:-1]:
+        if size >= step * kept[-1] and size * step <= sizes[-1]:
+            kept.append(size)
+    return [*kept, *sizes[1:][-1:]]
 
 
 def _words(value: Any) -> Any:
@@ -29,7 +40,7 @@ def _from_environment(value: Any) -> Any:
 
 
 class ProfileRunOptions(Options):
-    """What every profile has."""
+    """Options of every profile."""
 
     output: Path = Field(Path("configs"), description="folder of the profile files")
     num_nodes: Ranks = Field(1, description="number of nodes; start the same command on each")
@@ -61,7 +72,7 @@ class ProfileRunOptions(Options):
     turns: int | None = Field(
         None,
         ge=1,
-        le=TURNS_LIMIT,
+        le=MOST_TURNS,
         description="how often each number is measured; more than the profile has are measured beside those it has; "
         "unset: as often as such numbers need",
     )
@@ -76,6 +87,15 @@ class ProfileRunOptions(Options):
     analytic: str | None = Field(
         None, description="derive from this data sheet (a100, h100, h200, h800 or a file) instead of measuring"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nodes_as_told(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Takes the nodes from the variables of the cluster's launcher, unless options name them."""
+        if {"num_nodes", "hostfile", "launch", "analytic"} & values.keys():
+            return values
+        told = told_nodes()
+        return (told if told.get("num_nodes", "1") != "1" else {}) | values
 
     @model_validator(mode="after")
     def _one_precision(self) -> Self:
@@ -108,7 +128,7 @@ class ProfileRunOptions(Options):
 
 
 class HardwarePart(StrEnum):
-    """What one of Galvatron's five hardware scripts measures."""
+    """The subject of one of Galvatron's five hardware scripts."""
 
     ALL_REDUCE = "allreduce"  # bandwidth of every kind of group
     P2P = "p2p"  # bandwidth between pipeline stages
@@ -127,7 +147,7 @@ KINDS: dict[HardwarePart, tuple[Collective, ...]] = {
 
 
 class HardwareOptions(ProfileRunOptions):
-    """What is measured of a cluster."""
+    """Options of a hardware profile."""
 
     parts: tuple[HardwarePart, ...] = Field(
         tuple(HardwarePart), description="what is measured: some of " + ",".join(HardwarePart)
@@ -141,19 +161,8 @@ class HardwareOptions(ProfileRunOptions):
         None, description="largest group whose messages are timed by size; unset: no limit"
     )
     max_pp_deg: Ranks | None = Field(None, description="largest number of pipeline stages; unset: no limit")
-    avg_or_min_or_first: Literal["avg", "min", "first"] = Field(
-        "min",
-        description="which ranks' time counts: avg (mean of all), min (the slowest: least bandwidth) or first (rank 0)",
-    )
-    overlap_time_multiply: Samples = Field(
-        1, description="length of the computation that runs beside messages, as a multiple of their time"
-    )
     link_gb_per_s: Positive | None = Field(
         None, description="bandwidth of the link, GB/s; a measurement above it is flagged as impossible"
-    )
-    backend: Literal["nccl", "torch", "paddle"] | None = Field(
-        None,
-        description="nccl: refuse to measure without GPUs; torch, paddle: the framework's collectives, here Paddle's",
     )
     envs: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
         (), description="more environment variables for the ranks, such as NCCL_DEBUG=WARN A=B"
@@ -188,7 +197,7 @@ class HardwareOptions(ProfileRunOptions):
 
 
 class ProfileMode(StrEnum):
-    """What is varied."""
+    """The varied size."""
 
     STATIC = "static"  # nothing: profile_batch_size samples of each length of profile_seq_length_list
     BATCH = "batch"  # the batch size, at each length of profile_seq_length_list
@@ -196,7 +205,7 @@ class ProfileMode(StrEnum):
 
 
 class PointOptions(ProfileRunOptions):
-    """What is measured of a model."""
+    """Options of a model's profile."""
 
     profile_mode: ProfileMode = Field(ProfileMode.STATIC, description="what is varied: " + ", ".join(ProfileMode))
     profile_batch_size: Samples = Field(1, description="batch size in modes static and sequence")
@@ -209,18 +218,11 @@ class PointOptions(ProfileRunOptions):
     profile_min_seq_length: Size = Field(512, description="smallest sequence length in mode sequence")
     profile_max_seq_length: Size = Field(2048, description="largest sequence length in mode sequence")
     profile_seq_length_step: Size = Field(512, description="step between sequence lengths in mode sequence")
-    profile_type: Literal["computation", "memory"] | None = Field(
-        None, description="accepted if it is what the command measures anyway, else refused"
-    )
     profile_for: Literal["galvatron"] | None = Field(
         None,
         description="galvatron: measure every size, as Galvatron's own search needs: adaptive 0 for the model's files",
     )
     max_tp_deg: Ranks = Field(8, description="largest tensor-parallel degree")
-    layernum_min: Layers = Field(
-        1, description="number of layers of the smaller of two models; a layer's time follows from their difference"
-    )
-    layernum_max: Layers = Field(3, description="number of layers of the larger of the two models")
     sequence_parallel: bool = Field(
         False, description="time layers with Megatron-SP; memory is measured both with and without it"
     )
@@ -228,12 +230,6 @@ class PointOptions(ProfileRunOptions):
         None,
         description="use Paddle's flash attention, on GPUs only; unset: with analytic and in 16 bits on GPUs",
     )
-
-    @model_validator(mode="after")
-    def _more(self) -> Self:
-        if self.layernum_max <= self.layernum_min:
-            raise ValueError(f"layernum_max: {self.layernum_max} must be above layernum_min {self.layernum_min}")
-        return self
 
     @model_validator(mode="after")
     def _agreed(self) -> Self:

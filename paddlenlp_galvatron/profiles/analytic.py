@@ -2,8 +2,8 @@
 
 Compute: matrix products at their share of the peak, everything else at its share of the memory bandwidth (each kept
 number is written and read once). Memory: the tensors that PaddleNLP's Llama and Qwen2 layers keep for backward under
-this project's runtime, counted in numbers a token; measured layer by layer on CPU, where the count is exact. What
-fused kernels for GPUs do not keep of it follows from what their backward reads (Paddle 3.3.1).
+this project's runtime, counted in numbers a token; measured layer by layer on CPU, where the count is exact. Fused
+kernels for GPUs keep less, as follows from the reads of their backward (Paddle 3.3.1).
 """
 
 from __future__ import annotations
@@ -194,9 +194,9 @@ def analytic_memory(
 def layer_numbers_per_token(
     model: ModelShape, seq: int, tp: int, sequence_parallel: bool, fused: Fused
 ) -> tuple[float, float]:
-    """What one layer keeps for backward, in (numbers, fp32 scalars) a token of the tp group.
+    """Saved activations of one layer, in (numbers, fp32 scalars) a token of the tp group.
 
-    What its sublayers keep, and attention's probabilities (heads x S), or with flash attention one sum a head. Without
+    Those of its sublayers, and attention's probabilities (heads x S), or with flash attention one sum a head. Without
     Megatron-SP tokens between split projections stay whole on every rank of the tp group. With it all is split but
     the gathered inputs of the split projections.
     """
@@ -206,7 +206,7 @@ def layer_numbers_per_token(
 def spared_numbers_per_token(
     model: ModelShape, seq: int, tp: int, sequence_parallel: bool, fused: Fused, recompute: Recompute
 ) -> tuple[float, float]:
-    """What of it a layer does not keep that recomputes some parts, in the same numbers."""
+    """Activations that a layer does not keep if it recomputes some parts, in the same numbers."""
     spared = sum((one.spared for one in model.block.again(recompute, fused)), Kept())
     heads = model.block.heads if Recompute.ATTENTION in recompute else 0
     return _on_a_rank(spared, heads, seq, tp, sequence_parallel, fused)
@@ -234,7 +234,7 @@ def recompute_shares(
 
 
 def _pairs(seq: int, fused: Fused) -> float:
-    """Of tokens, for each token: a causal kernel computes half of them."""
+    """Pairs of tokens for each token: a causal kernel computes half of them."""
     return seq / 2 if Fused.ATTENTION in fused else seq
 
 

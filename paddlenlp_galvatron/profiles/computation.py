@@ -44,7 +44,7 @@ def layer_part(layer_type: int = 0) -> str:
 
 
 class Shape(NamedTuple):
-    """What one layer was run on."""
+    """Samples and tokens of a measurement."""
 
     batch: int  # samples
     seq: int  # tokens of a sample
@@ -69,7 +69,7 @@ class SeamKey(NamedTuple):
 
 
 class SeamTimes(NamedTuple):
-    """What a rank computes at a layer's seams, on top of a layer of as many tokens that nobody shares, in ms."""
+    """Computation of a rank at a shared layer's communication points, on top of an unshared layer of as many tokens."""
 
     forward_ms: float = 0.0
     backward_ms: float = 0.0
@@ -123,7 +123,7 @@ _PART_TIME = re.compile(rf"{_TIME.pattern}_(attention|mlp)")
 _RAW = re.compile(rf"{TIME_RUN.pattern}(?:_.*)?")
 _SEAMS = re.compile(rf"(layertype_\d+)_bsz(\d+)_seq(\d+)_({Axis.ULYSSES}|{Axis.CONTEXT})")
 _PASS = re.compile(r"(layertype_\d+|embedding|head)_bsz(\d+)_seq(\d+)_tp(\d+)")
-OF_EXPERTS = ("call", "expert", "row")  # what each pass of experts is told by
+OF_EXPERTS = ("call", "expert", "row")  # fields of a pass of experts
 UNITS = {
     "layertype": "ms per layer per sample, forward, tp 1",
     "passes_ms": "ms per layer, all samples of the key",
@@ -148,7 +148,7 @@ class ComputationProfile:
     optimizer_ms_per_million: float = 0.0  # optimizer step, ms per million parameters that a rank updates
     raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
     meta: Meta = field(default_factory=Meta)
-    files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # that it was read from
+    files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # the files it was read from
     experts: Mapping[int, ExpertTimes] = field(default_factory=dict)  # by the number of ranks that split each
 
     def save(self, folder: str | Path) -> Path:

@@ -13,7 +13,7 @@ from .curves import Curve
 
 
 class TimeMode(StrEnum):
-    """What the measured points are held to (Galvatron's time_profile_mode)."""
+    """How the measured points are read (Galvatron's time_profile_mode)."""
 
     STATIC = "static"  # this sequence length at one batch size or more; one alone: time grows in proportion
     BATCH = "batch"  # this sequence length at two batch sizes or more: an alpha-beta line beyond them
@@ -44,10 +44,10 @@ class ComputeTimes:
         return self._part(layer_part(layer_type), samples, seq, tp)
 
     def seams(self, layer_type: int, axis: Axis, samples: float, seq: int) -> SeamTimes:
-        """What a rank computes at a layer's seams that ranks share along an axis, each with `samples` samples' worth of
-        tokens, beside their messages: copies, and calls. Nothing where it was not measured.
+        """Computation of a rank at the communication points of a layer that ranks share along an axis, each with
+        `samples` samples' worth of tokens: copies and calls, without messages. 0 where it was not measured.
 
-        Of the measured lengths the nearest counts, by the tokens.
+        The nearest of the measured lengths counts, by its tokens.
         """
         key = (layer_part(layer_type), axis, samples, seq)
         if key not in self._known_seams:

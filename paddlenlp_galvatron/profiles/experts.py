@@ -26,7 +26,7 @@ COPIES = 3  # of what a row brings: in the order of ranks, of experts, and back
 
 
 class ExpertPass(NamedTuple):
-    """Of one pass, in ms."""
+    """Times of one pass, in ms."""
 
     call_ms: float = 0.0
     expert_ms: float = 0.0
@@ -39,7 +39,7 @@ class ExpertPass(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExpertTimes:
-    """Of experts that a number of ranks splits."""
+    """Times of experts that a number of ranks splits."""
 
     forward: ExpertPass
     backward: ExpertPass

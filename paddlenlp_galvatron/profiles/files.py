@@ -1,4 +1,4 @@
-"""What all profile files share: their names, the object "galvatron" in each, and reading with errors for people."""
+"""Common to all profile files: names, the object "galvatron" in each, and reading with errors for people."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ def _digest_if_there(path: str) -> str | None:
 
 
 class Faults:
-    """What is wrong with files, gathered so that they are refused once, with all reasons."""
+    """Faults of files, gathered so that they are refused once, with all reasons."""
 
     def __init__(self) -> None:
         self._found: list[str] = []
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """What is raised inside as UserError waits for `require_none`."""
+        """A UserError raised inside waits for `require_none`."""
         try:
             yield
         except UserError as error:

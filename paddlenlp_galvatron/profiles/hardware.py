@@ -1,4 +1,4 @@
-"""Profile of the cluster: four files in, four files out. What a message costs is told by `profiles.network`."""
+"""Profile of the cluster: four files in, four files out. `profiles.network` prices messages by it."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class HardwareProfile:
     messages_ms: Mapping[MessageGroup, Mapping[float, float]] = field(default_factory=dict)  # message MiB -> ms
     overlap_coe: float = 1.0  # how much slower compute and communication run beside one another
     meta: Meta = field(default_factory=Meta)
-    files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # that it was read from
-    # Of other kinds, where it is known; of SEND: how many times as long passes take while the next receive is posted.
+    files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # the files it was read from
+    # The same by kind, where it is known; for SEND: the slowdown of passes while the next receive is posted.
     overlap_by_kind: Mapping[Collective, float] = field(default_factory=dict)
 
     @property

@@ -43,7 +43,7 @@ def require_same_model(path: str | Path, meta: Meta, models: Sequence[ModelShape
 
 
 def name_faults(path: str | Path, model: ModelShape) -> list[str]:
-    """What a file's name says against its being of this model's layers."""
+    """Reasons in a file's name why it is not of this model's layers."""
     name = Path(path).name.lower()
     if part := _PART.search(name):
         return [f"the file's name says that it is of {part[1]} alone"]
@@ -115,7 +115,7 @@ def require_parameter_size(path: str | Path, parameter_mib: float, model: ModelS
 
 
 def kv_heads_note(path: str | Path, parameter_mib: float, model: ModelShape) -> Iterator[str]:
-    """What is to be said of a layer that was measured with as many kv heads as heads."""
+    """A note about a layer that was measured with as many kv heads as heads."""
     if not _near(parameter_mib, _layer_mib(model)):
         yield (
             f"{path}: a layer has {parameter_mib:.1f} MiB of fp32 weights, as {model.name} would with {model.heads} kv "

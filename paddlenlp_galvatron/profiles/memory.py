@@ -90,7 +90,7 @@ class VocabMemory:
 
 
 _OTHER_RUN = re.compile(r"pp\d+_ckpt[01]_layernum\[.*")  # raw runs of Galvatron's graphical interface
-UNMEASURED_MIB = 1e6  # that Galvatron writes for degree 1 (and halves of it for others) where there was no run
+UNMEASURED_MIB = 1e6  # written by Galvatron for degree 1 (and halves of it for others) where there was no run
 _LAYER = re.compile(r"layertype_(\d+)(_sp)?")
 _VOCAB = re.compile(r"(other_memory_pp_(?:off|on_first|on_last))(_sp)?")
 OF_PARTS = {
@@ -98,7 +98,7 @@ OF_PARTS = {
     for name in ("spared", "again")
     for parts in APART
 }
-# What stands under our own key of the file, by its names.
+# Names under our own key of the file.
 OF_LAYERS = ("working_mib", "working_constant_mib", *OF_PARTS)
 OF_VOCABULARY = ("kept_mib", "peak_mib", "peak_constant_mib")
 UNITS = {
@@ -121,7 +121,7 @@ class MemoryProfile:
     mask_mib: Mapping[int, float] = field(default_factory=dict)  # sequence length -> attention mask that a stage keeps
     raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
     meta: Meta = field(default_factory=Meta)
-    files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # that it was read from
+    files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # the files it was read from
 
     @property
     def flash_attention(self) -> bool | None:
@@ -263,7 +263,7 @@ def _note_extra(
 
 
 def _own(entry: LayerMemory | VocabMemory, name: str) -> Mapping[int, float]:
-    """What stands under this name of our own key."""
+    """The numbers under a name of our own key."""
     if name not in OF_PARTS:
         values: Mapping[int, float] = getattr(entry, name)
         return values

@@ -15,7 +15,7 @@ from .memory import LayerMemory, MemoryProfile, Role, Variant, VocabMemory, Voca
 
 
 class MemoryMode(StrEnum):
-    """What the measured points are held to (Galvatron's memory_profile_mode)."""
+    """How the measured points are read (Galvatron's memory_profile_mode)."""
 
     STATIC = "static"  # this sequence length
     SEQUENCE = "sequence"  # other lengths: a line in the sequence length
@@ -60,7 +60,7 @@ class MemoryUse:
         return self._over_lengths(name, lengths, seq, lambda m: _at_degree(name, m.activation_mib, tp, split))
 
     def working_mib(self, layer_type: int, tp: int, seq: int, sequence_parallel: bool, samples: float) -> float:
-        """What one layer's backward needs beyond what is kept, for so many samples; 0 where it was not measured."""
+        """Workspace of a layer's backward beyond saved activations, for `samples`; 0 where not measured."""
         lengths, _ = self._layer(layer_type, sequence_parallel)
         measured = {length: memory for length, memory in lengths.items() if memory.working_mib}
         if not measured:
@@ -88,7 +88,7 @@ class MemoryUse:
     def spared_mib(
         self, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> float | None:
-        """Of `activation_mib`, what a layer does not keep that recomputes parts; None: it was not measured."""
+        """Part of `activation_mib` that a layer which recomputes parts does not keep; None: not measured."""
         found = self._of_parts("spared_mib", layer_type, recompute, tp, seq, sequence_parallel)
         return None if found is None else sum(found)
 

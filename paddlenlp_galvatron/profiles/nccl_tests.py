@@ -131,7 +131,7 @@ def _is_consecutive(path: Path, kind: Collective, size: int, hosts: int, num_nod
 
 
 def _bandwidth(group: MessageGroup, times_ms: dict[float, float]) -> float:
-    """Of the largest message, in MiB/ms (bus bandwidth of a collective)."""
+    """Bandwidth of the largest message in MiB/ms; of a collective its bus bandwidth."""
     largest = max(times_ms)
     factor = 1.0 if group.kind is Collective.SEND else traffic_factor(group.kind, group.size)
     return factor * largest / times_ms[largest]

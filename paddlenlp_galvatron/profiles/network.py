@@ -1,4 +1,4 @@
-"""What a message costs: from measured times where the group was measured, from bandwidth where it was not."""
+"""Prices messages: by measured times where the group was measured, by bandwidth where it was not."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Network:
 
 
 def traffic_factor(kind: Collective, size: int) -> float:
-    """What every rank sends (and receives) per byte of message, ring algorithms."""
+    """Bytes that every rank sends (and receives) per byte of message, by ring algorithms."""
     once = (size - 1) / size
     return 2 * once if kind is Collective.ALL_REDUCE else once
 

@@ -1,4 +1,4 @@
-"""What a file's raw runs say, derived as Galvatron's profilers (and the PaddleNLP port's) do when all runs are done.
+"""Derives entries from a file's raw runs, as Galvatron's profilers (and the PaddleNLP port's) do after all runs.
 
 Both functions answer entries as they stand in a file, in the file's own units, for what the file itself lacks.
 """
@@ -23,13 +23,13 @@ MEMORY_RUN: dict[Dialect, re.Pattern[str]] = {
 _CELL = re.compile(TIME_RUN.pattern + r"_(rank\d+|first|last)_(ms|act|act_peak)")
 # States of one parameter in a run by its share in `parameter_size`: 16 of 4 bytes, 18 of 2.
 STATES_A_SIZE: dict[Dialect, int] = {"galvatron": 4, "paddlenlp": 9}
-FILLED_DEGREES = (2, 4, 8)  # that are half of the degree before them where they were not run
+FILLED_DEGREES = (2, 4, 8)  # half of the degree before them where they were not run
 
 Layers = tuple[int, ...]  # how many of each type a run had
 
 
 class RunPoint(NamedTuple):
-    """What the runs that are compared have in common."""
+    """Batch and length of runs that are compared."""
 
     batch: int  # samples
     seq: str  # as in the key: a number, a list, or nothing
@@ -171,7 +171,7 @@ def _vocabulary(
     kept: Mapping[int, list[float]],
     halved: bool,
 ) -> dict[str, Any]:
-    """What a stage's first and last rank hold beside their layers: the least any run says, in the port the most."""
+    """Memory of a stage's first and last rank beside their layers: the least of all runs, in the port the most."""
     chosen = max if dialect == "paddlenlp" else min
     found: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:
@@ -181,7 +181,7 @@ def _vocabulary(
         layers = min(cells) if run.pp == 1 else (run.pp,) * len(states[run.tp])
         numbers = cells.get(layers, {})
         degree = run.tp if run.vocab_split else 1
-        ranks = run.dp * run.tp // degree  # that share the vocabulary layers' states and the samples
+        ranks = run.dp * run.tp // degree  # ranks that share the vocabulary layers' states and the samples
         for end, key in (("first", "on_first" if run.pp > 1 else "off"), ("last", "on_last")):
             if (run.pp == 1 and end == "last") or not {f"{end}_ms", f"{end}_act"} <= set(numbers):
                 continue
@@ -239,7 +239,7 @@ def _suffix(point: RunPoint) -> str:
 
 
 def kind_of(key: str) -> str:
-    """What a key is about, whatever its batch and length: layertype_0, layertype_other."""
+    """The subject of a key without its batch and length: layertype_0, layertype_other."""
     return "_".join(key.split("_")[:2])
 
 

@@ -1,4 +1,4 @@
-"""What a GPU holds beside tensors, part by part: between the estimate (tensors) and the upper bound (all of it).
+"""Memory of a GPU beside tensors, part by part: between the estimate (tensors) and the upper bound (all of it).
 
 The one definition behind `context_mib`'s default: search, fit and what profiles say of `reserved` go by it.
 """
@@ -32,7 +32,7 @@ COMMUNICATOR_MIB = 16 * (0.5 + 4.7 + 4.0)
 # whole stage, those of the vocabulary layers, and both neighbours in the pipeline. Most plans have fewer; four
 # strategies in a pipeline have 12.
 COMMUNICATORS = 9
-# What the allocator holds beside tensors, as a share of these, where no profile measured it. Published runs that left a
+# The allocator's memory beside tensors, as a share of these, where no profile measured it. Published runs that left a
 # tenth of their card free: Mist's artifact 8.2 % (19,274 MB in tensors, 20,862 MB reserved); PaddleFleet's Qwen3-8B on
 # H800 4 % in the mean, 8.2 % at most. The one that filled its card had 15 %, as an allocator takes more where there is
 # more: benchmarks/published_runs.
@@ -41,13 +41,13 @@ FULL = 0.75  # of a card, by tensors: from here on it counts as filled
 
 
 def communication(count: int) -> ReservePart:
-    """Of so many communicators."""
+    """Memory of so many communicators."""
     return ReservePart("communicators", count * COMMUNICATOR_MIB, f"{count} of 16 channels, NCCL's default buffers")
 
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """What a device holds beside tensors."""
+    """Memory of a device beside tensors."""
 
     parts: tuple[ReservePart, ...] = ()  # whatever tensors take
     allocator: float = 0.0  # reserved by the allocator and used by no tensor, as a share of what tensors take
@@ -74,7 +74,7 @@ class Reserve:
         return tensors_mib * (1 + (self.allocator if self.measured else usual))
 
     def context_mib(self, device_mib: float) -> float:
-        """What is to be taken off a device so that tensors in the rest are within its size by their bound."""
+        """Memory to take off a device so that the bound of tensors in the rest is within its size."""
         return device_mib - max(device_mib - self.fixed_mib, 0.0) / (1 + self.allocator)
 
     def told(self, device_mib: float) -> list[ReservePart]:

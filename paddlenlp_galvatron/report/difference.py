@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -11,30 +10,8 @@ from rich.table import Table
 from ..base.printing import table
 from ..plan import Plan
 from ..plan.strategy import runs
-from .breakdown import MEMORY, TIME, StageBreakdown, breakdown, strategy_words
-from .why import Problem
-
-
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """A plan's step in ms by term, averaged over stages, and memory in MiB by term of the stage that needs most."""
-
-    time_ms: dict[str, float]
-    memory_mib: dict[str, float]
-
-    @staticmethod
-    def of(plan: Plan, problem: Problem) -> Priced:
-        """Raises UserError where the plan cannot be priced."""
-        stages = breakdown(plan, problem.cost, problem.cost.predict(plan))
-
-        def needs_mib(stage: StageBreakdown) -> float:
-            return sum(stage.memory_mib.values())
-
-        mean = {key: sum(stage.time_ms[key] for stage in stages) / len(stages) for key in TIME}
-        return Priced(mean, dict(max(stages, key=needs_mib).memory_mib))
-
-    def tokens_per_s(self, plan: Plan) -> float:
-        return plan.global_batch * (plan.assumed.seq_length or 0) / sum(self.time_ms.values()) * 1000
+from .breakdown import MEMORY, TIME, strategy_words
+from .facts import PlanFacts
 
 
 def fields(plan: Plan) -> dict[str, str]:
@@ -88,7 +65,7 @@ def _placed(plan: Plan) -> list[str]:
     return [f"stage {stages[number]}: {strategy_words(layer)}" for number, layer in enumerate(plan.layers)]
 
 
-def printed(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> Iterator[str | Table]:
+def printed(a: Plan, b: Plan, facts: tuple[PlanFacts, PlanFacts] | None) -> Iterator[str | Table]:
     """Lines and tables, to be printed one below the other."""
     changed, layers = differing_fields(a, b), differing_layers(a, b)
     if not changed and not layers:
@@ -103,36 +80,39 @@ def printed(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> Iterator[
         for row in layers:
             shown.add_row(*row)
         yield shown
-    if prices:
-        one, other = (price.tokens_per_s(plan) for price, plan in zip(prices, (a, b), strict=True))
+    if facts:
+        one, other = (each.tokens_per_s for each in facts)
         if one and other:
             each = [speed / plan.world_size for speed, plan in ((one, a), (other, b))]
             ranks = "" if a.world_size == b.world_size else f"; a rank {each[0]:,.0f} against {each[1]:,.0f}"
             yield f"\n{one:,.0f} tokens/s against {other:,.0f} ({other / one - 1:+.1%}){ranks}"
         alike = a.global_batch == b.global_batch
         first, second = (
-            {key: ms / (1 if alike else plan.global_batch) for key, ms in price.time_ms.items()}
-            for price, plan in zip(prices, (a, b), strict=True)
+            {key: ms / (1 if alike else each.plan.global_batch) for key, ms in each.mean_time_ms.items()}
+            for each in facts
         )
         batches = f", as the batches differ: {a.global_batch} against {b.global_batch}"
         yield f"\na {'step' if alike else 'sample'}, ms, averaged over stages{'' if alike else batches}"
         yield _terms(first, second, TIME)
         yield "\nmemory of a device, MiB, on the stage that needs most"
-        yield _terms(prices[0].memory_mib, prices[1].memory_mib, MEMORY)
+        yield _terms(_memory_mib(facts[0]), _memory_mib(facts[1]), MEMORY)
 
 
-def summary(a: Plan, b: Plan, prices: tuple[Priced, Priced] | None) -> dict[str, Any]:
+def _memory_mib(facts: PlanFacts) -> dict[str, float]:
+    """Terms of the stage that needs most."""
+    return {key: mib for key, mib in facts.stages[facts.fullest].memory_mib.items() if key != "free"}
+
+
+def summary(a: Plan, b: Plan, facts: tuple[PlanFacts, PlanFacts] | None) -> dict[str, Any]:
     """The same for programs."""
     return {
         "fields": {name: list(pair) for name, pair in differing_fields(a, b).items()},
         "layers": [
             {"layers": name, "first": first, "second": second} for name, first, second in differing_layers(a, b)
         ],
-        "time_ms": [price.time_ms for price in prices] if prices else None,
-        "memory_mib": [price.memory_mib for price in prices] if prices else None,
-        "tokens_per_s": [price.tokens_per_s(plan) for price, plan in zip(prices, (a, b), strict=True)]
-        if prices
-        else None,
+        "time_ms": [each.mean_time_ms for each in facts] if facts else None,
+        "memory_mib": [_memory_mib(each) for each in facts] if facts else None,
+        "tokens_per_s": [each.tokens_per_s for each in facts] if facts else None,
     }
 
 

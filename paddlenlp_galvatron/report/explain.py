@@ -11,14 +11,13 @@ from rich.table import Table
 
 from ..base.printing import table
 from ..cost_model import Prediction
-from ..plan import GalvatronError, ModelShape, Plan
+from ..plan import GalvatronError, Plan
 from ..search import Candidate, SearchResult
-from .breakdown import COMMUNICATION, MEMORY, TIME, StageBreakdown, breakdown, strategy_words
-from .figures import speed_words
+from .breakdown import COMMUNICATION, MEMORY, TIME, StageBreakdown, strategy_words
+from .facts import PlanFacts
 from .plan import describe
 from .search import runner_up, shape_of
 from .why import (
-    GB_MIB,
     MOST_CHANGES,
     RUNNERS_UP,
     OneLayerChanged,
@@ -36,19 +35,16 @@ MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest 
 LARGE = 1000.0  # from which on numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
 SAME = 1e-6  # share of a step by which two times differ in rounding alone
-SEARCHES_S = 15.0  # that all searches share; in usual spaces they take a few seconds
+SEARCHES_S = 15.0  # time that all searches share; in usual spaces they take a few seconds
 FIRST = 4  # shares of the first search, whose plans the others begin with
 UNCERTAIN = "a range: the search was not taken to its end; the best plan's gain lies within"
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """All that is known of a plan."""
+@dataclass(frozen=True, kw_only=True)
+class Explanation(PlanFacts):
+    """The facts of a plan, the plans beside it, and what would change it."""
 
-    plan: Plan
     problem: Problem
-    prediction: Prediction
-    stages: list[StageBreakdown]
     searched: SearchResult  # the best plans of this batch, the plan's family among them
     uniform: Candidate | None  # the best plan with one strategy for all layers
     uniform_gap: float
@@ -57,29 +53,14 @@ class Explanation:
     what_ifs: list[WhatIf]
 
     @property
-    def budget_mib(self) -> float:
-        return self.problem.options.memory_constraint * GB_MIB
-
-    @property
     def faster(self) -> Candidate | None:
         """The best plan of this batch, where it is not this one."""
         best = self.searched.best
         return best if best and best.time_s < self.prediction.time_s / (1 + SAME) else None
 
-    @property
-    def fullest(self) -> int:
-        """The stage with least memory left."""
-        return min(range(len(self.stages)), key=lambda stage: self.stages[stage].memory_mib["free"])
-
-    @property
-    def busiest(self) -> int:
-        """The stage that works longest."""
-        return max(range(len(self.stages)), key=lambda stage: self.stages[stage].busy_ms)
-
 
 def explain(plan: Plan, problem: Problem) -> Explanation:
     """Find out all of it: a dozen searches. Raises UserError where the plan cannot be priced."""
-    prediction = problem.cost.predict(plan)
     one_layer = one_layer_changed(problem, plan)
     time = SharedTime(SEARCHES_S, FIRST + 1 + MOST_CHANGES)
     searched = problem.search(known=[plan], seconds=time.take(FIRST), top_k=RUNNERS_UP)
@@ -92,28 +73,26 @@ def explain(plan: Plan, problem: Problem) -> Explanation:
     except GalvatronError as error:
         why_not = str(error)
     return Explanation(
-        plan,
-        problem,
-        prediction,
-        breakdown(plan, problem.cost, prediction, problem.options.memory_constraint * GB_MIB),
-        searched,
-        uniform,
-        gap,
-        why_not,
-        one_layer,
-        list(what_ifs(problem, plan, known, time)),
+        **vars(problem.facts_of(plan)),
+        problem=problem,
+        searched=searched,
+        uniform=uniform,
+        uniform_gap=gap,
+        uniform_why_not=why_not,
+        one_layer=one_layer,
+        what_ifs=list(what_ifs(problem, plan, known, time)),
     )
 
 
-def printed(explanation: Explanation, shape: ModelShape | None = None) -> Iterator[str | Table]:
+def printed(explanation: Explanation) -> Iterator[str | Table]:
     """Lines and tables, to be printed one below the other."""
     plan, prediction = explanation.plan, explanation.prediction
     yield (
         f"{prediction.time_s:.4g} s a step, {prediction.samples_per_s:.4g} samples/s, "
         f"{prediction.bubble_share:.1%} pipeline bubble"
     )
-    yield speed_words(plan, prediction, shape, explanation.problem.cost)
-    yield from describe(replace(plan, metadata={}), shape)
+    yield explanation.speed_words
+    yield from describe(replace(plan, metadata={}), explanation.shape)
     shown = _shown(explanation)
     if len(shown) < len(explanation.stages):
         yield f"{len(explanation.stages)} stages; shown are those that work longest or need most memory"

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..cost_model import CostModel, Prediction
 from ..cost_model.simulate import Span
-from ..plan import ModelShape, Plan, Precision
-from ..profiles.reserve import Reserve, gpu_sheet
+from ..plan import Plan
+from ..profiles.reserve import GIB_MIB, gpu_sheet
 from .breakdown import TIME, StageBreakdown
-from .measured import flops_per_token
+from .facts import PlanFacts
 
-MOST_SPANS = 6000  # that a time line draws; of more, the first ones
+MOST_SPANS = 6000  # spans that a time line draws: the first ones
 LEAST_MS = 0.05  # of a part of a bar; less is nothing in a table with one decimal
 LEAST_FOLDED = 0.25  # share of the step that is worth folding
-GIB_MIB = 1024
 FOLD_WIDTH = 0.03  # share of the drawing
 
 
@@ -28,44 +26,21 @@ class Tile:
     note: str = ""
 
 
-def device_word(reserve: Reserve) -> str:
-    """`GPU`, where the devices are known to be some; else `rank`."""
-    return "GPU" if reserve.parts else "rank"
-
-
-def tiles(
-    plan: Plan, prediction: Prediction, shape: ModelShape, budget_mib: float, cost: CostModel
-) -> tuple[Tile, ...]:
+def tiles(facts: PlanFacts) -> tuple[Tile, ...]:
     """Speed, MFU, step time, peak memory, bubble. MFU is left out where the device's peak is not known."""
-    word = device_word(cost.reserve)
-    each, mfu = speed(plan, prediction, shape, cost)
-    used_mib = max(stage.memory.total_mib for stage in prediction.stages)
+    plan, prediction, speed = facts.plan, facts.prediction, facts.tokens_per_s
     samples = f"{plan.global_batch} samples, {prediction.samples_per_s:.3g} samples/s"
-    memory = f"{used_mib / budget_mib:.0%} of {budget_mib / GIB_MIB:.4g} GiB"
-    shown = [Tile(f"tokens/s/{word}", f"{each:,.0f}", f"{each * plan.world_size:,.0f} on all {plan.world_size}")]
-    if mfu and (sheet := gpu_sheet(cost.device)):
-        shown.append(Tile("MFU", f"{mfu:.1%}", f"of {sheet.matmul_16bit.value:,.0f} TFLOP/s"))
+    memory = f"{facts.memory_mib / facts.budget_mib:.0%} of {facts.budget_mib / GIB_MIB:.4g} GiB"
+    words = f"{speed:,.0f} on all {plan.world_size}"
+    shown = [Tile(f"tokens/s/{facts.device_word}", f"{speed / plan.world_size:,.0f}", words)]
+    if facts.mfu and (sheet := gpu_sheet(facts.cost.device)):
+        shown.append(Tile("MFU", f"{facts.mfu:.1%}", f"of {sheet.matmul_16bit.value:,.0f} TFLOP/s"))
     return (
         *shown,
         Tile("step", seconds(prediction.time_s), samples),
-        Tile("peak memory", f"{used_mib / GIB_MIB:.1f} GiB", memory),
+        Tile("peak memory", f"{facts.memory_mib / GIB_MIB:.1f} GiB", memory),
         Tile("pipeline bubble", f"{prediction.bubble_share:.1%}", "of all stages' time"),
     )
-
-
-def speed(plan: Plan, prediction: Prediction, shape: ModelShape | None, cost: CostModel) -> tuple[float, float | None]:
-    """Tokens/s of a device, and MFU where its peak and the shape of all layers are known."""
-    seq_length, sheet = plan.assumed.seq_length or 0, gpu_sheet(cost.device)
-    each = prediction.samples_per_s * seq_length / plan.world_size
-    if shape is None or sheet is None or plan.assumed.mixed_precision is Precision.FP32:
-        return each, None
-    return each, each * flops_per_token(shape, seq_length) / (sheet.matmul_16bit.value * 1e12)
-
-
-def speed_words(plan: Plan, prediction: Prediction, shape: ModelShape | None, cost: CostModel) -> str:
-    """`9,656 tokens/s/GPU, MFU 46.2%`."""
-    each, mfu = speed(plan, prediction, shape, cost)
-    return f"{each:,.0f} tokens/s/{device_word(cost.reserve)}" + (f", MFU {mfu:.1%}" if mfu else "")
 
 
 def seconds(time_s: float) -> str:

@@ -13,7 +13,8 @@ from pydantic import Field
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Size
 from ..cost_model import CostModel
-from ..options.group import Options, canonical_options
+from ..options.canonical import canonical_options
+from ..options.group import Options
 from ..options.model_options import ModelOptions
 from ..plan import Plan, read_plan
 from ..plan.check import require_valid

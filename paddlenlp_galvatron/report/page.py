@@ -13,19 +13,19 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..cost_model import Prediction, timeline
+from ..cost_model import timeline
 from ..plan import GalvatronError, Infeasible, Plan
 from ..plan.strategy import runs
-from ..profiles.reserve import Reserve
-from .breakdown import MEMORY, TIME, StageBreakdown, strategy_words
+from .breakdown import MEMORY, TIME, strategy_words
 from .explain import SAME, UNCERTAIN, Explanation, binding
-from .figures import device_word, folded, tiles, time_bar
+from .facts import PlanFacts
+from .figures import folded, tiles, time_bar
 from .measured import WARM_UP_STEPS, stage_peaks_mib
 from .plan import count
 from .search import runner_up
 from .why import SharedTime
 
-FRONTIER_S = 8.0  # that its searches share
+FRONTIER_S = 8.0  # time that its searches share
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, at which the frontier is searched
 MOST_STEPS = 500  # of the log that are drawn; of more, each n-th
 # Each colour has one meaning. Strategies beyond the eighth share a colour; their text tells them apart.
@@ -91,13 +91,11 @@ def frontier(explanation: Explanation) -> list[FrontierPoint]:
 
 def render(explanation: Explanation, points: Sequence[FrontierPoint], records: Sequence[Mapping[str, Any]] = ()) -> str:
     """The page. `records`: lines of train_log.jsonl."""
-    plan, prediction = explanation.plan, explanation.prediction
-    best, shape = explanation.searched.best, explanation.problem.shapes[0]
+    best = explanation.searched.best
     return fill(
         "report.html.jinja",
-        **drawn(plan, prediction, explanation.stages, explanation.budget_mib, explanation.problem.cost.reserve)
-        | _measured(explanation, records),
-        model=shape.name,
+        **drawn(explanation) | _measured(explanation, records),
+        model=explanation.problem.shapes[0].name,
         options=explanation.problem.options,
         binds=binding(explanation),
         runners_up=[runner_up(number, other, best) for number, other in enumerate(explanation.searched.runners_up, 2)]
@@ -109,8 +107,7 @@ def render(explanation: Explanation, points: Sequence[FrontierPoint], records: S
         what_ifs=explanation.what_ifs,
         uncertain=UNCERTAIN,
         is_range=any(one.is_range for one in explanation.what_ifs),
-        tiles=tiles(plan, prediction, shape, explanation.budget_mib, explanation.problem.cost),
-        tokens_per_s=prediction.samples_per_s * (explanation.problem.options.seq_length or 0),
+        tokens_per_s=explanation.tokens_per_s,
         points=points,
         frontier_chart=_frontier_chart(points, explanation),
         uplot_js=_as_it_is("uplot/uPlot.iife.min.js"),
@@ -140,10 +137,9 @@ def filled(loader: PackageLoader, template: str, **values: Any) -> Markup:
     return Markup("\n".join(line for line in page.splitlines() if line.strip()) + "\n")
 
 
-def drawn(
-    plan: Plan, prediction: Prediction, stages: Sequence[StageBreakdown], budget_mib: float, reserve: Reserve
-) -> dict[str, Any]:
-    """Variables of `plan.html.jinja`. `reserve`: the devices' reserve, which bounds the memory they hold."""
+def drawn(facts: PlanFacts) -> dict[str, Any]:
+    """Variables of `plan.html.jinja` and `tiles.html.jinja`."""
+    plan, prediction, reserve = facts.plan, facts.prediction, facts.cost.reserve
     totals_mib = [stage.memory.total_mib for stage in prediction.stages]
     tensors_mib = [stage.memory.total_mib - stage.memory.context_mib for stage in prediction.stages]
     bounds_mib = [reserve.bound_mib(mib) for mib in tensors_mib] if reserve.parts else []
@@ -151,21 +147,22 @@ def drawn(
     step_ms = 1000 * prediction.time_s
     return {
         "plan": plan,
-        "device": device_word(reserve),
+        "device": facts.device_word,
         "stages_words": count(plan.pipeline, "stage"),
         "prediction": prediction,
         "strategies": {words: number % len(COLOURS) for number, words in enumerate(strategies)},
         "grid": list(_grid(plan)),
         "vocabulary": strategy_words(plan.vocab.as_layer()),
         "vocabulary_colour": len(strategies) % len(COLOURS),
-        "stages": stages,
-        "budget_mib": budget_mib,
+        "tiles": tiles(facts),
+        "stages": facts.stages,
+        "budget_mib": facts.budget_mib,
         "bounds_mib": bounds_mib,
-        "widest_mib": max(budget_mib, *totals_mib, *bounds_mib),
+        "widest_mib": max(facts.budget_mib, *totals_mib, *bounds_mib),
         "time_names": TIME,
         "memory_names": MEMORY,
         "peaks_mib": [],
-        "bars": [time_bar(stage, step_ms) for stage in stages],
+        "bars": [time_bar(stage, step_ms) for stage in facts.stages],
         "timeline": folded(timeline(plan.schedule, prediction.times, plan.micro_batches), plan, step_ms),
     }
 
@@ -189,7 +186,7 @@ def _frontier_chart(points: Sequence[FrontierPoint], explanation: Explanation) -
     times = {point.memory_gb: point.time_s for point in points}
     mine = {gb: explanation.prediction.time_s if gb == here_gb else None for gb in sorted({*times, here_gb})}
     return _chart(
-        f"memory of a {device_word(explanation.problem.cost.reserve)}, GiB",
+        f"memory of a {explanation.device_word}, GiB",
         list(mine),
         Line("best step", [times.get(gb) for gb in mine], LINES["best"]),
         Line("this plan", list(mine.values()), LINES["mine"], point=True),

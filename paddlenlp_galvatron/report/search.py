@@ -12,11 +12,10 @@ from rich.table import Table
 from ..base.printing import table
 from ..cost_model import CostModel
 from ..plan import ModelShape
+from ..profiles.reserve import GIB_MIB
 from ..search import Candidate, FamilyOutcome, Need, SearchResult
-from .figures import speed_words
+from .facts import PlanFacts
 from .plan import count, describe
-
-GB_MIB = 1024
 
 
 def explain(
@@ -27,7 +26,7 @@ def explain(
     if result.best:
         best = result.best
         if cost:
-            yield speed_words(best.plan, best.prediction, shape, cost)
+            yield PlanFacts(best.plan, best.prediction, cost, shape).speed_words
         yield (
             f"{best.time_s:.4g} s a step, {best.samples_per_s:.4g} samples/s; no plan of the space takes less than "
             f"{result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
@@ -116,8 +115,8 @@ def _memory(best: Candidate) -> Iterator[str]:
             "working": memory.working_mib,
             "reserve": memory.context_mib,
         }
-        told = ", ".join(f"{name} {mib / GB_MIB:.2f}" for name, mib in terms.items())
-        yield f"stage {number}: {memory.total_mib / GB_MIB:.2f} GiB a device: {told}"
+        told = ", ".join(f"{name} {mib / GIB_MIB:.2f}" for name, mib in terms.items())
+        yield f"stage {number}: {memory.total_mib / GIB_MIB:.2f} GiB a device: {told}"
 
 
 def _rejected(result: SearchResult) -> Table | None:
@@ -138,5 +137,5 @@ def runner_up(number: int, other: Candidate, best: Candidate) -> str:
     return (
         f"{number}. batch {plan.global_batch} in {count(plan.micro_batches, 'micro-batch', 'micro-batches')}, "
         f"{count(stages, 'stage')}{schedule}: "
-        f"{other.time_s:.4g} s a step, {most_mib(other) / GB_MIB:.2f} GiB; {other.why_slower_than(best)}"
+        f"{other.time_s:.4g} s a step, {most_mib(other) / GIB_MIB:.2f} GiB; {other.why_slower_than(best)}"
     )

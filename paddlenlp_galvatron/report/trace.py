@@ -11,7 +11,7 @@ from ..plan import Plan
 
 MOST_EVENTS = 200_000  # with the layers of every pass; a trace of more shows passes alone
 US_PER_MS = 1000.0
-SHORTEST_MS = 1e-6  # that is shown
+SHORTEST_MS = 1e-6  # shortest span that is shown
 
 Piece = tuple[str, str, float]  # name, category, ms
 

@@ -19,14 +19,14 @@ from ..options.group import Options
 from ..options.model_options import Model, ModelOptions
 from ..plan import plan_to_dict
 from ..profiles.data_sheet import data_sheets, load_data_sheet
+from ..profiles.reserve import GIB_MIB
 from ..search import SearchOptions, SearchResult, search
 from ..search.device import on_device, prices
 from ..search.fit import DEVICE
 from ..search.options import BATCH, SEQ
-from .breakdown import breakdown
-from .figures import tiles
+from .facts import PlanFacts
 from .page import drawn, fill
-from .why import GB_MIB, best_of
+from .why import best_of
 
 NODE_FACTORS = (2, 4, 8)  # of nodes that are tried where nothing fits
 SEARCH_S = 10.0  # of processor time, that an answer's search may take: a page that is silent for longer seems dead
@@ -75,7 +75,7 @@ UNSET = {
 }
 # Fields of the form by what errors call them.
 FIELDS = {"settle_bsz": "global_train_batch_size", "world_size": "num_nodes"}
-SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # what a search may be told
+SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # options of a search
 SET_BY_THE_FORM = {
     *("model_size", "seq_length", "settle_bsz", "min_bsz", "max_bsz", "bsz_scale", "profiles", "memory_constraint"),
     *("num_nodes", "num_gpus_per_node", "world_size"),
@@ -223,16 +223,16 @@ def failed(told: Answer) -> dict[str, str]:
 
 def fragment(told: Answer, query: str) -> str:
     """The answer as a part of the page. Raises Infeasible."""
-    best, budget_mib = told.result.require(), told.options.memory_constraint * GB_MIB
-    stages = breakdown(best.plan, told.cost, best.prediction, budget_mib)
+    best, shapes = told.result.require(), told.model.shapes
+    shape = shapes[0] if len(shapes) == 1 else None
+    facts = PlanFacts(best.plan, best.prediction, told.cost, shape, told.options.memory_constraint * GIB_MIB)
     return fill(
         "answer.html.jinja",
-        **drawn(best.plan, best.prediction, stages, budget_mib, told.cost.reserve),
+        **drawn(facts),
         model=told.model.name,
         options=told.options,
-        tiles=tiles(best.plan, best.prediction, told.model.shapes[0], budget_mib, told.cost),
         result=told.result,
-        tokens_per_s=best.samples_per_s * told.model.seq_length,
+        tokens_per_s=facts.tokens_per_s,
         notes=told.notes,
         commands=told.commands,
         query=query,

@@ -14,16 +14,17 @@ from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.strategy import runs
 from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
 from ..profiles.network import Network
+from ..profiles.reserve import GIB_MIB
 from ..search import Candidate, SearchOptions, SearchResult, search
 from ..search.device import prices, with_reserve
 from ..search.engine import Watch
 from ..search.space import PlanFamily, Space
+from .facts import PlanFacts
 
 RUNNERS_UP = 4  # plans of other families that are told beside the best one
 LEAST_S = 0.5  # of a search whose time others have taken
-MOST_CHANGES = 9  # that are asked about
+MOST_CHANGES = 9  # changes that are tried
 MOST_PRICED = 1200  # plans with one layer changed: a few seconds
-GB_MIB = 1024
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,20 @@ class Problem:
         # Every change asks for this batch, whatever range the plan itself was chosen from.
         if self.options.settle_bsz == -1:
             raise ValueError("settle_bsz: a problem is of one batch")
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """None: layers of several kinds."""
+        return self.shapes[0] if len(self.shapes) == 1 else None
+
+    @property
+    def budget_mib(self) -> float:
+        """Memory of a device."""
+        return self.options.memory_constraint * GIB_MIB
+
+    def facts_of(self, plan: Plan) -> PlanFacts:
+        """Raises UserError where the plan cannot be priced."""
+        return PlanFacts(plan, self.cost.predict(plan), self.cost, self.shape, self.budget_mib)
 
     def search(
         self,
@@ -217,7 +232,6 @@ def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
     """Tries all layers whose change differs, or some that lie evenly where that would take long."""
     cost, options = problem.cost, problem.options
     family = PlanFamily.of(plan)
-    budget_mib = options.memory_constraint * GB_MIB
     spaces = [
         Space(shape, replace(cost.assumed, seq_length=seq), options, cost).layers(family)
         for shape, seq in zip(problem.shapes, cost.seqs, strict=True)
@@ -232,7 +246,7 @@ def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
                 continue
             changed = (*plan.layers[:layer], strategy, *plan.layers[layer + 1 :])
             prediction = cost.predict(replace(plan, layers=changed))
-            fits = max(stage.memory.total_mib for stage in prediction.stages) <= budget_mib
+            fits = max(stage.memory.total_mib for stage in prediction.stages) <= problem.budget_mib
             other = OtherStrategy(layer, strategy, prediction, fits)
             known = found.get(strategy)
             if known is None or _order(other) < _order(known):

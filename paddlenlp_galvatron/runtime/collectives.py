@@ -18,8 +18,8 @@ import paddle.distributed as dist
 from ..launch.status import waiting
 from . import device
 from .cpu_backend import SentRows
+from .outstanding import Operation
 from .trace import span
-from .under_way import Operation
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
 traffic_bytes: Counter[str] = Counter()  # by collective, since the process started or `forget_traffic`

@@ -121,7 +121,7 @@ def finish_computing() -> None:
 # Between host and GPU numbers go through page-locked memory: at the bus's speed, and in the queue of what is computed.
 # Other memory Paddle copies in CUDA's own queue, which waits for all queues: for messages, too. Paddle's allocator
 # keeps page-locked memory for the next copy, as much as the largest took.
-_staged: deque[tuple[Any, Mark]] = deque()  # what may still be copied, and the place in the queue behind its copy
+_staged: deque[tuple[Any, Mark]] = deque()  # arrays that may still be copied, and the mark in the queue behind the copy
 
 
 def to_device(numbers: Any) -> Any:

@@ -21,7 +21,7 @@ from ..launch.status import RankOutcome
 from ..launch.store import connect
 from ..plan import GalvatronError, UserError
 from ..plan.communicators import BACK, DIRECTIONS, DOWN, REDISTRIBUTE, Group, Ranks, in_rounds
-from . import cpu_backend, device, paddle_private, processors, under_way
+from . import cpu_backend, device, outstanding, paddle_private, processors
 
 SUMMARY = "Error Message Summary:"  # Paddle's, above what an error says
 TRACEBACK = "Traceback (most recent call last):"  # in the text of an error in a PyLayer's backward
@@ -57,7 +57,7 @@ def start_world() -> tuple[int, int]:
 def _settled() -> None:
     """Once, whoever started the world."""
     processors.settle()
-    under_way.watch(wait_limit_s())
+    outstanding.watch(wait_limit_s())
 
 
 def run_as_rank(work: Callable[[], None]) -> NoReturn:
@@ -152,8 +152,8 @@ class Groups:
     rank: int
     fallback: Groups | None = None
     _made: dict[Group, Any] = field(default_factory=dict)
-    _exchanging: set[Group] = field(default_factory=set)  # that have been used for an all-to-all
-    _in_kernels: set[Group] = field(default_factory=set)  # that kernels can use by themselves
+    _exchanging: set[Group] = field(default_factory=set)  # groups that have been used for an all-to-all
+    _in_kernels: set[Group] = field(default_factory=set)  # groups that kernels can use by themselves
 
     def create(
         self,

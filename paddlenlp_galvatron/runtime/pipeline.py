@@ -132,7 +132,7 @@ class Headroom:
         """Take what the second step needs, and all that follow. Raises where there is not as much."""
         beyond_mib = self._schedule.most_held(self.held_mib) - self._in_turn.most_held(self.held_mib)
         device.take(self._passing_mib + beyond_mib)
-        device.reset_peak()  # what a step holds is measured, and not what is taken for it
+        device.reset_peak()  # the peak of a step is measured, not the memory taken in advance
 
 
 def _apart(sent: Any, received: Any) -> Any:

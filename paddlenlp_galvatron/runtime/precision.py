@@ -85,7 +85,7 @@ def compute_weight(weight: MasterWeight, numbers: Numbers) -> Any:
         return weight.tensor
     if weight.tensor.stop_gradient:  # frozen
         return weight.tensor.astype(numbers.computed)
-    anchor = paddle.zeros([1])  # what carries no gradient would leave no trace: the weight itself is not tracked
+    anchor = paddle.zeros([1])  # an input without gradient would not be recorded: the weight itself is not tracked
     anchor.stop_gradient = False
     return _Cast.apply(anchor, weight, numbers.computed)
 

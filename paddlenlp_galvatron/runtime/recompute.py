@@ -82,7 +82,7 @@ class _Call:
         self.again()
         paddle.autograd.backward([self._again], [gradient])
         gradients = tuple(x.grad for x in self.inputs)
-        self.inputs, self._again = (), None  # what backward goes back along holds this call until its end
+        self.inputs, self._again = (), None  # autograd's graph holds this call until backward ends
         return gradients
 
 

@@ -1,107 +1,94 @@
-"""The options as PaddleNLP's PdArgumentParser takes them: dataclasses, of which one extends its TrainingArguments."""
+"""A run by PaddleNLP's names: the arguments that a user's script gives, and those that callbacks read as `args`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, fields, make_dataclass
 from enum import Enum
 from json import dumps
 from pathlib import Path
-from typing import Any, NoReturn, Optional
+from typing import Any, Optional
 
 import paddle.distributed as dist
-from paddlenlp.trainer import PdArgumentParser, TrainingArguments
+from paddlenlp.trainer import TrainingArguments
+from paddlenlp.trainer.integrations import get_available_reporting_integrations
+from paddlenlp.trainer.trainer_utils import ShardingOption
 
 from ..base.writing import write_text
-from ..options.degrees import DegreeOptions
+from ..options.canonical import canonical_options, canonical_words, read_options
 from ..options.foreign import HOLDS, IDLE
-from ..options.group import Options, canonical_options, is_boolean
-from ..options.model_options import ModelOptions
-from ..options.tuning import TuningOptions
+from ..options.group import is_boolean
 from ..options.uniform import UniformOptions
-from ..plan import UserError, read_plan
+from ..plan import Plan, Precision, UserError, read_plan
+from ..plan.formats.one_degree import sharding_stage
+from ..runtime import device
 from ..runtime.groups import start_world
-from .checkpoint.huggingface import CONFIG
-from .prepare import GROUPS, LaunchOptions, PlanOptions, prepare
+from ..runtime.topology import PlanGroup
+from .prepare import BESIDE, CONFIG, GROUPS, prepare
 from .recipe import Recipe
-from .settings import RunOptions, TrainSettings
+from .settings import TrainSettings, require_reporters
 
-OF_DATA = ("input_dir", "split", *TuningOptions.model_fields)
-KERNELS = ("use_flash_attention", "use_fused_rope", "use_fused_rms_norm", "use_fused_cross_entropy")
-OF_MODEL = (*ModelOptions.model_fields, "load", "load_distributed", *KERNELS)
-# Options on which PaddleNLP's arguments act as soon as they are read, or which they do not know.
-OURS = {*DegreeOptions.model_fields, "device", "dry_run"}
 OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}
 STOCK = {own.name for own in fields(TrainingArguments)}
-# PaddleNLP's arguments without an option here that its Trainer and callbacks heed.
+# PaddleNLP's arguments without an option that its Trainer and callbacks heed.
 HANDED_ON = frozenset(
     {"run_name", "logging_strategy", "log_on_each_node", "metrics_output_path", "wandb_api_key", "wandb_http_proxy"}
 )
+UNLIKE = {"sequence_parallel", "optim"}  # named as in PaddleNLP, but for other things or with other values
+STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
+DRY_RUN = "dry_run"
 
 
 class WorldStarter(TrainingArguments):  # type: ignore[misc]
-    """PaddleNLP's training arguments, which start the world where nothing has; here it is started the plugin's way."""
+    """PaddleNLP's training arguments; the world is started as the plugin needs it, before they would start it."""
 
     def __post_init__(self) -> None:
         start_world()
         super().__post_init__()
 
 
-def _arguments(name: str, doc: str, options: Sequence[str], base: type[Any] = object) -> type[Any]:
-    """A dataclass with these options as fields, unset by default, beside those of its base."""
-    taken = {own.name for own in fields(base)} if base is not object else set()
-    own = [
-        (option, _kind(option), field(default=None, metadata={"help": OPTIONS[option].description}))
-        for option in options
-        if option not in taken
-    ]
-    return make_dataclass(name, own, bases=(base,), namespace={"__doc__": doc})
+def _option_fields() -> Iterator[tuple[str, Any, Any]]:
+    """All options as fields of a dataclass, unset by default, in types that PdArgumentParser reads."""
+    for option, info in OPTIONS.items():
+        if option not in STOCK:
+            kind = Optional[bool] if is_boolean(info) else Optional[str]  # noqa: UP045
+            yield option, kind, field(default=None, metadata={"help": info.description})
 
 
-def _kind(option: str) -> Any:
-    """A type that PdArgumentParser can read, which knows no unions; `Options` checks it further."""
-    return Optional[bool] if is_boolean(OPTIONS[option]) else Optional[str]  # noqa: UP045
-
-
-def _options(*groups: type[Options]) -> list[str]:
-    return [name for group in groups for name in group.model_fields if name not in (*OF_DATA, *OF_MODEL)]
-
-
-ModelArguments = _arguments("ModelArguments", "Which model, and the weights to begin with.", OF_MODEL)
-DataArguments = _arguments("DataArguments", "Which data.", OF_DATA)
-GalvatronTrainingArguments = _arguments(
+GalvatronTrainingArguments = make_dataclass(
     "GalvatronTrainingArguments",
-    "PaddleNLP's training arguments, and those of a plan and its launch.",
-    _options(PlanOptions, UniformOptions, Recipe, RunOptions, LaunchOptions),
-    WorldStarter,
+    _option_fields(),
+    bases=(WorldStarter,),
+    namespace={"__doc__": "PaddleNLP's training arguments, and all options of training."},
 )
 
 
-def parse_options(words: Sequence[str]) -> dict[str, Any]:
-    """The options that canonical words (`--name=value`) give, as PaddleNLP's parser understands them.
+def read_words(
+    words: Sequence[str], say: Callable[[str], None] = lambda note: None, task: str | None = None
+) -> dict[str, Any]:
+    """Options by canonical name, and DRY_RUN, from a command line: flags, or one JSON file and flags that win over it.
 
-    Raises UserError for what it refuses.
+    `task`: the script's own, where none is given. `say` is told which have no effect. Raises UserError.
     """
-    pairs = [(name, value, word) for word in words for name, _, value in [word.removeprefix("--").partition("=")]]
-    ours = {name: value for name, value, _ in pairs if name in OURS}
-    words = [word for name, _, word in pairs if name not in OURS]
-    parser = PdArgumentParser([ModelArguments, DataArguments, GalvatronTrainingArguments])
-    parser.error = _refuse
-    default = f"--output_dir={OPTIONS['output_dir'].default}"
-    try:
-        objects = parser.parse_args_into_dataclasses([default, *words])
-    except (ValueError, AssertionError) as error:
-        raise UserError(str(error)) from None
-    given = {word.removeprefix("--").partition("=")[0] for word in words}
-    return ours | _plain({name: getattr(one, name) for one in objects for name in given if hasattr(one, name)})
+    file, flags = (Path(words[0]), words[1:]) if words and words[0].endswith(".json") else (None, words)
+    from_file = [f"--{name}={_word(value)}" for name, value in read_options(file).items()] if file else []
+    booleans = {name: is_boolean(info) for name, info in OPTIONS.items()} | {DRY_RUN: True}
+    canonical = canonical_words([*from_file, *flags], booleans, say, BESIDE)
+    if loose := [word for word in canonical if not word.startswith("--")]:
+        raise UserError(f"{loose[0]}: is no option; write --name value")
+    values = dict(word.removeprefix("--").split("=", 1) for word in canonical)
+    return {"task": task} | values if task else values
 
 
-def settings_of(*arguments: Any) -> TrainSettings:
-    """The run that parsed arguments ask for, in a script of one's own: `GalvatronTrainer(settings_of(...)).train()`.
+def _word(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
-    An argument at its default counts as not given. Raises UserError.
-    """
-    return _settings({name: value for one in arguments for name, value in _given(one)}, frozenset())
+
+def settings_of(words: Sequence[str]) -> TrainSettings:
+    """The run that a command line asks for, in a script of one's own, on each rank of a world that has started:
+    `GalvatronTrainer(settings_of(sys.argv[1:])).train()`. Raises UserError."""
+    start_world()
+    return prepare(read_words(words), dist.get_world_size()).settings
 
 
 def settings_for(model: Any, arguments: Any, sample_length: int | None) -> TrainSettings:
@@ -160,5 +147,91 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
 
 
-def _refuse(message: str) -> NoReturn:
-    raise UserError(message.removeprefix("argument "))
+class RunArguments(TrainingArguments):  # type: ignore[misc]
+    """PaddleNLP's arguments with the plan's degrees, of which nothing was told to fleet.
+
+    Degrees and ranks are those of the widest decoder layer, the first with the largest degree. Whatever the plan,
+    train_batch_size * gradient_accumulation_steps * dataset_world_size is the global batch.
+    """
+
+    _ranks: dict[str, int]  # this rank's place on each axis; without: the plan is not told yet
+
+    def tell(self, plan: Plan, group: PlanGroup) -> None:
+        """Take over the plan. PaddleNLP's own checks of degrees, which are fleet's, must be over."""
+        index = max(range(len(plan.layers)), key=lambda layer: plan.layers[layer].ranks)
+        layer, view = plan.layers[index], group.of_layer(index)
+        self.tensor_parallel_degree = view.get_model_parallel_world_size()
+        self.sep_parallel_degree = view.get_sep_parallel_world_size()
+        self.pipeline_parallel_degree = view.get_pipe_parallel_world_size()
+        self.sharding_parallel_degree = view.get_sharding_parallel_world_size()
+        self.data_parallel_degree = view.get_data_parallel_world_size()
+        self.context_parallel_degree = 1
+        self.sharding = [STAGES[sharding_stage(plan, layer)]] if self.sharding_parallel_degree > 1 else []
+        self.use_hybrid_parallel = self.data_parallel_degree < plan.world_size
+        self.sequence_parallel = plan.assumed.sequence_parallel and any(each.tp > 1 for each in plan.layers)
+        self.recompute = any(each.recompute for each in plan.layers)
+        self.gradient_accumulation_steps = plan.micro_batches
+        self.per_device_train_batch_size = self.per_device_eval_batch_size = plan.micro_batch // plan.dp(layer)
+        if plan.assumed.mixed_precision is not Precision.FP32:
+            self.fp16_opt_level = "O2"
+        self._ranks = {
+            "data": view.get_data_parallel_rank(),
+            "sharding": view.get_sharding_parallel_rank(),
+            "model": view.get_model_parallel_rank(),
+            "pipe": view.get_stage_id(),
+        }
+
+    def _rank(self, axis: str) -> int:
+        ranks: dict[str, int] = vars(self).get("_ranks", {})
+        return ranks.get(axis, 0)
+
+    @property
+    def data_parallel_rank(self) -> int:
+        return self._rank("data")
+
+    @property
+    def sharding_parallel_rank(self) -> int:
+        return self._rank("sharding")
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        return self._rank("model")
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        return self._rank("pipe")
+
+
+def run_arguments(
+    settings: TrainSettings, recipe: Recipe, steps: int, precision: Precision, given: TrainingArguments | None = None
+) -> RunArguments:
+    """The run by PaddleNLP's names, and what else stands in arguments that were `given`. Raises UserError."""
+    values = settings.model_dump() | recipe.model_dump()
+    known = {field.name for field in fields(TrainingArguments)} - UNLIKE
+    values = {name: value for name, value in values.items() if name in known and value is not None}
+    arguments = RunArguments(
+        **values
+        | {
+            "output_dir": str(settings.output_dir),
+            "max_steps": steps,
+            "do_train": True,
+            "evaluation_strategy": settings.evaluates,
+            "bf16": precision is Precision.BF16,
+            "fp16": precision is Precision.FP16,
+            "device": device.name(),
+            "report_to": _reporters(settings),
+            "disable_tqdm": True,
+        }
+    )
+    if given is not None:
+        for name in (vars(given).keys() - vars(arguments).keys()) | HANDED_ON:
+            setattr(arguments, name, getattr(given, name))
+    return arguments
+
+
+def _reporters(settings: TrainSettings) -> list[str]:
+    """Where PaddleNLP's callbacks report to. Raises UserError for what is not installed."""
+    if settings.report_to is None:
+        return [name for name in ("visualdl",) if name in get_available_reporting_integrations()]
+    require_reporters(settings.report_to)
+    return list(settings.report_to)

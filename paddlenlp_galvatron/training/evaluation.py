@@ -8,11 +8,11 @@ from typing import Any
 
 from ..plan import ModelShape, Plan, UserError
 from ..runtime.engine import Engine
-from .ahead import one_ahead
 from .data.map_dataset import Collator, MapData
 from .data.source import BatchSource, InPasses
 from .inputs import open_data
 from .loader import Rows
+from .prefetch import prefetch
 from .settings import TrainSettings
 
 
@@ -48,7 +48,7 @@ def rows_of(source: BatchSource) -> Rows:
 def mean_loss(engine: Engine, rows: Rows, count: int, after_each: Callable[[], object]) -> float:
     """The loss of a token with a label, over the first global batches."""
     total, tokens = 0.0, 0
-    for own in one_ahead(lambda step: rows(step, engine.rows), range(count)):
+    for own in prefetch(lambda step: rows(step, engine.rows), range(count)):
         share = engine.share(own)
         total, tokens = total + engine.evaluate(share) * share.labelled, tokens + share.labelled
         after_each()

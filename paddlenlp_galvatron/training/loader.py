@@ -10,7 +10,7 @@ from paddle.io import DataLoader, Dataset
 
 from ..plan import Plan
 from ..runtime.batch import Batch, samples_of
-from .run_arguments import RunArguments
+from .arguments import RunArguments
 
 Inputs = dict[str, Any]  # input_ids and labels [samples of a device, S]
 

@@ -30,8 +30,9 @@ from .recipe import Recipe
 from .settings import RunOptions, TrainSettings
 
 CONFIGS = Path("configs")  # where the search writes plans
-PLAN = "galvatron_config.json"  # that GLOBAL mode's options give
+PLAN = "galvatron_config.json"  # plan of GLOBAL mode's options
 CONFIG = "config.json"  # of a model's folder
+BESIDE = {"profile_mode": "it is of profiles"}  # Galvatron's scripts give it to both
 TUNING_PATHS = ("dataset_name_or_path", "tokenizer_name_or_path", "chat_template", "lora_path")
 
 

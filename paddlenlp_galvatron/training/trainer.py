@@ -30,8 +30,7 @@ from ..runtime.paddle_private import next_rate, schedule_of
 from ..runtime.topology import PlanGroup
 from ..runtime.trace import span, traced
 from ..runtime.weights import SeededWeights, WeightSource
-from .ahead import one_ahead
-from .arguments import settings_for
+from .arguments import RunArguments, run_arguments, settings_for
 from .checkpoint.adapters import Tuned, base_identity, open_adapters
 from .checkpoint.convert import companions
 from .checkpoint.model_folder import save_model
@@ -44,18 +43,18 @@ from .evaluation import Evaluation, mean_loss, require_evaluation_data, rows_of
 from .inputs import open_data
 from .loader import inputs_of, loader
 from .local_model import LocalModel
-from .refusals import refuse_arguments, refuse_overrides, without_engines_own
+from .nonfinite import NonFiniteGuard
+from .prefetch import prefetch
 from .resume import resume, say
-from .run_arguments import RunArguments, run_arguments
 from .settings import TrainSettings
-from .skips import Skips
 from .step_log import StepLog, StepRecord
+from .unsupported import refuse_arguments, refuse_overrides, without_unsupported
 
 LARGEST_EXPONENT = 700.0  # of which exp is still a float
 RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
 
 
-class TellTruth(TrainerCallback):  # type: ignore[misc]
+class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
     """Tells fleet and `args` the plan once PaddleNLP's Trainer is made, which checks degrees as fleet needs them; the
     user's callbacks come after it."""
 
@@ -67,7 +66,7 @@ class TellTruth(TrainerCallback):  # type: ignore[misc]
         args.tell(self._plan, self._group)
 
 
-@without_engines_own
+@without_unsupported
 class GalvatronTrainer(Trainer):  # type: ignore[misc]
     """Trains by a plan. Every rank of the world makes one from equal arguments, and calls `train`."""
 
@@ -132,7 +131,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
         self._events: list[Event] = []  # of traced steps
         self._plan_id = plan_id(plan)
-        self._skips = Skips(settings, scaled=self.engine.scaler is not None)
+        self._nonfinite = NonFiniteGuard(settings, scaled=self.engine.scaler is not None)
         group = PlanGroup(plan, self.engine.rank, self.engine.groups)
         group.uninstall()  # PaddleNLP's Trainer asks while it is made, which another run's plan may refuse
         self.args: RunArguments
@@ -145,7 +144,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             tokenizer=tokenizer,
-            callbacks=[TellTruth(self.engine, group), *(callbacks or ())],
+            callbacks=[SyncParallelInfo(self.engine, group), *(callbacks or ())],
             optimizers=(optimizer, schedule_of(optimizer)),
         )
         self.callback_handler.train_dataloader = self.get_train_dataloader()
@@ -208,7 +207,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         self._logged_at, self._step_began = time.time(), time.perf_counter()
         state.epoch = first / self._epoch_steps
         self.control = handler.on_train_begin(self.args, state, self.control)
-        own = one_ahead(lambda step: self.data.rows(step, self.engine.rows), range(first, state.max_steps))
+        own = prefetch(lambda step: self.data.rows(step, self.engine.rows), range(first, state.max_steps))
         with told_to_stop() as told, closing(own):
             while state.global_step < state.max_steps and not self.control.should_training_stop:
                 if state.global_step == first or state.global_step % self._epoch_steps == 0:
@@ -229,17 +228,17 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                     due |= self._end_epoch(record)
                     ends = False
                 yield record
-                if due and self._skips.advanced:
+                if due and self._nonfinite.advanced:
                     saved = self._save(writer)
                 if ends:
                     told_before = len(record)
                     due = self._end_epoch(record)
                     if len(record) > told_before:
                         yield record
-                    if due and self._skips.advanced:
+                    if due and self._nonfinite.advanced:
                         saved = self._save(writer)
             self.engine.settle()
-            self._skips.require_progress()
+            self._nonfinite.require_progress()
             if settings.saves and saved != state.global_step:
                 self._save(writer)
             writer.finish()
@@ -347,10 +346,10 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             norm = engine.update(self.optimizer, self.recipe.max_grad_norm)
         if self._read_by_others:
             engine.settle()
-        self._skips.count(step, loss, norm)
+        self._nonfinite.count(step, loss, norm)
         next_rate(self.optimizer)
         handler.on_optimizer_end(self.args, self.state, self.control, scaler=engine.scaler)
-        device.finish_computing()  # what zero2 passes on goes while the next step begins
+        device.finish_computing()  # zero2's all-gather overlaps the next step
         now = time.perf_counter()
         seconds, self._step_began = now - self._step_began, now
         if first:
@@ -378,7 +377,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
     @property
     def _read_by_others(self) -> bool:
         """Whether there are callbacks that PaddleNLP did not bring: they may read weights."""
-        kinds = {type(each) for each in self.callback_handler.callbacks} - {TellTruth}
+        kinds = {type(each) for each in self.callback_handler.callbacks} - {SyncParallelInfo}
         return any(not kind.__module__.startswith("paddlenlp.") for kind in kinds)
 
     @property

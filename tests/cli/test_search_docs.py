@@ -1,4 +1,4 @@
-"""docs/*/search.md says what is: every option with its names and default, every key of the JSON, examples that run."""
+"""docs/*/search.md says what is: every key of the JSON, examples that run."""
 
 from __future__ import annotations
 
@@ -16,33 +16,16 @@ import yaml
 
 from paddlenlp_galvatron.base.limits import MOST_RANKS, MOST_SAMPLES, MOST_THREADS
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.options.aliases import other_names
-from paddlenlp_galvatron.options.group import canonical_options
+from paddlenlp_galvatron.options.canonical import canonical_options
 from paddlenlp_galvatron.plan import read_plan
 from paddlenlp_galvatron.search import engine
 from paddlenlp_galvatron.search.options import MOST_BATCHES, MOST_PLANS
 
-from .test_search import COMMAND_OPTIONS, FIELDS, OPTIONS, folder, words  # noqa: F401 - a fixture
+from .test_search import FIELDS, OPTIONS, folder, words  # noqa: F401 - a fixture
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / language / "search.md" for language in ("en", "zh")]
 pages = pytest.mark.parametrize("page", PAGES, ids=["en", "zh"])
-LATER = {"worker", "effort"}  # whose defaults are told in words
-
-
-@pages
-def test_the_table_has_every_option_with_its_names_and_default(page):
-    table = page.read_text().split("\n## ")[-1]
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*?) ?\| (.+) \|$", table, re.MULTILINE)
-    assert [name for name, *_ in rows] == [*FIELDS, *COMMAND_OPTIONS]
-    for name, others, default, meaning in rows:
-        assert meaning
-        if name in COMMAND_OPTIONS:
-            continue
-        assert re.findall(r"\w+", others) == other_names(name, FIELDS)
-        known = FIELDS[name].get_default(call_default_factory=True)
-        shown = "" if known is None else f"{known:g}" if isinstance(known, bool | float) else str(known)
-        assert name in LATER or default == shown, name
 
 
 @pages

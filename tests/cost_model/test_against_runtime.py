@@ -14,7 +14,7 @@ from paddlenlp_galvatron.cost_model import CostModel, step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.profiler.journal import Journal
-from paddlenlp_galvatron.profiler.layers.memory import MemoryProfiler
+from paddlenlp_galvatron.profiler.memory import MemoryProfiler
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, MemoryProfile, Meta, Shape
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse

@@ -51,7 +51,7 @@ def test_a_launch_listens_on_the_loopback_alone(tmp_path):
     both_seen = tmp_path / "seen"  # the store, and gloo of a rank, which listens until its peer has come: it comes then
     with Launch(WORKER, [f"until {both_seen}", "start", "0"], 2, tmp_path / "log", TIMEOUT_S) as running:
         for _ in running.wait():
-            for pid in [os.getpid(), *(rank.process.pid for rank in running._crew.ranks)]:
+            for pid in [os.getpid(), *(rank.process.pid for rank in running._ranks.ranks)]:
                 seen |= listening(pid)
             if len(seen) >= 2:
                 both_seen.touch()

@@ -22,11 +22,11 @@ pytest.importorskip("paddle")
 from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.base.scratch import scratch_folder
 from paddlenlp_galvatron.launch import faults, processes, status, store, watch
-from paddlenlp_galvatron.launch.faults import Fault, Judge, Kind, Wait
+from paddlenlp_galvatron.launch.faults import Fault, FaultClassifier, Kind, Wait
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import Launch, LaunchError, launch
 from paddlenlp_galvatron.launch.store import StoreServer
-from paddlenlp_galvatron.launch.watch import FirstNode
+from paddlenlp_galvatron.launch.watch import Leader
 
 SCRIPT = """
 import os, signal, sys, time
@@ -138,7 +138,7 @@ def test_of_late_ranks_only_the_stopped_one_is_named(tmp_path, monkeypatch):
     told = pytest.raises(LaunchError, match=r"^rank 1 was stopped by a signal")
     with told, Launch("failing_rank", ["stopped"], 3, tmp_path / "log", timeout_s=1) as running:
         deadline = time.monotonic() + 300
-        while faults._state(running._crew.ranks[1].process.pid) != "T":
+        while faults._state(running._ranks.ranks[1].process.pid) != "T":
             assert time.monotonic() < deadline
             time.sleep(0.05)
         for _ in running.wait():
@@ -156,7 +156,7 @@ def test_who_is_waited_for_is_named_where_no_collective_ends_by_itself(tmp_path,
 def test_a_rank_that_no_kill_ends_is_left():
     """It waits for a disk that hangs."""
     stuck = Mock(**{"poll.return_value": None, "wait.side_effect": subprocess.TimeoutExpired("rank", 0)})
-    processes._end([faults.Rank(0, stuck, status.Board(), Path())])
+    processes._end([faults.Rank(0, stuck, status.RankStatusMemory(), Path())])
     assert stuck.terminate.called and stuck.kill.called
 
 
@@ -165,7 +165,7 @@ def test_a_node_that_does_not_join_is_named(monkeypatch):
     monkeypatch.setattr(watch, "LATE_S", 0.1)
     server = StoreServer("127.0.0.1", 0, "")
     try:
-        head = FirstNode(Nodes(2, 0, "node-0", server.port), server)
+        head = Leader(Nodes(2, 0, "node-0", server.port), server)
         deadline = time.monotonic() + 30
         while not (fault := head.verdict([], [], [])):
             assert time.monotonic() < deadline
@@ -176,7 +176,7 @@ def test_a_node_that_does_not_join_is_named(monkeypatch):
 
 
 def test_of_several_causes_the_first_is_named():
-    judge = Judge()
+    judge = FaultClassifier()
     later, sooner = (Fault(Kind.CAUSE, rank, f"rank {rank}", age) for rank, age in ((0, 1.0), (1, 2.0)))
     lost = Fault(Kind.CONSEQUENCE, 2, "rank 2", 9.0)
     assert judge.verdict([lost, later], []) is None  # others may still tell
@@ -186,7 +186,7 @@ def test_of_several_causes_the_first_is_named():
 
 def test_who_computes_is_to_blame_where_others_wait_also_on_another_node():
     late, stall = Fault(Kind.LATE, 0, "ranks 0, 1"), Fault(Kind.STALL, 1, "rank 1")
-    judges = {late: (Judge(), []), stall: (Judge(), [Wait(2, "all_reduce", 3.0)])}
+    judges = {late: (FaultClassifier(), []), stall: (FaultClassifier(), [Wait(2, "all_reduce", 3.0)])}
     assert not any(judge.verdict([late], [stall], waits) for judge, waits in judges.values())
     time.sleep(faults.SEARCH_S)
     for blamed, (judge, waits) in judges.items():
@@ -238,14 +238,14 @@ def test_only_the_end_of_a_log_is_read_and_once(tmp_path, monkeypatch):
     (path := tmp_path / "log").write_bytes(b"x" * 3 * faults.LOG_END_BYTES + b"\nthe end")
     reads = []
     monkeypatch.setattr(faults, "read_end", lambda log, read=faults.read_end: reads.append(log) or read(log))
-    rank = faults.Rank(0, Mock(**{"poll.return_value": 1}), status.Board(), path)
+    rank = faults.Rank(0, Mock(**{"poll.return_value": 1}), status.RankStatusMemory(), path)
     said = {rank.said() for _ in range(9)}
     assert [len(text) for text in said] == [faults.LOG_END_BYTES] and said.pop().endswith("the end")
     assert len(reads) == 1
 
 
 def test_who_looks_busy_when_another_has_failed_is_not_to_blame():
-    judge = Judge()
+    judge = FaultClassifier()
     lost, after = Fault(Kind.CONSEQUENCE, 1, "rank 1", 1.0), Fault(Kind.STALL, 0, "rank 0", 9.0)
     assert judge.verdict([lost], []) is None
     time.sleep(faults.SEARCH_S)

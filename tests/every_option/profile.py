@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, patch
 
-from paddlenlp_galvatron.profiler import launcher
-from paddlenlp_galvatron.profiler.cluster import measure as hardware
-from paddlenlp_galvatron.profiler.cluster.measure import OF_RANKS, HardwareProfiler, curves
+from paddlenlp_galvatron.profiler import launcher, model
+from paddlenlp_galvatron.profiler import messages as hardware
 from paddlenlp_galvatron.profiler.journal import Journal
-from paddlenlp_galvatron.profiler.layers import measure as model
-from paddlenlp_galvatron.profiler.layers.run import ModelRun
+from paddlenlp_galvatron.profiler.messages import HardwareProfiler, measured_groups
 from paddlenlp_galvatron.profiler.options import HardwareOptions
+from paddlenlp_galvatron.profiler.points import ModelRun
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 
 from .model import rows, write_model
@@ -36,7 +35,7 @@ def _as_rank(module: Any, argument: str, parts: tuple[str, ...]) -> dict[str, An
     """What a rank's `main` builds from its argument, by name: the arguments of everything that measures or writes."""
     built = {name: MagicMock(name=name) for name in parts}
     idle = {"start_world": lambda: (0, 1), "fingerprint": lambda *_, **__: DEVICE}
-    idle |= {name: MagicMock(return_value=[]) for name in ("impossible_note", "report_note", "report_progress")}
+    idle |= {name: MagicMock(return_value=[]) for name in ("spread_notes", "report_note", "report_progress")}
     idle |= {"load_family": lambda name: name} if module is model else {}
     with patch.multiple(module, **built, **idle), patch.object(sys, "argv", ["", argument]):
         module.main()
@@ -72,23 +71,15 @@ class ProfileSeen(Seen):
 
     @property
     def messages(self) -> dict[str, Any] | None:
-        """Kinds and sizes of groups, and the sizes of an all-gather's messages that are measured at first."""
+        """Kinds and sizes of groups, and the sizes of an all-gather's messages that are measured."""
         if self.options is None:
             return None
-        profiler = HardwareProfiler(self.options, 0, 8, MagicMock(), MagicMock(), Journal())
-        profiler.stopwatch.is_late = lambda: True  # type: ignore[method-assign]
-        sizes = []
-        with patch.object(profiler, "_measure_message", lambda point: sizes.append(point.mib) or 0.0):
-            profiler._measure_curve(MessageGroup(Collective.ALL_GATHER, 2, True), 0)
-        return {"groups": curves(self.options, 8), "sizes": sizes}
-
-    @property
-    def of_ranks(self) -> Any:
-        """What counts of three ranks' times."""
-        import numpy as np
-
-        assert self.options is not None
-        return OF_RANKS[self.options.avg_or_min_or_first](np.array([[1.0, 2.0, 9.0]])).tolist()
+        options = self.options.model_copy(update={"nproc": 8, "num_nodes": 1})
+        profiler = HardwareProfiler(options, 0, MagicMock(), MagicMock(), Journal())
+        sizes: list[float] = []
+        with patch.object(profiler, "_samples", lambda group, mib: sizes.append(mib) or [1.0]):
+            profiler._measure_round(MessageGroup(Collective.ALL_GATHER, 2, True), 0)
+        return {"groups": measured_groups(options, on_gpus=True), "sizes": sizes}
 
     @property
     def run(self) -> ModelRun | None:
@@ -139,13 +130,10 @@ HARDWARE = run_rows("hardware", "hardware.HardwareProfiler") | {
     "parts": Row("p2p", "messages.groups"),
     "start_mb": Row(4, "messages.sizes"),
     "end_mb": Row(4, "messages.sizes"),
-    "scale": Row(4, "messages.sizes"),
+    "scale": Row(8, "messages.sizes"),
     "max_tp_deg": Row(2, "messages.groups"),
     "max_pp_deg": Row(2, "messages.groups"),
-    "avg_or_min_or_first": Row("avg", "of_ranks"),
-    "overlap_time_multiply": Row(3, "hardware.Journal"),
     "link_gb_per_s": Row(9, "hardware.hardware_profile"),
-    "backend": Row("nccl", "refusal"),
     "envs": Row("NCCL_DEBUG=WARN", "environment"),
 }
 LENGTHS = {"profile_mode": "sequence", "profile_min_seq_length": 4, "profile_max_seq_length": 8}
@@ -165,15 +153,11 @@ POINTS = {
     "max_tp_deg": Row(2, "run.degrees"),
     **{name: replace(row, shows="run.options.precision") for name, row in TYPES.items()},
     "use_flash_attention": Row(1, "refusal"),
-    "layernum_min": Row(2, "model.Journal"),
-    "layernum_max": Row(5, "model.Journal"),
 }
 TIMED = {
     "adaptive": Row(0, "model.ComputationProfiler"),
     "profile_for": Row("galvatron", "model.ComputationProfiler"),
     "sequence_parallel": Row(1, "model.ComputationProfiler"),
-    "layernum_min": Row(2, "model.ComputationProfiler"),
-    "layernum_max": Row(5, "model.ComputationProfiler"),
 }
 WHOLE = "memory is measured at every length, by one rank"
 KEPT = {
@@ -186,11 +170,11 @@ KEPT = {
 OF_MODEL = run_rows("model", "model.ComputationProfiler") | POINTS
 HARDWARE_AND_MODEL = {**OF_MODEL, **TIMED, **HARDWARE}
 TABLES = {
-    "profile computation": {**OF_MODEL, **TIMED, "profile_type": Row("memory", "refusal")},
-    "profile memory": {**OF_MODEL, **KEPT, "profile_type": Row("computation", "refusal")},
-    "profile model": {**OF_MODEL, **TIMED, "profile_type": Row("memory", "calls")},
+    "profile computation": {**OF_MODEL, **TIMED},
+    "profile memory": {**OF_MODEL, **KEPT},
+    "profile model": {**OF_MODEL, **TIMED},
     "profile hardware": HARDWARE,
-    "profile all": {**HARDWARE_AND_MODEL, "profile_type": Row("memory", "calls")},
+    "profile all": HARDWARE_AND_MODEL,
 }
 OF_A_MODEL = {"model_size": "model.json", "seq_length": 8}
 BASES: dict[str, Values] = dict.fromkeys(TABLES, OF_A_MODEL) | {"profile hardware": {}}

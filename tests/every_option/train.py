@@ -20,14 +20,14 @@ from paddlenlp_galvatron.launch import watch
 from paddlenlp_galvatron.plan import GalvatronError, ModelShape, Plan, UserError, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
 from paddlenlp_galvatron.runtime.batch import samples_of
+from paddlenlp_galvatron.training.arguments import run_arguments
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data.tokenizer import end_token, train_tokenizer
 from paddlenlp_galvatron.training.evaluation import Evaluation
 from paddlenlp_galvatron.training.inputs import open_data
+from paddlenlp_galvatron.training.nonfinite import NonFiniteGuard
 from paddlenlp_galvatron.training.recipe import Recipe
-from paddlenlp_galvatron.training.run_arguments import run_arguments
 from paddlenlp_galvatron.training.settings import TrainSettings
-from paddlenlp_galvatron.training.skips import Skips
 from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
 from .model import rows, write_model
@@ -186,7 +186,7 @@ class TrainSeen(Seen):
     def steps_left_out(self) -> int:
         """How many steps without a finite gradient are left out before the run ends."""
         assert self.settings is not None
-        skips = Skips(self.settings, scaled=False)
+        skips = NonFiniteGuard(self.settings, scaled=False)
         for step in range(50):
             try:
                 skips.count(step, 1.0, float("nan"))

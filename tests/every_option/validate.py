@@ -46,7 +46,7 @@ class ValidateSeen(Seen):
             for number, plan in enumerate(self.kinds):
                 ranks = (dict.fromkeys(TERMS, 1.0),) * plan.world_size
                 step = Step(seconds=0.1 + 0.01 * (number % 3), terms_ms=ranks)
-                visit = Visit(steps=(step,), layer_ms=1.0, peaks_mib=(1e6,) * plan.world_size)
+                visit = Visit(steps=(step,), peaks_mib=(1e6,) * plan.world_size)
                 self._journal().get(visit_of(plan, 0), visit.model_dump)
 
         patched = patch.multiple(Validation, _journal=opened, _launch=launched)

@@ -9,7 +9,7 @@ import numpy as np
 import paddle.distributed as dist
 
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
-from paddlenlp_galvatron.profiler.layers.part import MeasuredPart
+from paddlenlp_galvatron.profiler.part import MeasuredPart
 from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine

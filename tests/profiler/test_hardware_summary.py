@@ -3,10 +3,16 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from paddlenlp_galvatron.profiler.cluster.measure import HardwareProfiler, curves
-from paddlenlp_galvatron.profiler.cluster.messages import MessagePoint, doubtful, measured
-from paddlenlp_galvatron.profiler.cluster.summary import hardware_profile
 from paddlenlp_galvatron.profiler.journal import Journal
+from paddlenlp_galvatron.profiler.launcher import spread_notes
+from paddlenlp_galvatron.profiler.messages import (
+    LONGEST_MS,
+    HardwareProfiler,
+    hardware_profile,
+    measured_groups,
+    message_round,
+    rounds_of,
+)
 from paddlenlp_galvatron.profiler.options import HardwareOptions, HardwarePart
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 from paddlenlp_galvatron.runtime import device
@@ -16,36 +22,38 @@ SENDS = MessageGroup(Collective.SEND, 4)
 
 
 def journal(**changed) -> Journal:
-    laps = {
-        MessagePoint(PAIR, 1.0, 0): [1.0, 1.0, 1.1],
-        MessagePoint(PAIR, 1.0, 1): [1.1, 1.3],
-        MessagePoint(PAIR, 1.0, 2): [1.2, 1.2, 1.2],
-        MessagePoint(PAIR, 1.0, 3): [9.0, 9.0],
-        MessagePoint(PAIR, 0.25, 0): [0.3, 0.3, 0.3],
-        MessagePoint(PAIR, 8.0, 0): [8.0, 8.0, 8.0],
-        MessagePoint(SENDS, 8.0, 0): [4.0, 4.0, 4.0],
+    rounds = {
+        message_round(PAIR, 1.0, 0): [1.0, 1.0, 1.1],
+        message_round(PAIR, 1.0, 1): [1.1, 1.3],
+        message_round(PAIR, 1.0, 2): [1.2, 1.2, 1.2],
+        message_round(PAIR, 1.0, 3): [9.0, 9.0],
+        message_round(PAIR, 0.25, 0): [0.3, 0.3, 0.3],
+        message_round(PAIR, 8.0, 0): [8.0, 8.0, 8.0],
+        message_round(SENDS, 8.0, 0): [4.0, 4.0, 4.0],
     }
-    known = {point.key: ms for point, ms in laps.items()}
-    return Journal({**known, "overlap_coe 0": 1.2, "overlap_coe 1": 1.3, **changed})
+    return Journal({**rounds, "overlap_coe 0": 1.2, "overlap_coe 1": 1.3, **changed})
 
 
-def profile(known: Journal, link_gb_per_s: float | None = None):
-    return hardware_profile(known, 1, 4, link_gb_per_s, Fingerprint(device="d"))
+def profile(known: Journal, **options):
+    return hardware_profile(known, HardwareOptions(nproc=4, end_mb=8, **options), Fingerprint(device="d"))
 
 
-def test_a_point_of_the_journal_is_known_by_its_key():
-    for point in (MessagePoint(PAIR, 1 / 64, 3), MessagePoint(MessageGroup(Collective.ALL_TO_ALL, 6, False), 32.0, 0)):
-        assert MessagePoint.from_key(point.key) == point
+def test_a_message_is_known_by_its_key():
+    strided = MessageGroup(Collective.ALL_TO_ALL, 6, False)
+    for group, mib in ((PAIR, 1 / 64), (strided, 32.0)):
+        assert rounds_of(Journal({message_round(group, mib, 3): [1.0]})) == {group: {mib: [[1.0]]}}
 
 
-def test_the_lower_quartile_of_turns_counts_and_the_largest_message_says_the_bandwidth():
+def test_the_lower_quartile_of_rounds_counts_and_the_largest_message_says_the_bandwidth():
     found = profile(journal())
-    assert found.messages_ms[PAIR] == {0.25: 0.3, 1.0: pytest.approx((3.1 / 3 + 3 * 1.2) / 4), 8.0: 8.0}
-    assert found.allreduce_mib_per_ms == {(2, True): 1.0}  # 8 MiB * 2 (2 - 1) / 2 in 8 ms
+    quartile = (3.1 / 3 + 3 * 1.2) / 4
+    between = {2.0: quartile + (8 - quartile) / 7, 4.0: quartile + 3 * (8 - quartile) / 7}  # which Galvatron reads
+    assert found.messages_ms[PAIR] == pytest.approx({0.25: 0.3, 1.0: quartile, 8.0: 8.0} | between)
+    assert found.allreduce_mib_per_ms == {(2, True): 1.0, (2, False): 1.0}  # 8 MiB * 2 (2 - 1) / 2 in 8 ms
     assert found.p2p_mib_per_ms == {4: 2.0}
     assert found.overlap_coe == 1.25 and not found.overlap_by_kind
     assert found.meta.flags == {}
-    assert found.meta.spread["allreduce_size_2_1MB_time"] == pytest.approx(0.175 / 1.2)
+    assert found.meta.spread["allreduce_size_2_1MB_time"] == pytest.approx((3.15 - 1.1583) / 1.2, rel=1e-3)
     assert set(found.meta.spread) >= {
         "allreduce_size_2_consec_1",
         "pp_size_4",
@@ -61,18 +69,16 @@ def test_kinds_of_collectives_have_overlaps_of_their_own_beside_galvatrons_one()
     assert "overlap_coe_allgather" in found.meta.spread
 
 
-def test_what_cannot_be_is_flagged_and_doubted():
-    fast = journal(**{MessagePoint(PAIR, 8.0, 0).key: [0.5, 0.5, 0.5]})
-    assert "0.5 ms, but a smaller message takes 1.16 ms" in profile(fast).meta.flags["allreduce_size_2_8MB_time"]
-    assert doubtful(measured(fast)[PAIR]) == {8.0}
-    wide = journal(**{MessagePoint(PAIR, 8.0, 0).key: [8.0, 12.0, 16.0]})
-    assert doubtful(measured(wide)[PAIR]) == {8.0}
-    assert "2.1 GB/s, but the link carries 2" in profile(journal(), link_gb_per_s=2).meta.flags["pp_size_4"]
+def test_a_bandwidth_above_the_links_is_flagged_and_what_spreads_is_told():
+    fast = profile(journal(), link_gb_per_s=2)
+    assert "2.1 GB/s, but the link carries 2" in fast.meta.flags["pp_size_4"]
     assert profile(journal(), link_gb_per_s=3).meta.flags == {}
+    said = " ".join(spread_notes(fast.meta))
+    assert "pp_size_4: 2.1 GB/s" in said and "1 of 7 numbers spread by more than 30%, such as allreduce_" in said
 
 
 def test_files_have_what_was_measured_and_nothing_else(tmp_path):
-    sends = Journal({MessagePoint(SENDS, 8.0, 0).key: [4.0]})
+    sends = Journal({message_round(SENDS, 8.0, 0): [4.0]})
     assert {path.name for path in profile(sends).save(tmp_path)} == {
         "p2p_bandwidth_1nodes_4gpus_per_node.json",
         "sp_time_1nodes_4gpus_per_node.json",
@@ -90,42 +96,57 @@ def test_files_have_what_was_measured_and_nothing_else(tmp_path):
     ],
 )
 def test_a_part_measures_its_kinds_on_every_group(part, kinds):
-    found = curves(HardwareOptions(parts=(part,)), 12)
+    options = HardwareOptions(nproc=12, parts=(part,))
+    found = measured_groups(options, on_gpus=True)
     assert {group.kind for group in found} == kinds
     for kind in kinds:
         sizes = [(group.size, group.consecutive) for group in found if group.kind == kind]
         strided = [] if kind == "p2p" else [(size, False) for size in (2, 3, 4, 6)]
         assert sorted(sizes) == sorted([(size, True) for size in (2, 3, 4, 6, 12)] + strided)
-    limited = curves(HardwareOptions(parts=(part,), max_tp_deg=4, max_pp_deg=3), 12)
+    alike = measured_groups(options, on_gpus=False)  # CPU processes of one host
+    assert alike == [group for group in found if group.consecutive]
+    limited = measured_groups(HardwareOptions(nproc=12, parts=(part,), max_tp_deg=4, max_pp_deg=3), on_gpus=True)
     largest = {HardwarePart.ALL_REDUCE: 12, HardwarePart.P2P: 3}.get(part, 4)
     assert max((group.size for group in limited), default=largest) == largest
 
 
-@pytest.mark.parametrize(("ms_a_mib", "largest_mib"), [(10.0, 32.0), (250.0, 1.0), (0.1, 64.0)])
-def test_behind_the_first_message_of_more_than_200_ms_none_is_larger(monkeypatch, ms_a_mib, largest_mib):
-    options = HardwareOptions(parts=(HardwarePart.ALL_REDUCE, HardwarePart.P2P), end_mb=64)
-    stopwatch = Mock(pinned=False, **{"is_late.return_value": False})
-    stopwatch.together = lambda mib: np.full((3, 2), ms_a_mib * mib)  # [laps, ranks]
-    for prepare in ("_collective", "_exchange"):
-        monkeypatch.setattr(HardwareProfiler, prepare, lambda _, group, mib: mib)
-    known = Journal()
-    HardwareProfiler(options, 0, 2, stopwatch, Mock(), known).measure()
-    assert max(measured(known)[PAIR]) == largest_mib
-    for group in curves(options, 2):
-        assert sum(ms_a_mib * mib > 200 for mib in measured(known)[group]) <= 1
-
-
-def test_more_turns_are_measured_beside_those_that_are_known(monkeypatch):
-    stopwatch = Mock(pinned=True, **{"is_late.return_value": False})
-    stopwatch.together = lambda mib: np.full((3, 2), mib)
+def scripted(monkeypatch, options, ms_of_mib, known=None):
+    """A profiler of two ranks whose messages take what `ms_of_mib` says."""
+    stopwatch = Mock(**{"is_late.return_value": False})
+    stopwatch.time_collective = lambda mib: np.full((3, 2), ms_of_mib(mib))  # [samples, ranks]
     for prepare in ("_collective", "_exchange"):
         monkeypatch.setattr(HardwareProfiler, prepare, lambda _, group, mib: mib)
     monkeypatch.setattr(HardwareProfiler, "_overlap", lambda _, kind: 1.1)
+    profiler = HardwareProfiler(options, 0, stopwatch, Mock(), known or Journal())
+    profiler.measure()
+    return rounds_of(profiler.journal)
+
+
+@pytest.mark.parametrize(("ms_a_mib", "largest_mib"), [(10.0, 16.0), (250.0, 1 / 4), (0.1, 64.0)])
+def test_behind_the_first_message_that_takes_long_none_is_larger(monkeypatch, ms_a_mib, largest_mib):
+    options = HardwareOptions(nproc=2, parts=(HardwarePart.ALL_REDUCE, HardwarePart.P2P), end_mb=64)
+    for rounds in scripted(monkeypatch, options, lambda mib: ms_a_mib * mib).values():
+        assert max(rounds) == largest_mib
+        assert sum(ms_a_mib * mib > LONGEST_MS for mib in rounds) <= 1
+
+
+def test_sizes_rise_by_four_and_all_are_measured_where_asked(monkeypatch):
+    parts = (HardwarePart.ALL_TO_ALL,)
+    for adaptive, expected in (
+        (True, [1 / 64, 1 / 16, 1 / 4, 1, 4, 32]),
+        (False, [1 / 64, 1 / 16, 1 / 4, 1, 2, 4, 8, 16, 32]),
+    ):
+        options = HardwareOptions(nproc=2, parts=parts, end_mb=32, adaptive=adaptive)
+        [rounds] = scripted(monkeypatch, options, lambda mib: 1 + mib).values()
+        assert sorted(rounds) == expected
+        assert {len(each) for each in rounds.values()} == {3}
+
+
+def test_more_turns_are_measured_beside_those_that_are_known(monkeypatch):
     known = Journal()
     for turns in (1, 2):
-        options = HardwareOptions(nproc=2, end_mb=4, turns=turns)
-        HardwareProfiler(options, 0, 2, stopwatch, Mock(), known).measure()
-        assert {len(laps) for laps in measured(known)[PAIR].values()} == {turns}
+        found = scripted(monkeypatch, HardwareOptions(nproc=2, end_mb=4, turns=turns), lambda mib: mib, known)
+        assert {len(rounds) for rounds in found[PAIR].values()} == {turns}
         assert len(known.items("overlap_coe ")) == turns
 
 
@@ -136,6 +157,6 @@ def test_on_gpus_a_posted_receive_holds_some_of_what_passes_compute_with(monkeyp
     monkeypatch.setattr(HardwareProfiler, "_overlap", lambda _, kind: 1.1)
     known = journal()
     options = HardwareOptions(nproc=2, parts=(HardwarePart.OVERLAP,))
-    stopwatch = Mock(pinned=False, **{"is_late.return_value": False})
-    HardwareProfiler(options, 0, 2, stopwatch, Mock(), known).measure()
+    stopwatch = Mock(**{"is_late.return_value": False})
+    HardwareProfiler(options, 0, stopwatch, Mock(), known).measure()
     assert profile(known).overlap_by_kind[Collective.SEND] == pytest.approx(132 / 128)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.profiler.cluster.launch_line import options_of_launch
+from paddlenlp_galvatron.profiler.nodes import options_of_launch
 
 PADDLE = "python -u -m paddle.distributed.launch"
 MASTER = {"master_addr": "192.0.2.1", "master_port": "29"}

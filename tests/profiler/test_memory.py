@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from paddlenlp_galvatron.profiler.journal import Journal
-from paddlenlp_galvatron.profiler.layers.memory import MemoryProfiler
+from paddlenlp_galvatron.profiler.memory import MemoryProfiler
 from paddlenlp_galvatron.profiles import MemoryProfile, Meta, Variant, VocabVariant
 
 MIB = 2**20

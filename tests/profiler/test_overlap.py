@@ -9,8 +9,8 @@ pytest.importorskip("paddle")
 import paddle
 
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.profiler.cluster import overlap
-from paddlenlp_galvatron.profiler.layers.silent import SilentGroups
+from paddlenlp_galvatron.profiler import overlap
+from paddlenlp_galvatron.profiler.part import FakeGroups
 from paddlenlp_galvatron.profiles import Collective
 from paddlenlp_galvatron.runtime import device
 
@@ -52,7 +52,7 @@ def coefficient(gpu, monkeypatch) -> float:
     monkeypatch.setattr(device, "on_gpu", lambda: True)
     monkeypatch.setattr(paddle, "matmul", gpu.product)
     monkeypatch.setitem(overlap.STARTED, Collective.ALL_REDUCE, gpu.start)
-    asked = (gpu, 0, (0, 1), SilentGroups(), Collective.ALL_REDUCE, Precision.BF16, 2, 1)
+    asked = (gpu, 0, (0, 1), FakeGroups(), Collective.ALL_REDUCE, Precision.BF16, 2)
     return overlap.overlap_coefficient(*asked)
 
 

@@ -2,8 +2,8 @@ import pytest
 
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import ModelShape, UserError
-from paddlenlp_galvatron.profiler.layers.points import measured_model, runnable_degrees
-from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions
+from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, thinned
+from paddlenlp_galvatron.profiler.points import measured_model, runnable_degrees
 
 MODEL = ModelOptions(model_size="llama2-7b")
 BATCHES = {"profile_min_batch_size": 2, "profile_max_batch_size": 7, "profile_batch_size_step": 2}
@@ -37,7 +37,6 @@ def test_samples_are_as_long_as_the_model_is_said_to_take_or_2048():
         ({"profile_mode": "batch", "profile_min_batch_size": 9}, "profile_max_batch_size: 8 is below"),
         ({"profile_mode": "sequence", "profile_min_seq_length": 4096}, "profile_max_seq_length: 2048 is below"),
         ({"profile_mode": "all"}, "profile_mode"),
-        ({"layernum_min": 3}, "layernum_max"),
         ({"profile_unit": "mlp"}, "profile_unit: mlp is not supported"),
         ({"bf16": 1, "mixed_precision": "fp16"}, "contradict each other"),
         ({"profile_for": "galvatron", "time_budget_s": 5}, "time_budget_s: leaves sizes out"),
@@ -57,17 +56,21 @@ def test_message_sizes_rise_from_what_costs_next_to_nothing():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"backend": "mpi"}, "backend"),
         ({"envs": "NCCL_DEBUG"}, "envs: .*no variable; give NAME=VALUE"),
         ({"end_mb": 0.5}, "end_mb"),
         ({"parts": "allreduce,p2q"}, "parts"),
         ({"scale": 1}, "scale"),
-        ({"avg_or_min_or_first": "max"}, "avg_or_min_or_first"),
     ],
 )
 def test_mistakes_of_hardware_are_named(given, message):
     with pytest.raises(UserError, match=message):
         HardwareOptions.from_mapping(given)
+
+
+def test_thinned_sizes_keep_both_ends():
+    assert thinned([1, 2, 3, 4, 5, 6, 7, 8], 2) == [1, 2, 4, 8]
+    assert thinned([1, 2, 4, 8, 16, 32], 4) == [1, 4, 32]
+    assert thinned([3, 4], 2) == [3, 4] and thinned([3], 2) == [3]
 
 
 def test_degrees_are_those_that_model_and_world_allow():

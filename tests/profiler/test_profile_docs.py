@@ -1,18 +1,16 @@
-"""Every option and part of the profilers stands in both documents."""
+"""Every part and mode of the profilers stands in both documents."""
 
 from pathlib import Path
 
 import pytest
 
-from paddlenlp_galvatron.profiler.options import HardwareOptions, HardwarePart, PointOptions, ProfileMode
+from paddlenlp_galvatron.profiler.options import HardwarePart, ProfileMode
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_every_option_is_described(language):
+def test_every_part_and_mode_is_described(language):
     text = (DOCS / language / "profile.md").read_text()
-    for name in {**HardwareOptions.model_fields, **PointOptions.model_fields}:
-        assert f"`{name}`" in text, name
     for word in (*HardwarePart, *ProfileMode):
         assert word in text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.profiler.cluster.hosts import nodes_of
+from paddlenlp_galvatron.profiler.nodes import options_of_hostfile
 from paddlenlp_galvatron.profiles import OVERLAP_NAME, HardwareProfile, allreduce_name, p2p_name, sp_time_name
 
 ROOT = Path(__file__).parents[2]
@@ -132,8 +132,8 @@ def test_the_default_chain_from_measuring_to_training(tmp_path, scripts, galvatr
 def test_a_hostfile_says_the_nodes(tmp_path):
     hosts = tmp_path / "hosts"
     hosts.write_text("192.0.2.7 slots=8\n# a comment\n\n127.0.0.1 slots=8\n192.0.2.9\n")
-    assert nodes_of(hosts, {}) == {"num_nodes": 3, "master_addr": "192.0.2.7", "node_rank": 1}
-    assert nodes_of(hosts, {"num_nodes": "2", "node_rank": "0"})["node_rank"] == "0"
+    assert options_of_hostfile(hosts, {}) == {"num_nodes": 3, "master_addr": "192.0.2.7", "node_rank": 1}
+    assert options_of_hostfile(hosts, {"num_nodes": "2", "node_rank": "0"})["node_rank"] == "0"
     for content, given, message in [
         ("", {}, "names no node"),
         ("192.0.2.7\n", {"num_nodes": "2"}, "names 1 nodes"),
@@ -141,4 +141,4 @@ def test_a_hostfile_says_the_nodes(tmp_path):
     ]:
         hosts.write_text(content)
         with pytest.raises(UserError, match=message):
-            nodes_of(hosts, given)
+            options_of_hostfile(hosts, given)

@@ -90,7 +90,7 @@ def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
     """fp32 and plain attention: what runs on CPU, where Paddle's statistics are exact."""
     pytest.importorskip("paddle")
     from paddlenlp_galvatron.profiler.journal import Journal
-    from paddlenlp_galvatron.profiler.layers.memory import MemoryProfiler
+    from paddlenlp_galvatron.profiler.memory import MemoryProfiler
     from paddlenlp_galvatron.runtime.adapters import load_family
 
     hidden, inner, heads, kv_heads = size
@@ -129,7 +129,7 @@ def fused_kernels(monkeypatch):
     from paddlenlp.transformers.llama.modeling import apply_rotary_pos_emb
     from paddlenlp.transformers.qwen2 import modeling as qwen2
 
-    from paddlenlp_galvatron.profiler.layers import part
+    from paddlenlp_galvatron.profiler import part
     from paddlenlp_galvatron.runtime.ops import context
 
     def kernel(run, reads=lambda inputs, outputs: inputs):
@@ -179,7 +179,7 @@ def fused_kernels(monkeypatch):
 @pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.slow), "qwen3"])
 def test_fused_kernels_keep_what_is_counted(family, fused_kernels):
     from paddlenlp_galvatron.profiler.journal import Journal
-    from paddlenlp_galvatron.profiler.layers.memory import MemoryProfiler
+    from paddlenlp_galvatron.profiler.memory import MemoryProfiler
     from paddlenlp_galvatron.runtime.adapters import load_family
 
     shape, seq, degrees = ModelShape("probe", family, 4, 128, 320, 8, 4, 1000, 512), 64, (1, 2)

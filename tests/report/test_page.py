@@ -27,10 +27,9 @@ from paddlenlp_galvatron.plan import (
     read_plan,
 )
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
-from paddlenlp_galvatron.report.breakdown import breakdown
 from paddlenlp_galvatron.report.explain import Explanation, printed
 from paddlenlp_galvatron.report.explain import explain as find_out
-from paddlenlp_galvatron.report.figures import Tile, folded, tiles, time_bar
+from paddlenlp_galvatron.report.figures import folded, tiles, time_bar
 from paddlenlp_galvatron.report.measured import flops_per_token
 from paddlenlp_galvatron.report.page import FrontierPoint, frontier, render
 from paddlenlp_galvatron.report.why import Problem
@@ -138,26 +137,19 @@ def test_stages_of_several_chunks_are_told_as_stages(explanation):
     plan = replace(
         explanation.plan, stages=(1, 1, 1, 1), chunks=2, layers=(LayerStrategy(2),) * 4, vocab=VocabStrategy(2)
     )
-    prediction = asked.cost.predict(plan)
-    stages = breakdown(plan, asked.cost, prediction, 1024.0)
-    page = render(replace(explanation, plan=plan, prediction=prediction, stages=stages), [])
+    page = render(replace(explanation, plan=plan, prediction=asked.cost.predict(plan)), [])
     assert f"2 stages of {plan.stage_size} ranks, interleaved 1F1B of 2 chunks a stage" in page
     assert "stage 1, forward 0, chunk 1: " in page
 
 
 def test_tiles_are_the_prediction(real, explanation):
-    shown = {tile.name: tile.value for tile in tiles_of(real)}
+    shown = {tile.name: tile.value for tile in tiles(real)}
     prediction, gpus = real.prediction, real.plan.world_size
     each = prediction.samples_per_s * 4096 / gpus
     assert shown["tokens/s/GPU"] == f"{each:,.0f}"
     assert shown["MFU"] == f"{each * flops_per_token(real.problem.shapes[0], 4096) / 989e12:.1%}"
     assert shown["step"] == f"{prediction.time_s:.3g} s" and "pipeline bubble" in shown
-    assert "MFU" not in {tile.name for tile in tiles_of(explanation)}  # of a device that nobody knows
-
-
-def tiles_of(explanation: Explanation) -> tuple[Tile, ...]:
-    asked = explanation.problem
-    return tiles(explanation.plan, explanation.prediction, asked.shapes[0], explanation.budget_mib, asked.cost)
+    assert "MFU" not in {tile.name for tile in tiles(explanation)}  # of a device that nobody knows
 
 
 def test_a_bar_of_time_is_the_whole_step(real):
@@ -235,10 +227,8 @@ def large(explanation) -> Explanation:
     cost = example(num_nodes=256, model=model)
     layers = tuple(LayerStrategy(8, recompute=layer % 3 == 0, dp_type=DataParallel.ZERO3) for layer in range(126))
     plan = Plan(1024, 512, 64, (8,) * 14 + (7,) * 2, layers, VocabStrategy(8), assumed=cost.assumed)
-    prediction = cost.predict(plan)
     asked = problem(cost, 80.0, 512)
-    stages = breakdown(plan, cost, prediction, asked.options.memory_constraint * 1024)
-    return replace(explanation, plan=plan, problem=asked, prediction=prediction, stages=stages)
+    return replace(explanation, **vars(asked.facts_of(plan)), problem=asked)
 
 
 def test_a_large_plan_stays_small(large):

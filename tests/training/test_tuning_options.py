@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from paddlenlp.trainer.trainer_utils import get_scheduler
 
-from paddlenlp_galvatron.cli.pretrain import read_words
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.options.tuning import TuningOptions
 from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.training.arguments import OPTIONS
+from paddlenlp_galvatron.training.arguments import OPTIONS, read_words
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 from paddlenlp_galvatron.training.prepare import prepare
 

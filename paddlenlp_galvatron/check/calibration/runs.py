@@ -36,7 +36,7 @@ class Expected(NamedTuple):
     step_s: float
     allocated_mib: float
     reserved_mib: float
-    bound_mib: float  # what a card holds at most while it has room
+    bound_mib: float  # the most that a card holds unless it is full
 
 
 def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:

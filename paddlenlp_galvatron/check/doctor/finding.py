@@ -17,4 +17,4 @@ class Finding:
     subject: str
     found: str
     state: State = State.OK
-    remedy: str = ""  # what to do, unless all is well
+    remedy: str = ""  # advice, unless all is well

@@ -21,9 +21,9 @@ class PaddleFacts:
     """Facts of the installed Paddle."""
 
     version: str
-    cuda: str | None  # that it is built for; None: built for CPUs
+    cuda: str | None  # version that it is built for; None: built for CPUs
     nccl: int  # 22203 is 2.22.3; 0: built without
-    gpus: int  # that it can use
+    gpus: int  # number that it can use
 
 
 class Machine:

@@ -18,7 +18,7 @@ from ...launch.gpus import used_mib
 from ...plan import Precision
 from ...plan.communicators import DOWN, UP
 from ...plan.seams import Collective
-from ...profiler.cluster.overlap import message_mib, overlap_coefficient, overlapping_ranks
+from ...profiler.overlap import message_mib, overlap_coefficient, overlapping_ranks
 from ...profiler.stopwatch import Stopwatch
 from ...runtime import device
 from ...runtime.collectives import receive_start, send_start
@@ -40,7 +40,7 @@ def main() -> None:
     precision = Precision.BF16 if gpu is not None else Precision.FP32
     result = dict.fromkeys(("alone_ms", "beside_ms", "used_mib", "reserved_mib"), None) | _beside(rank, pair, groups)
     stopwatch = Stopwatch(ranks)
-    given = stopwatch, rank, overlapping_ranks(ranks), groups, Collective.ALL_REDUCE, precision, ranks, 1
+    given = stopwatch, rank, overlapping_ranks(ranks), groups, Collective.ALL_REDUCE, precision, ranks
     result |= {"overlap": overlap_coefficient(*given), "message_mib": message_mib()}
     if gpu is not None:
         device.synchronize()

@@ -25,7 +25,7 @@ MODEL = {
     "max_position_embeddings": SEQ,
 }
 LATER, PASSES = 3, 4  # the step of a pipeline that is traced, or without memory, and its micro-batches
-ROOM_MIB = 100  # that the rank without memory may still take: less than its gradients
+ROOM_MIB = 100  # left to the rank that runs out of memory: less than its gradients
 GPU_TOLERANCE = 1e-3  # of a loss: some of Paddle's GPU kernels add in any order, and training amplifies it
 
 

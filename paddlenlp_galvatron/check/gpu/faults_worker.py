@@ -64,7 +64,7 @@ def starve(rank: int, room_mib: int, step: int) -> None:
     if training.rank == rank:
         filled = _leave(room_mib)
         if step > 1:
-            filled += _blocks(room_mib)  # what the allocator kept of the steps before
+            filled += _blocks(room_mib)  # blocks that the allocator kept from earlier steps
             _need_more(training.engine.stage, 2 * room_mib)
     training.step()
     filled.clear()

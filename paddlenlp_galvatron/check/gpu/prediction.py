@@ -16,9 +16,8 @@ from ...launch.gpus import gpu_name
 from ...launch.processes import launch
 from ...plan import Assumptions, ModelShape, Plan, Precision, uniform_plan
 from ...profiler.launcher import run_ranks
-from ...profiler.layers.points import runnable_degrees
-from ...profiler.layers.run import ModelRun
 from ...profiler.options import HardwareOptions, PointOptions
+from ...profiler.points import ModelRun, runnable_degrees
 from ...profiles import Shape
 from ...profiles.reserve import Reserve, reserve_of
 from ..parity.parity import Case, write_cases

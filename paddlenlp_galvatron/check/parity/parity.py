@@ -138,7 +138,7 @@ def small_case(
     if heads % kv_heads:
         raise UserError(f"kv_heads: {heads} heads do not share {kv_heads} kv heads evenly")
     chunks = (part.degree * prod(chunks_of_a_sample(*axis) for axis in part.beside) for part in parts)
-    tokens = lcm(*chunks)  # that a sample is a multiple of
+    tokens = lcm(*chunks)  # a sample is a multiple of these
     seq_length = -(-16 // tokens) * tokens
     shape = ModelShape(
         name=f"small-{family}",
@@ -175,7 +175,7 @@ def batch_of(case: Case, step: int) -> Batch:
         edges = [0, *sorted(random.choice(np.arange(1, length), size=random.integers(0, 4), replace=False)), length]
         for start, stop in pairwise(edges):
             ends[row, start:stop] = stop
-            labels[row, start : random.integers(start, stop)] = IGNORED_LABEL  # what is asked
+            labels[row, start : random.integers(start, stop)] = IGNORED_LABEL  # the prompt
             labels[row, stop - 1] = IGNORED_LABEL
     labels[: rows // 2 * (step % 2)] = IGNORED_LABEL  # micro-batches without any label
     labels[-1, 0] = tokens[-1, 1]

@@ -40,7 +40,6 @@ class Outcome:
     stages: tuple[StageOutcome, ...]
     predicted_bytes: int  # of a step, over all ranks
     measured_bytes: int
-    host_speed: float = 1.0  # while it ran, against the profile's: a layer's time there / here
     quickest_s: tuple[float, ...] = ()  # measured, of each visit
 
     @property
@@ -51,11 +50,6 @@ class Outcome:
     def time_error(self) -> float:
         """Predicted / measured - 1: below 0 the prediction was too optimistic."""
         return self.predicted_s / self.measured_s - 1
-
-    @property
-    def time_error_at_speed(self) -> float:
-        """The same with the host as fast in the profile as in the steps."""
-        return (1 + self.time_error) / self.host_speed - 1
 
     @property
     def memory_errors(self) -> list[float]:
@@ -104,14 +98,8 @@ def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: Mod
         stages,
         predicted_bytes,
         sum(run.bytes.values()),
-        _host_speed(run, cost),
         run.quickest_s,
     )
-
-
-def _host_speed(run: MeasuredRun, cost: CostModel) -> float:
-    times = cost.times.layer(0, 1, cost.seqs[0])
-    return (times.forward_ms + times.backward_ms) / run.layer_ms
 
 
 def _stage(
@@ -162,7 +150,7 @@ class Verdict:
 
     budget_mib: float
     layer_wise: bool  # whether the searched plan is
-    plans: int  # that were measured
+    plans: int  # measured plans
     regret: float  # how much slower the searched plan is than the best of all that were measured
     beaten_by: tuple[str, ...]  # uniform plans that were faster where the model says slower by more than CLEAR
     over_budget: tuple[str, ...]  # plans that held more than the budget
@@ -185,10 +173,6 @@ class Accuracy:
         return Spread.of(one.time_error for one in self.outcomes)
 
     @property
-    def time_at_speed(self) -> Spread:
-        return Spread.of(one.time_error_at_speed for one in self.outcomes)
-
-    @property
     def apart(self) -> Spread | None:
         """How much slower the slowest visit of a plan is than its quickest: no prediction can be more exact. None where
         there was one visit of each."""
@@ -202,10 +186,6 @@ class Accuracy:
     @property
     def tau(self) -> float | None:
         return kendall([(one.predicted_s, one.measured_s) for one in self.outcomes])
-
-    @property
-    def tau_at_speed(self) -> float | None:
-        return kendall([(one.predicted_s, one.measured_s * one.host_speed) for one in self.outcomes])
 
     @property
     def regret(self) -> float:

@@ -20,11 +20,11 @@ from ...profiler.launcher import PROGRESS, fingerprint
 from ...search import SearchOptions
 from .accuracy import Accuracy, Outcome, outcome, verdict
 from .contests import contests
-from .draw import draw
 from .options import ValidateOptions
+from .sample_plans import sample_plans
 from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
 
-METHOD = 5  # how a step is measured: raised when that changes
+METHOD = 6  # how a step is measured: raised when that changes
 WORKER = f"{__package__}.worker"
 SPARE_S = 600  # beyond the minutes: the start, and the plan that is under way
 MOST_FAILURES = 10  # of plans, after which something else is wrong
@@ -57,7 +57,7 @@ class Validation:
     def _drawn(self) -> Iterator[tuple[str, Plan]]:
         given = self.options
         batch, assumed = given.global_train_batch_size, self.cost.assumed
-        return draw(self.shape, given.world_size, batch, assumed, given.count, given.seed, self._priced)
+        return sample_plans(self.shape, given.world_size, batch, assumed, given.count, given.seed, self._priced)
 
     def _priced(self, plan: Plan) -> bool:
         try:

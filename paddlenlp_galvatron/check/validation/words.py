@@ -66,15 +66,9 @@ def tables(accuracy: Accuracy) -> Iterator[str | Table]:
 
 def summary_lines(accuracy: Accuracy) -> Iterator[str]:
     """The figures that count."""
-
-    def tau(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
-
-    speeds = [one.host_speed for one in accuracy.outcomes]
-    host = f"the host was {min(speeds):.2f} to {max(speeds):.2f} times as fast as when it was profiled"
+    tau = "-" if accuracy.tau is None else f"{accuracy.tau:.2f}"
     yield f"{len(accuracy.outcomes)} plans, predicted / measured - 1:"
-    yield f"step time    {_spread(accuracy.time)}; Kendall's tau {tau(accuracy.tau)}; regret {accuracy.regret:.1%}"
-    yield f"at its speed {_spread(accuracy.time_at_speed)}; Kendall's tau {tau(accuracy.tau_at_speed)}; {host}"
+    yield f"step time    {_spread(accuracy.time)}; Kendall's tau {tau}; regret {accuracy.regret:.1%}"
     if apart := accuracy.apart:
         yield f"its visits   mean {apart.mean:.1%}, median {apart.median:.1%}, up to {apart.highest:.1%} apart"
     yield f"peak memory  {_spread(accuracy.memory)}; above the bound: {len(accuracy.above_bound)}"
@@ -86,7 +80,7 @@ def _spread(spread: Spread) -> str:
 
 def _plans(accuracy: Accuracy) -> Iterator[Table]:
     """Time, then memory and terms: side by side they are wider than 80 characters."""
-    times = table("plan", "why", "predicted s", "measured s", "error", "host", "what it is", left=("why", "what it is"))
+    times = table("plan", "why", "predicted s", "measured s", "error", "what it is", left=("why", "what it is"))
     rest = table("plan", "MiB", "measured", "error", "busy ms", "at fault", left=("at fault",))
     for one in sorted(accuracy.outcomes, key=lambda one: one.measured_s):
         worst = min(range(len(one.stages)), key=lambda stage: one.memory_errors[stage])
@@ -98,7 +92,6 @@ def _plans(accuracy: Accuracy) -> Iterator[Table]:
             f"{one.predicted_s:.4f}",
             f"{one.measured_s:.4f}",
             f"{one.time_error:+.1%}",
-            f"{one.host_speed:.2f}",
             short(one.plan),
         )
         rest.add_row(
@@ -144,11 +137,9 @@ def as_json(accuracy: Accuracy) -> dict[str, Any]:
             "plans": len(accuracy.outcomes),
             "left_out": accuracy.left_out,
             "time_error": asdict(accuracy.time),
-            "time_error_at_speed": asdict(accuracy.time_at_speed),
             "visits_apart": asdict(accuracy.apart) if accuracy.apart else None,
             "memory_error": asdict(accuracy.memory),
             "tau": accuracy.tau,
-            "tau_at_speed": accuracy.tau_at_speed,
             "regret": accuracy.regret,
             "above_bound": len(accuracy.above_bound),
             "wrong_bytes": len(accuracy.wrong_bytes),
@@ -168,7 +159,6 @@ def _plan(one: Outcome) -> dict[str, Any]:
         "predicted_s": one.predicted_s,
         "measured_s": one.measured_s,
         "time_error": one.time_error,
-        "host_speed": one.host_speed,
         "predicted_bytes": one.predicted_bytes,
         "measured_bytes": one.measured_bytes,
         "at_fault": one.at_fault,

@@ -60,9 +60,8 @@ class Visit(BaseModel):
     """A plan's steps that were run in a row."""
 
     steps: tuple[Step, ...] = ()
-    layer_ms: float = 0.0  # forward and backward of a layer with one sample, before and after these steps
     peaks_mib: tuple[float, ...] = ()  # of each rank: most that tensors held, beyond what the process held before
-    bytes: dict[str, int] = {}  # that a step gives to collectives, over all ranks
+    bytes: dict[str, int] = {}  # given to collectives in a step, over all ranks
     failed: str = ""  # why it did not run
 
 
@@ -70,7 +69,6 @@ class MeasuredRun(BaseModel):
     """Measurements of a plan over all of its visits."""
 
     step: Step  # the one that counts
-    layer_ms: float  # of the visit of that step
     peaks_mib: tuple[float, ...]
     bytes: dict[str, int]
     quickest_s: tuple[float, ...]  # step of each visit
@@ -78,8 +76,8 @@ class MeasuredRun(BaseModel):
     @classmethod
     def of(cls, visits: Sequence[Visit]) -> Self:
         """The run of visits none of which failed."""
-        steps = sorted(((step, visit) for visit in visits for step in visit.steps), key=lambda one: one[0].seconds)
-        step, during = steps[round(QUICK * (len(steps) - 1))]
+        steps = sorted((step for visit in visits for step in visit.steps), key=lambda step: step.seconds)
+        step = steps[round(QUICK * (len(steps) - 1))]
         peaks = tuple(map(max, zip(*(visit.peaks_mib for visit in visits), strict=True)))
         quickest = tuple(min(step.seconds for step in visit.steps) for visit in visits)
-        return cls(step=step, layer_ms=during.layer_ms, peaks_mib=peaks, bytes=visits[0].bytes, quickest_s=quickest)
+        return cls(step=step, peaks_mib=peaks, bytes=visits[0].bytes, quickest_s=quickest)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import count, product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,7 @@ import numpy as np
 from ...plan import Plan
 from ...profiler.journal import Journal
 from ...profiler.launcher import report_progress
-from ...profiler.layers.part import FEW_AND_MANY, MeasuredPart, of_one_layer
-from ...profiler.stopwatch import Stopwatch, Timing
+from ...profiler.stopwatch import Stopwatch
 from ...runtime import device
 from ...runtime.adapters import load_family
 from ...runtime.collectives import forget_traffic
@@ -31,7 +29,7 @@ from .terms import TERMS, measured_ms
 from .work import JOURNAL, Step, Visit, Work, key_of, visit_of
 
 LEAST_STEPS = 3
-VISIT_S = 1.5  # that a visit takes, timed and traced steps, within LEAST_STEPS and the wanted number of each
+VISIT_S = 1.5  # length of a visit with its timed and traced steps, between LEAST_STEPS and the wanted number of each
 SCALAR_BYTES = 2 * 4  # of each rank: loss and norm, which no prediction counts
 
 
@@ -40,39 +38,20 @@ def main() -> None:
     work = Work.model_validate_json(Path(sys.argv[1]).read_text())
     rank, world_size = start_world()
     journal = Journal.open(work.output, JOURNAL, work.identity, rank, world_size, fresh=False)
-    # The fewest samples: a layer is timed between any two steps.
     stopwatch = Stopwatch(world_size, work.ranks_per_node, budget_ms=0, time_budget_s=work.seconds)
     groups, plans = Groups(rank), work.read_plans()
-    layer = Layer(work, plans[0], stopwatch)
     gc.freeze()  # collecting what a plan left takes 0.2 s where all that was imported is looked through, too
     for done, (number, plan) in enumerate(product(range(work.visits), plans)):
         if stopwatch.is_late():
             break
         report_progress(done, work.visits * len(plans))
         if not any(visit["failed"] for _, visit in journal.items(key_of(plan))):
-            journal.get(visit_of(plan, number), partial(_visit, work, plan, groups, layer))
+            journal.get(visit_of(plan, number), partial(_visit, work, plan, groups))
 
 
-class Layer:
-    """A layer with one sample as the profiler times it, on all ranks at once."""
-
-    def __init__(self, work: Work, plan: Plan, stopwatch: Stopwatch):
-        family, assumed = load_family(work.shape.family), plan.assumed
-        how: dict[str, Any] = {"seq_length": assumed.seq_length or 0, "precision": assumed.mixed_precision}
-        self._parts = [MeasuredPart(work.shape, family, layers=layers, samples=1, **how) for layers in FEW_AND_MANY]
-        self._stopwatch = stopwatch
-
-    def time_ms(self) -> float:
-        steps = [step for part in self._parts for step in (part.forward, part.backward)]
-        laps = self._stopwatch.apart(*steps)
-        few, many = laps[:, :2].sum(axis=1), laps[:, 2:].sum(axis=1)
-        return Timing.of_turns([of_one_layer(few, many).tolist()]).ms
-
-
-def _visit(work: Work, plan: Plan, groups: Groups, layer: Layer) -> dict[str, Any]:
-    """Steps as training's, their data with them; before and after them a layer is timed. A Visit, for the journal."""
+def _visit(work: Work, plan: Plan, groups: Groups) -> dict[str, Any]:
+    """Steps as training's, their data with them. A Visit, for the journal."""
     gc.collect()
-    layers_ms = [layer.time_ms()]  # what it keeps is not the plan's
     before = device.allocated_mib()
     engine = Engine(plan, work.shape, load_family(work.shape.family), plan.assumed.seq_length or 0, groups=groups)
     recipe = Recipe()
@@ -95,10 +74,8 @@ def _visit(work: Work, plan: Plan, groups: Groups, layer: Layer) -> dict[str, An
         peaks.append(peak)
     if plan.world_size > 1:
         traffic["all_reduce"] -= SCALAR_BYTES * plan.world_size
-    layers_ms.append(layer.time_ms())
     return Visit(
         steps=tuple(steps),
-        layer_ms=fmean(layers_ms),
         peaks_mib=tuple(map(max, zip(*peaks, strict=True))),
         bytes={kind: int(size) for kind, size in traffic.items() if size},
     ).model_dump()

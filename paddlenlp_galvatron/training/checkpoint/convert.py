@@ -35,7 +35,7 @@ from .resharding import WeightPart
 from .stored import FORMAT, INDEX, WEIGHT, Checkpoint, write_index
 from .tensor_file import DTYPES, Tensor, write_tensors
 
-COMPANIONS = (  # what is copied along as it is
+COMPANIONS = (  # files that are copied unchanged
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -71,7 +71,7 @@ def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advanc
             "model": asdict(shape),
             "model_fingerprint": shape.fingerprint,
             "plan": None,
-            "precision": weights.precision,  # what the way back writes
+            "precision": weights.precision,  # type of the weights when converted back
             "optimizer": {},
             "loss_scale": None,
             "data": None,

@@ -103,7 +103,7 @@ class HuggingFaceWeights:
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         """Raises UserError: the tensor cannot be read."""
         weight = self._weights[name]
-        real = []  # what is beyond it is padding
+        real = []  # ids beyond the vocabulary are padding
         for axis, length in enumerate(shape):
             start, stop = part.interval(axis, length)
             real.append(slice(start, min(stop, length)) if start < length else slice(0))

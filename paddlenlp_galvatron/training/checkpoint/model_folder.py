@@ -33,7 +33,7 @@ def save_model(engine: Engine, target: Path, like: Path | None, tokenizer: Any =
     fault = ""
     try:
         if engine.rank == 0:
-            shutil.rmtree(part, ignore_errors=True)  # what a killed run left
+            shutil.rmtree(part, ignore_errors=True)  # left by a killed run
         writer = Writer(part / "checkpoint", engine, keep=1)
         writer.save(WEIGHTS_ALONE)
         writer.finish()

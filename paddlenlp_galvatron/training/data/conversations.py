@@ -31,7 +31,7 @@ class Line(NamedTuple):
     file: int  # of the files, which one
     number: int
     messages: list[Message]
-    context: Mapping[str, Any]  # what else a chat_template.json may read
+    context: Mapping[str, Any]  # other variables of a chat_template.json
 
 
 @dataclass(frozen=True)

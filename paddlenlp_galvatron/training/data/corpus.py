@@ -33,7 +33,7 @@ UINT16_VOCAB = 65500  # Megatron and PaddleNLP store ids of smaller vocabularies
 
 class Document(NamedTuple):
     text: str
-    size_bytes: int  # what it takes in its file, for progress
+    size_bytes: int  # its size in the file, for progress
     place: str  # its file, and its line there
 
 

@@ -30,7 +30,7 @@ from ...base.writing import whole_file, write_text
 FOLDER = ".galvatron-index"  # beside the data
 LONGEST_WAIT_S = 600.0  # for another process that makes an index: minutes for billions of documents
 NUMBER = np.dtype("<i8")
-Arrays = tuple[NDArray[np.int64], NDArray[np.int64]]  # what a SampleIndex has
+Arrays = tuple[NDArray[np.int64], NDArray[np.int64]]  # arrays of a SampleIndex
 
 
 class StoredRows:

@@ -33,7 +33,7 @@ class Parts(NamedTuple):
     """A conversation's text, piece by piece."""
 
     system: str
-    turns: list[tuple[str, str]]  # what is asked, and the answer with its end, which is learnt
+    turns: list[tuple[str, str]]  # prompt, and answer with its end, which is learnt
     unlearnt: int = 0  # answers that stand among what is asked, as the template changes them when more follows
 
 

@@ -18,7 +18,7 @@ END_OF_TEXT = "<|endoftext|>"
 # How well-known tokenizers call the token that ends a document; the first that a vocabulary holds is taken.
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 BYTES = 256  # every byte is a token, so any text can be written
-LARGEST_ID = 2**31 - 1  # that a data set can hold
+LARGEST_ID = 2**31 - 1  # largest id that a data set can hold
 # A token takes 100 to 200 bytes while it is made, and half a byte to 4 bytes of text; a thread takes 2 MiB and more.
 LEAST_MIB, MEMORY_PER_BYTE = 2048, 500
 LEAST_S, SLOWEST_BYTES_S = 60.0, 10_000.0  # on a busy machine; usual are a million bytes a second

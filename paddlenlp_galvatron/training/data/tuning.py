@@ -28,7 +28,7 @@ from .tokenizer import end_token, load_tokenizer
 LAYOUT = 1  # of what is kept; another number makes it anew
 SUFFIXES = (".json", ".jsonl")
 NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
-CUT_AWAY, UNLEARNT = 0, 1  # what is remarked of a line
+CUT_AWAY, UNLEARNT = 0, 1  # remarks on a line
 MOST_NAMED = 3  # lines in a note
 
 Array = NDArray[np.int64] | StoredRows

@@ -23,10 +23,7 @@ else
         --scale "${SCALE:-2}" \
         --max_tp_size "${MAX_TP_SIZE:-None}" \
         --max_pp_deg "${MAX_PP_DEG:-None}" \
-        --avg_or_min_or_first "${AVG_OR_MIN_OR_FIRST:-min}" \
-        --overlap_time_multiply "${OVERLAP_TIME_MULTIPLY:-1}" \
         --time_budget_s "${TIME_BUDGET_S:-None}" \
-        --backend "${BACKEND:-None}" \
         --mpi_path "${MPI_PATH:-None}" \
         "$@"
 fi

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import paddle
 
-from ...plan import Precision
-from ...plan.communicators import Ranks
-from ...profiles import Collective
-from ...runtime import collectives, device
-from ...runtime.groups import Groups
-from ...runtime.precision import Numbers
-from ...runtime.processors import pinned
-from ..stopwatch import Stopwatch
+from ..plan import Precision
+from ..plan.communicators import Ranks
+from ..profiles import Collective
+from ..runtime import collectives, device
+from ..runtime.groups import Groups
+from ..runtime.precision import Numbers
+from ..runtime.processors import pinned
+from .stopwatch import Stopwatch
 
-# What training sends at once: a layer's weights, or what several of a stage come to. Smaller messages are over on a GPU
+# A message of training: a layer's weights, or those of several layers of a stage. Smaller messages are over on a GPU
 # before the host has launched what they should run beside.
 MESSAGE_MIB, GPU_MESSAGE_MIB = 4, 128
 ALONE_MS = 50.0  # communication alone: long enough that its start does not matter
-LAPS = 6  # what disturbs one only adds time, so the quickest counts
+SAMPLES = 6  # disturbances only add time, so the quickest counts
 MATRIX, GPU_MATRIX = 256, 4096  # side of the matrices that are multiplied: a product takes about 1 ms
 
-# What training starts and waits for later. The all-reduce comes first: its coefficient is Galvatron's one.
+# Collectives that training starts and waits for later. The all-reduce comes first: its coefficient is Galvatron's one.
 STARTED: dict[Collective, Callable[[Any, Any], collectives.Pending]] = {
     Collective.ALL_REDUCE: collectives.all_reduce_start,
     Collective.ALL_GATHER: collectives.all_gather_start,
@@ -34,7 +34,7 @@ STARTED: dict[Collective, Callable[[Any, Any], collectives.Pending]] = {
 
 
 def overlapping_kinds() -> list[Collective]:
-    """What is measured: on CPU all-reduce alone, as gloo does every message in the call that starts it."""
+    """The kinds that are measured: on CPU all-reduce alone, as gloo does every message in the call that starts it."""
     return list(STARTED) if device.on_gpu() else [Collective.ALL_REDUCE]
 
 
@@ -58,11 +58,10 @@ def overlap_coefficient(
     kind: Collective,
     precision: Precision,
     per_node: int,
-    times: int,
 ) -> float:
-    """Work of c ms (`times` as long as the messages), messages of m ms, each for itself, then both at once: a message
-    is started, some of the work is done, the next one is started, and in the end they are waited for, as in training,
-    and in its types. `per_node` of the `ranks` are on each host.
+    """Times work of c ms alone, messages of m ms alone, and both at once, in training's types: a message is started,
+    some of the work is done, the next one is started; in the end all are waited for. `per_node` of the `ranks` are on
+    each host.
 
     While both run, each goes 1/o as fast, until the shorter is done: both = o·min(c, m) + |c - m|. Solved for o.
     """
@@ -86,7 +85,7 @@ def overlap_coefficient(
     with pinned(rank % per_node, local, wanted=not device.on_gpu()):
         compute(1)
         communicate(1)
-        products = max(1, round(times * ALONE_MS / stopwatch.once(partial(compute, 1))))
+        products = max(1, round(ALONE_MS / stopwatch.once(partial(compute, 1))))
         messages = max(1, round(ALONE_MS / stopwatch.once(partial(communicate, 1))))
 
         def both() -> None:
@@ -98,7 +97,7 @@ def overlap_coefficient(
                 message.wait()
 
         work = partial(compute, products), partial(communicate, messages), both
-        laps = [[stopwatch.once(operation) for operation in work] for _ in range(LAPS)]
-    *alone, both_ms = np.min(laps, axis=0)
+        samples = [[stopwatch.once(operation) for operation in work] for _ in range(SAMPLES)]
+    *alone, both_ms = np.min(samples, axis=0)
     short, long = sorted(alone)
     return max(1.0, float((both_ms - (long - short)) / short))

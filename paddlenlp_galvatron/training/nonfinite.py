@@ -10,7 +10,7 @@ from ..plan import GalvatronError
 from .settings import TrainSettings
 
 
-class Skips:
+class NonFiniteGuard:
     """Counts the steps of this process that were left out."""
 
     def __init__(self, settings: TrainSettings, scaled: bool):

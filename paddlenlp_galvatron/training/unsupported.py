@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 STEP = "the plan's engine runs a step, and its loss is the cross entropy of the next token"
 LOADER = "every rank takes the same global batches; give data sets and data_collator"
-ENGINES_OWN = {
+UNSUPPORTED = {
     "criterion": STEP,
     "compute_loss": STEP,
     "training_step": STEP,
@@ -36,30 +36,30 @@ ENGINES_OWN = {
 
 def refuse_arguments(given: Mapping[str, Any]) -> None:
     """Raise UserError for arguments of PaddleNLP's Trainer that a plan has no use for, TypeError for unknown ones."""
-    if unknown := given.keys() - ENGINES_OWN.keys():
+    if unknown := given.keys() - UNSUPPORTED.keys():
         raise TypeError(f"GalvatronTrainer got an unexpected keyword argument {min(unknown)!r}")
     _refuse([name for name, value in given.items() if value is not None and value != (None, None)])
 
 
 def refuse_overrides(trainer: type[Any]) -> None:
     """Raise UserError for methods of a sub-class that nobody would call."""
-    _refuse([name for name in vars(trainer) if name in ENGINES_OWN])
+    _refuse([name for name in vars(trainer) if name in UNSUPPORTED])
 
 
-def without_engines_own(trainer: type[T]) -> type[T]:
+def without_unsupported(trainer: type[T]) -> type[T]:
     """A trainer whose methods that are not there say so."""
-    for name in ENGINES_OWN.keys() & vars(Trainer).keys() - vars(trainer).keys():
+    for name in UNSUPPORTED.keys() & vars(Trainer).keys() - vars(trainer).keys():
         setattr(trainer, name, _refusal(name))
     return trainer
 
 
 def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise UserError(f"{name}: is not available under a plan: {ENGINES_OWN[name]}")
+        raise UserError(f"{name}: is not available under a plan: {UNSUPPORTED[name]}")
 
     return refuse
 
 
 def _refuse(names: list[str]) -> None:
     if names:
-        raise UserError(f"{name}: cannot be overridden under a plan: {ENGINES_OWN[name]}" for name in names)
+        raise UserError(f"{name}: cannot be overridden under a plan: {UNSUPPORTED[name]}" for name in names)

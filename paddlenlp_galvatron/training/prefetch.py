@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def one_ahead(load: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
+def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
     """Yields `load(step)` for each step; a thread loads the next meanwhile. An error of `load` comes at its step.
 
     The thread touches no device: page-locked memory is made by a call that may wait for all that the device was given

@@ -20,7 +20,7 @@ MOST_RUNS = 3  # of layers alike, in a layer-wise plan
 AGAIN = 0.3  # share of layers of which something is recomputed
 
 
-def draw(
+def sample_plans(
     shape: ModelShape,
     world_size: int,
     global_batch: int,

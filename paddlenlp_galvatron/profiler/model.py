@@ -1,24 +1,23 @@
-"""Measures a model: what every rank of a launch runs."""
+"""Measures a model: what every rank of `galvatron profile model` runs."""
 
 from __future__ import annotations
 
 import sys
 
-from ...model import measured_fingerprint
-from ...plan import Precision
-from ...profiles import Meta
-from ...runtime.adapters import load_family
-from ...runtime.device import on_gpu
-from ...runtime.groups import run_as_rank, start_world
-from ..journal import Journal
-from ..launcher import fingerprint, impossible_note, report_note, report_progress
-from ..stopwatch import Stopwatch
-from .computation import ComputationProfiler
+from ..model import measured_fingerprint
+from ..plan import Precision
+from ..profiles import Meta
+from ..runtime.adapters import load_family
+from ..runtime.device import on_gpu
+from ..runtime.groups import run_as_rank, start_world
+from .computation import ComputationProfiler, computation_profile
+from .journal import Journal
+from .launcher import fingerprint, report_note, report_progress, spread_notes
 from .memory import MemoryProfiler
-from .run import ModelRun
-from .summary import computation_profile
+from .points import ModelRun
+from .stopwatch import Stopwatch
 
-CHANGING = {"sequence_parallel", "layernum_min", "layernum_max", "budget_ms", "use_flash_attention"}  # the numbers
+CHANGING = {"sequence_parallel", "budget_ms", "use_flash_attention"}  # options that change numbers
 
 
 def main() -> None:
@@ -28,7 +27,6 @@ def main() -> None:
     rank, world_size = start_world()
     per_node, precision = options.ranks_per_node, options.precision
     device = fingerprint(world_size, model=measured_fingerprint(shapes), dtype=precision.value)
-    layers = (options.layernum_min, options.layernum_max)
     changing = options.model_dump(include=CHANGING)
     journal = Journal.open(options.output, "model", device.model_dump() | changing, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
@@ -47,7 +45,6 @@ def main() -> None:
             journal,
             precision,
             options.sequence_parallel,
-            layers,
             not options.every_size,
             flash,
             options.turns,
@@ -55,11 +52,11 @@ def main() -> None:
         computation.measure(points, run.degrees, lambda done: report_progress(done, timed + measured))
         if rank == 0:
             profile = computation_profile(journal, shapes, precision, meta)
-            report_note(*impossible_note(profile.meta))
+            report_note(*spread_notes(profile.meta))
             profile.save(options.output)
     if run.memory and rank == 0:
         samples = max(point.batch for point in points)
-        memory = MemoryProfiler(shapes, family, journal, samples, precision, layers, flash)
+        memory = MemoryProfiler(shapes, family, journal, samples, precision, flash)
         file = memory.measure(lengths, run.degrees, meta, lambda done: report_progress(timed + done, timed + measured))
         file.save(options.output)
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...model.layer import APART
-from ...plan import LayerStrategy, ModelShape, Precision, Recompute
-from ...profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
-from ...profiles.memory import STATE_BYTES, Role
-from ...runtime import device
-from ...runtime.adapter import Adapter
-from ..journal import Journal
-from .part import FEW_AND_MANY, MeasuredPart
+from ..model.layer import APART
+from ..plan import LayerStrategy, ModelShape, Precision, Recompute
+from ..profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
+from ..profiles.memory import STATE_BYTES, Role
+from ..runtime import device
+from ..runtime.adapter import Adapter
+from .journal import Journal
+from .part import LAYERS, MeasuredPart
 
 MIB = 2**20
 FLOAT_BYTES = 4
@@ -32,7 +32,7 @@ class Use(NamedTuple):
     working: float  # backward's peak above that
     peak: float  # of both passes
     weights: int  # numbers that the part holds
-    mask: float = 0.0  # what a stage keeps for all its layers
+    mask: float = 0.0  # kept by a stage, for all its layers
     reserved: float = 1.0  # the allocator's peak / the tensors' peak, of backward
     forward: float = 0.0  # forward's peak
 
@@ -46,7 +46,6 @@ class MemoryProfiler:
     journal: Journal
     samples: int  # of the micro-batch that is measured
     precision: Precision = Precision.FP32
-    layers: tuple[int, int] = FEW_AND_MANY
     flash_attention: bool = False
 
     def measure(
@@ -56,14 +55,14 @@ class MemoryProfiler:
         layers: dict[Variant, dict[int, LayerMemory]] = {}
         vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
         gc.collect()
-        gc.freeze()  # what is there stays: later collections look at the measured parts alone, and are quick
+        gc.freeze()  # later collections look at the measured parts alone, which is quick
         masks: dict[int, float] = {}
         done = 0
         for sequence_parallel in (True, False):
             for seq in lengths:
                 for number, shape in enumerate(self.shapes):
                     length = shape.seq_length or seq
-                    masks[length] = self._use(number, length, 1, sequence_parallel, layers=self.layers[0]).mask
+                    masks[length] = self._use(number, length, 1, sequence_parallel, layers=LAYERS[0]).mask
                     table = layers.setdefault(Variant(number, sequence_parallel), {})
                     table[length] = self._layer(number, length, degrees, sequence_parallel)
                 for role in STAGES:
@@ -79,7 +78,7 @@ class MemoryProfiler:
         return MemoryProfile(self.precision.value, first.hidden_size, first.heads, layers, vocab, masks, meta=meta)
 
     def _layer(self, number: int, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> LayerMemory:
-        few, many = self.layers
+        few, many = LAYERS
 
         def use(layers: int, tp: int, recompute: Recompute = Recompute.NONE) -> Use:
             return self._use(number, seq, tp, sequence_parallel, layers=layers, recompute=recompute)
@@ -121,7 +120,7 @@ class MemoryProfiler:
     def _vocab(self, role: Role, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> VocabMemory:
         """The last stage and the only one reach their peak in the loss; the first keeps its share beyond it.
 
-        Of several layer types embedding and head are not alike: the only stage has what the first and the last have.
+        With several layer types embedding and head differ: the only stage holds the sum of the first and the last.
         """
         if role == "only" and len(self.shapes) > 1:
             first, last = (self._vocab(end, seq, degrees, sequence_parallel) for end in ("first", "last"))

@@ -1,16 +1,31 @@
-"""What of a model to measure: the model, batch sizes and sequence lengths, and degrees."""
+"""Chooses which shapes, batch sizes, sequence lengths and degrees of a model to profile. Needs no Paddle."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...options.model_options import ModelOptions
-from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
-from ...plan.check import require_valid
-from ...profiles import Shape
-from ..options import PointOptions
+from pydantic import BaseModel, ConfigDict
+
+from ..options.model_options import ModelOptions
+from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
+from ..plan.check import require_valid
+from ..profiles import Shape
+from .options import PointOptions
 
 MODEL_LENGTH = 2048  # tokens of a sample where nothing is said and the model allows as many
+
+
+class ModelRun(BaseModel):
+    """Goes to the ranks as JSON."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    options: PointOptions
+    shapes: tuple[ModelShape, ...]  # one a layer type
+    points: tuple[Shape, ...]
+    degrees: tuple[int, ...]  # of tensor parallelism
+    computation: bool = True
+    memory: bool = True
 
 
 def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[ModelShape, ...], list[Shape]]:

@@ -1,27 +1,81 @@
-"""Parts of a model as one rank of a plan runs them, alone and ready to be measured."""
+"""Parts of a model as one rank of a plan runs them, without its peers."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import paddle
+from numpy.typing import NDArray
 
-from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
-from ...runtime.adapter import Adapter, Kernels
-from ...runtime.device import on_gpu
-from ...runtime.stage import Stage
-from ...runtime.units import Trainable
-from ..clock import Array
-from .silent import PatternWeights, SilentGroups
+from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
+from ..runtime.adapter import Adapter, Kernels
+from ..runtime.device import on_gpu
+from ..runtime.groups import Groups
+from ..runtime.stage import Stage
+from ..runtime.units import Trainable
+from ..runtime.weights import WHOLE, Slice
+from .stopwatch import Array
 
-FEW_AND_MANY = 1, 3  # layers: their difference leaves out what does not belong to a layer
+LAYERS = 1, 3  # of the two models whose difference is a layer
 
 
-def of_one_layer(few: Array, many: Array, layers: tuple[int, int] = FEW_AND_MANY) -> Array:
-    """Laps of one layer [n] from those of few and of many."""
-    one: Array = (many - few) / (layers[1] - layers[0])
-    return one if np.mean(one) > 0 else many / layers[1]  # noise may swallow the difference
+def of_one_layer(few: Array, many: Array) -> Array:
+    """Times of one layer, [samples], from those of models with LAYERS."""
+    one: Array = (many - few) / (LAYERS[1] - LAYERS[0])
+    return one if np.mean(one) > 0 else many / LAYERS[1]  # noise may hide the difference
+
+
+_DONE = SimpleNamespace(wait=lambda: True, is_completed=lambda: True)
+
+
+class _FakeProcessGroup:
+    """Collectives that write zeros in place of the peers' part, which compute as fast as other numbers."""
+
+    def all_reduce(self, tensor: Any, *_: Any) -> Any:
+        return _DONE
+
+    def fill(self, out: Any, *_: Any) -> Any:
+        out.zero_()
+        return _DONE
+
+    all_gather_into_tensor = reduce_scatter_tensor = all_to_all_single = fill
+    all_reduce_on_calc_stream = all_reduce
+    all_gather_into_tensor_on_calc_stream = reduce_scatter_tensor_on_calc_stream = fill
+    all_to_all_single_on_calc_stream = fill
+
+
+class _FakeGroup:
+    """Stands for `paddle.distributed`'s Group on its first rank."""
+
+    def __init__(self, ranks: tuple[int, ...]):
+        self.nranks, self.rank, self.id, self.ranks = len(ranks), 0, -1, list(ranks)
+        self.process_group = _FakeProcessGroup()
+
+    def is_member(self) -> bool:
+        return True
+
+
+class FakeGroups(Groups):
+    """Communicators without peers: one rank's share of a split layer runs alone."""
+
+    def __init__(self) -> None:
+        super().__init__(rank=0)
+
+    def get(self, ranks: tuple[int, ...], use: str = "") -> Any:
+        return _FakeGroup(ranks) if len(ranks) > 1 else None
+
+
+class CheapWeights:
+    """Weights of ordinary size without the time that drawing each would take: one short random row, repeated."""
+
+    def __init__(self, deviation: float):
+        self._row = deviation * np.random.default_rng(0).standard_normal(4099, np.float32)  # a prime: no two rows alike
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> NDArray[np.float32]:
+        lengths = (part.interval(axis, length) for axis, length in enumerate(shape))
+        return np.resize(self._row, tuple(stop - start for start, stop in lengths))
 
 
 class MeasuredPart:
@@ -57,11 +111,11 @@ class MeasuredPart:
             assumed=Assumptions(sequence_parallel, precision, seq_length=seq_length),
         )
         rank = 0 if embedding else strategy.ranks
-        weights = PatternWeights(shape.initializer_range)
+        weights = CheapWeights(shape.initializer_range)
         fused = on_gpu()  # as training has it by default
         # A split vocabulary's loss is the runtime's own, as in training by default; nobody answers a kernel's messages.
         kernels = Kernels(flash_attention, fused_rope=fused, fused_rms_norm=fused)
-        self._stage = Stage(plan, shape, family, seq_length, rank, SilentGroups(), weights, None, kernels)
+        self._stage = Stage(plan, shape, family, seq_length, rank, FakeGroups(), weights, None, kernels)
         tokens = np.random.default_rng(0).integers(shape.vocab_size, size=(1, samples * seq_length))
         self._tokens: Any = self._stage.take(tokens)[0] if embedding or head else None
         self._received = None if embedding else self._boundary()
@@ -70,12 +124,12 @@ class MeasuredPart:
         self._out: Any = None
 
     def _boundary(self) -> Any:
-        """What comes from the stage before, or its gradient from the stage behind."""
+        """The input from the stage before, or its gradient from the stage behind."""
         return paddle.randn(self._stage.boundary_shape).astype(self._stage.numbers.stored)
 
     @property
     def trainables(self) -> list[Trainable]:
-        """What an optimizer updates."""
+        """The weights that an optimizer updates."""
         return self._stage.trainables
 
     @property

@@ -1,1 +1,0 @@
-"""Measures the network and what runs at once on it."""

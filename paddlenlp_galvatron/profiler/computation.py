@@ -1,0 +1,283 @@
+"""Measures how long the parts of a model compute, by batch, sequence length and degree, without communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import paddle
+
+from ..model.layer import APART
+from ..plan import LayerStrategy, ModelShape, Precision, Recompute
+from ..plan.layout import chunks_of_a_sample
+from ..plan.mesh import Axis
+from ..profiles import (
+    EMBEDDING,
+    HEAD,
+    NOTHING,
+    ComputationProfile,
+    Meta,
+    PassKey,
+    PassTimes,
+    SeamKey,
+    SeamTimes,
+    Shape,
+    layer_part,
+)
+from ..runtime.adapter import Adapter
+from ..runtime.device import on_gpu
+from ..runtime.gradients import global_norm, update_in_turns
+from .journal import Journal
+from .options import thinned
+from .part import LAYERS, MeasuredPart, of_one_layer
+from .stopwatch import MOST_ROUNDS, ROUNDS, Stopwatch, Timing, needs_round
+
+# Factors between the batch sizes and the sequence lengths that are measured; times in between are interpolated. For a
+# model of six layers on 4 ranks, batch sizes 1 and 4 led to the plans that 1 to 4 led to.
+STEPS = 4, 2
+OPTIMIZER, LAUNCH = "optimizer", "launch"  # keys in the journal
+# A layer that a GPU computes in less time than its host takes to launch it: as many kernels, few tokens and weights.
+NARROW: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "heads": 2, "kv_heads": 2, "own_head_dim": 128}
+NARROW_TOKENS = 16
+# Two ranks share samples: what each does at the communication points depends on its tokens, hardly on their number.
+SHARED = {Axis.ULYSSES: LayerStrategy(2, ulysses=True), Axis.CONTEXT: LayerStrategy(context=2)}
+ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
+
+
+class PassRound(NamedTuple):
+    """One round of a part at one point, as it stands in the journal."""
+
+    forward: Sequence[float]  # ms of each sample
+    backward: Sequence[float]
+    recompute_ms: float | None = None  # of the forward inside backward
+
+    @property
+    def samples(self) -> list[float]:
+        """Forward and backward together."""
+        return [forward + backward for forward, backward in zip(self.forward, self.backward, strict=True)]
+
+
+@dataclass
+class ComputationProfiler:
+    """Measures one model, all ranks at once, into a journal. Every rank builds one and calls `measure`."""
+
+    shapes: Sequence[ModelShape]  # one a layer type
+    family: Adapter
+    stopwatch: Stopwatch
+    journal: Journal
+    precision: Precision = Precision.FP32
+    sequence_parallel: bool = False
+    adaptive: bool = True
+    flash_attention: bool = False
+    turns: int | None = None  # rounds of every number; None: as it needs
+
+    def measure(self, points: Sequence[Shape], degrees: Sequence[int], tick: Callable[[int], None]) -> None:
+        """Measure all that the journal does not know; `tick` gets the number of points times degrees measured."""
+        lines = _lines(points)
+        chosen = [point for line in lines for point in (self._thinned(line) if self.adaptive else line)]
+        parts = [*map(layer_part, range(len(self.shapes))), *ENDS]
+        keys = [self._key(part, point, tp) for point in chosen for tp in degrees for part in parts]
+        tick(0)
+        for number in range(self.turns or MOST_ROUNDS):
+            known = rounds_of(self.journal)
+            for done, key in enumerate(dict.fromkeys(keys), 1):
+                rounds = known.get(key, [])
+                if len(rounds) == number and self._wants(number, [each.samples for each in rounds]):
+                    self.journal.get(round_key("time", key, number), partial(self._pass_round, key))
+                if number == 0:
+                    tick(done * len(points) * len(degrees) // len(keys))
+        for line in lines:
+            for layer_type in range(len(self.shapes)):
+                self._measure_shares(self._key(layer_part(layer_type), line[0], 1))
+        if max(degrees) > 1:
+            self._measure_seams(lines)
+        self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
+        if on_gpu():
+            self.journal.get(LAUNCH, self._launch)
+
+    def _wants(self, number: int, rounds: Sequence[Sequence[float]]) -> bool:
+        if number and self.stopwatch.is_late():
+            return False
+        return number == 0 or self.turns is not None or needs_round(rounds)
+
+    def _thinned(self, line: Sequence[Shape]) -> list[Shape]:
+        varied = 0 if len({point.seq for point in line}) == 1 else 1  # of (batch, sequence length)
+        by_size = {float(point[varied]): point for point in line}
+        return [by_size[size] for size in thinned(sorted(by_size), STEPS[varied])]
+
+    def _key(self, part: str, point: Shape, tp: int) -> PassKey:
+        return PassKey(part, point.batch, self._shape(part).seq_length or point.seq, tp)
+
+    def _shape(self, part: str) -> ModelShape:
+        if part in ENDS:
+            return self.shapes[0 if part == EMBEDDING else -1]
+        return self.shapes[int(part.rpartition("_")[2])]
+
+    def _part(self, key: PassKey, strategy: LayerStrategy | None = None, **what: Any) -> MeasuredPart:
+        return MeasuredPart(
+            self._shape(key.part),
+            self.family,
+            samples=key.batch,
+            seq_length=key.seq,
+            strategy=strategy or LayerStrategy(key.tp),
+            sequence_parallel=self.sequence_parallel,
+            precision=self.precision,
+            flash_attention=self.flash_attention,
+            **what,
+        )
+
+    def _time(self, parts: Sequence[MeasuredPart]) -> Any:
+        """Times in ms of forward and backward of each part in turn, [2 · parts, samples]."""
+        return self.stopwatch.time_independent(*(step for part in parts for step in (part.forward, part.backward))).T
+
+    def _pass_round(self, key: PassKey) -> PassRound:
+        if key.part in ENDS:
+            return PassRound(*self._time([self._part(key, **ENDS[key.part])]).tolist())
+        few, many = LAYERS
+        recomputed = self._part(key, layers=few, strategy=LayerStrategy(key.tp, recompute=Recompute.FULL))
+        parts = [self._part(key, layers=few), self._part(key, layers=many), recomputed]
+        few_f, few_b, many_f, many_b, _, again_b = self._time(parts)
+        recompute_ms = max(0.0, float(np.median(again_b - few_b)) / few)
+        return PassRound(of_one_layer(few_f, many_f).tolist(), of_one_layer(few_b, many_b).tolist(), recompute_ms)
+
+    def _launch(self) -> PassRound:
+        """The host's time to launch a layer."""
+        narrow = replace(self, shapes=[replace(self.shapes[0], **NARROW)])
+        return narrow._pass_round(PassKey(layer_part(), 1, NARROW_TOKENS))
+
+    def _measure_shares(self, key: PassKey) -> None:
+        """Shares of a recomputed layer's time that its parts take: at one batch and undivided, as they grow alike."""
+        if not self.stopwatch.is_late():
+            self.journal.get(shares_key(key), lambda: self._shares(key))
+
+    def _shares(self, key: PassKey) -> dict[str, float]:
+        how = (Recompute.NONE, Recompute.FULL, *APART)
+        times = self._time([self._part(key, layers=1, strategy=LayerStrategy(key.tp, recompute=each)) for each in how])
+        plain, full, *others = times[1::2]  # backward
+        most = float(np.median(full - plain))
+        if most <= 0:  # below the noise: the model's arithmetic is used instead
+            return {}
+        ms = [float(np.median(each - plain)) for each in others]
+        return {each.words: min(max(found / most, 0.0), 1.0) for each, found in zip(APART, ms, strict=True)}
+
+    def _measure_seams(self, lines: Sequence[Sequence[Shape]]) -> None:
+        """Seams take time in proportion to the tokens, so the most tokens at each length are enough."""
+        most = [line[-1] for line in lines]
+        for key in dict.fromkeys(self._key(layer_part(n), point, 1) for n in range(len(self.shapes)) for point in most):
+            for axis, shared in SHARED.items():
+                for number in range(self.turns or ROUNDS):
+                    if not self.stopwatch.is_late() and _can_share(self._shape(key.part), key.seq, axis):
+                        seam = SeamKey(key.part, key.batch, key.seq, axis)
+                        self.journal.get(round_key("seams", seam, number), partial(self._seams, key, shared))
+
+    def _seams(self, key: PassKey, shared: LayerStrategy) -> PassRound:
+        """How much longer a shared layer takes than an unshared one of as many tokens, sample by sample."""
+        times = self._time(
+            [
+                self._part(of, layers=layers, strategy=strategy)
+                for strategy, of in ((LayerStrategy(), key), (shared, key._replace(batch=shared.ranks * key.batch)))
+                for layers in LAYERS
+            ]
+        )
+        alone_f, alone_b, shared_f, shared_b = (of_one_layer(times[first], times[first + 2]) for first in (0, 1, 4, 5))
+        return PassRound((shared_f - alone_f).tolist(), (shared_b - alone_b).tolist())
+
+    def _optimizer_ms_per_million(self, point: Shape) -> float:
+        """Clipping and AdamW's update."""
+        part = self._part(self._key(layer_part(), point, 1), layers=LAYERS[1])
+        optimizer = paddle.optimizer.AdamW(parameters=[trainable.tensor for trainable in part.trainables])
+
+        def update() -> None:
+            global_norm(part.trainables, None)
+            update_in_turns(optimizer, part.trainables, factor=0.5)
+
+        times = self.stopwatch.time_independent(part.forward, part.backward, update)  # an update uses gradients up
+        return Timing.of_samples(times[:, 2]).ms / (part.weights / 1e6)
+
+
+def _can_share(shape: ModelShape, seq: int, axis: Axis) -> bool:
+    degree = SHARED[axis].ranks
+    return (shape.heads if axis is Axis.ULYSSES else seq) % chunks_of_a_sample(axis, degree) == 0
+
+
+def _lines(points: Sequence[Shape]) -> list[list[Shape]]:
+    """Points over the batch at each length, or all over the length where each has one batch size."""
+    by_length: dict[int, list[Shape]] = {}
+    for point in points:
+        by_length.setdefault(point.seq, []).append(point)
+    return [list(points)] if len(by_length) == len(points) else list(by_length.values())
+
+
+def round_key(kind: str, key: PassKey | SeamKey, number: int) -> str:
+    """Key of a round in the journal."""
+    return " ".join(map(str, [kind, *key, number]))
+
+
+def shares_key(key: PassKey) -> str:
+    return f"shares {key.part} {key.seq}"
+
+
+def rounds_of(journal: Journal) -> dict[PassKey, list[PassRound]]:
+    """Every part and point that the journal knows."""
+    return {
+        PassKey(part, *map(int, numbers)): [PassRound(*each) for each in rounds]
+        for (part, *numbers), rounds in journal.rounds("time").items()
+    }
+
+
+def _seams_of(journal: Journal) -> dict[SeamKey, SeamTimes]:
+    """Noise may make them negative, which counts as 0."""
+    found = {}
+    for (part, batch, seq, axis), rounds in journal.rounds("seams").items():
+        forward, backward = (np.concatenate([PassRound(*each)[which] for each in rounds]) for which in (0, 1))
+        times = (max(float(np.median(samples)), 0.0) for samples in (forward, backward))
+        found[SeamKey(part, int(batch), int(seq), Axis(axis))] = SeamTimes(*times)
+    return found
+
+
+def _times(rounds: Sequence[PassRound]) -> PassTimes:
+    forward, backward = (
+        Timing.of_rounds(each).ms for each in ([one.forward for one in rounds], [one.backward for one in rounds])
+    )
+    again = [each.recompute_ms for each in rounds if each.recompute_ms]
+    return PassTimes(forward, backward, Timing.of_samples(again).ms if again else rounds[0].recompute_ms)
+
+
+def computation_profile(
+    journal: Journal, shapes: Sequence[ModelShape], precision: Precision, meta: Meta
+) -> ComputationProfile:
+    """The profile of all that the journal knows."""
+    known = rounds_of(journal)
+    passes = {key: _times(rounds) for key, rounds in known.items()}
+    shares = {
+        name: {Recompute.of(words): share for words, share in found.items()} for name, found in journal.items("shares ")
+    }
+    alone = {(key.part, Shape(key.batch, key.seq)): times.forward_ms for key, times in passes.items() if key.tp == 1}
+    spread = {
+        f"{key.part}_bsz{key.batch}_seq{key.seq}_tp{key.tp}": Timing.of_rounds([each.samples for each in rounds]).spread
+        for key, rounds in known.items()
+    }
+    launch = [PassRound(*value) for _, value in journal.items(LAUNCH)]
+    [optimizer_ms] = [ms for _, ms in journal.items(OPTIMIZER)] or [0.0]
+    return ComputationProfile(
+        precision.value,
+        shapes[0].hidden_size,
+        shapes[0].heads,
+        {
+            number: {point: ms / point.batch for (part, point), ms in alone.items() if part == layer_part(number)}
+            for number in range(len(shapes))
+        },
+        {
+            point: (ms + alone[HEAD, point]) / point.batch
+            for (part, point), ms in alone.items()
+            if part == EMBEDDING and (HEAD, point) in alone
+        },
+        {key: replace(times, shares=shares.get(shares_key(key), {})) for key, times in passes.items()},
+        _seams_of(journal),
+        _times(launch) if launch else NOTHING,
+        optimizer_ms,
+        meta=meta.model_copy(update={"spread": spread}),
+    )

@@ -1,1 +1,0 @@
-"""Measures time and memory of a model's parts."""

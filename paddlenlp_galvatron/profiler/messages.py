@@ -1,0 +1,260 @@
+"""Measures a cluster through Paddle's collectives: what every rank of `galvatron profile hardware` runs.
+
+All groups of a kind communicate at once, as in training: on 4 ranks, both groups of two ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed as dist
+
+from ..launch.nccl import slowed_by_a_receive
+from ..plan.communicators import Ranks
+from ..plan.mesh import Axis, Mesh
+from ..profiles import Collective, Fingerprint, HardwareProfile, MessageGroup, Meta
+from ..profiles.curves import Curve
+from ..profiles.hardware import message_key
+from ..profiles.network import traffic_factor
+from ..runtime import collectives, device
+from ..runtime.groups import Groups, run_as_rank, start_world
+from ..runtime.precision import DTYPES
+from .journal import Journal
+from .launcher import fingerprint, report_note, report_progress, spread_notes
+from .options import KINDS, HardwareOptions, HardwarePart, thinned
+from .overlap import overlap_coefficient, overlapping_kinds, overlapping_ranks
+from .stopwatch import MOST_ROUNDS, Stopwatch, Timing, needs_round
+
+# On one host, messages larger than the first that takes this long are not measured: bandwidth alone sets their time.
+LONGEST_MS = 50.0
+STEP = 4  # factor between the message sizes that are measured; times in between are interpolated
+# The percentile of a message's rounds that counts. A message's time contains whatever else the host does meanwhile, up
+# to 6 ms beside 0.3. With the median, 129 plans with many messages were predicted up to 70 % too slow; so, up to 12 %.
+QUICKER = 25
+GB_PER_S = 1e9 / 2**20 / 1e3  # in MiB/ms
+OVERLAP = "overlap_coe"
+
+OPERATIONS: dict[Collective, Callable[[Any, Any], Any]] = {
+    Collective.ALL_REDUCE: collectives.all_reduce,
+    Collective.ALL_GATHER: collectives.all_gather,
+    Collective.REDUCE_SCATTER: collectives.reduce_scatter,
+    Collective.ALL_TO_ALL: collectives.all_to_all,
+}
+Rounds = dict[float, list[list[float]]]  # message in MiB -> samples of each round, ms
+
+
+def group_kinds(world_size: int) -> list[tuple[int, bool]]:
+    """(ranks, consecutive) of all groups: every divisor, strided ones where that is another group."""
+    sizes = [size for size in range(2, world_size + 1) if world_size % size == 0]
+    return [(size, consecutive) for size in sizes for consecutive in (True, False) if consecutive or size < world_size]
+
+
+def measured_groups(options: HardwareOptions, on_gpus: bool) -> list[MessageGroup]:
+    """Collectives and groups of the parts that are asked for, each once. CPU processes of one host have no neighbours:
+    strided groups take the times of consecutive ones."""
+    found: dict[MessageGroup, None] = {}
+    for part in options.parts:
+        limit = {HardwarePart.P2P: options.max_pp_deg, HardwarePart.ALL_REDUCE: None}.get(part, options.max_tp_deg)
+        for kind in KINDS[part]:
+            for size, consecutive in group_kinds(options.world_size):
+                strided = (on_gpus or options.num_nodes > 1) and kind is not Collective.SEND
+                if size <= (limit or size) and (consecutive or strided):
+                    found[MessageGroup(kind, size, consecutive)] = None
+    return list(found)
+
+
+def rounds_of(journal: Journal) -> dict[MessageGroup, Rounds]:
+    """Every message that a journal knows."""
+    found: dict[MessageGroup, Rounds] = {}
+    for (kind, size, consecutive, mib), rounds in journal.rounds("message").items():
+        found.setdefault(MessageGroup(Collective(kind), int(size), consecutive == "1"), {})[float(mib)] = rounds
+    return found
+
+
+def message_round(group: MessageGroup, mib: float, number: int) -> str:
+    """Key of a round in the journal."""
+    return f"message {group.kind} {group.size} {int(group.consecutive)} {mib!r} {number}"
+
+
+def overlap_key(kind: Collective) -> str:
+    """Key of a kind's overlap coefficient in the journal and of its spread; the all-reduce has Galvatron's own."""
+    return OVERLAP if kind is Collective.ALL_REDUCE else f"{OVERLAP}_{kind}"
+
+
+@dataclass
+class HardwareProfiler:
+    """Measures one cluster into a journal. Every rank builds one and calls `measure`."""
+
+    options: HardwareOptions
+    rank: int
+    stopwatch: Stopwatch
+    groups: Groups
+    journal: Journal
+
+    @property
+    def world_size(self) -> int:
+        return self.options.world_size
+
+    def measure(self) -> None:
+        """Measure all that the journal does not know."""
+        self.groups.create(set(self._communicators()))
+        wanted = measured_groups(self.options, device.on_gpu())
+        rounds = self.options.turns or MOST_ROUNDS
+        kinds = overlapping_kinds() if HardwarePart.OVERLAP in self.options.parts and self.world_size > 1 else []
+        if kinds and device.on_gpu():
+            # By arithmetic: ranks are told how many channels to use by the plan that they train.
+            slowed = slowed_by_a_receive(device.multiprocessors())
+            self.journal.get(f"{overlap_key(Collective.SEND)} 0", lambda: slowed)
+        done, total = 0, rounds * (len(wanted) + len(kinds))
+        for number in range(rounds):
+            for kind in kinds:
+                if not (number and self.stopwatch.is_late()):
+                    self.journal.get(f"{overlap_key(kind)} {number}", partial(self._overlap, kind))
+            for group in wanted:
+                report_progress(done, total)
+                if not (number and self.stopwatch.is_late()):
+                    self._measure_round(group, number)
+                done += 1
+            done += len(kinds)
+        report_progress(total, total)
+
+    def _communicators(self) -> Iterator[tuple[Ranks, str]]:
+        if self.world_size > 1:
+            yield overlapping_ranks(self.world_size), ""
+        for size, consecutive in group_kinds(self.world_size):
+            mesh = Mesh.of(self.world_size, (Axis.TENSOR, size), consecutive=consecutive)
+            yield from ((tuple(ranks), "") for ranks in mesh.groups(Axis.TENSOR).tolist())
+            if consecutive:
+                yield from ((pair, "down") for pair in self._pairs(size))
+
+    def _pairs(self, stages: int) -> list[Ranks]:
+        """Peers of neighbouring stages."""
+        step = self.world_size // stages
+        return [(rank, rank + step) for rank in range(self.world_size - step)]
+
+    def _measure_round(self, group: MessageGroup, number: int) -> None:
+        """One round of each message of a group that needs one."""
+        known = rounds_of(self.journal).get(group, {})
+        sizes = self.options.sizes_mib
+        for mib in thinned(sizes, STEP) if self.options.adaptive else sizes:
+            rounds = known.get(mib, [])
+            if len(rounds) == number and (number == 0 or self.options.turns or needs_round(rounds)):
+                measure = partial(self._samples, group, mib)
+                rounds = [*rounds, self.journal.get(message_round(group, mib, number), measure)]
+            if not rounds or Timing.of_rounds(rounds).ms > LONGEST_MS:
+                break
+
+    def _samples(self, group: MessageGroup, mib: float) -> list[float]:
+        """Times of a message in ms; the slowest rank counts."""
+        prepare = self._exchange if group.kind is Collective.SEND else self._collective
+        samples: list[float] = np.max(self.stopwatch.time_collective(prepare(group, mib)), axis=1).tolist()
+        return samples
+
+    def _collective(self, group: MessageGroup, mib: float) -> Callable[[], Any]:
+        mesh = Mesh.of(self.world_size, (Axis.TENSOR, group.size), consecutive=group.consecutive)
+        communicator = self.groups.get(mesh.group(self.rank, Axis.TENSOR))
+        elements = self._numbers(mib) // group.size
+        whole = elements if group.kind is Collective.ALL_GATHER else elements * group.size
+        return partial(OPERATIONS[group.kind], self._zeros(whole), communicator)
+
+    def _exchange(self, group: MessageGroup, mib: float) -> Callable[[], None]:
+        """Every stage sends to the next and receives from the one before, all at once."""
+        pairs = [(self.groups.get(pair, "down"), pair) for pair in self._pairs(group.size) if self.rank in pair]
+        sent, received = (self._zeros(self._numbers(mib)) for _ in range(2))
+
+        def exchange() -> None:
+            tasks = [
+                dist.isend(sent, second, pair) if self.rank == first else dist.irecv(received, first, pair)
+                for pair, (first, second) in pairs
+            ]
+            for task in tasks:
+                task.wait()
+
+        return exchange
+
+    def _numbers(self, mib: float) -> int:
+        return int(mib * 2**20) // self.options.precision.bytes
+
+    def _zeros(self, count: int) -> Any:
+        return paddle.zeros([count], DTYPES[self.options.precision])
+
+    def _overlap(self, kind: Collective) -> float:
+        ranks, options = overlapping_ranks(self.world_size), self.options
+        given = self.stopwatch, self.rank, ranks, self.groups, kind, options.precision, options.ranks_per_node
+        return overlap_coefficient(*given)
+
+
+def hardware_profile(journal: Journal, options: HardwareOptions, fingerprint: Fingerprint) -> HardwareProfile:
+    """The profile of all that the journal knows. A bandwidth above the link's is listed under "flags"."""
+    bandwidth: dict[Collective, dict[tuple[int, bool], float]] = {Collective.ALL_REDUCE: {}, Collective.SEND: {}}
+    messages: dict[MessageGroup, dict[float, float]] = {}
+    spread: dict[str, float] = {}
+    flags: dict[str, str] = {}
+    for group, by_size in rounds_of(journal).items():
+        times = {mib: Timing.of_rounds(rounds, QUICKER) for mib, rounds in by_size.items()}
+        spread |= {message_key(group, mib): timing.spread for mib, timing in times.items()}
+        messages[group] = {mib: timing.ms for mib, timing in times.items()}
+        largest = max(times)
+        factor = 1.0 if group.kind is Collective.SEND else traffic_factor(group.kind, group.size)
+        mib_per_ms = factor * largest / times[largest].ms
+        key = message_key(group, largest)
+        if group.kind in bandwidth:
+            bandwidth[group.kind][group.size, group.consecutive] = mib_per_ms
+            prefix = "pp" if group.kind is Collective.SEND else "allreduce"
+            key = f"{prefix}_size_{group.size}" + (f"_consec_{int(group.consecutive)}" if prefix == "allreduce" else "")
+            spread[key] = times[largest].spread
+        if options.link_gb_per_s and mib_per_ms > options.link_gb_per_s * GB_PER_S:
+            flags[key] = f"{mib_per_ms / GB_PER_S:.3g} GB/s, but the link carries {options.link_gb_per_s:g}"
+        if group.consecutive and group.kind in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL):
+            # Galvatron's own search reads these two at every size.
+            curve = Curve.rising(messages[group].items())
+            messages[group] |= {mib: curve(mib) for mib in options.sizes_mib if 1 <= mib < largest and mib not in times}
+    all_reduce = bandwidth[Collective.ALL_REDUCE]
+    if options.num_nodes == 1:  # as consecutive ones where they were not measured
+        all_reduce |= {
+            (size, False): all_reduce.get((size, False), all_reduce[size, True])
+            for size, consecutive in group_kinds(options.world_size)
+            if not consecutive and (size, True) in all_reduce
+        }
+    overlaps: dict[Collective, float] = {}
+    for kind in Collective:
+        if rounds := [coefficient for _, coefficient in journal.items(f"{overlap_key(kind)} ")]:
+            overlap = Timing.of_samples(rounds)
+            overlaps[kind], spread[overlap_key(kind)] = overlap.ms, overlap.spread
+    return HardwareProfile(
+        options.num_nodes,
+        options.ranks_per_node,
+        all_reduce,
+        {stages: mib_per_ms for (stages, _), mib_per_ms in bandwidth[Collective.SEND].items()},
+        messages,
+        overlaps.pop(Collective.ALL_REDUCE, 1.0),
+        Meta(fingerprint=fingerprint, spread=spread, flags=flags),
+        overlap_by_kind=overlaps,
+    )
+
+
+def main() -> None:
+    """Measure, and write the files on the first rank."""
+    options = HardwareOptions.model_validate_json(sys.argv[1])
+    rank, world_size = start_world()
+    device_told = fingerprint(world_size)
+    changing = {"num_nodes": options.num_nodes, "budget_ms": options.budget_ms, "dtype": options.precision.value}
+    identity = device_told.model_dump() | changing
+    journal = Journal.open(options.output, "hardware", identity, rank, world_size, options.fresh)
+    report_note(*journal.kept_note)
+    stopwatch = Stopwatch(world_size, options.ranks_per_node, options.budget_ms, options.time_budget_s)
+    HardwareProfiler(options, rank, stopwatch, Groups(rank), journal).measure()
+    if rank == 0:
+        profile = hardware_profile(journal, options, device_told)
+        report_note(*spread_notes(profile.meta))
+        profile.save(options.output)
+
+
+if __name__ == "__main__":
+    run_as_rank(main)
