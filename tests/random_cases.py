@@ -6,7 +6,7 @@ from random import Random
 from typing import Literal
 
 from paddlenlp_galvatron.check.parity.parity import Case, small_case
-from paddlenlp_galvatron.model import TRAINED
+from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.model.layer import PARTLY
 from paddlenlp_galvatron.plan import (
     Assumptions,
@@ -36,7 +36,7 @@ def random_cases(
     cases: list[Case] = []
     while len(cases) < count:
         plan = _plan(random, world_size, precision)
-        family, optimizer = tuple(TRAINED)[len(cases) % len(TRAINED)], random.choice(OPTIMIZERS)
+        family, optimizer = tuple(FAMILIES)[len(cases) % len(FAMILIES)], random.choice(OPTIMIZERS)
         tied, kv_heads = random.random() < 0.3, random.choice(KV_HEADS)
         try:
             require_valid(plan)

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from ..cost_model import CostModel, LayerCost
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, UserError, VocabStrategy
-from ..plan.check import find_faults
+from ..plan.check import BESIDE_EXPERTS, find_faults
 from ..plan.mesh import Degrees, divisors
 from ..plan.strategy import Assumptions, Experts
 from .options import SearchOptions
@@ -90,6 +90,7 @@ class Space:
         self._options = options
         if faults := self._faults(1, 1, Degrees(), True):  # even of one rank with one sample: no strategy helps
             raise UserError(faults)
+        self._recomputes = [each for each in options.recomputes if not model.experts or each in BESIDE_EXPERTS]
         self._allowed = lru_cache(maxsize=None)(options.degrees)
         self._fits = lru_cache(maxsize=None)(lambda *where: not self._faults(*where))
         self._layers_of = lru_cache(maxsize=None)(self._every_layer)
@@ -101,7 +102,7 @@ class Space:
         ]
         if not self._one_layer.experts:
             return layers
-        halves = {again: self._experts(family, again) for again in self._options.recomputes}
+        halves = {again: self._experts(family, again) for again in self._recomputes}
         return [layer.having(half) for layer in layers for half in halves[layer.recompute]]
 
     def _experts(self, family: PlanFamily, recompute: Recompute) -> list[Experts]:
@@ -128,7 +129,7 @@ class Space:
             LayerStrategy(**degrees.named, consecutive=consecutive, dp_type=dp_type, recompute=recompute)
             for consecutive in ((True, False) if self._strides(stage_size, degrees.ranks) else (True,))
             for dp_type in self._dp_types(stage_size, degrees.tp)
-            for recompute in self._options.recomputes
+            for recompute in self._recomputes
         ]
 
     def vocabularies(self, family: PlanFamily) -> list[VocabStrategy]:

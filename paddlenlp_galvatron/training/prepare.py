@@ -14,7 +14,7 @@ from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
 from ..launch.faults import WAIT_S
-from ..model import TRAINED, config_of
+from ..model import config_of
 from ..options.degrees import DegreeOptions
 from ..options.foreign import idle_note
 from ..options.group import Options
@@ -147,11 +147,6 @@ def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[st
     if len(model.shapes) > 1:
         raise UserError(f"num_layertype: training takes one type of layers, but {len(model.shapes)} are given")
     shape = model.shapes[0]
-    if shape.family not in TRAINED:
-        raise UserError(
-            f"model_size: {shape.name} has experts ({shape.family}): it can be planned, but not trained yet; models of "
-            f"{', '.join(TRAINED)} can"
-        )
     if run.initializer_range is not None:
         shape = replace(shape, initializer_range=run.initializer_range)
     if options.model_size is not None and shape == load_model(options.model_size):
