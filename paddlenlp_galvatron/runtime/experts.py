@@ -19,7 +19,7 @@ from . import device
 from .collectives import all_gather, all_to_all
 from .precision import Numbers, cast
 
-Memo = dict[str, Any]  # what recompute takes over from the first run of a call
+Memo = dict[str, Any]  # of one call: recompute finds in it the routing of the first run
 
 
 class Routing:

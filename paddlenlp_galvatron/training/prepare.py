@@ -95,6 +95,10 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     if tuning.tunes:
         if run.input_dir is not None:
             raise UserError(f"input_dir: is of pretraining; {tuning.task} learns from dataset_name_or_path")
+        if shape.experts and tuning.kind == "lora":
+            raise UserError(
+                f"lora: {shape.name} has experts, beside which no adapters learn; train all weights instead"
+            )
         # PaddleNLP's own defaults: fine-tuning begins with the model's weights, and its rates fall to 0.
         values = {"continue_training": True, "min_learning_rate": None} | dict(values)
         run = run.model_copy(update={"continue_training": RunOptions.among(values).continue_training})

@@ -156,6 +156,8 @@ def small_case(
         **(_experts(plan, traits) if traits.mixture else {}),
         **traits.example,
     )
+    if shape.experts and lora_rank:
+        raise UserError(f"lora_rank: {family} has experts, beside which no adapters learn; leave it out")
     plan = replace(plan, assumed=replace(plan.assumed, seq_length=seq_length))
     require_valid(plan, shape)
     if optimizer not in LEARNING_RATES:

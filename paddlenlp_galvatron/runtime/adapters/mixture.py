@@ -1,4 +1,4 @@
-"""What the families with experts add to PaddleNLP's layers, whose own experts fail on Paddle 3.3.
+"""Experts for PaddleNLP's layers, whose own fail on Paddle 3.3: router and shared expert, and all for one process.
 
 A layer of the runtime has the router here, and the expert that has all tokens; `runtime.experts` has the others. The
 whole model of one process has all, one after the other: it shares no code with the runtime, as it is what that is held
