@@ -30,6 +30,7 @@ using Array = py::array_t<double, py::array::c_style | py::array::forcecast>;
 constexpr double kSmallest = 1e-60, kLargest = 1e60;
 constexpr py::ssize_t kMostLayers = 100'000, kMostLayerTypes = 8, kMostStrategies = 2'000, kMostVocabs = 2'000;
 constexpr py::ssize_t kMostCells = 5'000'000;
+constexpr py::ssize_t kNumbers = std::tuple_size<PartNumbers>::value;
 constexpr std::int64_t kMostMicroBatches = 1'000'000, kMostChunks = 1'000;
 
 // Set by one thread to end a search in another.
@@ -125,7 +126,11 @@ py::object solve_layers(const Array& memory, const Array& time, const Array& cha
 using Integers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
 
 Part part_of(const double* numbers, int group = 0) {
-  return {{numbers[0], numbers[1], numbers[2]}, numbers[3], numbers[4], numbers[5], group};
+  return {{numbers[0], numbers[1], numbers[2]},
+          numbers[3],
+          numbers[4],
+          {numbers[5], numbers[6], numbers[7], numbers[8]},
+          group};
 }
 
 std::vector<Change> changes_of(const double* numbers, py::ssize_t count) {
@@ -240,11 +245,11 @@ Problem tables_of(py::ssize_t stages, const Integers& layers, std::int64_t micro
   if (options > kMostVocabs) throw py::value_error("vocabs: more than 2000");
   if (types.ndim() != 1 || kinds < 1 || kinds > kMostGroups)
     throw py::value_error("types: no groups, or more than 64");
-  check_all("strategies", strategies, {count, 6});
+  check_all("strategies", strategies, {count, kNumbers});
   check_all("change", change, {kinds, kinds, 2});
   check_all("enter", enter, {2, kinds, 2});
   check_all("leave", leave, {2, kinds, 2});
-  check_all("vocabs", vocabs, {options, 2, 6});
+  check_all("vocabs", vocabs, {options, 2, kNumbers});
   check_all("vocab_enter", vocab_enter, {options, kinds, 2});
   check_all("vocab_leave", vocab_leave, {options, kinds, 2});
   check_all("send", send, {2, tables.type_count()});
@@ -266,7 +271,7 @@ Problem tables_of(py::ssize_t stages, const Integers& layers, std::int64_t micro
   tables.enter = changes_by_seam(enter, kinds);
   tables.leave = changes_by_seam(leave, kinds);
   for (py::ssize_t v = 0; v < options; ++v)
-    tables.vocabs.push_back({part_of(vocabs.data(v)), part_of(vocabs.data(v) + 6),
+    tables.vocabs.push_back({part_of(vocabs.data(v)), part_of(vocabs.data(v) + kNumbers),
                              changes_of(vocab_enter.data(v), kinds), changes_of(vocab_leave.data(v), kinds)});
   tables.send.inside.assign(send.data(0), send.data(0) + tables.type_count());
   tables.send.between.assign(send.data(1), send.data(1) + tables.type_count());
@@ -278,7 +283,7 @@ int in_flight_of(std::int64_t count, int micro_batches) {
   return static_cast<int>(count);
 }
 
-// What a stage of one chunk holds: micro-batches in flight, a number a stage.
+// Micro-batches in flight of stages of one chunk, a number a stage.
 struct OneChunk {
   using Searched = PipelineSearch;
 
@@ -286,7 +291,7 @@ struct OneChunk {
 
   static void fill(Problem& tables, const Array& middle, const Integers& in_flight) {
     if (tables.passes.chunks() > 1) throw py::value_error("passes: an Interleaved has several chunks a stage");
-    check_all("middle", middle, {6});
+    check_all("middle", middle, {kNumbers});
     tables.middle = part_of(middle.data());
     for (py::ssize_t s = 0; s < in_flight.size(); ++s)
       tables.in_flight.push_back(in_flight_of(in_flight.data()[s], tables.micro_batches));
@@ -294,7 +299,7 @@ struct OneChunk {
   }
 };
 
-// What a stage of several chunks holds: stage and micro-batches in flight of each of its chunks, a moment a row.
+// Micro-batches in flight of stages of several chunks: a row for each moment, the stage and a number a chunk.
 struct SeveralChunks {
   using Searched = ColumnGeneration;
 
@@ -311,7 +316,7 @@ struct SeveralChunks {
     if (tables.type_count() > 1) throw py::value_error("layers: those of stages of several chunks are of one type");
     if (in_flight.shape(1) != 1 + chunks) throw py::value_error("in_flight: not as many chunks as in passes");
     if (tables.layers < tables.stages * chunks) throw py::value_error("layers: fewer than chunks");
-    check_all("middle", middle, {2, 6});
+    check_all("middle", middle, {2, kNumbers});
     tables.middle = part_of(middle.data(0));
     tables.later = part_of(middle.data(1));
     tables.held.resize(tables.stages);
@@ -429,8 +434,8 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
 
   bind_pipelines<OneChunk>(module, "Pipeline",
                            "Pipelines of layers; see paddlenlp_galvatron.search.tables for the arrays. A strategy's "
-                           "and a vocabulary part's six numbers: forward, backward, sync (ms), states, activation, "
-                           "working (MiB); a change's two: forward, backward (ms).")
+                           "and a vocabulary part's nine numbers: forward, backward, sync (ms), states, activation, "
+                           "workspace: own, message, weights, tables (MiB); a change's two: forward, backward (ms).")
       .def("least_memory", &pipeline_least_memory, py::arg("cancel") = nullptr,
            "The plan that needs least on a device.");
 

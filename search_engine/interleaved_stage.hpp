@@ -85,15 +85,11 @@ class InterleavedStages {
     if (chunks_ > kMostChunks) throw TooHard("the search knows 16 chunks a stage");
     groups_ = chunks_ == 1 ? tables.groups() : 1;
     const double passes = tables.micro_batches;
-    by_working_ = useful_;
-    std::stable_sort(by_working_.begin(), by_working_.end(), [&](int a, int b) {
-      return tables.strategies[a].working < tables.strategies[b].working;
-    });
     for (const bool with_sync : {false, true})
       busy_[with_sync].weights.assign(chunks_, {passes, passes, with_sync ? 1.0 : 0.0});
   }
 
-  // Of a stage whose chunks have so many layers, and `more` wherever they need least.
+  // Work of a stage whose chunks have so many layers, and `more` wherever they need least.
   const Work& work(int stage, std::vector<int> layers, int more, bool with_sync, WorkBudget& poll) {
     if (chunks_ == 1) layers[0] += std::exchange(more, 0);
     auto& known = works_of(stage).exact;
@@ -131,8 +127,8 @@ class InterleavedStages {
   }
 
   // Lagrangian relaxation of a stage, for any weights of each chunk's passes and of the sync: memory has a price, ms
-  // per MiB, instead of a limit. Calls `take(beside, layer)` once a level of working memory, with the cost beside
-  // its layers and that of a layer of each chunk. The least of them is a lower bound, for any price and for any of the
+  // per MiB, instead of a limit, and of the workspace only what a single layer needs counts. Calls
+  // `take(beside, layer)` once a level of that, with the cost beside its layers and that of a layer of each chunk. The least of them is a lower bound, for any price and for any of the
   // moments, or mean of them, in `held`.
   template <class Take>
   void relax(int stage, const std::vector<double>& held, const std::vector<Weights>& weights, double price,
@@ -142,18 +138,20 @@ class InterleavedStages {
     for (int chunk = 0; chunk < chunks_; ++chunk) fixed += weights[chunk].of(beside(stage, chunk));
     std::vector<double> least(chunks_, kInfinity);
     bool better = false;
-    for (std::size_t i = 0; i < by_working_.size(); ++i) {
-      const Part& part = tables_.strategies[by_working_[i]];
+    std::vector<std::pair<double, int>>& rising = by_workspace_[room.workspace];
+    if (rising.empty()) {
+      for (const int k : useful_) rising.push_back({total(most_of(room.workspace, tables_.strategies[k].workspace)), k});
+      std::sort(rising.begin(), rising.end());
+    }
+    for (std::size_t i = 0; i < rising.size(); ++i) {
+      const Part& part = tables_.strategies[rising[i].second];
       for (int chunk = 0; chunk < chunks_; ++chunk) {
         const double cost =
             weights[chunk].of(part.time) + price * (part.states + held[chunk] * part.activation);
         if (cost < least[chunk]) least[chunk] = cost, better = true;
       }
-      const bool last = i + 1 == by_working_.size();
-      const double next = last ? kInfinity : tables_.strategies[by_working_[i + 1]].working;
-      if (!better || next == part.working || next <= room.working) continue;
-      const double working = std::max(part.working, room.working);
-      take(fixed + price * working, least);
+      if (!better || (i + 1 < rising.size() && rising[i + 1].first == rising[i].first)) continue;
+      take(fixed + price * rising[i].first, least);
       better = false;
     }
   }
@@ -171,7 +169,7 @@ class InterleavedStages {
   }
 
   // Steps of one relaxation, about.
-  std::size_t choices() const { return by_working_.size() * chunks_; }
+  std::size_t choices() const { return useful_.size() * chunks_; }
 
   // As `work`, for any weights of each chunk's passes, and of the stage's sync in all of them; not remembered.
   Work weighted(int stage, const std::vector<int>& layers, std::vector<Weights> weights, WorkBudget& poll) const {
@@ -231,13 +229,13 @@ class InterleavedStages {
 
   using Held = std::vector<int>;  // micro-batches of each chunk
 
-  // What each chunk's times count, and what is known under that.
+  // Weights of each chunk's times, and the results known under them.
   struct ChunkWeights {
     std::vector<Weights> weights;
     std::map<std::pair<int, Held>, std::unique_ptr<CountKnapsack>> mixes;   // by group (-1: all)
     std::map<std::pair<int, bool>, std::unique_ptr<ReshardingPath>> walks;  // by stage, and whether there are `more`
 
-    // Of a chunk; after the last one: of that which counts least.
+    // Weights of a chunk; after the last one, the least over all chunks.
     Weights of(int chunk) const {
       if (chunk < static_cast<int>(weights.size())) return weights[chunk];
       Weights least = weights.front();
@@ -259,7 +257,7 @@ class InterleavedStages {
     std::vector<double> costs(most + 1), works(most + 1, 0);
     const std::vector<double> held = likely_held(stage, layers);
     auto at_price = [&](double price, const std::vector<Weights>& weights) {
-      poll.tick(by_working_.size() * (chunks_ + most / 4));
+      poll.tick(useful_.size() * (chunks_ + most / 4));
       std::fill(costs.begin(), costs.end(), kInfinity);
       relax(stage, held, weights, price, [&](double cost, const std::vector<double>& layer) {
         for (int chunk = 0; chunk < chunks_; ++chunk) cost += layers[chunk] * layer[chunk];
@@ -312,14 +310,14 @@ class InterleavedStages {
       for (const int k : useful_) {
         const Part& part = tables_.strategies[k];
         if (only >= 0 && part.group != only) continue;
-        choices.push_back({part.states + count * part.activation, weights.of(part.time), part.working, id(chunk, k),
+        choices.push_back({part.states + count * part.activation, weights.of(part.time), part.workspace, id(chunk, k),
                            chunk < chunks_ ? group(chunk, k) : chunks_ * groups_, chunk});
       }
     }
     return choices;
   }
 
-  // Of a change at a chunk's edge; of several chunks the least of all groups.
+  // Price of a change at a chunk's edge; with several chunks the least of all groups.
   double price(const std::vector<Change>& changes, int group, const Weights& weights) const {
     if (chunks_ == 1) return weights.of(changes[group]);
     double least = kInfinity;
@@ -371,11 +369,11 @@ class InterleavedStages {
 
   template <class Held>
   MemoryBudget room(int stage, const Held& held) const {
-    MemoryBudget room{tables_.budget, 0};
+    MemoryBudget room{tables_.budget, {}};
     for (int chunk = 0; chunk < chunks_; ++chunk) {
       const Part& beside = part(stage, chunk);
       room.budget -= beside.states + held[chunk] * beside.activation;
-      room.working = std::max(room.working, beside.working);
+      room.workspace = most_of(room.workspace, beside.workspace);
     }
     return room;
   }
@@ -456,7 +454,7 @@ class InterleavedStages {
     for (const int k : useful_) {
       const Part& part = tables_.strategies[k];
       if (only >= 0 && part.group != only) continue;
-      double memory = std::max(part.working, room.working), cost = 0;
+      double memory = total(most_of(part.workspace, room.workspace)), cost = 0;
       GroupSet set = 0;
       for (int chunk = 0; chunk <= last; ++chunk) {
         const int own = chunk < chunks_ ? asked.layers[chunk] : asked.more;
@@ -513,23 +511,25 @@ class InterleavedStages {
   }
 
   double memory(int stage, const InterleavedPoint& point, const Held& held) const {
-    double mib = 0, working = 0;
+    double mib = 0;
+    Workspace workspace{};
     for (int chunk = 0; chunk < chunks_; ++chunk) {
       auto add = [&](const Part& part) {
         mib += part.states + held[chunk] * part.activation;
-        working = std::max(working, part.working);
+        workspace = most_of(workspace, part.workspace);
       };
       add(part(stage, chunk));
       for (const int k : point.strategies[chunk]) add(tables_.strategies[k]);
     }
-    return mib + working;
+    return mib + total(workspace);
   }
 
   const Problem& tables_;
   const Vocab& vocab_;
   KnownWorks& inner_;
   const std::vector<int>& useful_;
-  std::vector<int> by_working_;  // the same, by rising working memory
+  // The same by rising total workspace within a stage, by what that needs anyway.
+  mutable std::map<Workspace, std::vector<std::pair<double, int>>> by_workspace_;
   int chunks_, groups_;
   std::array<ChunkWeights, 2> busy_;  // by whether sync counts
   KnownWorks works_;             // of the first and the last stage

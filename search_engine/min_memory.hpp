@@ -20,23 +20,23 @@ class MinMemory {
 
   MinMemory(const Problem& tables, const ChoiceCache& cache,
             WorkBudget& poll) : tables_(tables), levels_(tables.stages) {
-    for (const int k : cache.useful()) workings_.push_back(tables.strategies[k].working);
-    std::sort(workings_.begin(), workings_.end());
-    workings_.erase(std::unique(workings_.begin(), workings_.end()), workings_.end());
+    std::vector<Workspace> of_layers;
+    for (const int k : cache.useful()) of_layers.push_back(tables.strategies[k].workspace);
+    workspaces_ = workspace_levels(of_layers);
     for (int stage = 0; stage < tables.stages; ++stage) {
-      Level level;
-      level.mib.fill(kInfinity);
       if (stage > 0 && tables.in_flight[stage] == tables.in_flight[stage - 1]) {
         levels_[stage] = levels_[stage - 1];
         continue;
       }
-      for (const double working : workings_) {
+      for (const Workspace& workspace : workspaces_) {
+        Level level;
+        level.mib.fill(kInfinity);
         poll.tick(cache.useful().size());
         for (const int k : cache.useful()) {
           const Part& part = tables.strategies[k];
           const double mib = part.states + tables.in_flight[stage] * part.activation;
           double& least = level.mib[cache.type_of(k)];
-          if (part.working == working && mib < least) least = mib, level.strategy[cache.type_of(k)] = k;
+          if (fits_in(part.workspace, workspace) && mib < least) least = mib, level.strategy[cache.type_of(k)] = k;
         }
         levels_[stage].push_back(level);
       }
@@ -49,9 +49,9 @@ class MinMemory {
     const Part& fixed = tables_.beside(vocab, stage);
     const Layers layers = tables_.layers_of(span);
     Need need;
-    for (std::size_t i = 0; i < workings_.size(); ++i) {
+    for (std::size_t i = 0; i < workspaces_.size(); ++i) {
       const Level& level = levels_[stage][i];
-      double mib = fixed.states + held * fixed.activation + std::max(fixed.working, workings_[i]);
+      double mib = fixed.states + held * fixed.activation + total(most_of(fixed.workspace, workspaces_[i]));
       for (int type = layers.first_type; type <= layers.last_type; ++type) mib += layers.of[type] * level.mib[type];
       if (mib < need.mib) need = {mib, level.strategy};
     }
@@ -59,15 +59,15 @@ class MinMemory {
   }
 
  private:
-  // Of one layer of each type, with a strategy whose working memory is not above the level's.
+  // Of one layer of each type, with a strategy whose workspace is not above the level's.
   struct Level {
     std::array<double, kMostTypes> mib;
     std::array<int, kMostTypes> strategy{};
   };
 
   const Problem& tables_;
-  std::vector<double> workings_;            // rising
-  std::vector<Vector<Level>> levels_;       // of each stage, by working memory
+  std::vector<Workspace> workspaces_;
+  std::vector<Vector<Level>> levels_;  // of each stage, by workspace
 };
 
 }  // namespace galvatron

@@ -29,34 +29,34 @@ struct Assignment {
 
 // What a stage leaves its layers.
 struct MemoryBudget {
-  double budget;   // MiB, what the stage needs besides its layers taken off
-  double working;  // MiB of working memory that the stage needs anyway, within the budget
+  double budget;        // MiB, what the stage needs besides its layers taken off
+  Workspace workspace;  // that the stage needs anyway, within the budget
 };
 
-// Mixes of layers within a budget; those of one type are alike. Working memory is handled by levels: at each level only
-// choices that need no more are allowed, and the budget is less by so much. Groups are handled by sets that grow while
-// they can pay. What takes too many steps is given up, and leaves a gap between the best mix known and the bound.
+// Mixes of layers within a budget; those of one type are alike. Workspace is handled by levels: at each level only choices
+// that need no more are allowed, and the budget is less by so much. Layouts are enumerated as sets, extended while the
+// lower bound stays below the best mix. What takes too many steps is given up, and leaves a gap between the best mix known and the bound.
 class CountKnapsack {
  public:
   explicit CountKnapsack(std::vector<Choice> choices) : choices_(std::move(choices)) {
+    std::vector<Workspace> of_layers;
     for (const Choice& choice : choices_) {
-      levels_.push_back(choice.working);
+      of_layers.push_back(choice.workspace);
       all_ |= bit(choice.group);
     }
-    std::sort(levels_.begin(), levels_.end());
-    levels_.erase(std::unique(levels_.begin(), levels_.end()), levels_.end());
-    width_ = levels_.size() < kFewLevels ? 1 : static_cast<std::size_t>(std::sqrt(levels_.size()));
+    levels_ = workspace_levels(of_layers);
   }
 
   // Lets go of what is remembered.
-  void forget() { frontiers_.clear(); }
+  void forget() { frontiers_.clear(), levels_of_.clear(); }
 
   // A lower bound of what the layers cost without resharding, cheap.
   double bound(const Layers& layers, MemoryBudget room, WorkBudget& poll) {
     double least = kInfinity;
     for (const Band& band : bands(layers, room, poll)) {
       if (!(band.bound < least)) break;
-      for (std::size_t i = band.first; i < band.end; ++i) least = std::min(least, bound_at(i, i, layers, room, poll));
+      for (std::size_t i = band.first; i < band.end; ++i)
+        least = std::min(least, bound_at(i, i + 1, layers, room, poll));
     }
     return least;
   }
@@ -89,7 +89,7 @@ class CountKnapsack {
                  std::size_t steps = 0) {
     const int types = layers.last_type - layers.first_type + 1;
     stop_ = poll.steps() + (steps ? steps : allowance(poll));
-    const Candidates found = candidates({0, levels_.size(), 0}, layers, room, walks, limit, types + kMostChanges, poll);
+    const Candidates found = candidates({0, levels_in(room).size(), 0}, layers, room, walks, limit, types + kMostChanges, poll);
     if (!found.complete) effort = 0;
     for (const Candidate& candidate : found.sets) {
       if (effort <= 0) return;
@@ -106,9 +106,15 @@ class CountKnapsack {
   static constexpr std::size_t kStepsOfLevel = 16;
   static constexpr int kMostChanges = 11;
   static constexpr std::size_t kMostKept = 20'000;  // frontiers, some 10 MiB
-  static constexpr std::size_t kFewLevels = 9;      // each its own band
+  static constexpr std::size_t kFewLevels = 9;      // each is its own band
 
-  // Neighbouring levels, and a bound of them all: with the highest one's choices, and the lowest one's working memory.
+  // What choices may need, and MiB of it within a stage.
+  struct Level {
+    Workspace workspace;
+    double mib;
+  };
+
+  // Neighbouring levels, and a bound of them all: with all choices of any, and the lowest one's memory.
   struct Band {
     std::size_t first, end;
     double bound;
@@ -117,7 +123,7 @@ class CountKnapsack {
   struct Candidate {
     double bound;
     GroupSet groups;
-    double level;
+    Level level;
   };
   struct Candidates {
     Vector<Candidate> sets;
@@ -132,24 +138,45 @@ class CountKnapsack {
     double later_memory = 0;  // least of all layers of later types
   };
 
-  static double net(MemoryBudget room, double level) { return within(room.budget) - std::max(level, room.working); }
+  static double net(const MemoryBudget& room, const Level& level) { return within(room.budget) - level.mib; }
+
+  // The levels within a stage. Of those with which it needs the same, the highest has all their choices.
+  const std::vector<Level>& levels_in(const MemoryBudget& room) {
+    std::vector<Level>& known = levels_of_[room.workspace];
+    if (!known.empty()) return known;
+    std::map<Workspace, Workspace> highest;
+    for (const Workspace& level : levels_) {
+      Workspace& best = highest[most_of(level, room.workspace)];
+      best = most_of(best, level);
+    }
+    for (const Workspace& level : levels_) {
+      const Workspace whole = most_of(level, room.workspace);
+      if (highest[whole] == level) known.push_back({level, total(whole)});
+    }
+    return known;
+  }
 
   static std::size_t allowance(const WorkBudget& poll) { return poll.steps() < kManySteps ? kMostSteps : kFewSteps; }
 
   void allow(const WorkBudget& poll) { stop_ = std::min(poll.steps() + allowance(poll), last_); }
 
-  double bound_at(std::size_t lowest, std::size_t highest, const Layers& layers, MemoryBudget room, WorkBudget& poll) {
+  double bound_at(std::size_t first, std::size_t end, const Layers& layers, MemoryBudget room, WorkBudget& poll) {
+    const std::vector<Level>& levels = levels_in(room);
+    Level all = levels[first];
+    for (std::size_t i = first + 1; i < end; ++i)
+      all = {most_of(all.workspace, levels[i].workspace), std::min(all.mib, levels[i].mib)};
     poll.tick(kStepsOfLevel);
-    return frontier(all_, levels_[highest], poll).bound(layers, net(room, levels_[lowest])).cost;
+    return frontier(all_, all.workspace, poll).bound(layers, net(room, all)).cost;
   }
 
-  // The best bound first. Of levels that need no more than the stage does anyway, the highest has all choices.
+  // The best bound first.
   std::vector<Band> bands(const Layers& layers, MemoryBudget room, WorkBudget& poll) {
+    const std::size_t count = levels_in(room).size();
+    const std::size_t width = count < kFewLevels ? 1 : static_cast<std::size_t>(std::sqrt(count));
     std::vector<Band> bands;
-    std::size_t first = std::upper_bound(levels_.begin(), levels_.end(), room.working) - levels_.begin();
-    for (first = std::max<std::size_t>(first, 1) - 1; first < levels_.size(); first += width_) {
-      const std::size_t end = std::min(first + width_, levels_.size());
-      bands.push_back({first, end, bound_at(first, end - 1, layers, room, poll)});
+    for (std::size_t first = 0; first < count; first += width) {
+      const std::size_t end = std::min(first + width, count);
+      bands.push_back({first, end, bound_at(first, end, layers, room, poll)});
     }
     std::sort(bands.begin(), bands.end(), [](const Band& a, const Band& b) { return a.bound < b.bound; });
     return bands;
@@ -185,16 +212,16 @@ class CountKnapsack {
     }
   }
 
-  // The choices of some groups up to a level of working memory.
-  std::vector<Choice> chosen(GroupSet groups, double level, WorkBudget& poll) const {
+  // The choices of some groups that need no more.
+  std::vector<Choice> chosen(GroupSet groups, const Workspace& level, WorkBudget& poll) const {
     poll.tick(choices_.size());
     std::vector<Choice> chosen;
     for (const Choice& choice : choices_)
-      if (choice.working <= level && (bit(choice.group) & groups)) chosen.push_back(choice);
+      if ((bit(choice.group) & groups) && fits_in(choice.workspace, level)) chosen.push_back(choice);
     return chosen;
   }
 
-  const KnapsackRelaxation& frontier(GroupSet groups, double level, WorkBudget& poll) {
+  const KnapsackRelaxation& frontier(GroupSet groups, const Workspace& level, WorkBudget& poll) {
     const auto found = frontiers_.find({groups, level});
     if (found != frontiers_.end()) return found->second;
     const std::vector<Choice> choices = chosen(groups, level, poll);
@@ -207,11 +234,13 @@ class CountKnapsack {
                         int most,
                         WorkBudget& poll) {
     Candidates found;
+    const std::vector<Level>& levels = levels_in(room);
     for (std::size_t i = band.first; i < band.end; ++i) {
-      const double budget = net(room, levels_[i]);
-      const KnapsackRelaxation::Bound unlimited = frontier(all_, levels_[i], poll).bound(layers, budget);
-      reduce(levels_[i], unlimited.price, walks.groups(), poll);
-      grow(0, 0, most, levels_[i], layers, budget, unlimited.cost, walks, limit, found, poll);
+      const Level& level = levels[i];
+      const double budget = net(room, level);
+      const KnapsackRelaxation::Bound unlimited = frontier(all_, level.workspace, poll).bound(layers, budget);
+      reduce(level.workspace, unlimited.price, walks.groups(), poll);
+      grow(0, 0, most, level, layers, budget, unlimited.cost, walks, limit, found, poll);
     }
     std::sort(found.sets.begin(), found.sets.end(),
               [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
@@ -219,7 +248,7 @@ class CountKnapsack {
   }
 
   // What the first layer of each group costs at least beyond the bound, where memory has a price.
-  void reduce(double level, double price, int groups, WorkBudget& poll) {
+  void reduce(const Workspace& level, double price, int groups, WorkBudget& poll) {
     const std::vector<Choice> choices = chosen(all_, level, poll);
     const std::array<double, kMostTypes> cheapest = cheapest_of(choices, price);
     reduced_.assign(groups, kInfinity);
@@ -230,7 +259,8 @@ class CountKnapsack {
   }
 
   // Adds groups to a set. `least` is the bound of all mixes that have a layer of each group in it, resharding left out.
-  void grow(GroupSet groups, int first, int most, double level, const Layers& layers, double budget, double least,
+  void grow(GroupSet groups, int first, int most, const Level& level, const Layers& layers, double budget,
+            double least,
             ReshardingPath& walks, double limit, Candidates& found, WorkBudget& poll) {
     if (most == 0) {
       found.complete &= first >= walks.groups();
@@ -249,7 +279,7 @@ class CountKnapsack {
         return;
       }
       if (walks.is_whole(larger)) {
-        const double bound = std::max(frontier(larger, level, poll).bound(layers, budget).cost, more) + walk;
+        const double bound = std::max(frontier(larger, level.workspace, poll).bound(layers, budget).cost, more) + walk;
         if (is_less(bound, limit)) found.sets.push_back({bound, larger, level});
       }
       grow(larger, group + 1, most - 1, level, layers, budget, more, walks, limit, found, poll);
@@ -269,11 +299,12 @@ class CountKnapsack {
   // out.
   void descend(const Candidate& candidate, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
                double limit, WorkBudget& poll) {
-    const std::vector<Choice> choices = chosen(candidate.groups, candidate.level, poll);
+    const std::vector<Choice> choices = chosen(candidate.groups, candidate.level.workspace, poll);
     layers_ = layers;
     budget_ = net(room, candidate.level);
+    workspace_ = room.workspace;
     walk_ = walks.cost(candidate.groups, poll);
-    const KnapsackRelaxation::Bound bound = frontier(candidate.groups, candidate.level, poll).bound(layers, budget_);
+    const KnapsackRelaxation::Bound bound = frontier(candidate.groups, candidate.level.workspace, poll).bound(layers, budget_);
     floor_ = bound.cost + walk_;
     const std::array<double, kMostTypes> cheapest = cheapest_of(choices, bound.price);
     order_.clear();
@@ -365,22 +396,22 @@ class CountKnapsack {
   bool give(const Candidate& candidate, Emit& emit) {
     std::vector<Count> counts;
     GroupSet groups = 0;
-    double level = 0;
+    Workspace workspace = workspace_;
     for (std::size_t k = 0; k < order_.size(); ++k) {
       if (!counts_[k]) continue;
       counts.push_back({order_[k].choice.id, counts_[k]});
       groups |= bit(order_[k].choice.group);
-      level = std::max(level, order_[k].choice.working);
+      workspace = most_of(workspace, order_[k].choice.workspace);
     }
-    if (groups != candidate.groups || level != candidate.level) return true;
+    if (groups != candidate.groups || workspace != most_of(workspace_, candidate.level.workspace)) return true;
     return emit(counts, groups);
   }
 
   std::vector<Choice> choices_;
-  std::vector<double> levels_;
-  std::size_t width_ = 1;  // levels of a band
+  std::vector<Workspace> levels_;
+  std::map<Workspace, std::vector<Level>> levels_of_;  // by what a stage needs anyway
   GroupSet all_ = 0;
-  Map<std::pair<GroupSet, double>, KnapsackRelaxation> frontiers_;  // known ones, by groups and level
+  Map<std::pair<GroupSet, Workspace>, KnapsackRelaxation> frontiers_;  // known ones, by groups and level
 
   // Scratch of one search over counts.
   Layers layers_;
@@ -388,6 +419,7 @@ class CountKnapsack {
   std::vector<int> counts_;
   std::vector<double> reduced_;  // of each group
   double budget_ = 0, floor_ = 0, walk_ = 0;
+  Workspace workspace_{};  // of the stage
   std::size_t stop_ = 0, last_ = 0;  // steps at which a part of it is given up; all of it
 };
 

@@ -11,12 +11,22 @@
 
 namespace galvatron {
 
-// What a layer strategy, or the vocabulary layers of a stage, cost there. Times in ms, memory in MiB.
+// Cost of a layer strategy, or of the vocabulary layers of a stage. Times in ms, memory in MiB.
 struct Part {
   StageTime time;
-  double states, activation, working;  // activation: of each micro-batch in flight
+  double states, activation;  // activation: of each micro-batch in flight
+  Workspace workspace;
   int group = 0;                       // of layer strategies: between strategies of one group a change is free
 };
+
+// In the order in which Python gives them.
+using PartNumbers = std::array<double, 9>;
+
+inline PartNumbers numbers_of(const Part& part) {
+  const auto& [time, states, activation, workspace, group] = part;
+  return {time.forward, time.backward, time.sync,    states,       activation,
+          workspace[0], workspace[1],  workspace[2], workspace[3]};
+}
 
 struct Change {
   double forward = 0, backward = 0;  // ms of one micro-batch
@@ -72,7 +82,7 @@ struct Problem {
   // Whether another type starts at this layer.
   bool is_between(int layer) const { return layer > 0 && layer < layers && starts[type_of(layer)] == layer; }
 
-  // What a stage has beside its layers.
+  // Cost of a stage beside its layers.
   const Part& beside(const Vocab& vocab, int stage) const {
     return stage == 0 ? vocab.first : stage == stages - 1 ? vocab.last : middle;
   }
@@ -102,9 +112,7 @@ struct Problem {
 // Layer strategies that no other one of their group beats in everything (of equal ones, the first stays).
 inline std::vector<int> useful_strategies(const std::vector<Part>& strategies) {
   auto numbers = [&](int k) {
-    const Part& part = strategies[k];
-    return std::array<double, 6>{part.time.forward, part.time.backward, part.time.sync,
-                                 part.states,       part.activation,    part.working};
+    return numbers_of(strategies[k]);
   };
   // One that beats another comes before it, and so does the one that beats both.
   std::vector<int> order(strategies.size());
@@ -115,9 +123,9 @@ inline std::vector<int> useful_strategies(const std::vector<Part>& strategies) {
   });
   std::vector<int> useful;
   for (const int k : order) {
-    const std::array<double, 6> own = numbers(k);
+    const PartNumbers own = numbers(k);
     auto beats = [&](int other) {
-      const std::array<double, 6> rival = numbers(other);
+      const PartNumbers rival = numbers(other);
       return std::equal(rival.begin(), rival.end(), own.begin(), [](double a, double b) { return a <= b; });
     };
     bool beaten = false;
@@ -135,9 +143,7 @@ inline std::vector<int> useful_vocabs(const Problem& tables) {
   for (const Vocab& vocab : tables.vocabs) {
     std::vector<double> own;
     for (const Part* part : {&vocab.first, &vocab.last})
-      for (const double number :
-           {part->time.forward, part->time.backward, part->time.sync, part->states, part->activation, part->working})
-        own.push_back(number);
+      for (const double number : numbers_of(*part)) own.push_back(number);
     for (const std::vector<Change>* changes : {&vocab.enter, &vocab.leave})
       for (const Change& change : *changes) own.push_back(change.forward), own.push_back(change.backward);
     numbers.push_back(std::move(own));

@@ -44,8 +44,8 @@ class PipelineSearch {
     return ideal_bound(poll);
   }
 
-  // A better one: under each vocabulary strategy, stages at their exact optima. What is beyond `limit` stays rough, and
-  // what would take too much memory or time.
+  // A better one: under each vocabulary strategy, stages at their exact optima. Bounds beyond `limit` stay rough, and so
+  // do those that would take too much memory or time.
   double tight_bound(double limit, WorkBudget& poll) {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Candidates candidates = candidates_below(limit, poll);
@@ -250,7 +250,7 @@ class PipelineSearch {
              std::min(a.time.sync, b.time.sync)},
             std::min(a.states, b.states),
             std::min(a.activation, b.activation),
-            std::min(a.working, b.working)};
+            least_of(a.workspace, b.workspace)};
   }
 
   static Vocab least_of_each(const Vocab& a, const Vocab& b) {

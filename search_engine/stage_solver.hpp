@@ -70,7 +70,7 @@ class ChoiceCache {
     std::vector<Choice> result;
     for (const int k : useful_) {
       const Part& part = tables_.strategies[k];
-      result.push_back({part.states + in_flight * part.activation, weights.of(part.time), part.working, k, part.group,
+      result.push_back({part.states + in_flight * part.activation, weights.of(part.time), part.workspace, k, part.group,
                         type_of(k)});
     }
     return result;
@@ -91,7 +91,7 @@ class StageSolver {
       const Part& beside = tables.beside(vocab, stage);
       views_[stage].fixed = beside.time;
       views_[stage].room = {tables.budget - beside.states - tables.in_flight[stage] * beside.activation,
-                            beside.working};
+                            beside.workspace};
     }
   }
 
@@ -162,7 +162,7 @@ class StageSolver {
     std::array<SolvedSpans, kWeightings> solved;
   };
 
-  // What passing through groups depends on, beside the stage: types, and whether another type begins at an end.
+  // Ends on which a path through groups depends: types, and whether another type begins there.
   struct Ends {
     int first_type, last_type;
     bool enters_type, leaves_type;

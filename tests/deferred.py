@@ -6,6 +6,8 @@
 - what it will write holds NaN (bytes 0xFF) until it has been waited for, and may not be written to meanwhile;
 - what it reads may be neither freed nor written to meanwhile;
 - the calls on a group are compared across ranks, one by one: kind, type, size;
+- what is allocated holds what was freed before, as an allocator's memory does that is handed out again: NaN;
+- what runs in the queue of what is computed is done when the call returns, and is asked for as that;
 - nobody waits for all that the device was given to do while a receive is posted, which may need what is yet to be sent;
 - a group's first use is in `Groups.create`, by a call of the kind that is made of it later;
 - `finish()` fails where something was started that nobody waited for.
@@ -63,6 +65,17 @@ def memory(tensor: Any) -> np.ndarray:
     size = tensor.size * tensor.element_size()
     kind = ctypes.c_uint8 * size
     return np.frombuffer(kind.from_address(tensor.data_ptr()), np.uint8) if size else np.empty(0, np.uint8)
+
+
+def as_used_before(allocate: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, but of memory that something else had: nothing may be read that was not written."""
+
+    def allocated(*arguments: Any, **named: Any) -> Any:
+        tensor = allocate(*arguments, **named)
+        memory(tensor)[:] = 0xFF
+        return tensor
+
+    return allocated
 
 
 class Held:
@@ -168,7 +181,7 @@ class Backend:
     # ---- what the runtime calls ----------------------------------------------------------------------------------
 
     def all_reduce(
-        self, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, sync_op: bool = True, **_: Any
+        self, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, sync_op: bool = True, **how: bool
     ) -> Task | None:
         group = group or dist.get_group(0)
         if group.rank < 0:  # as Paddle: who is no member does nothing
@@ -185,9 +198,9 @@ class Backend:
             total = np.maximum.reduce(wide) if int(op) == int(dist.ReduceOp.MAX) else np.add.reduce(wide)
             return total.astype(task.dtype)
 
-        return self._started(task, compute, sync_op)
+        return self._started(task, compute, sync_op, **how)
 
-    def all_gather(self, out: Any, tensor: Any, group: Any = None, sync_op: bool = True, **_: Any) -> Task:
+    def all_gather(self, out: Any, tensor: Any, group: Any = None, sync_op: bool = True, **how: bool) -> Task:
         group = group or dist.get_group(0)
         if isinstance(out, list):  # of one tensor a rank, as Paddle's gather of objects gives
             joined = paddle.empty([len(group.ranks), *tensor.shape], tensor.dtype)
@@ -197,10 +210,10 @@ class Backend:
         task = self._task(group, COLLECTIVE, "all_gather", tensor)
         self._require(task, out.size == tensor.size * len(group.ranks))
         task.input, task.output = Held(tensor, reads=True), Held(out, reads=False, kept=_own_place(tensor, out, group))
-        return self._started(task, lambda parts: np.concatenate([part for _, part in parts]), sync_op)
+        return self._started(task, lambda parts: np.concatenate([part for _, part in parts]), sync_op, **how)
 
     def reduce_scatter(
-        self, out: Any, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, sync_op: bool = True, **_: Any
+        self, out: Any, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, sync_op: bool = True, **how: bool
     ) -> Task:
         task = self._task(group, COLLECTIVE, "reduce_scatter", tensor)
         self._require(task, out.size * len(group.ranks) == tensor.size and int(op) == int(dist.ReduceOp.SUM))
@@ -210,7 +223,7 @@ class Backend:
             arrays = [part.view(task.dtype).reshape(len(group.ranks), -1)[group.rank] for _, part in parts]
             return np.add.reduce([array.astype(np.float32) for array in arrays]).astype(task.dtype)
 
-        return self._started(task, compute, sync_op)
+        return self._started(task, compute, sync_op, **how)
 
     def all_to_all(
         self,
@@ -220,7 +233,7 @@ class Backend:
         in_split_sizes: list[int] | None = None,
         group: Any = None,
         sync_op: bool = True,
-        **_: Any,
+        **how: bool,
     ) -> Task:
         count = len(group.ranks)
         send = in_split_sizes or [tensor.shape[0] // count] * count
@@ -239,7 +252,7 @@ class Backend:
                 mine.append(part[first * row : (first + rows) * row])
             return np.concatenate(mine)
 
-        return self._started(task, compute, sync_op)
+        return self._started(task, compute, sync_op, **how)
 
     def send(self, tensor: Any, peer: int, group: Any) -> Task:
         task = self._task(group, P2P, "message", tensor, peers=[peer])
@@ -278,7 +291,9 @@ class Backend:
         if not holds:
             raise BrokenRule(f"{task.what}: sizes do not fit together")
 
-    def _started(self, task: Task, compute: Any, sync_op: bool) -> Task:
+    def _started(self, task: Task, compute: Any, sync_op: bool, use_calc_stream: bool = False) -> Task:
+        if use_calc_stream and not sync_op:
+            raise BrokenRule(f"{task.what}: in the queue of what is computed, but not as sync_op")
         task.compute = compute
         self.under_way.add(task)
         self.queues[task.group.id].append(task)
@@ -355,6 +370,7 @@ def install(folder: Path, seed: int) -> Backend:
     dist.stream.reduce_scatter, dist.stream.alltoall_single = backend.reduce_scatter, backend.all_to_all
     dist.isend, dist.irecv = backend.send, backend.receive
     device.synchronize = device.release = device.take = backend.synchronize  # type: ignore[assignment]
+    paddle.empty, paddle.empty_like = as_used_before(paddle.empty), as_used_before(paddle.empty_like)
     create = Groups.create
 
     def warm_up(groups: Groups, *arguments: Any, **named: Any) -> None:

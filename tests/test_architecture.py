@@ -37,14 +37,14 @@ def test_arrows_between_packages(monkeypatch):
 PLANNING = ("base", "model", "plan", "options", "profiles", "cost_model", "search", "report", "cli.main", "cli.plan")
 
 
-@pytest.mark.parametrize("room", PLANNING)
-def test_planning_runs_without_paddle(room):
+@pytest.mark.parametrize("package", PLANNING)
+def test_planning_runs_without_paddle(package):
     """In a process in which importing Paddle fails, as on a machine that has none."""
     program = (
         "import sys, importlib, pkgutil\n"
         "sys.modules.update(dict.fromkeys(['paddle', 'paddlenlp']))\n"
-        f"room = importlib.import_module('paddlenlp_galvatron.{room}')\n"
-        "for module in pkgutil.walk_packages(getattr(room, '__path__', []), room.__name__ + '.'):\n"
+        f"package = importlib.import_module('paddlenlp_galvatron.{package}')\n"
+        "for module in pkgutil.walk_packages(getattr(package, '__path__', []), package.__name__ + '.'):\n"
         "    importlib.import_module(module.name)\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=600)

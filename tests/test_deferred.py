@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("paddle")
 
 import paddle
-from deferred import COLLECTIVE, EXCHANGE, P2P, Backend, BrokenRule, require_same_calls
+from deferred import COLLECTIVE, EXCHANGE, P2P, Backend, BrokenRule, as_used_before, require_same_calls
 
 
 @pytest.fixture
@@ -106,3 +106,18 @@ def test_a_device_that_is_waited_for_while_a_receive_is_posted(ranks):
     ranks[1].do(ranks[1].send(sent, 0, ranks[1].group))
     task.wait()
     ranks[0].synchronize()
+
+
+def test_memory_that_is_handed_out_again_holds_what_was_there(ranks):
+    assert paddle.isnan(as_used_before(paddle.empty)([3])).all()
+    assert (as_used_before(paddle.empty_like)(paddle.ones([2], "int64")) == -1).all()
+
+
+def test_what_runs_in_the_queue_of_what_is_computed_is_asked_for_as_done(ranks):
+    where = {"group": ranks[0].group, "use_calc_stream": True}
+    given = paddle.ones([2])
+    ranks[1].do(ranks[1].all_reduce(given, group=ranks[1].group, sync_op=False))
+    summed = paddle.ones([2])
+    assert ranks[0].all_reduce(summed, **where).is_completed() and summed.tolist() == [2, 2]
+    with pytest.raises(BrokenRule, match="not as sync_op"):
+        ranks[0].all_reduce(summed, sync_op=False, **where)

@@ -55,6 +55,9 @@ def test_ranks_on_gpus_connect_at_once_and_those_on_cpus_see_none(monkeypatch):
     ranks = devices_of(2)
     assert [rank["FLAGS_selected_gpus"] for rank in ranks] == ["0", "1"]
     assert ranks[0]["NCCL_RUNTIME_CONNECT"] == "0" and "PADDLE_DISTRI_BACKEND" not in ranks[0]
+    assert ranks[0]["FLAGS_embedding_deterministic"] == "1"
+    monkeypatch.setenv("FLAGS_embedding_deterministic", "0")  # the user's word holds
+    assert devices_of(2)[0]["FLAGS_embedding_deterministic"] == "0"
     assert devices_of(9, "cpu")[0]["CUDA_VISIBLE_DEVICES"] == ""  # more ranks than GPUs
     with pytest.raises(UserError, match="9 processes on a node with 8 GPUs"):
         devices_of(9)

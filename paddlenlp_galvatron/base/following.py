@@ -1,4 +1,4 @@
-"""Files that others write while this process reads them."""
+"""Reads files while others write them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class NewLines:
-    """Lines of a file that grows, each told once; one that is being written waits."""
+    """New complete lines of a growing file, each once."""
 
     def __init__(self, path: Path):
         self._path, self._position = path, 0

@@ -1,4 +1,4 @@
-"""Files of others that are too large to be read whole: read by place, and never mapped.
+"""Reads foreign files that are too large for memory by position, and never maps them.
 
 A file that is cut off under a running job is then an error that names it; a mapped one would end the process by SIGBUS.
 """

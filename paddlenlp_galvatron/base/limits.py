@@ -1,4 +1,4 @@
-"""How large a number may be that a user or a file gives: each limit once, as a type for options and fields.
+"""Limits of numbers from users and files: each limit once, as a type for options and fields.
 
 All are far beyond what anybody trains, and low enough for a wrong one to be told at once instead of filling the memory.
 """

@@ -1,4 +1,4 @@
-"""One lock for what is written: who comes second is told who holds it, before anything has changed.
+"""One lock for written files: a second writer fails with the holder's name and changes nothing.
 
 The lock is `flock` on a small file, so it ends with its holder however that ends. Processes that a holder starts hold
 it, too: a launcher's ranks write what the launcher has locked.

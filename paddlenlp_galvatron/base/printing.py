@@ -1,4 +1,4 @@
-"""The one way to the terminal: whatever a name or a value of others holds, it is shown, and does nothing."""
+"""Prints to the terminal: control characters of foreign names and values are shown, and do nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def table(*columns: str, left: Container[str] = (), title: str | None = None) ->
 
 
 class Console(rich.console.Console):
-    """Rich's, for which [bold] and :smile: are words like others."""
+    """Rich's console without markup: [bold] and :smile: are plain words."""
 
     def __init__(self, *, stderr: bool = False, **settings: Any) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, **settings)

@@ -1,4 +1,4 @@
-"""The one reader of files that others wrote: bounded in size and depth, plain values only, with errors for people."""
+"""Reads foreign files: bounded in size and depth, plain values only, with errors for users."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _yaml_loader() -> Any:
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """Refuses what YAML forbids and PyYAML lets pass: a name that stands twice."""
+        """Refuses duplicate keys, which YAML forbids and PyYAML lets pass."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             _require_once([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])

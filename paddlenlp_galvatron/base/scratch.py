@@ -1,4 +1,4 @@
-"""Folders for the time of a command: gone with it, and if it is killed, with the next one that makes such a folder."""
+"""Temporary folders of a command: removed at its end or, if it is killed, by the next command that makes one."""
 
 from __future__ import annotations
 

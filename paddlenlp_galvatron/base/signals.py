@@ -1,4 +1,4 @@
-"""Signals that end a command, and those that whoever started it let it ignore."""
+"""Signals that end a command, except those that its parent made it ignore."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ CLOSED = {errno.EPIPE, errno.EIO}  # nobody reads: a pipe, a terminal
 
 
 class Stream:
-    """Writes to a stream until that fails, and nowhere from then on."""
+    """Writes to a stream until it fails, then discards."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream

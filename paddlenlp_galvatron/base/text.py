@@ -1,4 +1,4 @@
-"""Text of others on a terminal: names and values may hold what moves the cursor, changes titles or reverses words."""
+"""Foreign text on a terminal: names and values may contain codes that move the cursor or change titles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def printable(text: str) -> str:
-    """The text as it may be shown: line ends stay, whatever else cannot be seen stands there as an escape (\\x1b)."""
+    """The printable text: line ends stay, other invisible characters become escapes (\\x1b)."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text)
@@ -18,7 +18,7 @@ def shortened(text: str, limit: int = 60) -> str:
 
 
 def near(path: Path) -> Path:
-    """As it is called from the current folder, where it lies below it."""
+    """The path relative to the current folder if it lies below it."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 

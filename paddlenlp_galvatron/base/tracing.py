@@ -1,4 +1,4 @@
-"""Chrome-trace JSON, which Perfetto shows: of one rank, and of all of them in one file."""
+"""Chrome-trace JSON, which Perfetto shows: one rank's, and all ranks' in one file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_trace(path: Path, events: Iterable[Event], names: Mapping[int, str]) -
 
 
 def write_events(path: Path, events: Sequence[Event]) -> None:
-    """Those of one rank, to be joined."""
+    """Write the events of one rank, to be joined."""
     write_text(path, json.dumps(list(events)) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Files and folders that are on disk, whole, when a call returns, or not there at all.
+"""Writes files and folders atomically: whole on disk when a call returns, or not there at all.
 
 A file has a hidden name, `.NAME.xxxxxxxx.part`, until its content is on disk; then it is renamed, and its folder is
 brought to disk, too. Modes are those that the umask leaves. The next writer of a name removes the part of one that was
@@ -118,7 +118,7 @@ def to_disk(path: Path) -> None:
 
 
 def tree_to_disk(folder: Path) -> None:
-    """The same for all that is in a folder. Raises OSError."""
+    """The same for everything in a folder. Raises OSError."""
     for path, _, names in os.walk(folder, topdown=False):
         for name in names:
             to_disk(Path(path, name))
@@ -149,7 +149,7 @@ def _new_file(target: Path) -> tuple[Path, BinaryIO]:
 
 
 def _remove_left_files(target: Path) -> None:
-    """Parts of this file that nobody has locked. Raises OSError."""
+    """Unlocked parts of this file, which killed writers left. Raises OSError."""
     for part in _unfinished_of(target):
         with suppress(OSError):  # locked, gone, no file, or on a file system without locks
             handle = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

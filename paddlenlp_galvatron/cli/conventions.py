@@ -6,9 +6,10 @@ Dashes and underscores are the same. An option answers to its aliases. A boolean
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -16,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.base.text import shortened
 from paddlenlp_galvatron.options.aliases import canonical_name, did_you_mean
 from paddlenlp_galvatron.options.canonical import canonical_words
@@ -88,6 +90,14 @@ class CommandGroup(TyperGroup):
         if args[0] not in self.commands:
             raise UserError(f"{ctx.command_path} {args[0]}: unknown command; {did_you_mean(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
+
+
+Json = Annotated[bool, typer.Option("--json", help="one JSON object")]
+
+
+def answer(text: str, as_json: bool, **values: Any) -> None:
+    """On stdout: the text for people, or the values for programs."""
+    say(json.dumps(values, default=str) if as_json else text)
 
 
 def say_note(note: str) -> None:

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from paddlenlp_galvatron.base.limits import Count
-from paddlenlp_galvatron.base.printing import Bars, say
+from paddlenlp_galvatron.base.printing import Bars
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.plan import ModelShape, Precision, UserError
 
-from .conventions import App, within
+from .conventions import App, Json, answer, within
 
 app = App(help="Turn Hugging Face models into checkpoints, and checkpoints into Hugging Face models.")
 
@@ -26,7 +26,7 @@ Only = Annotated[str | None, typer.Option("--family", help=ANOTHER)]
 
 
 @app.command()
-def h2g(input: Input, output: Output, family: Only = None) -> None:
+def h2g(input: Input, output: Output, family: Only = None, as_json: Json = False) -> None:
     """Convert a Hugging Face model (safetensors) to a checkpoint that loads under any plan."""
     _require_folder(input, "a Hugging Face model")
     from paddlenlp_galvatron.training.checkpoint.convert import to_checkpoint
@@ -38,7 +38,7 @@ def h2g(input: Input, output: Output, family: Only = None) -> None:
     with Bars(in_bytes=True) as progress:
         task = progress.add_task("converting", total=shape.parameters * Precision.FP32.bytes)
         to_checkpoint(input, shape, output, lambda written: progress.advance(task, written))
-    _report(output, shape, Precision.FP32, begin)
+    _report(output, shape, Precision.FP32, begin, as_json)
 
 
 @app.command()
@@ -64,6 +64,7 @@ def g2h(
         Path | None,
         typer.Option(help="Hugging Face model from which config.json and tokenizer are copied; unset: INPUT"),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Convert a checkpoint, either a converted one or one of a run, to a Hugging Face model, or LoRA's to adapters."""
     _require_folder(input, "a run or of a checkpoint")
@@ -82,13 +83,14 @@ def g2h(
         verify(checkpoint, advance=lambda read: progress.advance(task, read))
         if adapters:
             write_adapters(checkpoint, output)
-            say(f"{output}: adapters of rank {adapters.rank}, as PEFT and PaddleNLP read them")
+            text = f"{output}: adapters of rank {adapters.rank}, as PEFT and PaddleNLP read them"
+            answer(text, as_json, output=output, lora_rank=adapters.rank)
             return
         progress.reset(task, description="converting", total=shape.parameters * precision.bytes)
         to_huggingface(
             checkpoint, output, precision, max_shard_mib * MIB, like, lambda written: progress.advance(task, written)
         )
-    _report(output, shape, precision, begin)
+    _report(output, shape, precision, begin, as_json)
 
 
 @app.command()
@@ -102,6 +104,7 @@ def merge(
         int,
         typer.Option(parser=within(Count), help="largest size of a file, MiB; only a single larger tensor exceeds it"),
     ] = 5120,
+    as_json: Json = False,
 ) -> None:
     """Add LoRA's adapters to the weights of their base, and write a Hugging Face model."""
     _require_folder(base, "a Hugging Face model")
@@ -115,7 +118,7 @@ def merge(
     has_config = any((adapters / name).exists() for name in (stored.PEFT_CONFIG, stored.CONFIG))
     found = adapters if has_config else checkpoint_of(adapters, None)
     stored.merge(base, found, shape, output, precision, max_shard_mib * MIB, lambda _: None)
-    _report(output, shape, precision, begin)
+    _report(output, shape, precision, begin, as_json)
 
 
 def _require_folder(input: Path, of: str) -> None:
@@ -129,8 +132,16 @@ def _require_family(shape: ModelShape, family: str | None, folder: Path) -> None
         raise UserError(f"{folder}: holds a {shape.family}, but --family says {family}; leave the option out")
 
 
-def _report(output: Path, shape: ModelShape, precision: Precision, begin: float) -> None:
-    say(
+def _report(output: Path, shape: ModelShape, precision: Precision, begin: float, as_json: bool) -> None:
+    seconds = time.monotonic() - begin
+    answer(
         f"{output}: {shape.family}, {shape.layers} layers, {shape.parameters} weights in {precision}, "
-        f"in {time.monotonic() - begin:.1f} s"
+        f"in {seconds:.1f} s",
+        as_json,
+        output=output,
+        family=shape.family,
+        layers=shape.layers,
+        weights=shape.parameters,
+        dtype=precision,
+        seconds=round(seconds, 2),
     )

@@ -12,10 +12,10 @@ import typer
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Count, Trained
-from paddlenlp_galvatron.base.printing import Bars, say
+from paddlenlp_galvatron.base.printing import Bars
 from paddlenlp_galvatron.base.text import near
 
-from .conventions import App, within
+from .conventions import App, Json, answer, within
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.data.corpus import Corpus, Document
@@ -54,6 +54,7 @@ def prepare(
             parser=within(Count), help="amount of text to read, MiB; the document that reaches it is the last"
         ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Tokenise text and JSON lines into a Megatron-compatible data set, OUTPUT.bin and OUTPUT.idx.
 
@@ -81,9 +82,16 @@ def prepare(
         watched = _watch(text, progress, "tokenising")
         new_tokenizer = output.parent / "tokenizer.json" if tokenizer == TRAIN else None
         written = corpus.write_dataset(watched, output, used, end, new_tokenizer)
-    say(
+    seconds, size = time.monotonic() - begin, used.get_vocab_size()
+    answer(
         f"{near(output)}.bin and .idx: {written.documents} documents, {written.tokens} tokens of a vocabulary of "
-        f"{used.get_vocab_size()}, in {time.monotonic() - begin:.1f} s"
+        f"{size}, in {seconds:.1f} s",
+        as_json,
+        data=output,
+        documents=written.documents,
+        tokens=written.tokens,
+        vocab_size=size,
+        seconds=round(seconds, 2),
     )
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from paddlenlp_galvatron.base.limits import Positive, Ranks
 from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.base.printing import Console, say, table
+from paddlenlp_galvatron.check.gpu.findings import PARTS
 from paddlenlp_galvatron.plan import UserError
 
 from .conventions import App, within
@@ -57,6 +58,11 @@ def gpu_check(
     Exit code 1 if something failed, 4 if nothing did but some had no time. Failures are packed into a file that you
     can send with a report.
     """
+    wanted = [name for name in (parts or ",".join(PARTS)).replace(" ", "").split(",") if name]
+    if unknown := [name for name in wanted if name not in PARTS]:
+        raise UserError(f"parts: {unknown[0]!r} is unknown; choose some of {', '.join(PARTS)}")
+    if nproc and nproc > 1 and nproc % 2:
+        raise UserError(f"nproc: {nproc} is odd, but the check runs pipelines of two stages; give 1 or an even number")
     from paddlenlp_galvatron.check.gpu import run
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.launch.nodes import told_nodes
@@ -64,15 +70,7 @@ def gpu_check(
 
     device: Device = "gpu" if gpus.gpu_count() else "cpu"
     ranks = nproc or (gpus.gpu_count() if device == "gpu" else PROCESSES)
-    if ranks > 1 and ranks % 2:
-        if nproc:
-            raise UserError(
-                f"nproc: {nproc} is odd, but the check runs pipelines of two stages; give 1 or an even number"
-            )
-        ranks -= 1
-    wanted = [name for name in (parts or ",".join(run.PARTS)).replace(" ", "").split(",") if name]
-    if unknown := [name for name in wanted if name not in run.PARTS]:
-        raise UserError(f"parts: {unknown[0]!r} is unknown; choose some of {', '.join(run.PARTS)}")
+    ranks -= ranks > 1 and ranks % 2
     devices_of(ranks)
     if (told := told_nodes()).get("num_nodes", "1") != "1":  # each node is tried by itself, maybe in a shared folder
         output = output / f"node-{told.get('node_rank', '0')}"

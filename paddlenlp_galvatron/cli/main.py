@@ -40,6 +40,7 @@ COMMANDS = {
     "parity": "check that a plan trains the same as one process",
     "gpu-check": "try in ten minutes whether this node's devices train as they should",
     "train": "train a model by a plan",
+    "completion": "print what completes commands and options in bash, zsh or fish",
 }
 
 SHOWN, LONGEST = 50, 2000  # faults, and characters of one: a broken file may have thousands

@@ -42,7 +42,7 @@ from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.trace import predicted_events, rank_names
 from paddlenlp_galvatron.report.why import Problem
 
-from .conventions import App, within
+from .conventions import App, Json, answer, within
 from .grouped import add_command
 
 app = App(help="Look at a plan file.")
@@ -86,15 +86,16 @@ def show(
 
 
 @app.command()
-def check(file: File, world_size: WorldSize = None, model: Model = None) -> None:
+def check(file: File, world_size: WorldSize = None, model: Model = None, as_json: Json = False) -> None:
     """Check whether a plan can run: exit code 0, or 2 and one line per fault."""
     plan, shape = _read(file, world_size, model)
     fits = f" and fits {shape.name}" if shape else ""
-    say(f"{file}: valid on {plan.world_size} ranks{fits}")
-    for note in notes(plan, shape):
-        say(f"note: {note}")
+    told = notes(plan, shape)
     for path in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
-        say(f"note: {path} has changed since the plan was searched; search again for the best plan")
+        told.append(f"{path} has changed since the plan was searched; search again for the best plan")
+    text = "\n".join([f"{file}: valid on {plan.world_size} ranks{fits}", *(f"note: {note}" for note in told)])
+    model_name = shape.name if shape else None
+    answer(text, as_json, plan=file, valid=True, world_size=plan.world_size, model=model_name, notes=told)
 
 
 class FileOptions(Options):
@@ -110,10 +111,10 @@ class FileOptions(Options):
 
 def uniform(values: dict[str, Any]) -> None:
     """Write a plan with one strategy for all layers, from the options of Galvatron's GLOBAL mode."""
-    file = FileOptions.among(values)
+    file = FileOptions.from_values(values)
     shape = load_model(file.model_size)
     assumed = Assumptions(file.sequence_parallel, file.mixed_precision, seq_length=file.seq_length)
-    plan = UniformOptions.among(values).plan(shape.layers, file.world_size, assumed)
+    plan = UniformOptions.from_values(values).plan(shape.layers, file.world_size, assumed)
     require_valid(plan, shape)
     write_plan(plan, file.output)
     say(f"{file.output}: one strategy for the {shape.layers} layers of {shape.name} on {file.world_size} ranks")
@@ -132,7 +133,7 @@ def diff(
     model: Model = None,
     task: Task = None,
     lora_rank: LoraRank = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what differs between two plans: fields, layers and, with profiles, time and memory by term."""
     one, other = (_read(file, None, None)[0] for file in (first, second))
@@ -173,12 +174,12 @@ def scale(
     ] = None,
     profiles: Profiles = None,
     model: Model = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    as_json: Json = False,
 ) -> None:
     """Put a plan on fewer or more GPUs: the same strategy for each layer, the same samples and as near as can be the
     same memory for each GPU. Says why each field changes."""
     values = {"plan": file, "profiles": profiles, "model_size": model}
-    made = scaling.scaled(_read(file, None, None)[0], OriginOptions.among(values), gpus, batch)
+    made = scaling.scaled(_read(file, None, None)[0], OriginOptions.from_values(values), gpus, batch)
     path = output or file.with_stem(f"{file.stem}_{gpus}gpus")
     write_plan(made.after, path)
     if as_json:
@@ -199,12 +200,15 @@ def trace(
     model: Model = None,
     task: Task = None,
     lora_rank: LoraRank = None,
+    as_json: Json = False,
 ) -> None:
     """Write the predicted time line of a step for Perfetto; `galvatron train --trace` writes a measured one."""
     plan, problem = _origin(file, profiles, model, task, lora_rank)
     facts = problem.facts_of(plan)
-    write_trace(output, predicted_events(plan, problem.cost, facts.prediction), rank_names(plan))
-    say(f"{output}: a step of {facts.prediction.time_s:.4g} s, {facts.speed_words}; open it in https://ui.perfetto.dev")
+    prediction = facts.prediction
+    write_trace(output, predicted_events(plan, problem.cost, prediction), rank_names(plan))
+    text = f"{output}: a step of {prediction.time_s:.4g} s, {facts.speed_words}; open it in https://ui.perfetto.dev"
+    answer(text, as_json, trace=output, time_s=prediction.time_s, samples_per_s=prediction.samples_per_s)
 
 
 def _origin(
@@ -217,7 +221,7 @@ def _origin(
 ) -> tuple[Plan, Problem]:
     """`budget_gb`: where the file names none. Raises UserError where it does not tell what it was searched from."""
     values = {"plan": file, "profiles": profiles, "model_size": model, "task": task, "lora_rank": lora_rank}
-    return read_origin(OriginOptions.among(values), budget_gb=budget_gb)
+    return read_origin(OriginOptions.from_values(values), budget_gb=budget_gb)
 
 
 @app.command("to-paddlenlp")

@@ -65,7 +65,7 @@ GB_MIB = 1024
 SCRIPT = Path(__file__).parents[2] / "llm/auto_parallel/galvatron/train_qwen_fine_grained.sh"
 ONE_NODE = {"NUM_NODES": "1", "NODE_RANK": "0"}  # whatever a cluster's environment says
 TIMEOUT_S = 1800  # of the training
-HARDWARE_S, MODEL_S = 90, 120  # after which profiles are brief: all of it is to take ten minutes at most
+HARDWARE_S, MODEL_S = 60, 60  # after which profiles are brief: all of it is to take four minutes at most
 # Where the budget lies between the least that any plan needs (0) and what the fastest plan wants (1): in the middle
 # if a layer-wise plan is best there, else nearby.
 BUDGETS = (0.5, 0.6, 0.4, 0.7, 0.3, 0.8, 0.25, 0.35, 0.45, 0.55, 0.2, 0.15, 0.1, 0.05)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from pydantic import Field
 
-from paddlenlp_galvatron.base.limits import Positive, Ranks, Size
-from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.base.reading import open_file
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.plan import UserError
@@ -19,7 +17,8 @@ from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.page import frontier, render
 from paddlenlp_galvatron.training.step_log import StepRecord, read_log
 
-from .conventions import App, say_note, within
+from .conventions import App, answer, say_note
+from .grouped import add_command
 from .watched import each_watched
 
 app = App(help="A plan as one HTML file.")
@@ -28,45 +27,21 @@ LARGEST_LOG_BYTES = 2**30
 LEAST_S, MOST = 1e-9, 1e15  # of a step's time; of a step, its seconds, MiB: any run's, and what a page can draw
 
 
-@app.command()
-def report(
-    plan: Annotated[Path, typer.Argument(help="the plan file", metavar="PLAN")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="the file to write")] = Path("report.html"),
-    profiles: Annotated[
-        Path | None, typer.Option(help="folder of the profile files; unset: the one that the plan names")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="a preset's name, a config.json, or its folder")] = None,
-    memory_constraint: Annotated[
-        float | None,
-        typer.Option(help="memory of a GPU, GiB; unset: as in the plan", parser=within(Positive)),
-    ] = None,
-    num_gpus_per_node: Annotated[
-        int | None, typer.Option(help="devices on each node; unset: as in the plan, or 8", parser=within(Ranks))
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option(help="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for"),
-    ] = None,
-    lora_rank: Annotated[
-        int | None, typer.Option(help="rank of the adapters; unset: as the plan names it", parser=within(Size))
-    ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(help="train_log.jsonl of a run of this plan, to show measured values beside the predicted ones"),
-    ] = None,
-) -> None:
+class ReportOptions(OriginOptions):
+    """The plan, the page and a run's log."""
+
+    output: Path = Field(Path("report.html"), description="the file to write")
+    log: Path | None = Field(
+        None, description="train_log.jsonl of a run of this plan, to show measured values beside the predicted ones"
+    )
+
+
+def report(values: dict[str, Any], json: bool) -> None:
     """Write a page with a plan's layers, memory, time line, limits and what-ifs, and with what a run measured."""
+    options = ReportOptions.from_values(values)
+    log, output = options.log, options.output
     records = _records(log) if log else []
-    values = {
-        "plan": plan,
-        "profiles": profiles,
-        "model_size": model,
-        "memory_constraint": memory_constraint,
-        "num_gpus_per_node": num_gpus_per_node,
-        "task": task,
-        "lora_rank": lora_rank,
-    }
-    read, problem = read_origin(OriginOptions.among(values), say_note)
+    read, problem = read_origin(options, say_note)
     own = of_plan(read, records)
     if records and not own:
         raise UserError(f"{log}: holds no step of this plan; name the log of a run under it")
@@ -77,7 +52,8 @@ def report(
         explanation = explain(read, problem)
         page = render(explanation, frontier(explanation), own)
     write_text(output, page)
-    say(f"{output}: {output.stat().st_size / 1e6:.2f} MB; open it in a browser")
+    size = output.stat().st_size
+    answer(f"{output}: {size / 1e6:.2f} MB; open it in a browser", json, report=output, bytes=size)
 
 
 def _records(log: Path) -> list[StepRecord]:
@@ -104,3 +80,13 @@ def _is_drawn(record: StepRecord) -> bool:
         return False
     step_s = record["step_time_s"]
     return 0 <= record["step"] < MOST and LEAST_S < step_s < MOST and all(0 <= mib < MOST for mib in peaks)
+
+
+add_command(
+    app,
+    None,
+    report,
+    ReportOptions,
+    switches={"json": "one JSON object on stdout"},
+    positional=("plan", "PLAN"),
+)

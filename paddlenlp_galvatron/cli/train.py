@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from paddlenlp_galvatron.base.printing import Console, table
+from paddlenlp_galvatron.base.printing import Console, say, table
 from paddlenlp_galvatron.cost_model.held import held_mib
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters
@@ -35,13 +36,13 @@ KERNELS = ("flash_attention", "fused_rope", "fused_rms_norm", "fused_cross_entro
 WORKER = "paddlenlp_galvatron.training.train_worker"
 
 
-def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) -> None:
+def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), json: bool = False) -> None:
     """Train a model by a plan, with one process per rank, and write train_log.jsonl and checkpoints."""
-    launch = LaunchOptions.among(values)
+    launch = LaunchOptions.from_values(values)
     nodes = Nodes.from_environment(**launch.model_dump(include=set(FIELDS)))
     world_size = world_size_of(launch, nodes, values)
     timeout_s = launch.timeout or math.inf
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, stderr=json)
     with ExitStack() as stack:
         with TemporaryDirectory(prefix="galvatron-") as folder:  # of options, until all is checked
             prepared = prepare(values, world_size, Path(folder))
@@ -75,6 +76,8 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = ()) ->
         run.start(program or [WORKER, str(path)], timeout_s, nodes, 60 * launch.distributed_timeout_minutes)
         if nodes.node_rank == 0:  # which has the log
             run.show_end()
+            if json:
+                say(dumps(run.summary()))
 
 
 def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -> int | None:
@@ -192,7 +195,10 @@ add_command(
     None,
     train,
     *GROUPS,
-    switches={"dry_run": "show shapes, groups and memory, and train nothing"},
+    switches={
+        "dry_run": "show shapes, groups and memory, and train nothing",
+        "json": "end with one line of JSON on stdout, all else on stderr",
+    },
     positional=("galvatron_config_path", "PLAN"),
     beside=BESIDE,
 )

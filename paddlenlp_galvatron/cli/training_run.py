@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress, TaskID
 
@@ -159,6 +159,19 @@ class TrainingRun:
             progress.console.print(self._health.line(records), markup=False)
         for warning in self._health.warnings(records, self.log.start):
             progress.console.print(f"warning: {warning}", markup=False)
+
+    def summary(self) -> dict[str, Any]:
+        """The outcome, for programs."""
+        first, latest = self.log.first, list(self.log.latest)
+        return {
+            "steps": self.log.count,
+            "first_loss": first["loss"] if first else None,
+            "last_loss": latest[-1]["loss"] if latest else None,
+            "tokens_per_s": median(record["tokens_per_s"] for record in latest) if latest else None,
+            "plan": str(self._settings.plan),
+            "log": str(self._settings.log),
+            "output_dir": str(self._settings.output_dir),
+        }
 
     def show_end(self) -> None:
         """Print the results: loss, speed, and traffic beside the prediction."""

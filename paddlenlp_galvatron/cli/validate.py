@@ -8,7 +8,7 @@ from typing import Any
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.check.validation.options import ValidateOptions
-from paddlenlp_galvatron.plan import GalvatronError
+from paddlenlp_galvatron.plan import GalvatronError, UserError, load_model
 
 from .conventions import App, say_note
 from .grouped import add_command
@@ -19,7 +19,10 @@ app = App(help="Run plans and compare predictions with measurements.")
 def validate(values: dict[str, Any], json: bool) -> None:
     """Draw random plans, run each, and compare predictions with measurements. Exit code 1 if the accuracy is
     worse than the given limits."""
-    options = ValidateOptions.among(values)
+    options = ValidateOptions.from_values(values)
+    load_model(options.model_size)  # faults are told before Paddle is imported
+    if not options.profiles.is_dir():
+        raise UserError(f"profiles: no folder {options.profiles}; measure with galvatron profile all")
     from paddlenlp_galvatron.check.validation.accuracy import shortcomings
     from paddlenlp_galvatron.check.validation.page import render
     from paddlenlp_galvatron.check.validation.validate import Validation

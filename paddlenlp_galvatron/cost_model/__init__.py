@@ -1,6 +1,6 @@
-"""What a plan costs: time, memory, schedule simulation, traffic."""
+"""The cost of a plan: time, memory, schedule simulation, traffic."""
 
-from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms
+from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms, Workspace
 from .derived import derive
 from .load import load
 from .model import CostModel
@@ -18,6 +18,7 @@ __all__ = [
     "States",
     "Task",
     "Terms",
+    "Workspace",
     "derive",
     "load",
     "lower_bound_ms",

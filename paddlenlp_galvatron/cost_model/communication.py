@@ -65,7 +65,7 @@ class Calls(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a module's collectives depend on beside its strategy."""
+    """Settings on which a module's collectives depend, besides its strategy."""
 
     samples: int  # of one micro-batch, over the whole stage
     seq: int  # tokens of a sample

@@ -1,4 +1,4 @@
-"""What a stage holds beside weights, gradients and activations: attention masks, positions, a batch's ids.
+"""A stage's memory besides weights, gradients and activations: attention masks, positions, a batch's ids.
 
 Small beside a real model, but a bound is one only with them. Profiles that do not tell of masks, such as Galvatron's,
 tell of none of it.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ..model import ModelShape
 from ..plan.mesh import Axis
-from ..plan.strategy import Plan
+from ..plan.strategy import Assumptions, Plan
 from ..profiles.memory_use import MemoryUse
 from .states import FP32_BYTES
 
@@ -21,8 +21,8 @@ BATCHES = 2  # of which a rank holds its own rows: the one in use and the next
 
 
 def constants_mib(models: Sequence[ModelShape], seqs: Sequence[int], memory: MemoryUse) -> float:
-    """What every stage keeps for all its layers: attention masks, sine and cosine of each position, and AdamW's powers
-    of its betas, two for each weight of any stage."""
+    """Memory that every stage keeps for all its layers: attention masks, sine and cosine of each position, AdamW's
+    powers of its betas, two for each weight of any stage."""
     masks_mib = sum(memory.mask_mib(seq) for seq in set(seqs))
     if not memory.profile.mask_mib:
         return masks_mib
@@ -33,14 +33,19 @@ def constants_mib(models: Sequence[ModelShape], seqs: Sequence[int], memory: Mem
     return masks_mib + numbers * FP32_BYTES / MIB
 
 
+def positions_mib(model: ModelShape, tokens: int, memory: MemoryUse, assumed: Assumptions) -> float:
+    """Sine and cosine of so many of a sample's tokens."""
+    numbers = 2 * tokens * model.head_dim if memory.profile.mask_mib else 0
+    return numbers * assumed.mixed_precision.bytes / MIB
+
+
 def own_positions_mib(plan: Plan, stage: int, model: ModelShape, memory: MemoryUse) -> float:
-    """Sine and cosine of a rank's own tokens, which the layers of context parallelism of one mesh share."""
-    if not memory.profile.mask_mib:
-        return 0.0
+    """Those of a rank's own tokens, which the layers of context parallelism of one mesh share: of one mesh and of two
+    no more than those of all tokens, of which a layer's price has room."""
     meshes = {plan.layers[layer].mesh(plan.stage_size) for layer in plan.stage_layers(stage)}
     degrees = [degree for mesh in meshes if (degree := mesh.degree(Axis.CONTEXT)) > 1]
     tokens = sum((plan.assumed.seq_length or 0) // degree for degree in degrees)
-    return 2 * tokens * model.head_dim * plan.assumed.mixed_precision.bytes / MIB
+    return positions_mib(model, tokens, memory, plan.assumed)
 
 
 def batch_mib(memory: MemoryUse, rows: int, seq: int, micro_batches: int) -> float:

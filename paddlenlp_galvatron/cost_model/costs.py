@@ -1,7 +1,8 @@
-"""What the cost model is asked under, and what it answers."""
+"""Inputs and results of the cost model."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
@@ -15,7 +16,7 @@ IMBALANCE, IMBALANCE_BOUND = 1.2, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What learns, and what is computed beside it. The default trains all weights."""
+    """The weights that learn, and the models computed beside them. The default trains all weights."""
 
     adapter_rank: int | None = None  # LoRA in every projection of the layers, all other weights frozen; None: no LoRA
     reference: bool = False  # a frozen model passes the same samples forward first (DPO)
@@ -37,7 +38,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class CostOptions:
-    """What the user may set beside the plan's assumptions."""
+    """Options of the user besides the plan's assumptions."""
 
     context_mib: float = 0.0  # reserve of every device: CUDA context, fragmentation, whatever else runs there
     global_memory_buffer: bool = True  # Megatron-SP: room for the gathered activations of one layer
@@ -49,7 +50,7 @@ class CostOptions:
 
 
 class States(NamedTuple):
-    """What a rank holds of a module between two micro-batches, in MiB."""
+    """Model states and masks of a module on a rank, held between micro-batches, in MiB."""
 
     parameters_mib: float = 0.0
     gradients_mib: float = 0.0
@@ -58,7 +59,7 @@ class States(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What a cost is the sum of. Communication counts as far as it is not hidden behind compute."""
+    """The terms of a cost. Communication counts as far as it is not hidden behind compute."""
 
     states: States
     # Each micro-batch, ms.
@@ -87,6 +88,26 @@ class Terms(NamedTuple):
 NOTHING = Terms(States())
 
 
+class Workspace(NamedTuple):
+    """Transients during a module's backward, in MiB. Of a stage's modules each term is at its largest at once, as
+    neighbours have the last two: the message of the module behind is under way, and the weights of the module before
+    are fetched."""
+
+    own_mib: float = 0.0  # recompute's whole layer, gathered weights, gradients and the buffer that joins them
+    message_mib: float = 0.0  # gradients that are being reduced while the next module works
+    weights_mib: float = 0.0  # ZeRO-3's, while the module behind works
+    tables_mib: float = 0.0  # kept for all modules that split a sample alike; two such splits have room in one's
+
+    @classmethod
+    def of(cls, several: Iterable[Workspace]) -> Workspace:
+        """The largest of each term."""
+        return cls(*map(max, zip(cls(), *several, strict=True)))
+
+    @property
+    def total_mib(self) -> float:
+        return sum(self)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCost:
     """Cost of one layer (or of the vocabulary layers of one stage) on the rank that has most of it."""
@@ -96,12 +117,14 @@ class LayerCost:
     sync_ms: float  # on top of the last micro-batch's backward: gradient sum and optimizer step
     states_mib: float  # weights, gradients, optimizer states
     activation_mib: float  # held by every micro-batch in flight
-    working_mib: float  # largest transient: recompute's whole layer, gathered weights, reduce and gather buffers
+    workspace: Workspace
     terms: Terms = field(default=NOTHING, compare=False, repr=False)
     memory: PartMemory | None = field(default=None, compare=False, repr=False)  # None: no walk tells its peak
 
     @classmethod
-    def of(cls, terms: Terms, activation_mib: float, working_mib: float, memory: PartMemory | None = None) -> LayerCost:
+    def of(
+        cls, terms: Terms, activation_mib: float, workspace: Workspace, memory: PartMemory | None = None
+    ) -> LayerCost:
         """The sums of all terms."""
         each, once = (terms.reduce_ms, 0.0) if terms.reduced_each else (0.0, terms.reduce_ms)
         backward = terms.backward_ms + terms.recompute_ms + terms.gather_backward_ms + each
@@ -111,30 +134,30 @@ class LayerCost:
             terms.finish_ms + terms.publish_ms + terms.optimizer_ms + once,
             sum(terms.states),
             activation_mib,
-            working_mib,
+            workspace,
             terms,
             memory,
         )
 
     def also(self, other: LayerCost) -> LayerCost:
-        """Both halves of a layer: what one of them makes anew stands beside what the other does."""
-        memory = self.memory and other.memory and self.memory.also(other.memory)
+        """Both halves of a layer, whose transients may stand beside each other."""
         return LayerCost.of(
             self.terms.also(other.terms),
             self.activation_mib + other.activation_mib,
-            self.working_mib + other.working_mib,
-            memory,
+            Workspace(*map(add, self.workspace, other.workspace)),
+            self.memory and other.memory and self.memory.also(other.memory),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak of one stage, in MiB, by term. Their total is an upper bound: not all are at their worst at once."""
+    """Peak of one stage, in MiB, by term. Their total is what the search holds plans to: a bound, as not all are at
+    their worst at once."""
 
     context_mib: float
     states_mib: float
     activations_mib: float  # of all micro-batches in flight
-    working_mib: float
+    working_mib: float  # the workspace
     estimate_mib: float | None = None  # of what tensors hold, from a walk through the step; None: no walk tells it
     offloaded_mib: float = 0.0  # optimizer states in the host's memory, whose place the allocator may have kept
 
@@ -162,7 +185,7 @@ class StagePrediction:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one training step of a plan is predicted to take."""
+    """The prediction of one training step of a plan."""
 
     time_s: float
     samples_per_s: float

@@ -18,7 +18,7 @@ from ..plan.strategy import Experts, LayerStrategy
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.network import Network
 from .communication import Call, Calls, Setting, matrix_calls
-from .costs import CostOptions, LayerCost
+from .costs import CostOptions, LayerCost, Workspace
 from .module_cost import ModuleCosts
 from .module_memory import Room
 from .states import FP32_BYTES
@@ -47,24 +47,22 @@ class ExpertPrices:
         self._options = options
         self._known: dict[_Where, LayerCost] = {}
 
-    def cost(
-        self, experts: Experts, recompute: Recompute, setting: Setting, whole_gradients: bool, pipeline: int
-    ) -> LayerCost:
-        """Of one layer's experts for one micro-batch. Its activations and working set are those of the imbalance that
-        bounds it, its times and its walk through memory those of the one that is expected."""
+    def cost(self, experts: Experts, recompute: Recompute, setting: Setting, several: bool, pipeline: int) -> LayerCost:
+        """One layer's experts for one micro-batch; `several`: the step has more. Activations and workspace are those
+        of the imbalance that bounds it, its times and its walk through memory those of the expected one."""
         recompute &= Recompute.FULL  # no part of a layer has experts
-        where = experts, recompute, setting.stage_size, setting.samples, whole_gradients, pipeline
+        where = experts, recompute, setting.stage_size, setting.samples, several, pipeline
         if where not in self._known:
             likely, worst = (
-                self._at(experts, recompute, setting, whole_gradients, pipeline, imbalance)
+                self._at(experts, recompute, setting, several, pipeline, imbalance)
                 for imbalance in (self._options.imbalance, self._options.imbalance_bound)
             )
-            working_mib = max(likely.working_mib, worst.working_mib)
-            self._known[where] = LayerCost.of(likely.terms, worst.activation_mib, working_mib, likely.memory)
+            workspace = Workspace.of((likely.workspace, worst.workspace))
+            self._known[where] = LayerCost.of(likely.terms, worst.activation_mib, workspace, likely.memory)
         return self._known[where]
 
     def _at(
-        self, experts: Experts, recompute: Recompute, setting: Setting, whole: bool, pipeline: int, imbalance: float
+        self, experts: Experts, recompute: Recompute, setting: Setting, several: bool, pipeline: int, imbalance: float
     ) -> LayerCost:
         model = self._model
         mesh, bytes_each = experts.mesh(setting.stage_size), setting.assumed.mixed_precision.bytes
@@ -82,7 +80,7 @@ class ExpertPrices:
         working_mib = rows * (ROW_BUFFERS * model.hidden_size + 2 * model.expert_size / experts.etp) * row_mib
         room = Room(0.0, working_mib + held_mib) if recompute else Room(held_mib, working_mib)
         own = LayerStrategy(dp_type=experts.dp_type)
-        return self._modules.own(own, mesh.degree(Axis.EXPERT_DATA), messages, times, weights, whole, room)
+        return self._modules.own(own, mesh.degree(Axis.EXPERT_DATA), messages, times, weights, several, room)
 
 
 def rows_of(model: ModelShape, experts: Experts, setting: Setting) -> float:

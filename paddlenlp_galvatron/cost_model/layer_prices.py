@@ -1,4 +1,4 @@
-"""What decoder layers cost, by strategy."""
+"""Costs of decoder layers, by strategy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..profiles.compute_time import ComputeTimes
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from .communication import Setting, block_calls, weight_calls
-from .constants import constants_mib
+from .constants import constants_mib, positions_mib
 from .costs import CostOptions, LayerCost, Task
 from .experts import ExpertPrices
 from .messages import Messages
@@ -72,7 +72,7 @@ class LayerPrices:
 
         Raises UserError when the samples don't split over the dp degree or a profile lacks what the strategy needs.
         """
-        key = (strategy, stage_size, micro_batch, self._whole_gradients(micro_batches), pipeline, layer_type)
+        key = (strategy, stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
         cost = self._layers.get(key)
         if cost is None:
             cost = self._layers[key] = self._layer(*key)
@@ -88,14 +88,10 @@ class LayerPrices:
         micro_batches: int,
         pipeline: int,
     ) -> LayerCost:
-        """Of such a layer what its experts take, of a model that has some."""
+        """The experts' part of such a layer, of a model that has some."""
         assert self.experts
-        setting, whole = self._setting(stage_size, micro_batch, 0), self._whole_gradients(micro_batches)
-        return self.experts.cost(experts, recompute, setting, whole, pipeline)
-
-    def _whole_gradients(self, micro_batches: int) -> bool:
-        """Whether gradients stay whole until the last micro-batch: they do unless they are reduced after each."""
-        return self.assumed.async_grad_reduce and micro_batches > 1
+        setting = self._setting(stage_size, micro_batch, 0)
+        return self.experts.cost(experts, recompute, setting, micro_batches > 1, pipeline)
 
     def _token_bytes(self, micro_batch: int, layer_type: int) -> int:
         width = self.models[layer_type].hidden_size * self.assumed.mixed_precision.bytes
@@ -109,7 +105,7 @@ class LayerPrices:
         return constants_mib(self.models, self.seqs, self.memory)
 
     def _layer(
-        self, strategy: LayerStrategy, stage_size: int, micro_batch: int, whole: bool, pipeline: int, layer_type: int
+        self, strategy: LayerStrategy, stage_size: int, micro_batch: int, several: bool, pipeline: int, layer_type: int
     ) -> LayerCost:
         split = self._split_of(strategy, stage_size, micro_batch, layer_type, pipeline)
         of_weights = split.of_weights.get(strategy.dp_type)
@@ -124,9 +120,9 @@ class LayerPrices:
         seams, times, room = recomputing
         messages = of_weights.behind(seams)
         times = times.launched(self.times.profile.launch, messages.forward_ms + messages.backward_ms)
-        cost = self._modules.trained(strategy, split.sharding, messages, times, split.held, whole, room)
+        cost = self._modules.trained(strategy, split.sharding, messages, times, split.held, several, room)
         if self.experts:
-            return cost.also(self.experts.cost(strategy.experts, strategy.recompute, split.setting, whole, pipeline))
+            return cost.also(self.experts.cost(strategy.experts, strategy.recompute, split.setting, several, pipeline))
         if (rank := self.task.adapter_rank) is None:
             return cost
         adapters = adapter_weights(self.models[layer_type], strategy.tp, rank)
@@ -137,7 +133,7 @@ class LayerPrices:
         kept = 0.0 if strategy.recompute is Recompute.FULL else adapted(self.models[layer_type]) * each
         messages = self._modules.messages(calls, split.mesh, pipeline, adapters)
         own_times, own_room = PassTimes(own_ms, 2 * own_ms), Room(kept, 0.0)
-        own = self._modules.own(strategy, split.sharding, messages, own_times, adapters, whole, own_room)
+        own = self._modules.own(strategy, split.sharding, messages, own_times, adapters, several, own_room)
         return together(cost, own)
 
     def _split_of(
@@ -180,8 +176,10 @@ class LayerPrices:
             working += tokens * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
         others = samples * others_mib(model, strategy, mesh, seq, self.assumed)
         working += others  # their gradients
+        tables = 0.0
         if (context := mesh.degree(Axis.CONTEXT)) > 1:  # rows of masks and positions for its own tokens
             working += self._constants_mib / context
+            tables = positions_mib(model, seq, self.memory, self.assumed)
         products = product_share(model, seq)
         if self.task.frozen:
             times = frozen_times(times, products)
@@ -194,7 +192,7 @@ class LayerPrices:
             shares,
             self._setting(stage_size, micro_batch, layer_type),
             times,
-            Room(activation, working),
+            Room(activation, working, tables_mib=tables, begins=pipeline > 1),
             others,
             measured,
             products,
@@ -214,9 +212,9 @@ class LayerPrices:
         times, others = split.times, split.others_mib
         activation, working = split.room.activation_mib, split.room.working_mib
         recompute, again_ms = strategy.recompute, 0.0
-        # Of a sample's tokens a rank has one part of so many.
+        # A rank has one of so many parts of a sample's tokens.
         parts = split.mesh.degree(*token_axes(sequence_parallel)) // split.mesh.degree(Axis.DATA)
-        # Of what is made anew the output, as large as the layer's input, is made, too.
+        # Recompute makes the layer's output, too, which is as large as its input.
         if recompute is Recompute.FULL:
             again_ms = times.recompute_ms or 0.0
             input_mib = self.memory.checkpoint_mib(layer_type, seq) * samples / parts
@@ -243,7 +241,7 @@ class LayerPrices:
         return (
             split.at_seams[again],
             PassTimes(times.forward_ms, times.backward_ms, again_ms),
-            Room(activation, working, made),
+            split.room._replace(activation_mib=activation, working_mib=working, made_mib=made),
         )
 
     def _partly(self, parts: Recompute, tp: int, layer_type: int) -> Partly:

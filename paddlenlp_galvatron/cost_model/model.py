@@ -24,7 +24,7 @@ from ..profiles.files import ProfileFile
 from ..profiles.memory import STATE_BYTES, Role
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
-from ..profiles.reserve import Reserve, gpu_sheet, reserve_of
+from ..profiles.reserve import MeasuredReserve, Reserve, gpu_sheet, reserve_of
 from .communication import Calls, vocab_calls
 from .constants import batch_mib, own_positions_mib
 from .costs import (
@@ -36,6 +36,7 @@ from .costs import (
     States,
     Task,
     Terms,
+    Workspace,
 )
 from .experts import ExpertPrices
 from .layer_prices import LayerPrices, samples_of
@@ -51,8 +52,8 @@ from .weights import Weights, head_weights, table_weights
 
 MIB = 2**20
 GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
-# Messages that a rank of a pipeline holds beside activations, of one micro-batch and of several. Of the next stage: the
-# gradient in use, and the next one posted; of the one before: an activation posted, and a gradient leaving.
+# Messages that a rank of a pipeline holds beside activations, with one micro-batch and with several. From the next
+# stage: the gradient in use, and a posted one; from the previous one: a posted activation, and a gradient leaving.
 NEXT, BEFORE = (1, 2), (0, 2)
 
 
@@ -148,9 +149,9 @@ class CostModel(LayerPrices):
 
     @property
     def reserve(self) -> Reserve:
-        """What its devices hold beside tensors: nothing where no profile names a GPU."""
-        measured = self.memory.profile.meta.extra.get("reserved")
-        return reserve_of(self.device, self.world_size, measured if isinstance(measured, int | float) else None)
+        """Memory of its devices beside tensors: none where no profile names a GPU."""
+        measured = MeasuredReserve.of(self.network.profile.meta, self.memory.profile.meta)
+        return reserve_of(self.device, self.world_size, measured)
 
     def reserve_of(self, plan: Plan) -> Reserve:
         """The same with the communicators of a plan."""
@@ -171,16 +172,16 @@ class CostModel(LayerPrices):
         return self._vocab[key]
 
     def middle_cost(self, *, stage_size: int, micro_batch: int, micro_batches: int, later: bool = False) -> LayerCost:
-        """What a stage without embedding and LM head has beside its layers: its input, which the stage before keeps as
-        its output, too. `later`: of a stage whose masks and messages are counted with another chunk, but for those of
-        one neighbour: the last stage's next one is the first."""
+        """Cost of the input of a stage without embedding and LM head; the previous stage keeps it as its output, too.
+        `later`: the stage's masks and messages are counted with another chunk, except those of one neighbour: the
+        first stage follows the last."""
         widest = max(self._token_bytes(micro_batch, kind) for kind in range(len(self.models)))
         input_mib = widest / stage_size / MIB
         several = micro_batches > 1
         messages = NEXT[several] + (2 if later else BEFORE[several])  # two more gradients may be leaving
         fixed_mib = messages * input_mib + (0.0 if later else self._constants_mib)
         memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
-        return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, 0.0, memory)
+        return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, Workspace(), memory)
 
     def crossing_type(self, layer: int) -> int:
         """Layer type whose tokens are handed on in front of a layer (one past the last: behind it).
@@ -303,7 +304,7 @@ class CostModel(LayerPrices):
         )
 
     def _shared_mib(self, plan: Plan, stage: int) -> float:
-        """What the layers of a stage hold together, and is in no layer's price."""
+        """Memory shared by the layers of a stage, which is in no layer's price."""
         return own_positions_mib(plan, stage, self.models[0], self.memory)
 
     def _require_mine(self, plan: Plan) -> None:
@@ -359,26 +360,32 @@ class CostModel(LayerPrices):
         held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
         if self.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
             times = PassTimes(times.forward_ms, 0.0 if role == "first" else parts[-1].forward_ms)
-        whole = self._whole_gradients(micro_batches)
         if kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made anew
             made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
+        late = self._late(role)
+        room = Room(kept, peak - kept, begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late)
         timed = self._modules.messages(calls, mesh, pipeline, held)
-        cost = self._modules.trained(vocab, mesh.degree(*SHARDING), timed, times, held, whole, Room(kept, peak - kept))
+        cost = self._modules.trained(vocab, mesh.degree(*SHARDING), timed, times, held, micro_batches > 1, room)
         fixed_mib = self._constants_mib
         fixed_mib += batch_mib(self.memory, samples * micro_batches, seq, micro_batches)
         if role != "only":
             tokens = self._token_bytes(micro_batch, first if role == "first" else last)
             messages = (NEXT if role == "first" else BEFORE)[micro_batches > 1]
             fixed_mib += messages * tokens / stage_size / MIB
-        late, gradients_mib, memory = self._late(role), cost.terms.states.gradients_mib, cost.memory
+        gradients_mib, memory = cost.terms.states.gradients_mib, cost.memory
         if memory and not self.assumed.async_grad_reduce and micro_batches > 1:
             gradients_mib += late * (memory.gradient_mib - memory.kept_mib)  # whole until the step ends
         states = cost.terms.states._replace(gradients_mib=gradients_mib, masks_mib=fixed_mib)
         if memory:
             late_mib = late * memory.gradient_mib
             memory = memory._replace(fixed_mib=memory.fixed_mib + fixed_mib, late_mib=late_mib)
-        return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, cost.working_mib, memory)
+        workspace = cost.workspace  # backward begins with the LM head and ends with the embedding
+        if role == "first":  # nothing is fetched while it works
+            workspace = workspace._replace(own_mib=workspace.own_mib - workspace.weights_mib)
+        else:
+            workspace = workspace._replace(weights_mib=0.0)
+        return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, workspace, memory)
 
     def _late(self, role: Role) -> float:
         """Share of the vocabulary layers' gradients that are reduced when a step ends: an embedding's, as no

@@ -16,7 +16,7 @@ from .weights import Weights
 
 
 class ModuleCosts:
-    """Of modules of one model on one cluster, under one task."""
+    """Costs of modules of one model on one cluster, under one task."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class ModuleCosts:
         messages: Messages,
         times: PassTimes,
         weights: Weights,
-        whole: bool,
+        several: bool,
         room: Room,
     ) -> LayerCost:
         """Cost of a module's own weights as the task has it: learning or frozen, with a reference model's or alone.
         `sharding`: ranks that share its weights."""
         task = self._task
         if not (task.frozen or task.reference):
-            return self.own(strategy, sharding, messages, times, weights, whole, room)
+            return self.own(strategy, sharding, messages, times, weights, several, room)
         states = frozen_states(self._state_bytes)
-        frozen = self.own(strategy, sharding, messages.frozen, times, weights, whole, room, states)
-        cost = frozen if task.frozen else self.own(strategy, sharding, messages, times, weights, whole, room)
+        frozen = self.own(strategy, sharding, messages.frozen, times, weights, several, room, states)
+        cost = frozen if task.frozen else self.own(strategy, sharding, messages, times, weights, several, room)
         return with_reference(cost, frozen, task.copies) if task.reference else cost
 
     def own(
@@ -67,12 +67,12 @@ class ModuleCosts:
         messages: Messages,
         times: PassTimes,
         weights: Weights,
-        whole_gradients: bool,
+        several: bool,
         room: Room,
         states: StateBytes | None = None,
     ) -> LayerCost:
-        """`times`: with the recompute that the strategy has. `states`: bytes of a weight, where they are not those of
-        weights that learn."""
+        """`times`: with the recompute that the strategy has. `several`: micro-batches. `states`: bytes of a weight,
+        where they are not those of weights that learn."""
         per_weight = states or self._state_bytes
         again_ms = times.recompute_ms or 0.0
         compute_ms = times.backward_ms + again_ms
@@ -84,12 +84,12 @@ class ModuleCosts:
         sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
         updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if per_weight.optimizer else 0.0
         async_reduce = self._assumed.async_grad_reduce
-        held, working_mib, memory = module_memory(
+        held, workspace, memory = module_memory(
             weights,
             per_weight,
             strategy.dp_type,
             sharding,
-            whole_gradients,
+            several,
             async_reduce,
             room,
             several_matrices=isinstance(strategy, LayerStrategy),
@@ -114,4 +114,4 @@ class ModuleCosts:
             messages.publish_ms,
             optimizer_ms,
         )
-        return LayerCost.of(terms, room.activation_mib, working_mib, memory if states is None else None)
+        return LayerCost.of(terms, room.activation_mib, workspace, memory if states is None else None)

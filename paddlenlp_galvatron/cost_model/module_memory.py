@@ -14,7 +14,7 @@ from ..model import ModelShape
 from ..plan.mesh import Axis, Degrees, Mesh
 from ..plan.seams import CORE, seam_ops
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
-from .costs import States
+from .costs import States, Workspace
 from .peak import PartMemory, Update
 from .states import MOMENT_BYTES, StateBytes
 from .weights import Weights
@@ -23,11 +23,14 @@ MIB = 2**20
 
 
 class Room(NamedTuple):
-    """What one micro-batch takes of a module, in MiB."""
+    """Memory of one micro-batch in a module, in MiB."""
 
     activation_mib: float  # held while it is in flight
     working_mib: float  # backward's own peak above what is held
     made_mib: float = 0.0  # of gradients, what a step's first backward has made by then
+    tables_mib: float = 0.0  # kept for all layers that split a sample alike: positions of a rank's own tokens
+    begins: bool = False  # a stage's backward may begin with it, before which no activations are given up
+    sent: float = 1.0  # share of its gradients that are being reduced while a next module's backward runs
 
 
 def module_memory(
@@ -35,16 +38,16 @@ def module_memory(
     per_weight: StateBytes,
     dp_type: DataParallel,
     sharding: int,
-    whole_gradients: bool,
+    several: bool,
     async_reduce: bool,
     room: Room,
     several_matrices: bool = True,
     offload: bool = False,
-) -> tuple[States, float, PartMemory]:
-    """(states, working set in MiB, all of it for a walk) of a module whose matrices are shared by `sharding` ranks.
+) -> tuple[States, Workspace, PartMemory]:
+    """(states, workspace, all of it for a walk) of a module whose matrices are shared by `sharding` ranks.
 
-    `whole_gradients`: they are summed over several micro-batches before they are reduced. With one micro-batch alone
-    gradients come as activations go, so that only what they take beyond these is added to the states.
+    `several`: micro-batches. With `async_reduce` their gradients are summed before they are reduced. With one
+    micro-batch alone gradients come as activations go, so that only what they take beyond these is added to the states.
     `offload`: the optimizer's states lie in the host's memory. In the first update the fp32 weights of all modules are
     still on the device, and one matrix after the other gets its moments, which leave with its fp32 weight.
     """
@@ -53,8 +56,8 @@ def module_memory(
     vectors_mib = weights.vectors / MIB
     shards = sharding if sharded else 1
     gradient_mib = matrices_mib * per_weight.gradient
+    whole_gradients, single = async_reduce and several, async_reduce and not several
     kept_mib = gradient_mib / (1 if whole_gradients else shards)
-    single = async_reduce and not whole_gradients  # the step has one micro-batch
     moments_mib = matrices_mib * per_weight.optimizer / shards + vectors_mib * per_weight.optimizer
     master_mib = moments_mib * max(per_weight.optimizer - MOMENT_BYTES, 0) / max(per_weight.optimizer, 1)
     update = Update(master_mib, weights.largest / MIB * MOMENT_BYTES / shards, moments_mib) if offload else Update()
@@ -83,15 +86,21 @@ def module_memory(
         joined_mib=joined_mib,
         update=update,
     )
-    # A message is under way while the next module's backward runs, taken to be as large: after each micro-batch; or
-    # after the last one, when its gradients' place has been given up, but not yet that of what is kept of them.
-    under_way_mib = joined_mib
-    if async_reduce:
-        under_way_mib = max(part.shard_mib - room.activation_mib, 0.0) if whole_gradients else 0.0
+    # A message is under way while the next module's backward runs, beside what arrives of it: after each micro-batch;
+    # or after the last one, when the module's activations and its gradients' place have been given up.
+    message_mib = joined_mib + (part.shard_mib if several else 0.0)
+    if whole_gradients:
+        message_mib = max(part.shard_mib - room.activation_mib, 0.0)
+    elif single:
+        message_mib = max(joined_mib - max(room.activation_mib - part.kept_mib, 0.0), 0.0) if sharded else 0.0
+        message_mib *= room.begins
+    message_mib *= room.sent
     working_mib = room.working_mib + (room.made_mib if single else 0.0)
-    in_backward = 2 * gathered_mib + max(working_mib, made_mib - room.activation_mib) + under_way_mib
-    at_its_end = gathered_mib + made_mib + joined_mib - room.activation_mib
-    return states, max(in_backward, at_its_end, update.tensor_mib), part
+    at_its_end = made_mib + joined_mib - room.activation_mib - message_mib
+    if async_reduce and not (single and room.begins):  # weights that are fetched by then fit where activations were
+        at_its_end -= gathered_mib
+    own_mib = gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
+    return states, Workspace(max(own_mib, update.tensor_mib), message_mib, gathered_mib, room.tables_mib), part
 
 
 def others_mib(model: ModelShape, degrees: Degrees, mesh: Mesh, seq: int, assumed: Assumptions) -> float:

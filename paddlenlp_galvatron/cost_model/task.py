@@ -1,4 +1,4 @@
-"""What is trained, where it is not all weights of one model: adapters beside frozen weights, a frozen model beside.
+"""Tasks that do not train all weights of one model: adapters beside frozen weights, a frozen model beside.
 
 Planned only: the runtime trains all weights. Frozen weights have no gradients and no optimizer states, nothing of
 theirs is reduced or published, and backward computes one product for each of forward's instead of two.
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..model import ModelShape, Split
 from ..profiles.computation import PassTimes
-from .costs import LayerCost, States, Terms
+from .costs import LayerCost, States, Terms, Workspace
 from .states import StateBytes
 from .weights import Weights
 
@@ -37,7 +37,7 @@ def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
 
 
 def frozen_states(states: StateBytes) -> StateBytes:
-    """What a frozen weight takes."""
+    """Bytes of a frozen weight."""
     return StateBytes(states.weight, 0, 0)
 
 
@@ -57,7 +57,7 @@ def together(one: LayerCost, other: LayerCost) -> LayerCost:
     return LayerCost.of(
         one.terms.also(other.terms),
         one.activation_mib + other.activation_mib,
-        max(one.working_mib, other.working_mib),
+        Workspace.of((one.workspace, other.workspace)),
     )
 
 
@@ -70,4 +70,4 @@ def with_reference(cost: LayerCost, frozen: LayerCost, copies: bool) -> LayerCos
         tensor_forward_ms=terms.tensor_forward_ms,
         gather_forward_ms=terms.gather_forward_ms,
     )
-    return together(cost, LayerCost.of(beside, 0.0, frozen.working_mib))
+    return together(cost, LayerCost.of(beside, 0.0, frozen.workspace))

@@ -1,4 +1,4 @@
-"""The nodes of a launch: which one this is, and where the first one is. The same command is started on every node."""
+"""The nodes of a launch: this one's number and the first one's address. The same command is started on every node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FIELDS = ("num_nodes", "node_rank", "master_addr", "master_port")
 
 @dataclass(frozen=True)
 class Nodes:
-    """Named as the launch variables of the scripts."""
+    """Fields are named like the scripts' launch variables."""
 
     num_nodes: int = 1
     node_rank: int = 0

@@ -1,4 +1,4 @@
-"""Running out of memory: how a rank and the launcher know it, and what the rank leaves behind."""
+"""Out of memory: how a rank and the launcher detect it, and the rank's last words in its log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def tell_out_of_memory(error: BaseException, peak_mib: float) -> None:
-    """Write to the rank's log what could not be allocated, and the most MiB that its tensors held."""
+    """Write the failed allocation and the peak of the rank's tensors, MiB, to its log."""
     lines = str(error).splitlines()
     what = next((line for line in lines if any(word in line for word in WORDS)), lines[0] if lines else "")
     sys.stderr.write(f"{TOLD.format(peak_mib)}: {what.strip()}\n")

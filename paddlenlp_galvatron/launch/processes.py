@@ -1,4 +1,4 @@
-"""Starts the processes of a launch on this node, watches them, and ends them all when one ends badly."""
+"""Starts the processes of a launch on this node, watches them, and ends them all when one fails."""
 
 from __future__ import annotations
 
@@ -38,10 +38,15 @@ COMMON_ENVIRONMENT = {
 # glibc's allocator: what was freed is kept and used again. Given back, its pages cost more than most messages of CPU
 # processes when they are touched anew. 32 MiB is the highest threshold that every glibc takes.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
-# NCCL makes all connections of a communicator when that is made, and none at the first call of a kind, within a step.
-CONNECTED = {"NCCL_RUNTIME_CONNECT": os.environ.get("NCCL_RUNTIME_CONNECT", "0")}
-# Its errors give no reason; the log has it.
-CONNECTED |= {"NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
+# As the user set them, else:
+ON_GPUS = {
+    # NCCL makes all connections of a communicator when that is made, and none at the first call of a kind, in a step.
+    "NCCL_RUNTIME_CONNECT": "0",
+    "NCCL_DEBUG": "WARN",  # its errors give no reason; the log has it
+    # The embedding's gradient is summed 32 tokens at a time in fp32, and not one by one in 16 bits, where a token that
+    # is half of the text loses most of its sum (Paddle's embedding_grad.h).
+    "FLAGS_embedding_deterministic": "1",
+}
 RANK_MIB = 150  # least memory of a process on CPU that has Paddle, beyond what all share
 RANKS_PER_CORE = 64  # beyond which gloo's time limits pass before everybody had a turn
 
@@ -185,7 +190,7 @@ class Launch:
 def begin_process(
     command: Sequence[str], environment: dict[str, str], log: Path, descriptor: int
 ) -> subprocess.Popen[bytes]:
-    """Begin a process that writes to the log, made anew, inherits the descriptor, and does not outlive this one."""
+    """Start a process with a new log; it inherits the descriptor and ends with this one."""
     with log.open("xb") as output:
         return subprocess.Popen(
             command,
@@ -230,7 +235,8 @@ def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]
         return [{"PADDLE_DISTRI_BACKEND": "gloo", "OMP_NUM_THREADS": threads} | hidden] * nproc
     if nproc > gpus:
         raise UserError(f"nproc: {nproc} processes on a node with {gpus} GPUs; start {gpus} or fewer")
-    return [{"FLAGS_selected_gpus": str(gpu)} | CONNECTED for gpu in range(nproc)]
+    variables = {name: os.environ.get(name, value) for name, value in ON_GPUS.items()}
+    return [{"FLAGS_selected_gpus": str(gpu)} | variables for gpu in range(nproc)]
 
 
 def _require_room(nproc: int) -> None:

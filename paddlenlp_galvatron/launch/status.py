@@ -32,7 +32,7 @@ BEFORE_STEPS = -1
 
 
 class RankOutcome(IntEnum):
-    """How a rank's work ended, by its own account."""
+    """The outcome of a rank's work, as it reported it."""
 
     NONE = 0
     DONE = 1
@@ -55,7 +55,7 @@ class RankStatus:
 
 
 class RankStatusMemory:
-    """The memory of one rank, as its launcher made it or as the rank found it."""
+    """The shared memory with one rank's status."""
 
     def __init__(self, descriptor: int | None = None):
         self.descriptor = os.memfd_create("galvatron-status") if descriptor is None else descriptor
@@ -105,7 +105,7 @@ def begin() -> None:
 
 
 def enter(number: int) -> None:
-    """From here on this rank is in this step, counted from 0."""
+    """Enter a step, counted from 0."""
     global _step
     _step = number
     _tell()
@@ -117,7 +117,7 @@ def step() -> int:
 
 
 def done() -> None:
-    """It has come to its end, with all others."""
+    """The rank has ended, with all others."""
     _board.write(RankStatus(True, RankOutcome.DONE, step=_step, since=time.monotonic()))
 
 
@@ -161,7 +161,7 @@ def _tell() -> None:
 
 
 def lost_a_peer(text: str) -> bool:
-    """Whether an error, or the end of a log, speaks of another process that has gone or does not come."""
+    """Whether an error, or the end of a log, reports a lost or missing peer."""
     if any(word in text for word in NCCL_PEER_WORDS):
         return True
     return any(word in text for word in PEER_WORDS) and not any(word in text for word in MISFIT_WORDS)

@@ -1,4 +1,4 @@
-"""Where the processes of a launch meet: the server of Paddle's TCPStore, on one address and for those with a token.
+"""Rendezvous of a launch: the server of Paddle's TCPStore, on one address, for clients with a token.
 
 Paddle's own server listens on all addresses of a host, lets everybody in, and aborts or fails where its port was taken
 since it was chosen. This one binds a port and keeps it. It serves Paddle's clients (`connect`) and `StoreClient`.
@@ -51,7 +51,7 @@ class StoreServer:
         return dict(self._groups[""].values)
 
     def set(self, key: str, value: bytes) -> None:
-        """For clients that ask for it later."""
+        """Set a key for later requests."""
         self._groups[""].values[key] = value
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class StoreClient:
         self._socket.sendall(struct.pack("<i", SET) + _sized(key.encode()) + _sized(value))
 
     def get(self, key: str) -> bytes:
-        """Empty where nobody set it."""
+        """Value of a key; empty where nobody set it."""
         self._socket.sendall(struct.pack("<i", GET) + _sized(key.encode()))
         return self._read(struct.unpack("<Q", self._read(8))[0])
 

@@ -1,4 +1,4 @@
-"""The launchers of several nodes tell one another how their ranks do, and end with one verdict.
+"""The launchers of several nodes exchange the faults of their ranks, and end with one verdict.
 
 Through the store of node 0: the others set their reports there every second and read the verdict; node 0 reads the
 reports and gives the verdict. A node that is silent for SILENT_S has died, is frozen, or cannot be reached.
@@ -29,7 +29,7 @@ NOT_THERE = "did not appear within"
 
 
 class SingleNode:
-    """One node judges by itself."""
+    """A launch of one node."""
 
     def __init__(self) -> None:
         self._classifier = FaultClassifier()
@@ -39,10 +39,10 @@ class SingleNode:
         return self._classifier.verdict(faults, stalled, waits)
 
     def tell_end(self, why: str) -> None:
-        """This launcher ends before its ranks."""
+        """Report that this launcher ends before its ranks."""
 
     def close(self) -> None:
-        """Nothing more is said or heard."""
+        """End the exchange."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Report:
 
 
 class Leader(SingleNode):
-    """Node 0, which has the store."""
+    """Node 0, which serves the store."""
 
     def __init__(self, nodes: Nodes, server: StoreServer):
         super().__init__()
@@ -101,7 +101,7 @@ class Leader(SingleNode):
         return {node: Report.decode(said[_key(node)]) if _key(node) in said else Report() for node in self._others}
 
     def _decide(self, fault: Fault) -> None:
-        """Let the others end with this, and wait until they do."""
+        """End the other launchers with this fault, and wait for them."""
         self._server.set(VERDICT, json.dumps(asdict(fault)).encode())
         deadline = time.monotonic() + LATE_S
         while time.monotonic() < deadline and not all(report.ended for report in self._reports().values()):
@@ -109,7 +109,7 @@ class Leader(SingleNode):
 
 
 class Follower(SingleNode):
-    """Another node. It speaks from a thread of its own: a launcher whose output nobody reads is not silent."""
+    """Another node. It reports from its own thread, so that a blocked output does not silence it."""
 
     def __init__(self, nodes: Nodes, token: str):
         super().__init__()
@@ -169,7 +169,7 @@ class Follower(SingleNode):
 
 
 def watch(nodes: Nodes, server: StoreServer | None, token: str) -> SingleNode:
-    """This node's part."""
+    """The watch of this node."""
     if nodes.num_nodes == 1:
         return SingleNode()
     return Leader(nodes, server) if server else Follower(nodes, token)

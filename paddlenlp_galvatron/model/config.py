@@ -93,8 +93,7 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     family = FAMILIES[name_of_family]
     if config.get(family.window):
         raise UserError(
-            f"{source}: {family.window} asks for attention to a window alone, which no plan has; set it to null, or "
-            "take another model"
+            f"{source}: {family.window} asks for attention to a window alone; give a model with full attention"
         )
     heads = number("num_attention_heads")
     shape = ModelShape(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..model.layer import APART
@@ -15,6 +15,7 @@ from ..runtime import device
 from ..runtime.adapter import Adapter
 from .journal import Journal
 from .part import LAYERS, MeasuredPart
+from .used import Used, note_used, used_of
 
 MIB = 2**20
 FLOAT_BYTES = 4
@@ -47,6 +48,7 @@ class MemoryProfiler:
     samples: int  # of the micro-batch that is measured
     precision: Precision = Precision.FP32
     flash_attention: bool = False
+    used: Used = field(default_factory=Used)
 
     def measure(
         self, lengths: Sequence[int], degrees: Sequence[int], meta: Meta, tick: Callable[[int], None]
@@ -74,7 +76,9 @@ class MemoryProfiler:
         gc.unfreeze()
         first = self.shapes[0]
         reserved = max(Use(*use).reserved for _, use in self.journal.items("memory "))
-        meta = meta.with_extra({"reserved": "allocator's peak / tensors' peak"}, reserved=reserved)
+        note_used(self.journal, "workspaces_mib", self.used.more_mib())
+        used = used_of(self.journal)
+        meta = meta.with_extra({"reserved": "allocator's peak / tensors' peak"}, reserved=reserved, **used)
         return MemoryProfile(self.precision.value, first.hidden_size, first.heads, layers, vocab, masks, meta=meta)
 
     def _layer(self, number: int, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> LayerMemory:

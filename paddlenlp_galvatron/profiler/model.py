@@ -16,6 +16,7 @@ from .launcher import fingerprint, report_note, report_progress, spread_notes
 from .memory import MemoryProfiler
 from .points import ModelRun
 from .stopwatch import Stopwatch
+from .used import Used
 
 CHANGING = {"sequence_parallel", "budget_ms", "use_flash_attention"}  # options that change numbers
 
@@ -25,6 +26,7 @@ def main() -> None:
     run = ModelRun.model_validate_json(sys.argv[1])
     options, shapes, points = run.options, run.shapes, run.points
     rank, world_size = start_world()
+    used = Used()
     per_node, precision = options.ranks_per_node, options.precision
     device = fingerprint(world_size, model=measured_fingerprint(shapes), dtype=precision.value)
     changing = options.model_dump(include=CHANGING)
@@ -60,7 +62,7 @@ def main() -> None:
             profile.save(options.output)
     if run.memory and rank == 0:
         samples = max(point.batch for point in points)
-        memory = MemoryProfiler(shapes, family, journal, samples, precision, flash)
+        memory = MemoryProfiler(shapes, family, journal, samples, precision, flash, used)
         file = memory.measure(lengths, run.degrees, meta, lambda done: report_progress(timed + done, timed + measured))
         file.save(options.output)
 

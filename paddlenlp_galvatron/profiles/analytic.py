@@ -1,9 +1,10 @@
 """Profiles without a device: from the model's shape and a data sheet. For clusters that are not bought yet.
 
 Compute: matrix products at their share of the peak, everything else at its share of the memory bandwidth (each kept
-number is written and read once). Memory: the tensors that PaddleNLP's Llama and Qwen2 layers keep for backward under
-this project's runtime, counted in numbers a token; measured layer by layer on CPU, where the count is exact. Fused
-kernels for GPUs keep less, as follows from the reads of their backward (Paddle 3.3.1).
+number is written and read once; what a tp group gathers, collectives write and products read). Memory: the tensors that
+PaddleNLP's Llama and Qwen2 layers keep for backward under this project's runtime, counted in numbers a token; measured
+layer by layer on CPU, where the count is exact. Fused kernels for GPUs keep less, as follows from the reads of their
+backward (Paddle 3.3.1).
 """
 
 from __future__ import annotations
@@ -96,10 +97,7 @@ def analytic_computation(
     bytes_per_ms = sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6
 
     def kept(seq: int, tp: int) -> float:
-        return precision.bytes * sum(layer_numbers_per_token(model, seq, tp, True, fused))
-
-    def again(seq: int, tp: int = 1) -> dict[Recompute, float]:
-        return recompute_shares(model, seq, tp, precision, fused, flops_per_ms / bytes_per_ms)
+        return precision.bytes * sum(layer_numbers_per_token(model, seq, 1, True, fused)) / tp
 
     def passes(tokens: int, kept: float, weights: int = 0, products: int = 0, pairs: float = 0.0) -> PassTimes:
         """Times of `products` matrix products with so many weights, of attention's operations a token, and of traffic
@@ -122,15 +120,16 @@ def analytic_computation(
     for seq in lengths:
         for batch in BATCHES:
             tokens, shape = batch * seq, Shape(batch, seq)
-            layer = replace(of_layer(tokens, seq, 1), shares=again(seq))
+            again = recompute_shares(model, seq, precision, fused, flops_per_ms / bytes_per_ms)
+            layer = replace(of_layer(tokens, seq, 1), shares=again)
             embedding = passes(tokens, model.hidden_size * precision.bytes)
             head = passes(tokens, 1.5 * model.vocab_size * FP32_BYTES, model.hidden_size * model.vocab_size, 1)
             layer_ms[shape] = layer.forward_ms / batch
             other_ms[shape] = (embedding.forward_ms + head.forward_ms) / batch
             for part, times in ((layer_part(), layer), (EMBEDDING, embedding), (HEAD, head)):
                 measured[PassKey(part, batch, seq)] = times
-            for tp in DEGREES[1:]:  # not all that a layer writes is split
-                split = replace(of_layer(tokens, seq, tp), shares=again(seq, tp))
+            for tp in DEGREES[1:]:  # a product's start is not split
+                split = replace(of_layer(tokens, seq, tp), shares=again)
                 measured[PassKey(layer_part(), batch, seq, tp)] = split
     launch_ms = LAYER_CALLS * sheet.launch.value / 1000
     # AdamW reads gradient, master weight and moments and writes the last three and the weight.
@@ -214,15 +213,15 @@ def spared_numbers_per_token(
 
 @lru_cache(maxsize=1024)  # asked for with the price of every strategy
 def recompute_shares(
-    model: ModelShape, seq: int, tp: int, precision: Precision, fused: Fused, flops_per_byte: float
+    model: ModelShape, seq: int, precision: Precision, fused: Fused, flops_per_byte: float
 ) -> dict[Recompute, float]:
-    """How much of a layer's forward its parts take, by matrix products and kept numbers alike; `flops_per_byte`: that
-    a device computes while it moves a byte."""
+    """How much of a layer's forward its parts take, by matrix products and kept numbers alike, of which a tp group
+    shares the work; `flops_per_byte`: that a device computes while it moves a byte."""
 
     def work(flops: float, numbers: tuple[float, float]) -> float:
-        return flops / tp + 2 * precision.bytes * sum(numbers) * flops_per_byte
+        return flops + 2 * precision.bytes * sum(numbers) * flops_per_byte
 
-    where = (model, seq, tp, True, fused)
+    where = (model, seq, 1, True, fused)
     core = _pairs(seq, fused) * model.block.pair_flops
     whole = work(2 * model.layer_parameters + core, layer_numbers_per_token(*where))
     shares = {}

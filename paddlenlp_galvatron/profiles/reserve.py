@@ -6,9 +6,10 @@ The one definition behind `context_mib`'s default: search, fit and what profiles
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from .data_sheet import DataSheet, data_sheet_of
+from .files import Meta
 
 GIB_MIB = 1024.0
 
@@ -20,6 +21,28 @@ class ReservePart(NamedTuple):
     mib: float
     source: str
 
+    def measured(self, mib: float | None) -> ReservePart:
+        """The same, of so many MiB where a profile measured it."""
+        return self if mib is None else self._replace(mib=mib, source="measured: profiles")
+
+    def times(self, count: int) -> ReservePart:
+        """So many of it."""
+        return self._replace(mib=count * self.mib, source=f"{count}, {self.source}")
+
+
+class MeasuredReserve(NamedTuple):
+    """The parts that profiles measured, under the keys of their "galvatron" object; None: they did not."""
+
+    reserved: float | None = None  # the allocator's peak / the tensors' peak
+    context_mib: float | None = None
+    communicator_mib: float | None = None  # of one
+    workspaces_mib: float | None = None
+
+    @classmethod
+    def of(cls, *metas: Meta) -> Self:
+        told = {name: value for meta in metas for name, value in meta.extra.items() if name in cls._fields}
+        return cls(**{name: value for name, value in told.items() if isinstance(value, int | float)})
+
 
 CONTEXT = ReservePart(
     "CUDA context", 600.0, "nvidia-smi beside one empty tensor on A100 and H100: 420 to 560 MiB, by driver"
@@ -28,9 +51,10 @@ WORKSPACES = ReservePart("workspaces", 128.0, "cuBLAS documents 32 MiB a handle 
 # NCCL allocates the receive buffers of a channel for LL (512 KiB), LL128 (4.7 MiB) and Simple (4 MiB): init.cc's
 # buffer sizes. A ring inside a node has 16 channels.
 COMMUNICATOR_MIB = 16 * (0.5 + 4.7 + 4.0)
-# Where no plan is known whose groups could be counted, as before a search. A rank's distinct ones: tensor, sharding and
-# whole stage, those of the vocabulary layers, and both neighbours in the pipeline. Most plans have fewer; four
-# strategies in a pipeline have 12.
+COMMUNICATOR = ReservePart("communicators", COMMUNICATOR_MIB, "each with NCCL's default buffers of 16 channels")
+# For which a search leaves room, which does not know yet whose groups to count. A rank's distinct ones: tensor,
+# sharding and whole stage, those of the vocabulary layers, and both neighbours in the pipeline. Most plans have fewer;
+# four strategies in a pipeline have 12, of which those for messages between stages take less.
 COMMUNICATORS = 9
 # The allocator's memory beside tensors, as a share of these, where no profile measured it. Published runs that left a
 # tenth of their card free: Mist's artifact 8.2 % (19,274 MB in tensors, 20,862 MB reserved); PaddleFleet's Qwen3-8B on
@@ -38,11 +62,6 @@ COMMUNICATORS = 9
 # more: benchmarks/published_runs.
 ALLOCATOR, MEAN_ALLOCATOR, FULL_ALLOCATOR = 0.09, 0.04, 0.15
 FULL = 0.75  # of a card, by tensors: from here on it counts as filled
-
-
-def communication(count: int) -> ReservePart:
-    """Memory of so many communicators."""
-    return ReservePart("communicators", count * COMMUNICATOR_MIB, f"{count} of 16 channels, NCCL's default buffers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +72,7 @@ class Reserve:
     allocator: float = 0.0  # reserved by the allocator and used by no tensor, as a share of what tensors take
     allocator_source: str = ""
     measured: bool = False  # the allocator's share was
+    communicator: ReservePart = COMMUNICATOR  # one of those that are among the parts
 
     @property
     def fixed_mib(self) -> float:
@@ -60,7 +80,7 @@ class Reserve:
 
     def having(self, communicators: int) -> Reserve:
         """The same with as many communicators as a plan has."""
-        counted = communication(communicators)
+        counted = self.communicator.times(communicators)
         return replace(self, parts=tuple(counted if part.name == counted.name else part for part in self.parts))
 
     def bound_mib(self, tensors_mib: float, offloaded_mib: float = 0.0) -> float:
@@ -88,14 +108,14 @@ def gpu_sheet(device: str | None) -> DataSheet | None:
     return data_sheet_of(device) if device else None
 
 
-def reserve_of(device: str | None, ranks: int, reserved: float | None = None) -> Reserve:
-    """The reserve of a device by its name in a profile; nothing for a processor, or where no device is named.
-
-    `reserved`: the allocator's peak / the tensors' peak, where a profile has measured it.
-    """
+def reserve_of(device: str | None, ranks: int, measured: MeasuredReserve = MeasuredReserve()) -> Reserve:
+    """The reserve of a device by its name in a profile; nothing for a processor, or where no device is named."""
     if device is None or not (gpu_sheet(device) or "NVIDIA" in device.upper()):
         return Reserve()
-    parts = (CONTEXT, WORKSPACES, *((communication(COMMUNICATORS),) if ranks > 1 else ()))
-    if reserved is not None and reserved >= 1:
-        return Reserve(parts, reserved - 1, "measured: reserved of the memory profile", True)
-    return Reserve(parts, ALLOCATOR, "not measured: at most 8.2 % in published runs with room left")
+    communicator = COMMUNICATOR.measured(measured.communicator_mib)
+    parts = [CONTEXT.measured(measured.context_mib), WORKSPACES.measured(measured.workspaces_mib)]
+    parts += [communicator.times(COMMUNICATORS)] if ranks > 1 else []
+    allocator, source = ALLOCATOR, "not measured: at most 8.2 % in published runs with room left"
+    if known := measured.reserved is not None and measured.reserved >= 1:
+        allocator, source = measured.reserved - 1, "measured: reserved of the memory profile"
+    return Reserve(tuple(parts), allocator, source, known, communicator)

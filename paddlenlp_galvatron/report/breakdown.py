@@ -1,11 +1,11 @@
-"""Where a plan's predicted time and memory go: by stage, by part of the model and by term. The terms add up."""
+"""A plan's predicted time and memory by stage, by part of the model and by term. The terms add up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ..cost_model import CostModel, Prediction, Terms
+from ..cost_model import CostModel, Prediction, Terms, Workspace
 from ..plan import LayerStrategy, Plan
 from ..plan.strategy import runs
 
@@ -114,7 +114,7 @@ def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int)
                 "moments": sum(one.moments_mib for one in states),
                 "masks": sum(one.masks_mib for one in states),
                 "activations": held * sum(one.activation_mib for one in some),
-                "working": max(one.working_mib for one in some),
+                "working": Workspace.of(one.workspace for one in some).total_mib,
             },
         )
 

@@ -1,4 +1,4 @@
-"""A plan that explains itself: where time and memory go, the bottlenecks, and what would change it."""
+"""Explains a plan: its time and memory by term, its bottlenecks, and the best plans under changes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Explanation(PlanFacts):
 
 
 def explain(plan: Plan, problem: Problem) -> Explanation:
-    """Find out all of it: a dozen searches. Raises UserError where the plan cannot be priced."""
+    """Explain a plan by a dozen searches. Raises UserError where the plan cannot be priced."""
     one_layer = one_layer_changed(problem, plan)
     time = SharedTime(SEARCHES_S, FIRST + 1 + MOST_CHANGES)
     searched = problem.search(known=[plan], seconds=time.take(FIRST), top_k=RUNNERS_UP)

@@ -44,7 +44,7 @@ def tiles(facts: PlanFacts) -> tuple[Tile, ...]:
 
 
 def seconds(time_s: float) -> str:
-    """A time that people read: `2.45 s`, `129 ms`, `0.129 ms`."""
+    """A time for people: `2.45 s`, `129 ms`, `0.129 ms`."""
     return f"{time_s:.3g} s" if time_s >= 1 else f"{1000 * time_s:.3g} ms"
 
 

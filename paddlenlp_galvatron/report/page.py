@@ -1,4 +1,4 @@
-"""A plan as one HTML file, that needs no network: who runs what, memory, time line, what would change it, the run."""
+"""Renders a plan as one HTML file without network: layers, memory, time line, what-ifs, and a run."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def filled(loader: PackageLoader, template: str, **values: Any) -> Markup:
 
 def drawn(facts: PlanFacts) -> dict[str, Any]:
     """Variables of `plan.html.jinja` and `tiles.html.jinja`."""
-    plan, prediction, reserve = facts.plan, facts.prediction, facts.cost.reserve
+    plan, prediction, reserve = facts.plan, facts.prediction, facts.cost.reserve_of(facts.plan)
     totals_mib = [stage.memory.total_mib for stage in prediction.stages]
     tensors_mib = [stage.memory.total_mib - stage.memory.context_mib for stage in prediction.stages]
     bounds_mib = [reserve.bound_mib(mib) for mib in tensors_mib] if reserve.parts else []

@@ -33,7 +33,7 @@ SEARCH_S = 10.0  # of processor time, that an answer's search may take: a page t
 
 
 class Question(Options):
-    """Which model, on what, with what."""
+    """The form of a question: model, devices, options."""
 
     model_size: str = Field("qwen2.5-7b", description="a preset's name, a config.json, or its folder")
     seq_length: Size | None = Field(
@@ -109,7 +109,7 @@ def answer(question: Question, more: Mapping[str, Any], look_wider: bool = True)
         raise UserError("device: profiles say which one it is; leave one of them out")
     heard: list[str] = []
     with _about("model_size"):
-        asked = ModelOptions.among({**more, "model_size": question.model_size, "seq_length": question.seq_length})
+        asked = ModelOptions.from_values({**more, "model_size": question.model_size, "seq_length": question.seq_length})
         model = asked.resolve_usual(SEQ)
     with _about("device"):
         device = None if question.profiles else question.device or DEVICE
@@ -124,7 +124,7 @@ def answer(question: Question, more: Mapping[str, Any], look_wider: bool = True)
         "memory_constraint": question.memory_constraint,
         "profiles": question.profiles,
     }
-    options = SearchOptions.among({name: value for name, value in given.items() if value is not None})
+    options = SearchOptions.from_values({name: value for name, value in given.items() if value is not None})
     with _about("profiles" if question.profiles else "search_options"):
         cost = prices(model.shapes, options, heard.append)
     commands = tuple(_commands(question, options, more))

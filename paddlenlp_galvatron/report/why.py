@@ -1,4 +1,4 @@
-"""Why this plan: what a search answers when one thing changes, and what a plan costs when one layer changes."""
+"""Reasons for a plan: the best plan after one change, and the plan's cost with one layer changed."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def best_of(result: SearchResult, seconds: float) -> Candidate:
 
 
 class SharedTime:
-    """Seconds of processor time that some searches share: what quick ones leave, slow ones may take."""
+    """Seconds of processor time that some searches share: slow ones may use the rest of quick ones."""
 
     def __init__(self, seconds: float, shares: int):
         self._end, self._shares = process_time() + seconds, shares

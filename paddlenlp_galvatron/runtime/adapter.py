@@ -14,7 +14,7 @@ ROWS_OF_OWN_QUERIES = (3, 2)  # the first Paddle whose flashmask takes as many r
 
 @dataclass(frozen=True)
 class Kernels:
-    """Which of Paddle's kernels for GPUs are used in place of what plain ones compute together."""
+    """Paddle's fused GPU kernels that replace plain operations."""
 
     flash_attention: bool = False
     fused_rope: bool = False
@@ -23,7 +23,7 @@ class Kernels:
 
     @classmethod
     def of(cls, assumed: Assumptions) -> Self:
-        """Those that a plan assumes, where this device has them."""
+        """Kernels that a plan assumes and this device has."""
         return cls(*(device.on_gpu() and bool(getattr(assumed, name)) for name in cls.__match_args__))
 
     def require_version(self, plan: Plan, version: str) -> None:

@@ -1,4 +1,4 @@
-"""A global batch as the runtime takes it. Needs no Paddle, so that data are checked before that is imported."""
+"""The runtime's global batch. Needs no Paddle, so that data are checked before Paddle is imported."""
 
 from __future__ import annotations
 

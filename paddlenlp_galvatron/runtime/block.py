@@ -33,7 +33,7 @@ from .weights import ShardedParameter, Slice, WeightSource, make_parameter, shar
 
 
 class Placement:
-    """Where this rank stands in a layer's mesh, and its groups. Shared by blocks and vocabulary layers."""
+    """This rank's place in a layer's mesh, and its groups. Shared by blocks and vocabulary layers."""
 
     def __init__(self, plan: Plan, strategy: LayerStrategy, rank: int, groups: Groups, numbers: Numbers):
         size = plan.stage_size
@@ -60,7 +60,7 @@ class Placement:
         return self._groups.get(tuple(self.first + rank for rank in local))
 
     def slice_of(self, weight: Weight) -> Slice:
-        """Which part of a weight of this layer the rank holds."""
+        """The part of a weight of this layer that the rank holds."""
         tp, index = self.tp, self.index
         if weight.expert is not None:
             tp = self.experts.degree(Axis.EXPERT_TENSOR)
@@ -72,7 +72,7 @@ class Placement:
         return Slice(weight.axis, index * parts // tp, parts, padded)
 
     def parameter(self, weight: Weight, prefix: str, source: WeightSource) -> ShardedParameter:
-        """This rank's part of a weight of this layer: who sums its gradient, and how many ranks hold it."""
+        """This rank's part of a weight of this layer, with its sum group and the number of ranks that hold it."""
         name, shape, part = prefix + weight.name, weight.shape, self.slice_of(weight)
         if weight.expert is not None:
             sum_group = self.group(Axis.EXPERT_DATA, mesh=self.experts)
@@ -151,7 +151,7 @@ class Block:
         self._layer.self_attn.rotary_emb = tables[self._chunks]
 
     def train(self, training: bool) -> None:
-        """With dropout, as for training, or without."""
+        """Switch dropout on, as for training, or off."""
         self._layer.train() if training else self._layer.eval()
 
     def _twice(self, x: Any, mask: Any, memo: Memo) -> Any:

@@ -127,7 +127,7 @@ def _reached(store: Any, rank: int, world_size: int) -> Iterator[None]:
 
 
 def _waiting(name: str, method: Any) -> Any:
-    """The method, with the launcher told meanwhile what this rank waits for."""
+    """Wraps the method: while it runs, the rank's status says what it waits for."""
 
     def told(group: Any, *arguments: Any, **named: Any) -> Any:
         with waiting(f"{name} of {group.size()} ranks"):
@@ -156,7 +156,7 @@ def _interface(address: str) -> str:
 
 
 class _Task:
-    """Stands for an operation under way, as Paddle's own tasks do."""
+    """A running operation, like Paddle's own tasks."""
 
     def __init__(self) -> None:
         self._done = threading.Event()
@@ -187,7 +187,7 @@ def _finished() -> _Task:
 
 
 class _Worker:
-    """Runs the transfers of one group in the order in which they were asked for."""
+    """Runs the transfers of one group in order."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[Any, _Task] | None] = queue.SimpleQueue()
@@ -268,7 +268,7 @@ class SentRows(list[int]):
 def _all_to_all_single(
     group: Any, out: Any, tensor: Any, out_sizes: list[int], in_sizes: SentRows | list[int], sync_op: bool = True
 ) -> _Task:
-    """Everybody gathers everything and keeps its own rows: right, not fast."""
+    """Every rank gathers everything and keeps its own rows: correct, not fast."""
     size, rank = group.size(), group.rank()
     width = tensor.shape[1:]
     if not isinstance(in_sizes, SentRows):

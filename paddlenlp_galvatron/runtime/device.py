@@ -10,6 +10,7 @@ from typing import Any
 
 import paddle
 
+from ..launch.gpus import used_mib
 from ..launch.status import waiting
 from . import paddle_private
 
@@ -23,7 +24,7 @@ def on_gpu() -> bool:
 
 
 def loads_kernels() -> bool:
-    """Whether a kernel is loaded when it is first used, which may wait for all that the device was given to do."""
+    """Whether a kernel is loaded at its first use, which may wait for all queued work of the device."""
     return on_gpu()
 
 
@@ -34,7 +35,7 @@ def name() -> str:
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """Meanwhile this process computes on the CPU."""
+    """Compute on the CPU inside the block."""
     before = paddle.device.get_device()
     paddle.device.set_device("cpu")
     try:
@@ -63,8 +64,16 @@ def reserved_peak_mib() -> float:
     return float(paddle.device.cuda.max_memory_reserved()) / MIB if on_gpu() else peak_mib()
 
 
+def beside_mib() -> float | None:
+    """MiB of this rank's GPU that its driver counts as used and Paddle's allocator does not hold: context, workspaces,
+    communicators, and what other processes use. None on CPU, and where the driver does not tell."""
+    gpu = gpu_number()
+    used = None if gpu is None else used_mib(gpu)
+    return None if used is None else used - float(paddle.device.cuda.memory_reserved()) / MIB
+
+
 def synchronize() -> None:
-    """Wait for what was started on this rank's device. On CPU everything has been done when a call returns."""
+    """Wait for all work of this rank's device. On CPU a call returns when its work is done."""
     if on_gpu():
         with waiting("what its device was given to do"):  # others' messages are among it
             paddle.device.synchronize()
@@ -99,7 +108,7 @@ class Mark:
             self.event.record()
 
     def is_completed(self) -> bool:
-        """Whether the device has come here."""
+        """Whether the device has reached this mark."""
         return self.event is None or bool(self.event.query())
 
     def wait(self) -> None:
@@ -113,7 +122,7 @@ class Mark:
 
 
 def finish_computing() -> None:
-    """Wait for what was computed on this rank's device; messages may still be under way."""
+    """Wait for the compute queue of this rank's device; messages may still be in flight."""
     if on_gpu():
         paddle.device.current_stream().synchronize()
 
@@ -137,7 +146,7 @@ def to_device(numbers: Any) -> Any:
 
 
 def to_host(tensor: Any) -> Any:
-    """A NumPy array of its own with a tensor's numbers."""
+    """A copy of a tensor as a NumPy array."""
     if not on_gpu():
         return tensor.numpy()
     staged = paddle_private.copy_later(tensor, paddle.CUDAPinnedPlace())
@@ -154,14 +163,14 @@ def take(mib: float) -> None:
 
 
 def release() -> None:
-    """Give back what the allocator reserved and no tensor holds; `reserved_peak_mib` starts anew."""
+    """Free the allocator's unused memory; `reserved_peak_mib` starts anew."""
     if on_gpu():
         paddle.device.cuda.empty_cache()
         paddle.device.cuda.reset_max_memory_reserved()
 
 
 def reset_peak() -> None:
-    """Start a new peak from what is held now."""
+    """Reset the peak to the memory held now."""
     if on_gpu():
         paddle.device.cuda.reset_max_memory_allocated()
     else:

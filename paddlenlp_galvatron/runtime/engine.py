@@ -1,4 +1,4 @@
-"""The runtime's front door: one object that trains a model by a plan on this rank."""
+"""The engine: one object that trains a model by a plan on this rank."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Engine:
         return self._mean(total, tokens)
 
     def evaluate(self, batch: Batch | Share) -> float:
-        """The loss of one global batch, without dropout; nothing else changes."""
+        """The loss of one global batch, without dropout; weights stay unchanged."""
         ids, labels, tokens, ends = batch if isinstance(batch, Share) else self._share_of_whole(batch)
         with self.stage.evaluating():
             return self._mean(self._pipeline.evaluate(ids, labels, ends), tokens)
@@ -173,7 +173,7 @@ class Engine:
         return norm
 
     def settle(self) -> None:
-        """Have every updated value wherever this rank holds it, also before the next step, which waits by itself."""
+        """Wait until this rank has every updated value; the next step waits by itself."""
         for trainable in self.trainables:
             trainable.published()
 

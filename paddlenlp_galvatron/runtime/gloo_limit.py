@@ -27,7 +27,7 @@ GLOO_IN = ("libs/libphi_core.so", "libs/libphi.so")  # by Paddle's version, of i
 
 
 def set_gloo_limit(group: Any, limit_s: float) -> None:
-    """Let a wait in a gloo group end after this long."""
+    """Set the timeout of a gloo group."""
     with suppress(AttributeError), _memory() as word:
         communicator = ctypes.CDLL(base.libpaddle.__file__)[COMMUNICATOR]
         communicator.restype, communicator.argtypes = ctypes.c_void_p, [ctypes.c_void_p]

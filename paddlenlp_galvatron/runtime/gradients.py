@@ -1,4 +1,4 @@
-"""Gradients after the last micro-batch: summed over the ranks that saw other tokens, clipped by their global norm."""
+"""Gradients after the last micro-batch: reduced over the ranks with other tokens, clipped by their global norm."""
 
 from __future__ import annotations
 

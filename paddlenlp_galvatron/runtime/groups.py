@@ -29,7 +29,7 @@ LONGEST = 500  # characters of an error's message that are told
 
 
 def world_from_environment() -> tuple[int, int]:
-    """Rank and number of ranks that the launcher gave to this process."""
+    """(rank, world size) that the launcher gave to this process."""
     return int(os.environ.get("PADDLE_TRAINER_ID", "0")), int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
 
@@ -55,7 +55,7 @@ def start_world() -> tuple[int, int]:
 
 @cache
 def _settled() -> None:
-    """Once, whoever started the world."""
+    """Runs once, after the world has started."""
     processors.settle()
     outstanding.watch(wait_limit_s())
 
@@ -108,7 +108,7 @@ def _end(code: int) -> NoReturn:
 
 
 def sentence(error: Exception) -> str:
-    """An error on a line: its class and what it says, without the stacks that Paddle and PyLayers put around that."""
+    """An error in one line: its class and message, without the stacks that Paddle and PyLayers add."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
     if SUMMARY in lines[:-1]:
         lines = lines[lines.index(SUMMARY) + 1 :]

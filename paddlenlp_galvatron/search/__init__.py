@@ -14,7 +14,7 @@ __all__ = ["Candidate", "FamilyOutcome", "Need", "SearchOptions", "SearchResult"
 
 
 class _Room(ModuleType):
-    """`galvatron.search("qwen2.5-7b", …)` is a command of the package and the name of this room: both work."""
+    """`galvatron.search("qwen2.5-7b", …)` is a command and the name of this sub-package: both work."""
 
     def __call__(self, *model: Any, **options: Any) -> Any:
         return import_module("..api", __package__).search(*model, **options)

@@ -24,10 +24,10 @@ from ..plan import ModelShape, Plan, UserError
 from .options import SearchOptions
 from .result import Candidate, FamilyOutcome, Need, SearchResult
 from .space import PlanFamily, Space, families, interleaved_families
-from .tables import Choices, Priced, Tables, build, core_of, priced, priced_layers, sketch_ms, with_excess
+from .tables import Choices, Priced, Tables, build, core_of, priced, priced_layers, sketch_ms
 
 MS_PER_S = 1000.0
-# What is looked at, at most: a minute of pricing, and some 100 MB.
+# Limits of the search space: about one minute of pricing and 100 MB.
 MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 2_000, 1_000_000
 TRIAL = 64  # part of the effort that every family is given before any has all of it
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
@@ -125,7 +125,7 @@ class _Search:
         self.later: list[_Open] = []  # of several chunks, while those of one are tried
         self.tried: list[_Open] = []  # still open; with all effort once all are tried
         self.too_big: list[_Open] = []  # families that do not fit
-        self.active: list[_Open] = []  # that some thread works on
+        self.active: list[_Open] = []  # families that some thread works on
         self.opened = 0
         self.changed = Condition()
         self.priced: dict[tuple[object, ...], Priced] = {}
@@ -162,7 +162,7 @@ class _Search:
         self.later = list(self._sketched())
         self.opened = len(self.later)
         self._begin_with(known)
-        for most in (1, inf):  # what is fast without chunks keeps most families of several from being solved
+        for most in (1, inf):  # a fast plan without chunks prunes most families of several
             first = [entry for entry in self.later if entry.family.chunks <= most]
             self.later = [entry for entry in self.later if entry.family.chunks > most]
             self._work_on(first)
@@ -180,7 +180,7 @@ class _Search:
             self._give_up(entry)
 
     def _stop_after(self, seconds: float, ended: Event) -> None:
-        """Of processor time, so that what else runs on the machine changes no answer."""
+        """Limit processor time, so that other programs change no answer."""
         end = time.process_time() + seconds
         while (left := end - time.process_time()) > 0:
             if ended.wait(left):
@@ -208,7 +208,7 @@ class _Search:
             family = PlanFamily.of(mine)
             if any(choices.have(mine, self.cost.layer_types) for choices in self.space.get(family, ())):
                 found = Candidate(mine, self.cost.predict(mine))
-                if not any(self._excess_mib(found)):
+                if self._fits(found.prediction):
                     self._keep(found, family)
 
     def _sketched(self) -> Iterator[_Open]:
@@ -224,7 +224,7 @@ class _Search:
                 yield _Open(bounds[alike], next(numbers), _Stage.SKETCHED, family, choices)
 
     def _divisible(self) -> dict[PlanFamily, list[Choices]]:
-        """What the plans of every family may choose from. Raises UserError where that is too much to look at."""
+        """The strategies of every family. Raises UserError where they are too many."""
         found: dict[PlanFamily, list[Choices]] = {}
         # By ranks of a stage, samples of a micro-batch, and whether a step has several.
         spaces: dict[tuple[int, int, bool], list[Choices]] = {}
@@ -366,7 +366,7 @@ class _Search:
         """Search a family with an effort. Returns its bound in ms, infinite where it is settled."""
         family, batch = entry.family, entry.family.global_batch
         limit_ms = limit * batch
-        found, proven_ms = self._solved(entry, tables, limit_ms, effort)
+        found, proven_ms = self._solved(tables, limit_ms, effort)
         outcome, time_ms = FamilyOutcome.SOLVED, inf
         if found:
             self._keep(found, family)
@@ -386,32 +386,18 @@ class _Search:
         self.log(f"{family}: {time_ms:.3f} ms a step, at least {entry.bound * batch:.3f}")
         return inf
 
-    def _solved(self, entry: _Open, tables: Tables, limit_ms: float, effort: int) -> tuple[Candidate | None, float]:
-        """The best plan below the limit that the core finds, and the family's bound in ms.
+    def _solved(self, tables: Tables, limit_ms: float, effort: int) -> tuple[Candidate | None, float]:
+        """The best plan below the limit that the core finds, and the family's bound in ms."""
+        time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, effort, self.cancel)
+        if time_ms == inf:
+            return None, proven_ms
+        plan = tables.plan(vocab, division, choice, self.bare)
+        return Candidate(plan, self.cost.predict(plan)), proven_ms
 
-        Prices of layers leave out what neighbouring layers hold together. If a stage of the core's plan does not fit
-        because of it, the excess is added to what this stage holds beside its layers, under the same vocabulary
-        strategy, and the core solves again.
-        """
-        least_ms, prices = 0.0, self._priced(priced, entry)
-        while True:
-            time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, effort, self.cancel)
-            least_ms = least_ms or proven_ms
-            if time_ms == inf:
-                return None, least_ms
-            plan = tables.plan(vocab, division, choice, self.bare)
-            found = Candidate(plan, self.cost.predict(plan))
-            excess_mib = self._excess_mib(found)
-            if not any(excess_mib):
-                return found, least_ms
-            prices = with_excess(prices, vocab, excess_mib)
-            tables = build(entry.family, entry.choices, prices, self.cost, self.options.budget_mib)
-
-    def _excess_mib(self, candidate: Candidate) -> list[float]:
-        """By how much each stage is above the budget; 0: it fits."""
+    def _fits(self, prediction: Prediction) -> bool:
         budget_mib = self.options.budget_mib
-        over = (stage.memory.total_mib - stage.memory.context_mib - budget_mib for stage in candidate.prediction.stages)
-        return [mib if mib > ROUNDING * budget_mib else 0.0 for mib in over]
+        most_mib = max(stage.memory.total_mib - stage.memory.context_mib for stage in prediction.stages)
+        return most_mib <= budget_mib + ROUNDING * abs(budget_mib)
 
     def _keep(self, candidate: Candidate, family: PlanFamily) -> None:
         known = self.found.get(family)

@@ -1,15 +1,14 @@
 """Which plans are searched: batches, micro-batches, stages, and what a layer or the vocabulary may do there.
 
-What can run is decided by `plan.check` alone: every candidate passes its rules.
+`plan.check` alone decides whether a plan can run: every candidate passes its rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
-from operator import attrgetter
 
 from ..cost_model import CostModel, LayerCost
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, UserError, VocabStrategy
@@ -18,9 +17,11 @@ from ..plan.mesh import Degrees, divisors
 from ..plan.strategy import Assumptions, Experts
 from .options import SearchOptions
 
-price_numbers: Callable[[LayerCost], tuple[float, ...]] = attrgetter(  # in the core's order
-    "forward_ms", "backward_ms", "sync_ms", "states_mib", "activation_mib", "working_mib"
-)
+
+def price_numbers(cost: LayerCost) -> tuple[float, ...]:
+    """A price in the core's order."""
+    passes_ms = cost.forward_ms, cost.backward_ms, cost.sync_ms
+    return *passes_ms, cost.states_mib, cost.activation_mib, *cost.workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +150,14 @@ class Space:
                     yield layer, vocab
 
     def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[Degrees]:
-        """Of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
+        """Degrees of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
         size = family.stage_size
-        samples = gcd(family.micro_batch, size)  # what divides the ranks divides a micro-batch as it divides these
+        samples = gcd(family.micro_batch, size)  # a divisor of the ranks divides a micro-batch as it divides these
         for degrees in self._allowed(size, tensor):
             dp, layer = size // degrees.ranks, tensor == "tp"
             if samples % dp:  # most fail the check for this; it takes far less to see so
                 continue
-            # What splits the fewest samples splits a multiple of them, and is asked for once.
+            # A degree that splits the fewest samples splits a multiple of them: one test suffices.
             if self._fits(size, dp, degrees, layer) or self._fits(size, samples, degrees, layer):
                 yield degrees
 

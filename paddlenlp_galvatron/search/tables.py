@@ -19,8 +19,7 @@ from ..profiles.memory import Role
 from .space import PlanFamily, price_numbers
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
-STATES = 3  # place of a price's states_mib
-NOTHING = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NUMBERS = 9  # of a price
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Tables:
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """What the plans of a family may choose from. Families share them, so each is only equal to itself."""
+    """The strategies of a family's plans. Families share them, so each is only equal to itself."""
 
     layers: Sequence[Sequence[LayerStrategy]]  # of each layer type
     vocabularies: Sequence[VocabStrategy]
@@ -94,23 +93,12 @@ def priced(family: PlanFamily, choices: Choices, cost: CostModel) -> Priced:
             [
                 (vocab_row(vocab, "first"), vocab_row(vocab, "last"))
                 if family.stages > 1
-                else (vocab_row(vocab, "only"), NOTHING)
+                else (vocab_row(vocab, "only"), (0.0,) * NUMBERS)
                 for vocab in choices.vocabularies
             ]
         ),
         "middle": _array(middle),
     }
-
-
-def with_excess(prices: Priced, vocab: int, excess_mib: Sequence[float]) -> Priced:
-    """Prices under which each stage holds so much more: those at the ends under one vocabulary strategy, and all others
-    what the fullest of them does."""
-    vocabs, middle = prices["vocabs"].copy(), prices["middle"].copy()
-    vocabs[vocab, 0, STATES] += excess_mib[0]
-    if len(excess_mib) > 1:
-        vocabs[vocab, 1, STATES] += excess_mib[-1]
-    middle[0, STATES] += max(excess_mib[1:-1], default=0.0)
-    return prices | {"vocabs": vocabs, "middle": middle}
 
 
 def build(family: PlanFamily, choices: Choices, prices: Priced, cost: CostModel, budget_mib: float) -> Tables:
@@ -163,7 +151,7 @@ def _seams(
         return [layouts.setdefault(token_layout(some, size, sharded), len(layouts)) for some in strategies]
 
     def prices(before: Sequence[Strategy | None], after: Sequence[Strategy | None], kind: int) -> NDArray[np.float64]:
-        """Of handing on tokens of a layer type; [before, after, 2]. Strategies of one layout are asked for once."""
+        """Prices of redistribution for a layer type; [before, after, 2]. Strategies of one layout are priced once."""
         rows, columns = numbered(before), numbered(after)
         for row, source in dict(zip(rows, before, strict=True)).items():
             for column, target in dict(zip(columns, after, strict=True)).items():
@@ -238,7 +226,7 @@ def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cos
                 {(layer.axes, layer.consecutive, layer.ep, layer.etp): layer for layer in reversed(plain)}.values()
             )
         prices = _prices(plain, kind, family, cost)
-        rows.append([(price.forward_ms, price.backward_ms, 0.0, 0.0, 0.0, 0.0) for price in prices])
+        rows.append([(price.forward_ms, price.backward_ms, *[0.0] * (NUMBERS - 2)) for price in prices])
     shared = family.stages if family.chunks > 1 else 1  # stages taken for one
     core = core_of(replace(family, stages=family.stages // shared, chunks=1), _alone(rows), cost, budget_mib=0.0)
     alone_ms = core.bound()
@@ -259,16 +247,16 @@ def _alone(rows: Sequence[Sequence[tuple[float, ...]]]) -> Priced:
         "change": np.zeros((kinds, kinds, 2)),
         "enter": free,
         "leave": free,
-        "vocabs": np.zeros((1, 2, 6)),
+        "vocabs": np.zeros((1, 2, NUMBERS)),
         "vocab_enter": free[:1],
         "vocab_leave": free[:1],
-        "middle": np.zeros((2, 6)),
+        "middle": np.zeros((2, NUMBERS)),
         "send": np.zeros((2, kinds)),
     }
 
 
 def _where(family: PlanFamily) -> dict[str, int]:
-    """What every price of the family depends on, as arguments of the cost model."""
+    """Arguments of the cost model that all prices of the family share."""
     return {
         "stage_size": family.stage_size,
         "micro_batch": family.micro_batch,

@@ -166,7 +166,7 @@ def test_version_and_help(galvatron):
         (["plan", "chekc"], "galvatron plan chekc: unknown command; did you mean check?"),
         (
             ["plan"],
-            "galvatron plan: a command is missing; give one of show, check, uniform, diff, trace, to-paddlenlp, to-",
+            "galvatron plan: a command is missing; give one of show, check, uniform, diff, scale, trace, to-paddlenlp",
         ),
         (["plan", "check"], "FILE"),
     ],

@@ -153,15 +153,15 @@ def test_what_is_wrong_before_the_start_is_told_without_importing_paddle(folder)
         "print(code, [name for name in ('paddle', 'paddlenlp') if name in sys.modules])"
     )
     for words, told in (
-        (
-            ["plan.json", "--model", "model.json", "--input_dir", "data/nowhere", "--max_steps", "3"],
-            "nowhere.bin: no such",
-        ),
-        (["nowhere.json", "--model", "model.json"], "nowhere.json: no such file"),
-        (["plan.json", "--model", "nowhere"], "model nowhere: neither a preset nor a config.json"),
+        ("train plan.json --model model.json --input_dir data/nowhere --max_steps 3", "nowhere.bin: no such"),
+        ("train plan.json --model nowhere", "model nowhere: neither a preset nor a config.json"),
+        ("profile model nowhere", "model nowhere: neither a preset nor a config.json"),
+        ("gpu-check --parts nowhere", "parts: 'nowhere' is unknown"),
+        ("validate model.json --profiles nowhere", "profiles: no folder nowhere"),
+        ("parity nowhere.json", "nowhere.json: no such file"),
     ):
         ran = subprocess.run(
-            [sys.executable, "-c", program, "train", *words], cwd=folder, capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", program, *words.split()], cwd=folder, capture_output=True, text=True, timeout=300
         )
         assert told in ran.stderr and ran.stdout == "2 []\n", ran.stdout + ran.stderr
 

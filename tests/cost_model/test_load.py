@@ -131,7 +131,12 @@ def test_the_worked_number_of_the_documentation(language):
     model = load(LLAMA2_7B, 1, 8, Assumptions(True, Precision.BF16, True, 2048), folder=folder)
     layer = model.layer_cost(LayerStrategy(2), stage_size=8, micro_batch=16, micro_batches=4, pipeline=1)
     times = [f"{ms:.3f}" for ms in (layer.forward_ms, layer.backward_ms, layer.sync_ms)]
-    assert told == [*times, f"{layer.states_mib:,.1f}", f"{layer.activation_mib:,.1f}", f"{layer.working_mib:.0f}"]
+    assert told == [
+        *times,
+        f"{layer.states_mib:,.1f}",
+        f"{layer.activation_mib:,.1f}",
+        f"{layer.workspace.total_mib:.0f}",
+    ]
 
 
 @real_data

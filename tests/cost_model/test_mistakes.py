@@ -124,7 +124,7 @@ def test_6_each_rank_hands_on_its_own_slice_to_the_next_stage():
 def test_6_recompute_needs_room_for_one_whole_layer():
     model = one_node(options=CostOptions(global_memory_buffer=False))
     plain, again = (cost(model, LayerStrategy(recompute=flag)) for flag in (False, True))
-    assert again.working_mib - plain.working_mib == pytest.approx(plain.activation_mib)
+    assert again.workspace.total_mib - plain.workspace.total_mib == pytest.approx(plain.activation_mib)
     assert again.activation_mib == pytest.approx(2 * 1.0)  # two samples' layer inputs
     assert plain.activation_mib == pytest.approx(2 * 40)
 
@@ -136,7 +136,7 @@ def test_6_fp32_messages_and_buffers_are_twice_those_of_bf16():
             cost(one_node(mixed_precision=precision, options=CostOptions(global_memory_buffer=flag)), strategy)
             for flag in (True, False)
         )
-        return on.working_mib - off.working_mib
+        return on.workspace.total_mib - off.workspace.total_mib
 
     assert buffer_mib(Precision.BF16) == pytest.approx(8 * SEQ * MODEL.hidden_size * 2 / 2**20)
     assert buffer_mib(Precision.FP32) == pytest.approx(2 * buffer_mib(Precision.BF16))

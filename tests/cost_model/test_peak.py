@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paddlenlp_galvatron.cost_model.costs import LayerCost, States, Terms
+from paddlenlp_galvatron.cost_model.costs import LayerCost, States, Terms, Workspace
 from paddlenlp_galvatron.cost_model.peak import PartMemory, peak_mib
 from paddlenlp_galvatron.cost_model.stage_memory import memory_of
 from paddlenlp_galvatron.plan import uniform_plan
@@ -55,33 +55,17 @@ def test_zero3_has_two_parts_weights_at_hand_and_joins_its_gradients():
     assert peak([sharded], 1) == 5 + 4 + 4 + 4
 
 
-def test_a_bound_has_room_for_the_weights_of_the_part_whose_turn_is_next():
-    """Those of ZeRO-3's last layer are fetched while the LM head works."""
-    plan = uniform_plan(layers=1, world_size=2, global_train_batch_size=2, sdp=True, embed_sdp=False)
+def test_a_bound_has_room_for_what_neighbours_need() -> None:
+    """The message of the LM head is under way, and ZeRO-3's next weights are fetched, while the fullest layer works."""
+    plan = uniform_plan(layers=2, world_size=2, global_train_batch_size=4, chunks=2, sdp=True, embed_sdp=False)
 
-    def part(working_mib: float, gathered_mib: float) -> LayerCost:
-        memory = PartMemory(activation_mib=5, working_mib=working_mib, gathered_mib=gathered_mib)
-        return LayerCost.of(Terms(States()), 5, working_mib + 2 * gathered_mib, memory)
+    def part(own_mib: float, message_mib: float, weights_mib: float) -> LayerCost:
+        memory = PartMemory(activation_mib=5, working_mib=own_mib)
+        return LayerCost.of(Terms(States()), 5, Workspace(own_mib, message_mib, weights_mib), memory)
 
-    for head_mib, working_mib in ((50, 50 + 8), (1, 3 + 16)):  # the layer's own price has room for two
-        memory = memory_of(plan, 0, [[part(head_mib, 0), part(3, 8)]], 0.0, False, shared_mib=2)
-        assert (memory.states_mib, memory.activations_mib, memory.working_mib) == (2, 10, working_mib)
-        assert memory.tensors_mib <= memory.total_mib
-
-
-def test_a_bound_has_room_for_the_message_that_the_part_behind_has_sent():
-    """A layer computes again while what is kept of a large head's gradients is not yet all there is of them."""
-    plan = uniform_plan(layers=1, world_size=2, global_train_batch_size=4, chunks=2)
-
-    def part(gradient_mib: float, working_mib: float) -> LayerCost:
-        memory = PartMemory(
-            gradient_mib=gradient_mib, kept_mib=gradient_mib / 2, working_mib=working_mib, joined_mib=gradient_mib
-        )
-        return LayerCost.of(Terms(States(gradients_mib=gradient_mib)), 0, working_mib, memory)
-
-    memory = memory_of(plan, 0, [[part(0, 0), part(2, 9), part(8, 1)]], 0.0, False, shared_mib=0)
-    assert memory.states_mib == 10
-    assert memory.total_mib == memory.tensors_mib == 10 + 4 + 9
+    memory = memory_of(plan, 0, [[part(1, 7, 0), part(50, 0, 2), part(30, 0, 8)]], 0.0, False, shared_mib=2)
+    assert (memory.states_mib, memory.activations_mib, memory.working_mib) == (0, 15, 50 + 7 + 8)
+    assert memory.tensors_mib <= memory.total_mib
 
 
 def test_the_embeddings_gradient_comes_last():

@@ -41,10 +41,10 @@ def test_more_parts_keep_less_and_take_longer(model, tp, flash):
                 assert price.activation_mib < other.activation_mib and price.backward_ms > other.backward_ms
         assert price.activation_mib >= of[Recompute.FULL].activation_mib
         assert price.backward_ms <= of[Recompute.FULL].backward_ms
-        held = price.activation_mib + price.working_mib  # what is made again is there at one time or the other
-        assert held == pytest.approx(of[Recompute.NONE].activation_mib + of[Recompute.NONE].working_mib, rel=0.1) or (
-            more is Recompute.FULL
-        )
+        held = price.activation_mib + price.workspace.total_mib  # what is made again is there at one time or the other
+        assert held == pytest.approx(
+            of[Recompute.NONE].activation_mib + of[Recompute.NONE].workspace.total_mib, rel=0.1
+        ) or (more is Recompute.FULL)
 
 
 def test_norms_cost_little_and_spare_much():

@@ -40,7 +40,7 @@ def test_plain_keys_are_the_passes_per_sample(profile):
 
 
 def test_layers_that_ranks_share_are_timed_beside_others(profile):
-    assert set(profile.seams) == {SeamKey("layertype_0", 2, 32, axis) for axis in (Axis.ULYSSES, Axis.CONTEXT)}
+    assert set(profile.seams) == {SeamKey("layertype_0", 1, 32, axis) for axis in (Axis.ULYSSES, Axis.CONTEXT)}
     assert sum(times.forward_ms + times.backward_ms for times in profile.seams.values()) > 0
 
 
@@ -75,6 +75,9 @@ def test_sizes_between_others_are_measured_where_asked(shape):
     lengths = Scripted(shape, lambda key: 1.0)
     lengths.measure([Shape(1, seq) for seq in range(8, 64, 8)], [1], lambda _: None)
     assert sorted({seq for _, seq in lengths.asked}) == [8, 16, 56]
+    close = Scripted(shape, lambda key: 1.0)
+    close.measure([Shape(1, seq) for seq in (32, 48, 64)], [1], lambda _: None)
+    assert sorted({seq for _, seq in close.asked}) == [32, 48, 64]  # which the search needs
 
 
 def test_what_spreads_over_its_rounds_is_measured_in_more(shape):

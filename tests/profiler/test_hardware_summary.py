@@ -1,3 +1,4 @@
+import json
 from unittest.mock import Mock
 
 import numpy as np
@@ -14,6 +15,7 @@ from paddlenlp_galvatron.profiler.messages import (
     rounds_of,
 )
 from paddlenlp_galvatron.profiler.options import HardwareOptions, HardwarePart
+from paddlenlp_galvatron.profiler.used import Used, note_used
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 from paddlenlp_galvatron.runtime import device
 
@@ -122,7 +124,7 @@ def scripted(monkeypatch, options, ms_of_mib, known=None):
     return rounds_of(profiler.journal)
 
 
-@pytest.mark.parametrize(("ms_a_mib", "largest_mib"), [(10.0, 16.0), (250.0, 1 / 4), (0.1, 64.0)])
+@pytest.mark.parametrize(("ms_a_mib", "largest_mib"), [(10.0, 4.0), (250.0, 1 / 4), (0.1, 64.0)])
 def test_behind_the_first_message_that_takes_long_none_is_larger(monkeypatch, ms_a_mib, largest_mib):
     options = HardwareOptions(nproc=2, parts=(HardwarePart.ALL_REDUCE, HardwarePart.P2P), end_mb=64)
     for rounds in scripted(monkeypatch, options, lambda mib: ms_a_mib * mib).values():
@@ -158,5 +160,23 @@ def test_on_gpus_a_posted_receive_holds_some_of_what_passes_compute_with(monkeyp
     known = journal()
     options = HardwareOptions(nproc=2, parts=(HardwarePart.OVERLAP,))
     stopwatch = Mock(**{"is_late.return_value": False})
+    monkeypatch.setattr(device, "beside_mib", lambda: None)
     HardwareProfiler(options, 0, stopwatch, Mock(), known).measure()
     assert profile(known).overlap_by_kind[Collective.SEND] == pytest.approx(132 / 128)
+
+
+def test_what_a_gpu_holds_beside_tensors_is_counted_as_it_comes(monkeypatch, tmp_path):
+    """By a driver that does not exist: others' 300 MiB, a context, communicators of four groups and of all ranks."""
+    counts = iter([300.0, 800.0, 1300.0])
+    monkeypatch.setattr(device, "beside_mib", lambda: next(counts))
+    known, used = journal(), Used()
+    note_used(known, "context_mib", used.more_mib())
+    stopwatch = Mock(**{"is_late.return_value": False})
+    options = HardwareOptions(nproc=2, parts=())
+    HardwareProfiler(options, 0, stopwatch, Mock(members=[(0, 1)] * 4), known, used).measure()
+    paths = profile(known).save(tmp_path)
+    [bandwidths] = [path for path in paths if path.name.startswith("allreduce")]
+    told = json.loads(bandwidths.read_text())["galvatron"]
+    assert (told["context_mib"], told["communicator_mib"]) == (500.0, 100.0)
+    monkeypatch.setattr(device, "beside_mib", lambda: None)  # on CPU
+    assert Used().more_mib() is None

@@ -58,15 +58,16 @@ def test_speed_of_paddlenlp_on_a100_is_within_8_percent_and_memory_within_4(benc
         assert abs(row["allocated_error"]) <= 0.042, row
 
 
-# Most that the preferred layout may be slower than the best. Above 2 % where steps at tp 2 with Megatron-SP in a
-# pipeline, predicted 5 to 7 % too short, compete with tp 1 that recomputes (45, 40 GiB) or with tp 4 (30, 25 GiB).
-REGRET = {57: 0.02, 50: 0.02, 45: 0.025, 40: 0.025, 35: 0.02, 30: 0.09, 25: 0.09, 22: 0.02}
+# Where the preferred layout is slower than the best by more than 2 %, how much: pp 2 with tp 2, whose steps take 0.6 to
+# 0.8 s longer than predicted whatever they recompute, is preferred to tp 1 that recomputes.
+REGRET = {(45, False): 0.025, (40, False): 0.025, (40, True): 0.1}
 
 
-@pytest.mark.parametrize(("budget_gib", "most"), REGRET.items())
+@pytest.mark.parametrize("budget_gib", [57, 50, 45, 40, 35, 30, 25, 22])
 @pytest.mark.parametrize("offload", [False, True], ids=["on the card", "offload allowed"])
-def test_at_a_budget_the_preferred_layout_is_the_best_or_nearly(budget_gib, most, offload):
+def test_at_a_budget_the_preferred_layout_is_the_best_or_nearly(budget_gib, offload):
     """Of those that fitted, by what was measured; speed is a sample's, as batches differ."""
+    most = REGRET.get((budget_gib, offload), 0.02)
 
     def sample_s(run: MeasuredRun, step_s: float) -> float:
         return step_s / run.plan.global_batch

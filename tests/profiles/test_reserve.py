@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -15,21 +16,27 @@ from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network
-from paddlenlp_galvatron.profiles.reserve import ALLOCATOR, COMMUNICATOR_MIB, reserve_of
+from paddlenlp_galvatron.profiles.reserve import (
+    ALLOCATOR,
+    COMMUNICATOR_MIB,
+    COMMUNICATORS,
+    MeasuredReserve,
+    reserve_of,
+)
 from paddlenlp_galvatron.search import SearchOptions, search
 from paddlenlp_galvatron.search.device import on_device
 
 H100 = "NVIDIA H100 80GB HBM3"
 
 
-def priced(reserved: float | None = None) -> CostModel:
+def priced(of_network: Mapping[str, float] = {}, **of_memory: float) -> CostModel:
+    """From profiles that have measured this of the reserve."""
     sheet = load_data_sheet("h100")
-    memory = analytic_memory(MODEL, Precision.BF16, [SEQ])
-    if reserved:
-        memory = replace(memory, meta=memory.meta.with_extra({}, reserved=reserved))
+    memory, network = analytic_memory(MODEL, Precision.BF16, [SEQ]), analytic_hardware(sheet, 1)
+    memory = replace(memory, meta=memory.meta.with_extra({}, **of_memory))
     return CostModel(
         MODEL,
-        network=Network(analytic_hardware(sheet, 1)),
+        network=Network(replace(network, meta=network.meta.with_extra({}, **of_network))),
         times=ComputeTimes(analytic_computation(MODEL, sheet, Precision.BF16, [SEQ])),
         memory=MemoryUse(memory),
         num_nodes=1,
@@ -46,7 +53,7 @@ def test_processors_and_files_that_name_no_device_have_none(device):
 
 def test_the_parts_are_the_reserve_and_tensors_in_the_rest_are_within_the_device():
     for ranks, reserved in ((1, None), (8, None), (8, 1.03)):
-        reserve, size = reserve_of(H100, ranks, reserved), 79.1 * 1024
+        reserve, size = reserve_of(H100, ranks, MeasuredReserve(reserved)), 79.1 * 1024
         context = reserve.context_mib(size)
         assert sum(part.mib for part in reserve.told(size)) == pytest.approx(context)
         assert reserve.bound_mib(size - context) == pytest.approx(size)
@@ -83,6 +90,9 @@ def test_a_budget_is_held_to_the_device_and_its_reserve_and_both_are_said():
     assert on_device(given, cost, heard.append)[0] == given and not heard  # the user's own word holds
 
 
-def test_what_a_profile_measured_of_the_allocator_is_used():
+def test_what_profiles_measured_is_used():
+    reserve = priced({"context_mib": 500.0, "communicator_mib": 20.0}, workspaces_mib=90.0).reserve
+    assert reserve.fixed_mib == 500 + 90 + COMMUNICATORS * 20 and reserve.having(3).fixed_mib == 500 + 90 + 3 * 20
+    assert all("measured" in part.source for part in reserve.parts)
     assert priced(reserved=1.2).reserve.allocator == pytest.approx(0.2)
     assert priced().reserve.allocator == ALLOCATOR

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import product
 from math import inf
 
-from paddlenlp_galvatron.cost_model import CostModel, LayerCost
+from paddlenlp_galvatron.cost_model import CostModel, LayerCost, Workspace
 from paddlenlp_galvatron.cost_model.redistribution import redistribution
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
 from paddlenlp_galvatron.plan.layout import token_layout
@@ -26,7 +26,7 @@ class RandomCost(CostModel):
 
     profile_files = ()  # read from none
     crooked = False  # prices of switching that break the triangle inequality
-    sharing = False  # layers that hold together what is in no price
+    neighbours = False  # layers whose messages and weights take room beside the next one's backward
 
     def __init__(self, models: Sequence[ModelShape], options: SearchOptions, seed: int):
         self.models = tuple(models)
@@ -40,7 +40,9 @@ class RandomCost(CostModel):
 
     def _draw(self, *question: object) -> LayerCost:
         draw = random.Random(repr((self.seed, question))).uniform
-        return LayerCost(draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200), draw(0, 150))
+        numbers = draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200)
+        workspace = Workspace(*(draw(0, 150) for _ in range(4 if self.neighbours else 1)))
+        return LayerCost(*numbers, workspace)
 
     def layer_cost(self, strategy, *, stage_size, micro_batch, micro_batches, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
         where = (strategy.axes, strategy.consecutive, stage_size, micro_batch, pipeline)
@@ -73,8 +75,7 @@ class RandomCost(CostModel):
         return random.Random(repr((self.seed, micro_batch, pipeline))).uniform(0, 1) * self._width(layer_type)
 
     def _shared_mib(self, plan: Plan, stage: int) -> float:
-        layers = {plan.layers[layer] for layer in plan.stage_layers(stage)}
-        return random.Random(repr((self.seed, sorted(map(repr, layers))))).uniform(0, 300) if self.sharing else 0.0
+        return 0.0
 
     def _width(self, layer_type: int) -> float:
         """What is handed on between layers of a type, in any unit."""

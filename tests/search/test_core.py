@@ -182,16 +182,16 @@ def wide(micro_batches: int = 240) -> dict[str, Any]:
     return {
         "layers": np.array([32]),
         **lists(Schedule.ONE_F_ONE_B, stages, micro_batches),
-        "strategies": np.stack([forward, 2 * forward, zero, states, zero, zero], axis=1),
+        "strategies": np.stack([forward, 2 * forward, zero, states, *[zero] * 5], axis=1),
         "groups": np.arange(layouts * 8) % layouts,
         "types": np.zeros(layouts, dtype=int),
         "change": distance[:layouts, :layouts],
         "enter": free,
         "leave": free,
-        "vocabs": np.zeros((1, 2, 6)),
+        "vocabs": np.zeros((1, 2, 9)),
         "vocab_enter": free[:1],
         "vocab_leave": free[:1],
-        "middle": np.zeros(6),
+        "middle": np.zeros(9),
         "send": np.zeros((2, 1)),
         "budget_mib": 500.0,
     }
@@ -219,7 +219,7 @@ def hostile(vocabs: int, strategies: int, layers: list[int], stages: int) -> dic
     place = random.random(groups + 1) * 1e-9
     distance = np.abs(place[:, None] - place[None])[..., None] * np.array([1.0, 2.0])
     free = np.broadcast_to(distance[groups, :groups], (2, groups, 2))
-    numbers = random.random((strategies, 6)) * [1, 2, 5, 100, 50, 300]
+    numbers = random.random((strategies, 9)) * [1, 2, 5, 100, 50, 300, 0, 0, 0]
     numbers[:, 3] = 0.1 / numbers[:, 0]
     return {
         "layers": np.array(layers),
@@ -230,10 +230,10 @@ def hostile(vocabs: int, strategies: int, layers: list[int], stages: int) -> dic
         "change": distance[:groups, :groups],
         "enter": free,
         "leave": free,
-        "vocabs": random.random((vocabs, 2, 6)),
+        "vocabs": random.random((vocabs, 2, 9)),
         "vocab_enter": np.broadcast_to(free[:1], (vocabs, groups, 2)),
         "vocab_leave": np.broadcast_to(free[:1], (vocabs, groups, 2)),
-        "middle": np.zeros(6),
+        "middle": np.zeros(9),
         "send": np.zeros((2, len(layers))),
         "budget_mib": 1500.0 * sum(layers) / stages,
     }
@@ -296,7 +296,7 @@ def test_lists_in_which_stages_wait_for_each_other_are_refused() -> None:
         ({"layers": np.ones(9, dtype=int)}, "8 types at most"),
         ({"in_flight": np.ones(1000, dtype=int)}, "fewer layers than stages"),
         ({"layers": np.array([100_000]), "in_flight": np.ones(51, dtype=int)}, "layers times stages"),
-        ({"vocabs": np.zeros((2001, 2, 6))}, "vocabs: more than 2000"),
+        ({"vocabs": np.zeros((2001, 2, 9))}, "vocabs: more than 2000"),
         ({"micro_batches": 0}, "micro_batches"),
         ({"micro_batches": 10**6}, "passes: not every micro-batch"),
         ({"passes": np.zeros((0, 3)), "runs": np.zeros((0, 4))}, "passes: not every micro-batch"),
@@ -312,16 +312,16 @@ def test_lists_in_which_stages_wait_for_each_other_are_refused() -> None:
         ({"runs": np.array([[0, 2, 2, 0]]), "micro_batches": 2}, "runs: step is not"),
         ({"micro_batches": 2**31 - 1}, "micro_batches: give 1 to 1000000"),
         ({"layers": np.array([2**32 + 1])}, "layers: at least 1"),
-        ({"strategies": np.zeros((0, 6))}, "strategies: none"),
+        ({"strategies": np.zeros((0, 9))}, "strategies: none"),
         ({"strategies": np.zeros((2, 5))}, "strategies: has shape"),
-        ({"strategies": np.full((1, 6), np.nan)}, "strategies: holds NaN"),
-        ({"strategies": np.full((1, 6), np.inf)}, "strategies: holds an infinite"),
+        ({"strategies": np.full((1, 9), np.nan)}, "strategies: holds NaN"),
+        ({"strategies": np.full((1, 9), np.inf)}, "strategies: holds an infinite"),
         ({"groups": np.array([9])}, "groups: out of range"),
         ({"groups": np.array([0, 0, 0, 0])}, "groups: one a strategy"),
         ({"types": np.zeros(65, dtype=int)}, "types: no groups"),
         ({"types": np.array([1])}, "types: of each group, rising"),
         ({"enter": np.zeros((2, 65, 2))}, "enter: has shape"),
-        ({"vocabs": np.zeros((1, 6))}, "vocabs: has shape"),
+        ({"vocabs": np.zeros((1, 9))}, "vocabs: has shape"),
         ({"middle": np.zeros(5)}, "middle: has shape"),
         ({"in_flight": np.array([0])}, "in_flight: between"),
         ({"budget_mib": float("nan")}, "budget_mib: is NaN"),

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from paddlenlp_galvatron.cost_model import CostModel, LayerCost, States, Terms, derive
+from paddlenlp_galvatron.cost_model.costs import Workspace
 from paddlenlp_galvatron.model import ModelShape, load_model
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Recompute
 from paddlenlp_galvatron.plan.strategy import Experts
@@ -52,7 +53,7 @@ class RandomHalves:
             again,
             optimizer_ms=own.random(),
         )
-        return LayerCost.of(terms, own.uniform(0, 100) / (1 + again), own.uniform(0, 50))
+        return LayerCost.of(terms, own.uniform(0, 100) / (1 + again), Workspace(own.uniform(0, 50)))
 
 
 def problem(seed: int) -> tuple[CostModel, SearchOptions]:

@@ -42,7 +42,8 @@ def tables(seed: int, **size: int) -> dict[str, Any]:
         return [abs(place[a] - place[b]), 2 * abs(place[a] - place[b])]
 
     def part(times: bool = True) -> list[float]:
-        memory = [draw.uniform(0, 50), draw.uniform(0, 20), draw.choice((0.0, draw.uniform(0, 60)))]
+        memory = [draw.uniform(0, 50), draw.uniform(0, 20)]
+        memory += [draw.choice((0.0, draw.uniform(0, most))) for most in (60, 30, 30, 10)]
         return [*((draw.uniform(1, 3), draw.uniform(2, 6), draw.uniform(0, 9)) if times else (0.0,) * 3), *memory]
 
     def to(where: int) -> list[list[float]]:
@@ -81,7 +82,7 @@ def stage_points(t: dict[str, Any], vocab: int, stage: int, layers: Sequence[int
     stages, chunks = t["in_flight"][-1, 0] + 1, len(layers)
     for choice in product(range(len(t["strategies"])), repeat=sum(layers)):
         ends = [0, *accumulate(layers)]
-        forward, backward, sync, states, working, activations = [], [], 0.0, 0.0, 0.0, []
+        forward, backward, sync, states, workspace, activations = [], [], 0.0, 0.0, np.zeros(4), []
         for chunk, (first, stop) in enumerate(pairwise(ends)):
             is_first, is_last = stage == chunk == 0, (stage, chunk) == (stages - 1, chunks - 1)
             later = chunk > 0 or stage in (0, stages - 1)
@@ -98,8 +99,8 @@ def stage_points(t: dict[str, Any], vocab: int, stage: int, layers: Sequence[int
             sync += sums[2]
             states += sums[3]
             activations.append(sums[4])
-            working = max(working, parts[:, 5].max())
-        if max(states + working + np.dot(moment, activations) for moment in moments) <= t["budget_mib"]:
+            workspace = np.maximum(workspace, parts[:, 5:].max(axis=0))
+        if max(states + workspace.sum() + np.dot(moment, activations) for moment in moments) <= t["budget_mib"]:
             yield (*forward, *backward, sync)
 
 
@@ -161,10 +162,10 @@ def test_bounds_hold_and_most_plans_are_the_best(seeds: int) -> None:
 def test_equal_chunks_have_the_bubble_that_is_known_or_less(chunks: int) -> None:
     """Layers that share out evenly, and nothing beside them: the bubble is (P - 1) / (m v)."""
     t = tables(0, stages=4, chunks=chunks, layers=8 * chunks, micro_batches=16)
-    alike = {"strategies": np.array([[1.0, 2, 0, 0, 0, 0]]), "groups": np.array([0]), "types": np.array([0])}
+    alike = {"strategies": np.array([[1.0, 2, *[0] * 7]]), "groups": np.array([0]), "types": np.array([0])}
     free = np.zeros((2, 1, 2))
     seams = {"change": free[:1], "enter": free, "leave": free, "vocab_enter": free[:1], "vocab_leave": free[:1]}
-    beside = {"vocabs": np.zeros((1, 2, 6)), "middle": np.zeros((2, 6)), "send": np.zeros((2, 1)), "budget_mib": 1.0}
+    beside = {"vocabs": np.zeros((1, 2, 9)), "middle": np.zeros((2, 9)), "send": np.zeros((2, 1)), "budget_mib": 1.0}
     found = galvatron_dp_core.Interleaved(**t | alike | seams | beside).solve(math.inf, 10**7)
     work = 16 * 2 * chunks * 3
     assert work <= found.lower_bound_ms <= found.time_ms <= work * (1 + 3 / (16 * chunks)) * (1 + 1e-9)

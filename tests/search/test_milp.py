@@ -36,16 +36,16 @@ def problem(seed: int) -> dict[str, Any]:
         "schedule": schedule,
         "layers": np.array([int(draw.integers(stages, 7 * stages))]),
         **lists(schedule, stages, micro_batches),
-        "strategies": draw.uniform((1, 2, 0, 5, 0, 0), (3, 9, 9, 60, 15, 60), (strategies, 6)),
+        "strategies": draw.uniform((1, 2, 0, 5, *[0] * 5), (3, 9, 9, 60, 15, 60, 30, 30, 10), (strategies, 9)),
         "groups": np.zeros(strategies, dtype=int),
         "types": np.zeros(1, dtype=int),
         "change": np.zeros((1, 1, 2)),
         "enter": free,
         "leave": free,
-        "vocabs": draw.uniform(0, (5, 9, 9, 100, 10, 60), (vocabs, 2, 6)),
+        "vocabs": draw.uniform(0, (5, 9, 9, 100, 10, 60, 30, 30, 10), (vocabs, 2, 9)),
         "vocab_enter": np.zeros((vocabs, 1, 2)),
         "vocab_leave": np.zeros((vocabs, 1, 2)),
-        "middle": np.array([0, 0, 0, *draw.uniform(0, 20, 3)]),
+        "middle": np.array([0, 0, 0, *draw.uniform(0, 20, 6)]),
         "send": np.full((2, 1), draw.uniform(0, 2)),
         "budget_mib": draw.uniform(200, 600),
     }
@@ -89,12 +89,12 @@ def by_milp(t: dict[str, Any]) -> float:
     held, strategies, vocabs = t["in_flight"], t["strategies"], t["vocabs"]
     stages, count, options, total = len(held), len(t["strategies"]), len(t["vocabs"]), int(t["layers"].sum())
     # Variables: the step's time; layers of each stage by strategy; whether a stage uses it; the vocabulary's strategy;
-    # the largest working set of each stage.
+    # the terms of each stage's workspace.
     layers = 1 + np.arange(stages * count).reshape(stages, count)
     used = layers + stages * count
     vocab = 1 + 2 * stages * count + np.arange(options)
-    working = vocab[-1] + 1 + np.arange(stages)
-    size = working[-1] + 1
+    workspace = vocab[-1] + 1 + np.arange(4 * stages).reshape(stages, 4)
+    size = workspace[-1, -1] + 1
     rows: list[np.ndarray] = []
     limits: list[tuple[float, float]] = []
 
@@ -109,7 +109,7 @@ def by_milp(t: dict[str, Any]) -> float:
         """What a stage has beside its layers: by the vocabulary's strategy, or always."""
         if 0 < s < stages - 1:
             return {}, t["middle"]
-        return {int(vocab[v]): vocabs[v, int(s > 0)] for v in range(options)}, np.zeros(6)
+        return {int(vocab[v]): vocabs[v, int(s > 0)] for v in range(options)}, np.zeros(9)
 
     add({int(at): 1 for at in layers.flat}, total, total)
     add({int(at): 1 for at in vocab}, 1, 1)
@@ -117,16 +117,19 @@ def by_milp(t: dict[str, Any]) -> float:
         by_vocab, fixed = beside(s)
         add({int(at): 1 for at in layers[s]}, 1, total)
         memory = {int(layers[s, k]): strategies[k, 3] + held[s] * strategies[k, 4] for k in range(count)}
-        memory |= {at: part[3] + held[s] * part[4] for at, part in by_vocab.items()} | {int(working[s]): 1.0}
+        memory |= {at: part[3] + held[s] * part[4] for at, part in by_vocab.items()}
+        memory |= {int(at): 1.0 for at in workspace[s]}
         add(memory, -np.inf, t["budget_mib"] - fixed[3] - held[s] * fixed[4])
-        add({int(working[s]): 1.0}, fixed[5], np.inf)
-        for at, part in by_vocab.items():
-            add({int(working[s]): 1.0, at: -part[5]}, 0, np.inf)
+        for term, place in enumerate(workspace[s], 5):
+            add({int(place): 1.0}, fixed[term], np.inf)
+            for at, part in by_vocab.items():
+                add({int(place): 1.0, at: -part[term]}, 0, np.inf)
+            for k in range(count):
+                add({int(place): 1.0, int(used[s, k]): -strategies[k, term]}, 0, np.inf)
         for k in range(count):
             add({int(layers[s, k]): 1, int(used[s, k]): -total}, -np.inf, 0)
-            add({int(working[s]): 1.0, int(used[s, k]): -strategies[k, 5]}, 0, np.inf)
     whole = np.ones(size)
-    whole[[0, *working]] = 0
+    whole[[0, *workspace.flat]] = 0
     high = np.full(size, np.inf)
     high[used.flat], high[vocab] = 1, 1
     goal = np.zeros(size)
@@ -150,7 +153,7 @@ def by_milp(t: dict[str, Any]) -> float:
         if found.x is None:
             return math.inf
         x = found.x.copy()
-        x[1 : working[0]] = np.round(x[1 : working[0]])
+        x[1 : workspace[0, 0]] = np.round(x[1 : workspace[0, 0]])
         times = np.zeros((stages, 3))
         for s in range(stages):
             by_vocab, fixed = beside(s)

@@ -56,8 +56,11 @@ def tables(seed: int) -> dict[str, Any]:
         before, after = groups[a], groups[b]
         return distance(a, b, (width if before == after else begins)[after] if before in (after, after - 1) else 0)
 
+    def workspace() -> list[float]:
+        return [draw.choice((0.0, 0.0, draw.uniform(0, most))) for most in (60, 30, 30, 10)]
+
     def part_with_memory() -> list[float]:
-        return [*part(), draw.uniform(0, 50), draw.uniform(0, 20), draw.choice((0.0, 0.0, draw.uniform(0, 60)))]
+        return [*part(), draw.uniform(0, 50), draw.uniform(0, 20), *workspace()]
 
     edge, first_vocab, all_groups = len(groups), len(groups) + 2, range(len(groups))
     of_group = [
@@ -78,9 +81,7 @@ def tables(seed: int) -> dict[str, Any]:
         "vocabs": np.array([[part_with_memory(), part_with_memory()] for _ in range(vocabs)]),
         "vocab_enter": np.array([[distance(first_vocab + v, g, width[0]) for g in all_groups] for v in range(vocabs)]),
         "vocab_leave": np.array([[distance(g, first_vocab + v, width[-1]) for g in all_groups] for v in range(vocabs)]),
-        "middle": np.array(
-            [0, 0, 0, draw.uniform(0, 20), draw.uniform(0, 20), draw.choice((0.0, draw.uniform(0, 60)))]
-        ),
+        "middle": np.array([0, 0, 0, draw.uniform(0, 20), draw.uniform(0, 20), *workspace()]),
         "send": send * np.array([width, begins]),
         "budget_mib": draw.uniform(50, 500),
     }
@@ -114,7 +115,7 @@ def stage(t: dict[str, Any], vocab: int, s: int, first: int, choice: Sequence[in
     passes += [t["change"][a][b] for a, b in pairwise(groups)]
     passes += [t["vocab_leave"][vocab][groups[-1]] if stop == len(kinds) else t["leave"][int(ends)][groups[-1]]]
     times = np.sum(parts, axis=0)[:3] + np.append(np.sum(passes, axis=0), 0)
-    memory = sum(p[3] + t["in_flight"][s] * p[4] for p in parts) + max(p[5] for p in parts)
+    memory = sum(p[3] + t["in_flight"][s] * p[4] for p in parts) + np.max(parts, axis=0)[5:].sum()
     return times.tolist(), memory
 
 
@@ -183,8 +184,8 @@ def test_deep_pipelines_equal_the_sum_of_their_stages(types: int) -> None:
         random = np.random.default_rng(seed)
         stages, count = int(random.integers(2, 7)), int(random.integers(2, 5))
         layers = random.integers(stages, 20 // types, types)
-        strategies = random.uniform((1, 2, 0, 5, 0, 0), (3, 6, 0, 60, 10, 0), (types * count, 6))
-        vocabs = random.uniform(0, (5, 9, 0, 150, 0, 0), (1, 2, 6))
+        strategies = random.uniform((1, 2, 0, 5, *[0] * 5), (3, 6, 0, 60, 10, *[0] * 4), (types * count, 9))
+        vocabs = random.uniform(0, (5, 9, 0, 150, *[0] * 5), (1, 2, 9))
         budget, free = random.uniform(50, 300), np.zeros((2, types, 2))
         core = galvatron_dp_core.Pipeline(
             layers=layers,
@@ -198,7 +199,7 @@ def test_deep_pipelines_equal_the_sum_of_their_stages(types: int) -> None:
             vocabs=vocabs,
             vocab_enter=free[:1],
             vocab_leave=free[:1],
-            middle=np.zeros(6),
+            middle=np.zeros(9),
             send=np.full((2, types), 0.3),
             budget_mib=budget,
         )
@@ -209,7 +210,7 @@ def test_deep_pipelines_equal_the_sum_of_their_stages(types: int) -> None:
         total = int(layers.sum())
         best = [0.0] + [math.inf] * total  # of so many layers in the stages so far
         for s in range(stages):
-            vocab = vocabs[0, s // (stages - 1)] if s in (0, stages - 1) else np.zeros(6)
+            vocab = vocabs[0, s // (stages - 1)] if s in (0, stages - 1) else np.zeros(9)
             room = max(budget - vocab[3], 0)
             best = [
                 min(

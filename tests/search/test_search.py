@@ -59,6 +59,7 @@ def problem(seed: int, types: int = 1, **fixed: Any) -> Problem:
 def check_against_enumeration(seed: int, types: int = 1, **fixed: Any) -> bool:
     """Whether there was a plan."""
     models, cost, options = problem(seed, types, **fixed)
+    cost.neighbours = seed % 2 == 1
     result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
     if best == inf:
         assert result.best is None, seed
@@ -119,26 +120,6 @@ def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound(seeds: ran
         assert result.lower_bound_s / batch <= best * (1 + 1e-9) <= result.time_s / batch * (1 + 2e-9), seed
         gaps.append(result.gap)
     assert sum(gap < 1e-9 for gap in gaps) > len(gaps) / 2
-
-
-@pytest.mark.parametrize("seeds", [range(1, 12), pytest.param(range(100), marks=pytest.mark.slow)], ids=["some", "all"])
-def test_what_layers_hold_together_may_leave_a_gap_but_never_a_plan_that_does_not_fit(seeds: range) -> None:
-    others = 0
-    for seed in seeds:
-        model, cost, options = problem(seed, num_gpus_per_node=4)
-        alone = search(model, cost, options)
-        if alone.best is None:
-            continue
-        budget_mib = max(stage.memory.total_mib for stage in alone.best.prediction.stages) + 100  # of 300 at most
-        options, cost.sharing = options.model_copy(update={"memory_constraint": budget_mib / 1024}), True
-        result, best = search(model, cost, options), best_by_enumeration(model, cost, options)
-        if result.best is None:
-            continue
-        batch = result.plan.global_batch
-        assert result.lower_bound_s / batch <= best * (1 + 1e-9) <= result.time_s / batch * (1 + 2e-9), seed
-        assert max(stage.memory.total_mib for stage in result.best.prediction.stages) <= budget_mib * (1 + 1e-9)
-        others += result.plan.layers != alone.plan.layers
-    assert others > 0
 
 
 @pytest.mark.slow

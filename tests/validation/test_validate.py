@@ -23,14 +23,16 @@ MINUTES = 5
 
 
 @pytest.fixture(
-    scope="module", params=[("qwen2", 4), pytest.param(("llama", 8), marks=pytest.mark.slow)], ids=["qwen2", "llama"]
+    scope="module",
+    params=[("qwen2", 4, 1), pytest.param(("llama", 8, 2), marks=pytest.mark.slow)],
+    ids=["qwen2", "llama"],
 )
 def found(request, tmp_path_factory) -> dict:
-    family, count = request.param
+    family, count, visits = request.param
     folder = tmp_path_factory.mktemp(family)
     write(folder, family)
     words = ["--profiles", folder / "profiles", "--output", folder / "out", "--minutes", 9, "--json"]
-    words += ["--count", count, "--seed", 1, "--budgets", 1, "--visits", 2, "--steps", 2]
+    words += ["--count", count, "--seed", 1, "--budgets", 1, "--visits", visits, "--steps", 2]
     with redirect_stdout(StringIO()) as said:
         assert main(["validate", str(folder), *map(str, words)]) == 0
     assert (folder / "out" / "validation.html").read_text().count("<circle") > 3 * count
@@ -56,7 +58,8 @@ def test_terms_of_every_plan_add_up_to_its_step(found):
     for plan in found["plans"]:
         for stage in plan["stages"]:
             assert sum(stage["predicted_ms"].values()) == pytest.approx(1000 * plan["predicted_s"])
-            assert sum(stage["measured_ms"].values()) == pytest.approx(1000 * plan["measured_s"], rel=0.5)
+            # Of another step, which on a busy machine may take several times as long.
+            assert 0.1 < sum(stage["measured_ms"].values()) / (1000 * plan["measured_s"]) < 10
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""From measured steps to the numbers of a data sheet: which runs were measured, what is predicted of them, the fit."""
+"""Fits the numbers of a data sheet to measured steps: measured runs, their predictions, the fit."""

@@ -1,4 +1,4 @@
-"""The few physical numbers of a data sheet that measured runs ask for.
+"""Fits the few physical numbers of a data sheet to measured runs.
 
 Regularized least squares in the numbers' logarithms: each starts at the sheet's figure and moves only as far as the
 runs' step times demand, so that a number on which no run depends stays where it was, and one run already helps.

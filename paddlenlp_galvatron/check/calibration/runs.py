@@ -1,4 +1,4 @@
-"""A measured run, and what the analytic path predicts of it."""
+"""A measured run, and its prediction from a data sheet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...profiles.data_sheet import DataSheet
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run of a plan, with what was measured of it."""
+    """A run of a plan and its measurements."""
 
     name: str
     source: str

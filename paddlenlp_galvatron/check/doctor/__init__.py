@@ -1,4 +1,4 @@
-"""Whether this machine is fit to plan and to train: one finding a subject, with its remedy."""
+"""Checks whether this machine can plan and train: a finding for each subject, with its remedy."""
 
 from .checks import examine
 from .finding import State

@@ -1,4 +1,4 @@
-"""The checks, one after the other: what runs the programs, the devices, the system, the network, the files."""
+"""The checks in order: programs, devices, system, network, files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Files:
 
 
 def examine(machine: Machine, files: Files) -> list[Finding]:
-    """Everything that can be found out without starting a run."""
+    """Findings of all checks; no run is started."""
     findings: list[Finding] = []
 
     def add(subject: str, check: Callable[[], Found]) -> None:

@@ -1,4 +1,4 @@
-"""The facts of this machine as checks ask for them. Tests put others in their place."""
+"""Reads the facts of this machine. Tests replace them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-COMMAND_S = 20.0  # a driver that hangs is told as one that does not answer
+COMMAND_S = 20.0  # limit for a program: a hanging driver counts as missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Machine:
             return None
 
     def listens(self, address: str, port: int) -> str | None:
-        """Why nobody could listen there; None: one can."""
+        """The error of listening there; None: it is possible."""
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,1 +1,1 @@
-"""Tries in minutes whether a node trains as it should: what `galvatron gpu-check` runs."""
+"""The parts of `galvatron gpu-check`, which tests in minutes whether a node trains correctly."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from unittest import mock
 
-from ...launch.gpus import gpu_name, used_mib
+from ...launch.gpus import gpu_name
 from ...launch.nccl import p2p_channels
 from ...launch.processes import launch
 from ...profiles.reserve import reserve_of
@@ -19,7 +19,6 @@ def beside(setting: Setting) -> Iterator[Finding]:
     if setting.ranks == 1:
         yield setting.left_out("messages", "they need 2 ranks or more")
         return
-    idle_mib = [used_mib(gpu) for gpu in range(setting.ranks)] if setting.on_gpus else []
     words = [str(setting.folder)]
     with mock.patch.dict(os.environ, p2p_channels()):
         worker = f"{__package__}.beside_worker"
@@ -30,11 +29,7 @@ def beside(setting: Setting) -> Iterator[Finding]:
     yield setting.found("products beside a posted receive", None, told)
     told = f"while both run, each takes {ranks[0]['overlap']:.2f} times as long (2: no overlap)"
     yield setting.found(f"products beside all-reduces of {ranks[0]['message_mib']} MiB", None, told)
-    used = [rank["used_mib"] for rank in ranks]
-    if None in (*used, *idle_mib):
+    if None in (used := [rank["beside_mib"] for rank in ranks]):
         yield setting.left_out("memory that is not Paddle's", "nvidia-smi tells it, on GPUs alone")
         return
-    others = [rank["used_mib"] - idle - rank["reserved_mib"] for rank, idle in zip(ranks, idle_mib, strict=True)]
-    most_mib = reserve_of(gpu_name(), setting.ranks).fixed_mib
-    told = f"{max(others):.0f} MiB used beside what Paddle reserved, {most_mib:.0f} MiB kept for it"
-    yield setting.found("memory that is not Paddle's", max(others) <= most_mib, told)
+    yield setting.kept(max(used), reserve_of(gpu_name(), setting.ranks).having(ranks[0]["communicators"]))

@@ -14,7 +14,6 @@ from typing import Any
 
 import paddle
 
-from ...launch.gpus import used_mib
 from ...plan import Precision
 from ...plan.communicators import DOWN, UP
 from ...plan.seams import Collective
@@ -31,20 +30,21 @@ MIB = 2**20
 
 def main() -> None:
     folder = Path(sys.argv[1])
+    idle_mib = device.beside_mib()
     rank, ranks = start_world()
-    half, gpu = ranks // 2, device.gpu_number()
+    half = ranks // 2
     pair = (rank % half, rank % half + half)
     groups = Groups(rank)
     pairs = [(low, low + half) for low in range(half)]
     groups.create({(each, use) for each in pairs for use in (DOWN, UP)} | {(overlapping_ranks(ranks), "")})
-    precision = Precision.BF16 if gpu is not None else Precision.FP32
-    result = dict.fromkeys(("alone_ms", "beside_ms", "used_mib", "reserved_mib"), None) | _beside(rank, pair, groups)
+    precision = Precision.BF16 if device.on_gpu() else Precision.FP32
+    result = dict.fromkeys(("alone_ms", "beside_ms", "beside_mib"), None) | _beside(rank, pair, groups)
     stopwatch = Stopwatch(ranks)
     given = stopwatch, rank, overlapping_ranks(ranks), groups, Collective.ALL_REDUCE, precision, ranks
     result |= {"overlap": overlap_coefficient(*given), "message_mib": message_mib()}
-    if gpu is not None:
-        device.synchronize()
-        result |= {"used_mib": used_mib(gpu), "reserved_mib": paddle.device.cuda.memory_reserved() / MIB}
+    device.synchronize()
+    if (beside_mib := device.beside_mib()) is not None and idle_mib is not None:
+        result |= {"beside_mib": beside_mib - idle_mib, "communicators": len(groups.members) + 1}
     stopwatch.any_rank(False)  # nobody ends before all have looked
     (folder / f"{rank}.json").write_text(json.dumps(result))
 

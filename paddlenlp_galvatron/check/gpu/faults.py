@@ -1,4 +1,4 @@
-"""Parts that interrupt a training: going on from a checkpoint, a rank without memory, and steps that are traced."""
+"""Parts that disturb a training: resuming from a checkpoint, a rank out of memory, and traced steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GPU_TOLERANCE = 1e-3  # of a loss: some of Paddle's GPU kernels add in any order
 
 
 def resume(setting: Setting) -> Iterator[Finding]:
-    """Training that is interrupted, under zero3 and a split vocabulary, ends as one that ran straight through."""
+    """Interrupted training, under zero3 and a split vocabulary, ends like training that ran straight through."""
     folder, precision = setting.folder, Precision.BF16 if setting.on_gpus else Precision.FP32
     wide = min(2, setting.ranks)
     plan = Plan(

@@ -9,10 +9,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from ...launch.processes import Device
+from ...profiles.reserve import Reserve
 
 # A launch of a small model on GPUs that takes longer hangs. Eight ranks import Paddle from a network disk in a minute.
 LAUNCH_S = 300.0
-CUT_SHORT_S = 60.0  # a launch that was given less, and was not done, shows nothing
+CUT_SHORT_S = 60.0  # an unfinished launch with a lower limit shows nothing
+
+
+PARTS = ("kernels", "parity", "schedules", "resume", "memory", "later", "beside", "prediction", "stock")
 
 
 class State(StrEnum):
@@ -63,6 +67,11 @@ class Setting:
         state = State.TOLD if holds is None else State.PASSED if holds else State.FAILED
         return Finding(self.part, self.ranks, name, state, told)
 
+    def kept(self, used_mib: float, reserve: Reserve, of: str = "") -> Finding:
+        """Whether what a GPU holds beside Paddle's allocator is within what is kept for it."""
+        told = f"{used_mib:.0f} MiB used beside what Paddle reserved, {reserve.fixed_mib:.0f} MiB kept for it"
+        return self.found(f"{of}memory that is not Paddle's", used_mib <= reserve.fixed_mib, told)
+
     def left_out(self, name: str, why: str) -> Finding:
         return Finding(self.part, self.ranks, name, State.LEFT_OUT, why)
 
@@ -76,13 +85,12 @@ class Setting:
 
 
 Part = Callable[[Setting], Iterator[Finding]]
-# Launches the cases from this one on, as the number of the launch: what was found of those that ended, in order, and
-# why the next one did not.
+# (first case, number of the launch) -> findings of the cases that ended, in order, and the fault of the next one.
 Launched = Callable[[int, int], tuple[list[Finding], str]]
 
 
 def in_turn(setting: Setting, names: Sequence[str], launched: Launched) -> Iterator[Finding]:
-    """All cases in one launch; where that ends in a case, those behind it in another."""
+    """Run all cases in one launch; if it ends in a case, run the later ones in another."""
     first, launches = 0, 0
     while first < len(names):
         given_s = setting.launch_s

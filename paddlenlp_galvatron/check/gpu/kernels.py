@@ -1,4 +1,4 @@
-"""The part that holds each of Paddle's kernels for GPUs against plain operations, in the sizes of real layers."""
+"""The part that compares Paddle's GPU kernels with plain operations, in the sizes of real layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}  # of the largest number of a re
 
 
 def kernels(setting: Setting) -> Iterator[Finding]:
-    """Result and gradients of each kernel, on one device, beside those of plain operations in fp32 on the same one."""
+    """Compare result and gradients of each kernel with those of plain fp32 operations on the same device."""
     return in_turn(setting, NAMES, lambda first, launches: _launched(setting, first, launches))
 
 

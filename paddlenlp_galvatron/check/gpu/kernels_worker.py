@@ -1,4 +1,4 @@
-"""One process that computes with each kernel and without, forward and backward, and writes down how far they differ.
+"""One process that computes with each kernel and without, forward and backward, and writes their differences.
 
 Arguments: a folder, and the number of the first kernel to try. Written as `<number>.json`.
 """
@@ -31,7 +31,7 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Sizes:
-    """The dtype of the kernels' inputs."""
+    """Sizes and dtype of the kernels' inputs."""
 
     heads: int
     kv_heads: int
@@ -48,7 +48,7 @@ ON_CPU = Sizes(8, 2, 16, 64, 48, 80, 96, "float32")
 
 
 class Case(NamedTuple):
-    """The same computed twice, from tensors that get gradients."""
+    """A kernel and its plain counterpart, with inputs that get gradients."""
 
     kernel: Callable[..., Any]  # gives a tensor or several
     plain: Callable[..., Any]  # the same in fp32
@@ -68,7 +68,7 @@ def attention(query: Any, key: Any, value: Any, rows: Any) -> Any:
 
 
 def _heads(sizes: Sizes, tokens: int) -> list[Any]:
-    """q of so many tokens, k and v of all."""
+    """q of `tokens` tokens, k and v of all."""
     shapes = ((tokens, sizes.heads), (sizes.tokens, sizes.kv_heads), (sizes.tokens, sizes.kv_heads))
     return [paddle.randn([1, *shape, sizes.head_dim]) for shape in shapes]
 
@@ -88,12 +88,12 @@ def flashmask(sizes: Sizes, rank: int) -> Case:
 
 
 def _attention_of(attend: Callable[..., Any], rows: Any, inputs: list[Any]) -> Case:
-    """The runtime's attention of these rows, beside plain products."""
+    """The runtime's attention of these rows, and plain products."""
     return Case(lambda q, k, v: attend(q, None, k, v), lambda q, k, v: attention(q, k, v, rows).flatten(2), inputs)
 
 
 def rotary(sizes: Sizes) -> Case:
-    """Halves of each head turned against each other, by tables as PaddleNLP makes them."""
+    """Rotary positions of the halves of each head, by PaddleNLP's tables."""
     rates = 10_000.0 ** (-paddle.arange(0, sizes.head_dim, 2, dtype="float32") / sizes.head_dim)
     angles = paddle.arange(sizes.tokens, dtype="float32").unsqueeze(1) * paddle.concat([rates, rates]).unsqueeze(0)
     tables = [table.reshape([1, sizes.tokens, 1, sizes.head_dim]) for table in (paddle.cos(angles), paddle.sin(angles))]
@@ -131,7 +131,7 @@ def linear(sizes: Sizes) -> Case:
 
 
 def embedding(sizes: Sizes) -> Case:
-    """A token that is half of the text: its gradient is a sum of so many."""
+    """One token is half of the text, so that its gradient is a long sum."""
     ids = paddle.randint(0, sizes.vocabulary, [sizes.tokens])
     ids[: sizes.tokens // 2] = 1
     one_hot = partial(functional.one_hot, num_classes=sizes.vocabulary)

@@ -29,7 +29,7 @@ MICRO_BATCHES = (1, 2, 3, 4, 8)  # of the schedules' cases: from three on, two s
 
 @dataclass(frozen=True)
 class Named:
-    """A case by its name."""
+    """A case and its name."""
 
     name: str
     case: Case
@@ -54,7 +54,7 @@ def parity(setting: Setting) -> Iterator[Finding]:
 
 
 def schedules(setting: Setting) -> Iterator[Finding]:
-    """Two steps and an evaluation of pipelines, whose ranks would wait for ever if one waited for the wrong thing."""
+    """Two steps and an evaluation of pipelines; a wait for a wrong message would hang them."""
     if setting.ranks == 1:
         yield setting.left_out("pipelines", "they need 2 ranks or more")
         return
@@ -127,7 +127,7 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
 
 
 def fused_loss_case(ranks: int, precision: Precision) -> Named:
-    """A plan for GPUs with Paddle's kernel for the loss of a split vocabulary, which training has on request alone."""
+    """A plan for GPUs with Paddle's kernel for the loss of a split vocabulary, which is off by default."""
     assumed = Assumptions(mixed_precision=precision, fused_cross_entropy=True)
     return Named(f"fused cross entropy, {precision}", _as_trained(ranks, assumed, on_gpus=True))
 

@@ -12,14 +12,12 @@ from typing import Any
 from ...base.scratch import scratch_folder
 from ...cost_model import CostModel, load, step_traffic_bytes
 from ...cost_model.costs import Prediction
-from ...launch.gpus import gpu_name
 from ...launch.processes import launch
 from ...plan import Assumptions, ModelShape, Plan, Precision, uniform_plan
 from ...profiler.launcher import run_ranks
 from ...profiler.options import HardwareOptions, PointOptions
 from ...profiler.points import ModelRun, runnable_degrees
 from ...profiles import Shape
-from ...profiles.reserve import Reserve, reserve_of
 from ..parity.parity import Case, write_cases
 from .findings import Finding, Setting
 from .parity import training_assumptions
@@ -45,9 +43,8 @@ def prediction(setting: Setting) -> Iterator[Finding]:
     _profile(setting, shape, assumed.mixed_precision, profiles)
     costs = load(shape, 1, setting.ranks, assumed, folder=profiles)
     measured = _measured(setting, shape, plans)
-    reserve = reserve_of(gpu_name(), setting.ranks) if setting.on_gpus else Reserve()
     for (name, plan), ranks in zip(plans.items(), measured, strict=True):
-        yield from _beside(setting, name, plan, costs, ranks, reserve)
+        yield from _beside(setting, name, plan, costs, ranks)
     if not setting.on_gpus:
         yield setting.left_out("reserved memory", "the host's allocator does not tell it")
     if setting.ranks == 1:
@@ -100,7 +97,7 @@ def _measured(setting: Setting, shape: ModelShape, plans: dict[str, Plan]) -> li
 
 
 def _beside(
-    setting: Setting, name: str, plan: Plan, costs: CostModel, ranks: list[dict[str, Any]], reserve: Reserve
+    setting: Setting, name: str, plan: Plan, costs: CostModel, ranks: list[dict[str, Any]]
 ) -> Iterator[Finding]:
     predicted: Prediction = costs.predict(plan)
     measured_s = max(rank["step_ms"] for rank in ranks) / 1000
@@ -113,10 +110,13 @@ def _beside(
         holds = LEAST_MEMORY <= allocated_mib / tensors_mib <= MOST_MEMORY
         told = f"predicted {tensors_mib:.0f} MiB, allocated {allocated_mib:.0f} MiB"
         if setting.on_gpus:
-            most_mib = replace(reserve, parts=()).bound_mib(tensors_mib)
+            most_mib = replace(costs.reserve, parts=()).bound_mib(tensors_mib)
             holds &= reserved_mib <= most_mib
             told += f", reserved {reserved_mib:.0f} MiB of {most_mib:.0f} MiB at most"
         yield setting.found(f"{name}: memory of stage {number}", holds, told)
+    if None not in (used := [rank["beside_mib"] for rank in ranks]):
+        most = max(rank["communicators"] for rank in ranks)
+        yield setting.kept(max(used), costs.reserve.having(most), f"{name}: ")
     counted = sum((Counter(rank["bytes"]) for rank in ranks), Counter[str]())
     if plan.world_size > 1:
         counted["all_reduce"] -= SCALAR_BYTES * plan.world_size

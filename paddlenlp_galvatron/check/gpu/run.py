@@ -1,4 +1,4 @@
-"""Runs the parts within their time, and leaves a folder with all that is needed to look into what failed."""
+"""Runs the parts within their time, and leaves a folder with all records of failures."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ...launch.processes import Device
 from ...plan import GalvatronError
 from ..doctor import Machine, examine
 from ..doctor.checks import Files
-from . import beside, faults, kernels, parity, prediction, stock
+from . import beside, faults, findings, kernels, parity, prediction, stock
 from .findings import Finding, Part, Setting, State
 
-LEAST_S = 5.0  # with less left a part is not begun
+LEAST_S = 5.0  # a part needs at least this time
 MACHINE, RESULT, BUNDLE = "machine.json", "result.json", "gpu-check.tar.gz"
 WRITER = {"written_by": "galvatron gpu-check"}  # in MACHINE: the folder is a check's, and may be emptied by the next
 Outcome = Literal["ok", "failed", "incomplete"]  # the last: nothing failed, but not everything was tried, for time
@@ -54,6 +54,7 @@ PARTS = {
     "prediction": Timed(prediction.prediction, 0.7),
     "stock": Timed(stock.stock, 1.0),
 }
+assert tuple(PARTS) == findings.PARTS  # named where Paddle is not imported yet
 
 
 def worlds(ranks: int) -> list[int]:
@@ -98,7 +99,7 @@ def _found(setting: Setting) -> Iterator[Finding]:
 
 
 def write_result(folder: Path, device: Device, findings: Sequence[Finding]) -> Outcome:
-    """Write the result, and say what it comes to."""
+    """Write the result, and return its outcome."""
     states = {finding.state for finding in findings}
     outcome: Outcome = "ok"
     if State.FAILED in states:
@@ -144,7 +145,7 @@ def _is_marked(folder: Path) -> bool:
 
 
 def _machine() -> dict[str, Any]:
-    """Versions, settings and what programs say of the devices."""
+    """Versions, settings and the output of programs on the devices."""
     machine = Machine()
     versions = {
         name: each.version

@@ -1,4 +1,4 @@
-"""One rank: trains every case a few steps and writes down what they took: ms, MiB, bytes by collective."""
+"""One rank: trains every case a few steps and writes their ms, MiB and bytes by collective."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..parity.parity import Case, batch_of, read_cases
 WARM_UP = 2  # steps: the first ones allocate, and make the optimizer's moments
 
 
-def run_case(case: Case, groups: Groups) -> dict[str, object]:
-    """Times of this rank's steps, without the first ones."""
+def run_case(case: Case, groups: Groups, idle_mib: float | None) -> dict[str, object]:
+    """Times of this rank's steps, without the first ones. `idle_mib`: memory that others had on its GPU."""
     gc.collect()
     device.release()
     before = device.allocated_mib()
@@ -37,20 +37,24 @@ def run_case(case: Case, groups: Groups) -> dict[str, object]:
         next_rate(optimizer)
         device.synchronize()
         steps_ms.append(1000 * (time.perf_counter() - start))
+    beside = device.beside_mib()
     return {
         "step_ms": median(steps_ms[WARM_UP:]),
         "allocated_mib": device.peak_mib() - before,
         "reserved_mib": device.reserved_peak_mib(),
+        "beside_mib": None if beside is None or idle_mib is None else beside - idle_mib,
+        "communicators": len(groups.members) + 1,  # including the world's
         "bytes": dict(traffic_bytes),
     }
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
+    idle_mib = device.beside_mib()
     rank, _ = start_world()
     groups = Groups(rank)
     for index, case in enumerate(read_cases(folder)):
-        (folder / f"{index}.{rank}.json").write_text(json.dumps(run_case(case, groups)))
+        (folder / f"{index}.{rank}.json").write_text(json.dumps(run_case(case, groups, idle_mib)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The part that trains beside PaddleNLP's own Trainer: the same model, weights and batches, step by step in turns."""
+"""The part that compares with PaddleNLP's own Trainer: the same model, weights and batches, in alternating steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLERANCE = 0.03  # of a step's time: two medians of five steps differ by as muc
 
 
 def stock(setting: Setting) -> Iterator[Finding]:
-    """Our step's time beside PaddleNLP's, for plans that it can express."""
+    """Compare our step's time with PaddleNLP's, for plans that it can express."""
     if not BENCHMARKS.exists():
         yield setting.left_out("PaddleNLP's Trainer", "it needs the folder benchmarks of a checkout of this project")
         return

@@ -1,1 +1,1 @@
-"""Holds the cost model against real steps: draws plans, runs them, compares."""
+"""Compares predictions with real steps: draws plans, runs them, measures."""

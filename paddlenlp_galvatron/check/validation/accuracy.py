@@ -1,4 +1,4 @@
-"""How good predictions are: errors, rank correlation, regret, and which term is at fault."""
+"""Accuracy of predictions: errors, rank correlation, regret, and the term at fault."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ...cost_model import CostModel, step_traffic_bytes
 from ...cost_model.costs import StageMemory
 from ...plan import ModelShape, Plan
 from ...profiles.reserve import Reserve
-from .contests import Contest
 from .options import ValidateOptions
+from .plans import Contest
 from .terms import TERMS, busy_ms, predicted_ms
 from .work import MeasuredRun, key_of
 
@@ -58,11 +58,11 @@ class Outcome:
 
     @property
     def over_bound_mib(self) -> float:
-        """By how much it held more than it should at most; 0 or below: it did not."""
+        """Peak minus bound of the worst stage: above 0 the bound was exceeded."""
         return max(stage.peak_mib - stage.bound_mib for stage in self.stages)
 
     def off_ms(self) -> dict[str, float]:
-        """Measured minus predicted by term, of the stage that is busiest; all that is waited for as one."""
+        """Measured minus predicted by term, for the busiest stage; all waits are one term."""
         stage = max(self.stages, key=lambda one: busy_ms(one.measured_ms))
         off = {name: stage.measured_ms[name] - stage.predicted_ms[name] for name in TERMS}
         off["waiting"] += off.pop("idle")
@@ -119,7 +119,7 @@ def _stage(
 
 
 def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Kendall's tau-b of two orders; None where one of them says nothing."""
+    """Kendall's tau-b of two orders; None if all values of one are equal."""
     agreed, ties_x, ties_y, number = 0, 0, 0, 0
     for (x, y), (other_x, other_y) in combinations(pairs, 2):
         agreed += ((x > other_x) - (x < other_x)) * ((y > other_y) - (y < other_y))

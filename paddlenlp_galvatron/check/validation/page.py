@@ -1,4 +1,4 @@
-"""An accuracy as one HTML file that needs no network: predicted against measured, residuals, terms, every plan."""
+"""Renders an accuracy as one HTML file without network: predicted against measured, residuals, terms, every plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A validation: which plans are run, their runs in as few launches as do, and what comes of them."""
+"""A validation: chooses plans, runs them in few launches, and computes the accuracy."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from ...profiler.journal import Journal
 from ...profiler.launcher import PROGRESS, fingerprint
 from ...search import SearchOptions
 from .accuracy import Accuracy, Outcome, outcome, verdict
-from .contests import contests
 from .options import ValidateOptions
-from .sample_plans import sample_plans
+from .plans import contests, sample_plans
 from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
 
 METHOD = 6  # how a step is measured: raised when that changes
@@ -75,7 +74,7 @@ class Validation:
 
     @property
     def identity(self) -> dict[str, object]:
-        """Path of the journal."""
+        """Identity of the journal: whatever changes a measured number."""
         given = self.options
         device = fingerprint(given.world_size, model=self.shape.fingerprint, dtype=given.mixed_precision.value)
         return {"validation": METHOD, "steps": given.steps, "seed": given.seed, **device.model_dump()}

@@ -1,4 +1,4 @@
-"""A plan in a few words, and an accuracy as tables and as JSON."""
+"""Renders a plan in a few words, and an accuracy as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tables(accuracy: Accuracy) -> Iterator[str | Table]:
 
 
 def summary_lines(accuracy: Accuracy) -> Iterator[str]:
-    """The figures that count."""
+    """The main figures."""
     tau = "-" if accuracy.tau is None else f"{accuracy.tau:.2f}"
     yield f"{len(accuracy.outcomes)} plans, predicted / measured - 1:"
     yield f"step time    {_spread(accuracy.time)}; Kendall's tau {tau}; regret {accuracy.regret:.1%}"

@@ -20,13 +20,13 @@ QUICK = 0.14
 
 
 def key_of(plan: Plan) -> str:
-    """Tells a plan from all others, whatever its file says beside it."""
+    """Identity of a plan, without its metadata."""
     text = json.dumps(plan_to_dict(replace(plan, metadata={})), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 class Work(BaseModel):
-    """Goes to the ranks as a file."""
+    """The file that the ranks read."""
 
     model_config = ConfigDict(frozen=True)
 

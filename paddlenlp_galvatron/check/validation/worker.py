@@ -1,4 +1,4 @@
-"""One rank of a validation: runs plan after plan in one world and writes down what each took."""
+"""One rank of a validation: runs plan after plan in one world and writes each plan's measurements."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ...plan import Plan
 from ...profiler.journal import Journal
 from ...profiler.launcher import report_progress
 from ...profiler.stopwatch import Stopwatch
+from ...report.measured import SCALARS_BYTES
 from ...runtime import device
 from ...runtime.adapters import load_family
 from ...runtime.collectives import forget_traffic
@@ -30,7 +31,6 @@ from .work import JOURNAL, Step, Visit, Work, key_of, visit_of
 
 LEAST_STEPS = 3
 VISIT_S = 1.5  # length of a visit with its timed and traced steps, between LEAST_STEPS and the wanted number of each
-SCALAR_BYTES = 2 * 4  # of each rank: loss and norm, which no prediction counts
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def _visit(work: Work, plan: Plan, groups: Groups) -> dict[str, Any]:
         steps.append(Step(seconds=max(every), terms_ms=ranks))
         peaks.append(peak)
     if plan.world_size > 1:
-        traffic["all_reduce"] -= SCALAR_BYTES * plan.world_size
+        traffic["all_reduce"] -= SCALARS_BYTES * plan.world_size
     return Visit(
         steps=tuple(steps),
         peaks_mib=tuple(map(max, zip(*peaks, strict=True))),
@@ -82,7 +82,7 @@ def _visit(work: Work, plan: Plan, groups: Groups) -> dict[str, Any]:
 
 
 def _seconds_of_step(engine: Engine, optimizer: Any, recipe: Recipe, batches: Iterator[Any]) -> float:
-    """Milliseconds of one step that is not traced, as training's."""
+    """Seconds of one step of training."""
     began, batch = time.perf_counter(), next(batches)
     engine.forward_backward(batch)
     with span("optimizer", "optimizer"):
@@ -93,7 +93,7 @@ def _seconds_of_step(engine: Engine, optimizer: Any, recipe: Recipe, batches: It
 
 
 def _terms_of_step(engine: Engine, optimizer: Any, recipe: Recipe, batches: Iterator[Any]) -> dict[str, float]:
-    """In ms, of another one."""
+    """Terms of one traced step, ms."""
     events: list[dict[str, Any]] = []
     with traced(engine.rank, events):
         seconds = _seconds_of_step(engine, optimizer, recipe, batches)

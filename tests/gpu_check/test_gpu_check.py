@@ -26,7 +26,7 @@ from paddlenlp_galvatron.check.parity.parity import Parity
 from paddlenlp_galvatron.cost_model import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import LaunchError
 from paddlenlp_galvatron.plan import DataParallel, GalvatronError, LayerStrategy, Precision, Recompute, Schedule
-from paddlenlp_galvatron.profiles.reserve import Reserve
+from paddlenlp_galvatron.profiles import reserve
 from paddlenlp_galvatron.runtime.ops import context
 
 
@@ -201,7 +201,7 @@ def test_one_rank_says_what_it_leaves_out(tmp_path, monkeypatch):
 def taken(plan, predicted, slower: float = 1.0, more_mib: float = 0.0, more_bytes: int = 0) -> list[dict]:
     """By rank, what a plan takes that is as predicted, but for this."""
     tensors = [stage.memory.total_mib - stage.memory.context_mib for stage in predicted.stages]
-    rank = {"step_ms": 1000 * predicted.time_s * slower, "reserved_mib": 0.0, "bytes": {}}
+    rank = {"step_ms": 1000 * predicted.time_s * slower, "reserved_mib": 0.0, "bytes": {}, "beside_mib": None}
     ranks = [rank | {"allocated_mib": tensors[number // plan.stage_size] + more_mib} for number in range(8)]
     scalars = 2 * 4 * plan.world_size
     sent = Counter(step_traffic_bytes(plan, MODEL)) + Counter(all_reduce=scalars + more_bytes)
@@ -221,7 +221,7 @@ def test_what_is_not_as_predicted_fails(tmp_path, device, change, failed):
     costs = one_node()
     plan = example_plan(costs, stages=(2, 2), layers=(LayerStrategy(2),) * 4, micro_batches=4)
     of = replace(setting(tmp_path, "prediction", 8), device=device)
-    found = list(prediction._beside(of, "x", plan, costs, taken(plan, costs.predict(plan), **change), Reserve()))
+    found = list(prediction._beside(of, "x", plan, costs, taken(plan, costs.predict(plan), **change)))
     assert {word for f in found if f.state is State.FAILED for word in failed if word in f.name} == failed
     assert bool(failed) == any(f.state is State.FAILED for f in found)
     assert [f.name for f in found] == ["x: step", "x: memory of stage 0", "x: memory of stage 1", "x: bytes"]
@@ -333,16 +333,16 @@ def test_memory_that_is_not_paddles_is_held_against_the_reserve(tmp_path, monkey
     def launch(*_, **__):
         assert os.environ["NCCL_MAX_P2P_NCHANNELS"] == "4"
         for rank in range(2):
-            own = times | {"used_mib": 3000.0, "reserved_mib": 2000.0 if rank else 0.0}
+            own = times | {"beside_mib": used_mib if rank else 500.0, "communicators": 4}
             (tmp_path / f"{rank}.json").write_text(json.dumps(own))
 
     monkeypatch.setattr(beside, "launch", launch)
     monkeypatch.setattr(beside, "gpu_name", lambda: "NVIDIA H100 80GB HBM3")
-    for idle_mib, state in ((500.0, State.FAILED), (2000.0, State.PASSED)):
-        monkeypatch.setattr(beside, "used_mib", lambda gpu, idle_mib=idle_mib: idle_mib)
+    kept_mib = reserve.CONTEXT.mib + reserve.WORKSPACES.mib + 4 * reserve.COMMUNICATOR_MIB
+    for used_mib, state in ((kept_mib + 1, State.FAILED), (kept_mib - 1, State.PASSED)):
         slowed, overlap, memory = beside.beside(of)
         assert "1.20" in slowed.told and "128 MiB" in overlap.name
-        assert memory.state is state and f"{3000 - idle_mib:.0f} MiB used" in memory.told
+        assert memory.state is state and f"{used_mib:.0f} MiB used" in memory.told
 
 
 def test_what_is_asked_wrongly_is_refused(tmp_path, galvatron):

@@ -1,0 +1,26 @@
+"""What `galvatron completion` prints completes, in bash itself; the other shells get the same words."""
+
+import subprocess
+
+import pytest
+
+ASKED = {
+    "galvatron se": {"search"},
+    "galvatron plan sc": {"scale", "schema"},
+    "galvatron plan scale plan.json --gp": {"--gpus"},
+    "galvatron fit qwen2.5-7b --dev": {"--device"},
+}
+
+
+@pytest.mark.parametrize("line", ASKED)
+def test_bash_completes_commands_and_options(galvatron, line):
+    script = galvatron("completion", "bash").out
+    words = " ".join(line.split())
+    asked = f'COMP_WORDS=({words}); COMP_CWORD={len(line.split()) - 1}; _galvatron; echo "${{COMPREPLY[@]}}"'
+    ran = subprocess.run(["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, timeout=60, check=True)
+    assert set(ran.stdout.split()) == ASKED[line]
+
+
+def test_other_shells_get_the_same_words(galvatron):
+    assert galvatron("completion", "bash").out in galvatron("completion", "zsh").out
+    assert "--gpus" in galvatron("completion", "fish").out
