@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .peak import PartMemory
 from .simulate import StageTimes
 
-# Of experts, where nothing is said: trained routers with a balance loss; and what a plan's memory is to bear.
+# Imbalances of experts where nothing is said: as of routers trained with a balance loss, and for the bound of memory.
 IMBALANCE, IMBALANCE_BOUND = 1.2, 2.0
 
 

@@ -1,4 +1,4 @@
-"""What the experts of a layer cost on the rank that gets most rows: the second half of a layer's price.
+"""Cost of a layer's experts on the rank that gets most rows: the second half of a layer's price.
 
 Tokens of a rank, t, make t * k rows, which go to the ranks that have their experts, and come back. Every rank of a
 stage has as many tokens, however the layer's other half is split, so that this half depends on its own strategy alone.
@@ -33,7 +33,7 @@ _Where = tuple[Experts, Recompute, int, int, bool, int]
 
 
 class ExpertPrices:
-    """Of one model on one cluster."""
+    """Prices of one model's experts on one cluster."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ExpertPrices:
 
 
 def rows_of(model: ModelShape, experts: Experts, setting: Setting) -> float:
-    """That a rank gets of a micro-batch in the mean: a row goes to all ranks that have a part of its expert."""
+    """Mean rows that a rank gets of a micro-batch: a row goes to all ranks that have a part of its expert."""
     return setting.samples * setting.seq / setting.stage_size * model.experts_per_token * experts.etp
 
 

@@ -36,7 +36,7 @@ class PartMemory(NamedTuple):
     update: Update = Update()
 
     def also(self, other: PartMemory) -> PartMemory:
-        """What two halves of a part take together."""
+        """Memory of two halves of a part together."""
         update = Update(*map(add, self.update, other.update))
         return PartMemory(*map(add, self[:-1], other[:-1]))._replace(update=update)
 
