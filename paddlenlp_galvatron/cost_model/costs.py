@@ -89,7 +89,7 @@ NOTHING = Terms(States())
 
 
 class Workspace(NamedTuple):
-    """Transients during a module's backward, in MiB. Of a stage's modules each term is at its largest at once, as
+    """Transients during a module's backward, in MiB. Each term is at its largest of a stage's modules at once, as
     neighbours have the last two: the message of the module behind is under way, and the weights of the module before
     are fetched."""
 
