@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.check.parity.parity import Case, small_case
-from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, Precision
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan
 
 from . import plans
 from .test_families import disagreements
@@ -60,9 +60,3 @@ def test_experts_of_two_processes():
 
 def test_experts_of_four_processes():
     assert not disagreements(cases(FOUR))
-
-
-def test_experts_in_16_bits():
-    plan = FOUR["ep 2 over two, three ZeRO types"]
-    plan = replace(plan, assumed=replace(plan.assumed, mixed_precision=Precision.BF16, fp32_gradients=True))
-    assert not disagreements([small_case(plan, "qwen3_moe", steps=2)])
