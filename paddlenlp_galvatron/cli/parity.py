@@ -13,7 +13,7 @@ import typer
 
 from paddlenlp_galvatron.base.limits import Positive, Ranks, Samples, Seed, Size
 from paddlenlp_galvatron.base.printing import say
-from paddlenlp_galvatron.model import TRAINED
+from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.plan import GalvatronError, Precision, read_plan, with_assumptions
 
 from .conventions import App, within
@@ -21,7 +21,7 @@ from .conventions import App, within
 app = App(help="Check that a plan trains the same as one process.")
 
 
-Family = StrEnum("Family", [(name.upper(), name) for name in TRAINED])  # type: ignore[misc]
+Family = StrEnum("Family", [(name.upper(), name) for name in FAMILIES])  # type: ignore[misc]
 
 
 class Optimizer(StrEnum):

@@ -26,7 +26,7 @@ from ..plan.seams import (
     seam_ops,
     summed_over,
 )
-from ..plan.strategy import Assumptions, LayerStrategy, Strategy, VocabStrategy
+from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy, VocabStrategy
 from ..profiles.memory import Role
 from .states import FP32_BYTES, StateBytes
 from .weights import Weights, head_weights, layer_weights, table_weights
@@ -75,7 +75,7 @@ class Setting:
 
 
 def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
-    """Collectives of one decoder layer."""
+    """Collectives of one decoder layer, but for those of its experts."""
     weights = weight_calls(layer_weights(model, strategy.tp), strategy, setting)
     return block_calls(model, strategy, setting).also(weights)
 
@@ -160,20 +160,27 @@ def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Ca
 
 def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Calls:
     """Gathers of weights, reductions of gradients, gathers of updated weights."""
-    ops, sharding = WEIGHT_OPS[strategy.dp_type], strategy.mesh(setting.stage_size).degree(*SHARDING)
+    sharding = strategy.mesh(setting.stage_size).degree(*SHARDING)
     vectors = tuple(_vector_calls(weights, setting, sharding))
     reduce = tuple(  # k and v one after the other
         Call(Collective.ALL_REDUCE, COPIES, numbers * setting.states.gradient, times)
         for numbers, times in Counter(weights.copied_matrices).items()
     )
+    sharded = matrix_calls(weights.matrices, strategy.dp_type, sharding, SHARDING, setting)
+    return Calls(reduce=reduce, vectors=vectors).also(sharded)
+
+
+def matrix_calls(numbers: int, dp_type: DataParallel, sharding: int, axes: tuple[Axis, ...], setting: Setting) -> Calls:
+    """Those of matrices of so many numbers that `sharding` ranks along these axes share."""
     if sharding == 1:
-        return Calls(reduce=reduce, vectors=vectors)
+        return Calls()
+    ops = WEIGHT_OPS[dp_type]
     shares = 1 if ops.reduce is Collective.ALL_REDUCE else sharding
-    padded = -(-weights.matrices // shares) * shares
-    reduce = (*reduce, Call(ops.reduce, SHARDING, padded * setting.states.gradient))
-    gather = (Call(ops.gather, SHARDING, padded * setting.states.weight),) if ops.gather else ()
-    publish = (Call(ops.publish, SHARDING, padded * setting.states.weight),) if ops.publish else ()
-    return Calls(gather_forward=gather, gather_backward=gather, reduce=reduce, vectors=vectors, publish=publish)
+    padded = -(-numbers // shares) * shares
+    reduce = (Call(ops.reduce, axes, padded * setting.states.gradient),)
+    gather = (Call(ops.gather, axes, padded * setting.states.weight),) if ops.gather else ()
+    publish = (Call(ops.publish, axes, padded * setting.states.weight),) if ops.publish else ()
+    return Calls(gather_forward=gather, gather_backward=gather, reduce=reduce, publish=publish)
 
 
 def _vector_calls(weights: Weights, setting: Setting, sharding: int) -> Iterator[Call]:

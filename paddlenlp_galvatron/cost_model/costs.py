@@ -10,6 +10,9 @@ from typing import NamedTuple
 from .peak import PartMemory
 from .simulate import StageTimes
 
+# Imbalances of experts where nothing is said: as of routers trained with a balance loss, and for the bound of memory.
+IMBALANCE, IMBALANCE_BOUND = 1.2, 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Task:
@@ -41,6 +44,9 @@ class CostOptions:
     global_memory_buffer: bool = True  # Megatron-SP: room for the gathered activations of one layer
     task: Task = Task()
     offload_optimizer: bool = False  # its states lie in the host's memory between two updates; planned only
+    imbalance: float = IMBALANCE  # of experts: rows of the rank that gets most over the mean, as times have it
+    imbalance_bound: float = IMBALANCE_BOUND  # the same, as the bound of memory has it
+    one_by_one: bool = False  # experts of a rank run one after the other, as without grouped kernels
 
 
 class States(NamedTuple):
@@ -83,9 +89,9 @@ NOTHING = Terms(States())
 
 
 class Workspace(NamedTuple):
-    """Transients during a module's backward, in MiB. A stage counts the largest of each term over its modules, as
-    neighbours have the last two: the next module's message is in flight, and the previous module's weights are
-    fetched."""
+    """Transients during a module's backward, in MiB. Each term is at its largest of a stage's modules at once, as
+    neighbours have the last two: the message of the module behind is under way, and the weights of the module before
+    are fetched."""
 
     own_mib: float = 0.0  # recompute's whole layer, gathered weights, gradients and the buffer that joins them
     message_mib: float = 0.0  # gradients that are being reduced while the next module works
@@ -133,10 +139,20 @@ class LayerCost:
             memory,
         )
 
+    def also(self, other: LayerCost) -> LayerCost:
+        """Both halves of a layer, whose transients may stand beside each other."""
+        return LayerCost.of(
+            self.terms.also(other.terms),
+            self.activation_mib + other.activation_mib,
+            Workspace(*map(add, self.workspace, other.workspace)),
+            self.memory and other.memory and self.memory.also(other.memory),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak of one stage, in MiB, by term. The search holds plans to the total, a bound: not all terms peak at once."""
+    """Peak of one stage, in MiB, by term. Their total is what the search holds plans to: a bound, as not all are at
+    their worst at once."""
 
     context_mib: float
     states_mib: float

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..model.lora import Adapters, factors
-from ..plan import LayerStrategy, ModelShape, Plan, VocabStrategy
+from ..plan import ModelShape, Plan
 from ..plan.strategy import DataParallel
+from .experts import expert_weights
 from .module_memory import MIB
 from .states import StateBytes
 from .task import frozen_states
@@ -18,29 +19,33 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
     are frozen, and the adapters whole.
     """
     last = plan.pipeline - 1
-    held: list[tuple[LayerStrategy | VocabStrategy, Weights]] = [
-        (layer, layer_weights(shape, layer.tp)) for layer in (plan.layers[index] for index in plan.stage_layers(stage))
+    layers = [plan.layers[index] for index in plan.stage_layers(stage)]
+    held: list[tuple[DataParallel, int, Weights]] = [  # with the ranks that share them
+        (layer.dp_type, plan.stage_size // layer.tp, layer_weights(shape, layer.tp)) for layer in layers
     ]
+    if shape.experts:
+        of_layers = [layer.experts for layer in layers]
+        held += [(some.dp_type, plan.stage_size // some.ranks, expert_weights(shape, some)) for some in of_layers]
     tp = plan.vocab.tp
+    vocab = plan.vocab.dp_type, plan.stage_size // tp
     if stage == 0:
-        held.append((plan.vocab, table_weights(shape, tp)))
+        held.append((*vocab, table_weights(shape, tp)))
     if stage == last:
         head = head_weights(shape, tp)
         has_table = shape.tied_embeddings and stage == 0
-        held.append((plan.vocab, Weights(whole_vectors=head.whole_vectors) if has_table else head))
+        held.append((*vocab, Weights(whole_vectors=head.whole_vectors) if has_table else head))
     per_weight = StateBytes.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients))
     whole = plan.assumed.async_grad_reduce and plan.micro_batches > 1
     weights = states = 0.0
     if adapters:
-        for layer in (plan.layers[index] for index in plan.stage_layers(stage)):
+        for layer in layers:
             own = sum(one.numbers_on(layer.tp) for of in shape.block.weights for one in factors(of, adapters.rank))
             weights += own * per_weight.weight
             states += own * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
         per_weight = frozen_states(per_weight)
-    for strategy, module in held:
-        sharding = plan.stage_size // strategy.tp
-        shares = sharding if strategy.dp_type is DataParallel.ZERO3 else 1
+    for dp_type, sharding, module in held:
+        shares = sharding if dp_type is DataParallel.ZERO3 else 1
         weights += per_weight.weight * (module.matrices / shares + module.vectors)
-        states += module.matrices * per_weight.held(strategy.dp_type, sharding, whole)
+        states += module.matrices * per_weight.held(dp_type, sharding, whole)
         states += module.vectors * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
     return weights / MIB, states / MIB

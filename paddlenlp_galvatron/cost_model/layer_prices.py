@@ -10,7 +10,7 @@ from ..model import ModelShape, Recompute
 from ..plan.layout import token_axes
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.seams import Seam, block_seams, repeated, seam_ops
-from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy
+from ..plan.strategy import Assumptions, DataParallel, Experts, LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.memory_use import MemoryUse
@@ -18,6 +18,7 @@ from ..profiles.network import Network
 from .communication import Setting, block_calls, weight_calls
 from .constants import constants_mib, positions_mib
 from .costs import CostOptions, LayerCost, Task
+from .experts import ExpertPrices
 from .messages import Messages
 from .module_cost import ModuleCosts
 from .module_memory import Room, others_mib
@@ -43,6 +44,7 @@ class LayerPrices:
     assumed: Assumptions
     options: CostOptions
     state_bytes: StateBytes
+    experts: ExpertPrices | None  # None: of a dense model
     _modules: ModuleCosts
 
     def __init__(self) -> None:
@@ -76,6 +78,21 @@ class LayerPrices:
             cost = self._layers[key] = self._layer(*key)
         return cost
 
+    def expert_cost(
+        self,
+        experts: Experts,
+        recompute: Recompute,
+        *,
+        stage_size: int,
+        micro_batch: int,
+        micro_batches: int,
+        pipeline: int,
+    ) -> LayerCost:
+        """The experts' part of such a layer, of a model that has some."""
+        assert self.experts
+        setting = self._setting(stage_size, micro_batch, 0)
+        return self.experts.cost(experts, recompute, setting, micro_batches > 1, pipeline)
+
     def _token_bytes(self, micro_batch: int, layer_type: int) -> int:
         width = self.models[layer_type].hidden_size * self.assumed.mixed_precision.bytes
         return micro_batch * self.seqs[layer_type] * width
@@ -104,6 +121,8 @@ class LayerPrices:
         messages = of_weights.behind(seams)
         times = times.launched(self.times.profile.launch, messages.forward_ms + messages.backward_ms)
         cost = self._modules.trained(strategy, split.sharding, messages, times, split.held, several, room)
+        if self.experts:
+            return cost.also(self.experts.cost(strategy.experts, strategy.recompute, split.setting, several, pipeline))
         if (rank := self.task.adapter_rank) is None:
             return cost
         adapters = adapter_weights(self.models[layer_type], strategy.tp, rank)

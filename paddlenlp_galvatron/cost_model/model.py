@@ -34,9 +34,11 @@ from .costs import (
     StageMemory,
     StagePrediction,
     States,
+    Task,
     Terms,
     Workspace,
 )
+from .experts import ExpertPrices
 from .layer_prices import LayerPrices, samples_of
 from .module_cost import ModuleCosts
 from .module_memory import Room
@@ -86,8 +88,6 @@ class CostModel(LayerPrices):
         self.gpus_per_node = gpus_per_node
         self.assumed = assumed
         self.options = options
-        if self.models[0].experts:
-            raise UserError(f"model_size: {self.models[0].name} has experts, which have no price yet")
         if assumed.seq_length is None:
             raise UserError("seq_length: missing; say how many tokens a sample has")
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)  # of each layer type
@@ -102,6 +102,11 @@ class CostModel(LayerPrices):
             options.task,
             self._host_mib_per_ms(host_link) if options.offload_optimizer else None,
         )
+        mixture = next((model for model in self.models if model.experts), None)
+        if mixture and (len(self.models) > 1 or options.task != Task()):
+            what = "several types of layers" if len(self.models) > 1 else "LoRA, and DPO"
+            raise UserError(f"model_size: {mixture.name} has experts; {what} are not planned for such models")
+        self.experts = ExpertPrices(mixture, times, network, self._modules, options) if mixture else None
         self._vocab: dict[tuple[VocabStrategy, int, int, int, int, Role], LayerCost] = {}
         self._moves_ms: dict[tuple[TokenLayout, TokenLayout, int, int], float] = {}
         first, last = self.models[0], self.models[-1]

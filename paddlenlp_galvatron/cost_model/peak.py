@@ -7,6 +7,7 @@ as a step's first backward goes on, and a layer's working set stands beside the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add
 from typing import NamedTuple
 
 from ..plan.schedules import Pass
@@ -33,6 +34,11 @@ class PartMemory(NamedTuple):
     gathered_mib: float = 0.0  # zero3's weights while the part runs
     joined_mib: float = 0.0  # the message in which gradients are reduced
     update: Update = Update()
+
+    def also(self, other: PartMemory) -> PartMemory:
+        """Memory of two halves of a part together."""
+        update = Update(*map(add, self.update, other.update))
+        return PartMemory(*map(add, self[:-1], other[:-1]))._replace(update=update)
 
     @property
     def shard_mib(self) -> float:

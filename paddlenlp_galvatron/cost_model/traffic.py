@@ -13,6 +13,7 @@ from ..plan.seams import Collective
 from ..plan.strategy import Plan
 from ..profiles.memory import Role
 from .communication import Call, Calls, Setting, layer_calls, vocab_calls
+from .experts import expert_calls
 from .redistribution import redistribution
 from .states import StateBytes
 
@@ -55,6 +56,9 @@ def _stage_calls(plan: Plan, stage: int, model: ModelShape, setting: Setting) ->
     last = plan.pipeline - 1
     for layer in plan.stage_layers(stage):
         yield layer_calls(model, plan.layers[layer], setting)
+        if model.experts:
+            strategy = plan.layers[layer]
+            yield expert_calls(model, strategy.experts, strategy.recompute, setting)
     if stage in (0, last):
         role: Role = "only" if last == 0 else "first" if stage == 0 else "last"
         yield vocab_calls(model, plan.vocab, role, setting)

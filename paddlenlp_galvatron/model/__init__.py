@@ -1,13 +1,12 @@
 """A model's shape and its layers, each described once. Imports no Paddle."""
 
 from .config import config_of, load_model, preset_names, shape_from_config
-from .families import FAMILIES, TRAINED
+from .families import FAMILIES
 from .layer import Fused, LayerKind, Recompute, Split, Weight
 from .shape import ModelShape, joint_fingerprint, measured_fingerprint
 
 __all__ = [
     "FAMILIES",
-    "TRAINED",
     "Fused",
     "LayerKind",
     "ModelShape",

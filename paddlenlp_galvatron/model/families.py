@@ -11,4 +11,3 @@ from .qwen3 import QWEN3
 from .qwen3_moe import QWEN3_MOE
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (LLAMA, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, MIXTRAL)}
-TRAINED = {name: family for name, family in FAMILIES.items() if not family.mixture}  # the others can only be planned

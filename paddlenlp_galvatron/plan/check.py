@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from ..base.errors import UserError
-from ..model import ModelShape
+from ..model import ModelShape, Recompute
 from .layout import chunks_of_a_sample, token_axes
 from .mesh import Axis
 from .strategy import DataParallel, Plan, Strategy, runs
 
 T = TypeVar("T")
 
+BESIDE_EXPERTS = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL)  # in layers that have experts
 PLANNED_ONLY = ("dpo",)  # tasks that have a price, and no training yet
 
 
@@ -220,6 +221,12 @@ def _faults_of_experts(plan: Plan, model: ModelShape) -> Iterator[str]:
             yield (
                 f"tp_of_ep_sizes_enc: degree {etp} of {layers} does not divide the {model.expert_size} columns of an "
                 f"expert of {model.name}; choose a divisor of {model.expert_size}"
+            )
+    for layers, recompute in _named_runs([layer.recompute for layer in plan.layers]):
+        if recompute not in BESIDE_EXPERTS:
+            yield (
+                f"recompute_enc: {recompute.words} of {layers}: layers with experts recompute nothing, attention or "
+                "all; choose one of these"
             )
     tokens = plan.micro_batch * (plan.assumed.seq_length or 0)
     split = any(layer.tp > 1 for layer in plan.layers) and not plan.assumed.sequence_parallel

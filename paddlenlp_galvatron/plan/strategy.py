@@ -79,6 +79,10 @@ class LayerStrategy(Degrees):
         if self.experts_dp_type is self.dp_type:
             object.__setattr__(self, "experts_dp_type", None)
 
+    def having(self, experts: Experts) -> LayerStrategy:
+        """The same layer with this strategy of its experts."""
+        return replace(self, ep=experts.ep, etp=experts.etp, experts_dp_type=experts.dp_type)
+
     @property
     def experts(self) -> Experts:
         """The strategy of its experts."""

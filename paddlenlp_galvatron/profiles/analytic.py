@@ -19,6 +19,7 @@ from ..plan.mesh import divisors
 from ..plan.strategy import Precision
 from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, Shape, layer_part
 from .data_sheet import DataSheet
+from .experts import GRADIENT_BYTES, analytic_experts
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .memory import STATE_BYTES, LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
@@ -30,7 +31,6 @@ FP32_BYTES = 4
 BATCHES = (1, 8)  # two, so that every time mode has its points
 MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)
 DEGREES = (1, 2, 4, 8, 16)
-GRADIENT_BYTES = 10  # a weight's gradient in 16 bits is read, and added to a sum in fp32
 LAYER_CALLS = 56  # into Paddle, of a layer's forward pass with fused kernels: benchmarks/python_per_layer.py
 ON_GPUS = Fused.ATTENTION | Fused.ROPE | Fused.NORMS  # as training has it by default
 
@@ -83,10 +83,12 @@ def analytic_computation(
     lengths: Sequence[int],
     fused: Fused = ON_GPUS,
     kept_bytes: Callable[[int, int], float] | None = None,
+    one_by_one: bool = False,
 ) -> ComputationProfile:
     """Compute times of the model on one such device, at these sequence lengths.
 
     `kept_bytes`: what a layer of another kind than ours keeps a token on one rank, by sequence length and tp degree.
+    `one_by_one`: experts of a rank run one after the other.
     """
     peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
     flops_per_ms = peak.value * sheet.matmul_efficiency.value * 1e9
@@ -139,6 +141,7 @@ def analytic_computation(
         {0: layer_ms},
         other_ms,
         measured,
+        experts=analytic_experts(model, sheet, precision, DEGREES, one_by_one),
         launch=PassTimes(launch_ms, launch_ms, launch_ms),  # backward has twice the kernels, but no Python
         optimizer_ms_per_million=1e6 * optimizer_bytes / bytes_per_ms,
         meta=_meta(model, sheet.device, precision),

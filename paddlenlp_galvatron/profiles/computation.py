@@ -12,6 +12,7 @@ from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from ..model.layer import APART
 from ..plan.mesh import Axis
+from .experts import ExpertPass, ExpertTimes
 from .files import (
     Faults,
     Lengths,
@@ -122,10 +123,12 @@ _PART_TIME = re.compile(rf"{_TIME.pattern}_(attention|mlp)")
 _RAW = re.compile(rf"{TIME_RUN.pattern}(?:_.*)?")
 _SEAMS = re.compile(rf"(layertype_\d+)_bsz(\d+)_seq(\d+)_({Axis.ULYSSES}|{Axis.CONTEXT})")
 _PASS = re.compile(r"(layertype_\d+|embedding|head)_bsz(\d+)_seq(\d+)_tp(\d+)")
+OF_EXPERTS = ("call", "expert", "row")  # fields of a pass of experts
 UNITS = {
     "layertype": "ms per layer per sample, forward, tp 1",
     "passes_ms": "ms per layer, all samples of the key",
     "seams_ms": "ms per layer, on top of as many tokens of an unshared one",
+    "experts_ms": "ms per layer, whatever its rows; per expert of a rank; per row that they get",
     "launch_ms": "ms per layer, whatever its tokens",
 }
 
@@ -146,6 +149,7 @@ class ComputationProfile:
     raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
     meta: Meta = field(default_factory=Meta)
     files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # the files it was read from
+    experts: Mapping[int, ExpertTimes] = field(default_factory=dict)  # by the number of ranks that split each
 
     def save(self, folder: str | Path) -> Path:
         """Write the file under its documented name, whole or not at all; returns its path."""
@@ -168,6 +172,7 @@ class ComputationProfile:
             UNITS,
             passes_ms=passes,
             seams_ms=seams,
+            experts_ms={f"tp{degree}": _experts_written(times) for degree, times in sorted(self.experts.items())},
             launch_ms={} if self.launch == NOTHING else _written(self.launch),
             optimizer_ms_per_million=self.optimizer_ms_per_million,
         )
@@ -215,6 +220,7 @@ class ComputationProfile:
             raw,
             meta or Meta(),
             (ProfileFile.of(path),),
+            _read_experts(path, extra.get("experts_ms")),
         )
 
     def with_assumed_head(self, model: ModelShape, note: Note = no_note) -> ComputationProfile:
@@ -341,6 +347,30 @@ def _read_seams(path: str | Path, value: object) -> dict[SeamKey, SeamTimes]:
             raise unknown_key(path, where, "layertype_0_bsz{samples}_seq{tokens}_{sp|cp}")
         batch, seq = (whole_number(path, where, match[i]) for i in (2, 3))
         result[SeamKey(match[1], batch, seq, Axis(match[4]))] = SeamTimes(*_both(path, where, times))
+    return result
+
+
+def _experts_written(times: ExpertTimes) -> dict[str, Any]:
+    return {
+        way: dict(zip(OF_EXPERTS, each, strict=True))
+        for way, each in (("forward", times.forward), ("backward", times.backward))
+    }
+
+
+def _read_experts(path: str | Path, value: object) -> dict[int, ExpertTimes]:
+    result = {}
+    for key, times in objects(path, "galvatron.experts_ms", value) if value is not None else ():
+        where, match = f"galvatron.experts_ms.{key}", re.fullmatch(r"tp(\d+)", key)
+        if not match:
+            raise unknown_key(path, where, "tp{degree}")
+        ways = []
+        for way in ("forward", "backward"):
+            [(_, told)] = objects(path, where, {way: field_of(path, where, times, way)})
+            place = f"{where}.{way}"
+            ways.append(
+                ExpertPass(*(not_negative(path, place, field_of(path, place, told, n), "ms") for n in OF_EXPERTS))
+            )
+        result[whole_number(path, where, match[1])] = ExpertTimes(*ways)
     return result
 
 

@@ -233,7 +233,7 @@ def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
     cost, options = problem.cost, problem.options
     family = PlanFamily.of(plan)
     spaces = [
-        Space(shape, replace(cost.assumed, seq_length=seq), options).layers(family)
+        Space(shape, replace(cost.assumed, seq_length=seq), options, cost).layers(family)
         for shape, seq in zip(problem.shapes, cost.seqs, strict=True)
     ]
     found: dict[LayerStrategy, OtherStrategy] = {}

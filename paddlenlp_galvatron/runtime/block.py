@@ -17,10 +17,11 @@ from ..model import ModelShape, Weight
 from ..model.lora import Adapters, adapted
 from ..plan import LayerStrategy, Plan, Recompute
 from ..plan.layout import own_chunks
-from ..plan.mesh import Axis, Mesh
+from ..plan.mesh import EXCHANGE, Axis, Mesh
 from ..plan.seams import Seam, seam_ops, summed_over
 from .adapter import Adapter
 from .documents import Documents
+from .experts import Memo, OwnExperts
 from .groups import Groups
 from .lora import add_adapters
 from .ops import Crossing
@@ -42,6 +43,7 @@ class Placement:
         self.local = rank - self.first
         self.tp = strategy.tp  # ranks that split the weights
         self.index = self.mesh.index(self.local, Axis.TENSOR)  # of this rank's part of them
+        self.experts: Mesh = strategy.experts.mesh(size)
         self._sequence_parallel = plan.assumed.sequence_parallel
         self._groups = groups
         self._ops = {at.seam: (at.op, self.group(at.axis)) for at in seam_ops(strategy.axes, self._sequence_parallel)}
@@ -59,22 +61,32 @@ class Placement:
 
     def slice_of(self, weight: Weight) -> Slice:
         """The part of a weight of this layer that the rank holds."""
-        if weight.axis is None or self.tp == 1:
+        tp, index = self.tp, self.index
+        if weight.expert is not None:
+            tp = self.experts.degree(Axis.EXPERT_TENSOR)
+            index = self.experts.index(self.local, Axis.EXPERT_TENSOR)
+        if weight.axis is None or tp == 1:
             return Slice()
-        parts = weight.parts(self.tp)  # fewer than ranks, where neighbours share a kv head
-        padded = weight.padded_length(self.tp) if weight.padded else None
-        return Slice(weight.axis, self.index * parts // self.tp, parts, padded)
+        parts = weight.parts(tp)  # fewer than ranks, where neighbours share a kv head
+        padded = weight.padded_length(tp) if weight.padded else None
+        return Slice(weight.axis, index * parts // tp, parts, padded)
 
     def parameter(self, weight: Weight, prefix: str, source: WeightSource) -> ShardedParameter:
         """This rank's part of a weight of this layer, with its sum group and the number of ranks that hold it."""
         name, shape, part = prefix + weight.name, weight.shape, self.slice_of(weight)
+        if weight.expert is not None:
+            sum_group = self.group(Axis.EXPERT_DATA, mesh=self.experts)
+            tensor = make_parameter(source, name, shape, part, self.numbers.stored, sum_group)
+            replicas, gradients = self.experts.degree(Axis.EXPERT_DATA), self.numbers.gradients
+            return ShardedParameter(name, shape, part, tensor, sum_group, replicas, gradients, expert=True)
         sum_group = self.group(*summed_over(weight.split, self._sequence_parallel))  # its ranks hold the same part
         tensor = make_parameter(source, name, shape, part, self.numbers.stored, sum_group)
         copies = None
         if part.axis is not None and part.parts < self.tp:  # kv heads that several ranks share
             copies = self.group(Axis.COPIES, mesh=self.mesh.sharing(self.tp // part.parts))
         replicas = self.mesh.size // part.parts
-        return ShardedParameter(name, shape, part, tensor, sum_group, replicas, self.numbers.gradients, copies)
+        gradients, sharded = self.numbers.gradients, weight.sharded
+        return ShardedParameter(name, shape, part, tensor, sum_group, replicas, gradients, copies, sharded=sharded)
 
     def cross(self, seam: Seam, x: Any) -> Any:
         """Hand tokens over at a seam; differentiable. Messages are of the stored type."""
@@ -115,6 +127,8 @@ class Block:
         kind = adapted(shape.block, adapters.rank) if adapters else shape.block
         prefix = f"{shape.traits.prefix}.layers.{index}."
         self._slots = shard_layer(self._layer, lambda name: placement.parameter(kind[name], prefix, source))
+        self._memo: Memo = {}
+        self._experts = self._own_experts(strategy, prefix, source) if shape.experts else None
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
         self._cut_seams()
 
@@ -122,7 +136,8 @@ class Block:
         """`x` [T, H]; `mask` [1, 1, S, S] to add to attention scores, or None where attention is causal itself; or
         [B, S], where each key's document ends: attention stays within it."""
         again = self._recompute is Recompute.FULL and paddle.is_grad_enabled()
-        return recompute(self._twice, x, mask) if again else self._run(x, mask)
+        memo: Memo = {}
+        return recompute(self._twice, x, mask, memo) if again else self._run(x, mask, memo)
 
     def share_positions(self, other: Block) -> None:
         """Use another layer's tables of positions, which are the same: of 4096 tokens each takes 4 MiB."""
@@ -139,14 +154,14 @@ class Block:
         """Switch dropout on, as for training, or off."""
         self._layer.train() if training else self._layer.eval()
 
-    def _twice(self, x: Any, mask: Any) -> Any:
+    def _twice(self, x: Any, mask: Any, memo: Memo) -> Any:
         if not paddle.is_grad_enabled():  # the first time
-            return self._run(x, mask)
+            return self._run(x, mask, memo)
         with span("recompute", "recompute"):
-            return self._run(x, mask)
+            return self._run(x, mask, memo)
 
-    def _run(self, x: Any, mask: Any) -> Any:
-        numbers = self._placement.numbers
+    def _run(self, x: Any, mask: Any, memo: Memo) -> Any:
+        numbers, self._memo = self._placement.numbers, memo
         with compute_weights(self._slots, numbers):
             return cast(self._layer(cast(x, numbers.computed), attention_mask=mask), numbers.stored)
 
@@ -164,9 +179,12 @@ class Block:
         ):
             self._after(projection, lambda x, seam=seam, heads=heads: self._to_attention(seam, x, heads))
         self._leave_behind(attention.o_proj, Seam.OUT_OF_ATTENTION)
-        self._leave_behind(layer.mlp.down_proj, Seam.OUT_OF_MLP)
         self._cut_attention(layer.input_layernorm, attention)
-        self._cut_mlp(layer.post_attention_layernorm, layer.mlp)
+        if self._experts and shape.traits.mixture:
+            self._cut_experts(getattr(layer, shape.traits.mixture.inside), self._experts)
+        else:
+            self._leave_behind(layer.mlp.down_proj, Seam.OUT_OF_MLP)
+            self._cut_mlp(layer.post_attention_layernorm, layer.mlp)
 
     def _cut_attention(self, norm: Any, attention: Any) -> None:
         place, normed, plain = self._placement, norm.forward, attention.attn_func
@@ -199,6 +217,35 @@ class Block:
             return part(run, q, k, v)
 
         attention.attn_func = context
+
+    def _own_experts(self, strategy: LayerStrategy, prefix: str, source: WeightSource) -> OwnExperts:
+        """This rank's experts, whose weights stand with the layer's others."""
+        place, shape = self._placement, self._shape
+        local = shape.experts // strategy.ep
+        first = place.experts.index(place.local, Axis.EXPERT) * local
+        own = OwnExperts(shape, strategy.experts, place.group(*EXCHANGE, mesh=place.experts), place.numbers)
+        weights = shape.routed.weights[3 * first : 3 * (first + local)]  # gate, up and down of each
+        for kind in range(3):
+            for name, weight in zip(own.names(kind), weights[kind::3], strict=True):
+                record = place.parameter(weight, prefix, source)
+                setattr(own.layer, name, record.tensor)
+                self._slots.append((own.layer, name, record))
+        return own
+
+    def _cut_experts(self, mixture: Any, own: OwnExperts) -> None:
+        place, shared = self._placement, getattr(mixture, "shared_expert", None)
+        if shared is not None:
+            self._leave_behind(shared.down_proj, Seam.OUT_OF_MLP)
+
+        def forward(x: Any) -> Any:
+            routed = own(place.cross(Seam.INTO_EXPERTS, x), mixture.gate.weight, self._memo)
+            out = place.cross(Seam.OUT_OF_EXPERTS, routed)
+            if shared is None:
+                return out
+            gate = paddle.nn.functional.sigmoid(mixture.shared_expert_gate(x))
+            return out + gate * shared(place.cross(Seam.INTO_MLP, x))
+
+        mixture.forward = forward
 
     def _cut_mlp(self, norm: Any, mlp: Any) -> None:
         normed, gate, up, down = norm.forward, mlp.gate_proj, mlp.up_proj, mlp.down_proj

@@ -39,7 +39,9 @@ class FrozenShards(_Frozen, ShardedUnit):
 class FrozenUnits(UnitMaker):
     """Makes the units of modules of which adapters alone learn: those are few, small and whole, as vectors are."""
 
-    def adopt(self, parameters: Sequence[ShardedParameter], dp_type: DataParallel) -> None:
+    def adopt(
+        self, parameters: Sequence[ShardedParameter], dp_type: DataParallel, of_experts: DataParallel | None = None
+    ) -> None:
         base = [weight for weight in parameters if not is_factor(weight.name)]
         self.vectors += [weight for weight in parameters if is_factor(weight.name)]
         self.frozen += [weight for weight in base if len(weight.shape) == 1]

@@ -92,7 +92,7 @@ class Stage:
         for index in plan.stage_layers(self.index):
             strategy = plan.layers[index]
             block = Block(family, shape, config, index, strategy, place(strategy), source, plan.micro_batch, adapters)
-            units.adopt(block.parameters, strategy.dp_type)
+            units.adopt(block.parameters, strategy.dp_type, strategy.experts.dp_type)
             if self._blocks:
                 block.share_positions(self._blocks[0])
             self._blocks.append(block)

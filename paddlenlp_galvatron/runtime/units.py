@@ -357,6 +357,46 @@ def make_unit(weights: Sequence[ShardedParameter], dp_type: DataParallel, every_
     return ShardedUnit(weights, group, every_micro_batch, keep_whole=ops.gather is None)
 
 
+class Several(Unit):
+    """The units of one module whose matrices have several groups, or dp types."""
+
+    def __init__(self, units: Sequence[Unit]):
+        self.units = tuple(units)
+        super().__init__([weight for unit in units for weight in unit.weights], None)
+        self.every_micro_batch = any(unit.every_micro_batch for unit in units)
+        self.sends_whole = any(unit.sends_whole for unit in units)
+
+    def make_trainables(self) -> list[Trainable]:
+        return [trainable for unit in self.units for trainable in unit.make_trainables()]
+
+    def held(self) -> list[tuple[ShardedParameter, Any]]:
+        return [held for unit in self.units for held in unit.held()]
+
+    def gather(self) -> None:
+        for unit in self.units:
+            unit.gather()
+
+    def release(self) -> None:
+        for unit in self.units:
+            unit.release()
+
+    def prefetch(self) -> None:
+        for unit in self.units:
+            unit.prefetch()
+
+    def backward_done(self, last: bool) -> None:
+        for unit in self.units:
+            unit.backward_done(last)
+
+    def finish(self) -> None:
+        for unit in self.units:
+            unit.finish()
+
+    def take(self) -> None:
+        for unit in self.units:
+            unit.take()
+
+
 class UnitMaker:
     """Makes the units of a stage, each as soon as its module is built: under zero3 a rank never holds the whole weights
     of more than one."""
@@ -368,15 +408,26 @@ class UnitMaker:
         self._every_micro_batch = every_micro_batch
         self.made: dict[tuple[int, ...], Unit] = {}  # by the matrices: tied vocabulary layers share a unit
 
-    def adopt(self, parameters: Sequence[ShardedParameter], dp_type: DataParallel) -> None:
-        """Take in a module's weights."""
-        matrices = [weight for weight in parameters if len(weight.shape) > 1]
-        self.vectors += [weight for weight in parameters if len(weight.shape) == 1]
+    def adopt(
+        self, parameters: Sequence[ShardedParameter], dp_type: DataParallel, of_experts: DataParallel | None = None
+    ) -> None:
+        """Take in a module's weights. `of_experts`: the dp type of those of experts, where it has some."""
+        matrices = [weight for weight in parameters if _sharded(weight)]
+        self.vectors += [weight for weight in parameters if not _sharded(weight)]
         key = tuple(id(weight) for weight in matrices)
         if key not in self.made:
-            unit = self.made[key] = make_unit(matrices, dp_type, self._every_micro_batch)
+            halves = [(dp_type, [weight for weight in matrices if not weight.expert])]
+            if experts := [weight for weight in matrices if weight.expert]:
+                halves.append((of_experts or dp_type, experts))
+            units = [make_unit(some, of, self._every_micro_batch) for of, some in halves]
+            unit = self.made[key] = Several(units) if len(units) > 1 else units[0]
             unit.deferred = any(weight.presum_across_stages for weight in matrices)
         self.chain.append(self.made[key])
+
+
+def _sharded(weight: ShardedParameter) -> bool:
+    """Whether a weight is in its module's unit."""
+    return weight.sharded and len(weight.shape) > 1
 
 
 class UnderWay:

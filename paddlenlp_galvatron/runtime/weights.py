@@ -111,6 +111,8 @@ class ShardedParameter:
     gradient_dtype: str = "float32"  # in which gradients are summed over micro-batches
     presum_group: Any = None  # ranks that hold copies of these values and sum the copies' gradients first
     presum_across_stages: bool = False  # these ranks are in different stages: not before the step's last backward
+    sharded: bool = True  # by ZeRO, if it is a matrix
+    expert: bool = False  # of a routed expert, whose dp type is its own
     summed: Any = None  # gradient that autograd does not keep: of another type than the tensor, or reduced
 
     @property

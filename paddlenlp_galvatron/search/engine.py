@@ -101,7 +101,7 @@ class _Search:
     ):
         self.models, self.cost, self.options, self.log, self.watch = models, cost, options, log, watch
         self.spaces = [
-            Space(model, replace(cost.assumed, seq_length=seq), options)
+            Space(model, replace(cost.assumed, seq_length=seq), options, cost)
             for model, seq in zip(models, cost.seqs, strict=True)
         ]
         self.bare = Plan(
@@ -226,11 +226,12 @@ class _Search:
     def _divisible(self) -> dict[PlanFamily, list[Choices]]:
         """The strategies of every family. Raises UserError where they are too many."""
         found: dict[PlanFamily, list[Choices]] = {}
-        spaces: dict[tuple[int, int], list[Choices]] = {}  # by ranks of a stage and samples of a micro-batch
+        # By ranks of a stage, samples of a micro-batch, and whether a step has several.
+        spaces: dict[tuple[int, int, bool], list[Choices]] = {}
         total = 0
         asked = self.options, self.cost.world_size, len(self.cost.layer_types)
         for family in (*families(*asked), *interleaved_families(*asked)):
-            where = family.stage_size, family.micro_batch
+            where = family.stage_size, family.micro_batch, family.micro_batches > 1
             if where not in spaces:
                 spaces[where] = self._spaces(family)
             found[family] = spaces[where] if family.chunks == 1 or len(self.models) == 1 else []

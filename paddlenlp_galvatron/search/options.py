@@ -14,10 +14,10 @@ from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Layers, Number, Pos
 from ..cost_model import CostOptions
 from ..model.layer import PARTLY
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
-from ..plan.mesh import Axis, Degrees, every_degrees
+from ..plan.mesh import Axis, Degrees, divisors, every_degrees
 from .task import TaskOptions
 
-DIMENSIONS = ("dp", "sdp", "tp", "sp", "cp", "pp", "ckpt", "vtp")
+DIMENSIONS = ("dp", "sdp", "tp", "sp", "cp", "ep", "etp", "pp", "ckpt", "vtp")
 
 PATH_OPTIONS = (
     "time_profiling_path",
@@ -102,6 +102,10 @@ class SearchOptions(TaskOptions):
     max_tp_deg: Ranks = Field(8, description="largest tensor-parallel or Ulysses degree")
     max_sp_deg: Ranks | None = Field(None, description="largest Ulysses degree; refused unless it equals max_tp_deg")
     max_cp_deg: Ranks = Field(1, description="largest number of ranks over which context parallelism splits a sample")
+    max_ep_deg: Ranks | None = Field(
+        None, description="largest number of ranks that share a layer's experts out among them; unset: one for each"
+    )
+    max_etp_deg: Ranks = Field(8, description="largest number of ranks that split each expert")
     max_pp_deg: Ranks = Field(16, description="largest number of pipeline stages")
     max_virtual_pp_deg: Layers = Field(
         1, description="largest number of layer chunks per stage (interleaved 1F1B); above 1 a gap may remain"
@@ -111,6 +115,8 @@ class SearchOptions(TaskOptions):
     disable_tp: bool = Field(False, description="no tensor parallelism")
     disable_sp: bool = Field(False, description="no Ulysses")
     disable_cp: bool = Field(False, description="no context parallelism, whatever max_cp_deg")
+    disable_ep: bool = Field(False, description="all ranks of a stage have all experts of its layers")
+    disable_etp: bool = Field(False, description="do not split experts")
     disable_pp: bool = Field(False, description="no pipeline")
     disable_ckpt: bool = Field(False, description="no recompute")
     recompute_parts: bool = Field(
@@ -237,6 +243,7 @@ class SearchOptions(TaskOptions):
         return {
             "sp_space": "tp+sp" if any(layer.ulysses for layer in plan.layers) else "tp",
             "max_cp_deg": max(part.context for part in (*plan.layers, plan.vocab)),
+            "max_etp_deg": max(layer.etp for layer in plan.layers),
         }
 
     @property
@@ -274,6 +281,12 @@ class SearchOptions(TaskOptions):
             for one in every_degrees(size)
             if one.ranks >= fewest and all(degree <= limits[axis] for axis, degree in one.axes)
         ]
+
+    def expert_degrees(self, size: int) -> list[tuple[int, int]]:
+        """(ep, etp) of the experts of layers on a stage of `size` ranks."""
+        most_ep = (self.max_ep_deg or size) if self.allows("ep") else 1
+        most_etp = self.max_etp_deg if self.allows("etp") else 1
+        return [(ep, etp) for ep in divisors(size) for etp in divisors(size // ep) if ep <= most_ep and etp <= most_etp]
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:

@@ -5,16 +5,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
-from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Schedule, UserError, VocabStrategy
-from ..plan.check import find_faults
+from ..cost_model import CostModel, LayerCost
+from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, UserError, VocabStrategy
+from ..plan.check import BESIDE_EXPERTS, find_faults
 from ..plan.mesh import Degrees, divisors
-from ..plan.strategy import Assumptions
+from ..plan.strategy import Assumptions, Experts
 from .options import SearchOptions
+
+
+def price_numbers(cost: LayerCost) -> tuple[float, ...]:
+    """A price in the core's order."""
+    passes_ms = cost.forward_ms, cost.backward_ms, cost.sync_ms
+    return *passes_ms, cost.states_mib, cost.activation_mib, *cost.workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +83,46 @@ def interleaved_families(options: SearchOptions, world_size: int, layers: int) -
 class Space:
     """Strategies of layers and vocabulary, by family. Raises UserError for a model that no strategy can train."""
 
-    def __init__(self, model: ModelShape, assumed: Assumptions, options: SearchOptions):
+    def __init__(self, model: ModelShape, assumed: Assumptions, options: SearchOptions, cost: CostModel | None = None):
+        """With `cost`, strategies of experts are left out that another one beats."""
         self._one_layer = replace(model, layers=1)
+        self._cost = cost
         self._assumed = assumed
         self._options = options
         if faults := self._faults(1, 1, Degrees(), True):  # even of one rank with one sample: no strategy helps
             raise UserError(faults)
+        self._recomputes = [each for each in options.recomputes if not model.experts or each in BESIDE_EXPERTS]
         self._allowed = lru_cache(maxsize=None)(options.degrees)
         self._fits = lru_cache(maxsize=None)(lambda *where: not self._faults(*where))
         self._layers_of = lru_cache(maxsize=None)(self._every_layer)
 
     def layers(self, family: PlanFamily) -> list[LayerStrategy]:
         """Strategies of one layer."""
-        return [
+        layers = [
             layer for degrees in self._degrees(family, "tp") for layer in self._layers_of(family.stage_size, degrees)
+        ]
+        if not self._one_layer.experts:
+            return layers
+        halves = {again: self._experts(family, again) for again in self._recomputes}
+        return [layer.having(half) for layer in layers for half in halves[layer.recompute]]
+
+    def _experts(self, family: PlanFamily, recompute: Recompute) -> list[Experts]:
+        """Strategies of a layer's experts. All that is counted of a layer is the sum of its halves', so that a half
+        that another beats, or equals, in every number is in no plan that is better than all others."""
+        size, model = family.stage_size, self._one_layer
+        halves = [
+            Experts(ep, etp, dp_type)
+            for ep, etp in self._options.expert_degrees(size)
+            if model.experts % ep == 0 and model.expert_size % etp == 0
+            for dp_type in self._dp_types(size, ep * etp)
+        ]
+        if self._cost is None:
+            return halves
+        where = {"stage_size": size, "micro_batch": family.micro_batch}
+        where |= {"micro_batches": family.micro_batches, "pipeline": family.stages}
+        numbers = [price_numbers(self._cost.expert_cost(half, recompute, **where)) for half in halves]
+        return [
+            half for k, half in enumerate(halves) if not any(_beats(numbers, other, k) for other in range(len(halves)))
         ]
 
     def _every_layer(self, stage_size: int, degrees: Degrees) -> list[LayerStrategy]:
@@ -97,7 +130,7 @@ class Space:
             LayerStrategy(**degrees.named, consecutive=consecutive, dp_type=dp_type, recompute=recompute)
             for consecutive in ((True, False) if self._strides(stage_size, degrees.ranks) else (True,))
             for dp_type in self._dp_types(stage_size, degrees.tp)
-            for recompute in self._options.recomputes
+            for recompute in self._recomputes
         ]
 
     def vocabularies(self, family: PlanFamily) -> list[VocabStrategy]:
@@ -157,3 +190,10 @@ class Space:
             assumed=self._assumed,
         )
         return find_faults(one, self._one_layer if for_layer else None)
+
+
+def _beats(numbers: Sequence[tuple[float, ...]], one: int, other: int) -> bool:
+    """Whether one takes no more of anything than the other; of equal ones the first does."""
+    if one == other or any(a > b for a, b in zip(numbers[one], numbers[other], strict=True)):
+        return False
+    return numbers[one] != numbers[other] or one < other

@@ -16,7 +16,7 @@ from ..plan.layout import TokenLayout, token_layout
 from ..plan.schedules import arrays, chunks_in_flight
 from ..plan.strategy import Strategy
 from ..profiles.memory import Role
-from .space import PlanFamily
+from .space import PlanFamily, price_numbers
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
 NUMBERS = 9  # of a price
@@ -66,7 +66,7 @@ def priced_layers(family: PlanFamily, choices: Choices, cost: CostModel) -> Pric
     """The prices of layers, and nothing for all else; schedule and chunks change none. Raises UserError where a profile
     lacks what a strategy needs."""
     prices = [_prices(some, kind, family, cost) for kind, some in enumerate(choices.layers)]
-    return _alone([list(map(_numbers, some)) for some in prices])
+    return _alone([list(map(price_numbers, some)) for some in prices])
 
 
 def priced(family: PlanFamily, choices: Choices, cost: CostModel) -> Priced:
@@ -74,15 +74,20 @@ def priced(family: PlanFamily, choices: Choices, cost: CostModel) -> Priced:
     where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
 
     def vocab_row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
-        return _numbers(cost.vocab_cost(vocab, role=role, **_where(family)))
+        return price_numbers(cost.vocab_cost(vocab, role=role, **_where(family)))
 
     middle = [
-        _numbers(cost.middle_cost(later=later, micro_batches=family.micro_batches, **where)) for later in (False, True)
+        price_numbers(cost.middle_cost(later=later, micro_batches=family.micro_batches, **where))
+        for later in (False, True)
     ]
     return {
         **_seams(family, choices.layers, choices.vocabularies, cost),
         "strategies": _array(
-            [_numbers(price) for kind, some in enumerate(choices.layers) for price in _prices(some, kind, family, cost)]
+            [
+                price_numbers(price)
+                for kind, some in enumerate(choices.layers)
+                for price in _prices(some, kind, family, cost)
+            ]
         ),
         "vocabs": _array(
             [
@@ -217,7 +222,9 @@ def sketch_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cos
     for kind, some in enumerate(layers):
         plain = [layer for layer in some if not layer.recompute] or list(some)
         if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
-            plain = list({(layer.axes, layer.consecutive): layer for layer in reversed(plain)}.values())
+            plain = list(
+                {(layer.axes, layer.consecutive, layer.ep, layer.etp): layer for layer in reversed(plain)}.values()
+            )
         prices = _prices(plain, kind, family, cost)
         rows.append([(price.forward_ms, price.backward_ms, *[0.0] * (NUMBERS - 2)) for price in prices])
     shared = family.stages if family.chunks > 1 else 1  # stages taken for one
@@ -272,12 +279,6 @@ def _shape(family: PlanFamily, cost: CostModel) -> dict[str, Any]:
         "runs": runs,
         "in_flight": np.array(held if family.chunks > 1 else [count for _, count in held], dtype=np.int32),
     }
-
-
-def _numbers(cost: LayerCost) -> tuple[float, ...]:
-    """A price in the core's order."""
-    passes_ms = cost.forward_ms, cost.backward_ms, cost.sync_ms
-    return *passes_ms, cost.states_mib, cost.activation_mib, *cost.workspace
 
 
 def _prices(layers: Sequence[LayerStrategy], kind: int, family: PlanFamily, cost: CostModel) -> list[LayerCost]:

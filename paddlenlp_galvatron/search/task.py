@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ..base.limits import Size
 from ..cost_model import CostOptions, Task
+from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
 from ..options.group import Options
 from ..plan.check import PLANNED_ONLY
 
+Imbalance = Annotated[float, Field(ge=1, le=1e4)]
 Kind = Literal["pretrain", "sft", "lora", "dpo"]
 RANK = 16  # of LoRA's adapters, where none is given: PEFT's and LLaMA-Factory's examples
 
@@ -31,6 +33,16 @@ class TaskOptions(Options):
         False, description="keep the optimizer's states in the hosts' memory between updates; planned only"
     )
 
+    moe_imbalance: Imbalance = Field(
+        IMBALANCE, description="rows of the rank whose experts get most, over the mean, by which times are priced"
+    )
+    moe_imbalance_bound: Imbalance = Field(
+        IMBALANCE_BOUND, description="the same for the bound of memory, which a plan must keep within"
+    )
+    experts_one_by_one: bool = Field(
+        False, description="price a rank's experts as run one after the other, not by grouped kernels"
+    )
+
     @model_validator(mode="after")
     def _ranked(self) -> Self:
         if self.lora_rank is not None and self.task not in ("lora", "dpo"):
@@ -45,7 +57,13 @@ class TaskOptions(Options):
     @property
     def priced(self) -> CostOptions:
         """The task for the cost model."""
-        return CostOptions(task=self.trained, offload_optimizer=self.offload_optimizer)
+        return CostOptions(
+            task=self.trained,
+            offload_optimizer=self.offload_optimizer,
+            imbalance=self.moe_imbalance,
+            imbalance_bound=max(self.moe_imbalance, self.moe_imbalance_bound),
+            one_by_one=self.experts_one_by_one,
+        )
 
     @property
     def trained(self) -> Task:

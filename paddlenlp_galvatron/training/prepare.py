@@ -14,7 +14,7 @@ from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
 from ..launch.faults import WAIT_S
-from ..model import TRAINED, config_of
+from ..model import config_of
 from ..options.degrees import DegreeOptions
 from ..options.foreign import idle_note
 from ..options.group import Options
@@ -99,6 +99,10 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     if tuning.tunes:
         if run.input_dir is not None:
             raise UserError(f"input_dir: is of pretraining; {tuning.task} learns from dataset_name_or_path")
+        if shape.experts and tuning.kind == "lora":
+            raise UserError(
+                f"lora: {shape.name} has experts, beside which no adapters learn; train all weights instead"
+            )
         # PaddleNLP's own defaults: fine-tuning begins with the model's weights, and its rates fall to 0.
         values = {"continue_training": True, "min_learning_rate": None} | dict(values)
         run = run.model_copy(update={"continue_training": RunOptions.from_values(values).continue_training})
@@ -151,11 +155,6 @@ def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[st
     if len(model.shapes) > 1:
         raise UserError(f"num_layertype: training takes one type of layers, but {len(model.shapes)} are given")
     shape = model.shapes[0]
-    if shape.family not in TRAINED:
-        raise UserError(
-            f"model_size: {shape.name} has experts ({shape.family}): it can be planned, but not trained yet; models of "
-            f"{', '.join(TRAINED)} can"
-        )
     if run.initializer_range is not None:
         shape = replace(shape, initializer_range=run.initializer_range)
     if options.model_size is not None and shape == load_model(options.model_size):

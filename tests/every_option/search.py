@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
+from search.test_experts import SMALL
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.model import config_of
@@ -34,6 +35,7 @@ def prepare(folder: Path) -> None:
     """Profiles in configs/; in other/ a quicker network and more memory, in single/ times of one batch size."""
     write_model(folder)
     (folder / "example.json").write_text(json.dumps(config_of(MODEL)))
+    (folder / "mixture.json").write_text(json.dumps(config_of(SMALL)))
     (folder / "options.json").write_text(json.dumps({"settle_chunk": 4}))
     (folder / "plan_options.json").write_text(json.dumps({"memory_constraint": 4}))
     for profile in (HARDWARE, COMPUTATION, MEMORY):
@@ -137,6 +139,9 @@ BASE = {
     "seq_length": 512,
     "default_dp_type": "ddp",
 }
+MIXTURE = {"model_size": "mixture.json", "device": "h100-80gb", "settle_bsz": 8, "seq_length": 64, **NARROW}
+# Experts that must be shared out.
+SPREAD = {**MIXTURE, "model_size": "qwen3-30b-a3b", "memory_constraint": 80, "disable_vtp": 0, "disable_sdp": 1}
 TIGHT = {"memory_constraint": 0.9}  # GB, in which every strategy counts
 OTHER = {"profiles": "other"}
 SINGLE = {"time_profiling_path": "single"}
@@ -156,6 +161,9 @@ ROWS = {
     "task": Row("lora", "answer.time_s"),
     "lora_rank": Row(4, "answer.time_s", {"task": "dpo"}),
     "offload_optimizer": Row(1, "refusal"),  # its profiles name no GPU
+    "moe_imbalance": Row(1.9, "answer.time_s", SPREAD),
+    "moe_imbalance_bound": Row(3, "answer.stages", SPREAD),
+    "experts_one_by_one": Row(1, "answer.time_s", MIXTURE),
     "min_bsz": Row(16, "families", BATCHES),
     "max_bsz": Row(16, "families", BATCHES),
     "bsz_scale": Row(12, "families", BATCHES),
@@ -167,6 +175,8 @@ ROWS = {
     "max_tp_deg": Row(1, "answer.stages", TIGHT),
     "max_sp_deg": Row(2, "refusal"),
     "max_cp_deg": Row(2, "calls.strategies"),
+    "max_ep_deg": Row(1, "calls.strategies", MIXTURE),
+    "max_etp_deg": Row(2, "calls.strategies", MIXTURE),
     "max_pp_deg": Row(1, "plan.pp_deg"),
     "max_virtual_pp_deg": Row(2, "families"),
     "disable_dp": Row(1, "answer.stages"),
@@ -174,6 +184,8 @@ ROWS = {
     "disable_tp": Row(1, "plan.tp_sizes_enc", TIGHT),
     "disable_sp": Row(1, "calls.strategies", {"sp_space": "tp+sp"}),
     "disable_cp": Row(1, "calls.strategies", {"max_cp_deg": 2}),
+    "disable_ep": Row(1, "calls.strategies", MIXTURE),
+    "disable_etp": Row(1, "calls.strategies", MIXTURE),
     "disable_pp": Row(1, "plan.pp_deg"),
     "disable_ckpt": Row(1, "calls.strategies"),
     "recompute_parts": Row(1, "calls.strategies"),

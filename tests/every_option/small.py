@@ -155,6 +155,7 @@ OF_FILE = {
     "model_size": Row("llama2-7b", "refusal"),
 }
 GROUPS = {"world_size": 4, "global_tp_deg": 2}
+MIXTURE = {"MODEL": "qwen3-30b-a3b", "gpus": 8, "seq_length": 4096, "global_train_batch_size": 32}
 UNIFORM = {
     "config": Row("uniform.json", "plan.chunks"),
     "output": Row("out.json", "files"),
@@ -175,6 +176,8 @@ UNIFORM = {
     "vocab_tp": Row(2, "plan.vtp"),
     "embed_sdp": Row(1, "plan.embed_sdp"),
     "use_ulysses": Row(1, "plan.use_sp", {"global_tp_deg": 2}),
+    "global_ep_deg": Row(2, "refusal"),  # the model has no experts
+    "global_tp_of_ep_deg": Row(2, "refusal"),
 }
 TABLES = {
     "plan show": OF_FILE | {"json": Row(1, "out")},
@@ -250,6 +253,9 @@ TABLES = {
         "task": Row("dpo", "out"),
         "lora_rank": Row(4, "out", {"task": "lora"}),
         "offload_optimizer": Row(1, "out"),
+        "moe_imbalance": Row(4, "out", MIXTURE),
+        "moe_imbalance_bound": Row(4, "out", MIXTURE),
+        "experts_one_by_one": Row(1, "out", MIXTURE),
         "gpus": Row("1,2", "out"),
         "list": Row(1, "out"),
         "device": Row("a100", "out"),

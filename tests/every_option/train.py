@@ -246,6 +246,9 @@ STRATEGY = {
     "vocab_tp": Row(2, "plan.vocab", FOUR),
     "embed_sdp": Row(1, "plan.vocab", FOUR),
     "use_ulysses": Row(1, "plan.layers", {**FOUR, "global_tp_deg": 2}),
+    "global_ep_deg": Row(2, "refusal", FOUR),  # the model has no experts
+    "global_tp_of_ep_deg": Row(2, "refusal", FOUR),
+    "expert_parallel_degree": Row(2, "refusal", FOUR),
     "tensor_parallel_degree": Row(2, "plan.layers", FOUR),
     "sep_parallel_degree": Row(2, "plan.layers", FOUR),
     "pipeline_parallel_degree": Row(2, "plan.stages", STOCK),

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from ...base.scratch import scratch_folder
 from ...model import FAMILIES
+from ...model.family import Family
 from ...model.lora import Adapters
 from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, UserError, plan_from_dict, plan_to_dict
 from ...plan.check import require_valid
@@ -152,13 +153,27 @@ def small_case(
         max_position_embeddings=seq_length,
         tied_embeddings=tied,
         initializer_range=0.1,
+        **(_experts(plan, traits) if traits.mixture else {}),
         **traits.example,
     )
+    if shape.experts and lora_rank:
+        raise UserError(f"lora_rank: {family} has experts, beside which no adapters learn; leave it out")
     plan = replace(plan, assumed=replace(plan.assumed, seq_length=seq_length))
     require_valid(plan, shape)
     if optimizer not in LEARNING_RATES:
         raise UserError(f"optimizer: {optimizer!r} is unknown; choose one of {', '.join(LEARNING_RATES)}")
     return Case(plan, shape, optimizer, steps, seed, lora_rank, packed)
+
+
+def _experts(plan: Plan, traits: Family) -> dict[str, Any]:
+    """The fewest experts, and columns of each, that all degrees of the plan split."""
+    sizes = {
+        "experts": 2 * lcm(2, *(layer.ep for layer in plan.layers)),
+        "experts_per_token": 2,
+        "expert_size": 12 * lcm(*(layer.etp for layer in plan.layers)),
+    }
+    shared = 6 * HEAD_DIM * lcm(*(layer.degree for layer in plan.layers))
+    return sizes | ({"shared_size": shared} if traits.mixture and traits.mixture.shared else {})
 
 
 def batch_of(case: Case, step: int) -> Batch:

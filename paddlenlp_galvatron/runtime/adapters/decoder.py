@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 from paddle import nn
@@ -61,8 +62,8 @@ class DecoderAdapter:
         wanted = {weight.name: weight.shape for weight in shape.block.weights}
         for name in [weight.name for weight in shape.block.weights if weight.linear]:
             path = name.removesuffix(".weight")
-            owner_name, _, attribute = path.partition(".")
-            owner = getattr(layer, owner_name)
+            *steps, attribute = path.split(".")
+            owner = reduce(getattr, steps, layer)
             built, biased = getattr(owner, attribute), f"{path}.bias" in wanted
             if tuple(built.weight.shape) != wanted[name] or biased != (built.bias is not None):
                 setattr(owner, attribute, nn.Linear(*wanted[name], bias_attr=None if biased else False))

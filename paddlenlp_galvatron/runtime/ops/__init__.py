@@ -7,9 +7,9 @@ from typing import Any
 from paddle.autograd import PyLayer
 
 from ...plan.seams import Op
-from . import context, tensor, ulysses
+from . import context, expert, tensor, ulysses
 
-OPS = {**tensor.OPS, **ulysses.OPS, **context.OPS}  # None: nothing
+OPS = {**tensor.OPS, **ulysses.OPS, **context.OPS, **expert.OPS}  # None: nothing
 
 
 class Crossing(PyLayer):  # type: ignore[misc]

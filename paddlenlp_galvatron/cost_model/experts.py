@@ -1,0 +1,122 @@
+"""Cost of a layer's experts on the rank that gets most rows: the second half of a layer's price.
+
+Tokens of a rank, t, make t * k rows, which go to the ranks that have their experts, and come back. Every rank of a
+stage has as many tokens, however the layer's other half is split, so that this half depends on its own strategy alone.
+An imbalance tells how even the load is: rows of the fullest rank over the mean. A rank with all experts has only its
+own rows, whatever the load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..model import Fused, ModelShape, Recompute
+from ..plan.mesh import EXCHANGE, Axis
+from ..plan.seams import Collective
+from ..plan.strategy import Experts, LayerStrategy
+from ..profiles.compute_time import ComputeTimes
+from ..profiles.network import Network
+from .communication import Call, Calls, Setting, matrix_calls
+from .costs import CostOptions, LayerCost, Workspace
+from .module_cost import ModuleCosts
+from .module_memory import Room
+from .states import FP32_BYTES
+from .weights import Weights
+
+MIB = 2**20
+COUNT_BYTES = 8  # of a number of rows
+# Buffers of rows that stand beside what is kept: to be sent, received, and by expert.
+ROW_BUFFERS = 3
+
+_Where = tuple[Experts, Recompute, int, int, bool, int]
+
+
+class ExpertPrices:
+    """Prices of one model's experts on one cluster."""
+
+    def __init__(
+        self,
+        model: ModelShape,
+        times: ComputeTimes,
+        network: Network,
+        modules: ModuleCosts,
+        options: CostOptions,
+    ):
+        self._model, self._times, self._network, self._modules = model, times, network, modules
+        self._options = options
+        self._known: dict[_Where, LayerCost] = {}
+
+    def cost(self, experts: Experts, recompute: Recompute, setting: Setting, several: bool, pipeline: int) -> LayerCost:
+        """One layer's experts for one micro-batch; `several`: the step has more. Activations and workspace are those
+        of the imbalance that bounds it, its times and its walk through memory those of the expected one."""
+        recompute &= Recompute.FULL  # no part of a layer has experts
+        where = experts, recompute, setting.stage_size, setting.samples, several, pipeline
+        if where not in self._known:
+            likely, worst = (
+                self._at(experts, recompute, setting, several, pipeline, imbalance)
+                for imbalance in (self._options.imbalance, self._options.imbalance_bound)
+            )
+            workspace = Workspace.of((likely.workspace, worst.workspace))
+            self._known[where] = LayerCost.of(likely.terms, worst.activation_mib, workspace, likely.memory)
+        return self._known[where]
+
+    def _at(
+        self, experts: Experts, recompute: Recompute, setting: Setting, several: bool, pipeline: int, imbalance: float
+    ) -> LayerCost:
+        model = self._model
+        mesh, bytes_each = experts.mesh(setting.stage_size), setting.assumed.mixed_precision.bytes
+        stretch = min(imbalance, experts.ep)
+        rows = stretch * rows_of(model, experts, setting)
+        times = self._times.experts(model.experts // experts.ep, rows, experts.etp)
+        times = times.slowed(self._network.beside_receive(pipeline))
+        times = times if recompute else replace(times, recompute_ms=0.0)
+        weights = expert_weights(model, experts)
+        calls = expert_calls(model, experts, recompute, setting, stretch)
+        messages = self._modules.messages(calls, mesh, pipeline, weights)
+        kept = model.routed.kept(Fused.NONE)
+        row_mib = bytes_each / MIB
+        held_mib = rows * (kept.gathered + kept.split / experts.etp) * row_mib
+        working_mib = rows * (ROW_BUFFERS * model.hidden_size + 2 * model.expert_size / experts.etp) * row_mib
+        room = Room(0.0, working_mib + held_mib) if recompute else Room(held_mib, working_mib)
+        own = LayerStrategy(dp_type=experts.dp_type)
+        return self._modules.own(own, mesh.degree(Axis.EXPERT_DATA), messages, times, weights, several, room)
+
+
+def rows_of(model: ModelShape, experts: Experts, setting: Setting) -> float:
+    """Mean rows that a rank gets of a micro-batch: a row goes to all ranks that have a part of its expert."""
+    return setting.samples * setting.seq / setting.stage_size * model.experts_per_token * experts.etp
+
+
+def expert_weights(model: ModelShape, experts: Experts) -> Weights:
+    """On one rank, which has them stacked: three matrices."""
+    numbers = model.routed.parameters // experts.ranks
+    return Weights(matrices=numbers, largest=numbers // 3)
+
+
+def expert_calls(
+    model: ModelShape, experts: Experts, recompute: Recompute, setting: Setting, stretch: float = 1.0
+) -> Calls:
+    """Collectives of one layer's experts. `stretch`: rows of the fullest rank over the mean."""
+    weights = matrix_calls(
+        expert_weights(model, experts).matrices,
+        experts.dp_type,
+        experts.mesh(setting.stage_size).degree(Axis.EXPERT_DATA),
+        (Axis.EXPERT_DATA,),
+        setting,
+    )
+    if experts.ranks == 1:
+        return weights
+    rows = stretch * rows_of(model, experts, setting)
+    width = model.hidden_size * setting.assumed.mixed_precision.bytes
+    counts = COUNT_BYTES * model.experts * experts.etp * experts.ranks
+
+    def exchange(forward: bool) -> Iterator[Call]:
+        """Rows there and back, and the score that each is multiplied by."""
+        yield Call(Collective.ALL_TO_ALL, EXCHANGE, int(rows * width), 2)
+        yield Call(Collective.ALL_TO_ALL, EXCHANGE, int(rows * FP32_BYTES))
+        if forward:
+            yield Call(Collective.ALL_GATHER, EXCHANGE, counts)
+
+    again = tuple(exchange(False)) if recompute is Recompute.FULL else ()
+    return Calls(tuple(exchange(True)), (*exchange(False), *again)).also(weights)

@@ -1,0 +1,74 @@
+"""How long the experts of a layer compute on one rank: what a pass takes whatever it is given, for each expert that the
+rank has, and for each row, which is a token that one of its experts gets.
+
+Products with grouped kernels are a line in both: the weights of every expert are read once, and each row is multiplied
+with those of one. Whoever runs experts one by one adds calls for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..model import ModelShape
+from ..plan.strategy import Precision
+from .data_sheet import DataSheet
+
+FP32_BYTES = 4
+GRADIENT_BYTES = 10  # a weight's gradient in 16 bits is read, and added to a sum in fp32
+PRODUCTS = 3  # of an expert: gate, up and down
+# Calls behind the one number that the host waits for in forward: until then it cannot run ahead.
+CALLS_BEHIND_READ = 10
+# Calls of one expert that runs by itself, forward: its rows, three products, the activation function, its sum.
+CALLS_ONE_BY_ONE = 6
+COPIES = 3  # of what a row brings: in the order of ranks, of experts, and back
+
+
+class ExpertPass(NamedTuple):
+    """Times of one pass, in ms."""
+
+    call_ms: float = 0.0
+    expert_ms: float = 0.0
+    row_ms: float = 0.0
+
+    def of(self, experts: int, rows: float) -> float:
+        """With so many experts and rows on a rank."""
+        return self.call_ms + experts * self.expert_ms + rows * self.row_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTimes:
+    """Times of experts that a number of ranks splits."""
+
+    forward: ExpertPass
+    backward: ExpertPass
+
+
+def analytic_experts(
+    model: ModelShape, sheet: DataSheet, precision: Precision, degrees: tuple[int, ...], one_by_one: bool = False
+) -> Mapping[int, ExpertTimes]:
+    """By degree of tensor parallelism inside experts, from a data sheet. `one_by_one`: no kernel does all experts of a
+    rank at once."""
+    if not model.experts:
+        return {}
+    peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
+    flops_per_ms = peak.value * sheet.matmul_efficiency.value * 1e9
+    bytes_per_ms = sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6
+    launch_ms, start_ms = sheet.launch.value / 1e3, sheet.product_start.value / 1e3
+    weights, [experts] = model.routed.parameters // model.experts, model.routed.sublayers
+    alone_ms = CALLS_ONE_BY_ONE * max(launch_ms, start_ms) if one_by_one else 0.0
+
+    def at(degree: int) -> ExpertTimes:
+        own = weights / degree
+        numbers = 2 * (experts.kept.gathered + experts.kept.split / degree) + 2 * COPIES * model.hidden_size
+        row_ms = 2 * own / flops_per_ms + numbers * precision.bytes / bytes_per_ms
+        read_ms = own * precision.bytes / bytes_per_ms
+        start = CALLS_BEHIND_READ * launch_ms + PRODUCTS * start_ms
+        summed_ms = own * GRADIENT_BYTES / bytes_per_ms
+        return ExpertTimes(
+            ExpertPass(start, read_ms + alone_ms, row_ms),
+            ExpertPass(2 * PRODUCTS * start_ms, 2 * read_ms + summed_ms + 2 * alone_ms, 2 * row_ms),
+        )
+
+    return {degree: at(degree) for degree in degrees if model.expert_size % degree == 0}

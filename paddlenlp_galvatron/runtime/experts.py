@@ -1,0 +1,166 @@
+"""The experts of a layer on one rank: where each token goes, the exchange of rows, and what the rank's own compute.
+
+Shapes: T tokens here, k experts a token, E experts, n ranks of the exchange, l experts of a rank, R rows received. A
+rank of the exchange is (ep index, etp index): a row goes to all etp ranks that have a part of its expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import paddle
+from paddle import nn
+from paddle.autograd import PyLayer
+
+from ..model import ModelShape
+from ..plan.strategy import Experts
+from . import device
+from .collectives import all_gather, all_to_all
+from .precision import Numbers, cast
+
+Memo = dict[str, Any]  # of one call: recompute finds in it the routing of the first run
+
+
+class Routing:
+    """Where the tokens of one micro-batch go. Backward and recompute use that of forward, and never choose again."""
+
+    def __init__(self, chosen: Any, shape: ModelShape, experts: Experts, group: Any):
+        """`chosen` [T, k]: numbers of experts."""
+        ranks, etp, local = experts.ranks, experts.etp, shape.experts // experts.ep
+        self.group, self.chosen = group, chosen
+        self.tokens, self.k = chosen.shape
+        self.copies = self.k * etp  # rows of a token
+        keys = (chosen // local).unsqueeze(-1) * etp + paddle.arange(etp)  # the rank of each copy
+        keys = (keys * local + (chosen % local).unsqueeze(-1)).flatten()
+        self.order = paddle.argsort(keys, stable=True)  # rows by rank, then by expert; always as many
+        self.back = paddle.argsort(self.order, stable=True)
+        self.token, self.slot = self.order // self.copies, self.order // etp
+        ones = paddle.ones(keys.shape, "int64")
+        sent = paddle.scatter_nd_add(paddle.zeros([ranks * local], "int64"), keys.unsqueeze(-1), ones)
+        told = all_gather(sent.reshape([1, ranks, local]), group)  # [from, to, expert]
+        counts = device.to_host(told)  # the one thing that the host must know
+        me = 0 if group is None else group.rank
+        self.rows = counts.sum(-1).tolist()  # from each rank to each
+        self.rows_back = counts.sum(-1).T.tolist()
+        self.counts = counts[:, me].sum(0).tolist()  # of each of this rank's experts
+        # Rows come by rank and, within a rank, by expert: the segment of each tells its expert.
+        ends = told[:, me].flatten().cumsum(0)
+        places = paddle.arange(sum(self.counts), dtype="int64")
+        segments = paddle.searchsorted(ends, places, right=True)
+        self.by_expert = paddle.argsort(segments % local, stable=True)
+        self.by_rank = paddle.argsort(self.by_expert, stable=True)
+
+    def to_experts(self, rows: Any) -> Any:
+        """[T k etp, ...] by rank -> [R, ...] by expert."""
+        return _take(self._exchange(rows, self.rows), self.by_expert)
+
+    def to_tokens(self, rows: Any) -> Any:
+        """[R, ...] by expert -> [T, k etp, ...]."""
+        back = self._exchange(_take(rows, self.by_rank), self.rows_back)
+        return _take(back, self.back).reshape([self.tokens, self.copies, *rows.shape[1:]])
+
+    def _exchange(self, rows: Any, counts: Any) -> Any:
+        return rows if self.group is None else all_to_all(rows, self.group, counts)
+
+
+def _take(x: Any, index: Any) -> Any:
+    """Rows of x; of no index none, as not every kernel of Paddle's takes that."""
+    return x.index_select(index) if index.shape[0] else paddle.zeros([0, *x.shape[1:]], x.dtype)
+
+
+class Dispatch(PyLayer):  # type: ignore[misc]
+    """x [T, H] and scores [T, k] -> rows [R, H] and the score of each [R]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, scores: Any, routing: Routing) -> Any:
+        ctx.routing = routing
+        rows = routing.to_experts(x.index_select(routing.token))
+        return rows, routing.to_experts(scores.flatten().index_select(routing.slot))
+
+    @staticmethod
+    def backward(ctx: Any, d_rows: Any, d_scores: Any) -> Any:
+        routing = ctx.routing
+        d_scores = routing.to_tokens(d_scores).reshape([routing.tokens, routing.k, -1]).sum(-1)
+        return routing.to_tokens(d_rows).sum(1), d_scores
+
+
+class Combine(PyLayer):  # type: ignore[misc]
+    """Rows [R, H], already times their scores -> the sum of each token's [T, H]: the mirror image of dispatch."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, routing: Routing) -> Any:
+        ctx.routing = routing
+        return routing.to_tokens(rows).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return ctx.routing.to_experts(grad.index_select(ctx.routing.token))
+
+
+class Products(PyLayer):  # type: ignore[misc]
+    """x [R, I] by expert, a weight [I, O] of each -> [R, O]: one product an expert, in any order of ranks the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, counts: Sequence[int], *weights: Any) -> Any:
+        # Not saved: under zero3 the memory of weights goes meanwhile, and backward finds them anew.
+        ctx.x, ctx.counts, ctx.weights = x, counts, weights
+        parts = [part @ weights[expert] for expert, part in _parts(x, counts)]
+        return paddle.concat(parts) if parts else paddle.zeros([0, weights[0].shape[-1]], x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        # An expert without rows has a gradient, too: AdamW decays it as in one process.
+        of_weights: list[Any] = [None] * len(ctx.weights)
+        of_rows = []
+        for (expert, part), (_, own) in zip(_parts(ctx.x, ctx.counts), _parts(grad, ctx.counts), strict=True):
+            of_rows.append(own @ ctx.weights[expert].T)
+            of_weights[expert] = part.T @ own
+        unused = (paddle.zeros(weight.shape, weight.dtype) for weight in ctx.weights)
+        filled = [zeros if of is None else of for of, zeros in zip(of_weights, unused, strict=True)]
+        return (paddle.concat(of_rows) if of_rows else paddle.zeros(ctx.x.shape, ctx.x.dtype), *filled)
+
+
+def _parts(rows: Any, counts: Sequence[int]) -> Iterator[tuple[int, Any]]:
+    start = 0
+    for expert, count in enumerate(counts):
+        if count:
+            yield expert, rows[start : start + count]
+        start += count
+
+
+class OwnExperts:
+    """A rank's experts of one layer. `layer` holds their weights, [l] of each kind, by names of its own."""
+
+    def __init__(self, shape: ModelShape, experts: Experts, group: Any, numbers: Numbers):
+        self.layer = nn.Layer()
+        self._shape, self._experts, self._group, self._numbers = shape, experts, group, numbers
+        self._local = shape.experts // experts.ep
+
+    def names(self, kind: int) -> list[str]:
+        """Attributes of `layer`; `kind`: gate, up or down."""
+        return [f"{('gate', 'up', 'down')[kind]}_{expert}" for expert in range(self._local)]
+
+    def __call__(self, x: Any, router: Any, memo: Memo) -> Any:
+        """x [T, H] of this rank's own tokens -> the weighted sum of each token's experts [T, H]. `router` [H, E]."""
+        numbers, shape = self._numbers, self._shape
+        logits = paddle.matmul(cast(x, "float32"), cast(router, "float32"))
+        probabilities = nn.functional.softmax(logits, axis=-1)
+        if "routing" not in memo:
+            with paddle.no_grad():
+                chosen = paddle.topk(probabilities.detach(), shape.experts_per_token, axis=-1)[1]
+                memo["routing"] = Routing(chosen, shape, self._experts, self._group)
+        routing = memo["routing"]
+        scores = paddle.take_along_axis(probabilities, routing.chosen, axis=-1)
+        if shape.norm_topk:
+            scores = scores / scores.sum(-1, keepdim=True)
+        rows, score = Dispatch.apply(cast(x, numbers.stored), scores, routing)
+        rows = cast(rows, numbers.computed)
+        gate, up = (self._product(rows, kind, routing) for kind in (0, 1))
+        # Times its score before the last product, so that no copy of what that puts out is kept.
+        inner = nn.functional.silu(gate) * up * cast(score, numbers.computed).unsqueeze(-1)
+        return cast(Combine.apply(cast(self._product(inner, 2, routing), numbers.stored), routing), numbers.computed)
+
+    def _product(self, rows: Any, kind: int, routing: Routing) -> Any:
+        weights = [getattr(self.layer, name) for name in self.names(kind)]
+        return Products.apply(rows, routing.counts, *weights)
