@@ -40,7 +40,7 @@ def report(
         typer.Option(help="memory of a GPU, GiB; unset: as in the plan", parser=within(Positive)),
     ] = None,
     num_gpus_per_node: Annotated[
-        int | None, typer.Option(help="devices on each node; unset: as in the plan, or 8", parser=within(Ranks))
+        int | None, typer.Option(help="GPUs per node; unset: as in the plan, or 8", parser=within(Ranks))
     ] = None,
     task: Annotated[
         str | None,

@@ -46,7 +46,7 @@ class Shape(NamedTuple):
     """Samples and tokens of a measurement."""
 
     batch: int  # samples
-    seq: int  # tokens of a sample
+    seq: int  # sequence length
 
 
 class PassKey(NamedTuple):
@@ -54,7 +54,7 @@ class PassKey(NamedTuple):
 
     part: str
     batch: int  # samples of the whole tp group
-    seq: int  # tokens of a sample
+    seq: int  # sequence length
     tp: int = 1
 
 
@@ -63,7 +63,7 @@ class SeamKey(NamedTuple):
 
     part: str
     batch: int  # samples' worth of tokens of one rank
-    seq: int  # tokens of a sample
+    seq: int  # sequence length
     axis: Axis
 
 
@@ -186,7 +186,7 @@ class ComputationProfile:
     ) -> ComputationProfile:
         """Read a file, whatever its name, of any version of Galvatron or its PaddleNLP port.
 
-        `seqs`: tokens of a sample that each layer type is to see, for keys that tell none. `note` hears what was
+        `seqs`: sequence length of each layer type, for keys that tell none. `note` hears what was
         assumed, derived from raw runs or left out. Raises UserError with all that is wrong.
         """
         whole, meta = read_profile(path)

@@ -1,4 +1,4 @@
-"""A plan as one HTML file, that needs no network: who runs what, memory, time line, what would change it, the run."""
+"""A plan as one HTML file, that needs no network: layer placement, memory, time line, what would change it, the run."""
 
 from __future__ import annotations
 

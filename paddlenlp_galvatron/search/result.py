@@ -48,7 +48,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a plan needs on its fullest device, and what binds there. Where nothing fits: of the plan of least."""
+    """What a plan needs on its fullest device, and the bottleneck there. Where nothing fits: of the plan of least."""
 
     plan: Plan
     prediction: Prediction

@@ -105,7 +105,7 @@ def test_ten_kills_under_changing_plans_lose_nothing(tmp_path, seed, record_prop
         time.sleep(chance.uniform(0, WRITE_S))
         life.kill_rank(chance)
         said = life.said.read_text()
-        assert ("goes on at" in said) == (newest > 0) and (not newest or f"step-{newest:08d}" in said)
+        assert ("resuming from" in said) == (newest > 0) and (not newest or f"step-{newest:08d}" in said)
         assert "unexpected" not in said
         whole = whole_checkpoints(life.output / "checkpoints")
         for folder in whole:
