@@ -9,11 +9,13 @@ export PYTHON
 # GPUs need Paddle's GPU build, which is installed by hand: its environment's `galvatron` is taken where one is active.
 GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
-# Ranks that are launched mostly wait for each other. The tests that mostly compute in one process run beside them; on
-# two cores both take about as long.
-LAUNCHING := $(addprefix tests/,distributed trial validation)
+# Ranks that are launched mostly wait for each other, so that three shares at once keep two cores busy. On two cores
+# each takes about as long as the others.
+RANKS := $(sort $(wildcard tests/distributed/test_[a-o]*.py))
+MORE_RANKS := $(filter-out $(RANKS),$(sort $(wildcard tests/distributed/test_*.py))) tests/trial tests/validation
+shares := test-ranks test-more-ranks test-beside
 
-.PHONY: help setup quickstart gpu-check lint test test-launching test-beside test-full validate docs pages clean
+.PHONY: help setup quickstart gpu-check lint test $(shares) test-full validate docs pages clean
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
@@ -44,14 +46,15 @@ lint: setup
 	@$(BIN)/python tools/english.py
 
 test: setup
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going lint test-launching test-beside
+	@$(MAKE) --no-print-directory --jobs=4 --keep-going lint $(shares)
 
-test-launching:
-	@MAKEFLAGS= $(BIN)/pytest -m "not slow" $(LAUNCHING)
+test-ranks: tests = $(RANKS)
+test-more-ranks: tests = $(MORE_RANKS)
+test-beside: tests = $(addprefix --ignore=,tests/distributed tests/trial tests/validation)
 
-# Its report comes when it ends, in one piece.
-test-beside:
-	@report=$$(MAKEFLAGS= $(BIN)/pytest -m "not slow" $(LAUNCHING:%=--ignore=%) 2>&1); \
+# The report of a share comes when it ends, in one piece.
+$(shares):
+	@report=$$(MAKEFLAGS= $(BIN)/pytest -m "not slow" $(tests) 2>&1); \
 		code=$$?; printf '%s\n' "$$report"; exit $$code
 
 test-full: lint

@@ -29,10 +29,8 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddlenlp.transformers.llama.modeling import apply_rotary_pos_emb
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from paddlenlp_galvatron.base.printing import Console, table
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, Recompute
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.collectives import traffic_calls
@@ -153,17 +151,16 @@ def fused(plain: Cost) -> Cost:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strategy", action="append", choices=STRATEGIES, help="this one alone; may be repeated")
-    table = Table(box=box.SIMPLE, title="a layer and micro-batch in Python; of a 7B layer's time")
-    for column in ("strategy", "calls", "forward µs", "backward µs", "7B layer", "over 8"):
-        table.add_column(column, justify="left" if column == "strategy" else "right", no_wrap=True)
+    title = "a layer and micro-batch in Python; of a 7B layer's time"
+    shown = table("strategy", "calls", "forward µs", "backward µs", "7B layer", "over 8", title=title)
     costs = {name: cost(*STRATEGIES[name]) for name in parser.parse_args().strategy or STRATEGIES}
     if "plain" in costs:
         costs["fused"] = fused(costs["plain"])
     for name, of in costs.items():
         times = [f"{us:.0f}" if us else "-" for us in (of.forward_us, of.backward_us)]
         alone = f"{of.share:.0%}" if name not in STRATEGIES or STRATEGIES[name][0].ranks == 1 else "-"
-        table.add_row(name, f"{of.calls:.0f}", *times, alone, f"{8 * of.share:.0%}")
-    Console().print(table)
+        shown.add_row(name, f"{of.calls:.0f}", *times, alone, f"{8 * of.share:.0%}")
+    Console().print(shown)
 
 
 if __name__ == "__main__":

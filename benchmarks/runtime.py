@@ -26,10 +26,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from paddlenlp_galvatron.base.printing import Console, table
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Assumptions, GalvatronError, ModelShape, Plan, plan_to_dict, uniform_plan
 from paddlenlp_galvatron.training.recipe import Recipe
@@ -141,12 +140,9 @@ def ratio(pairs: list[tuple[float, float]]) -> float:
     return median(ours / other for ours, other in pairs)
 
 
-def table(rows: list[Comparison], other: str) -> Table:
-    result = Table(
-        box=box.SIMPLE, title=f"a training step, ours beside {other}, {MODEL.parameters / 1e6:.0f} M parameters"
-    )
-    for column in ("plan", "ours ms", f"{other} ms", "ratio", "before", "rounds", "CPU ratio", "loss diff"):
-        result.add_column(column, justify="left" if column == "plan" else "right", no_wrap=True)
+def shown(rows: list[Comparison], other: str) -> Table:
+    title = f"a training step, ours beside {other}, {MODEL.parameters / 1e6:.0f} M parameters"
+    result = table("plan", "ours ms", "their ms", "ratio", "before", "rounds", "CPU ratio", "loss diff", title=title)
     for row in rows:
         if row.error:
             result.add_row(row.plan, "", "", "no run", "", "", "", "")
@@ -194,7 +190,7 @@ def main() -> int:
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        Console().print(table(rows, "PaddleNLP" if arguments.stock else "by hand"))
+        Console().print(shown(rows, "PaddleNLP" if arguments.stock else "by hand"))
         for row in rows:
             if row.error:
                 print(f"{row.plan}: {row.error}")

@@ -110,11 +110,8 @@ def main() -> int:
         given_up = sum(outcome is FamilyOutcome.GIVEN_UP for outcome in result.outcomes.values())
         plan = result.best.plan if result.best else None
         what = f"{plan.pipeline} stages x {plan.chunks}, {plan.micro_batches} micro-batches" if plan else "no plan"
-        print(
-            f"{name:58} gap {result.gap:.1e}  {spent:6.2f} s  {result.time_s * 1e3:12.3f} ms  {given_up:3} given up of "
-            f"{len(result.outcomes)}  {what}",
-            flush=True,
-        )
+        print(f"{name:58} gap {result.gap:.1e}  {spent:6.2f} s")
+        print(f"    {result.time_s * 1e3:.3f} ms, {given_up} of {len(result.outcomes)} given up, {what}", flush=True)
     return 0
 
 

@@ -1,9 +1,9 @@
 """Whole searches: llama2-7b on measured profiles, and the Llama-3.1-405B shape on clusters of any size.
 
-    python benchmarks/search_whole.py [--profiles FOLDER] [--scale] [--svg FILE]
+    python benchmarks/search_whole.py [--profiles FOLDER] [--scale]
 
 Prints the search time (loading files and Python's start apart), the gap, and the process's peak memory. `--scale` grows
-layers and devices; `--svg` draws that.
+layers and devices.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import argparse
 import resource
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
-from math import log10
 from pathlib import Path
 
 from search_profiles import cost_model
@@ -29,8 +27,8 @@ def peak_mib() -> float:
 
 
 def report(name: str, result: SearchResult) -> None:
-    step = f"{result.time_s:9.3f} s a step" if result.best else "     does not fit"
-    print(f"{name:44} {step}  gap {result.gap:.1e}  search {result.search_time_s:6.3f} s  {peak_mib():4.0f} MiB")
+    step = f"{result.time_s:8.3f} s" if result.best else "no plan"
+    print(f"{name:36} {step:>10}  gap {result.gap:.1e}  in {result.search_time_s:6.3f} s  {peak_mib():4.0f} MiB")
 
 
 def llama2_7b(folder: Path) -> None:
@@ -43,12 +41,12 @@ def llama2_7b(folder: Path) -> None:
                 )
                 cost = load(model, 1, 8, options.assumptions, folder=folder, options=options.cost_options)
                 result = search(model, cost, options)
-                report(f"llama2-7b, 8 devices, {memory} GB, batch {batch}, {sp_space}", result)
+                report(f"llama2-7b, {memory} GB, batch {batch}, {sp_space}", result)
                 slowest = max(slowest, result.search_time_s)
     print(f"slowest search: {slowest:.3f} s; peak memory {peak_mib():.0f} MiB")
 
 
-def scaled(layers: int, nodes: int, *, parallel: bool = False) -> SearchResult:
+def scaled(layers: int, nodes: int, *, parallel: bool = False) -> None:
     """The 405B shape with so many layers, on nodes of eight; every divisor, one or two samples a device."""
     model = replace(load_model("llama3-405b"), layers=layers)
     options = SearchOptions(
@@ -66,38 +64,6 @@ def scaled(layers: int, nodes: int, *, parallel: bool = False) -> SearchResult:
         cost = cost_model(model, options, Path(folder))
     result = search(model, cost, options)
     report(f"{layers} layers, {8 * nodes} devices" + (", two threads" if parallel else ""), result)
-    return result
-
-
-def draw(file: Path, curves: dict[str, Sequence[tuple[float, float]]]) -> None:
-    """Seconds of search over each size, side by side over logarithmic axes, as SVG."""
-    width, height, left, top = 330, 220, 50, 40
-    total = len(curves) * (left + width)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="{top + height + 40}">',
-        '<rect width="100%" height="100%" fill="white"/>',
-        '<g font-family="sans-serif" font-size="11" fill="#333">',
-    ]
-    for number, (name, points) in enumerate(curves.items()):
-        x0 = left + number * (left + width)
-        low, high = log10(points[0][0]), log10(points[-1][0])
-
-        def place(x: float, y: float, x0: int = x0, low: float = low, high: float = high) -> tuple[float, float]:
-            return x0 + (log10(x) - low) / (high - low) * (width - 40), top + (1 - log10(y)) / 3 * height
-
-        parts.append(f'<text x="{x0}" y="20" font-size="13">search time (s) over {name}</text>')
-        for seconds in (0.01, 0.1, 1, 10):
-            _, y = place(points[0][0], seconds)
-            parts.append(f'<path d="M{x0} {y:.1f}h{width - 40}" stroke="#ddd"/>')
-            parts.append(f'<text x="{x0 - 8}" y="{y + 4:.1f}" text-anchor="end">{seconds:g}</text>')
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*point) for point in points))
-        parts.append(f'<polyline fill="none" stroke="#1f77b4" stroke-width="2" points="{path}"/>')
-        for size, seconds in points:
-            x, y = place(size, seconds)
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#1f77b4"/>')
-            parts.append(f'<text x="{x:.1f}" y="{top + height + 20}" text-anchor="middle">{size:g}</text>')
-            parts.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="middle">{seconds:.2g}</text>')
-    file.write_text("\n".join([*parts, "</g></svg>"]) + "\n")
 
 
 def main() -> int:
@@ -106,17 +72,16 @@ def main() -> int:
         "--profiles", type=Path, help="folder with profiles of llama2-7b on 8 devices, bf16, 2048 tokens"
     )
     parser.add_argument("--scale", action="store_true")
-    parser.add_argument("--svg", type=Path)
     arguments = parser.parse_args()
     if arguments.profiles:
         llama2_7b(arguments.profiles)
-    if arguments.scale or arguments.svg:
-        over_layers = [(layers, scaled(layers, 128).search_time_s) for layers in (32, 64, 126, 250, 500, 1000)]
-        over_devices = [(8 * nodes, scaled(126, nodes).search_time_s) for nodes in (2, 8, 32, 128, 512, 1250)]
+    if arguments.scale:
+        for layers in (32, 64, 126, 250, 500, 1000):
+            scaled(layers, 128)
+        for nodes in (2, 8, 32, 128, 512, 1250):
+            scaled(126, nodes)
         scaled(126, 128, parallel=True)
         scaled(1000, 1250)
-        if arguments.svg:
-            draw(arguments.svg, {"layers (1024 devices)": over_layers, "devices (126 layers)": over_devices})
     return 0
 
 

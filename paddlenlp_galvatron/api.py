@@ -137,7 +137,7 @@ class Explained(Shown):
 def fit(model: str | Path, **options: Any) -> Fits:
     """How many GPUs a model needs, and how fast it is on them: `fit("qwen2.5-7b", gpus=8, device="h100-80gb")`. Raises
     UserError."""
-    given = FitOptions.among(_canonical({"model_size": str(model), **options}, FitOptions.model_fields))
+    given = FitOptions.from_values(_canonical({"model_size": str(model), **options}, FitOptions.model_fields))
     shape, sheet = plans.load_model(given.model_size), sheet_of(given)
     asked = given.of(shape)
     found = find_rows(shape, sheet, asked)
@@ -153,7 +153,7 @@ def search(model: str | Path, **options: Any) -> Found:
     asked = settled(values, heard.append)
     result = find_plan(asked.model.shapes, asked.cost, asked.options)
     if result.best:
-        told = ModelOptions.among(values).model_dump(mode="json", exclude_unset=True)
+        told = ModelOptions.from_values(values).model_dump(mode="json", exclude_unset=True)
         result.best.plan.metadata["searched_from"]["model_options"] = told
     return Found(result, tuple(dict.fromkeys(heard)))
 
@@ -167,7 +167,7 @@ def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:
             plan.save(Path(folder) / "plan.json")
             plan = Path(folder) / "plan.json"
         values = _canonical({"plan": Path(plan), **options}, OriginOptions.model_fields)
-        return Explained(explaining.explain(*read_origin(OriginOptions.among(values))))
+        return Explained(explaining.explain(*read_origin(OriginOptions.from_values(values))))
 
 
 def _canonical(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,8 +32,8 @@ class ColumnEnumeration {
     }
   }
 
-  // What no plan of the points costs less than, unless it costs `best` or more: `best` where there is none. `take(plan,
-  // time)` is told of each plan that is faster than `best` and those before it; `weights` are what to begin with.
+  // Lower bound over the plans of the points; `best` where none is faster. Calls `take(plan, time)` for each plan that is
+  // faster than `best` and all earlier ones. Begins with `weights`.
   template <class Take>
   double solve(const PathWeights& weights, double best, std::size_t stop, Take take, WorkBudget& poll) {
     best_ = best, stop_ = stop;
@@ -104,7 +104,7 @@ class ColumnEnumeration {
     return numbers;
   }
 
-  // What they count on paths: layers nothing, and all chunks together what each of them does.
+  // Path coefficients: 0 for layers, then the sum of each chunk's for all chunks together.
   static std::vector<double> counts_of(const PathWeights& weights, std::size_t stage) {
     std::vector<double> counts{0};
     double least = kInfinity;

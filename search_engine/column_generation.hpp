@@ -4,8 +4,8 @@
 // and so is the mean of several paths; the least weighted sum over all plans is a lower bound of the step. It separates
 // by stage, and a dynamic program allocates the layers (node_pricing.hpp). Rows are paths, columns are plans: solve the
 // matrix game between the known ones (restricted_master.hpp), price a new plan against the paths' weights, and add the
-// critical path of the mixture of plans. What stays open is branched on: layers of a stage, vocabulary strategy, layers
-// of a chunk; the node of least bound goes first. With one chunk a stage, column enumeration closes what is left
+// critical path of the mixture of plans. A remaining gap is branched on: layers of a stage, vocabulary strategy, layers
+// of a chunk; the node of least bound goes first. With one chunk a stage, column enumeration closes the rest
 // (column_enumeration.hpp).
 #pragma once
 

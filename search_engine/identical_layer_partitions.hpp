@@ -121,7 +121,7 @@ class IdenticalLayerPartitions : public Partitions {
     return bound(best, ++greedy_[best]);
   }
 
-  // What the other stages add to the paths that lean on one: each its least, and each layer a price.
+  // Terms of the other stages in the paths bound at one stage: the least of each stage, and a price for each layer.
   template <class Least>
   void set_elsewhere(Weighting below, Ending ending, double price_above, double price_below, Least least) {
     const int stages = tables_.stages;

@@ -136,7 +136,7 @@ class MixedLayerPartitions : public Partitions {
   const PathBounds& cuts_;
   StageSolver& stages_;
 
-  // What the other stages add to the paths that lean on one: their vocabulary and links, and the layers before each.
+  // Terms of the other stages in the paths bound at one stage: their vocabulary and links, and the layers before each.
   std::array<std::vector<double>, kEndings.size()> head_, layers_above_;  // by where paths end
   std::array<std::vector<double>, kWeightings> tail_, layers_below_;  // by what lies below
   std::vector<Map<std::pair<int, int>, double>> known_;               // of each stage: bounds by first layer and layers

@@ -238,7 +238,7 @@ class PartitionSearch {
     return true;
   }
 
-  // What a stage's cut adds up to in the other stages.
+  // Sum of a stage's path bound over the other stages.
   double path_without(int stage, const PathBound& cut) {
     double sum = 0;
     for (int s = 0; s < stage; ++s)

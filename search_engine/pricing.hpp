@@ -22,14 +22,14 @@ struct ChunkPlaces {
 
   int of(int stage, int chunk) const { return chunk * stages + stage; }
 
-  // Of the numbers of all chunks those of a stage's.
+  // The numbers of a stage's chunks among those of all chunks.
   std::vector<int> own(const std::vector<int>& of_all, int stage) const {
     std::vector<int> result;
     for (int chunk = 0; chunk < chunks; ++chunk) result.push_back(of_all[of(stage, chunk)]);
     return result;
   }
 
-  // What a path counts of each chunk of a stage; its sync in all of them.
+  // Path coefficients of each chunk of a stage. Every entry carries the stage's sync coefficient.
   std::vector<Weights> weights(const PathWeights& path, int stage) const {
     std::vector<Weights> result;
     for (int chunk = 0; chunk < chunks; ++chunk)
@@ -113,10 +113,10 @@ class AllocationDp {
     }
   }
 
-  // Of all stages for all layers; infinite where there are none.
+  // Least cost of all layers over all stages; infinite where there is none.
   double least() const { return before_[stages_][layers_]; }
 
-  // Of all but the last stage, where that one has so many.
+  // Least cost of all stages but the last, which has so many layers.
   double before_last(int layers) const {
     return layers <= layers_ ? before_[stages_ - 1][layers_ - layers] : kInfinity;
   }
@@ -133,7 +133,7 @@ class AllocationDp {
     return of_stages;
   }
 
-  // Of all stages but one, where that one has its fewest layers, one more, and so on.
+  // Least costs of all other stages for each stage with its fewest layers, one more, and so on.
   std::vector<std::vector<double>> of_others(WorkBudget& poll) const {
     std::vector<std::vector<double>> others(stages_);
     std::vector<double> after(layers_ + 1, kInfinity), next;
@@ -180,8 +180,8 @@ class Pricing {
   Pricing(const Problem& tables, const ChoiceCache& cache, InterleavedStages& exact)
       : tables_(tables), cache_(cache), exact_(exact), places_(tables), prices_(tables.stages, 0) {}
 
-  // Of divisions in which each chunk has between `fewest` and `most` layers; `now` is one that is likely. The better of
-  // two bounds: one counts all passes of the stage alike, exactly; the other memory at a price, with its own weights.
+  // Costs of divisions with `fewest` to `most` layers in each chunk; `now` is a likely one. The better of two bounds:
+  // one weighs all passes of the stage alike and is exact; the other prices memory and keeps the chunks' own weights.
   StageCosts of(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
            const PathWeights& weights, FeasibleSizes& feasible, WorkBudget& poll) {
     StageCosts best = evenly(stage, fewest, most, weights, feasible, poll);
@@ -191,8 +191,8 @@ class Pricing {
   }
 
  private:
-  // Of the weights, as much as all passes of the stage have in common goes to the exact optimum of its work; the rest
-  // to the least times.
+  // The weight common to all passes of the stage multiplies the exact optimum of its work; the rest multiplies the
+  // least times.
   StageCosts evenly(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const PathWeights& weights,
                FeasibleSizes& feasible, WorkBudget& poll) {
     const int chunks = tables_.passes.chunks();

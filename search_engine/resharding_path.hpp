@@ -74,7 +74,7 @@ class ReshardingPath {
     if (known_.size() > kMostIdle) known_.clear();
   }
 
-  // That order.
+  // The cheapest order of the set's groups.
   std::vector<int> order(GroupSet set, WorkBudget& poll) {
     std::vector<int> reversed;
     auto total = [&](int last) {

@@ -19,7 +19,7 @@ struct KnownPlan {
   std::vector<double> lengths;  // of each known path
 };
 
-// Of known paths, and of the plans that do best against them.
+// Weights of the known paths, and the mixture of plans that is best against them.
 struct MasterSolution {
   PathWeights weights;
   ChunkTimes times;

@@ -39,7 +39,7 @@ class Schedule {
   int stages() const { return static_cast<int>(of_.size()); }
   const std::vector<Run>& of(int stage) const { return of_[stage]; }
 
-  // Forwards of a stage before its backward of a micro-batch; and the other way round. Of one chunk a stage.
+  // Forwards of a stage before its backward of a micro-batch; and the other way round. For one chunk a stage.
   int forwards_before(int stage, int backward) const { return others_before(stage, true, backward); }
   int backwards_before(int stage, int forward) const { return others_before(stage, false, forward); }
 

@@ -22,7 +22,7 @@ app = App(help="Fit a data sheet to measured steps, for predictions of other pla
 
 def calibrate(values: dict[str, Any], json: bool) -> None:
     """Fit the few physical numbers of a data sheet to measured steps, and write it; one run helps, three should do."""
-    options = CalibrateOptions.among(values)
+    options = CalibrateOptions.from_values(values)
     plans = list(options.plans)
     runs = []
     for source in options.runs:

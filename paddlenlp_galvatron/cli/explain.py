@@ -20,7 +20,7 @@ app = App(help="Explain a plan: where its time and memory go, and what would cha
 
 def explain(values: dict[str, Any], json: bool) -> None:
     """Show where a plan's time and memory go, what limits it, which plans come next, and what would change it."""
-    plan, problem = read_origin(OriginOptions.among(values), say_note)
+    plan, problem = read_origin(OriginOptions.from_values(values), say_note)
     with each_watched() as watch:
         explanation = find_out(plan, replace(problem, watch=watch))
     if json:

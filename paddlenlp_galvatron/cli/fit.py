@@ -26,7 +26,7 @@ def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     if switches["list"]:
         say(known(json))
         return
-    given = FitOptions.among(values)
+    given = FitOptions.from_values(values)
     shape, sheet = load_model(given.model_size), sheet_of(given)
     options = given.of(shape)
     heard: dict[str, None] = {}

@@ -111,10 +111,10 @@ class FileOptions(Options):
 
 def uniform(values: dict[str, Any]) -> None:
     """Write a plan with one strategy for all layers, from the options of Galvatron's GLOBAL mode."""
-    file = FileOptions.among(values)
+    file = FileOptions.from_values(values)
     shape = load_model(file.model_size)
     assumed = Assumptions(file.sequence_parallel, file.mixed_precision, seq_length=file.seq_length)
-    plan = UniformOptions.among(values).plan(shape.layers, file.world_size, assumed)
+    plan = UniformOptions.from_values(values).plan(shape.layers, file.world_size, assumed)
     require_valid(plan, shape)
     write_plan(plan, file.output)
     say(f"{file.output}: one strategy for the {shape.layers} layers of {shape.name} on {file.world_size} ranks")
@@ -179,7 +179,7 @@ def scale(
     """Put a plan on fewer or more GPUs: the same strategy for each layer, the same samples and as near as can be the
     same memory for each GPU. Says why each field changes."""
     values = {"plan": file, "profiles": profiles, "model_size": model}
-    made = scaling.scaled(_read(file, None, None)[0], OriginOptions.among(values), gpus, batch)
+    made = scaling.scaled(_read(file, None, None)[0], OriginOptions.from_values(values), gpus, batch)
     path = output or file.with_stem(f"{file.stem}_{gpus}gpus")
     write_plan(made.after, path)
     if as_json:
@@ -221,7 +221,7 @@ def _origin(
 ) -> tuple[Plan, Problem]:
     """`budget_gb`: where the file names none. Raises UserError where it does not tell what it was searched from."""
     values = {"plan": file, "profiles": profiles, "model_size": model, "task": task, "lora_rank": lora_rank}
-    return read_origin(OriginOptions.among(values), budget_gb=budget_gb)
+    return read_origin(OriginOptions.from_values(values), budget_gb=budget_gb)
 
 
 @app.command("to-paddlenlp")

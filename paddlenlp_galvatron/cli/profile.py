@@ -104,28 +104,32 @@ def _say(how: str, paths: list[Path]) -> None:
 
 def _hardware(values: dict[str, Any]) -> None:
     """Measure collectives by group and message size, sends between stages, and how computation and messages overlap."""
-    profile_hardware(HardwareOptions.among(with_nodes(values)))
+    profile_hardware(HardwareOptions.from_values(with_nodes(values)))
 
 
 def _computation(values: dict[str, Any]) -> None:
     """Measure how long a model's layers, embedding and LM head compute."""
-    profile_model(PointOptions.among(with_nodes(values)), ModelOptions.among(values), memory=False)
+    profile_model(PointOptions.from_values(with_nodes(values)), ModelOptions.from_values(values), memory=False)
 
 
 def _memory(values: dict[str, Any]) -> None:
     """Measure how much memory a model's layers, embedding and LM head need."""
-    profile_model(PointOptions.among(with_nodes(values)), ModelOptions.among(values), computation=False)
+    profile_model(PointOptions.from_values(with_nodes(values)), ModelOptions.from_values(values), computation=False)
 
 
 def _model(values: dict[str, Any]) -> None:
     """Measure computation and memory of a model."""
-    profile_model(PointOptions.among(with_nodes(values)), ModelOptions.among(values))
+    profile_model(PointOptions.from_values(with_nodes(values)), ModelOptions.from_values(values))
 
 
 def _all(values: dict[str, Any]) -> None:
     """Measure this machine and a model."""
     values = with_nodes(values)
-    hardware, points, model = HardwareOptions.among(values), PointOptions.among(values), ModelOptions.among(values)
+    hardware, points, model = (
+        HardwareOptions.from_values(values),
+        PointOptions.from_values(values),
+        ModelOptions.from_values(values),
+    )
     measured_model(points, model)  # its faults are reported before anything is measured
     profile_hardware(hardware)
     profile_model(points, model)

@@ -66,7 +66,7 @@ def report(
         "task": task,
         "lora_rank": lora_rank,
     }
-    read, problem = read_origin(OriginOptions.among(values), say_note)
+    read, problem = read_origin(OriginOptions.from_values(values), say_note)
     own = of_plan(read, records)
     if records and not own:
         raise UserError(f"{log}: holds no step of this plan; name the log of a run under it")

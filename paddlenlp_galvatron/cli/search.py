@@ -55,7 +55,7 @@ GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, AnswerOptions)
 
 def search(values: dict[str, Any], json: bool) -> None:
     """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 if none fits."""
-    run = AnswerOptions.among(values)
+    run = AnswerOptions.from_values(values)
     heard: list[str] = []
     asked = settled(values, heard.append)
     model, options, cost = asked.model, asked.options, asked.cost
@@ -77,7 +77,7 @@ def search(values: dict[str, Any], json: bool) -> None:
     ]
     path = None
     if result.best:
-        told = ModelOptions.among(values).model_dump(mode="json", exclude_unset=True)
+        told = ModelOptions.from_values(values).model_dump(mode="json", exclude_unset=True)
         result.best.plan.metadata["searched_from"]["model_options"] = told
         path = _output_path(run.output_config_path, model, options)
         shown += [f"written: {written}" for written in _write(result, path, run.save_runners_up)]

@@ -38,7 +38,7 @@ WORKER = "paddlenlp_galvatron.training.train_worker"
 
 def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), json: bool = False) -> None:
     """Train a model by a plan, with one process per rank, and write train_log.jsonl and checkpoints."""
-    launch = LaunchOptions.among(values)
+    launch = LaunchOptions.from_values(values)
     nodes = Nodes.from_environment(**launch.model_dump(include=set(FIELDS)))
     world_size = world_size_of(launch, nodes, values)
     timeout_s = launch.timeout or math.inf

@@ -19,7 +19,7 @@ app = App(help="Run plans and compare predictions with measurements.")
 def validate(values: dict[str, Any], json: bool) -> None:
     """Draw random plans, run each, and compare predictions with measurements. Exit code 1 if the accuracy is
     worse than the given limits."""
-    options = ValidateOptions.among(values)
+    options = ValidateOptions.from_values(values)
     load_model(options.model_size)  # faults are told before Paddle is imported
     if not options.profiles.is_dir():
         raise UserError(f"profiles: no folder {options.profiles}; measure with galvatron profile all")

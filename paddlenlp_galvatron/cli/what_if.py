@@ -67,10 +67,10 @@ class ServeOptions(Options):
 
 def what_if(values: dict[str, Any], no_browser: bool) -> None:
     """Open a page that shows the best plan as soon as you change model, cluster, memory, batch or length."""
-    question = Question.among(values)
+    question = Question.from_values(values)
     work(question)  # an impossible question ends the command
     form = {name: str(value) for name, value in question.model_dump(exclude_none=True, mode="json").items()}
-    serve(form, ServeOptions.among(values).port or 0, not no_browser)
+    serve(form, ServeOptions.from_values(values).port or 0, not no_browser)
 
 
 def work(question: Question) -> Answer:
@@ -251,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
         given = canonical_options(filled, Question.model_fields)
         told: Future[Answer] = Future()
         try:
-            self.asked.put_nowait(_Asked(Question.among(given), told, self.connection))
+            self.asked.put_nowait(_Asked(Question.from_values(given), told, self.connection))
         except Full:
             raise GalvatronError("too many questions wait for an answer; close other pages, and ask again") from None
         try:

@@ -1,4 +1,4 @@
-"""What a plan costs: time, memory, schedule simulation, traffic."""
+"""The cost of a plan: time, memory, schedule simulation, traffic."""
 
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms
 from .derived import derive

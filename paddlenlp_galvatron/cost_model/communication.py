@@ -15,13 +15,13 @@ from typing import NamedTuple
 from ..model import ModelShape, Split
 from ..plan.mesh import SHARDING, Axis, Mesh
 from ..plan.seams import (
-    BLOCK,
     EMBEDDING,
     HEAD,
     WEIGHT_OPS,
     Collective,
     Message,
     Seam,
+    block_seams,
     repeated,
     seam_ops,
     summed_over,
@@ -65,7 +65,7 @@ class Calls(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a module's collectives depend on beside its strategy."""
+    """Settings on which a module's collectives depend, besides its strategy."""
 
     samples: int  # of one micro-batch, over the whole stage
     seq: int  # sequence length
@@ -82,7 +82,7 @@ def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) ->
 
 def block_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
     """Those at its seams: whatever its data parallelism."""
-    return _seam_calls(model, strategy, setting, BLOCK, repeated(strategy.recompute))
+    return _seam_calls(model, strategy, setting, block_seams(model), repeated(strategy.recompute))
 
 
 def _seam_calls(

@@ -1,4 +1,4 @@
-"""What a stage holds beside weights, gradients and activations: attention masks, positions, a batch's ids.
+"""A stage's memory besides weights, gradients and activations: attention masks, positions, a batch's ids.
 
 Small beside a real model, but a bound is one only with them. Profiles that do not tell of masks, such as Galvatron's,
 tell of none of it.
@@ -21,8 +21,8 @@ BATCHES = 2  # of which a rank holds its own rows: the one in use and the next
 
 
 def constants_mib(models: Sequence[ModelShape], seqs: Sequence[int], memory: MemoryUse) -> float:
-    """What every stage keeps for all its layers: attention masks, sine and cosine of each position, and AdamW's powers
-    of its betas, two for each weight of any stage."""
+    """Memory that every stage keeps for all its layers: attention masks, sine and cosine of each position, AdamW's
+    powers of its betas, two for each weight of any stage."""
     masks_mib = sum(memory.mask_mib(seq) for seq in set(seqs))
     if not memory.profile.mask_mib:
         return masks_mib

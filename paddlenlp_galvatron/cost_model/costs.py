@@ -1,4 +1,4 @@
-"""What the cost model is asked under, and what it answers."""
+"""Inputs and results of the cost model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .simulate import StageTimes
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What learns, and what is computed beside it. The default trains all weights."""
+    """The weights that learn, and the models computed beside them. The default trains all weights."""
 
     adapter_rank: int | None = None  # LoRA in every projection of the layers, all other weights frozen; None: no LoRA
     reference: bool = False  # a frozen model passes the same samples forward first (DPO)
@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class CostOptions:
-    """What the user may set beside the plan's assumptions."""
+    """Options of the user besides the plan's assumptions."""
 
     context_mib: float = 0.0  # reserve of every device: CUDA context, fragmentation, whatever else runs there
     global_memory_buffer: bool = True  # Megatron-SP: room for the gathered activations of one layer
@@ -43,7 +43,7 @@ class CostOptions:
 
 
 class States(NamedTuple):
-    """What a rank holds of a module between two micro-batches, in MiB."""
+    """Model states and masks of a module on a rank, held between micro-batches, in MiB."""
 
     parameters_mib: float = 0.0
     gradients_mib: float = 0.0
@@ -52,7 +52,7 @@ class States(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What a cost is the sum of. Communication counts as far as it is not hidden behind compute."""
+    """The terms of a cost. Communication counts as far as it is not hidden behind compute."""
 
     states: States
     # Each micro-batch, ms.
@@ -146,7 +146,7 @@ class StagePrediction:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one training step of a plan is predicted to take."""
+    """The prediction of one training step of a plan."""
 
     time_s: float
     samples_per_s: float

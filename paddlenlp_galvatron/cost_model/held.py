@@ -1,4 +1,4 @@
-"""What a rank of a stage holds all the time: weights, and with gradients and optimizer the model's states."""
+"""Static memory of a rank of a stage: weights, and with gradients and optimizer the model states."""
 
 from __future__ import annotations
 

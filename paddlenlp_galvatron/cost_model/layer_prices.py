@@ -1,4 +1,4 @@
-"""What decoder layers cost, by strategy."""
+"""Costs of decoder layers, by strategy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from ..plan.layout import token_axes
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
-from ..plan.seams import BLOCK, Seam, repeated, seam_ops
+from ..plan.seams import Seam, block_seams, repeated, seam_ops
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
@@ -182,7 +182,7 @@ class LayerPrices:
             weights,
             replace(weights, matrices=round(weights.matrices * share)),
             made_numbers(model, strategy.tp),
-            frozenset(at.seam for at in seam_ops(strategy.axes, sequence_parallel, BLOCK)),
+            frozenset(at.seam for at in seam_ops(strategy.axes, sequence_parallel, block_seams(model))),
             of_weights,
         )
 
@@ -195,9 +195,9 @@ class LayerPrices:
         times, others = split.times, split.others_mib
         activation, working = split.room.activation_mib, split.room.working_mib
         recompute, again_ms = strategy.recompute, 0.0
-        # Of a sample's tokens a rank has one part of so many.
+        # A rank has one of so many parts of a sample's tokens.
         parts = split.mesh.degree(*token_axes(sequence_parallel)) // split.mesh.degree(Axis.DATA)
-        # Of what is made anew the output, as large as the layer's input, is made, too.
+        # Recompute makes the layer's output, too, which is as large as its input.
         if recompute is Recompute.FULL:
             again_ms = times.recompute_ms or 0.0
             input_mib = self.memory.checkpoint_mib(layer_type, seq) * samples / parts

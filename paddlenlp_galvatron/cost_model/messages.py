@@ -1,4 +1,4 @@
-"""What a module's collectives take, and what is left of it beside compute."""
+"""Times of a module's collectives, and their parts that compute does not hide."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Messages(NamedTuple):
 
     @property
     def frozen(self) -> Messages:
-        """Of a module whose weights do not learn."""
+        """Messages of a module whose weights do not learn."""
         return Messages(self.forward_ms, self.backward_ms, self.gather_forward, self.gather_backward)
 
 

@@ -49,8 +49,8 @@ from .weights import Weights, head_weights, table_weights
 
 MIB = 2**20
 GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
-# Messages that a rank of a pipeline holds beside activations, of one micro-batch and of several. Of the next stage: the
-# gradient in use, and the next one posted; of the one before: an activation posted, and a gradient leaving.
+# Messages that a rank of a pipeline holds beside activations, with one micro-batch and with several. From the next
+# stage: the gradient in use, and a posted one; from the previous one: a posted activation, and a gradient leaving.
 NEXT, BEFORE = (1, 2), (0, 2)
 
 
@@ -143,7 +143,7 @@ class CostModel(LayerPrices):
 
     @property
     def reserve(self) -> Reserve:
-        """What its devices hold beside tensors: nothing where no profile names a GPU."""
+        """Memory of its devices beside tensors: none where no profile names a GPU."""
         measured = self.memory.profile.meta.extra.get("reserved")
         return reserve_of(self.device, self.world_size, measured if isinstance(measured, int | float) else None)
 
@@ -166,9 +166,9 @@ class CostModel(LayerPrices):
         return self._vocab[key]
 
     def middle_cost(self, *, stage_size: int, micro_batch: int, micro_batches: int, later: bool = False) -> LayerCost:
-        """What a stage without embedding and LM head has beside its layers: its input, which the stage before keeps as
-        its output, too. `later`: of a stage whose masks and messages are counted with another chunk, but for those of
-        one neighbour: the last stage's next one is the first."""
+        """Cost of the input of a stage without embedding and LM head; the previous stage keeps it as its output, too.
+        `later`: the stage's masks and messages are counted with another chunk, except those of one neighbour: the
+        first stage follows the last."""
         widest = max(self._token_bytes(micro_batch, kind) for kind in range(len(self.models)))
         input_mib = widest / stage_size / MIB
         several = micro_batches > 1
@@ -298,7 +298,7 @@ class CostModel(LayerPrices):
         )
 
     def _shared_mib(self, plan: Plan, stage: int) -> float:
-        """What the layers of a stage hold together, and is in no layer's price."""
+        """Memory shared by the layers of a stage, which is in no layer's price."""
         return own_positions_mib(plan, stage, self.models[0], self.memory)
 
     def _require_mine(self, plan: Plan) -> None:

@@ -16,7 +16,7 @@ from .weights import Weights
 
 
 class ModuleCosts:
-    """Of modules of one model on one cluster, under one task."""
+    """Costs of modules of one model on one cluster, under one task."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ MIB = 2**20
 
 
 class Room(NamedTuple):
-    """What one micro-batch takes of a module, in MiB."""
+    """Memory of one micro-batch in a module, in MiB."""
 
     activation_mib: float  # held while it is in flight
     working_mib: float  # backward's own peak above what is held

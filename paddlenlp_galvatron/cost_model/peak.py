@@ -13,7 +13,7 @@ from ..plan.schedules import Pass
 
 
 class Update(NamedTuple):
-    """What the first update takes of a part whose optimizer states lie in the host's memory, in MiB."""
+    """Memory of a part's first update with optimizer states in the host's memory, in MiB."""
 
     master_mib: float = 0.0  # fp32 weights
     tensor_mib: float = 0.0  # moments of its largest matrix
@@ -21,7 +21,7 @@ class Update(NamedTuple):
 
 
 class PartMemory(NamedTuple):
-    """What one part of a stage, a layer or vocabulary layers, takes on a rank, in MiB."""
+    """Memory of one part of a stage, a layer or vocabulary layers, on a rank, in MiB."""
 
     fixed_mib: float = 0.0  # all the time: weights, optimizer states, masks
     gradient_mib: float = 0.0  # whole, as backward makes them
@@ -36,7 +36,7 @@ class PartMemory(NamedTuple):
 
     @property
     def shard_mib(self) -> float:
-        """Of the gradients, what is kept of a message that goes when all of it has been reduced."""
+        """Part of a message of gradients that stays until all of it has been reduced."""
         return self.kept_mib + self.joined_mib - self.gradient_mib if self.kept_mib < self.gradient_mib else 0.0
 
     @property
@@ -53,13 +53,13 @@ class _Sent(NamedTuple):
 
     @property
     def spent_mib(self) -> float:
-        """What goes when they are reduced."""
+        """Memory that is freed when they are reduced."""
         part = self.part
         return (part.joined_mib if self.again else part.gradient_mib - part.kept_mib) * (1 - part.late)
 
 
 class _Start(NamedTuple):
-    """What tells the backward of one micro-batch from another one of the same stage, but for what is in flight."""
+    """State at the start of a micro-batch's backward on a stage, apart from the micro-batches in flight."""
 
     chunk: int
     states: tuple[int, ...]  # of each chunk's gradients: none, of some micro-batches, of all

@@ -1,7 +1,7 @@
-"""What a layer that recomputes some of its parts does not keep, and how long it computes again: measured, or derived.
+"""Memory saved and time taken by a layer that recomputes some of its parts: measured, or derived.
 
-What the profiles do not tell comes from the model's arithmetic: bytes as a share of what was measured that a layer
-keeps, times as a share of the measured time of recomputing all of it.
+Figures that the profiles lack come from the model's arithmetic: bytes as a share of a layer's measured activations,
+times as a share of the measured time of recomputing all of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Partly(NamedTuple):
     again_mib: float | None  # per sample; see `MemoryUse.again_mib`
 
     def again_ms(self, times: PassTimes) -> float:
-        """Of recompute, from the times of the layer's passes, and of recomputing all of it."""
+        """Time of the recompute, from the times of the layer's passes and of recomputing all of it."""
         shares = times.shares or self.shares
         whole_ms = times.forward_ms if times.recompute_ms is None else times.recompute_ms
         return whole_ms * sum([shares[part] for part in self.parts])
@@ -41,7 +41,7 @@ class Partly(NamedTuple):
 def partly(
     model: ModelShape, parts: Recompute, tp: int, memory: MemoryUse, layer_type: int, seq: int, assumed: Assumptions
 ) -> Partly:
-    """What recomputing these parts makes of a layer."""
+    """The effect of recomputing these parts of a layer."""
     megatron, how = assumed.sequence_parallel, (assumed.mixed_precision, assumed.fused)
     spared_mib = memory.spared_mib(layer_type, parts, tp, seq, megatron)
     if spared_mib is None:

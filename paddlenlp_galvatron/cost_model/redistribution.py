@@ -1,4 +1,4 @@
-"""What it takes to turn one token layout into another: by the intervals that each rank has and needs."""
+"""Traffic of turning one token layout into another, by the intervals that each rank has and needs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class LayoutTraffic(NamedTuple):
     """Traffic of one resharding; all of it stays inside blocks of `span` consecutive ranks."""
 
     span: int
-    most_tokens: int  # that a rank receives
-    all_tokens: int  # that all ranks together receive
+    most_tokens: int  # the most that a rank receives
+    all_tokens: int  # the sum over all ranks
 
 
 def redistribution(source: TokenLayout, target: TokenLayout, tokens: int, samples: int | None = None) -> LayoutTraffic:
@@ -49,7 +49,7 @@ def _blocks(layout: TokenLayout) -> int:
 
 
 def _first_of(layout: TokenLayout, blocks: int) -> TokenLayout:
-    """What the first of so many blocks does."""
+    """The layout of the first of so many blocks."""
     (parts, stride, mirrored), *finer = layout.cuts
     coarsest = [Cut(parts // blocks, stride, mirrored)] if parts > blocks else []
     return TokenLayout(layout.size // blocks, (*coarsest, *finer))
@@ -72,7 +72,7 @@ def _kept(layouts: frozenset[TokenLayout], tokens: int, samples: int | None) -> 
 
 
 class _Laid(NamedTuple):
-    """What all ranks of a layout hold, one rank's tokens after the other's; each [intervals], rising."""
+    """Tokens of all ranks of a layout, one rank's after the other's; each [intervals], rising."""
 
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]

@@ -22,7 +22,7 @@ from ..plan.schedules import Done, Pass, Schedule, arrays, in_flight, input_of, 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """What the simulation needs to know of a pipeline, in ms.
+    """Times of a pipeline for the simulation, in ms.
 
     Where stages have several chunks, each list but `sync` goes through the first of every stage, then through the
     second of every stage, and so on.
@@ -39,7 +39,7 @@ class StageTimes:
 
     @property
     def chunks(self) -> int:
-        """Of a stage."""
+        """Number of chunks of a stage."""
         return len(self.forward) // len(self.sync)
 
 
@@ -71,7 +71,7 @@ def lower_bound_ms(schedule: Schedule, times: StageTimes, micro_batches: int) ->
     For each stage: its input needs the forwards before it, the last gradients of the stages before it come after its
     own, and in between it either works all the time; or waits for its first gradient, which goes down the pipeline and
     back; or waits so for its last one. `early` forwards come before the first backward, as many backwards after the
-    last forward. Of one chunk a stage.
+    last forward. For one chunk a stage.
     """
     m, stages = micro_batches, times.stages
     send = [*times.send, 0.0]

@@ -1,4 +1,4 @@
-"""What a rank of a stage holds at its peak, from what the stage's parts hold: an upper bound and an estimate."""
+"""Peak memory of a rank of a stage from the memory of its parts: an upper bound and an estimate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .peak import peak_mib
 
 
 def bound_of(chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int], context_mib: float) -> StageMemory:
-    """Of a stage of which each chunk holds these parts, for so many micro-batches."""
+    """Bound of a stage whose chunks hold these parts, each for so many micro-batches."""
     costs = [cost for chunk in chunks for cost in chunk]
     return StageMemory(
         context_mib,

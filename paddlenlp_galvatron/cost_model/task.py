@@ -1,4 +1,4 @@
-"""What is trained, where it is not all weights of one model: adapters beside frozen weights, a frozen model beside.
+"""Tasks that do not train all weights of one model: adapters beside frozen weights, a frozen model beside.
 
 Planned only: the runtime trains all weights. Frozen weights have no gradients and no optimizer states, nothing of
 theirs is reduced or published, and backward computes one product for each of forward's instead of two.
@@ -37,7 +37,7 @@ def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
 
 
 def frozen_states(states: StateBytes) -> StateBytes:
-    """What a frozen weight takes."""
+    """Bytes of a frozen weight."""
     return StateBytes(states.weight, 0, 0)
 
 

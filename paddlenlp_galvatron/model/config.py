@@ -92,7 +92,9 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         raise UserError(f"{source}: model_type is {shortened(repr(name_of_family))}; supported: {known}")
     family = FAMILIES[name_of_family]
     if config.get(family.window):
-        raise UserError(f"{source}: {family.window} asks for attention to a window alone, which is not supported")
+        raise UserError(
+            f"{source}: {family.window} asks for attention to a window alone; give a model with full attention"
+        )
     heads = number("num_attention_heads")
     shape = ModelShape(
         name=name,

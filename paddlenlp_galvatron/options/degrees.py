@@ -95,7 +95,7 @@ class DegreeOptions(Options):
             if own.get(name, value) != value
         ]:
             raise UserError(faults)
-        return UniformOptions.among(own | said)
+        return UniformOptions.from_values(own | said)
 
     def _sharded(self, dp: int) -> dict[str, Any]:
         """Data parallelism of the `dp` ranks that see other samples."""

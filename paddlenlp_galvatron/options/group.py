@@ -52,10 +52,10 @@ class Options(BaseModel):
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """From values by canonical name or alias, as flags and config files give them. Raises UserError."""
-        return cls.among(canonical_options(values, cls.model_fields))
+        return cls.from_values(canonical_options(values, cls.model_fields))
 
     @classmethod
-    def among(cls, values: Mapping[str, Any]) -> Self:
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
         """From those of the canonical options that are this group's. Raises UserError."""
         try:
             return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})

@@ -80,15 +80,16 @@ class ComputationProfiler:
         chosen = [point for line in lines for point in (self._thinned(line) if self.adaptive else line)]
         parts = [*map(layer_part, range(len(self.shapes))), *ENDS]
         keys = [self._key(part, point, tp) for point in chosen for tp in degrees for part in parts]
+        keys = list(dict.fromkeys(keys))
         tick(0)
         for number in range(self.turns or MOST_ROUNDS):
             known = rounds_of(self.journal)
-            for done, key in enumerate(dict.fromkeys(keys), 1):
+            for done, key in enumerate(keys, 1):
                 rounds = known.get(key, [])
                 if len(rounds) == number and self._wants(number, [each.samples for each in rounds]):
                     self.journal.get(round_key("time", key, number), partial(self._pass_round, key))
-                if number == 0:
-                    tick(done * len(points) * len(degrees) // len(keys))
+                share = (number + done / len(keys)) / (self.turns or ROUNDS)  # usually there are no more
+                tick(int(min(share, 1.0) * len(points) * len(degrees)))
         for line in lines:
             for layer_type in range(len(self.shapes)):
                 self._measure_shares(self._key(layer_part(layer_type), line[0], 1))
@@ -164,9 +165,11 @@ class ComputationProfiler:
         return {each.words: min(max(found / most, 0.0), 1.0) for each, found in zip(APART, ms, strict=True)}
 
     def _measure_seams(self, lines: Sequence[Sequence[Shape]]) -> None:
-        """Seams take time in proportion to the tokens, so the most tokens at each length are enough."""
-        most = [line[-1] for line in lines]
-        for key in dict.fromkeys(self._key(layer_part(n), point, 1) for n in range(len(self.shapes)) for point in most):
+        """Seams take time in proportion to the tokens, so one batch at each length is enough."""
+        least = [line[0] for line in lines]
+        for key in dict.fromkeys(
+            self._key(layer_part(n), point, 1) for n in range(len(self.shapes)) for point in least
+        ):
             for axis, shared in SHARED.items():
                 for number in range(self.turns or ROUNDS):
                     if not self.stopwatch.is_late() and _can_share(self._shape(key.part), key.seq, axis):

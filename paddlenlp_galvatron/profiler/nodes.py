@@ -47,7 +47,7 @@ def options_of_hostfile(hostfile: Path, given: dict[str, Any]) -> dict[str, Any]
     hosts = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not hosts:
         raise UserError(f"hostfile: {hostfile} names no node; write one address a line")
-    wanted = ProfileRunOptions.among(given).num_nodes if "num_nodes" in given else len(hosts)
+    wanted = ProfileRunOptions.from_values(given).num_nodes if "num_nodes" in given else len(hosts)
     if len(hosts) < wanted:
         raise UserError(f"hostfile: {hostfile} names {len(hosts)} nodes, but num_nodes is {wanted}")
     found = {"num_nodes": len(hosts), "master_addr": hosts[0]} | given

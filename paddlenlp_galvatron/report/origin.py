@@ -74,11 +74,11 @@ def origin_of(
 
 def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelOptions:
     if given:
-        return ModelOptions.among({"model_size": given, "seq_length": plan.assumed.seq_length})
+        return ModelOptions.from_values({"model_size": given, "seq_length": plan.assumed.seq_length})
     if asked := searched.get("model_options"):
         return ModelOptions.from_mapping(_mapping("model_options", asked))
     if name := searched.get("model"):
-        return ModelOptions.among({"model_size": str(name), "seq_length": plan.assumed.seq_length})
+        return ModelOptions.from_values({"model_size": str(name), "seq_length": plan.assumed.seq_length})
     raise UserError("model_size: missing, and the plan's file names no model; give --model_size")
 
 
@@ -131,7 +131,7 @@ def _options(
     # The search may have set assumptions that the plan leaves open.
     said = {"amp_master_grad": assumed.fp32_gradients, "use_flash_attention": assumed.flash_attention}
     asked |= {name: value for name, value in said.items() if value is not None}
-    return SearchOptions.among({name: value for name, value in asked.items() if value is not None})
+    return SearchOptions.from_values({name: value for name, value in asked.items() if value is not None})
 
 
 def _mapping(name: str, value: object) -> dict[str, Any]:

@@ -45,9 +45,7 @@ class Question(Options):
     )
     profiles: Path | None = Field(None, description="folder of measured profiles, used instead of a data sheet")
     num_nodes: Ranks = Field(1, description="number of nodes; all are alike")
-    num_gpus_per_node: Ranks | None = Field(
-        None, description="GPUs per node; unset: as the data sheet has, or 8"
-    )
+    num_gpus_per_node: Ranks | None = Field(None, description="GPUs per node; unset: as the data sheet has, or 8")
     memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: all that it has")
     search_options: str = Field("", description="more options of `galvatron search`: sp_space=tp+sp max_tp_deg=4")
 
@@ -109,7 +107,7 @@ def answer(question: Question, more: Mapping[str, Any], look_wider: bool = True)
         raise UserError("device: profiles say which one it is; leave one of them out")
     heard: list[str] = []
     with _about("model_size"):
-        asked = ModelOptions.among({**more, "model_size": question.model_size, "seq_length": question.seq_length})
+        asked = ModelOptions.from_values({**more, "model_size": question.model_size, "seq_length": question.seq_length})
         model = asked.resolve_usual(SEQ)
     with _about("device"):
         device = None if question.profiles else question.device or DEVICE
@@ -124,7 +122,7 @@ def answer(question: Question, more: Mapping[str, Any], look_wider: bool = True)
         "memory_constraint": question.memory_constraint,
         "profiles": question.profiles,
     }
-    options = SearchOptions.among({name: value for name, value in given.items() if value is not None})
+    options = SearchOptions.from_values({name: value for name, value in given.items() if value is not None})
     with _about("profiles" if question.profiles else "search_options"):
         cost = prices(model.shapes, options, heard.append)
     commands = tuple(_commands(question, options, more))

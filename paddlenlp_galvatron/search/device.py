@@ -32,7 +32,7 @@ def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no
 
 @dataclass(frozen=True)
 class Settled:
-    """What a search is asked, with nothing left open."""
+    """The question of a search, with nothing left open."""
 
     model: Model
     options: SearchOptions
@@ -42,8 +42,8 @@ class Settled:
 
 def settled(values: Mapping[str, Any], note: Note = no_note) -> Settled:
     """From options of model and search by canonical name; `note` hears what was assumed. Raises UserError."""
-    model = ModelOptions.among(values).resolve_usual(SEQ)
-    options = SearchOptions.among({**values, "seq_length": model.seq_length})
+    model = ModelOptions.from_values(values).resolve_usual(SEQ)
+    options = SearchOptions.from_values({**values, "seq_length": model.seq_length})
     cost = prices(model.shapes, options, note)
     reserve = cost.reserve if options.context_mib is None else Reserve()
     return Settled(model, *on_device(options, cost, note), reserve)

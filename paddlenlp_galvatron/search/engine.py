@@ -27,7 +27,7 @@ from .space import PlanFamily, Space, families, interleaved_families
 from .tables import Choices, Priced, Tables, build, core_of, priced, priced_layers, sketch_ms, with_excess
 
 MS_PER_S = 1000.0
-# What is looked at, at most: a minute of pricing, and some 100 MB.
+# Limits of the search space: about one minute of pricing and 100 MB.
 MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 2_000, 1_000_000
 TRIAL = 64  # part of the effort that every family is given before any has all of it
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
@@ -125,7 +125,7 @@ class _Search:
         self.later: list[_Open] = []  # of several chunks, while those of one are tried
         self.tried: list[_Open] = []  # still open; with all effort once all are tried
         self.too_big: list[_Open] = []  # families that do not fit
-        self.active: list[_Open] = []  # that some thread works on
+        self.active: list[_Open] = []  # families that some thread works on
         self.opened = 0
         self.changed = Condition()
         self.priced: dict[tuple[object, ...], Priced] = {}
@@ -162,7 +162,7 @@ class _Search:
         self.later = list(self._sketched())
         self.opened = len(self.later)
         self._begin_with(known)
-        for most in (1, inf):  # what is fast without chunks keeps most families of several from being solved
+        for most in (1, inf):  # a fast plan without chunks prunes most families of several
             first = [entry for entry in self.later if entry.family.chunks <= most]
             self.later = [entry for entry in self.later if entry.family.chunks > most]
             self._work_on(first)
@@ -180,7 +180,7 @@ class _Search:
             self._give_up(entry)
 
     def _stop_after(self, seconds: float, ended: Event) -> None:
-        """Of processor time, so that what else runs on the machine changes no answer."""
+        """Limit processor time, so that other programs change no answer."""
         end = time.process_time() + seconds
         while (left := end - time.process_time()) > 0:
             if ended.wait(left):
@@ -224,7 +224,7 @@ class _Search:
                 yield _Open(bounds[alike], next(numbers), _Stage.SKETCHED, family, choices)
 
     def _divisible(self) -> dict[PlanFamily, list[Choices]]:
-        """What the plans of every family may choose from. Raises UserError where that is too much to look at."""
+        """The strategies of every family. Raises UserError where they are too many."""
         found: dict[PlanFamily, list[Choices]] = {}
         spaces: dict[tuple[int, int], list[Choices]] = {}  # by ranks of a stage and samples of a micro-batch
         total = 0

@@ -24,7 +24,7 @@ from .result import Candidate, Need, SearchResult
 from .task import TaskOptions
 
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one
-NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # that are tried
+NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
 FURTHER = 3  # numbers of cards shown beyond the least that fits
 MORE_GIB = 8.0
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
@@ -41,7 +41,7 @@ Cards = Annotated[tuple[Ranks, ...], BeforeValidator(_numbers), Field(min_length
 
 
 class FitOptions(TaskOptions):
-    """What is to be trained, and on what."""
+    """The model, task and device."""
 
     model_size: str = Field(description="a preset's name, a config.json, or its folder")
     gpus: Cards | None = Field(
@@ -85,7 +85,7 @@ class FitOptions(TaskOptions):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What one number of cards can do."""
+    """The answer for one number of cards."""
 
     gpus: int
     best: Candidate | None  # the fastest plan within the bound

@@ -27,7 +27,7 @@ PATH_OPTIONS = (
     "overlap_coe_path",
     "sp_time_path",
 )
-PROFILE_OPTIONS = (  # that `cost_model.load` takes by the same name
+PROFILE_OPTIONS = (  # arguments of `cost_model.load`
     "time_profile_mode",
     "memory_profile_mode",
     "profile_dialect",
@@ -57,7 +57,7 @@ def _workers() -> int:
 
 
 class SearchOptions(TaskOptions):
-    """What is searched, within what, under what assumptions."""
+    """The search space, its limits and its assumptions."""
 
     panel = "Search"
 
@@ -126,7 +126,7 @@ class SearchOptions(TaskOptions):
         DataParallel.ZERO2, description="data parallelism of layers without zero3: zero2 or ddp; zero3: all layers"
     )
 
-    # What plans are priced under.
+    # Assumptions of prices.
     seq_length: Size | None = Field(None, description="sequence length")
     sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
     mixed_precision: Precision = Field(Precision.BF16, description="type of weights and activations")
@@ -246,12 +246,12 @@ class SearchOptions(TaskOptions):
 
     @property
     def reserve_mib(self) -> float:
-        """What is left alone on each device."""
+        """Memory reserved on each device."""
         return self.context_mib or 0.0
 
     @property
     def budget_mib(self) -> float:
-        """What a plan may use on each device."""
+        """Memory for a plan on each device."""
         return self.memory_constraint * 1024 - self.reserve_mib
 
     @property
@@ -277,7 +277,7 @@ class SearchOptions(TaskOptions):
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
-        """What layers may recompute."""
+        """Recompute choices of layers."""
         if not self.allows("ckpt"):
             return (Recompute.NONE,)
         return (Recompute.NONE, Recompute.FULL, *(PARTLY if self.recompute_parts else ()))
@@ -302,7 +302,7 @@ class SearchOptions(TaskOptions):
 
     @property
     def profile_arguments(self) -> dict[str, Any]:
-        """What `cost_model.load` takes beside model, cluster and assumptions."""
+        """Arguments of `cost_model.load` besides model, cluster and assumptions."""
         given = {name: getattr(self, name) for name in PROFILE_OPTIONS}
         return given | {"folder": self.profiles, "options": self.cost_options}
 
@@ -312,7 +312,7 @@ class SearchOptions(TaskOptions):
 
 
 def _modes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What profile_mode says. Memory has no mode `batch`: it grows in proportion to the batch."""
+    """Modes by profile_mode. Memory has no mode `batch`: it grows in proportion to the batch."""
     mode = values.get("profile_mode")
     if mode not in ("static", "batch", "sequence"):
         return {}  # unset, or told by the field

@@ -1,4 +1,4 @@
-"""What a search answers."""
+"""The result of a search."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a plan needs on its fullest device, and the bottleneck there. Where nothing fits: of the plan of least."""
+    """Memory of a plan on its fullest device, and its bottleneck there. If nothing fits: the plan that needs least."""
 
     plan: Plan
     prediction: Prediction
-    stage: int  # that needs most
-    term: str  # that takes most of the stage's memory
+    stage: int  # the fullest stage
+    term: str  # the largest term of the stage's memory
     term_mib: float
     part: str  # layer of the stage that has most of the term
     part_mib: float
@@ -94,7 +94,7 @@ class Need:
 
     @property
     def memory_mib(self) -> float:
-        """Of a device, the reserve included."""
+        """Memory of a device, with the reserve."""
         return self.prediction.stages[self.stage].memory.total_mib
 
     @property
@@ -127,7 +127,7 @@ def _part_names(plan: Plan, stage: int) -> list[str]:
 
 
 class FamilyOutcome(IntEnum):
-    """What became of a family of plans; of a family searched in parts, the highest."""
+    """The outcome of a family of plans; the highest of a family searched in parts."""
 
     NOT_DIVISIBLE = 0  # no strategy splits batch, heads and ranks evenly
     OUT_OF_MEMORY = 1
@@ -182,7 +182,7 @@ class SearchResult:
         return sum(outcome is FamilyOutcome.GIVEN_UP for outcome in self.outcomes.values())
 
     def fate(self, family: PlanFamily) -> str:
-        """What became of a family, for people."""
+        """The outcome of a family, for people."""
         outcome = self.outcomes[family]
         bound = f" (at least {self.bounds_s[family]:.4g} s a step)" if outcome is FamilyOutcome.OUT_OF_BOUND else ""
         return outcome.words + bound

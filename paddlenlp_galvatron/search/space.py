@@ -1,6 +1,6 @@
 """Which plans are searched: batches, micro-batches, stages, and what a layer or the vocabulary may do there.
 
-What can run is decided by `plan.check` alone: every candidate passes its rules.
+`plan.check` alone decides whether a plan can run: every candidate passes its rules.
 """
 
 from __future__ import annotations
@@ -117,14 +117,14 @@ class Space:
                     yield layer, vocab
 
     def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[Degrees]:
-        """Of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
+        """Degrees of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
         size = family.stage_size
-        samples = gcd(family.micro_batch, size)  # what divides the ranks divides a micro-batch as it divides these
+        samples = gcd(family.micro_batch, size)  # a divisor of the ranks divides a micro-batch as it divides these
         for degrees in self._allowed(size, tensor):
             dp, layer = size // degrees.ranks, tensor == "tp"
             if samples % dp:  # most fail the check for this; it takes far less to see so
                 continue
-            # What splits the fewest samples splits a multiple of them, and is asked for once.
+            # A degree that splits the fewest samples splits a multiple of them: one test suffices.
             if self._fits(size, dp, degrees, layer) or self._fits(size, samples, degrees, layer):
                 yield degrees
 

@@ -52,7 +52,7 @@ class Tables:
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """What the plans of a family may choose from. Families share them, so each is only equal to itself."""
+    """The strategies of a family's plans. Families share them, so each is only equal to itself."""
 
     layers: Sequence[Sequence[LayerStrategy]]  # of each layer type
     vocabularies: Sequence[VocabStrategy]
@@ -162,7 +162,7 @@ def _seams(
         return [layouts.setdefault(token_layout(some, size, sharded), len(layouts)) for some in strategies]
 
     def prices(before: Sequence[Strategy | None], after: Sequence[Strategy | None], kind: int) -> NDArray[np.float64]:
-        """Of handing on tokens of a layer type; [before, after, 2]. Strategies of one layout are asked for once."""
+        """Prices of redistribution for a layer type; [before, after, 2]. Strategies of one layout are priced once."""
         rows, columns = numbered(before), numbered(after)
         for row, source in dict(zip(rows, before, strict=True)).items():
             for column, target in dict(zip(columns, after, strict=True)).items():
@@ -265,7 +265,7 @@ def _alone(rows: Sequence[Sequence[tuple[float, ...]]]) -> Priced:
 
 
 def _where(family: PlanFamily) -> dict[str, int]:
-    """What every price of the family depends on, as arguments of the cost model."""
+    """Arguments of the cost model that all prices of the family share."""
     return {
         "stage_size": family.stage_size,
         "micro_batch": family.micro_batch,

@@ -1,4 +1,4 @@
-"""What is trained, by the options of the commands that tell what it costs."""
+"""The trained task, by the options of the commands that price it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANK = 16  # of LoRA's adapters, where none is given: PEFT's and LLaMA-Factory's
 
 
 class TaskOptions(Options):
-    """What learns, and what is computed beside it."""
+    """The weights that learn, and the models computed beside them."""
 
     task: Kind = Field(
         "pretrain",
@@ -44,7 +44,7 @@ class TaskOptions(Options):
 
     @property
     def priced(self) -> CostOptions:
-        """What of it the cost model is told."""
+        """The task for the cost model."""
         return CostOptions(task=self.trained, offload_optimizer=self.offload_optimizer)
 
     @property

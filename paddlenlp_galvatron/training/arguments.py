@@ -75,7 +75,7 @@ def read_words(
     booleans = {name: is_boolean(info) for name, info in OPTIONS.items()} | {DRY_RUN: True}
     canonical = canonical_words([*from_file, *flags], booleans, say, BESIDE)
     if loose := [word for word in canonical if not word.startswith("--")]:
-        raise UserError(f"{loose[0]}: is no option; write --name value")
+        raise UserError(f"{loose[0]}: is no option; write name=value")
     values = dict(word.removeprefix("--").split("=", 1) for word in canonical)
     return {"task": task} | values if task else values
 

@@ -82,27 +82,31 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
 
     `world_size`: ranks that will be started; None: as many as the plan has. Raises UserError.
     """
-    run, uniform, choice = RunOptions.among(values), UniformOptions.among(values), PlanOptions.among(values)
-    degrees, tuning = DegreeOptions.among(values), TuningOptions.among(values)
+    run, uniform, choice = (
+        RunOptions.from_values(values),
+        UniformOptions.from_values(values),
+        PlanOptions.from_values(values),
+    )
+    degrees, tuning = DegreeOptions.from_values(values), TuningOptions.from_values(values)
     given = [*uniform.model_dump(exclude_none=True), *degrees.given]
     folder = folder or run.output_dir
     notes = []
     if run.load is not None:
         run = run.model_copy(update={"load": checkpoint_of(run.load, run.load_iteration)})
     model, shape, seq_length = _model(values, run, folder)
-    if ignored := ModelOptions.among(values).ignored:
+    if ignored := ModelOptions.from_values(values).ignored:
         notes.append(f"left out of account, as set_*_manually is 0: {', '.join(ignored)}")
     if tuning.tunes:
         if run.input_dir is not None:
             raise UserError(f"input_dir: is of pretraining; {tuning.task} learns from dataset_name_or_path")
         # PaddleNLP's own defaults: fine-tuning begins with the model's weights, and its rates fall to 0.
         values = {"continue_training": True, "min_learning_rate": None} | dict(values)
-        run = run.model_copy(update={"continue_training": RunOptions.among(values).continue_training})
-        tuning = _with_paths(tuning, ModelOptions.among(values).model_size)
+        run = run.model_copy(update={"continue_training": RunOptions.from_values(values).continue_training})
+        tuning = _with_paths(tuning, ModelOptions.from_values(values).model_size)
     elif tuning.tokenizer_name_or_path is not None:
         notes.append(idle_note({"tokenizer_name_or_path": "data are tokenised before: galvatron data prepare"}))
     if run.continue_training and run.load is None:
-        run = run.model_copy(update={"load": _own_folder(ModelOptions.among(values))})
+        run = run.model_copy(update={"load": _own_folder(ModelOptions.from_values(values))})
     if choice.galvatron_config_path:
         plan = choice.galvatron_config_path
         if given:
@@ -123,7 +127,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     else:
         plan = newest_plan(CONFIGS, shape, world_size, tuning.kind)
         notes.append(f"plan: {plan}, the newest in {CONFIGS} for {shape.name} on {world_size} ranks")
-    settings = TrainSettings.among(
+    settings = TrainSettings.from_values(
         run.model_dump()
         | {
             "plan": plan.absolute(),
@@ -131,7 +135,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             "world_size": world_size,
             "seq_length": seq_length or None,
             "output_dir": run.output_dir.absolute(),
-            "recipe": Recipe.among(values),
+            "recipe": Recipe.from_values(values),
             "tuning": tuning,
         }
     )
@@ -140,7 +144,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
 
 def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[str, ModelShape, int]:
     """The model as the settings name it, its shape, and the sequence length, 0 where the plan says them."""
-    options = ModelOptions.among(values)
+    options = ModelOptions.from_values(values)
     if options.model_size is None and run.load is not None and (run.load / CONFIG).exists():
         options = options.model_copy(update={"model_size": str(run.load)})
     model = options.resolve(default_seq_length=0)

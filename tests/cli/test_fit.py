@@ -85,7 +85,7 @@ def test_fit_search_and_what_if_answer_the_same_question_alike(model, gpus, galv
     assert "global batch size 256 (the default)" in galvatron("search", *asked[:-1]).out
     found = json.loads(searched.out.splitlines()[-1])
     assert found["gap"] == 0 and found["time_s"] == pytest.approx(row["step_s"], rel=1e-9)
-    told = work(Question.among({"model_size": model, "device": "h100-80gb", "num_nodes": gpus // 8}))
+    told = work(Question.from_values({"model_size": model, "device": "h100-80gb", "num_nodes": gpus // 8}))
     assert told.result.require().time_s == pytest.approx(row["step_s"], rel=1e-9)
 
 

@@ -57,7 +57,7 @@ def runs(folder: Path) -> None:
         {"max_steps": 4, "resume_from_checkpoint": str(output / "checkpoints" / "step-00000003")},
         {"max_steps": 2, "resume_from_checkpoint": "none"},
     ):
-        GalvatronTrainer(TrainSettings.among({**common, **given, "output_dir": output})).train()
+        GalvatronTrainer(TrainSettings.from_values({**common, **given, "output_dir": output})).train()
 
 
 def saving(folder: Path) -> None:

@@ -85,6 +85,18 @@ def test_a_part_that_is_a_link_is_removed(folder, tmp_path):
     verify(open_checkpoint(folder / "step-00000004"))
 
 
+def test_where_the_runs_folder_is_gone_or_anothers_nothing_is_saved(tmp_path):
+    """Of ranks that write no log, too."""
+    run, output = Run(), tmp_path / "run"
+    writer = Writer(output / "checkpoints", run.engine, 3, run.data)
+    output.rename(tmp_path / "elsewhere")
+    for _ in range(2):
+        with pytest.raises(GalvatronError, match="run: was removed while this run wrote to it"):
+            writer.save(run.optimizer)
+        output.mkdir(exist_ok=True)
+    assert not list(output.iterdir())
+
+
 def test_a_part_that_never_comes_is_named(folder, monkeypatch):
     run = Run()
     writer = Writer(folder, run.engine, 3, run.data)

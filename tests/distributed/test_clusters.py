@@ -68,11 +68,11 @@ def test_several_processes_on_a_node_are_refused(monkeypatch, variables, message
 
 def test_a_profile_asks_the_launcher_for_what_is_not_given(monkeypatch):
     nodes_of(monkeypatch, SRUN)
-    options = HardwareOptions.among({"nproc": 8})
+    options = HardwareOptions.from_values({"nproc": 8})
     told = (options.num_nodes, options.node_rank, options.master_addr, options.master_port)
     assert told == (3, 2, "gpu-07", 23456) and options.world_size == 24
-    assert HardwareOptions.among({"num_nodes": 1}).node_rank == 0
-    assert HardwareOptions.among({"analytic": "h100"}).num_nodes == 1
+    assert HardwareOptions.from_values({"num_nodes": 1}).node_rank == 0
+    assert HardwareOptions.from_values({"analytic": "h100"}).num_nodes == 1
 
 
 @pytest.mark.parametrize("page", ["docs/en/train.md", "docs/zh/train.md"])

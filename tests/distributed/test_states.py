@@ -32,6 +32,12 @@ STATES = {
     "zero3 over Ulysses": plan(4, "2uz 4uz", vocab="1z", batch=4, micro_batches=1),
     "two stages": plan(4, "2 1z 2", (1, 2), vocab="2", batch=8, micro_batches=4),
 }
+PIPELINES_OF_FOUR = {
+    "4 stages": plan(4, "1 1 1 1 1", (1, 1, 2, 1), batch=6, micro_batches=6),
+    "4 stages, few micro-batches": plan(4, "1 1 1 1", (1,) * 4, batch=2, micro_batches=2),
+    "2 stages of 2 chunks, 7 micro-batches": plan(4, "1 " * 4, (1,) * 4, batch=14, micro_batches=7, chunks=2),
+    "4 stages, GPipe": plan(4, "1 1 1 1", (1,) * 4, batch=5, micro_batches=5, schedule=Schedule.GPIPE),
+}
 PIPELINES = {
     "2 stages": plan(8, "1 1 1", (1, 2), batch=24, micro_batches=6),
     "4 stages": plan(8, "1 1 1 1 1", (1, 1, 2, 1), batch=12, micro_batches=6),
@@ -44,10 +50,6 @@ PIPELINES = {
 }
 
 FEW = ("ddp", "tp 2", "zero2 under tp 2", "zero3", "two stages")
-SOME = ("4 stages", "8 stages, few micro-batches", "4 stages of 2 chunks, 7 micro-batches", "4 stages, GPipe")
-every = pytest.mark.parametrize(
-    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some plans", "every plan"]
-)
 
 
 def case_of(of: Plan, hidden: int, precision: Precision = Precision.FP32) -> Case:
@@ -96,13 +98,32 @@ def arithmetic(case: Case, stage: int) -> dict[str, float]:
     return total
 
 
-@every
-def test_states_take_the_bytes_of_their_arithmetic(tmp_path, every):
-    cases = {name: case_of(of, 128) for name, of in STATES.items() if every or name not in FEW}
-    of_16_bit = STATES if every else FEW
-    cases |= {f"{name}, bf16": case_of(STATES[name], 128, Precision.BF16) for name in of_16_bit}
+def test_some_plans_on_four_ranks(tmp_path):
+    """Of either kind in one launch."""
+    states = {name: case_of(of, 128) for name, of in STATES.items() if name not in FEW}
+    states |= {f"{name}, bf16": case_of(STATES[name], 128, Precision.BF16) for name in FEW}
+    passes = {name: case_of(of, 16) for name, of in PIPELINES_OF_FOUR.items()}
+    reports = run(tmp_path, [*states.values(), *passes.values()])
+    require_bytes_of_arithmetic(states, reports[: len(states)])
+    require_order_of_simulator(passes, reports[len(states) :])
+
+
+@pytest.mark.slow
+def test_states_take_the_bytes_of_their_arithmetic(tmp_path):
+    cases = {name: case_of(of, 128) for name, of in STATES.items()}
+    cases |= {f"{name}, bf16": case_of(of, 128, Precision.BF16) for name, of in STATES.items()}
+    require_bytes_of_arithmetic(cases, run(tmp_path, list(cases.values())))
+
+
+@pytest.mark.slow
+def test_passes_run_in_the_order_of_the_simulator(tmp_path):
+    cases = {name: case_of(of, 16) for name, of in PIPELINES.items()}
+    require_order_of_simulator(cases, run(tmp_path, list(cases.values())))
+
+
+def require_bytes_of_arithmetic(cases: dict[str, Case], reports: list[list[dict]]) -> None:
     wrong = []
-    for (name, case), ranks in zip(cases.items(), run(tmp_path, list(cases.values())), strict=True):
+    for (name, case), ranks in zip(cases.items(), reports, strict=True):
         assert len({tuple(report["drawn"]) for report in ranks}) == len(ranks), "ranks share dropout's masks"
         for rank, report in enumerate(ranks):
             for term, expected in arithmetic(case, rank // case.plan.stage_size).items():
@@ -115,11 +136,9 @@ def test_states_take_the_bytes_of_their_arithmetic(tmp_path, every):
     assert not wrong, "\n".join(wrong)
 
 
-@every
-def test_passes_run_in_the_order_of_the_simulator(tmp_path, every):
-    plans = {name: of for name, of in PIPELINES.items() if every or name in SOME}
-    reports = run(tmp_path, [case_of(of, 16) for of in plans.values()])
-    for (name, of), ranks in zip(plans.items(), reports, strict=True):
+def require_order_of_simulator(cases: dict[str, Case], reports: list[list[dict]]) -> None:
+    for (name, case), ranks in zip(cases.items(), reports, strict=True):
+        of = case.plan
         stages, count = of.pipeline, len(of.stages)
         times = StageTimes((1.0,) * count, (2.0,) * count, (0.0,) * stages, (0.0,) * (count - 1))
         spans = timeline(of.schedule, times, of.micro_batches)

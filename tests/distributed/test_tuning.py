@@ -17,13 +17,14 @@ from paddlenlp_galvatron.plan import Precision
 from . import plans
 from .test_deferred import disagreements, workers  # noqa: F401 - a fixture
 
-# Of each axis, each kind of sharding and recompute one, always with a plain tp layer among them.
+# Of each axis, each kind of sharding and recompute one, always with a plain tp layer among them. Of four ranks every
+# second has adapters, of either half: tp, Ulysses, context, zero3 and pipelines.
 TWO = ["tp 1-2 without Megatron-SP", "parts, tp with Megatron-SP", "2 chunks, tied, reduced every micro-batch"]
 FOUR = [
     "Ulysses, tp and dp mixed",
     "strided tp without Megatron-SP",
-    "zero3 in a pipeline",
     "one kv head, tp without Megatron-SP, zero3",
+    "zero3 in a pipeline",
     "cp beside tp without Megatron-SP",
     "cp beside Ulysses",
     "cp, parts, 3 chunks, zero2",
@@ -37,24 +38,16 @@ def cases(names, *lists, **how) -> list[Case]:
     return [small_case(one.plan, one.family, "sgd", 2, tied=one.tied, kv_heads=one.kv_heads, **how) for one in chosen]
 
 
-def test_packed_rows_on_two_ranks():
-    results = check_parity(cases(TWO, plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO, packed=True))
-    assert all(result.agrees for result in results), results
-
-
-def test_packed_rows_on_four_ranks(tmp_path):
-    """As late as a GPU may do all of it, and without a word between host and device."""
-    assert not disagreements(tmp_path, cases(FOUR, plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR, packed=True), seed=3)
-
-
-def test_adapters_on_two_ranks():
-    """Against PaddleNLP's own LoRAModel, which sees every document alone."""
+def test_packed_rows_and_adapters_on_two_ranks():
+    """Against PaddleNLP's own model and LoRAModel, which see every document alone."""
     bf16 = plans.plan(2, "1z 2r 2na", vocab="2", megatron_sp=False)
     first = plans.plan(2, "1zr 1z 2", megatron_sp=False)  # a frozen first layer that backward must gather again
     bf16 = replace(bf16, assumed=replace(bf16.assumed, mixed_precision=Precision.BF16))
+    lists = plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO
     results = check_parity(
         [
-            *cases(TWO, plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO, packed=True, lora_rank=3),
+            *cases(TWO[::2], *lists, packed=True),
+            *cases(TWO[1:], *lists, packed=True, lora_rank=3),
             small_case(bf16, "qwen2", "sgd", 1, packed=True, lora_rank=3),
             small_case(first, "llama", "sgd", 2, packed=True, lora_rank=3),
         ]
@@ -62,9 +55,13 @@ def test_adapters_on_two_ranks():
     assert all(result.agrees for result in results), results
 
 
-def test_adapters_on_four_ranks(tmp_path):
-    found = cases(FOUR, plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR, packed=True, lora_rank=3)
-    assert not disagreements(tmp_path, found, seed=4)
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["either", "both"])
+def test_packed_rows_and_adapters_on_four_ranks(tmp_path, every):
+    """As late as a GPU may do all of it, and without a word between host and device."""
+    lists = plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR
+    found = cases(FOUR if every else FOUR[::2], *lists, packed=True)
+    found += cases(FOUR if every else FOUR[1::2], *lists, packed=True, lora_rank=3)
+    assert not disagreements(tmp_path, found, seed=3)
 
 
 @pytest.mark.slow

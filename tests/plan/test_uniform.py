@@ -53,7 +53,9 @@ def test_experts_by_the_names_of_three_programs():
     plan = uniform_plan(**few, global_ep_deg=4, global_tp_of_ep_deg=2)
     assert {layer.experts[:2] for layer in plan.layers} == {(4, 2)}
     for name in ("expert_parallel_degree", canonical_name("expert_model_parallel_size")):
-        uniform = DegreeOptions.among({name: 4}).onto(UniformOptions.among({"global_train_batch_size": 16}), 8)
+        uniform = DegreeOptions.from_values({name: 4}).onto(
+            UniformOptions.from_values({"global_train_batch_size": 16}), 8
+        )
         assert uniform.plan(4, 8, Assumptions()).layers[0].ep == 4
 
 

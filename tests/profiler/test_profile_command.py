@@ -24,7 +24,7 @@ def test_groups_of_every_divisor_consecutive_and_strided():
 
 def test_hardware_of_four_processes(tmp_path):
     words = ["profile", "hardware", "--nproc", "4", "--output", str(tmp_path)]
-    assert main([*words, "--start-mb", "0.0625", "--end-mb", "0.0625", "--budget_ms", "0"]) == 0
+    assert main([*words, "--start-mb", "0.0625", "--end-mb", "0.0625", "--budget_ms", "0", "--turns", "2"]) == 0
     profile = HardwareProfile.load(1, 4, folder=tmp_path)
     assert set(profile.allreduce_mib_per_ms) == {(2, True), (2, False), (4, True)}
     assert set(profile.p2p_mib_per_ms) == {2, 4}

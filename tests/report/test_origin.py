@@ -41,7 +41,7 @@ def written(folder, assumed: Assumptions):
 
 @pytest.mark.parametrize("summed", [None, True, False])
 def test_gradients_are_of_the_type_that_the_plan_names(tmp_path, summed):
-    plan, problem = read_origin(OriginOptions.among(written(tmp_path, replace(BF16, fp32_gradients=summed))))
+    plan, problem = read_origin(OriginOptions.from_values(written(tmp_path, replace(BF16, fp32_gradients=summed))))
     assert problem.cost.assumed.fp32_gradients is (summed is not False)
     (stage,) = problem.cost.predict(plan).stages
     (expected,) = example(fp32_gradients=summed is not False).predict(plan).stages
@@ -50,7 +50,7 @@ def test_gradients_are_of_the_type_that_the_plan_names(tmp_path, summed):
 
 @pytest.mark.parametrize("flash", [None, True, False])
 def test_attention_is_the_one_that_the_plan_names(tmp_path, flash):
-    _, problem = read_origin(OriginOptions.among(written(tmp_path, replace(BF16, flash_attention=flash))))
+    _, problem = read_origin(OriginOptions.from_values(written(tmp_path, replace(BF16, flash_attention=flash))))
     assert problem.options.use_flash_attention is problem.cost.assumed.flash_attention is flash
 
 
@@ -60,14 +60,14 @@ def test_attention_is_the_one_that_the_plan_names(tmp_path, flash):
 )
 def test_a_task_is_priced_in_every_number(tmp_path, task, rank, trained):
     values = written(tmp_path, BF16)
-    plan, problem = read_origin(OriginOptions.among(values | {"task": task, "lora_rank": rank}))
+    plan, problem = read_origin(OriginOptions.from_values(values | {"task": task, "lora_rank": rank}))
     told = explain(plan, problem)
     expected = example(options=CostOptions(task=trained), fp32_gradients=True)
     assert told.prediction == expected.predict(plan)
     more = next(one for one in told.what_ifs if one.name == "memory")
     options = problem.options.model_copy(update={"memory_constraint": 9.0})
     assert more.time_s == search(expected.models, expected, options).time_s
-    full = explain(*read_origin(OriginOptions.among(values)))
+    full = explain(*read_origin(OriginOptions.from_values(values)))
     for stage, whole in zip(told.stages, breakdown(plan, full.problem.cost, full.prediction), strict=True):
         assert sum(stage.time_ms.values()) == pytest.approx(told.prediction.time_s * 1000)
         assert sum(stage.memory_mib.values()) == pytest.approx(8 * 1024)

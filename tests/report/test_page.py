@@ -93,7 +93,7 @@ def explanation() -> Explanation:
 def real() -> Explanation:
     """A layer-wise plan of a model with a name, by its data sheet."""
     asked = {"memory_constraint": 28, "settle_bsz": 64, "seq_length": 4096, "max_pp_deg": 4, "sp_space": "tp+sp"}
-    options = SearchOptions.among({**asked, "default_dp_type": "zero2"})
+    options = SearchOptions.from_values({**asked, "default_dp_type": "zero2"})
     shape = load_model("qwen2.5-7b")
     cost = derive(shape, load_data_sheet("h100"), 1, 8, options.assumptions, options.cost_options)
     within, reserving = with_reserve(options, cost)

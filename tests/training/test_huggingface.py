@@ -168,11 +168,11 @@ def test_no_more_than_a_few_of_the_largest_weight_is_in_memory(tmp_path, monkeyp
     largest = max(math.prod(weight.shape) for weight in listed) * 4
     assert shape.parameters * 4 > 50 * largest
 
-    def peak(work: Callable[[], object]) -> float:
-        """Most memory that the work has at once, by the largest weight's: of three times the one without what is made
-        once, or grows at that moment, as the interpreter's table of strings does."""
+    def peak(work: Callable[[], object], times: int = 3) -> float:
+        """Most memory that the work has at once, by the largest weight's: of several times the one without what is made
+        once, or by another thread, or grows at that moment, as the interpreter's table of strings does."""
         most = []
-        for _ in range(3):
+        for _ in range(times):
             tracemalloc.start()
             work()
             most.append(tracemalloc.get_traced_memory()[1])
@@ -187,7 +187,7 @@ def test_no_more_than_a_few_of_the_largest_weight_is_in_memory(tmp_path, monkeyp
     [gate] = [weight for weight in listed if weight.name.endswith("layers.3.mlp.gate_proj.weight")]
     for source_of in (weights_from(tmp_path / "hf", shape), weights_from(tmp_path / "g", shape)):
         for axis in (0, 1):
-            assert peak(partial(source_of, gate.name, gate.shape, Slice(axis, 1, 8))) < 1 / 2
+            assert peak(partial(source_of, gate.name, gate.shape, Slice(axis, 1, 8)), times=20) < 1 / 2
 
 
 def fresh(folder: Path) -> Path:

@@ -117,3 +117,12 @@ def test_a_log_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(GalvatronError) as raised:
         StepLog(tmp_path / "log").write(record(0))
     assert "not a regular file" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_log_that_is_removed_ends_the_run(tmp_path):
+    log = StepLog(tmp_path / "log")
+    log.write(record(0))
+    (tmp_path / "log").unlink()
+    with pytest.raises(GalvatronError, match="log: was removed while this run wrote it"):
+        log.write(record(1))
+    log.close()

@@ -105,9 +105,9 @@ def test_the_stock_file_of_lora_asks_for_adapters(folder):
     assert tuning.kind == "lora" and tuning.adapters("") == Adapters(8, 16.0)
     assert "--use_quick_lora" in notes[0]
     values = read(folder, [], lora=True, lora_rank=4, rslora=True)
-    assert TuningOptions.among(values).adapters("").scaling == 2
+    assert TuningOptions.from_values(values).adapters("").scaling == 2
     with pytest.raises(UserError, match="lora_rank: of LoRA's adapters, but the task is sft"):
-        TuningOptions.among(read(folder, [], lora_rank=4))
+        TuningOptions.from_values(read(folder, [], lora_rank=4))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_the_stock_file_of_lora_asks_for_adapters(folder):
     ],
 )
 def test_padding_is_packing(given, rows, folder):
-    assert TuningOptions.among(read(folder, [], **given)).rows == rows
+    assert TuningOptions.from_values(read(folder, [], **given)).rows == rows
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_padding_is_packing(given, rows, folder):
 )
 def test_options_that_do_not_fit_together_are_refused(given, fault):
     with pytest.raises(UserError, match=fault):
-        TuningOptions.among(given)
+        TuningOptions.from_values(given)
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])

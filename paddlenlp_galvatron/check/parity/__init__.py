@@ -1,1 +1,1 @@
-"""The proof that a plan trains what one process trains."""
+"""Parity: a plan trains what one process trains."""

@@ -12,8 +12,8 @@ from ...cost_model import CostModel, step_traffic_bytes
 from ...cost_model.costs import StageMemory
 from ...plan import ModelShape, Plan
 from ...profiles.reserve import Reserve
-from .contests import Contest
 from .options import ValidateOptions
+from .plans import Contest
 from .terms import TERMS, busy_ms, predicted_ms
 from .work import MeasuredRun, key_of
 

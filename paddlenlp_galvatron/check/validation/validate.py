@@ -19,9 +19,8 @@ from ...profiler.journal import Journal
 from ...profiler.launcher import PROGRESS, fingerprint
 from ...search import SearchOptions
 from .accuracy import Accuracy, Outcome, outcome, verdict
-from .contests import contests
 from .options import ValidateOptions
-from .sample_plans import sample_plans
+from .plans import contests, sample_plans
 from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
 
 METHOD = 6  # how a step is measured: raised when that changes

@@ -44,7 +44,7 @@ class Sample:
 
     @property
     def learns(self) -> bool:
-        """Whether any token is learnt; the first has nothing before it that could foretell it."""
+        """Whether any token is learnt; nothing before the first could predict it."""
         return bool((self.tokens[1:] >= 0).any())
 
 

@@ -85,7 +85,7 @@ class MapData(InPasses):
             labels = _integers(fields["labels"], f"{where}: labels")
         elif ids.shape == (*shape[:-1], length + 1):
             ids, labels = ids[..., :-1], ids[..., 1:]
-        else:  # the last token has nothing to foretell
+        else:  # the last token predicts nothing
             end = np.full((*ids.shape[:-1], 1), IGNORED_LABEL)
             labels = np.concatenate([ids[..., 1:], end], axis=-1) if ids.ndim == len(shape) else ids
         for key, tokens in ((name, ids), ("labels", labels)):

@@ -1,18 +1,20 @@
-"""Plans drawn at random across the space that is searched, for one model, one batch and one world."""
+"""The plans of a validation: drawn at random across the space, and contests of the searched plan at memory budgets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 
-from ...base.errors import UserError
+from ...base.errors import GalvatronError, UserError
+from ...cost_model import CostModel
 from ...model.layer import PARTLY
 from ...plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, VocabStrategy
 from ...plan.check import require_valid
 from ...plan.mesh import divisors, every_degrees
 from ...plan.uniform import even_stages
+from ...search import SearchOptions, SearchResult, search
 
 KINDS = ("uniform", "alone", "layer-wise", "mixed")  # in turn
 MOST_MISSES = 1000  # in a row, before the space counts as used up
@@ -157,3 +159,61 @@ def _layer(random: Random, plan: Plan) -> LayerStrategy:
         dp_type=random.choice((plan.default_dp_type, plan.default_dp_type, DataParallel.ZERO3)),
         recompute=random.choice((Recompute.FULL, *PARTLY)) if random.random() < AGAIN else Recompute.NONE,
     )
+
+
+UNIFORM, RUNNERS_UP = 10, 5  # rivals of a searched plan
+MIB_PER_GB = 1024
+UNBOUNDED_GB, NOTHING_GB = 1e6, 1e-6
+LEAST, MOST = 0.15, 1.0  # where budgets lie between the least that any plan needs (0) and what the fastest wants (1)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Plans of one budget."""
+
+    budget_mib: float
+    searched: Plan
+    uniform: tuple[Plan, ...]
+    runners_up: tuple[Plan, ...]
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        return (self.searched, *self.uniform, *self.runners_up)
+
+    @property
+    def layer_wise(self) -> bool:
+        return len(set(self.searched.layers)) > 1
+
+
+def contests(shape: ModelShape, cost: CostModel, options: SearchOptions, count: int) -> list[Contest]:
+    """One at each of so many budgets, from nearly the least that any plan needs to what the fastest wants."""
+    if not count:
+        return []
+
+    def find(gb: float, **changed: object) -> SearchResult:
+        return search(shape, cost, options.model_copy(update={"memory_constraint": gb, **changed}))
+
+    need, fastest = find(NOTHING_GB).need, find(UNBOUNDED_GB).require()
+    if need is None:
+        raise GalvatronError(
+            "budgets: a plan was found that needs no memory; the memory profile cannot be right: measure it again"
+        )
+    most_mib = max(stage.memory.total_mib for stage in fastest.prediction.stages)
+    shares = [LEAST + (MOST - LEAST) * number / max(count - 1, 1) for number in range(count)]
+    return [_contest(need.memory_mib + share * (most_mib - need.memory_mib), find) for share in shares]
+
+
+def _contest(budget_mib: float, find: Callable[..., SearchResult]) -> Contest:
+    result = find(budget_mib / MIB_PER_GB, top_k=1 + RUNNERS_UP)
+    uniform = find(budget_mib / MIB_PER_GB, top_k=UNIFORM, fine_grained_mode=False)
+    best = result.require().plan
+    return Contest(
+        budget_mib,
+        best,
+        _without(best, [one.plan for one in (uniform.best, *uniform.runners_up) if one]),
+        _without(best, [one.plan for one in result.runners_up]),
+    )
+
+
+def _without(plan: Plan, others: Sequence[Plan]) -> tuple[Plan, ...]:
+    return tuple(dict.fromkeys(other for other in others if other != plan))
