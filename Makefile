@@ -16,7 +16,7 @@ RANKS := $(sort $(wildcard tests/distributed/test_[a-p]*.py))
 MORE_RANKS := $(filter-out $(RANKS),$(sort $(wildcard tests/distributed/test_*.py))) $(FOLDERS)
 shares := test-ranks test-more-ranks test-beside
 
-.PHONY: help setup quickstart gpu-check lint test $(shares) test-full validate docs pages clean
+.PHONY: help setup quickstart gpu-check lint test $(shares) test-full validate docs pages wheels clean
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
@@ -27,6 +27,7 @@ help:
 	@echo "make lint         style, types, the package's import rules and English only"
 	@echo "make docs         the documentation as a site, in build/site (at most 2 minutes)"
 	@echo "make pages        the pages and pictures of the documentation that are made from the code"
+	@echo "make wheels       a wheel for each CPython of 3.11 to 3.13 that is here, in build/wheels"
 	@echo "make setup        the environment only"
 	@echo "make clean        remove environments, builds, caches and runs"
 
@@ -67,6 +68,10 @@ validate: setup
 pages: setup
 	@$(BIN)/python tools/commands_page.py
 	@$(BIN)/python tools/pictures.py
+	@$(BIN)/python tools/api_page.py
+
+wheels:
+	@scripts/wheels.sh
 
 docs:
 	@scripts/build_docs.sh .venv-docs

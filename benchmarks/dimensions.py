@@ -35,7 +35,7 @@ CHOICES = {
     **DIMENSIONS,
     "all": {name: value for each in DIMENSIONS.values() for name, value in each.items()},
 }
-H100 = (  # model, GPUs, Ki tokens of a sample
+H100 = (  # model, GPUs, Ki tokens of sequence length
     ("llama3.1-8b", 8, 4),
     ("llama3.1-8b", 8, 32),
     ("llama3.1-8b", 64, 32),
@@ -51,7 +51,7 @@ H100 = (  # model, GPUs, Ki tokens of a sample
     ("llama3.1-405b", 1024, 32),
     ("llama3.1-405b", 1024, 256),
 )
-A800 = ((16, 64), (24, 64), (40, 256))  # GB of memory, samples of a step, of 2,048 tokens on 8 devices
+A800 = ((16, 64), (24, 64), (40, 256))  # GB of memory, global batch size, of 2,048 tokens on 8 devices
 WORDS = {
     "en": {
         "title": "Predicted step time of the best plan without the three dimensions / with them",

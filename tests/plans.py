@@ -125,7 +125,7 @@ BAD_PLANS = {
     "vocabulary's degrees beyond a stage": ({"vcp": 4}, ["vcp: 4 beside degree 2 of the vocabulary layers"]),
     "tokens that are no chunks": (
         {"cp_sizes_enc": "2,2,1,2", "galvatron": {"assumed": {"seq_length": 10}}},
-        ["cp_sizes_enc: 10 tokens of a sample", "two equal pieces", "2 ranks of layer 0", "multiple of 4"],
+        ["cp_sizes_enc: a sequence length of 10", "two equal pieces", "2 ranks of layer 0", "multiple of 4"],
     ),
     "chunks do not divide the batch": ({"chunks": 3}, ["chunks", "3 micro-batches", "global_bsz 16"]),
     "dp does not divide the micro-batch": ({"chunks": 8}, ["global_bsz", "dp degree 4 of layer 3", "multiple of 32"]),

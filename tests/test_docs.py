@@ -59,7 +59,7 @@ def test_both_languages_have_the_same_pages():
         assert sorted(listed) == sorted(pages["zh"]), language
 
 
-@pytest.mark.parametrize("tool", ["commands_page", "pictures"])
+@pytest.mark.parametrize("tool", ["commands_page", "pictures", "api_page"])
 def test_what_is_made_from_the_code_is_current(tool, monkeypatch, capsys):
     """`make pages` writes it anew."""
     monkeypatch.setattr(sys, "argv", [tool, "--check"])
@@ -225,8 +225,8 @@ def test_the_table_of_errors_has_all_and_only_what_is_told(path, tmp_path):
     rows = re.findall(r"^\| `(.*?)` ?[^`|]*\|", path.read_text().split("\n## ")[-1], re.MULTILINE)
     patterns = {row: re.sub(r"^[a-z_.]+: ", "[a-z_.]+: ", re.sub(r"\b[NM]\b", r"\\d+", row)) for row in rows}
     patterns = {row: re.compile(pattern.replace("…", ".*").replace("?", r"\?")) for row, pattern in patterns.items()}
-    for fault in faults:
-        assert any(pattern.match(fault) for pattern in patterns.values()), fault
+    for fault in faults:  # most say themselves what to do, behind a semicolon
+        assert "; " in fault or any(pattern.match(fault) for pattern in patterns.values()), fault
     for row, pattern in patterns.items():
         assert any(pattern.match(fault) for fault in faults), row
 

@@ -120,7 +120,7 @@ def page(language: str) -> str:
         target = DOCS / language / f"{PAGES.get(name, name)}.md"
         if target.exists():
             heading = target.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-            parts.append(f"{words.more}: [{heading}]({target.name})\n")
+            parts[-1] = f"## {name}\n\n{words.more}: [{heading}]({target.name})\n"
         for sub, one in (subcommands or {"": command}).items():
             parts += section(f"{name} {sub}".strip(), one, words, bool(subcommands), told)
     return "\n".join(parts)
@@ -130,10 +130,9 @@ def section(name: str, command: Any, words: Words, has_heading: bool, told: dict
     """One command. `told`: rows that stand in tables above -> their command; many of one are only named."""
     if has_heading:
         yield f"### {name}\n"
-    yield in_words(" ".join((command.help or "").split()), words) + "\n"
     arguments = [one for one in command.params if not is_option(one)]
     usage = " ".join(["galvatron", name, *(str(one.metavar or one.name.upper()) for one in arguments), "[OPTIONS]"])
-    yield f"    {usage}\n"
+    yield f"`{usage}`: {in_words(' '.join((command.help or '').split()), words)}\n"
     rows = [row(one, words, command.is_boolean) for one in command.params if one.name != "help"]
     counts = Counter(told.get(each, "") for each in rows)
     above = {other: [] for other, count in counts.items() if other and count >= MANY}  # type: dict[str, list[str]]

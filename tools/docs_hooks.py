@@ -40,6 +40,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         text, target, picture, source = found.groups()
         if picture:
             return f"{picture}({site_link(here, source, config)})"
+        if ":" not in target and (here / target.partition("#")[0]).resolve().is_relative_to(ROOT / "benchmarks"):
+            return f"{text} (`{target.partition('#')[0].removeprefix('../../')}`)"  # it is no page of the site
         link = site_link(here, target, config)
         # MkDocs checks what Markdown makes of a link; the other language is another site, which it doesn't know.
         return f'<a href="{link}">{text}</a>' if link.startswith("../") else f"[{text}]({link})"

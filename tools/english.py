@@ -21,7 +21,27 @@ PLACES = (
     *("benchmarks/*.py", "tools/*.py", "docs/en/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
 )
 OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")
-HOUSE_WORDS = {"bid": "column", "crew": "local ranks", "foretell": "predict", "lap": "sample", "menu": "feasible sizes"}
+HOUSE_WORDS = {  # the glossary has the standard words
+    "bid": "column",
+    "crew": "local ranks",
+    "foretell": "predict",
+    "lap": "sample",
+    "menu": "feasible sizes",
+    "sum of gradients": "gradient all-reduce or reduce-scatter",
+    "gathers of zero3": "ZeRO-3 all-gather",
+    "collectives of split layers": "TP/CP/Ulysses communication",
+    "waiting for other stages": "pipeline bubble",
+    "change of layout": "resharding",
+    "changes of layout": "resharding",
+    "tokens of a sample": "sequence length",
+    "samples of a step": "global batch size",
+    "devices of a node": "GPUs per node",
+    "devices on each node": "GPUs per node",
+    "what binds": "bottleneck",
+    "who runs what": "layer placement",
+    "goes on at": "resuming from",
+    "its visits": "repeatability",
+}
 HOUSE_WORD = re.compile(rf"(?i:\b({'|'.join(HOUSE_WORDS)})s?\b)")
 NO_PROSE = re.compile(r"^```.*?^```|^    \S.*?$|^#.*?$", re.MULTILINE | re.DOTALL)
 

@@ -44,7 +44,7 @@ WORDS = {
         "samples": "samples of a micro-batch in",
         "parts": "part(s)",
         "rank": "rank",
-        "context": "Context parallelism over four ranks: who has which tokens of a sample",
+        "context": "Context parallelism over four ranks: who has which sequence length",
         "sample": "one sample,",
         "pieces": "in 8 pieces",
         "schedule": "Four stages, six micro-batches: forward (light), backward (dark), idle (white)",
@@ -138,7 +138,7 @@ def groups(words: Words) -> str:
 
 
 def context(words: Words) -> str:
-    """Which tokens of a sample each rank has."""
+    """Which sequence length each rank has."""
     parts = [title(words["context"]), text(16, 72, words["sample"]), text(16, 90, words["pieces"])]
     pieces = 2 * RANKS
     for rank in range(RANKS):

@@ -13,7 +13,7 @@ MOST_RANKS = 65_536  # the largest published runs had about 25,000
 MOST_LAYERS = 10_000
 MOST_SAMPLES = 1_000_000
 MOST_THREADS = 1024
-MOST_SIZE = 2**24  # of hidden size, heads, words of a vocabulary, tokens of a sample
+MOST_SIZE = 2**24  # of hidden size, heads, words of a vocabulary, sequence length
 MOST_TRAINED = 1_000_000  # tokens of a tokenizer; memory is set aside for them, and the largest published have 900,000
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # of steps and the like

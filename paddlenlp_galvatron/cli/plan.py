@@ -106,7 +106,7 @@ class FileOptions(Options):
     world_size: Ranks = Field(description="number of ranks")
     sequence_parallel: bool = Field(False, description="Megatron-SP in layers with tp > 1")
     mixed_precision: Precision = Field(Precision.FP32, description="type of weights and activations")
-    seq_length: Size | None = Field(None, description="tokens of a sample")
+    seq_length: Size | None = Field(None, description="sequence length")
 
 
 def uniform(values: dict[str, Any]) -> None:

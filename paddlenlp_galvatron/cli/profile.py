@@ -153,7 +153,7 @@ def import_nccl_tests(
         typer.Argument(help="files with the output of nccl-tests, each for one group of ranks", metavar="LOG..."),
     ],
     num_nodes: Annotated[int, typer.Option(parser=within(Ranks), help="number of nodes of the cluster")] = 1,
-    num_gpus_per_node: Annotated[int, typer.Option(parser=within(Ranks), help="devices on each node")] = 8,
+    num_gpus_per_node: Annotated[int, typer.Option(parser=within(Ranks), help="GPUs per node")] = 8,
     output: Annotated[Path, typer.Option(help="folder of the profile files")] = ProfileRunOptions.model_fields[
         "output"
     ].default,

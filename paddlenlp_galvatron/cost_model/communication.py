@@ -68,7 +68,7 @@ class Setting:
     """Settings on which a module's collectives depend, besides its strategy."""
 
     samples: int  # of one micro-batch, over the whole stage
-    seq: int  # tokens of a sample
+    seq: int  # sequence length
     stage_size: int  # ranks
     assumed: Assumptions
     states: StateBytes

@@ -326,7 +326,7 @@ class CostModel(LayerPrices):
             )
 
     def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
-        """A change of layout takes as long as an all-to-all in which all receive as much as the rank with most."""
+        """Resharding takes as long as an all-to-all in which all receive as much as the rank with most."""
         tokens = micro_batch * self.seqs[layer_type]
         change = redistribution(source, target, tokens, micro_batch)
         if not change.most_tokens:

@@ -13,7 +13,7 @@ from ..plan.layout import Cut, TokenLayout
 
 
 class LayoutTraffic(NamedTuple):
-    """Traffic of one change of layout; all of it stays inside blocks of `span` consecutive ranks."""
+    """Traffic of one resharding; all of it stays inside blocks of `span` consecutive ranks."""
 
     span: int
     most_tokens: int  # the most that a rank receives

@@ -36,7 +36,7 @@ class ModelShape:
     rope_theta: float = 10000.0
     initializer_range: float = 0.02  # standard deviation of the weights at the start
     attention_dropout: float = 0.0  # plans do not depend on it
-    seq_length: int | None = None  # tokens of a sample that these layers see; None: the run's
+    seq_length: int | None = None  # sequence length of these layers; None: the run's
     own_head_dim: int | None = None  # where it is not hidden_size / heads
     attention_bias: bool = False  # of q, k, v and output, in families that leave it open
     mlp_bias: bool = False

@@ -35,7 +35,7 @@ class Model:
     """The model that the options describe."""
 
     shapes: tuple[ModelShape, ...]  # one a layer type, in the order of the layers
-    seq_length: int  # tokens of a sample
+    seq_length: int  # sequence length
     ignored: tuple[str, ...] = ()  # options that a set_*_manually 0 leaves out of account
 
     @property
@@ -74,7 +74,7 @@ class ModelOptions(Options):
         None,
         description="refused unless it divides vocab_size; padding is only to a multiple of the tensor-parallel degree",
     )
-    seq_length: Size | None = Field(None, description="tokens of a sample")
+    seq_length: Size | None = Field(None, description="sequence length")
     num_layertype: Layers | None = Field(
         None, description="number of layer types; unset: the length of the lists of layer types"
     )
@@ -83,7 +83,7 @@ class ModelOptions(Options):
     )
     layernum_list: Sizes | None = Field(None, description="number of layers of each type, type 0 first")
     seqlen_list: Sizes | None = Field(
-        None, description="tokens of a sample in layers of each type; type 0 gives the length of the whole run"
+        None, description="sequence length in layers of each type; type 0 gives the length of the whole run"
     )
 
     def resolve_usual(self, seq_length: int) -> Model:

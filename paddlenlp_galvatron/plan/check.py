@@ -168,8 +168,8 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
             if tokens % (chunks := chunks_of_a_sample(axis, degree)):
                 equal = "two equal pieces" if chunks > degree else "an equal piece"
                 yield (
-                    f"{fields.format(axis)}: {tokens} tokens of a sample are not {equal} for each of the {degree} "
-                    f"ranks of {who}; choose a seq_length that is a multiple of {chunks}"
+                    f"{fields.format(axis)}: a sequence length of {tokens} does not make {equal} for each of the "
+                    f"{degree} ranks of {who}; choose a seq_length that is a multiple of {chunks}"
                 )
     cuts = token_axes(plan.assumed.sequence_parallel)
     for fields, who, part in _parts(plan):

@@ -12,7 +12,7 @@ from ..plan.check import require_valid
 from ..profiles import Shape
 from .options import PointOptions
 
-MODEL_LENGTH = 2048  # tokens of a sample where nothing is said and the model allows as many
+MODEL_LENGTH = 2048  # sequence length where nothing is said and the model allows as many
 
 
 class ModelRun(BaseModel):
@@ -29,7 +29,7 @@ class ModelRun(BaseModel):
 
 
 def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[ModelShape, ...], list[Shape]]:
-    """The shape of each layer type, and every (samples, tokens of a sample) to measure. Raises UserError."""
+    """The shape of each layer type, and every (samples, sequence length) to measure. Raises UserError."""
     told = model.seq_length or model.seqlen_list or model.set_seqlen_manually is not None
     resolved = model.model_copy(update={} if told else {"set_seqlen_manually": False}).resolve()
     shape = resolved.shapes[0]

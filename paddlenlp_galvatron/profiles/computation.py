@@ -47,7 +47,7 @@ class Shape(NamedTuple):
     """Samples and tokens of a measurement."""
 
     batch: int  # samples
-    seq: int  # tokens of a sample
+    seq: int  # sequence length
 
 
 class PassKey(NamedTuple):
@@ -55,7 +55,7 @@ class PassKey(NamedTuple):
 
     part: str
     batch: int  # samples of the whole tp group
-    seq: int  # tokens of a sample
+    seq: int  # sequence length
     tp: int = 1
 
 
@@ -64,7 +64,7 @@ class SeamKey(NamedTuple):
 
     part: str
     batch: int  # samples' worth of tokens of one rank
-    seq: int  # tokens of a sample
+    seq: int  # sequence length
     axis: Axis
 
 
@@ -191,7 +191,7 @@ class ComputationProfile:
     ) -> ComputationProfile:
         """Read a file, whatever its name, of any version of Galvatron or its PaddleNLP port.
 
-        `seqs`: tokens of a sample that each layer type is to see, for keys that tell none. `note` hears what was
+        `seqs`: sequence length of each layer type, for keys that tell none. `note` hears what was
         assumed, derived from raw runs or left out. Raises UserError with all that is wrong.
         """
         whole, meta = read_profile(path)

@@ -164,7 +164,7 @@ class MemoryProfile:
         """Read a file, whatever its name, of any version of Galvatron or its PaddleNLP port.
 
         `dialect` settles whose units it is in where the file doesn't tell, else `model`, whose layer (of type 0) fits
-        one of them. `seqs`: tokens of a sample that each layer type is to see, for keys that tell none. `note` hears
+        one of them. `seqs`: sequence length of each layer type, for keys that tell none. `note` hears
         what was assumed, derived from raw runs or left out. Raises UserError with all that is wrong, also when nothing
         tells the dialect or what tells contradicts.
         """

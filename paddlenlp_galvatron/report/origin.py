@@ -36,7 +36,7 @@ class OriginOptions(Options):
         None, description="a preset's name, a config.json, or its folder; unset: the plan's model"
     )
     memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: as in the plan")
-    num_gpus_per_node: Ranks | None = Field(None, description="devices on each node; unset: as in the plan, or 8")
+    num_gpus_per_node: Ranks | None = Field(None, description="GPUs per node; unset: as in the plan, or 8")
     task: Kind | None = Field(
         None, description="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for"
     )

@@ -1,4 +1,4 @@
-"""A plan for people: its facts, and a table of who runs what, equal layers as one line."""
+"""A plan for people: its facts, and a table of layer placement, equal layers as one line."""
 
 from __future__ import annotations
 

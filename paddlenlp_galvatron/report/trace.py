@@ -96,8 +96,8 @@ def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> dict[str, li
             ("reduce gradients", "collective", terms.reduce_ms if terms.reduced_each else 0.0),
             *backward,
         ]
-    forward.append(("change of layout", "collective", sum(ms for ms, _ in switches)))
-    backward.append(("change of layout", "collective", sum(ms for _, ms in switches)))
+    forward.append(("resharding", "collective", sum(ms for ms, _ in switches)))
+    backward.append(("resharding", "collective", sum(ms for _, ms in switches)))
     return {"forward": forward, "backward": backward}
 
 

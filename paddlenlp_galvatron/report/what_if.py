@@ -37,7 +37,7 @@ class Question(Options):
 
     model_size: str = Field("qwen2.5-7b", description="a preset's name, a config.json, or its folder")
     seq_length: Size | None = Field(
-        None, description=f"tokens of a sample; unset: {SEQ}, or the model's positions where they are fewer"
+        None, description=f"sequence length; unset: {SEQ}, or the model's positions where they are fewer"
     )
     global_train_batch_size: Samples = Field(BATCH, description="global batch size, samples")
     device: str | None = Field(
@@ -45,9 +45,7 @@ class Question(Options):
     )
     profiles: Path | None = Field(None, description="folder of measured profiles, used instead of a data sheet")
     num_nodes: Ranks = Field(1, description="number of nodes; all are alike")
-    num_gpus_per_node: Ranks | None = Field(
-        None, description="devices on each node; unset: as the data sheet has, or 8"
-    )
+    num_gpus_per_node: Ranks | None = Field(None, description="GPUs per node; unset: as the data sheet has, or 8")
     memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: all that it has")
     search_options: str = Field("", description="more options of `galvatron search`: sp_space=tp+sp max_tp_deg=4")
 

@@ -117,7 +117,7 @@ class Block:
         self._shape = shape
         context = placement.mesh.degree(Axis.CONTEXT)
         self._seq_length: int = config.seq_length
-        self._own_length = self._seq_length // context  # tokens of a sample that attention's queries are of here
+        self._own_length = self._seq_length // context  # of the queries that attention has here
         place = placement.mesh.index(placement.local, Axis.CONTEXT)
         self._chunks = own_chunks(place, context, self._seq_length) if context > 1 else None
         with paddle.LazyGuard():  # whole weights are never made

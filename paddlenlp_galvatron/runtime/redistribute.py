@@ -87,10 +87,10 @@ class _Redistribute(PyLayer):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Any, forward: _Exchange, backward: _Exchange) -> Any:
         ctx.exchange = backward
-        with span("change of layout", "layout"):
+        with span("resharding", "layout"):
             return forward(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        with span("change of layout", "layout"):
+        with span("resharding", "layout"):
             return ctx.exchange(grad)

@@ -56,7 +56,7 @@ class FitOptions(TaskOptions):
         None, description="folder of measured profiles; unset: times and memory are derived from the data sheet"
     )
     seq_length: Size | None = Field(
-        None, description=f"tokens of a sample; unset: {SEQ}, or the model's positions where they are fewer"
+        None, description=f"sequence length; unset: {SEQ}, or the model's positions where they are fewer"
     )
     global_train_batch_size: Samples = Field(
         BATCH, description="global batch size, samples; with dpo a pair counts as two"

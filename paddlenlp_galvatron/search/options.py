@@ -63,7 +63,7 @@ class SearchOptions(TaskOptions):
 
     # The cluster and what fits.
     num_nodes: Ranks = Field(1, description="number of nodes; all are alike")
-    num_gpus_per_node: Ranks = Field(GPUS_PER_NODE, description="devices on each node")
+    num_gpus_per_node: Ranks = Field(GPUS_PER_NODE, description="GPUs per node")
     world_size: Ranks = Field(
         GPUS_PER_NODE,
         description="number of devices; sets num_nodes or num_gpus_per_node if one of them is unset",
@@ -133,7 +133,7 @@ class SearchOptions(TaskOptions):
     )
 
     # Assumptions of prices.
-    seq_length: Size | None = Field(None, description="tokens of a sample")
+    seq_length: Size | None = Field(None, description="sequence length")
     sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
     mixed_precision: Precision = Field(Precision.BF16, description="type of weights and activations")
     no_async_grad_reduce: bool = Field(

@@ -94,7 +94,7 @@ def settings_of(words: Sequence[str]) -> TrainSettings:
 def settings_for(model: Any, arguments: Any, sample_length: int | None) -> TrainSettings:
     """The run that a trainer is made for. `model`: its preset's name, directory or config.json, or PaddleNLP's config.
 
-    `sample_length`: tokens of a sample of the user's own data, for where the plan leaves it open. Raises UserError.
+    `sample_length`: sequence length of the user's own data, for where the plan leaves it open. Raises UserError.
     """
     if not isinstance(arguments, TrainingArguments):
         found = "missing" if arguments is None else f"is a {type(arguments).__name__}"

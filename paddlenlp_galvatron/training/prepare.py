@@ -147,7 +147,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
 
 
 def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[str, ModelShape, int]:
-    """The model as the settings name it, its shape, and the tokens of a sample, 0 where the plan says them."""
+    """The model as the settings name it, its shape, and the sequence length, 0 where the plan says them."""
     options = ModelOptions.from_values(values)
     if options.model_size is None and run.load is not None and (run.load / CONFIG).exists():
         options = options.model_copy(update={"model_size": str(run.load)})

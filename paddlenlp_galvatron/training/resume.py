@@ -27,7 +27,7 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
 
     `auto` takes the newest one that is whole, and says what is wrong with newer ones. Raises UserError: none is whole,
     though there are some, or the one named is not; it is another model's; `auto` finds that it was trained on other
-    data. With those, one that is named goes on at their first sample.
+    data. With those, one that is named begins at their first sample.
     """
     require_shared(settings.output_dir, engine)
     seen = _seen(settings) if engine.rank == 0 else None
@@ -153,7 +153,7 @@ def _samples_seen(checkpoint: Checkpoint, engine: Engine, data: BatchSource, aut
         return 0
     if then.global_batch != data.global_batch:
         batches = f"the global batch was {then.global_batch}, is {data.global_batch}"
-        say(engine, f"warning: {batches}; goes on at sample {then.samples}")
+        say(engine, f"warning: {batches}; resuming at sample {then.samples}")
     return then.samples
 
 

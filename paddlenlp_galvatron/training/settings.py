@@ -200,7 +200,7 @@ class TrainSettings(RunOptions):
     plan: Path = Field(description="strategy file")
     model: str = Field(description="config.json, its folder, or the name of a preset")
     world_size: Ranks = Field(description="ranks that are started")
-    seq_length: Size | None = Field(None, description="tokens of a sample; absent: the plan's")
+    seq_length: Size | None = Field(None, description="sequence length; absent: the plan's")
     recipe: Recipe = Recipe()
     tuning: TuningOptions = TuningOptions()
 

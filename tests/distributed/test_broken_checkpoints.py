@@ -226,7 +226,7 @@ def test_another_global_batch_goes_on_at_the_next_sample(folder, capfd):
     run = Run(batch=2 * BATCH)
     assert run.resume(folder) == 3
     assert [run.data.first_sample(step) for step in (3, 4)] == [3 * BATCH, 5 * BATCH]
-    assert f"the global batch was {BATCH}, is {2 * BATCH}; goes on at sample {3 * BATCH}" in capfd.readouterr().err
+    assert f"the global batch was {BATCH}, is {2 * BATCH}; resuming at sample {3 * BATCH}" in capfd.readouterr().err
     # A checkpoint of that run keeps the samples, not the steps.
     assert run.data.position(4)["samples"] == 5 * BATCH
 

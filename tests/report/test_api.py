@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,3 +63,32 @@ def test_types_are_shipped_and_planning_leaves_numpy_2_alone():
     assert (ROOT / "paddlenlp_galvatron" / "py.typed").exists() and "Typing :: Typed" in project["classifiers"]
     (numpy,) = (line for line in project["dependencies"] if line.startswith("numpy"))
     assert "<" not in numpy and "numpy<2" in project["optional-dependencies"]["gpu"]
+
+
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    """Each cell, without Jupyter; a cell's last line is shown there, so it has a table."""
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((ROOT / "examples" / "plan.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {}
+    shown = []
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            tree = ast.parse("".join(cell["source"]))
+            last = ast.Expression(tree.body.pop().value)
+            exec(compile(tree, "cell", "exec"), names)
+            shown.append(eval(compile(last, "cell", "eval"), names)._repr_html_())
+    assert len(shown) == 5 and all("qwen" in one or "stage" in one for one in shown)
+    assert (tmp_path / "plan.json").exists()
+
+
+@pytest.mark.slow
+def test_planning_works_with_numpy_2(tmp_path):
+    """Installed by itself in a new environment, where Paddle is not."""
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=300)
+    install = [python, "-m", "pip", "install", "--quiet", str(ROOT), "numpy>=2"]
+    if (ran := subprocess.run(install, capture_output=True, text=True, timeout=900)).returncode:
+        pytest.skip(f"packages cannot be had here: {ran.stderr[-200:]}")
+    asked = f"import numpy, paddlenlp_galvatron as g; print(numpy.__version__, g.search('qwen2.5-0.5b', **{ASKED}))"
+    ran = subprocess.run([python, "-c", asked], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert ran.stdout.startswith("2.") and "s a step" in ran.stdout, ran.stdout + ran.stderr

@@ -23,7 +23,7 @@ from .runs import MeasuredRun
 
 Row = Mapping[str, str]
 GIB_MIB = 1024.0
-# PaddleFleet's dense sweep: tokens of a sample, micro-batches of one sample each, and cards.
+# PaddleFleet's dense sweep: sequence length, micro-batches of one sample each, and cards.
 SWEEP_LENGTH, SWEEP_MICRO_BATCHES, SWEEP_GPUS = 4096, 64, 8
 RECOMPUTE = {"none": Recompute.NONE, "full": Recompute.FULL, "core_attn": Recompute.ATTENTION}
 FEWEST = 3  # steps behind those that warm up

@@ -40,8 +40,8 @@ class ValidateOptions(Options):
         le=MOST_BUDGETS,
         description="number of memory budgets at which the searched plan is compared with its rivals",
     )
-    global_train_batch_size: Samples = Field(8, description="samples of a step")
-    seq_length: Size | None = Field(None, description="tokens of a sample; unset: the model's positions")
+    global_train_batch_size: Samples = Field(8, description="global batch size")
+    seq_length: Size | None = Field(None, description="sequence length; unset: the model's positions")
     sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
     mixed_precision: Precision = Field(Precision.FP32, description="type of weights and activations")
     no_async_grad_reduce: bool = Field(

@@ -70,7 +70,7 @@ def summary_lines(accuracy: Accuracy) -> Iterator[str]:
     yield f"{len(accuracy.outcomes)} plans, predicted / measured - 1:"
     yield f"step time    {_spread(accuracy.time)}; Kendall's tau {tau}; regret {accuracy.regret:.1%}"
     if apart := accuracy.apart:
-        yield f"its visits   mean {apart.mean:.1%}, median {apart.median:.1%}, up to {apart.highest:.1%} apart"
+        yield f"repeatability mean {apart.mean:.1%}, median {apart.median:.1%}, up to {apart.highest:.1%} apart"
     yield f"peak memory  {_spread(accuracy.memory)}; above the bound: {len(accuracy.above_bound)}"
 
 

@@ -66,7 +66,7 @@ class Visit(BaseModel):
 
 
 class MeasuredRun(BaseModel):
-    """Measurements of a plan over all of its visits."""
+    """Measurements of a plan over all visits."""
 
     step: Step  # the one that counts
     peaks_mib: tuple[float, ...]

@@ -109,7 +109,7 @@ class MapData(InPasses):
 
 
 def sample_length(dataset: Any) -> int | None:
-    """Tokens of a sample of a data set, by its first item; None: it does not say."""
+    """Sequence length of a data set, by its first item; None: it does not say."""
     try:
         item = dataset[0]
         if isinstance(item, Mapping):

@@ -69,7 +69,7 @@ class SampleIndex:
         return len(self.samples)
 
     def stretches(self, sample: int, length: int) -> Iterator[tuple[int, int]]:
-        """Where the `length` tokens of a sample stand: places in the `.bin` and numbers of tokens. Raises UserError."""
+        """Where a sample of `length` tokens stands: places in the `.bin` and numbers of tokens. Raises UserError."""
         first, last, begin = self.samples[sample : sample + 1][0].tolist()
         for place, count in self.documents[first : last + 1].tolist():
             taken = min(count - begin, length)
