@@ -14,6 +14,7 @@ from ...plan import ModelShape, Plan
 from ...profiles.reserve import Reserve
 from .contests import Contest
 from .options import ValidateOptions
+from .shared import shared_step
 from .terms import TERMS, busy_ms, predicted_ms
 from .work import MeasuredRun, key_of
 
@@ -81,15 +82,21 @@ class Outcome:
         return max(off, key=lambda name: abs(off[name]))
 
 
-def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape) -> Outcome:
-    """Raises UserError where the plan cannot be priced."""
+def outcome(
+    plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape, processors: int | None = None
+) -> Outcome:
+    """`processors`: how many all ranks share; None: each has its own. Raises UserError where the plan cannot be
+    priced."""
     prediction = cost.predict(plan)
+    step_ms, speeds = 1000 * prediction.time_s, (1.0,) * plan.pipeline
+    if processors is not None:
+        step_ms, speeds = shared_step(plan, prediction.times, processors)
     size, reserve = plan.stage_size, cost.reserve_of(plan)
     stages = tuple(
         _stage(
             run.step.terms_ms[stage * size : (stage + 1) * size],
             run.peaks_mib[stage * size : (stage + 1) * size],
-            predicted_ms(plan, cost, stage, 1000 * prediction.time_s),
+            predicted_ms(plan, cost, stage, step_ms, speeds[stage]),
             prediction.stages[stage].memory,
             reserve,
         )
@@ -99,7 +106,7 @@ def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: Mod
     return Outcome(
         plan,
         kind,
-        prediction.time_s,
+        step_ms / 1000,
         run.step.seconds,
         stages,
         predicted_bytes,

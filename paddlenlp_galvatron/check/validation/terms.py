@@ -68,8 +68,9 @@ def _term(span: Mapping[str, Any], outer: str) -> str:
     return WHOLE.get(category) or OPEN.get(category) or outer
 
 
-def predicted_ms(plan: Plan, cost: CostModel, stage: int, step_ms: float) -> dict[str, float]:
-    """The same terms of one stage, predicted; waiting and being idle are told together, as waiting."""
+def predicted_ms(plan: Plan, cost: CostModel, stage: int, step_ms: float, speed: float = 1.0) -> dict[str, float]:
+    """The same terms of one stage, predicted; waiting and being idle are told together, as waiting. `speed`: of the
+    stage, against that of its prices."""
     parts, times = [part.terms for part in cost.stage_parts(plan, stage)], plan.micro_batches
     switches = [ms for chunk in range(plan.chunks) for ms in cost.chunk_switches(plan, stage, chunk)]
     terms = {
@@ -83,6 +84,7 @@ def predicted_ms(plan: Plan, cost: CostModel, stage: int, step_ms: float) -> dic
         "publish": sum(one.publish_ms for one in parts),
         "optimizer": sum(one.optimizer_ms for one in parts),
     }
+    terms = {name: ms / speed for name, ms in terms.items()}
     return {**terms, "waiting": step_ms - sum(terms.values()), "idle": 0.0}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from os import sched_getaffinity
 from pathlib import Path
 from time import monotonic
 
@@ -40,6 +41,10 @@ class Validation:
         self.options = options
         self.shape = load_model(options.model_size)
         self.cost = _cost(options, self.shape, note)
+        self.processors = self._processors()
+        if self.processors is not None:
+            shared = f"{options.world_size} ranks share {self.processors} processors"
+            note(f"{shared}: predicted are steps in which a stage that waits gives its share to the others")
         self.contests = contests(self.shape, self.cost, _search_options(options, self.cost), options.budgets)
         self.kinds: dict[Plan, str] = {}  # every plan once, by why it was taken first
         for path in options.plans:
@@ -151,6 +156,13 @@ class Validation:
 
         return [plan for plan in self.kinds if not is_done(found.get(key_of(plan), []))]
 
+    def _processors(self) -> int | None:
+        """That all ranks share; None where each computes on one of its own."""
+        options = self.options
+        on_cpu = self.cost.network.profile.meta.fingerprint.driver == "gloo"
+        processors = options.num_nodes * len(sched_getaffinity(0))
+        return processors if on_cpu and processors < options.world_size else None
+
     def accuracy(self) -> Accuracy:
         """Of what was run. Raises UserError where nothing was."""
         visits = self.visits()
@@ -161,7 +173,7 @@ class Validation:
             if why := next((visit.failed for visit in known if visit.failed), ""):
                 failed[key_of(plan)] = why
             elif known:
-                found[plan] = outcome(plan, kind, MeasuredRun.of(known), self.cost, self.shape)
+                found[plan] = outcome(plan, kind, MeasuredRun.of(known), self.cost, self.shape, self.processors)
         if not found:
             why = next(iter(failed.values()), "there was no time")
             raise UserError(f"minutes: no plan was run to its end: {why}")
