@@ -1,4 +1,4 @@
-// The cheapest order of the token layouts in a stage, as each change of layout costs resharding (Held-Karp).
+// The cheapest order of the token layouts in a stage, as each resharding costs resharding (Held-Karp).
 #pragma once
 
 #include <algorithm>
