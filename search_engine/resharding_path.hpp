@@ -1,4 +1,4 @@
-// The cheapest order of the token layouts in a stage, as each resharding costs resharding (Held-Karp).
+// The cheapest order of the token layouts in a stage, where each resharding has a cost (Held-Karp).
 #pragma once
 
 #include <algorithm>
