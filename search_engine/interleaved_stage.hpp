@@ -3,7 +3,7 @@
 //
 // The knapsack treats a chunk as a layer type: its layers hold as many micro-batches as the schedule has of it in
 // flight. Their memory is largest at one of some moments; each moment alone is a relaxation. With several chunks, the
-// bound leaves out changes of layout within a chunk, and a stage is also tried with each layout alone.
+// bound leaves out resharding within a chunk, and a stage is also tried with each layout alone.
 #pragma once
 
 #include <algorithm>
