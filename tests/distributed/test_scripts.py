@@ -34,7 +34,7 @@ MODEL = {
     "max_position_embeddings": SEQ_LENGTH,
 }
 FAMILIES = {"llama": {}, "qwen2": {"num_key_value_heads": 4}}
-BUDGETS = [f"{0.004 * 0.96**step:.6f}" for step in range(11, 60)]  # GB, of which some make the layers differ
+BUDGETS = [f"{0.004 * 0.99**step:.6f}" for step in range(150)]  # GB, of which some make the layers differ
 
 
 def script(folder: Path, path: str, *words: str, **variables: str) -> str:
