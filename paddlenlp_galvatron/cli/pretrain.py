@@ -1,5 +1,5 @@
-"""What `run_pretrain_galvatron.py` and `run_finetune_galvatron.py` do: PaddleNLP's conventions in front of
-`galvatron train`."""
+"""What `run_pretrain_galvatron.py`, `run_finetune_galvatron.py` and `run_dpo_galvatron.py` do: PaddleNLP's conventions
+in front of `galvatron train`."""
 
 from __future__ import annotations
 

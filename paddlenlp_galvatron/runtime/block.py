@@ -22,7 +22,7 @@ from ..plan.seams import Seam, seam_ops, summed_over
 from .adapter import Adapter
 from .documents import Documents
 from .groups import Groups
-from .lora import add_adapters
+from .lora import LoRALinear, add_adapters
 from .ops import Crossing
 from .ops.context import Chunks, OwnPositions, flash, hidden_rows, own_rows
 from .precision import Numbers, cast, compute_weights
@@ -114,6 +114,7 @@ class Block:
                 add_adapters(self._layer, [name.removesuffix(".weight") for name in shape.block.projections], adapters)
         kind = adapted(shape.block, adapters.rank) if adapters else shape.block
         prefix = f"{shape.traits.prefix}.layers.{index}."
+        self.adapters = [each for each in self._layer.sublayers() if isinstance(each, LoRALinear)]
         self._slots = shard_layer(self._layer, lambda name: placement.parameter(kind[name], prefix, source))
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
         self._cut_seams()

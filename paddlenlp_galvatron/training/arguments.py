@@ -17,6 +17,7 @@ from ..options.degrees import DegreeOptions
 from ..options.foreign import HOLDS, IDLE
 from ..options.group import Options, canonical_options, is_boolean
 from ..options.model_options import ModelOptions
+from ..options.preference import PreferenceOptions
 from ..options.tuning import TuningOptions
 from ..options.uniform import UniformOptions
 from ..plan import UserError, read_plan
@@ -26,11 +27,11 @@ from .prepare import GROUPS, LaunchOptions, PlanOptions, prepare
 from .recipe import Recipe
 from .settings import RunOptions, TrainSettings
 
-OF_DATA = ("input_dir", "split", *TuningOptions.model_fields)
+OF_DATA = ("input_dir", "split", *TuningOptions.model_fields, *PreferenceOptions.model_fields)
 KERNELS = ("use_flash_attention", "use_fused_rope", "use_fused_rms_norm", "use_fused_cross_entropy")
 OF_MODEL = (*ModelOptions.model_fields, "load", "load_distributed", *KERNELS)
 # On which PaddleNLP's arguments act as soon as they are read, or which they do not know.
-OURS = {*DegreeOptions.model_fields, "device", "dry_run"}
+OURS = {*DegreeOptions.model_fields, "device", "dry_run", "load_best_model_at_end"}
 OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}
 STOCK = {own.name for own in fields(TrainingArguments)}
 # Of PaddleNLP's arguments without an option, what its Trainer and callbacks heed where they are handed on.

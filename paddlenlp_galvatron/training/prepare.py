@@ -19,6 +19,7 @@ from ..options.degrees import DegreeOptions
 from ..options.foreign import idle_note
 from ..options.group import Options
 from ..options.model_options import ModelOptions
+from ..options.preference import PreferenceOptions
 from ..options.tuning import TuningOptions
 from ..options.uniform import UniformOptions
 from ..plan import Assumptions, ModelShape, UserError, load_model, write_plan
@@ -32,7 +33,10 @@ from .settings import RunOptions, TrainSettings
 CONFIGS = Path("configs")  # where the search writes plans
 PLAN = "galvatron_config.json"  # that GLOBAL mode's options give
 CONFIG = "config.json"  # of a model's folder
-TUNING_PATHS = ("dataset_name_or_path", "tokenizer_name_or_path", "chat_template", "lora_path")
+TUNING_PATHS = (
+    *("dataset_name_or_path", "train_dataset_path", "dev_dataset_path"),
+    *("tokenizer_name_or_path", "chat_template", "lora_path"),
+)
 
 
 class PlanOptions(Options):
@@ -63,7 +67,7 @@ class LaunchOptions(Options):
 
 GROUPS: tuple[type[Options], ...] = (
     *(ModelOptions, UniformOptions, DegreeOptions, PlanOptions),
-    *(Recipe, RunOptions, TuningOptions, LaunchOptions),
+    *(Recipe, RunOptions, TuningOptions, PreferenceOptions, LaunchOptions),
 )
 
 
@@ -83,11 +87,19 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     """
     run, uniform, choice = RunOptions.among(values), UniformOptions.among(values), PlanOptions.among(values)
     degrees, tuning = DegreeOptions.among(values), TuningOptions.among(values)
+    pairs = PreferenceOptions.among(values)
+    if tuning.kind != "dpo" and (said := pairs.model_dump(exclude_defaults=True)):
+        raise UserError(f"{', '.join(said)}: of DPO, but the task is {tuning.kind}; give --task dpo")
+    if tuning.kind == "dpo" and run.load_distributed:
+        raise UserError(
+            "load_distributed: DPO compares with the model that it begins with, which a run's checkpoint does not "
+            "tell; name that model with --load, and continue in the run's own output_dir"
+        )
     given = [*uniform.model_dump(exclude_none=True), *degrees.given]
     folder = folder or run.output_dir
     notes = []
     if run.load is not None:
-        run = run.model_copy(update={"load": checkpoint_of(run.load, run.load_iteration)})
+        run = run.model_copy(update={"load": checkpoint_of(run.load, run.load_iteration, newest=run.load_distributed)})
     model, shape, seq_length = _model(values, run, folder)
     if ignored := ModelOptions.among(values).ignored:
         notes.append(f"left out of account, as set_*_manually is 0: {', '.join(ignored)}")
@@ -132,6 +144,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             "output_dir": run.output_dir.absolute(),
             "recipe": Recipe.among(values),
             "tuning": tuning,
+            "pairs": pairs,
         }
     )
     return Prepared(settings, tuple(notes))

@@ -16,7 +16,8 @@ from .arguments import HANDED_ON
 from .recipe import Recipe
 from .settings import TrainSettings, require_reporters
 
-UNLIKE = {"sequence_parallel", "optim"}  # named as in PaddleNLP, but for other things or with other values
+# Named as in PaddleNLP, but for other things, with other values or under other conditions.
+UNLIKE = {"sequence_parallel", "optim", "load_best_model_at_end"}
 STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
 
 
@@ -96,6 +97,8 @@ def run_arguments(
             "disable_tqdm": True,
         }
     )
+    arguments.load_best_model_at_end = settings.best_metric is not None
+    arguments.metric_for_best_model = settings.best_metric
     if given is not None:
         for name in (vars(given).keys() - vars(arguments).keys()) | HANDED_ON:
             setattr(arguments, name, getattr(given, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -12,6 +13,7 @@ from random_cases import random_cases
 
 from paddlenlp_galvatron.check.parity import parity
 from paddlenlp_galvatron.check.parity.parity import Case, check_parity, small_case
+from paddlenlp_galvatron.model.preference import Loss
 from paddlenlp_galvatron.plan import Precision
 
 from . import plans
@@ -31,20 +33,34 @@ FOUR = [
 ]
 
 
-def cases(names, *lists, **how) -> list[Case]:
+OF_TWO = plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO
+OF_FOUR = plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR
+LOSSES = get_args(Loss)
+
+
+def cases(names, lists, **how) -> list[Case]:
     found = {one.name: one for every in lists for one in every}
     chosen = [found[name] for name in names]
     return [small_case(one.plan, one.family, "sgd", 2, tied=one.tied, kv_heads=one.kv_heads, **how) for one in chosen]
 
 
-def test_packed_rows_on_two_ranks():
-    results = check_parity(cases(TWO, plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO, packed=True))
+def preferences(names, lists) -> list[Case]:
+    """Each plan with another loss of pairs, every second one with adapters."""
+    found = cases(names, lists)
+    return [replace(case, loss=LOSSES[n % len(LOSSES)], lora_rank=3 * (n % 2)) for n, case in enumerate(found)]
+
+
+def test_packed_rows_and_pairs_on_two_ranks():
+    one = small_case(plans.plan(2, "1 1", micro_batches=2, batch=4), "qwen2", "sgd", 2)
+    every = [replace(one, loss=loss) for loss in LOSSES]
+    results = check_parity([*cases(TWO, OF_TWO, packed=True), *preferences(TWO, OF_TWO), *every])
     assert all(result.agrees for result in results), results
 
 
-def test_packed_rows_on_four_ranks(tmp_path):
+def test_packed_rows_and_pairs_on_four_ranks(tmp_path):
     """As late as a GPU may do all of it, and without a word between host and device."""
-    assert not disagreements(tmp_path, cases(FOUR, plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR, packed=True), seed=3)
+    found = [*cases(FOUR, OF_FOUR, packed=True), *preferences(FOUR, OF_FOUR)]
+    assert not disagreements(tmp_path, found, seed=3)
 
 
 def test_adapters_on_two_ranks():
@@ -54,7 +70,7 @@ def test_adapters_on_two_ranks():
     bf16 = replace(bf16, assumed=replace(bf16.assumed, mixed_precision=Precision.BF16))
     results = check_parity(
         [
-            *cases(TWO, plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO, packed=True, lora_rank=3),
+            *cases(TWO, OF_TWO, packed=True, lora_rank=3),
             small_case(bf16, "qwen2", "sgd", 1, packed=True, lora_rank=3),
             small_case(first, "llama", "sgd", 2, packed=True, lora_rank=3),
         ]
@@ -63,7 +79,7 @@ def test_adapters_on_two_ranks():
 
 
 def test_adapters_on_four_ranks(tmp_path):
-    found = cases(FOUR, plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR, packed=True, lora_rank=3)
+    found = cases(FOUR, OF_FOUR, packed=True, lora_rank=3)
     assert not disagreements(tmp_path, found, seed=4)
 
 
