@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
-from ..base.limits import Size
+from ..base.limits import Positive, Size
 from ..cost_model import CostOptions, Task
 from ..options.group import Options
-from ..plan.check import PLANNED_ONLY
-
-Kind = Literal["pretrain", "sft", "lora", "dpo"]
-RANK = 16  # of LoRA's adapters, where none is given: PEFT's and LLaMA-Factory's examples
+from ..options.tuning import RANK, Kind
 
 
 class TaskOptions(Options):
@@ -20,13 +17,18 @@ class TaskOptions(Options):
 
     task: Kind = Field(
         "pretrain",
-        description="what is trained: pretrain, sft (same cost), lora (adapters) or dpo (beside a reference model)",
+        description="what is trained: pretrain; sft and dpo (same cost: dpo's reference is a table); lora (adapters)",
     )
     lora_rank: Size | None = Field(
         None,
         description=f"rank of the adapters; unset: {RANK} with lora; if given, dpo trains adapters, not all weights",
     )
 
+    document_tokens: Positive | None = Field(
+        None,
+        description="packed rows: tokens of the document that a token stands in, on average over rows; unset: as "
+        "dataset_name_or_path has them, else all of a row",
+    )
     offload_optimizer: bool = Field(
         False, description="keep the optimizer's states in the hosts' memory between updates; planned only"
     )
@@ -38,11 +40,6 @@ class TaskOptions(Options):
         return self
 
     @property
-    def planned_only(self) -> bool:
-        """Whether it has a price, and no training yet."""
-        return self.task in PLANNED_ONLY
-
-    @property
     def priced(self) -> CostOptions:
         """What of it the cost model is told."""
         return CostOptions(task=self.trained, offload_optimizer=self.offload_optimizer)
@@ -50,4 +47,4 @@ class TaskOptions(Options):
     @property
     def trained(self) -> Task:
         rank = (self.lora_rank or RANK) if self.task == "lora" else self.lora_rank
-        return Task(rank, self.task == "dpo")
+        return Task(rank, self.document_tokens)

@@ -132,7 +132,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             for name in given
         )
     else:
-        plan = newest_plan(CONFIGS, shape, world_size, tuning.kind)
+        plan = newest_plan(CONFIGS, shape, world_size, tuning.kind, tuning.adapts)
         notes.append(f"plan: {plan}, the newest in {CONFIGS} for {shape.name} on {world_size} ranks")
     settings = TrainSettings.among(
         run.model_dump()

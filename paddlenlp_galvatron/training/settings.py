@@ -324,7 +324,7 @@ class TrainSettings(RunOptions):
         shape = load_model(self.model)
         if plan.assumed.seq_length is None:
             raise UserError(f"{self.plan}: names no seq_length; pass --seq_length")
-        require_model(plan, shape, self.tuning.kind)
+        require_model(plan, shape, self.tuning.kind, self.tuning.adapts)
         require_valid(plan, shape)
         return plan, shape
 

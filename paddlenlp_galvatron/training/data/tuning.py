@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -53,6 +53,14 @@ def tuning_files(data: Path, split: str) -> list[Path]:
     if not files:
         raise UserError(f"dataset_name_or_path: {data}: has neither {name}.json nor a folder {name} of .json files")
     return files
+
+
+class Lengths(NamedTuple):
+    """How rows are used."""
+
+    document_tokens: float  # of the document that a token of a row stands in, on average
+    filled: float  # share of tokens that is not padding
+    learnt: float  # share of tokens that have a label
 
 
 class TuningData(InPasses):
@@ -135,6 +143,20 @@ class TuningData(InPasses):
             what = f"{len(self._pieces) // 2} pairs" if self._pairs else f"{len(self._pieces)} samples"
             notes.append(f"{what} in {self.samples} rows, which they fill to {filled:.1%}")
         return notes
+
+    @property
+    def lengths(self) -> Lengths:
+        """Of all rows."""
+        rows, pieces, tokens = (np.asarray(part[0 : len(part)]) for part in (self._rows, self._pieces, self._tokens))
+        length, held = self._seq_length, rows[:, 2].sum()
+        squares = ((pieces[:, 1] - 1.0) ** 2).sum() + ((length - rows[:, 2]) ** 2.0).sum()  # padding is one document
+        starts = np.zeros(len(tokens), bool)
+        starts[pieces[:, 0]] = True  # what nothing foretells
+        return Lengths(
+            squares / (len(rows) * length) if self.packed else length,
+            held / (len(rows) * length),
+            float(((tokens[:, 0] >= 0) & ~starts).sum() / (len(rows) * length)),
+        )
 
     def filled(self, step: int) -> float:
         """Share of a step's tokens that is not padding."""
