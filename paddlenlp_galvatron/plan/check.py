@@ -31,6 +31,18 @@ def adapters_of(plan: Plan) -> int | None:
     return None
 
 
+def task_note(plan: Plan, rank: int | None) -> str:
+    """What to know of a plan that was searched for another task than adapters of this rank, or all weights; "": nothing."""
+    searched = adapters_of(plan)
+    if rank is not None and searched is None and plan.metadata.get("searched_from"):
+        return "was searched for all weights; one for adapters, which need less memory, may be faster: --task lora"
+    if rank is not None and searched and searched < rank:
+        return (
+            f"was searched for adapters of rank {searched}; those of rank {rank} need more memory than it has counted"
+        )
+    return ""
+
+
 def require_model(plan: Plan, model: ModelShape, trained: str = "pretrain", adapts: bool = False) -> None:
     """Raise UserError when the plan was searched for another model, whose times and memory it is made for, or for
     adapters, which need less memory than what is `trained`, unless this `adapts`, too."""

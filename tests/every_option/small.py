@@ -220,6 +220,7 @@ TABLES = {
         "device": Row("gpu", "calls.device"),
         "packed": Row(1, "calls.case.packed"),
         "lora_rank": Row(2, "calls.case.lora_rank"),
+        "loss": Row("ipo", "calls.case.loss"),
         "json": Row(1, "lines"),
     },
     "gpu-check": {
@@ -249,6 +250,9 @@ TABLES = {
         "model_size": Row("llama2-7b", "refusal"),
         "task": Row("dpo", "out"),
         "lora_rank": Row(4, "out", {"task": "lora"}),
+        "document_tokens": Row(9, "out"),
+        "dataset_name_or_path": Row("texts", "refusal"),  # the model is no folder
+        "packing": Row("greedy", "out", idle="of dataset_name_or_path, which is not given"),
         "offload_optimizer": Row(1, "out"),
         "gpus": Row("1,2", "out"),
         "list": Row(1, "out"),
