@@ -62,6 +62,11 @@ class Calls(NamedTuple):
         """These and the other's."""
         return Calls(*map(add, self, other))
 
+    @property
+    def frozen(self) -> Calls:
+        """Of a module whose weights do not learn."""
+        return Calls(self.forward, self.backward, self.gather_forward, self.gather_backward)
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -166,7 +171,7 @@ def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Call
         Call(Collective.ALL_REDUCE, COPIES, numbers * setting.states.gradient, times)
         for numbers, times in Counter(weights.copied_matrices).items()
     )
-    if sharding == 1:
+    if sharding == 1 or not weights.matrices:
         return Calls(reduce=reduce, vectors=vectors)
     shares = 1 if ops.reduce is Collective.ALL_REDUCE else sharding
     padded = -(-weights.matrices // shares) * shares

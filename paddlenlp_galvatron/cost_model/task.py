@@ -30,7 +30,7 @@ def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
     """The adapters of one decoder layer on one of `tp` ranks: into the rank, out of the rank.
 
     A projection split by columns splits the second factor, one split by rows the first; the other factor is whole on
-    every rank and counts as vectors do: unsharded, its gradient summed over the stage.
+    every rank, its gradient summed over the stage. Both are unsharded, as vectors are.
     """
     ends = [
         weight.shape if weight.split is Split.COLUMN else weight.shape[::-1]
@@ -38,7 +38,9 @@ def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
         if weight.linear
     ]
     return Weights(
-        matrices=rank * sum(split for _, split in ends) // tp, whole_vectors=rank * sum(whole for whole, _ in ends)
+        0,
+        split_vectors=rank * sum(split for _, split in ends) // tp,
+        head_vectors=rank * sum(whole for whole, _ in ends),
     )
 
 

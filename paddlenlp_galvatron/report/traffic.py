@@ -15,9 +15,9 @@ SCALARS = 2  # loss and gradient norm: an fp32 number each on every rank, which 
 SCALAR_BYTES = 4
 
 
-def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any]) -> Table:
-    """`counted`: a run's traffic.json. MiB over all ranks, by collective."""
-    predicted = step_traffic_bytes(plan, shape)
+def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], adapter_rank: int | None = None) -> Table:
+    """`counted`: a run's traffic.json; `adapter_rank`: of adapters that learnt alone. MiB over all ranks, by collective."""
+    predicted = step_traffic_bytes(plan, shape, adapter_rank)
     if plan.world_size > 1:
         predicted["all_reduce"] = predicted.get("all_reduce", 0) + SCALARS * SCALAR_BYTES * plan.world_size
     groups = max(counted["groups"], default=0)

@@ -102,7 +102,7 @@ def outcome(
         )
         for stage in range(plan.pipeline)
     )
-    predicted_bytes = sum(step_traffic_bytes(plan, shape).values())
+    predicted_bytes = sum(step_traffic_bytes(plan, shape, cost.task.adapter_rank).values())
     return Outcome(
         plan,
         kind,

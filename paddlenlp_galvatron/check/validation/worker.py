@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...model.lora import Adapters
 from ...plan import Plan
 from ...profiler.journal import Journal
 from ...profiler.launcher import report_progress
@@ -74,7 +75,9 @@ def _visit(work: Work, plan: Plan, groups: Groups, layer: Layer) -> dict[str, An
     gc.collect()
     layers_ms = [layer.time_ms()]  # what it keeps is not the plan's
     before = device.allocated_mib()
-    engine = Engine(plan, work.shape, load_family(work.shape.family), plan.assumed.seq_length or 0, groups=groups)
+    adapters = Adapters(work.adapter_rank, 2.0 * work.adapter_rank) if work.adapter_rank else None
+    family, length = load_family(work.shape.family), plan.assumed.seq_length or 0
+    engine = Engine(plan, work.shape, family, length, groups=groups, adapters=adapters)
     recipe = Recipe()
     optimizer = recipe.build(engine.tensors, engine.decaying)
     batches = _batches(work, plan)
