@@ -16,7 +16,7 @@ SCALAR_BYTES = 4
 
 
 def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], adapter_rank: int | None = None) -> Table:
-    """`counted`: a run's traffic.json; `adapter_rank`: of adapters that learnt alone. MiB over all ranks, by collective."""
+    """`counted`: a run's traffic.json; `adapter_rank`: of adapters that learnt alone. MiB over all ranks, by kind."""
     predicted = step_traffic_bytes(plan, shape, adapter_rank)
     if plan.world_size > 1:
         predicted["all_reduce"] = predicted.get("all_reduce", 0) + SCALARS * SCALAR_BYTES * plan.world_size

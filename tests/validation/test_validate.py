@@ -23,14 +23,19 @@ MINUTES = 5
 
 
 @pytest.fixture(
-    scope="module", params=[("qwen2", 4), pytest.param(("llama", 8), marks=pytest.mark.slow)], ids=["qwen2", "llama"]
+    scope="module",
+    params=[
+        ("qwen2", 4, "pretrain"),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (("llama", 8, "pretrain"), ("qwen2", 6, "lora"))),
+    ],
+    ids=str,
 )
 def found(request, tmp_path_factory) -> dict:
-    family, count = request.param
+    family, count, task = request.param
     folder = tmp_path_factory.mktemp(family)
     write(folder, family)
     words = ["--profiles", folder / "profiles", "--output", folder / "out", "--minutes", 9, "--json"]
-    words += ["--count", count, "--seed", 1, "--budgets", 1, "--visits", 2, "--steps", 2]
+    words += ["--task", task, "--count", count, "--seed", 1, "--budgets", 1, "--visits", 2, "--steps", 2]
     with redirect_stdout(StringIO()) as said:
         assert main(["validate", str(folder), *map(str, words)]) == 0
     assert (folder / "out" / "validation.html").read_text().count("<circle") > 3 * count
