@@ -117,6 +117,8 @@ class Stage:
         axes = (Axis.TENSOR, Axis.ULYSSES, Axis.CONTEXT)
         self.tells_first = not any(mesh.index(self._local, axis) for axis in axes)  # of those with the same rows
         self.row_replicas = mesh.size // mesh.degree(Axis.DATA)
+        # Each of them knows all pairs of its dp share, also of samples none of whose tokens are its own.
+        self._paired = list(place(vocab).samples(plan.micro_batch)) if preference else []
         self.loss_replicas = self.row_replicas if preference else plan.vocab.tp
         self.mask = self._mask()  # before the first step, in which messages are under way
 
@@ -249,9 +251,10 @@ class Stage:
 
     @cached_property
     def rows_of_loss(self) -> list[int]:
-        """Samples of a micro-batch that this rank foretells tokens of."""
+        """Samples of a micro-batch that this rank foretells tokens of, or counts the pairs of."""
         length = self._seq_length
-        return sorted({n for start, stop in self._taken for n in range(start // length, -(-stop // length))})
+        taken = {n for start, stop in self._taken for n in range(start // length, -(-stop // length))}
+        return sorted(taken.union(self._paired))
 
     def of_loss(self, sums: Any) -> Any:
         """Of numbers by answering sample [R, …], those of `rows_of_loss`."""
