@@ -324,7 +324,7 @@ LORA = {**TUNE, "task": "lora"}
 DPO = {**TUNE, "task": "dpo", "dataset_name_or_path": "pairs"}
 PREFERENCE = {
     "train_dataset_path": Row("pairs/train.json", "refusal", DPO),
-    "dev_dataset_path": Row("pairs/dev.json", "settings.tuning", DPO),
+    "dev_dataset_path": Row("pairs/dev.json", "settings.tuning.dev_dataset_path", DPO),
     "max_prompt_len": Row(1, "batch", DPO),
     "loss_type": Row("ipo", "trained.losses", DPO),
     "beta": Row(0.3, "trained.losses", DPO),
