@@ -161,7 +161,7 @@ class Recorder:
 
     # ---- a stage ---------------------------------------------------------------------------------------------------
 
-    def forward(self, x: Any, ids: Any, labels: Any, chunk: int = 0, ends: Any = None) -> Any:
+    def forward(self, x: Any, ids: Any, labels: Any, chunk: int = 0, ends: Any = None, pairs: Any = None) -> Any:
         self.memory.hold(2)  # one while the pass runs, one until its backward
         self.calls.append(Call("compute", "forward"))
         self.memory.hold(-1)

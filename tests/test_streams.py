@@ -23,6 +23,7 @@ from streams import COMPUTE, HOST, Call, Recorder, replay
 from paddlenlp_galvatron.plan import LayerStrategy, Plan, Schedule
 from paddlenlp_galvatron.plan.schedules import order
 from paddlenlp_galvatron.runtime import device
+from paddlenlp_galvatron.runtime.batch import Samples
 from paddlenlp_galvatron.runtime.pipeline import Link, Pipeline
 from paddlenlp_galvatron.runtime.trace import span, traced
 
@@ -79,7 +80,7 @@ def two_steps(stages, micro_batches, schedule, monkeypatch, copies=False, chunks
         pipeline, nothing = Pipeline(plan, recorder, rank, StubGroups()), [None] * micro_batches
         for calls in steps:
             with traced(rank, []) if trace else nullcontext():
-                pipeline.run(nothing, nothing, 1.0)
+                pipeline.run(Samples(nothing, nothing), 1.0)
             calls.append(recorder.calls)
             recorder.calls = []
     return steps
@@ -140,8 +141,8 @@ def test_messages_arrive_where_those_before_did(monkeypatch):
     pipeline = Pipeline(plan, recorder, 1, StubGroups())
     nothing = [None] * micro_batches
     for _ in range(2):
-        pipeline.run(nothing, nothing, 1.0)
-        pipeline.evaluate(nothing, nothing)
+        pipeline.run(Samples(nothing, nothing), 1.0)
+        pipeline.evaluate(Samples(nothing, nothing))
     activations, gradients = stages - 1 + 1, 1 + 1
     assert len(made) <= activations + gradients
 
@@ -196,18 +197,18 @@ def test_memory_that_runs_out_while_receives_are_posted_ends_the_rank_at_once(mo
     monkeypatch.setattr(os, "_exit", lambda code: sys.exit(code))
     plan = Plan(2, 4, 4, (1, 1), (LayerStrategy(),) * 2)
     pipeline = Pipeline(plan, recorder, 0, StubGroups())
-    pipeline.run(nothing, nothing, 1.0)
+    pipeline.run(Samples(nothing, nothing), 1.0)
     forward = recorder.forward
 
-    def starved(x, ids, labels, chunk, ends):
+    def starved(*given):
         if any(link.is_posted for link in pipeline._links):
             recorder.calls.clear()
             raise MemoryError("Cannot allocate 2 GB")
-        return forward(x, ids, labels, chunk, ends)
+        return forward(*given)
 
     recorder.forward = starved
     with pytest.raises(SystemExit) as ended, traced(0, []):
-        pipeline.run(nothing, nothing, 1.0)
+        pipeline.run(Samples(nothing, nothing), 1.0)
     assert ended.value.code == 12 and not [call for call in recorder.calls if call.kind in (HOST, "wait")]
 
 
@@ -218,7 +219,7 @@ def test_a_chunk_that_would_send_what_it_received_is_seen(monkeypatch):
     recorder.forward = lambda x, *_: x
     pipeline = Pipeline(Plan(3, 1, 1, (1,) * 3, (LayerStrategy(),) * 3), recorder, 1, StubGroups())
     with pytest.raises(AssertionError, match="sends what it received"):
-        pipeline.run([None], [None], 1.0)
+        pipeline.run(Samples([None], [None]), 1.0)
 
 
 def test_a_traced_steps_spans_are_of_the_devices_queue(monkeypatch):

@@ -15,6 +15,7 @@ from paddlenlp_galvatron.search.fit import fit as find_rows
 
 from .conventions import App, say_note
 from .grouped import add_command
+from .lengths import LengthOptions, with_lengths
 from .watched import watched
 
 app = App(help="How many cards a model needs for a task, and how fast it is on them.")
@@ -28,7 +29,8 @@ def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
         return
     given = FitOptions.from_values(values)
     shape, sheet = load_model(given.model_size), sheet_of(given)
-    options = given.of(shape)
+    length = given.of(shape).tokens_of_a_sample
+    options = FitOptions.from_values(with_lengths(values, length, shape.vocab_size, say_note)).of(shape)
     heard: dict[str, None] = {}
     with watched() as watch:
         found = find_rows(shape, sheet, options, heard.setdefault, watch)
@@ -61,6 +63,7 @@ add_command(
     app,
     None,
     fit,
+    LengthOptions,
     FitOptions,
     switches={"json": "one line of JSON on stdout", "list": "only list the models and devices that are known by name"},
     positional=("model_size", "MODEL"),

@@ -7,13 +7,14 @@ import time
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from paddlenlp_galvatron.base.limits import Positive, Ranks, Samples, Seed, Size
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.model import FAMILIES
+from paddlenlp_galvatron.model.preference import Loss
 from paddlenlp_galvatron.plan import GalvatronError, Precision, read_plan, with_assumptions
 
 from .conventions import App, within
@@ -22,6 +23,9 @@ app = App(help="Check that a plan trains the same as one process.")
 
 
 Family = StrEnum("Family", [(name.upper(), name) for name in FAMILIES])  # type: ignore[misc]
+
+
+PairLoss = StrEnum("PairLoss", [(name.upper(), name) for name in get_args(Loss)])  # type: ignore[misc]
 
 
 class Optimizer(StrEnum):
@@ -57,6 +61,9 @@ def parity(
     lora_rank: Annotated[
         int | None, typer.Option(parser=within(Size), help="rank of LoRA's adapters, which alone learn; unset: none")
     ] = None,
+    loss: Annotated[
+        PairLoss | None, typer.Option(help="loss of pairs of answers, as DPO has it; unset: that of tokens")
+    ] = None,
     timeout: Annotated[
         float, typer.Option(parser=within(Positive), help="seconds after which the run is stopped")
     ] = 300,
@@ -71,7 +78,8 @@ def parity(
     start = time.monotonic()
     read = read_plan(plan, nproc, default=4)
     read = with_assumptions(read, sequence_parallel=sequence_parallel, mixed_precision=mixed_precision)
-    case = small_case(read, model.value, optimizer.value, steps, seed, packed=packed, lora_rank=lora_rank or 0)
+    rows = {"packed": packed, "lora_rank": lora_rank or 0, "loss": loss.value if loss else ""}
+    case = small_case(read, model.value, optimizer.value, steps, seed, **rows)  # type: ignore[arg-type]
     if not as_json:
         say(f"{plan}: {steps} {optimizer.value} steps of {case.shape.name} on {read.world_size} processes")
     result = check_parity([case], timeout, device.value)[0]

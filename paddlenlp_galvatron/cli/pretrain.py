@@ -1,5 +1,5 @@
-"""The programs `run_pretrain_galvatron.py` and `run_finetune_galvatron.py`: PaddleNLP's conventions for
-`galvatron train`."""
+"""The programs `run_pretrain_galvatron.py`, `run_finetune_galvatron.py` and `run_dpo_galvatron.py`: PaddleNLP's
+conventions for `galvatron train`."""
 
 from __future__ import annotations
 

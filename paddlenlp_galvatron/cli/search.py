@@ -24,9 +24,11 @@ from paddlenlp_galvatron.search import SearchOptions, SearchResult
 from paddlenlp_galvatron.search import search as find_plan
 from paddlenlp_galvatron.search.device import settled
 from paddlenlp_galvatron.search.engine import predicted
+from paddlenlp_galvatron.search.options import SEQ
 
 from .conventions import App
 from .grouped import add_command
+from .lengths import LengthOptions, with_lengths
 from .watched import watched
 
 app = App(help="Find the best plan from profile files.")
@@ -50,17 +52,18 @@ class AnswerOptions(Options):
 
 
 BATCHES = {"settle_bsz", "min_bsz", "max_bsz"}  # options that say the global batch size
-GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, AnswerOptions)
+GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, LengthOptions, AnswerOptions)
 
 
 def search(values: dict[str, Any], json: bool) -> None:
     """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 if none fits."""
     run = AnswerOptions.from_values(values)
     heard: list[str] = []
+    if LengthOptions.from_values(values).dataset_name_or_path is not None:
+        model = ModelOptions.from_values(values).resolve_usual(SEQ)
+        values = with_lengths(values, model.seq_length, model.shapes[0].vocab_size, heard.append)
     asked = settled(values, heard.append)
     model, options, cost = asked.model, asked.options, asked.cost
-    if options.planned_only:
-        heard.append(f"task: {options.task} is planned only; galvatron train refuses the plan")
     if options.offload_optimizer:
         heard.append("offload_optimizer: planned only; galvatron train has no offload, and refuses the plan")
     notes = list(dict.fromkeys(heard))

@@ -16,6 +16,7 @@ from paddlenlp_galvatron.cost_model.held import held_mib
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
+from paddlenlp_galvatron.plan.check import task_note
 from paddlenlp_galvatron.plan.communicators import most_communicators, stage_groups
 from paddlenlp_galvatron.report.measured import Predicted
 from paddlenlp_galvatron.report.plan import MOST_ROWS
@@ -60,8 +61,9 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             devices_of(nodes.ranks_each(settings.world_size))
             plan, shape = check_run(settings)
             steps, _ = settings.steps_over(data.samples, plan.global_batch)
-            if plan.note:
-                console.print(f"note: {settings.plan}: {plan.note}", markup=False)
+            adapters = settings.tuning.adapters("")
+            for note in filter(None, (plan.note, task_note(plan, adapters.rank if adapters else None))):
+                console.print(f"note: {settings.plan}: {note}", markup=False)
             kernels = [name for name in KERNELS if getattr(plan.assumed, name)]
             if kernels and not gpus.gpu_count():
                 console.print(f"note: {', '.join(kernels)}: Paddle has this on GPUs only; what runs here is plain")

@@ -192,9 +192,10 @@ class TrainingRun:
         )
         if self._settings.traced_steps and self._settings.traced.exists():
             self._console.print(f"time lines in {near(self._settings.traced)}; open it in https://ui.perfetto.dev")
-        if self._plan.world_size > 1 and not self._settings.tuning.adapts:  # predicted is what all weights send
-            traffic = read_json(self._settings.traffic)
-            self._console.print(traffic_table(self._plan, self._shape, traffic))
+        if self._plan.world_size > 1 and self._settings.preference is None:  # whose pairs' sums are not predicted
+            adapters = self._settings.tuning.adapters("")
+            traffic, rank = read_json(self._settings.traffic), adapters.rank if adapters else None
+            self._console.print(traffic_table(self._plan, self._shape, traffic, rank))
 
 
 def _device() -> str:

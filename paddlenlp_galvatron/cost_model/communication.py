@@ -62,6 +62,11 @@ class Calls(NamedTuple):
         """These and the other's."""
         return Calls(*map(add, self, other))
 
+    @property
+    def frozen(self) -> Calls:
+        """Of a module whose weights do not learn."""
+        return Calls(self.forward, self.backward, self.gather_forward, self.gather_backward)
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -172,7 +177,7 @@ def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Call
 
 def matrix_calls(numbers: int, dp_type: DataParallel, sharding: int, axes: tuple[Axis, ...], setting: Setting) -> Calls:
     """Those of matrices of so many numbers that `sharding` ranks along these axes share."""
-    if sharding == 1:
+    if sharding == 1 or not numbers:
         return Calls()
     ops = WEIGHT_OPS[dp_type]
     shares = 1 if ops.reduce is Collective.ALL_REDUCE else sharding

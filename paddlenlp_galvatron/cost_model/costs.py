@@ -19,21 +19,15 @@ class Task:
     """The weights that learn, and the models computed beside them. The default trains all weights."""
 
     adapter_rank: int | None = None  # LoRA in every projection of the layers, all other weights frozen; None: no LoRA
-    reference: bool = False  # a frozen model passes the same samples forward first (DPO)
+    document_tokens: float | None = None  # of a token's document, the mean over a row, in which attention stays
 
     @property
     def frozen(self) -> bool:
         return self.adapter_rank is not None
 
-    @property
-    def copies(self) -> bool:
-        """Whether the reference model has weights of its own. Adapters are only left out of its pass."""
-        return self.reference and not self.frozen
-
-    @property
-    def forwards(self) -> int:
-        """Passes forward of a micro-batch, recompute aside."""
-        return 1 + self.reference
+    def seen(self, seq: int) -> float:
+        """Share of the pairs of tokens of a causal row that attention computes."""
+        return min(1.0, self.document_tokens / seq) if self.document_tokens else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..base.errors import UserError
-from ..model import ModelShape, Recompute
+from ..model import Fused, ModelShape, Recompute
 from ..plan.layout import token_axes
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.seams import Seam, block_seams, repeated, seam_ops
@@ -24,7 +24,7 @@ from .module_cost import ModuleCosts
 from .module_memory import Room, others_mib
 from .recompute import Partly, made_numbers, partly
 from .states import FP32_BYTES, StateBytes
-from .task import adapted, adapter_weights, frozen_times, product_share, together
+from .task import adapted, adapter_share, adapter_weights, frozen_times, packed_times, product_share, together
 from .weights import Weights, layer_weights
 
 MIB = 2**20
@@ -55,7 +55,7 @@ class LayerPrices:
 
     @property
     def task(self) -> Task:
-        """Which weights learn, and whether a reference model runs beside them."""
+        """Which weights learn, on which rows."""
         return self.options.task
 
     def layer_cost(
@@ -127,7 +127,8 @@ class LayerPrices:
             return cost
         adapters = adapter_weights(self.models[layer_type], strategy.tp, rank)
         calls = weight_calls(adapters, strategy, split.setting)
-        own_ms = times.forward_ms * split.products * adapters.all / split.weights.all
+        share = adapter_share(self.models[layer_type], strategy.tp, rank, self.assumed.mixed_precision)
+        own_ms = times.forward_ms * split.products * share
         tokens = split.samples * split.setting.seq / split.shares
         each = rank * tokens * split.setting.states.weight / MIB
         kept = 0.0 if strategy.recompute is Recompute.FULL else adapted(self.models[layer_type]) * each
@@ -183,6 +184,9 @@ class LayerPrices:
         products = product_share(model, seq)
         if self.task.frozen:
             times = frozen_times(times, products)
+        if (seen := self.task.seen(seq)) < 1 and Fused.ATTENTION in self.assumed.fused:  # a plain mask saves nothing
+            times = packed_times(times, products, seen)
+            products /= products + (1 - products) * seen
         weights = layer_weights(model, strategy.tp)
         share = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         return _Split(

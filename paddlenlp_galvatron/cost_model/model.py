@@ -205,12 +205,12 @@ class CostModel(LayerPrices):
         for move in (there, back):
             if move not in self._moves_ms:
                 self._moves_ms[move] = self._move_ms(*move)
-        return self.task.forwards * self._moves_ms[there], self._moves_ms[back]
+        return self._moves_ms[there], self._moves_ms[back]
 
     def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int, layer_type: int = 0) -> float:
         """Time in ms of one micro-batch's hand-over to the next stage, and of its gradient's back: each rank sends
         its own slice of a layer type's tokens to its peer."""
-        tokens = self.task.forwards * self._token_bytes(micro_batch, layer_type)
+        tokens = self._token_bytes(micro_batch, layer_type)
         return self.network.send_ms(pipeline, tokens / stage_size / MIB)
 
     def stage_memory(self, chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -> StageMemory:

@@ -11,7 +11,7 @@ from .costs import LayerCost, Task, Terms
 from .messages import Messages, MessageTimes
 from .module_memory import Room, module_memory
 from .states import StateBytes
-from .task import frozen_states, with_reference
+from .task import frozen_states
 from .weights import Weights
 
 
@@ -50,15 +50,12 @@ class ModuleCosts:
         several: bool,
         room: Room,
     ) -> LayerCost:
-        """Cost of a module's own weights as the task has it: learning or frozen, with a reference model's or alone.
-        `sharding`: ranks that share its weights."""
-        task = self._task
-        if not (task.frozen or task.reference):
+        """Cost of a module's own weights as the task has it: learning or frozen. `sharding`: ranks that share its
+        weights."""
+        if not self._task.frozen:
             return self.own(strategy, sharding, messages, times, weights, several, room)
         states = frozen_states(self._state_bytes)
-        frozen = self.own(strategy, sharding, messages.frozen, times, weights, several, room, states)
-        cost = frozen if task.frozen else self.own(strategy, sharding, messages, times, weights, several, room)
-        return with_reference(cost, frozen, task.copies) if task.reference else cost
+        return self.own(strategy, sharding, messages.frozen, times, weights, several, room, states)
 
     def own(
         self,

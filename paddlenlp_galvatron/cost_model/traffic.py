@@ -12,17 +12,19 @@ from ..plan.layout import token_layout
 from ..plan.seams import Collective
 from ..plan.strategy import Plan
 from ..profiles.memory import Role
-from .communication import Call, Calls, Setting, layer_calls, vocab_calls
+from .communication import Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
 from .experts import expert_calls
 from .redistribution import redistribution
 from .states import StateBytes
+from .task import adapter_weights
 
 # The runtime's names. Messages are measured as `Collective` says: the whole tensor, as one rank sees it.
 NAMES = {kind: kind.name.lower() for kind in Collective} | {Collective.SEND: "p2p"}
 
 
-def step_traffic_bytes(plan: Plan, model: ModelShape) -> dict[str, int]:
-    """Bytes by kind, summed over all ranks, of one step; scalars (loss, gradient norm) are left out.
+def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None = None) -> dict[str, int]:
+    """Bytes by kind, summed over all ranks, of one step; scalars (loss, gradient norm) are left out. `adapter_rank`: of
+    adapters, which alone learn.
 
     Redistributions between layers count as all-to-all, as they are exchanged. Raises UserError without a seq_length.
     """
@@ -35,7 +37,7 @@ def step_traffic_bytes(plan: Plan, model: ModelShape) -> dict[str, int]:
     token = model.hidden_size * plan.assumed.mixed_precision.bytes
     total: Counter[str] = Counter()
     for stage in range(plan.pipeline):
-        for calls in _stage_calls(plan, stage, model, setting):
+        for calls in _stage_calls(plan, stage, model, setting, adapter_rank):
             for some in (calls.forward, calls.backward, calls.gather_forward, calls.gather_backward):
                 _add(total, some, each)
             _add(total, calls.reduce, once if plan.assumed.async_grad_reduce else each)
@@ -52,16 +54,27 @@ def step_traffic_bytes(plan: Plan, model: ModelShape) -> dict[str, int]:
     return {kind: count for kind, count in total.items() if count}
 
 
-def _stage_calls(plan: Plan, stage: int, model: ModelShape, setting: Setting) -> Iterable[Calls]:
-    last = plan.pipeline - 1
-    for layer in plan.stage_layers(stage):
-        yield layer_calls(model, plan.layers[layer], setting)
+def _stage_calls(
+    plan: Plan, stage: int, model: ModelShape, setting: Setting, adapter_rank: int | None
+) -> Iterable[Calls]:
+    last, every = plan.pipeline - 1, list[Calls]()
+    for strategy in (plan.layers[index] for index in plan.stage_layers(stage)):
+        every.append(layer_calls(model, strategy, setting))
         if model.experts:
-            strategy = plan.layers[layer]
-            yield expert_calls(model, strategy.experts, strategy.recompute, setting)
+            every.append(expert_calls(model, strategy.experts, strategy.recompute, setting))
+        if adapter_rank is not None:
+            yield weight_calls(adapter_weights(model, strategy.tp, adapter_rank), strategy, setting)
     if stage in (0, last):
         role: Role = "only" if last == 0 else "first" if stage == 0 else "last"
-        yield vocab_calls(model, plan.vocab, role, setting)
+        calls = vocab_calls(model, plan.vocab, role, setting)
+        if adapter_rank is not None:  # nothing goes back through the embedding
+            head = vocab_calls(model, plan.vocab, "last", setting) if role != "first" else Calls()
+            calls = calls._replace(backward=head.backward)
+        every.append(calls)
+    if adapter_rank is None:
+        yield from every
+        return
+    yield from (calls.frozen for calls in every)
 
 
 def _add(total: Counter[str], calls: Iterable[Call], times: int) -> None:

@@ -35,6 +35,7 @@ ALIASES = {
     "model_name_or_path": "model_size",
     "max_seq_length": "seq_length",
     "max_length": "seq_length",
+    "max_seq_len": "seq_length",
     "seq": "seq_length",
     "task_name_or_path": "dataset_name_or_path",
     "intokens": "zero_padding",

@@ -54,6 +54,8 @@ HOLDS = {
         ("prefix_tuning", "vera", "lokr", "reft", "pissa", "loraga", "use_mora", "lora_use_mixer"),
         ("0", "fine-tuning trains all weights, or LoRA's adapters"),
     ),
+    "ref_model_update_steps": ("-1|0", "the reference is the model that the run begins with"),
+    "benchmark": ("0", "every step's tokens/s are in train_log.jsonl; to try a few steps, say --max_steps"),
     "neftune": ("0", "its noise would differ from plan to plan"),
     **dict.fromkeys(
         ("use_ssa", "use_pose_convert", "use_long_sequence_strategies"), ("0", "attention is the model's own")
@@ -71,7 +73,6 @@ LOGGED = "every step's time and memory are in train_log.jsonl"
 DROPOUT = "Llama and Qwen have no hidden dropout; theirs is attention_dropout in config.json"
 LOADER = "data are mapped files, read by each rank"
 EVALUATED = "evaluation takes the training's global batches"
-BEST = "checkpoints are kept by age, and train_log.jsonl has the loss of each evaluation"
 PADDED = "rows have the plan's length"
 GENERATES = "nothing is generated"
 # Another way to the same numbers: why it has no effect here, whatever its value.
@@ -124,9 +125,6 @@ IDLE = {
     "disable_tqdm": "the bar shows on terminals only",
     "per_device_eval_batch_size": EVALUATED,
     "eval_accumulation_steps": EVALUATED,
-    "load_best_model_at_end": BEST,
-    "metric_for_best_model": BEST,
-    "greater_is_better": BEST,
     "lazy": LOADER,
     "pad_to_multiple_of": PADDED,
     "pad_to_max_length": PADDED,
@@ -151,6 +149,9 @@ IDLE = {
     "use_fast_layer_norm": FUSED,
     "fused_linear_param_grad_add": FUSED,
     "enable_linear_fused_grad_add": FUSED,
+    "use_fused_linear_cross_entropy": FUSED,
+    "use_fused_head_and_loss_fn": FUSED,
+    "use_sparse_head_and_loss_fn": FUSED,
     "fuse_sequence_parallel_allreduce": FUSED,
     "tensor_parallel_config": OVERLAP,
     "pipeline_parallel_config": OVERLAP,
@@ -162,7 +163,7 @@ ELSEWHERE = {"use_fused_rms_norm": OF_TRAINING, "use_fused_rope": OF_TRAINING, "
 # Options above that may stand without a value, and those that take several words.
 SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")} - {"costmodel_coe", "num_experts"} | {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
-    *("group_query_attention", "use_checkpoint_args", "load_best_model_at_end", "greater_is_better", "do_predict"),
+    *("group_query_attention", "use_checkpoint_args", "do_predict"),
     *("lazy", "pad_to_max_length", "flash_mask", "tensor_parallel_output", "save_generation_output"),
     "use_quick_lora",
     *(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ..base.limits import Positive, Size
 from ..model.lora import Adapters
@@ -14,6 +14,8 @@ from .group import Options
 Kind = Literal["pretrain", "sft", "lora", "dpo"]
 Packing = Literal["none", "in_order", "greedy", "best_fit"]
 RANK = 8  # PaddleNLP's
+PAIRS = ("train_dataset_path", "dev_dataset_path", "max_prompt_len")
+Alpha = Annotated[Positive | None, BeforeValidator(lambda value: None if str(value) == "-1" else value)]
 EITHER = {"task", "tokenizer_name_or_path"}  # pretraining's, too, whose data bring their tokens
 
 
@@ -23,15 +25,20 @@ class TuningOptions(Options):
     task: Kind = Field(
         "pretrain",
         description="pretrain; sft: fine-tune all weights on dataset_name_or_path, from the model's own; lora: "
-        "adapters beside them",
+        "adapters beside them; dpo: prefer one answer to another, with --lora 1 by adapters",
     )
     dataset_name_or_path: Path | None = Field(
         None, description="folder with train.json and dev.json, or train/*.json and dev/*.json: a JSON object a line"
     )
+    train_dataset_path: Path | None = Field(None, description="DPO: file of pairs, in place of dataset_name_or_path")
+    dev_dataset_path: Path | None = Field(None, description="DPO: file of pairs that are evaluated")
     tokenizer_name_or_path: Path | None = Field(
         None, description="folder of the tokenizer, or its tokenizer.json; unset: the model's"
     )
     src_length: Size = Field(1024, description="most tokens of what is asked; the rest is cut")
+    max_prompt_len: Size = Field(
+        2048, description="DPO: most tokens of a prompt whose pair does not fit; at most a quarter of a row"
+    )
     chat_template: str | None = Field(
         None,
         description="chat_template.json, a Jinja file or a folder with one; plain: none; unset: the tokenizer's own",
@@ -40,16 +47,17 @@ class TuningOptions(Options):
     packing: Packing | None = Field(
         None,
         description="which samples share a row: none, in_order, greedy (both PaddleNLP's) or best_fit (fullest rows); "
-        "attention stays within a sample; unset: as zero_padding says",
+        "attention stays within a sample; unset: as zero_padding says, in_order in DPO",
     )
     zero_padding: bool = Field(False, description="1: the same as packing in_order")
     greedy_zero_padding: bool = Field(False, description="1: with zero_padding the same as packing greedy")
-    lora: bool = Field(False, description="1: the same as task lora")
+    lora: bool = Field(False, description="1: the same as task lora; of task dpo: adapters learn")
     lora_rank: Size | None = Field(None, description=f"rank of LoRA's adapters; unset: {RANK}")
-    lora_alpha: Positive | None = Field(
-        None, description="LoRA's alpha: adapters count alpha / rank; unset: twice the rank, or 4 with rslora"
+    lora_alpha: Alpha | None = Field(
+        None, description="LoRA's alpha: adapters count alpha / rank; unset or -1: twice the rank, or 4 with rslora"
     )
     rslora: bool = Field(False, description="1: adapters count alpha / sqrt(rank)")
+    rslora_plus: bool = Field(False, description="1: rslora with lora_plus_scale 4 and lora_alpha 4")
     lora_plus_scale: Positive = Field(1.0, description="the learning rate of LoRA's B is so many times that of A")
     lora_path: Path | None = Field(
         None, description="adapters to begin with: PEFT's or PaddleNLP's folder, or a checkpoint; unset: new ones"
@@ -61,13 +69,16 @@ class TuningOptions(Options):
         own = [name for name in fields if getattr(self, name) != fields[name].default and name not in EITHER]
         if not self.tunes and own:
             raise ValueError(f"{', '.join(own)}: of fine-tuning, but the task is pretrain; add --task sft")
-        if self.task == "dpo":
-            raise ValueError("task: dpo can be planned, but not trained yet; give sft or lora")
         beside = [name for name in own if name.startswith(("lora_", "rslora"))]
         if self.tunes and not self.adapts and beside:
-            raise ValueError(f"{', '.join(beside)}: of LoRA's adapters, but the task is sft; give --task lora")
-        if self.tunes and self.dataset_name_or_path is None:
+            raise ValueError(f"{', '.join(beside)}: of LoRA's adapters, but the task is {self.task}; give --lora 1")
+        pairs = [name for name in own if name in PAIRS]
+        if self.tunes and self.kind != "dpo" and pairs:
+            raise ValueError(f"{', '.join(pairs)}: of DPO, but the task is {self.kind}; give --task dpo")
+        if self.tunes and self.dataset_name_or_path is None and self.train_dataset_path is None:
             raise ValueError(f"dataset_name_or_path: missing; {self.task} learns from a folder with train.json")
+        if None not in (self.dataset_name_or_path, self.train_dataset_path):
+            raise ValueError("train_dataset_path: beside dataset_name_or_path, which has both files; give one")
         if self.zero_padding and self.packing not in (None, self._stock_packing):
             raise ValueError(f"packing: {self.packing} contradicts zero_padding; give one of them")
         return self
@@ -80,23 +91,30 @@ class TuningOptions(Options):
     @property
     def kind(self) -> Kind:
         """The task, whichever option says it."""
-        return "lora" if self.lora else self.task
+        return "lora" if self.lora and self.task != "dpo" else self.task
 
     @property
     def adapts(self) -> bool:
         """Whether adapters learn, and nothing else."""
-        return self.kind == "lora"
+        return self.lora or self.task == "lora"
 
     def adapters(self, base: str) -> Adapters | None:
         """Those that learn; `base`: what tells the weights beside them."""
         if not self.adapts:
             return None
         rank = self.lora_rank or RANK
-        return Adapters(rank, self.lora_alpha or (4.0 if self.rslora else 2.0 * rank), self.rslora, base)
+        rslora = self.rslora or self.rslora_plus
+        alpha = 4.0 if self.rslora_plus else self.lora_alpha or (4.0 if rslora else 2.0 * rank)
+        return Adapters(rank, alpha, rslora, base)
+
+    @property
+    def rate_scale(self) -> float:
+        """By which B's learning rate is larger than A's."""
+        return 4.0 if self.rslora_plus else self.lora_plus_scale
 
     @property
     def _stock_packing(self) -> Packing:
-        if not self.zero_padding:
+        if not (self.zero_padding or self.kind == "dpo"):
             return "none"
         return "greedy" if self.greedy_zero_padding else "in_order"
 

@@ -14,7 +14,6 @@ from .strategy import DataParallel, Plan, Strategy, runs
 T = TypeVar("T")
 
 BESIDE_EXPERTS = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL)  # in layers that have experts
-PLANNED_ONLY = ("dpo",)  # tasks that have a price, and no training yet
 
 
 def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
@@ -24,16 +23,37 @@ def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
         raise UserError(faults)
 
 
-def require_model(plan: Plan, model: ModelShape, trained: str = "pretrain") -> None:
-    """Raise UserError when the plan was searched for another model, whose times and memory it is made for, or for a
-    task that needs less memory than the one that is `trained`."""
+def adapters_of(plan: Plan) -> int | None:
+    """Rank of the adapters that the plan was searched for; 0: it does not say; None: for all weights."""
+    options = (plan.metadata.get("searched_from") or {}).get("options")
+    told = options if isinstance(options, dict) else {}
+    rank = told.get("lora_rank")
+    if told.get("task") == "lora" or (told.get("task") == "dpo" and rank):
+        return rank if type(rank) is int else 0
+    return None
+
+
+def task_note(plan: Plan, rank: int | None) -> str:
+    """What to know where a plan for other adapters, or none, trains those of this rank (None: all weights)."""
+    searched = adapters_of(plan)
+    if rank is not None and searched is None and plan.metadata.get("searched_from"):
+        return "was searched for all weights; one for adapters, which need less memory, may be faster: --task lora"
+    if rank is not None and searched and searched < rank:
+        return (
+            f"was searched for adapters of rank {searched}; those of rank {rank} need more memory than it has counted"
+        )
+    return ""
+
+
+def require_model(plan: Plan, model: ModelShape, trained: str = "pretrain", adapts: bool = False) -> None:
+    """Raise UserError when the plan was searched for another model, whose times and memory it is made for, or for
+    adapters, which need less memory than what is `trained`, unless this `adapts`, too."""
     searched = plan.metadata.get("searched_from") or {}
     options = searched.get("options")
-    task = options.get("task") if isinstance(options, dict) else None
-    if task in PLANNED_ONLY or (task == "lora" and trained != "lora"):
+    if adapters_of(plan) is not None and not adapts:
         raise UserError(
-            f"galvatron.searched_from: the plan was searched for {task}, but {trained} is trained; search a plan with "
-            f"--task {trained}"
+            f"galvatron.searched_from: the plan was searched for adapters, but {trained} trains all weights; search a "
+            f"plan with --task {trained}"
         )
     if isinstance(options, dict) and options.get("offload_optimizer"):
         raise UserError(

@@ -14,7 +14,9 @@ from .formats.published import is_strategy
 LISTED = 10  # files that an error names, the newest
 
 
-def newest_plan(folder: str | Path, shape: ModelShape, world_size: int, task: str = "pretrain") -> Path:
+def newest_plan(
+    folder: str | Path, shape: ModelShape, world_size: int, task: str = "pretrain", adapts: bool = False
+) -> Path:
     """The strategy file that was written last among those of a folder that fit; other JSON files are passed over.
 
     Raises UserError where none fits, with the reason of each.
@@ -22,7 +24,7 @@ def newest_plan(folder: str | Path, shape: ModelShape, world_size: int, task: st
     misfits: list[str] = []
     for path in sorted(Path(folder).glob("*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
         try:
-            if _fits(path, shape, world_size, task):
+            if _fits(path, shape, world_size, task, adapts):
                 return path
         except UserError as error:
             misfits.append(f"{path}: {error.faults[0].removeprefix(f'{path}: ')}")
@@ -31,12 +33,12 @@ def newest_plan(folder: str | Path, shape: ModelShape, world_size: int, task: st
     raise UserError([headline, *misfits[:LISTED], *older])
 
 
-def _fits(path: Path, shape: ModelShape, world_size: int, task: str) -> bool:
+def _fits(path: Path, shape: ModelShape, world_size: int, task: str, adapts: bool) -> bool:
     """Whether a file is a plan at all. Raises UserError for one that does not fit."""
     fields = read_json(path, LARGEST_BYTES, comments=True)
     if not isinstance(fields, dict) or not is_strategy(fields):
         return False
     plan = plan_from_dict(fields, world_size, source=str(path))
-    require_model(plan, shape, task)
+    require_model(plan, shape, task, adapts)
     require_valid(plan, shape)
     return True

@@ -23,13 +23,11 @@ DAY_S = 24 * 3600
 def trained_flops_per_token(shape: ModelShape, seq_length: int, task: Task) -> float:
     """Operations of a token that the task asks for, recompute left out.
 
-    A weight has three products, a frozen one two, and one of a reference model forward's alone, as attention has a
-    third of its operations there.
+    A weight has three products, a frozen one two; attention stays within documents.
     """
     whole = flops_per_token(shape, seq_length)
     attention = 12 * shape.layers * shape.hidden_size * seq_length
-    own = attention + (whole - attention) * (2 / 3 if task.frozen else 1)
-    return own + (whole / 3 if task.reference else 0.0)
+    return attention * task.seen(seq_length) + (whole - attention) * (2 / 3 if task.frozen else 1)
 
 
 def rows(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: FitOptions) -> list[dict[str, Any]]:

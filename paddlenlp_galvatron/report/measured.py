@@ -80,9 +80,9 @@ def predicted_beside_measured(plan: Plan, records: Log) -> Table:
     return shown
 
 
-def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any]) -> Table:
-    """`counted`: a run's traffic.json. MiB over all ranks, by collective."""
-    predicted = step_traffic_bytes(plan, shape)
+def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], adapter_rank: int | None = None) -> Table:
+    """`counted`: a run's traffic.json; `adapter_rank`: of adapters that learnt alone. MiB over all ranks, by kind."""
+    predicted = step_traffic_bytes(plan, shape, adapter_rank)
     if plan.world_size > 1:
         predicted["all_reduce"] = predicted.get("all_reduce", 0) + SCALARS_BYTES * plan.world_size
     groups = max(counted["groups"], default=0)

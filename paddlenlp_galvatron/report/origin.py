@@ -16,6 +16,7 @@ from ..cost_model import CostModel
 from ..options.canonical import canonical_options
 from ..options.group import Options
 from ..options.model_options import ModelOptions
+from ..options.tuning import RANK, Kind
 from ..plan import Plan, read_plan
 from ..plan.check import require_valid
 from ..profiles import ProfileFile
@@ -23,7 +24,6 @@ from ..profiles.reserve import GIB_MIB
 from ..search import SearchOptions
 from ..search.device import prices, with_reserve, within_size
 from ..search.options import PATH_OPTIONS
-from ..search.task import RANK, Kind
 from .why import Problem
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 IGNORED_LABEL = -100  # PaddleNLP's mark of a position that has no loss
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
+Facts = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class Samples(NamedTuple):
@@ -16,6 +17,9 @@ class Samples(NamedTuple):
     ids: Tokens
     labels: Tokens  # IGNORED_LABEL: none
     ends: Tokens | None = None  # for each token the position behind its document; None: a row is one document
+    # Of rows whose documents are pairs, a chosen and a rejected answer, [rows, P, 4]: log-probabilities of both by the
+    # reference, and the labels of both, 0 where a row has fewer pairs. Behind the pairs a document is padding.
+    pairs: Facts | None = None
 
 
 Batch = Tokens | tuple[Tokens, Tokens] | Samples  # or [rows, S + 1], of which labels are one to the right
@@ -24,3 +28,10 @@ Batch = Tokens | tuple[Tokens, Tokens] | Samples  # or [rows, S + 1], of which l
 def samples_of(batch: Batch) -> Samples:
     """The parts of a batch."""
     return Samples(*batch) if isinstance(batch, tuple) else Samples(batch[:, :-1], batch[:, 1:])
+
+
+def documents_of(ends: Tokens) -> Tokens:
+    """For each token of rows [rows, S] which document of its row it is of, from 0."""
+    begins = np.zeros_like(ends)
+    begins[:, 1:] = ends[:, 1:] != ends[:, :-1]
+    return begins.cumsum(axis=1)

@@ -23,7 +23,7 @@ from .adapter import Adapter
 from .documents import Documents
 from .experts import Memo, OwnExperts
 from .groups import Groups
-from .lora import add_adapters
+from .lora import LoRALinear, add_adapters
 from .ops import Crossing
 from .ops.context import Chunks, OwnPositions, flash, hidden_rows, own_rows
 from .precision import Numbers, cast, compute_weights
@@ -126,6 +126,7 @@ class Block:
                 add_adapters(self._layer, [name.removesuffix(".weight") for name in shape.block.projections], adapters)
         kind = adapted(shape.block, adapters.rank) if adapters else shape.block
         prefix = f"{shape.traits.prefix}.layers.{index}."
+        self.adapters = [each for each in self._layer.sublayers() if isinstance(each, LoRALinear)]
         self._slots = shard_layer(self._layer, lambda name: placement.parameter(kind[name], prefix, source))
         self._memo: Memo = {}
         self._experts = self._own_experts(strategy, prefix, source) if shape.experts else None

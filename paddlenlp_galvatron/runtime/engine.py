@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from math import isfinite
 from typing import Any, NamedTuple
@@ -13,12 +14,13 @@ import paddle.distributed as dist
 from ..launch import status
 from ..launch.status import waiting
 from ..model.lora import Adapters
+from ..model.preference import METRICS, Preference
 from ..plan import ModelShape, Plan, Precision, UserError
 from ..plan.check import require_valid
 from ..plan.communicators import exchanging, fused_loss_groups, stage_groups
 from . import device
 from .adapter import Adapter, Kernels
-from .batch import IGNORED_LABEL, Batch, Tokens, samples_of
+from .batch import IGNORED_LABEL, Batch, Facts, Samples, samples_of
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, require_world, start_world
@@ -34,12 +36,16 @@ TINY = 1e-12  # a norm below it is not divided by
 
 
 class Share(NamedTuple):
-    """A rank's share of a global batch: its rows' tokens [micro-batches, r·S]."""
+    """A rank's share of a global batch."""
 
-    ids: Tokens
-    labels: Tokens
+    samples: Samples  # of its rows, each part [micro-batches, r·S]; `pairs` [micro-batches, r, P, 5]
     labelled: int  # tokens with a label in the whole batch
-    ends: Tokens | None = None  # of the rows that hold several documents
+    pairs: int = 0  # in the whole batch
+
+    @property
+    def over(self) -> int:
+        """What the loss is a mean over: tokens, or pairs."""
+        return self.pairs or self.labelled
 
 
 class Engine:
@@ -61,16 +67,20 @@ class Engine:
         groups: Groups | None = None,
         packed: bool = False,
         adapters: Adapters | None = None,
+        preference: Preference | None = None,
     ):
         """Without a `source`, weights are drawn from `seed`. `loss_scale`: fp16's at the start. `compute_precision`:
         what layers compute in, if not the plan's precision (on CPU: fp32). `groups`: what other engines of this rank
         have made, to be used again. `packed`: batches may say where documents end (`Samples.ends`).
-        `adapters`: they learn, and nothing else does. Raises UserError for a plan that cannot run."""
+        `adapters`: they learn, and nothing else does. `preference`: batches hold pairs of answers, whose loss it says.
+        Raises UserError for a plan that cannot run."""
         require_valid(plan, shape)
         numbers = Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), compute_precision)
         self.rank, world_size = start_world()
         require_world(plan.world_size, world_size)
         self.plan, self.shape, self.seq_length, self.adapters = plan, shape, seq_length, adapters
+        self._preference = preference
+        self.metrics: dict[str, float] = {}  # of the last step or evaluation, beside its loss
         self.steps_done = 0  # a checkpoint that is loaded sets it
         self._seed = seed
         self.groups = groups or Groups(self.rank)
@@ -80,7 +90,18 @@ class Engine:
         self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan, shape), in_kernels)
         source = source or SeededWeights(seed, shape.initializer_range)
         self.stage = Stage(
-            plan, shape, family, seq_length, self.rank, self.groups, source, numbers, kernels, packed, adapters
+            plan,
+            shape,
+            family,
+            seq_length,
+            self.rank,
+            self.groups,
+            source,
+            numbers,
+            kernels,
+            packed or preference is not None,
+            adapters,
+            preference,
         )
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
         self._world = dist.get_group(0) if world_size > 1 else None
@@ -101,28 +122,41 @@ class Engine:
         """This rank's share, cut from `rows`, the rows that it has of a global batch. Every rank calls this.
 
         Raises UserError: no token has a label."""
-        ids, labels, ends = (None if part is None else part.reshape(self._own_shape) for part in samples_of(rows))
-        assert ids is not None and labels is not None
-        labelled = self.plan.global_batch * self.seq_length
+        samples = self._by_micro_batch(samples_of(rows))
+        labelled, pairs, chosen = self.plan.global_batch * self.seq_length, 0, 0
         if isinstance(rows, tuple):  # else each token's label is the next token
-            own = int((self.stage.own(labels) != IGNORED_LABEL).sum()) if self.stage.is_last else 0
-            labelled = int(sum(self.gather(own)[0])) // self.stage.loss_replicas
+            own = int((self.stage.own(samples.labels) != IGNORED_LABEL).sum()) if self.stage.is_last else 0
+            facts = self._pairs_of_loss(samples)
+            sums = [int(sum(of)) for of in self.gather(own, (facts[..., 2] > 0).sum(), facts[..., 2].sum())]
+            labelled = sums[0] // self.plan.vocab.tp
+            pairs, chosen = (each // self.stage.row_replicas for each in sums[1:])
         if not labelled:
             raise UserError(
                 f"labels: all of a batch are {IGNORED_LABEL}, which marks tokens without a loss; look at how "
                 "samples are made"
             )
-        return Share(ids, labels, labelled, ends)
+        return Share(_weighted(samples, pairs, chosen), labelled, pairs)
 
     def _share_of_whole(self, batch: Batch) -> Share:
-        ids, labels, ends = samples_of(batch)
-        own, shape, labelled = list(self.rows), self._own_shape, int((labels != IGNORED_LABEL).sum())
-        own_ends = None if ends is None else ends[own].reshape(shape)
-        return Share(ids[own].reshape(shape), labels[own].reshape(shape), labelled, own_ends)
+        whole = samples_of(batch)
+        rows: list[Any] = [None if part is None else part[list(self.rows)] for part in whole]
+        own = self._by_micro_batch(Samples(*rows))
+        counts = np.zeros(1) if whole.pairs is None else whole.pairs[..., 2]
+        pairs, chosen = int((counts > 0).sum()), int(counts.sum())
+        return Share(_weighted(own, pairs, chosen), int((whole.labels != IGNORED_LABEL).sum()), pairs)
 
-    @property
-    def _own_shape(self) -> tuple[int, int]:
-        return self.plan.micro_batches, len(self.stage.samples) * self.seq_length
+    def _by_micro_batch(self, rows: Samples) -> Samples:
+        """Of this rank's rows, each part."""
+        count, held, pairs = self.plan.micro_batches, len(self.stage.samples), rows.pairs
+        tokens: list[Any] = [part if part is None else part.reshape(count, held * self.seq_length) for part in rows[:3]]
+        ids, labels, ends = tokens
+        return Samples(ids, labels, ends, None if pairs is None else pairs.reshape(count, held, *pairs.shape[1:]))
+
+    def _pairs_of_loss(self, samples: Samples) -> Facts:
+        """Of the rows that this rank has a part of the loss of."""
+        if samples.pairs is None or not self.stage.is_last:
+            return np.zeros((1, 1, 4), np.float32)
+        return samples.pairs[:, [self.stage.samples.index(row) for row in self.stage.rows_of_loss]]
 
     def forward_backward(self, batch: Batch | Share) -> float:
         """Run one global batch, G samples of S tokens, or this rank's share of it, and leave the gradients of its mean
@@ -136,24 +170,49 @@ class Engine:
         status.enter(self.steps_done)
         mixed = np.random.SeedSequence((self._seed, self.steps_done, self.rank))  # the same under any version
         paddle.seed(int(mixed.generate_state(1)[0]))
-        ids, labels, tokens, ends = batch if isinstance(batch, Share) else self._share_of_whole(batch)
-        total = self._pipeline.run(ids, labels, self.gradient_scale / tokens, ends)
+        share = batch if isinstance(batch, Share) else self._share_of_whole(batch)
+        self.stage.forget_metrics()
+        total = self._pipeline.run(share.samples, self.gradient_scale / share.over)
         with span("reduce gradients", "sync"):
             for unit in self.stage.units:
                 unit.finish()
             reduce_gradients(self.stage.vectors)
-        return self._mean(total, tokens)
+        return self._mean(total, share.over, METRICS if self._preference else ())
 
     def evaluate(self, batch: Batch | Share) -> float:
         """The loss of one global batch, without dropout; weights stay unchanged."""
-        ids, labels, tokens, ends = batch if isinstance(batch, Share) else self._share_of_whole(batch)
+        share = batch if isinstance(batch, Share) else self._share_of_whole(batch)
+        self.stage.forget_metrics()
         with self.stage.evaluating():
-            return self._mean(self._pipeline.evaluate(ids, labels, ends), tokens)
+            total = self._pipeline.evaluate(share.samples)
+        return self._mean(total, share.over, METRICS if self._preference else ("accuracy",))
 
-    def _mean(self, total: Any, tokens: int) -> float:
-        """The loss of a token, from this rank's sum."""
+    def answers(self, batch: Batch | Share) -> Facts:
+        """Log-probabilities [G, P, 2] of the answers of one global batch, on every rank; 0 where a row has no such
+        pair. Those of the base, where adapters learn."""
+        share = batch if isinstance(batch, Share) else self._share_of_whole(batch)
+        self.stage.forget_metrics()
+        with self.stage.evaluating(), self.stage.without_adapters():
+            self._pipeline.evaluate(share.samples)
+        assert share.samples.pairs is not None
+        found = np.zeros((self.plan.micro_batches, self.plan.micro_batch, share.samples.pairs.shape[2], 2), np.float32)
+        for number, sums in enumerate(self.stage.answer_sums):
+            found[number, self.stage.rows_of_loss] = device.to_host(self.stage.of_loss(sums))
+        if not self.stage.tells_first:
+            found[:] = 0  # another rank tells the same
+        with waiting("all_reduce of log-probabilities over all ranks"):
+            whole = device.to_host(all_reduce(device.to_device(found), self._world))
+        return np.asarray(whole).reshape(-1, *found.shape[2:])
+
+    def _mean(self, total: Any, count: int, names: Sequence[str]) -> float:
+        """The loss of a token or a pair, from this rank's sum; what is told beside it goes to `metrics`."""
+        told = self.stage.metrics
+        told = paddle.zeros([len(names)]) if told is None else told
+        own = paddle.concat([total.reshape([1]), told]) / (count * self.stage.loss_replicas)
         with waiting("all_reduce of the loss over all ranks"):  # on a GPU this is where a rank waits
-            return float(all_reduce(total.reshape([1]) / (tokens * self.stage.loss_replicas), self._world))
+            loss, *means = device.to_host(all_reduce(own, self._world)).tolist()
+        self.metrics = dict(zip(names, means, strict=True))
+        return float(loss)
 
     def update(self, optimizer: Any, max_norm: float) -> float:
         """Let Paddle's optimizer over `tensors` run on the gradients clipped to a global norm of `max_norm`.
@@ -209,3 +268,11 @@ class Engine:
             "calls": dict(zip(KINDS, totals, strict=False)),
             "bytes": dict(zip(KINDS, totals[len(KINDS) :], strict=True)),
         }
+
+
+def _weighted(samples: Samples, pairs: int, chosen: int) -> Samples:
+    """With what a token of a chosen answer counts beside a pair, of so many of both in a batch."""
+    if samples.pairs is None:
+        return samples
+    weight = np.full_like(samples.pairs[..., :1], pairs / max(chosen, 1))
+    return samples._replace(pairs=np.concatenate([samples.pairs, weight], axis=-1))

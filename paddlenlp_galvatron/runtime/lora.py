@@ -21,12 +21,15 @@ class LoRALinear(nn.Layer):  # type: ignore[misc]
         super().__init__()
         inputs, outputs = plain.weight.shape
         self._scaling = adapters.scaling
+        self.counts = True  # else it is the plain layer
         self.weight, self.bias = plain.weight, plain.bias
         self.lora_A = self.create_parameter([inputs, adapters.rank])
         self.lora_B = self.create_parameter([adapters.rank, outputs])
 
     def product(self, x: Any) -> Any:
         """Without the bias."""
+        if not self.counts:
+            return paddle.matmul(x, self.weight)
         return paddle.matmul(x, self.weight) + paddle.matmul(paddle.matmul(x, self.lora_A) * self._scaling, self.lora_B)
 
     def forward(self, x: Any) -> Any:

@@ -24,7 +24,7 @@ from ..plan import Plan
 from ..plan.communicators import BACK, DOWN, ON, UP
 from ..plan.schedules import Pass, arrivals, order
 from . import device
-from .batch import Tokens
+from .batch import Samples
 from .collectives import Pending, receive_start, send_start
 from .groups import Groups, end_out_of_memory
 from .stage import Stage
@@ -178,20 +178,20 @@ class Pipeline:
         if self._links and self._course is not self._schedule:
             self._headroom = Headroom(self._course, self._schedule, plan.chunks)
 
-    def run(self, ids: Tokens, labels: Tokens, scale: float, ends: Tokens | None = None) -> Any:
+    def run(self, samples: Samples, scale: float) -> Any:
         """One step over all micro-batches; gradients of `scale` times the summed loss are added to the parameters.
 
-        `ids`, `labels` and `ends` [micro-batches, r·S] are of the stage's samples. Returns the sum of this dp share's
-        losses on the last stage, else 0.
+        The parts [micro-batches, r·S] are of the stage's samples. Returns the sum of this dp share's losses on the last
+        stage, else 0.
         """
         try:
-            return self._run(ids, labels, scale, ends)
+            return self._run(samples, scale)
         except Exception as error:
             if is_out_of_memory(error) and any(link.is_posted for link in self._links):
                 end_out_of_memory(error)
             raise
 
-    def _run(self, ids: Tokens, labels: Tokens, scale: float, ends: Tokens | None) -> Any:
+    def _run(self, samples: Samples, scale: float) -> Any:
         if (headroom := self._headroom) and self._course is self._schedule:
             self._have_places()
             headroom.take()
@@ -199,7 +199,7 @@ class Pipeline:
         elif headroom:
             headroom.begin()
         held: list[deque[tuple[Any, Any]]] = [deque() for _ in range(self._chunks)]  # inputs and outputs in flight
-        own_ids, own_labels, own_ends = self._take(ids, labels, ends)
+        own = self._take(samples)
         total = paddle.zeros([], "float32")
         for position, step in enumerate(self._course.passes):
             above, below = self._above[step.chunk], self._below[step.chunk]
@@ -207,8 +207,7 @@ class Pipeline:
                 x = self._input(position)
                 before_mib = device.allocated_mib() if headroom else 0.0
                 with span(f"forward {self._name(step)}", "forward"):
-                    row = step.micro_batch
-                    out = self._stage.forward(x, own_ids[row], own_labels[row], step.chunk, own_ends[row])
+                    out = self._forward(x, step, own)
                 if headroom:
                     headroom.held_mib[step.chunk] = device.allocated_mib() - before_mib
                 if below:
@@ -230,18 +229,17 @@ class Pipeline:
         self._course = self._schedule
         return total
 
-    def evaluate(self, ids: Tokens, labels: Tokens, ends: Tokens | None = None) -> Any:
+    def evaluate(self, samples: Samples) -> Any:
         """As `run`, without gradients: forward passes alone."""
         total = paddle.zeros([], "float32")
-        own_ids, own_labels, own_ends = self._take(ids, labels, ends)
+        own = self._take(samples)
         with paddle.no_grad():
             for step in self._course.passes:
                 if step.kind == "backward":
                     continue
                 above, below = self._above[step.chunk], self._below[step.chunk]
                 x = above[0].receive() if above else None
-                row = step.micro_batch
-                out = self._stage.forward(x, own_ids[row], own_labels[row], step.chunk, own_ends[row])
+                out = self._forward(x, step, own)
                 if below:
                     below[0].send(out)
                 else:
@@ -262,14 +260,23 @@ class Pipeline:
         for link in self._links:
             link.flush()
 
-    def _take(self, ids: Tokens, labels: Tokens, ends: Tokens | None) -> tuple[list[Any], list[Any], list[Any]]:
-        """The stage's tokens, labels and ends of a step, by micro-batch."""
-        nothing = [None] * self._micro_batches
-        return (
-            self._stage.take(ids) if self._stage.is_first else nothing,
-            self._stage.take(labels) if self._stage.is_last else nothing,
-            nothing if ends is None else self._stage.take_ends(ends),
-        )
+    def _take(self, samples: Samples) -> list[tuple[Any, ...]]:
+        """The stage's tokens, labels, ends and pairs of each micro-batch, on the device."""
+        (ids, labels, ends, pairs), stage = samples, self._stage
+        parts: list[Any] = [[None] * self._micro_batches for _ in samples]
+        if stage.is_first:
+            parts[0] = stage.take(ids)
+        if stage.is_last:
+            parts[1] = stage.take(labels)
+        if ends is not None:
+            parts[2] = stage.take_ends(ends)
+            if stage.is_last and pairs is not None:
+                parts[3] = stage.take_pairs(ends, pairs)
+        return list(zip(*parts, strict=True))
+
+    def _forward(self, x: Any, step: Pass, own: Sequence[tuple[Any, ...]]) -> Any:
+        ids, labels, ends, pairs = own[step.micro_batch]
+        return self._stage.forward(x, ids, labels, step.chunk, ends, pairs)
 
     def _name(self, step: Pass) -> str:
         return str(step.micro_batch) if self._chunks == 1 else f"{step.micro_batch}, chunk {step.chunk}"

@@ -15,12 +15,14 @@ import numpy as np
 import paddle
 
 from ..model.lora import Adapters
+from ..model.preference import Preference
 from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.communicators import chunk_edges, twins
 from ..plan.layout import token_layout
+from ..plan.mesh import Axis
 from . import device
 from .adapter import PLAIN, Adapter, Kernels
-from .batch import Tokens
+from .batch import Facts, Tokens, documents_of
 from .block import Block, Placement
 from .frozen import FrozenUnits
 from .groups import Groups
@@ -57,9 +59,11 @@ class Stage:
         kernels: Kernels = PLAIN,
         packed: bool = False,
         adapters: Adapters | None = None,
+        preference: Preference | None = None,
     ):
         """Without `numbers`, the types are those of the plan's precision on this device. `packed`: rows may hold
-        several documents, of which every layer must know the ends. `adapters`: they learn, and nothing else does."""
+        several documents, of which every layer must know the ends. `adapters`: they learn, and nothing else does.
+        `preference`: the loss is that of pairs of answers, which rows hold."""
         self.numbers = numbers or Numbers.of(plan.assumed.mixed_precision)
         self.index = rank // plan.stage_size
         self.is_first, self.is_last = self.index == 0, self.index == plan.pipeline - 1
@@ -100,7 +104,7 @@ class Stage:
         self._head: Head | None = None
         if self.is_last:
             fused = kernels.fused_cross_entropy
-            self._head = Head(family, shape, config, place(vocab), source, shared, fused)
+            self._head = Head(family, shape, config, place(vocab), source, shared, fused, preference)
             units.adopt(self._head.parameters, plan.vocab.dp_type)
         self.vectors, self.frozen = units.vectors, units.frozen
         self._chunks = self._cut(plan, units.chain, groups)
@@ -108,7 +112,14 @@ class Stage:
         self.trainables += [whole(vector) for vector in self.vectors]
         start, stop = token_layout(None, plan.stage_size).intervals(self._tokens)[self._local, 0].tolist()
         self.boundary_shape = [stop - start, shape.hidden_size]
-        self.loss_replicas = plan.vocab.tp
+        # Ranks that have the same loss: of tokens those that split the vocabulary, of pairs those that split answers.
+        mesh = vocab.mesh(plan.stage_size)
+        axes = (Axis.TENSOR, Axis.ULYSSES, Axis.CONTEXT)
+        self.tells_first = not any(mesh.index(self._local, axis) for axis in axes)  # of those with the same rows
+        self.row_replicas = mesh.size // mesh.degree(Axis.DATA)
+        # Each of them knows all pairs of its dp share, also of samples none of whose tokens are its own.
+        self._paired = list(place(vocab).samples(plan.micro_batch)) if preference else []
+        self.loss_replicas = self.row_replicas if preference else plan.vocab.tp
         self.mask = self._mask()  # before the first step, in which messages are under way
 
     def _cut(self, plan: Plan, units: Sequence[Unit], groups: Groups) -> list[_Chunk]:
@@ -139,12 +150,12 @@ class Stage:
         """Each unit once."""
         return list(dict.fromkeys(unit for chain in self.chains for unit in chain.units))
 
-    def forward(self, x: Any, ids: Any, labels: Any, chunk: int = 0, ends: Any = None) -> Any:
+    def forward(self, x: Any, ids: Any, labels: Any, chunk: int = 0, ends: Any = None, pairs: Any = None) -> Any:
         """One micro-batch through a chunk of the stage.
 
         `x` [T, H] from the chunk before (None of the first of all), `ids` and `labels` [U] its row of `take`'s,
-        `ends` [r, S] that of `take_ends`. Returns [T, H] for the next chunk, or of the last of all the sum of this dp
-        share's losses.
+        `ends` [r, S] that of `take_ends`, `pairs` that of `take_pairs`. Returns [T, H] for the next chunk, or of the
+        last of all the sum of this dp share's losses.
         """
         embedding, blocks, head, chain, redistributions = self._chunks[chunk]
         run, position = chain.run, 0
@@ -159,7 +170,7 @@ class Stage:
             position += 1
         if redistributions[-1]:
             x = redistributions[-1](x)
-        return x if head is None else run(position, head.loss, x, labels)
+        return x if head is None else run(position, head.loss, x, labels, *(pairs or ()))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -171,6 +182,35 @@ class Stage:
         finally:
             for block in self._blocks:
                 block.train(True)
+
+    @contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        """The base alone meanwhile."""
+        layers = [one for block in self._blocks for one in block.adapters]
+        for layer in layers:
+            layer.counts = False
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.counts = True
+
+    def forget_metrics(self) -> None:
+        """Begin to count anew what the loss layer tells beside its losses."""
+        if self._head:
+            self._head.metrics = None
+            if self._head.pairs:
+                self._head.pairs.sums.clear()
+
+    @property
+    def metrics(self) -> Any:
+        """Sums over this rank's share of what was told since `forget_metrics`; None where there is no loss layer."""
+        return self._head and self._head.metrics
+
+    @property
+    def answer_sums(self) -> list[Any]:
+        """Log-probabilities [R, P, 2] of answers, of each micro-batch that was evaluated since `forget_metrics`."""
+        return self._head.pairs.sums if self._head and self._head.pairs else []
 
     def settle(self) -> None:
         """One micro-batch's backward is done: sum up what no unit has summed up yet."""
@@ -184,9 +224,7 @@ class Stage:
     def samples(self) -> list[int]:
         """Samples of a micro-batch whose tokens this rank embeds or predicts: none between first and last stage. Packed
         rows add the samples that its layers compute."""
-        length, wanted = self._seq_length, set[int]()
-        if self.is_first or self.is_last:
-            wanted = {n for start, stop in self._taken for n in range(start // length, -(-stop // length))}
+        wanted = set(self.rows_of_loss if self.is_first or self.is_last else ())
         if self._packed:
             wanted.update(*(block.samples for block in self._blocks))
         return sorted(wanted)
@@ -203,6 +241,43 @@ class Stage:
         """The same of where documents end: [r, S] of each micro-batch, all of each sample."""
         rows = ends.reshape([len(ends), -1, self._seq_length]).astype(np.int32)
         return list(device.to_device(rows).unbind())
+
+    @cached_property
+    def _answering(self) -> list[int]:
+        """Samples of a micro-batch whose pairs the loss layer counts, by place: all where ranks sum up over others'."""
+        if self._head and self._head.pairs and self._head.pairs.is_shared:
+            return list(range(self._tokens // self._seq_length))
+        return self.rows_of_loss
+
+    @cached_property
+    def rows_of_loss(self) -> list[int]:
+        """Samples of a micro-batch that this rank foretells tokens of, or counts the pairs of."""
+        length = self._seq_length
+        taken = {n for start, stop in self._taken for n in range(start // length, -(-stop // length))}
+        return sorted(taken.union(self._paired))
+
+    def of_loss(self, sums: Any) -> Any:
+        """Of numbers by answering sample [R, …], those of `rows_of_loss`."""
+        first, count = self._answering.index(self.rows_of_loss[0]), len(self.rows_of_loss)
+        return sums.slice([0], [first], [first + count])
+
+    def take_pairs(self, ends: Tokens, pairs: Facts) -> list[Any]:
+        """Of each micro-batch which answer this rank's tokens [U] are of, and the pairs [R, P, 5], of a step's ends
+        [micro-batches, r·S] and pairs [micro-batches, r, P, 5]."""
+        places = {sample: place for place, sample in enumerate(self._answering)}
+        most = pairs.shape[2]
+        rows = ends.reshape([-1, self._seq_length])
+        answers = documents_of(rows).reshape([len(ends), len(self.samples), self._seq_length])
+        known = np.zeros([len(ends), len(places), *pairs.shape[2:]], np.float32)
+        for place, sample in enumerate(self.samples):
+            if sample not in self.rows_of_loss:
+                continue
+            padding = answers[:, place] >= 2 * most
+            answers[:, place] += 2 * most * places[sample]
+            answers[:, place][padding] = 2 * most * len(places)  # no answer's number
+            known[:, places[sample]] = pairs[:, place]
+        numbers = self.own(answers.reshape(ends.shape)).astype(np.int32)
+        return list(zip(*(device.to_device(part).unbind() for part in (numbers, known)), strict=True))
 
     def _ends_of(self, block: Block, ends: Any) -> Any:
         """[B, S] of the samples that a layer computes on here."""

@@ -17,6 +17,7 @@ import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
 from ..model import ModelShape
+from ..model.preference import Preference
 from ..plan.communicators import fuses_loss
 from ..plan.mesh import Axis
 from ..plan.seams import Seam
@@ -27,6 +28,7 @@ from .block import Placement
 from .collectives import all_reduce, count, within
 from .paddle_private import fused_loss
 from .precision import cast, compute_weight, compute_weights
+from .preference import PairLoss
 from .weights import ShardedParameter, WeightSource, shard_layer
 
 
@@ -82,9 +84,11 @@ class Head:
         source: WeightSource,
         table: ShardedParameter | None,
         fused: bool = False,
+        preference: Preference | None = None,
     ):
         """`table`: the embedding's, where the model ties the two. `fused`: a split vocabulary's losses come from
-        Paddle's one kernel, where no column is padding, which it does not know."""
+        Paddle's one kernel, where no column is padding, which it does not know. `preference`: the loss is that of
+        pairs of answers."""
         self._place = place
         self._shard = VocabularyShard(shape.vocab_size, place)
         with paddle.LazyGuard():
@@ -97,54 +101,53 @@ class Head:
         self._table = table
         self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), table]
         self._fused = fused and fuses_loss(shape.vocab_size, place.tp)
+        # Ranks that have other tokens of the same answers are among those that have the same weights.
+        apart = place.mesh.degree(Axis.CONTEXT) * place.mesh.degree(Axis.ULYSSES) > 1
+        self.pairs = PairLoss(preference, table.sum_group if apart else None) if preference else None
+        self.metrics: Any = None  # sums of what a step tells beside its loss, since `Stage.forget_metrics`
 
-    def loss(self, x: Any, labels: Any) -> Any:
-        """Scalar fp32; the same on every rank of a tp group."""
+    def loss(self, x: Any, labels: Any, answers: Any = None, pairs: Any = None) -> Any:
+        """Scalar fp32; the same on every rank of a tp group. `answers` and `pairs`: as `PairLoss` takes them."""
         numbers = self._place.numbers
         with compute_weights(self._slots, numbers):
             normed = self._norm(cast(x, numbers.computed))
         table = compute_weight(self._table, numbers)
         logits = paddle.matmul(self._place.cross(Seam.INTO_HEAD, normed), table, transpose_y=self._tied)
+        if self.pairs is not None and pairs is not None:
+            total, told = self.pairs(self._losses(logits, labels), answers, pairs)
+        elif paddle.is_grad_enabled():
+            return self._losses(logits, labels).sum()
+        else:
+            losses, hits = token_losses(logits, labels, self._shard, self._place.group(Axis.TENSOR))[:2]
+            total, told = losses.sum(), hits.astype("float32").sum().unsqueeze(0)
+        self.metrics = told if self.metrics is None else self.metrics + told
+        return total
+
+    def _losses(self, logits: Any, labels: Any) -> Any:
+        """Of tokens, [U] in fp32."""
         group = self._place.group(Axis.TENSOR)
         if group is None and device.on_gpu():  # one fused kernel; that of CPUs hides NaN and losses above 64
             return paddle.nn.functional.cross_entropy(
-                cast(logits, "float32"), labels, reduction="sum", ignore_index=IGNORED_LABEL
+                cast(logits, "float32"), labels, reduction="none", ignore_index=IGNORED_LABEL
             )
         if self._fused:
             scores = cast(logits, "float32")
             losses = within("cross entropy", group, lambda: fused_loss(scores, labels, group, IGNORED_LABEL))
             for _ in range(3):  # largest score, the label's score, sum of exponentials: messages of the kernel
                 count("all_reduce", losses)
-            return losses.sum()
-        return VocabularyCrossEntropy.apply(logits, labels, self._shard.start, self._shard.real, group).sum()
+            return losses.flatten()
+        return VocabularyCrossEntropy.apply(logits, labels, self._shard, group)
 
 
 class VocabularyCrossEntropy(PyLayer):  # type: ignore[misc]
-    """Cross entropy over a split vocabulary: logits [U, v], labels [U] -> losses [U] in fp32.
-
-    Only three vectors of length U are exchanged; full logits exist nowhere. Columns from `real` on are padding.
-    """
+    """Cross entropy over a split vocabulary: logits [U, v], labels [U] -> losses [U] in fp32."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Any, labels: Any, start: int, real: int, group: Any) -> Any:
-        columns = logits.shape[-1]
-        scores = logits.astype("float32")
-        if real < columns:
-            scores[:, real:] = float("-inf")  # of fp32 logits in place: what computed them needs them no more
-            # A rank whose columns are all padding must not make inf - inf below.
-            largest = scores.max(-1) if real else paddle.full([scores.shape[0]], -3e38, "float32")
-        else:
-            largest = scores.max(-1)
-        largest = all_reduce(largest, group, dist.ReduceOp.MAX)
-        exponentials = paddle.exp(scores - largest.unsqueeze(-1))
-        total = all_reduce(exponentials.sum(-1), group)
-        local, inside = _localise(labels, start, columns)
-        own = paddle.take_along_axis(scores, local.unsqueeze(-1), -1).squeeze(-1) - largest
-        target = all_reduce(paddle.where(inside, own, paddle.zeros_like(own)), group)
-        counted = labels != IGNORED_LABEL
-        ctx.save_for_backward(exponentials, total, local, inside, counted)
+    def forward(ctx: Any, logits: Any, labels: Any, shard: VocabularyShard, group: Any) -> Any:
+        losses, _, *kept = token_losses(logits, labels, shard, group)
+        ctx.save_for_backward(*kept)
         ctx.dtype = logits.dtype
-        return paddle.where(counted, paddle.log(total) - target, paddle.zeros_like(total))
+        return losses
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -154,6 +157,30 @@ class VocabularyCrossEntropy(PyLayer):  # type: ignore[misc]
         step = exponentials * (per_token / total).unsqueeze(-1)
         step = paddle.put_along_axis(step, local.unsqueeze(-1), -hit.unsqueeze(-1), -1, reduce="add")
         return step.astype(ctx.dtype)
+
+
+def token_losses(logits: Any, labels: Any, shard: VocabularyShard, group: Any) -> tuple[Any, ...]:
+    """Losses [U], whether a label is the likeliest token [U], and what backward needs.
+
+    Only three vectors of length U are exchanged; full logits exist nowhere.
+    """
+    columns, real = shard.columns, shard.real
+    scores = logits.astype("float32")
+    if real < columns:
+        scores[:, real:] = float("-inf")  # of fp32 logits in place: what computed them needs them no more
+        # A rank whose columns are all padding must not make inf - inf below.
+        largest = scores.max(-1) if real else paddle.full([scores.shape[0]], -3e38, "float32")
+    else:
+        largest = scores.max(-1)
+    largest = all_reduce(largest, group, dist.ReduceOp.MAX)
+    exponentials = paddle.exp(scores - largest.unsqueeze(-1))
+    total = all_reduce(exponentials.sum(-1), group)
+    local, inside = _localise(labels, shard.start, columns)
+    own = paddle.take_along_axis(scores, local.unsqueeze(-1), -1).squeeze(-1) - largest
+    target = all_reduce(paddle.where(inside, own, paddle.zeros_like(own)), group)
+    counted = labels != IGNORED_LABEL
+    losses = paddle.where(counted, paddle.log(total) - target, paddle.zeros_like(total))
+    return losses, paddle.logical_and(counted, target == 0), exponentials, total, local, inside, counted
 
 
 def _localise(ids: Any, start: int, columns: int) -> tuple[Any, Any]:

@@ -58,9 +58,7 @@ class FitOptions(TaskOptions):
     seq_length: Size | None = Field(
         None, description=f"sequence length; unset: {SEQ}, or the model's positions where they are fewer"
     )
-    global_train_batch_size: Samples = Field(
-        BATCH, description="global batch size, samples; with dpo a pair counts as two"
-    )
+    global_train_batch_size: Samples = Field(BATCH, description="global batch size, samples")
     max_cp_deg: Ranks = Field(1, description="largest number of ranks over which context parallelism splits a sample")
     tokens: float = Field(
         1e9, gt=0, le=1e18, allow_inf_nan=False, description="number of tokens to train on, for the column of days"
@@ -206,6 +204,7 @@ class _Row:
         options = SearchOptions(
             task=self.options.task,
             lora_rank=self.options.lora_rank,
+            document_tokens=self.options.document_tokens,
             offload_optimizer=self.options.offload_optimizer,
             num_nodes=cost.num_nodes,
             num_gpus_per_node=cost.gpus_per_node,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from ..base.limits import Size
+from ..base.limits import Positive, Size
 from ..cost_model import CostOptions, Task
 from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
 from ..options.group import Options
-from ..plan.check import PLANNED_ONLY
+from ..options.tuning import RANK, Kind
 
 Imbalance = Annotated[float, Field(ge=1, le=1e4)]
-Kind = Literal["pretrain", "sft", "lora", "dpo"]
-RANK = 16  # of LoRA's adapters, where none is given: PEFT's and LLaMA-Factory's examples
 
 
 class TaskOptions(Options):
@@ -22,13 +20,18 @@ class TaskOptions(Options):
 
     task: Kind = Field(
         "pretrain",
-        description="what is trained: pretrain, sft (same cost), lora (adapters) or dpo (beside a reference model)",
+        description="what is trained: pretrain; sft and dpo (same cost: dpo's reference is a table); lora (adapters)",
     )
     lora_rank: Size | None = Field(
         None,
         description=f"rank of the adapters; unset: {RANK} with lora; if given, dpo trains adapters, not all weights",
     )
 
+    document_tokens: Positive | None = Field(
+        None,
+        description="packed rows: tokens of the document that a token stands in, on average over rows; unset: as "
+        "dataset_name_or_path has them, else all of a row",
+    )
     offload_optimizer: bool = Field(
         False, description="keep the optimizer's states in the hosts' memory between updates; planned only"
     )
@@ -50,11 +53,6 @@ class TaskOptions(Options):
         return self
 
     @property
-    def planned_only(self) -> bool:
-        """Whether it has a price, and no training yet."""
-        return self.task in PLANNED_ONLY
-
-    @property
     def priced(self) -> CostOptions:
         """The task for the cost model."""
         return CostOptions(
@@ -68,4 +66,4 @@ class TaskOptions(Options):
     @property
     def trained(self) -> Task:
         rank = (self.lora_rank or RANK) if self.task == "lora" else self.lora_rank
-        return Task(rank, self.task == "dpo")
+        return Task(rank, self.document_tokens)

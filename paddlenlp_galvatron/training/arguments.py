@@ -34,7 +34,8 @@ STOCK = {own.name for own in fields(TrainingArguments)}
 HANDED_ON = frozenset(
     {"run_name", "logging_strategy", "log_on_each_node", "metrics_output_path", "wandb_api_key", "wandb_http_proxy"}
 )
-UNLIKE = {"sequence_parallel", "optim"}  # named as in PaddleNLP, but for other things or with other values
+# Named as in PaddleNLP, but for other things, with other values or under other conditions.
+UNLIKE = {"sequence_parallel", "optim", "load_best_model_at_end"}
 STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
 DRY_RUN = "dry_run"
 
@@ -223,6 +224,8 @@ def run_arguments(
             "disable_tqdm": True,
         }
     )
+    arguments.load_best_model_at_end = settings.best_metric is not None
+    arguments.metric_for_best_model = settings.best_metric
     if given is not None:
         for name in (vars(given).keys() - vars(arguments).keys()) | HANDED_ON:
             setattr(arguments, name, getattr(given, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -45,14 +46,16 @@ def rows_of(source: BatchSource) -> Rows:
     return source.last_rows if isinstance(source, InPasses) else source.rows
 
 
-def mean_loss(engine: Engine, rows: Rows, count: int, after_each: Callable[[], object]) -> float:
-    """The loss of a token with a label, over the first global batches."""
-    total, tokens = 0.0, 0
+def mean_metrics(engine: Engine, rows: Rows, count: int, after_each: Callable[[], object]) -> dict[str, float]:
+    """The loss of a token with a label, or of a pair, over the first global batches, and what is told beside it."""
+    totals, seen = Counter[str](), 0
     for own in prefetch(lambda step: rows(step, engine.rows), range(count)):
         share = engine.share(own)
-        total, tokens = total + engine.evaluate(share) * share.labelled, tokens + share.labelled
+        means = {"loss": engine.evaluate(share)} | engine.metrics
+        totals.update({name: mean * share.over for name, mean in means.items()})
+        seen += share.over
         after_each()
-    return total / tokens
+    return {name: total / seen for name, total in totals.items()}
 
 
 def require_evaluation_data(dataset: Any, own_training_data: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..plan import ModelShape, Plan
+from ..plan import ModelShape, Plan, UserError
 from .data.dataset import Split
 from .data.source import BatchSource, RandomData, TrainingData
 from .data.tuning import TuningData
@@ -14,19 +14,25 @@ from .settings import TrainSettings
 def open_data(settings: TrainSettings, plan: Plan, shape: ModelShape, split: Split = "train") -> BatchSource:
     """A split of a run's data, in global batches. Raises UserError."""
     seq_length = plan.assumed.seq_length or 0
-    tuning = settings.tuning
-    if tuning.dataset_name_or_path is not None:
+    tuning, pairs = settings.tuning, settings.preference is not None
+    data = tuning.dataset_name_or_path or tuning.train_dataset_path
+    if split == "valid" and data is not None and data.is_file():
+        if tuning.dev_dataset_path is None:
+            raise UserError(f"dev_dataset_path: missing; {data} is trained on, so name what is evaluated")
+        data = tuning.dev_dataset_path
+    if data is not None:
         return TuningData(
-            tuning.dataset_name_or_path,
+            data,
             tuning.tokenizer_name_or_path or Path(settings.model),
             seq_length,
             shape.vocab_size,
             plan.global_batch,
             split,
-            src_length=tuning.src_length,
+            src_length=tuning.max_prompt_len if pairs else tuning.src_length,
             chat_template=tuning.chat_template,
             all_learnt=tuning.autoregressive,
             packing=tuning.rows,
+            pairs=pairs,
         )
     if settings.input_dir is None:
         return RandomData(shape.vocab_size, seq_length, plan.global_batch, settings.seed, split)

@@ -21,7 +21,7 @@ Rows = Callable[[int, Sequence[int]], Batch]  # some rows of a step's global bat
 def inputs_of(rows: Rows, step: int, micro_batch: int, plan: Plan, args: RunArguments) -> Inputs:
     """This rank's share of a micro-batch of a step, on the CPU."""
     first = micro_batch * plan.micro_batch + args.dataset_rank * args.train_batch_size
-    ids, labels, _ = samples_of(rows(step, range(first, first + args.train_batch_size)))
+    ids, labels, *_ = samples_of(rows(step, range(first, first + args.train_batch_size)))
     parts = {"input_ids": ids, "labels": labels}
     return {name: paddle.to_tensor(part, place=paddle.CPUPlace()) for name, part in parts.items()}
 

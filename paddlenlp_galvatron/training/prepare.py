@@ -19,6 +19,7 @@ from ..options.degrees import DegreeOptions
 from ..options.foreign import idle_note
 from ..options.group import Options
 from ..options.model_options import ModelOptions
+from ..options.preference import PreferenceOptions
 from ..options.tuning import TuningOptions
 from ..options.uniform import UniformOptions
 from ..plan import Assumptions, ModelShape, UserError, load_model, write_plan
@@ -33,7 +34,10 @@ CONFIGS = Path("configs")  # where the search writes plans
 PLAN = "galvatron_config.json"  # plan of GLOBAL mode's options
 CONFIG = "config.json"  # of a model's folder
 BESIDE = {"profile_mode": "it is of profiles"}  # Galvatron's scripts give it to both
-TUNING_PATHS = ("dataset_name_or_path", "tokenizer_name_or_path", "chat_template", "lora_path")
+TUNING_PATHS = (
+    *("dataset_name_or_path", "train_dataset_path", "dev_dataset_path"),
+    *("tokenizer_name_or_path", "chat_template", "lora_path"),
+)
 
 
 class PlanOptions(Options):
@@ -64,7 +68,7 @@ class LaunchOptions(Options):
 
 GROUPS: tuple[type[Options], ...] = (
     *(ModelOptions, UniformOptions, DegreeOptions, PlanOptions),
-    *(Recipe, RunOptions, TuningOptions, LaunchOptions),
+    *(Recipe, RunOptions, TuningOptions, PreferenceOptions, LaunchOptions),
 )
 
 
@@ -88,21 +92,31 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
         PlanOptions.from_values(values),
     )
     degrees, tuning = DegreeOptions.from_values(values), TuningOptions.from_values(values)
+    pairs = PreferenceOptions.from_values(values)
+    if tuning.kind != "dpo" and (said := pairs.model_dump(exclude_defaults=True)):
+        raise UserError(f"{', '.join(said)}: of DPO, but the task is {tuning.kind}; give --task dpo")
+    if tuning.kind == "dpo" and run.load_distributed:
+        raise UserError(
+            "load_distributed: DPO compares with the model that it begins with, which a run's checkpoint does not "
+            "tell; name that model with --load, and continue in the run's own output_dir"
+        )
     given = [*uniform.model_dump(exclude_none=True), *degrees.given]
     folder = folder or run.output_dir
     notes = []
     if run.load is not None:
-        run = run.model_copy(update={"load": checkpoint_of(run.load, run.load_iteration)})
+        run = run.model_copy(update={"load": checkpoint_of(run.load, run.load_iteration, newest=run.load_distributed)})
     model, shape, seq_length = _model(values, run, folder)
     if ignored := ModelOptions.from_values(values).ignored:
         notes.append(f"left out of account, as set_*_manually is 0: {', '.join(ignored)}")
     if tuning.tunes:
         if run.input_dir is not None:
             raise UserError(f"input_dir: is of pretraining; {tuning.task} learns from dataset_name_or_path")
-        if shape.experts and tuning.kind == "lora":
+        if shape.experts and tuning.adapts:
             raise UserError(
                 f"lora: {shape.name} has experts, beside which no adapters learn; train all weights instead"
             )
+        if shape.experts and tuning.kind == "dpo":
+            raise UserError(f"task: {shape.name} has experts, with which DPO is not trained; give --task sft")
         # PaddleNLP's own defaults: fine-tuning begins with the model's weights, and its rates fall to 0.
         values = {"continue_training": True, "min_learning_rate": None} | dict(values)
         run = run.model_copy(update={"continue_training": RunOptions.from_values(values).continue_training})
@@ -129,7 +143,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             for name in given
         )
     else:
-        plan = newest_plan(CONFIGS, shape, world_size, tuning.kind)
+        plan = newest_plan(CONFIGS, shape, world_size, tuning.kind, tuning.adapts)
         notes.append(f"plan: {plan}, the newest in {CONFIGS} for {shape.name} on {world_size} ranks")
     settings = TrainSettings.from_values(
         run.model_dump()
@@ -141,6 +155,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             "output_dir": run.output_dir.absolute(),
             "recipe": Recipe.from_values(values),
             "tuning": tuning,
+            "pairs": pairs,
         }
     )
     return Prepared(settings, tuple(notes))

@@ -15,7 +15,9 @@ from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate,
 from ..base.locking import locked
 from ..base.reading import read_json
 from ..base.writing import make_folder, write_text
+from ..model.preference import METRICS, Preference
 from ..options.group import Options
+from ..options.preference import PreferenceOptions
 from ..options.tuning import TuningOptions
 from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions, with_defaults
 from ..plan.check import require_model, require_valid
@@ -115,6 +117,13 @@ class RunOptions(Options):
     max_evaluate_steps: CountOrAll = Field(
         -1, description="number of global batches in an evaluation; -1: the whole split"
     )
+    load_best_model_at_end: bool = Field(
+        False, description="1: keep the checkpoint that evaluates best, end with its weights, and convert it by default"
+    )
+    metric_for_best_model: str | None = Field(
+        None, description="what is best: loss, accuracy or ppl; in DPO loss, rewards/accuracies, …; unset: loss"
+    )
+    greater_is_better: bool | None = Field(None, description="unset: 0 for loss and ppl, else 1")
     logging_steps: Count = Field(10, description="steps between health lines, and between entries of PaddleNLP's log")
     logging_first_step: bool = Field(False, description="1: also write an entry after the first step")
     peak_tflops: Positive | None = Field(
@@ -203,6 +212,12 @@ class TrainSettings(RunOptions):
     seq_length: Size | None = Field(None, description="sequence length; absent: the plan's")
     recipe: Recipe = Recipe()
     tuning: TuningOptions = TuningOptions()
+    pairs: PreferenceOptions = PreferenceOptions()
+
+    @property
+    def preference(self) -> Preference | None:
+        """What is learnt from pairs; None: the run has none."""
+        return self.pairs.preference if self.tuning.kind == "dpo" else None
 
     @property
     def log(self) -> Path:
@@ -222,6 +237,17 @@ class TrainSettings(RunOptions):
         if self.load_distributed and (self.overwrite_output_dir or not whole_checkpoints(self.checkpoints)):
             return str(self.load)
         return "none" if self.overwrite_output_dir else "auto"
+
+    @property
+    def best_metric(self) -> str | None:
+        """By which the best checkpoint is kept; None: none is. Raises UserError."""
+        if not self.load_best_model_at_end or self.evaluates == "no":
+            return None
+        name = (self.metric_for_best_model or "loss").removeprefix("eval_")
+        known = ("loss", *METRICS) if self.preference else ("loss", "accuracy", "ppl")
+        if name not in known:
+            raise UserError(f"metric_for_best_model: {name} is not evaluated; choose one of {', '.join(known)}")
+        return name
 
     @property
     def traffic(self) -> Path:
@@ -298,7 +324,7 @@ class TrainSettings(RunOptions):
         shape = load_model(self.model)
         if plan.assumed.seq_length is None:
             raise UserError(f"{self.plan}: names no seq_length; pass --seq_length")
-        require_model(plan, shape, self.tuning.kind)
+        require_model(plan, shape, self.tuning.kind, self.tuning.adapts)
         require_valid(plan, shape)
         return plan, shape
 

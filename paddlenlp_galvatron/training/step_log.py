@@ -36,7 +36,9 @@ class StepRecord(TypedDict):
     peak_memory_mib: list[float]  # of every rank
     target_tokens_per_s: NotRequired[float]  # in fine-tuning: of tokens that are learnt
     filled: NotRequired[float]  # in fine-tuning: share of the tokens that is not padding
+    metrics: NotRequired[dict[str, float]]  # in DPO: rewards and the like
     eval_loss: NotRequired[float]  # of the validation split, after this step
+    eval_metrics: NotRequired[dict[str, float]]  # its accuracy; in DPO rewards and the like
 
 
 class StepLog:
@@ -90,7 +92,11 @@ class StepLog:
 
 def _strict(record: StepRecord) -> dict[str, Any]:
     """With null for what is no number of JSON."""
-    return {**record, **{name: None for name in NAN if not math.isfinite(record.get(name, 0.0))}}  # type: ignore[arg-type]
+    told = {name: value for name, value in record.items() if not isinstance(value, dict)}
+    for name in ("metrics", "eval_metrics"):
+        if name in record:
+            told[name] = {key: one if math.isfinite(one) else None for key, one in record[name].items()}
+    return {**told, **{name: None for name in NAN if not math.isfinite(record.get(name, 0.0))}}  # type: ignore[arg-type]
 
 
 def read_log(path: Path) -> list[StepRecord]:

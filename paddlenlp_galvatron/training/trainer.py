@@ -19,6 +19,7 @@ from ..base.signals import heeded
 from ..base.tracing import Event, join_traces, write_events
 from ..base.writing import write_text
 from ..model.lora import FACTORS, Adapters
+from ..model.preference import METRICS
 from ..plan import ModelShape, UserError, plan_id
 from ..runtime import device
 from ..runtime.adapters import load_family
@@ -32,19 +33,23 @@ from ..runtime.trace import span, traced
 from ..runtime.weights import SeededWeights, WeightSource
 from .arguments import RunArguments, run_arguments, settings_for
 from .checkpoint.adapters import Tuned, base_identity, open_adapters
+from .checkpoint.choice import SMALLER, Best, checkpoint_of
 from .checkpoint.convert import companions
+from .checkpoint.loading import load
 from .checkpoint.model_folder import save_model
 from .checkpoint.pretrained import weights_from
 from .checkpoint.saving import Writer
+from .checkpoint.stored import open_checkpoint
 from .data.map_dataset import Collator, MapData, sample_length
 from .data.source import BatchSource
 from .data.tuning import TuningData
-from .evaluation import Evaluation, mean_loss, require_evaluation_data, rows_of
+from .evaluation import Evaluation, mean_metrics, require_evaluation_data, rows_of
 from .inputs import open_data
 from .loader import inputs_of, loader
 from .local_model import LocalModel
 from .nonfinite import NonFiniteGuard
 from .prefetch import prefetch
+from .reference import Reference
 from .resume import resume, say
 from .settings import TrainSettings
 from .step_log import StepLog, StepRecord
@@ -112,7 +117,10 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             self._evaluation_sources(eval_dataset)
         steps, self._epoch_steps = settings.steps_over(self.data.samples, plan.global_batch)
         self.recipe = settings.recipe.over(steps)
-        base = base_identity(settings.initial_weights, settings.seed) if settings.tuning.adapts else ""
+        preference = settings.preference
+        compares = preference is not None and preference.has_reference
+        told_apart = settings.tuning.adapts or compares
+        base = base_identity(settings.initial_weights, settings.seed) if told_apart else ""
         adapters = settings.tuning.adapters(base)
         self.engine = Engine(
             plan,
@@ -124,10 +132,12 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             compute_precision=settings.compute_precision,
             packed=settings.tuning.rows != "none",
             adapters=adapters,
+            preference=preference,
         )
-        if settings.tuning.lora_plus_scale != 1:
+        self._reference = Reference(self.engine, settings.output_dir, base) if compares else None
+        if settings.tuning.rate_scale != 1:
             self.recipe = self.recipe.model_copy(update={"use_multi_tensor": False})  # it knows one rate alone
-            _set_rates(self.engine, settings.tuning.lora_plus_scale)
+            _set_rates(self.engine, settings.tuning.rate_scale)
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
         self._events: list[Event] = []  # of traced steps
         self._plan_id = plan_id(plan)
@@ -198,7 +208,9 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         together, when the last one is loaded.
         """
         state, handler, settings = self.state, self.callback_handler, self.settings
+        self._tell_reference()
         first = saved = state.global_step = resume(settings, self.engine, self.optimizer, self.data)
+        self._best = self._best_so_far(first)
         if first >= state.max_steps:
             say(self.engine, settings.nothing_to_do(first))
         keep, companions = settings.save_total_limit, _companions(settings)
@@ -242,6 +254,34 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             if settings.saves and saved != state.global_step:
                 self._save(writer)
             writer.finish()
+            self._take_best()
+
+    def _tell_reference(self) -> None:
+        """While the weights are those that the run begins with: of all data that the run knows."""
+        if self._reference is None:
+            return
+        sources = [self.data]
+        if self.settings.evaluates != "no":
+            sources += [source for _, source in self._evaluation_sources(self.eval_dataset)]
+        for source in sources:
+            if isinstance(source, TuningData):
+                self._reference.tell(source)
+        self._reference.is_gone = self.engine.adapters is None
+
+    def _best_so_far(self, step: int) -> Best | None:
+        metric, greater = self.settings.best_metric, self.settings.greater_is_better
+        if metric is None:
+            return None
+        return Best(self.settings.output_dir, metric, metric not in SMALLER if greater is None else greater, step)
+
+    def _take_best(self) -> None:
+        """At the end: the weights that evaluated best."""
+        best = self._best
+        if best is None or best.step in (None, self.engine.steps_done):
+            return
+        folder = checkpoint_of(self.settings.output_dir, best.step)
+        say(self.engine, f"saved {folder} is the best: {self.settings.best_metric} {best.value:.4f}")
+        load(open_checkpoint(folder, self.engine.shape), self.engine, self.optimizer)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
@@ -267,8 +307,12 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         def tell() -> None:
             self.control = handler.on_prediction_step(self.args, self.state, self.control)
 
-        loss = mean_loss(engine, rows, count, tell)
-        metrics = {f"{prefix}_loss": loss, f"{prefix}_ppl": math.exp(min(loss, LARGEST_EXPONENT))}
+        if self._reference is not None and isinstance(source, TuningData):
+            self._reference.tell(source)
+        means = mean_metrics(engine, rows, count, tell)
+        if self.settings.preference is None:
+            means["ppl"] = math.exp(min(means["loss"], LARGEST_EXPONENT))
+        metrics = {f"{prefix}_{name}": mean for name, mean in means.items()}
         metrics |= speed_metrics(prefix, start, count * engine.plan.global_batch, count)
         self.log(dict(metrics))
         self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -308,6 +352,10 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         if self.control.should_evaluate:
             metrics = self.evaluate()
             record["eval_loss"] = next(value for key, value in metrics.items() if key.endswith("_loss"))
+            told = ("accuracy", *METRICS)
+            record["eval_metrics"] = {name: metrics[f"eval_{name}"] for name in told if f"eval_{name}" in metrics}
+            if self._best:
+                self._best.evaluated(self.state.global_step, metrics)
 
     def _require_whole_epochs(self) -> None:
         """Raise UserError when a callback wants to leave an epoch early, which the order of samples does not know."""
@@ -372,6 +420,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         if isinstance(self.data, TuningData):
             record["target_tokens_per_s"] = share.labelled / max(times)
             record["filled"] = self.data.filled(step)
+        if self.engine.metrics:
+            record["metrics"] = self.engine.metrics
         return record, any(stops)
 
     @property
@@ -411,12 +461,17 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             "grad_norm": records[-1]["grad_norm"],
             "peak_memory_mib": max(max(record["peak_memory_mib"]) for record in records),
         }
+        told = [record["metrics"] for record in records if "metrics" in record]
+        logs |= {name: sum(one[name] for one in told) / len(told) for name in (told[0] if told else ())}
         logs |= speed_metrics("interval", self._logged_at, samples, len(records), self.engine.seq_length)
         self._logged_at = time.time()
         self.log(logs)
 
     def _save(self, writer: Writer) -> int:
-        writer.save(self.optimizer)
+        if self._best:
+            self._best.saves(self.engine.steps_done, write=self.engine.rank == 0)
+            self.state.best_metric = self._best.value if self._best.step else None
+        writer.save(self.optimizer, self._best.step if self._best else None)
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         self._step_began = time.perf_counter()
         return int(self.state.global_step)

@@ -204,10 +204,10 @@ def test_what_a_plan_was_searched_for_is_explained_and_not_trained(folder, galva
         return [explained, sum(compared[1].values()) / 1000, ends_us / 1e6]
 
     assert step_s() == pytest.approx([searched_s] * 3)
-    for task in (("--task", "lora", "--lora_rank", "16"), ("--task", "dpo"), ("--task", "pretrain")):
+    for task in (("--task", "lora", "--lora_rank", "2000"), ("--task", "dpo"), ("--task", "pretrain")):
         others = step_s(*task)
         assert others == pytest.approx([others[0]] * 3) and others[0] > searched_s, task
-    with pytest.raises(UserError, match="was searched for lora, but pretrain is trained"):
+    with pytest.raises(UserError, match="was searched for adapters, but pretrain trains all weights"):
         require_model(plan, MODEL)
 
 

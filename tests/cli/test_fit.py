@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paddlenlp_galvatron.cli.lengths import LengthOptions
 from paddlenlp_galvatron.cli.what_if import work
 from paddlenlp_galvatron.options.aliases import other_names
 from paddlenlp_galvatron.plan import plan_from_dict
@@ -92,7 +93,7 @@ def test_fit_search_and_what_if_answer_the_same_question_alike(model, gpus, galv
 @pages
 def test_the_table_of_options_is_the_commands(page):
     rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.*?) ?\| (.+) \|$", page.read_text().split("\n## ")[-1], re.MULTILINE)
-    fields = FitOptions.model_fields
+    fields = {**FitOptions.model_fields, **LengthOptions.model_fields}
     assert [name for name, *_ in rows] == [*fields, "config", "json", "list"]
     for name, others, default, _ in rows[:-3]:
         assert re.findall(r"\w+", others) == other_names(name, fields)

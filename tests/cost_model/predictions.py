@@ -52,7 +52,7 @@ def cost_models() -> list[CostModel]:
         cut = replace(load_model(model), layers=LAYERS)
         return derive(cut, sheets[sheet], NODES, DEVICES, replace(ASSUMED, **assumed), options)
 
-    lora, dpo = (CostOptions(task=task) for task in (Task(adapter_rank=16), Task(reference=True)))
+    lora, packed = (CostOptions(task=task) for task in (Task(adapter_rank=16), Task(document_tokens=300)))
     return [
         example(model=shape),
         example(model=shape, options=CostOptions(context_mib=RESERVE_MIB), sequence_parallel=False),
@@ -63,7 +63,7 @@ def cost_models() -> list[CostModel]:
         derived("llama3-8b", 0, flash_attention=False, fp32_gradients=True),
         derived("qwen2.5-7b", 1, mixed_precision=Precision.FP32),
         derived("llama2-7b", 0, lora),
-        derived("llama2-7b", 0, dpo),
+        derived("llama2-7b", 0, packed),
     ]
 
 

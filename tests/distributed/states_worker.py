@@ -34,9 +34,9 @@ class Watch:
         stage, pipeline = engine.stage, engine._pipeline
         forward, backward = stage.forward, pipeline._backward
 
-        def watched_forward(x: Any, ids: Any, labels: Any, chunk: int, ends: Any) -> Any:
+        def watched_forward(x: Any, ids: Any, labels: Any, chunk: int, *rest: Any) -> Any:
             self._passed("forward", chunk, +1)
-            return forward(x, ids, labels, chunk, ends)
+            return forward(x, ids, labels, chunk, *rest)
 
         def watched_backward(out: Any, scale: float, position: int) -> Any:
             result = backward(out, scale, position)

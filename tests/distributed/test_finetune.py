@@ -74,3 +74,18 @@ def test_losses_are_the_same_packed_or_not_under_two_plans_and_after_a_restart(f
     np.testing.assert_allclose(begun[:2], alone[:2], atol=1e-5)
     ended, _ = losses(folder, "again", plan(1, "1 1", batch=rows), *packed, steps=3)  # goes on from step 2
     np.testing.assert_allclose(ended, alone, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_twenty_steps_have_the_same_losses_packed_or_not_under_four_plans(folder):
+    alone, _ = losses(folder, "twenty", plan(1, "1 1", batch=SAMPLES), steps=20)
+    rows = SAMPLES // 3
+    four = {
+        "tp, recompute": plan(2, "2 2r", vocab="2", batch=rows, megatron_sp=False),
+        "cp, zero3": plan(2, "1c2 1z", batch=rows),
+        "pipeline": plan(2, "1 1a", (1, 1), batch=rows, micro_batches=4),
+        "Ulysses, Megatron-SP": plan(4, "2u 4", vocab="2u", batch=rows),
+    }
+    for name, made in four.items():
+        split, _ = losses(folder, f"twenty-{made.world_size}-{len(name)}", made, "--packing", "best_fit", steps=20)
+        np.testing.assert_allclose(split, alone, atol=1e-5, err_msg=name)

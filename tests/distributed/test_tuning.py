@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
@@ -12,13 +13,14 @@ from random_cases import random_cases
 
 from paddlenlp_galvatron.check.parity import parity
 from paddlenlp_galvatron.check.parity.parity import Case, check_parity, small_case
+from paddlenlp_galvatron.model.preference import Loss
 from paddlenlp_galvatron.plan import Precision
 
 from . import plans
 from .test_deferred import disagreements, workers  # noqa: F401 - a fixture
 
-# Of each axis, each kind of sharding and recompute one, always with a plain tp layer among them. Of four ranks every
-# second has adapters, of either half: tp, Ulysses, context, zero3 and pipelines.
+# Of each axis, each kind of sharding and recompute one, always with a plain tp layer among them. Every second of four
+# ranks' plans has pairs or adapters, of either half: tp, Ulysses, context, zero3 and pipelines; all have in long tests.
 TWO = ["tp 1-2 without Megatron-SP", "parts, tp with Megatron-SP", "2 chunks, tied, reduced every micro-batch"]
 FOUR = [
     "Ulysses, tp and dp mixed",
@@ -32,22 +34,49 @@ FOUR = [
 ]
 
 
-def cases(names, *lists, **how) -> list[Case]:
+OF_TWO = plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO
+OF_FOUR = plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR
+LOSSES = get_args(Loss)
+
+
+EITHER = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["either", "both"])
+
+
+def cases(names, lists, **how) -> list[Case]:
     found = {one.name: one for every in lists for one in every}
     chosen = [found[name] for name in names]
     return [small_case(one.plan, one.family, "sgd", 2, tied=one.tied, kv_heads=one.kv_heads, **how) for one in chosen]
 
 
-def test_packed_rows_and_adapters_on_two_ranks():
-    """Against PaddleNLP's own model and LoRAModel, which see every document alone."""
+def preferences(names, lists) -> list[Case]:
+    """Each plan with another loss of pairs, every second one with adapters."""
+    found = cases(names, lists)
+    return [replace(case, loss=LOSSES[n % len(LOSSES)], lora_rank=3 * (n % 2)) for n, case in enumerate(found)]
+
+
+def test_packed_rows_and_pairs_on_two_ranks():
+    one = small_case(plans.plan(2, "1 1", micro_batches=2, batch=4), "qwen2", "sgd", 2)
+    every = [replace(one, loss=loss) for loss in LOSSES]
+    results = check_parity([*cases(TWO[::2], OF_TWO, packed=True), *preferences(TWO, OF_TWO), *every])
+    assert all(result.agrees for result in results), results
+
+
+@EITHER
+def test_packed_rows_and_pairs_on_four_ranks(tmp_path, every):
+    """As late as a GPU may do all of it, and without a word between host and device."""
+    found = cases(FOUR if every else FOUR[::2], OF_FOUR, packed=True)
+    found += preferences(FOUR if every else FOUR[1::2], OF_FOUR)
+    assert not disagreements(tmp_path, found, seed=3)
+
+
+def test_adapters_on_two_ranks():
+    """Against PaddleNLP's own LoRAModel, which sees every document alone."""
     bf16 = plans.plan(2, "1z 2r 2na", vocab="2", megatron_sp=False)
     first = plans.plan(2, "1zr 1z 2", megatron_sp=False)  # a frozen first layer that backward must gather again
     bf16 = replace(bf16, assumed=replace(bf16.assumed, mixed_precision=Precision.BF16))
-    lists = plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO
     results = check_parity(
         [
-            *cases(TWO[::2], *lists, packed=True),
-            *cases(TWO[1:], *lists, packed=True, lora_rank=3),
+            *cases(TWO[1:], OF_TWO, packed=True, lora_rank=3),
             small_case(bf16, "qwen2", "sgd", 1, packed=True, lora_rank=3),
             small_case(first, "llama", "sgd", 2, packed=True, lora_rank=3),
         ]
@@ -55,13 +84,10 @@ def test_packed_rows_and_adapters_on_two_ranks():
     assert all(result.agrees for result in results), results
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["either", "both"])
-def test_packed_rows_and_adapters_on_four_ranks(tmp_path, every):
-    """As late as a GPU may do all of it, and without a word between host and device."""
-    lists = plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR
-    found = cases(FOUR if every else FOUR[::2], *lists, packed=True)
-    found += cases(FOUR if every else FOUR[1::2], *lists, packed=True, lora_rank=3)
-    assert not disagreements(tmp_path, found, seed=3)
+@EITHER
+def test_adapters_on_four_ranks(tmp_path, every):
+    found = cases(FOUR if every else FOUR[1::2], OF_FOUR, packed=True, lora_rank=3)
+    assert not disagreements(tmp_path, found, seed=4)
 
 
 @pytest.mark.slow

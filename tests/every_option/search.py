@@ -160,6 +160,9 @@ ROWS = {
     "context_mib": Row(7000, "answer.budget_mib"),
     "task": Row("lora", "answer.time_s"),
     "lora_rank": Row(4, "answer.time_s", {"task": "dpo"}),
+    "document_tokens": Row(9, "answer.time_s"),
+    "dataset_name_or_path": Row("here", "refusal"),  # the model is no folder
+    "packing": Row("greedy", "answer.time_s", idle="of dataset_name_or_path, which is not given"),
     "offload_optimizer": Row(1, "refusal"),  # its profiles name no GPU
     "moe_imbalance": Row(1.9, "answer.time_s", SPREAD),
     "moe_imbalance_bound": Row(3, "answer.stages", SPREAD),

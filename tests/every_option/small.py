@@ -223,6 +223,7 @@ TABLES = {
         "device": Row("gpu", "calls.device"),
         "packed": Row(1, "calls.case.packed"),
         "lora_rank": Row(2, "calls.case.lora_rank"),
+        "loss": Row("ipo", "calls.case.loss"),
         "json": Row(1, "lines"),
     },
     "gpu-check": {
@@ -252,6 +253,11 @@ TABLES = {
         "model_size": Row("llama2-7b", "refusal"),
         "task": Row("dpo", "out"),
         "lora_rank": Row(4, "out", {"task": "lora"}),
+        "document_tokens": Row(
+            64, "out", {"MODEL": "llama3.2-1b", "gpus": 8, "seq_length": 8192, "global_train_batch_size": 8}
+        ),
+        "dataset_name_or_path": Row("texts", "refusal"),  # the model is no folder
+        "packing": Row("greedy", "out", idle="of dataset_name_or_path, which is not given"),
         "offload_optimizer": Row(1, "out"),
         "moe_imbalance": Row(4, "out", MIXTURE),
         "moe_imbalance_bound": Row(4, "out", MIXTURE),

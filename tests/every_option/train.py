@@ -62,7 +62,10 @@ def prepare_tuning(folder: Path) -> None:
     train_tokenizer(["cats and dogs"], 257).save(str(folder / "talker" / "tokenizer.json"))
     train_tokenizer(["cats sat on mats" * 9] * 9, 290).save(str(folder / "other" / "tokenizer.json"))
     (folder / "chat.jinja").write_text("{% for m in messages %}{{ m.content }};{% endfor %}")
+    (folder / "pairs").mkdir()
     for name in ("train", "dev"):
+        pairs = [{"src": "cats", "response": ["sat", "on mats"[: 1 + n % 7]], "sort": [n % 2, 2]} for n in range(16)]
+        (folder / "pairs" / f"{name}.json").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
         lines = [{"src": "cats"[: 2 + number % 3], "tgt": "sat"[: 1 + number % 2]} for number in range(16)]
         (folder / "talk" / f"{name}.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -306,6 +309,9 @@ RUN = {
     "evaluation_strategy": Row("steps", "trained.events", {"eval_steps": 3, "max_evaluate_steps": 1}),
     "eval_steps": Row(3, "trained.events", {"do_eval": 1, "max_evaluate_steps": 1}),
     "max_evaluate_steps": Row(2, "evaluation_steps"),
+    "load_best_model_at_end": Row(1, "settings.best_metric", {"do_eval": 1}),
+    "metric_for_best_model": Row("ppl", "settings.best_metric", {"do_eval": 1, "load_best_model_at_end": 1}),
+    "greater_is_better": Row(1, "settings.greater_is_better", {"do_eval": 1, "load_best_model_at_end": 1}),
     "logging_steps": Row(3, "trained.events"),
     "logging_first_step": Row(1, "trained.events"),
     "peak_tflops": Row(3, "calls.peak"),
@@ -318,6 +324,20 @@ RUN = {
 }
 TUNE = {"task": "sft", "model_size": "talker", "dataset_name_or_path": "talk", "continue_training": 0}
 LORA = {**TUNE, "task": "lora"}
+DPO = {**TUNE, "task": "dpo", "dataset_name_or_path": "pairs"}
+PREFERENCE = {
+    "train_dataset_path": Row("pairs/train.json", "refusal", DPO),
+    "dev_dataset_path": Row("pairs/dev.json", "settings.tuning.dev_dataset_path", DPO),
+    "max_prompt_len": Row(1, "batch", DPO),
+    "loss_type": Row("ipo", "trained.losses", DPO),
+    "beta": Row(0.3, "trained.losses", DPO),
+    "label_smoothing": Row(0.2, "trained.losses", DPO),
+    "pref_loss_ratio": Row(2, "trained.losses", DPO),
+    "sft_loss_ratio": Row(1, "trained.losses", DPO),
+    "simpo_gamma": Row(2, "trained.losses", {**DPO, "loss_type": "simpo"}),
+    "dpop_lambda": Row(3, "settings.preference", {**DPO, "loss_type": "dpop"}),
+    "reference_free": Row(1, "trained.losses", DPO),
+}
 TUNING = {
     "task": Row("lora", "settings.tuning", TUNE),
     "dataset_name_or_path": Row("talk", "settings.tuning", TUNE),
@@ -332,8 +352,9 @@ TUNING = {
     "lora_rank": Row(2, "adapters", LORA),
     "lora_alpha": Row(5, "adapters", LORA),
     "rslora": Row(1, "adapters", LORA),
+    "rslora_plus": Row(1, "adapters", LORA),
     "lora_plus_scale": Row(4, "trained.losses", {**LORA, "optim": "sgd", "learning_rate": 1.0}),
     "lora_path": Row("talk", "refusal", LORA),
 }
-TABLES = {"train": {**COMMAND, **LAUNCH, **STRATEGY, **RECIPE, **RUN, **TUNING}}
+TABLES = {"train": {**COMMAND, **LAUNCH, **STRATEGY, **RECIPE, **RUN, **TUNING, **PREFERENCE}}
 SEEN, BASES = TrainSeen, {"train": BASE}

@@ -75,6 +75,8 @@ TABLES = {
         "sequence_parallel": Row(0, "calls.plans"),
         "mixed_precision": Row("bf16", "calls.plans"),
         "no_async_grad_reduce": Row(1, "calls.plans"),
+        "task": Row("lora", "out"),
+        "lora_rank": Row(64, "out", {"task": "lora"}),
         "visits": Row(2, "calls.visits"),
         "steps": Row(7, "calls.steps"),
         "minutes": Row(20, "calls.seconds"),

@@ -41,10 +41,10 @@ PLANS = {
     ),
     "tied": (PLAN, example(model=replace(MODEL, tied_embeddings=True))),
     "lora": (PLAN, example(options=CostOptions(task=Task(16)))),
-    "dpo": (PLAN, example(options=CostOptions(task=Task(reference=True)))),
-    "dpo of adapters, reduced each time": (
+    "packed": (PLAN, example(options=CostOptions(task=Task(document_tokens=100)))),
+    "packed, adapters, reduced each time": (
         PLAN,
-        one_node(options=CostOptions(task=Task(8, reference=True)), async_grad_reduce=False),
+        one_node(options=CostOptions(task=Task(8, document_tokens=100)), async_grad_reduce=False),
     ),
 }
 

@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fixtures import make_chats
 from hypothesis import given
 from hypothesis import strategies as st
 from paddlenlp.datasets.zero_padding_dataset import ZeroPaddingMapDataset
 from paddlenlp.transformers.tokenizer_utils import ChatTemplate, ChatTemplateMixin
+from paddlenlp.trl import preprocess_preference_data
 
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.training.data.conversations import Encoder
@@ -109,9 +112,26 @@ def test_tokens_are_those_of_paddlenlps_chat_templates(kind, model, tmp_path):
         np.testing.assert_array_equal(sample.tokens, np.concatenate(expected))
 
 
+@pytest.mark.parametrize("name", make_chats.TEMPLATES)
+def test_tokens_and_what_is_learnt_are_those_of_transformers_by_real_formats(name, tmp_path):
+    """Qwen3 changes earlier answers when more follows: of those conversations the last answer alone is learnt."""
+    told = json.loads((Path(make_chats.__file__).parent / "chats.json").read_text())
+    template = WholeTemplate(make_chats.TEMPLATES[name], {"bos_token": "<|endoftext|>"}, tmp_path)
+    encoder = Encoder(train_tokenizer(["a"], 257), template, 0, 500, 500)
+    folder = write(tmp_path / "data", [{"messages": chat} for chat in make_chats.CHATS])
+    expected = [one for one in told if one["template"] == name]
+    for sample, one, chat in zip(encoder.samples([folder / "train.json"]), expected, make_chats.CHATS, strict=True):
+        tokens, mask = sample.tokens, np.array(one["mask"], bool)
+        np.testing.assert_array_equal(np.where(tokens < 0, ~tokens, tokens), one["ids"])
+        if name == "qwen3":
+            mask[: np.flatnonzero(~mask)[-1]] = False  # what is in front of the last answer
+            assert sample.unlearnt == len(chat) // 2 - 1
+        np.testing.assert_array_equal(tokens >= 0, mask)
+
+
 def shown(source: TuningData, row: int) -> tuple[str, str]:
     """A row's text, and what of it is learnt."""
-    ids, labels, _ = source.last_rows(0, range(row + 1))
+    ids, labels, *_ = source.last_rows(0, range(row + 1))
     tokenizer = source_tokenizer(source)
     learnt = [int(label) for label in labels[row] if label >= 0]
     return tokenizer.decode(ids[row].tolist(), skip_special_tokens=False), tokenizer.decode(learnt)
@@ -121,6 +141,104 @@ def source_tokenizer(source):
     from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer
 
     return load_tokenizer(source.model)
+
+
+PAIRS = [
+    {"src": "two and two", "tgt": [], "response": [" five ", "four"], "sort": [0, 1]},
+    {"src": ["one"], "tgt": [], "response": ["a longer answer", "b"], "sort": [5, 2]},
+]
+SETTINGS = {"pairs": True, "packing": "in_order"}
+
+
+class Stock:
+    """A tokenizer as PaddleNLP's `preprocess_preference_data` takes it."""
+
+    chat_template, eos_token_id = None, 0
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+
+    def encode(self, text, add_special_tokens):
+        return {"input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+
+
+def documents(source: TuningData) -> list[tuple[list[int], list[int]]]:
+    """Tokens and learnt labels of each, in the order of the data."""
+    found = []
+    ids, labels, ends, _ = source._batch(range(source.samples))
+    for row in range(len(ids)):
+        start = 0
+        while start < LENGTH:
+            stop = int(ends[row, start])
+            learnt = labels[row, start:stop]
+            if (learnt >= 0).any():
+                found.append((ids[row, start:stop].tolist(), learnt[learnt >= 0].tolist()))
+            start = stop
+    return found
+
+
+def test_pairs_are_paddlenlps_each_answer_behind_a_prompt_of_its_own(model, tmp_path):
+    from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer
+
+    source = data(write(tmp_path / "data", PAIRS), model, **SETTINGS)
+    expected = []
+    for line in PAIRS:
+        arguments = SimpleNamespace(max_seq_len=LENGTH, max_prompt_len=LENGTH), SimpleNamespace(flash_mask=True)
+        told = preprocess_preference_data(json.loads(json.dumps(line)), Stock(load_tokenizer(model)), *arguments)
+        prompt, second, end, _ = told["response_indexs"]
+        ids, chosen, rejected = (told[name] for name in ("input_ids", "response_0_labels", "response_1_labels"))
+        expected += [(ids[:second], chosen[prompt:second]), (ids[:prompt] + ids[second:end], rejected[second:end])]
+    assert documents(source) == expected
+    facts = source._batch([0]).pairs[0]
+    assert facts[:, 2:].tolist() == [[len(learnt) for _, learnt in expected[n : n + 2]] for n in (0, 2)]
+
+
+def test_a_pair_that_is_too_long_loses_turns_then_its_prompts_beginning_then_its_answers_ends(model, tmp_path):
+    turns = {"src": ["x" * 60, "q"], "tgt": ["y" * 60], "response": ["a" * 9, "b" * 9], "sort": [1, 0]}
+    long = {"src": "p" * 300 + "q", "response": ["a" * 300, "b" * 100], "sort": [1, 0]}
+    chatml, source = template(tmp_path, CHATML), None
+    for line in (turns, long):
+        source = data(write(tmp_path / "data", [line]), model, chat_template=chatml, src_length=99, **SETTINGS)
+        source.model = model
+        (first, chosen), (second, rejected) = documents(source)
+        texts = [source_tokenizer(source).decode(one) for one in (first, second)]
+        assert all("q<|im_end|>" in text and "x" not in text.replace("<|", "") for text in texts)
+        assert texts[0].split("aa")[0] == texts[1].split("bb")[0] or line is turns
+        assert len(chosen) >= len(rejected) > 0
+    assert len(first) + len(second) == LENGTH and len(chosen) > 2 * len(rejected)
+
+
+def test_a_row_holds_both_answers_of_a_pair_under_every_packing(model, tmp_path):
+    rng = np.random.default_rng(3)
+    lines = [
+        {"src": "q", "response": ["a" * int(rng.integers(1, 60)), "b" * int(rng.integers(1, 60))], "sort": [1, 0]}
+        for _ in range(20)
+    ]
+    for packing in ("none", "in_order", "greedy", "best_fit"):
+        source = data(write(tmp_path / "data", lines), model, pairs=True, packing=packing)
+        source.model = model
+        facts = source._batch(range(source.samples)).pairs
+        assert (facts[..., 2] > 0).sum() == 20 and ((facts[..., 2] > 0) == (facts[..., 3] > 0)).all()
+        learnt = [source_tokenizer(source).decode(labels) for _, labels in documents(source)]
+        assert all(set(one) == {"a"} and set(other) == {"b"} for one, other in zip(*[iter(learnt)] * 2, strict=True))
+
+
+BAD_PAIRS = [
+    ({"src": "a", "tgt": ["b"]}, "src has 1 texts and tgt 1"),
+    ({"src": "a", "response": ["b"], "sort": [1]}, "response: needs two answers"),
+    ({"src": "a", "response": ["b", " "], "sort": [1, 0]}, "response: needs two answers"),
+    ({"src": "a", "response": ["b", "c"], "sort": [1, 1]}, "sort: says that both answers are as good"),
+    ({"src": "a", "response": ["b", "c"], "sort": "10"}, "sort: needs two numbers"),
+    ({"response": ["b", "c"], "sort": [1, 0]}, "src: missing"),
+]
+
+
+@pytest.mark.parametrize(("line", "fault"), BAD_PAIRS, ids=[fault for _, fault in BAD_PAIRS])
+def test_a_bad_pair_is_named(line, fault, model, tmp_path):
+    folder = write(tmp_path / "data", [PAIRS[0], line])
+    with pytest.raises(UserError, match=r"train\.json: line 2: " + fault):
+        data(folder, model, **SETTINGS)
+    assert not (folder / FOLDER).exists()
 
 
 def test_an_answer_may_hold_the_templates_own_marks(model, tmp_path):
@@ -136,7 +254,7 @@ def test_without_a_template_what_is_asked_is_cut_in_front_and_the_answer_ends_if
     source._shuffle, source.model = False, model
     text, learnt = shown(source, 0)
     assert text.startswith("ghijxyz") and learnt == "xyz"  # its end token is special: no text
-    ids, labels, _ = source.rows(0, [0])
+    ids, labels, *_ = source.rows(0, [0])
     assert labels[0, : 8 - 1].tolist() == [-100] * 3 + ids[0, 4:7].tolist() + [0]
     assert (source.rows(1, [0]).labels[0] != 0).all()  # cut, so that it has no end
 
@@ -187,10 +305,20 @@ def test_all_bad_lines_are_told_at_once(model, tmp_path):
 
 @given(
     st.lists(
-        st.one_of(st.binary(max_size=30), st.sampled_from([json.dumps(LINES[0]).encode()])), min_size=1, max_size=5
-    )
+        st.one_of(
+            st.binary(max_size=30),
+            st.sampled_from([json.dumps(line).encode() for line in (LINES[0], PAIRS[0])]),
+            st.dictionaries(
+                st.sampled_from(["src", "tgt", "messages", "context", "response", "sort"]),
+                st.recursive(st.none() | st.integers() | st.text(max_size=3), st.lists, max_leaves=4),
+            ).map(lambda one: json.dumps(one).encode()),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.booleans(),
 )
-def test_hostile_lines_end_in_one_error_with_file_and_line_each(lines):
+def test_hostile_lines_end_in_one_error_with_file_and_line_each(lines, pairs):
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as root:
@@ -198,7 +326,7 @@ def test_hostile_lines_end_in_one_error_with_file_and_line_each(lines):
         train_tokenizer(["ab"], 257).save(str(folder / "tokenizer.json"))
         (folder / "train.json").write_bytes(b"\n".join(lines))
         try:
-            data(folder, folder)
+            data(folder, folder, pairs=pairs)
         except UserError as error:
             assert all("train.json" in fault for fault in error.faults)
             assert not (folder / FOLDER).exists()
@@ -230,7 +358,7 @@ def test_a_packed_row_says_where_documents_end(model, tmp_path):
     alone = data(tmp_path / "data", model, packing="none")
     documents = []
     for step in range(source.samples // 2):
-        ids, labels, ends = source.batch(step)
+        ids, labels, ends, _ = source.batch(step)
         for row in range(2):
             start = 0
             while start < LENGTH:
@@ -241,7 +369,7 @@ def test_a_packed_row_says_where_documents_end(model, tmp_path):
                 start = stop
     whole = []
     for row in range(alone.samples):
-        ids, labels, ends = alone.last_rows(row, [0])
+        ids, labels, ends, _ = alone.last_rows(row, [0])
         assert ends is None
         stop = int(np.flatnonzero(labels[0] >= 0)[-1]) + 1
         whole.append((ids[0, :stop].tolist(), labels[0, :stop].tolist()))

@@ -8,52 +8,25 @@ from paddlenlp.trainer.trainer_utils import get_scheduler
 
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
+from paddlenlp_galvatron.options.preference import PreferenceOptions
 from paddlenlp_galvatron.options.tuning import TuningOptions
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.training.arguments import OPTIONS, read_words
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 from paddlenlp_galvatron.training.prepare import prepare
 
-# Names and values of llm/config/llama/sft_argument.json of PaddleNLP's repository at commit 98187ec.
-STOCK = {
-    "per_device_train_batch_size": 1,
-    "gradient_accumulation_steps": 2,
-    "per_device_eval_batch_size": 8,
-    "eval_accumulation_steps": 16,
-    "num_train_epochs": 3,
-    "learning_rate": 3e-05,
-    "warmup_steps": 30,
-    "logging_steps": 1,
-    "evaluation_strategy": "epoch",
-    "save_strategy": "epoch",
-    "src_length": 1024,
-    "max_length": 2048,
-    "bf16": True,
-    "fp16_opt_level": "O2",
-    "do_train": True,
-    "do_eval": True,
-    "disable_tqdm": True,
-    "load_best_model_at_end": True,
-    "eval_with_do_generation": False,
-    "metric_for_best_model": "accuracy",
-    "recompute": False,
-    "save_total_limit": 1,
-    "tensor_parallel_degree": 1,
-    "pipeline_parallel_degree": 1,
-    "pipeline_parallel_config": "disable_p2p_cache_shape",
-    "sharding": "stage2",
-    "zero_padding": False,
-    "unified_checkpoint": True,
-    "use_flash_attention": False,
-}
+# Names and values of files of PaddleNLP's repository, each at the commit that stands beside it.
+FILES = json.loads((Path(__file__).parents[1] / "fixtures" / "paddlenlp_finetuning.json").read_text())["files"]
+STOCK = FILES["llama/sft_argument.json"]["arguments"]
+REFUSED = {"llama/flashmask/lora.json": ["benchmark"]}
 MODEL = {
     "model_type": "qwen2",
     "num_hidden_layers": 2,
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_attention_heads": 4,
+    "num_attention_heads": 8,
     "vocab_size": 300,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": 131072,
 }
 
 
@@ -64,26 +37,41 @@ def folder(tmp_path):
     return tmp_path
 
 
-def read(folder: Path, notes: list[str], **changed):
-    content = {"model_name_or_path": str(folder), "dataset_name_or_path": str(folder), **STOCK, **changed}
+def read(folder: Path, notes: list[str], stock=STOCK, task="sft", **changed):
+    paths = dict.fromkeys(("model_name_or_path", "dataset_name_or_path"), str(folder))
+    content = stock | {name: path for name, path in paths.items() if name in stock} | changed
     content = {name: value for name, value in content.items() if value is not None}
-    file = folder / "sft_argument.json"
+    file = folder / "argument.json"
     file.write_text(json.dumps(content | {"output_dir": str(folder / "out")}))
-    return read_words([str(file)], notes.append, "sft")
+    return read_words([str(file)], notes.append, task)
 
 
-def test_the_stock_file_is_read_and_nothing_of_it_is_ignored_silently(folder):
+@pytest.mark.parametrize("name", FILES)
+def test_a_stock_file_is_read_and_nothing_of_it_is_ignored_silently(name, folder):
     notes: list[str] = []
-    values = read(folder, notes)
-    settings = prepare(values, 2, folder).settings
-    assert settings.tuning.task == "sft" and settings.tuning.rows == "none"
-    assert settings.load == folder and settings.evaluates == "epoch"
-    assert settings.load_plan()[0].assumed.seq_length == 2048
-    assert settings.recipe.min_learning_rate is None
-    names = {"max_length": "seq_length", "model_name_or_path": "model_size"}
-    for name in STOCK:
-        applied = names.get(name, name) in values or name in OPTIONS
-        assert applied or f"--{name}" in notes[0] or name in HOLDS, name
+    stock, task = FILES[name]["arguments"], "dpo" if "train_dataset_path" in FILES[name]["arguments"] else "sft"
+    for refused in REFUSED.get(name, ()):
+        with pytest.raises(UserError, match=f"^--{refused}: "):
+            read(folder, notes, stock, task)
+    values = read(folder, notes, stock, task, **dict.fromkeys(REFUSED.get(name, ())))
+    settings = prepare(values, 8, folder).settings
+    length = stock.get("max_length") or stock["max_seq_len"]
+    assert settings.load == folder and settings.load_plan()[0].assumed.seq_length == length
+    assert settings.evaluates == stock["evaluation_strategy"] and settings.recipe.min_learning_rate is None
+    assert settings.tuning.kind == ("dpo" if task == "dpo" else "lora" if stock.get("lora") else "sft")
+    assert settings.tuning.adapts == bool(stock.get("lora"))
+    assert settings.best_metric in (None, stock.get("metric_for_best_model", "loss"))
+    greedy = "greedy" if stock.get("greedy_zero_padding") else "in_order"
+    assert settings.tuning.rows == (greedy if task == "dpo" or stock["zero_padding"] else "none")
+    if task == "dpo":
+        assert settings.preference.loss == stock.get("loss_type", "sigmoid")
+        assert settings.preference.beta == stock.get("beta", 0.1)
+    if stock.get("rslora_plus"):
+        assert settings.tuning.adapters("") == Adapters(64, 4.0, rslora=True) and settings.tuning.rate_scale == 4
+    names = {"max_length": "seq_length", "max_seq_len": "seq_length", "model_name_or_path": "model_size"}
+    for given in stock.keys() - set(REFUSED.get(name, ())):
+        applied = names.get(given, given) in values
+        assert applied or f"--{given}" in notes[0] or given in HOLDS, given
 
 
 def test_what_cannot_be_had_is_refused_by_name_all_at_once(folder):
@@ -128,7 +116,12 @@ def test_padding_is_packing(given, rows, folder):
     ("given", "fault"),
     [
         ({"task": "sft"}, "dataset_name_or_path: missing"),
-        ({"task": "dpo", "dataset_name_or_path": "x"}, "dpo can be planned, but not trained yet"),
+        (
+            {"task": "sft", "dataset_name_or_path": "x", "max_prompt_len": 9},
+            "max_prompt_len: of DPO, but the task is sft",
+        ),
+        ({"task": "dpo", "dataset_name_or_path": "x", "train_dataset_path": "y"}, "beside dataset_name_or_path"),
+        ({"task": "dpo", "train_dataset_path": "x", "lora_rank": 4}, "the task is dpo; give --lora 1"),
         ({"dataset_name_or_path": "x"}, "dataset_name_or_path: of fine-tuning, but the task is pretrain"),
         ({"task": "sft", "dataset_name_or_path": "x", "packing": "greedy", "zero_padding": True}, "contradicts"),
     ],
@@ -146,6 +139,23 @@ def test_rates_of_fine_tuning_are_those_of_paddlenlps_trainer(kind, folder):
         stock.last_epoch = step
         assert recipe.rate_at(step) == pytest.approx(stock.get_lr(), abs=1e-12)
     assert recipe.rate_at(99) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"loss_type": "kto_pair"}, "loss_type: kto_pair is not supported: its mean"),
+        ({"pref_loss_ratio": 0}, "nothing would be learnt"),
+    ],
+)
+def test_a_loss_of_pairs_that_cannot_be_had_is_refused(given, fault):
+    with pytest.raises(UserError, match=fault):
+        PreferenceOptions.among(given)
+
+
+def test_orpo_is_or_with_the_chosen_answers_loss_and_without_a_reference():
+    told = PreferenceOptions.among({"loss_type": "orpo"}).preference
+    assert (told.loss, told.sft_ratio, told.has_reference) == ("or", 1, False)
 
 
 def test_every_argument_has_one_fate():

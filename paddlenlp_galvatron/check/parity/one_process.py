@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
 from paddlenlp.peft import LoRAConfig, LoRAModel
+from paddlenlp.trl import DPOCriterion
 
 from ...model.lora import Adapters, is_factor
+from ...model.preference import BY_TOKEN, Preference
 from ...plan import ModelShape
 from ...runtime.adapters import load_family
 from ...runtime.batch import IGNORED_LABEL, Batch, Samples, samples_of
@@ -28,6 +32,7 @@ def train_one_process(
     recipe: Recipe,
     batches: Iterable[Batch],
     adapters: Adapters | None = None,
+    preference: Preference | None = None,
 ) -> Iterator[tuple[float, Gradients]]:
     """Loss and unclipped gradients of each global batch, updating the weights in between."""
     family = load_family(shape.family)
@@ -52,7 +57,7 @@ def train_one_process(
     clip = paddle.nn.ClipGradByGlobalNorm(recipe.max_grad_norm)
     optimizer = recipe.build(list(weights.values()), decaying, clip)
     for batch in batches:
-        loss = _loss(model, samples_of(batch))
+        loss = _loss(model, samples_of(batch)) if preference is None else _pair_loss(model, batch, preference)
         loss.backward()
         yield float(loss), {name: weight.grad.numpy() for name, weight in weights.items()}
         optimizer.step()
@@ -64,6 +69,36 @@ def _loss(model: Any, batch: Samples) -> Any:
     """Mean over the tokens that have a label, of each document alone; Paddle's own mean divides by all tokens."""
     labelled = int((batch.labels != IGNORED_LABEL).sum())
     return sum(_summed(model, ids, labels) for ids, labels in _documents(batch)) / labelled
+
+
+def _pair_loss(model: Any, batch: Any, preference: Preference) -> Any:
+    """PaddleNLP's own criterion of all pairs, each answer alone; it takes means where losses are of these."""
+    told = SimpleNamespace(**asdict(preference), loss_type=preference.loss, pref_loss_ratio=preference.ratio)
+    config = SimpleNamespace(tensor_parallel_output=False, tensor_parallel_degree=1, dpo_config=told)
+    sums = paddle.stack(answer_sums(model, batch)).reshape([-1, 2])
+    facts = batch.pairs.reshape([-1, 4])
+    facts = paddle.to_tensor(facts[facts[:, 2] > 0])
+    policy, reference, counts = sums, facts[:, :2], facts[:, 2:]
+    if preference.loss in BY_TOKEN:
+        policy, reference = policy / counts, reference / counts
+    pairs = DPOCriterion(config, told).dpo_loss(*policy.unbind(1), *reference.unbind(1))
+    return pairs - preference.sft_ratio * sums[:, 0].sum() / counts[:, 0].sum()
+
+
+def answers_of(shape: ModelShape, seq_length: int, source: WeightSource, batch: Any) -> NDArray[np.float32]:
+    """`answer_sums` of a model without adapters."""
+    family = load_family(shape.family)
+    model = family.whole_model(shape, family.config(shape, seq_length))
+    for name, weight in model.named_parameters():
+        weight.set_value(source(name, tuple(weight.shape)))
+    with paddle.no_grad():
+        found: NDArray[np.float32] = paddle.stack(answer_sums(model, batch)).numpy()
+    return found
+
+
+def answer_sums(model: Any, batch: Samples) -> list[Any]:
+    """Log-probabilities of the answers, row by row, a chosen one before its rejected one."""
+    return [-_summed(model, ids, labels) for ids, labels in _documents(batch)]
 
 
 def _documents(batch: Samples) -> Iterator[tuple[Any, Any]]:

@@ -22,6 +22,7 @@ from ...base.scratch import scratch_folder
 from ...model import FAMILIES
 from ...model.family import Family
 from ...model.lora import Adapters
+from ...model.preference import Preference
 from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, UserError, plan_from_dict, plan_to_dict
 from ...plan.check import require_valid
 from ...plan.layout import chunks_of_a_sample
@@ -58,6 +59,7 @@ class Case:
     seed: int = 0
     lora_rank: int = 0  # of adapters, which alone learn then; 0: none
     packed: bool = False  # rows hold several documents, of which some tokens have no label
+    loss: str = ""  # of pairs of answers, by `model.preference`; "": that of tokens
 
     @property
     def seq_length(self) -> int:
@@ -66,6 +68,14 @@ class Case:
     @property
     def adapters(self) -> Adapters | None:
         return Adapters(self.lora_rank, 2 * self.lora_rank) if self.lora_rank else None
+
+    @property
+    def preference(self) -> Preference | None:
+        """With what tells its parts apart."""
+        if not self.loss:
+            return None
+        smoothing = 0.1 if self.loss == "sigmoid" else 0.0
+        return Preference(self.loss, 0.3, smoothing, ratio=0.8, sft_ratio=0.2, dpop_lambda=2)  # type: ignore[arg-type]
 
     @property
     def recipe(self) -> Recipe:
@@ -129,6 +139,7 @@ def small_case(
     vocabulary: int = VOCABULARY,
     packed: bool = False,
     lora_rank: int = 0,
+    loss: str = "",
 ) -> Case:
     """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
     parts = (*plan.layers, plan.vocab)
@@ -162,7 +173,7 @@ def small_case(
     require_valid(plan, shape)
     if optimizer not in LEARNING_RATES:
         raise UserError(f"optimizer: {optimizer!r} is unknown; choose one of {', '.join(LEARNING_RATES)}")
-    return Case(plan, shape, optimizer, steps, seed, lora_rank, packed)
+    return Case(plan, shape, optimizer, steps, seed, lora_rank, packed, loss)
 
 
 def _experts(plan: Plan, traits: Family) -> dict[str, Any]:
@@ -183,6 +194,8 @@ def batch_of(case: Case, step: int) -> Batch:
     random = np.random.default_rng([case.seed, step])
     rows, length = case.plan.global_batch, case.seq_length
     tokens: NDArray[np.int64] = random.integers(0, case.shape.vocab_size, (rows, length + 1))
+    if case.loss:
+        return _pairs(tokens, random, case.shape.vocab_size)
     if not case.packed:
         return tokens
     ids, labels, ends = tokens[:, :-1], tokens[:, 1:].copy(), np.full((rows, length), length)
@@ -195,6 +208,27 @@ def batch_of(case: Case, step: int) -> Batch:
     labels[: rows // 2 * (step % 2)] = IGNORED_LABEL  # micro-batches without any label
     labels[-1, 0] = tokens[-1, 1]
     return Samples(ids, labels, ends)
+
+
+def _pairs(tokens: NDArray[np.int64], random: np.random.Generator, vocab_size: int) -> Batch:
+    """Rows of one or two pairs, with or without padding behind them; every third row has none."""
+    from ...runtime.batch import IGNORED_LABEL, Samples
+
+    rows, length = len(tokens), tokens.shape[1] - 1
+    ids, labels = tokens[:, :-1], np.full((rows, length), IGNORED_LABEL)
+    ends, facts = np.full((rows, length), length), np.zeros((rows, 2, 4), np.float32)
+    for row in range(rows):
+        answers = 0 if row % 3 == 2 else 4 if row % 3 else 2
+        cuts = random.choice(np.arange(1, length // 2), size=max(answers - 1, 0), replace=False) * 2
+        edges = [0, *sorted(cuts.tolist()), length - int(random.integers(2))]
+        for number, (start, stop) in enumerate(pairwise(edges) if answers else ()):
+            ends[row, start:stop] = stop
+            first = int(random.integers(start, stop))
+            labels[row, first:stop] = tokens[row, first + 1 : stop + 1]
+            pair, side = divmod(number, 2)
+            facts[row, pair, 2 + side] = stop - first
+            facts[row, pair, side] = -(stop - first) * np.log(vocab_size) + random.normal()
+    return Samples(ids, labels, ends, facts)
 
 
 def check_parity(cases: Sequence[Case], timeout_s: float = 300, device: Literal["cpu", "gpu"] = "cpu") -> list[Parity]:
@@ -240,6 +274,7 @@ def _to_dict(case: Case) -> dict[str, Any]:
         "seed": case.seed,
         "packed": case.packed,
         "lora_rank": case.lora_rank,
+        "loss": case.loss,
     }
     return {"plan": plan_to_dict(case.plan), "shape": asdict(case.shape), "run": run}
 
@@ -275,6 +310,11 @@ def _compare(case: Case, folder: Path, index: int) -> Parity:
         raise AssertionError(f"no rank has the gradients of {sorted(missing)[:3]}")
     pairs = zip([*measured, evaluated], [*losses, losses[-1]], strict=True)
     difference = max(abs(ours - theirs) for ours, theirs in pairs)
+    if case.loss:
+        expected = _answers(replace(_data_only(case), lora_rank=0))
+        found_sums = np.array(report["answers"])
+        distances = np.abs(found_sums[found_sums != 0] - expected) / np.maximum(1, np.abs(expected))
+        difference = max(difference, float(distances.max()))
     precision = case.plan.assumed.mixed_precision
     return Parity(difference, worst, worst_name, measured, losses, groups, seconds, precision)
 
@@ -294,6 +334,22 @@ def _data_only(case: Case) -> Case:
 
 
 @lru_cache(maxsize=16)
+def _answers(case: Case) -> NDArray[np.float32]:
+    """Log-probabilities of the answers of the first step, by the base, row by row."""
+    from ...runtime.device import on_cpu
+    from ...runtime.weights import SeededWeights
+    from .one_process import answers_of
+
+    with on_cpu():
+        return answers_of(
+            case.shape,
+            case.seq_length,
+            SeededWeights(case.seed, case.shape.initializer_range),
+            batch_of(case, 0),
+        )
+
+
+@lru_cache(maxsize=16)
 def _one_process(case: Case) -> tuple[list[float], list[Gradients]]:
     """Losses of all steps, and gradients of the compared ones."""
     from ...runtime.device import on_cpu
@@ -303,5 +359,6 @@ def _one_process(case: Case) -> tuple[list[float], list[Gradients]]:
     batches = (batch_of(case, step) for step in range(case.steps))
     source = SeededWeights(case.seed, case.shape.initializer_range)
     with on_cpu():
-        results = list(train_one_process(case.shape, case.seq_length, source, case.recipe, batches, case.adapters))
+        told = case.recipe, batches, case.adapters, case.preference
+        results = list(train_one_process(case.shape, case.seq_length, source, *told))
     return [loss for loss, _ in results], [gradients for _, gradients in results[: case.compared_steps]]

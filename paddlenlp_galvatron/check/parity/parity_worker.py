@@ -37,10 +37,12 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
         groups=groups,
         packed=case.packed,
         adapters=case.adapters,
+        preference=case.preference,
     )
     wanted = stage_groups(case.plan, case.shape, case.seq_length)
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
     losses, arrays, evaluated = [], {}, 0.0
+    answers = engine.answers(batch_of(case, 0)).tolist() if case.loss else []
     for step in range(case.steps):
         batch = batch_of(case, step)
         if step == case.steps - 1:
@@ -57,6 +59,7 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
     np.savez(folder / f"{index}.{engine.rank}.npz", **arrays)
     report = {
         "losses": losses,
+        "answers": answers,  # the base's, of the first step
         "evaluated": evaluated,  # the last of the losses again, by a forward pass alone
         "groups": sum(engine.rank in ranks for ranks, _ in wanted),
         "seconds": time.monotonic() - start,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from ...base.limits import Port, Positive, Rank, Ranks, Rate, Samples, Seed, Size
 from ...launch.nodes import LOOPBACK, ONE_NODE, Nodes
 from ...options.group import Options, Paths
+from ...options.tuning import RANK
 from ...plan import Precision
 
 MOST_PLANS, MOST_BUDGETS, MOST_STEPS = 10_000, 100, 1000
@@ -47,6 +48,8 @@ class ValidateOptions(Options):
     no_async_grad_reduce: bool = Field(
         False, description="reduce gradients after every micro-batch instead of once a step"
     )
+    task: Literal["pretrain", "lora"] = Field("pretrain", description="what is trained: pretrain, or lora: adapters")
+    lora_rank: Size | None = Field(None, description=f"rank of the adapters; unset: {RANK} with lora")
     visits: int = Field(
         3,
         ge=1,
@@ -75,8 +78,15 @@ class ValidateOptions(Options):
     def _something(self) -> Self:
         if not (self.count or self.plans or self.budgets):
             raise ValueError("count: 0, and neither plans nor budgets are given: there is nothing to run")
+        if self.lora_rank is not None and self.task != "lora":
+            raise ValueError("lora_rank: of adapters, but the task is pretrain; give --task lora")
         _ = self.nodes
         return self
+
+    @property
+    def adapter_rank(self) -> int | None:
+        """None: all weights learn."""
+        return (self.lora_rank or RANK) if self.task == "lora" else None
 
     @property
     def world_size(self) -> int:

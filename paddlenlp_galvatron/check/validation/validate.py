@@ -11,7 +11,7 @@ from ...base.errors import UserError
 from ...base.printing import Bars
 from ...base.scratch import scratch_folder
 from ...base.writing import write_text
-from ...cost_model import CostModel, CostOptions, load
+from ...cost_model import CostModel, CostOptions, Task, load
 from ...launch.processes import Launch, LaunchError
 from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan
 from ...plan.check import require_valid
@@ -77,7 +77,8 @@ class Validation:
         """Identity of the journal: whatever changes a measured number."""
         given = self.options
         device = fingerprint(given.world_size, model=self.shape.fingerprint, dtype=given.mixed_precision.value)
-        return {"validation": METHOD, "steps": given.steps, "seed": given.seed, **device.model_dump()}
+        how = {"validation": METHOD, "steps": given.steps, "seed": given.seed}
+        return how | ({"adapter_rank": given.adapter_rank} if given.adapter_rank else {}) | device.model_dump()
 
     def run(self) -> None:
         """Run what has not been run, within the minutes. A plan that fails on one node is noted, and the others go on.
@@ -114,6 +115,7 @@ class Validation:
             seed=given.seed,
             seconds=seconds,
             ranks_per_node=given.nproc,
+            adapter_rank=given.adapter_rank,
         )
         with scratch_folder("galvatron-validate-") as folder:
             write_text(folder / FILE, work.model_dump_json())
@@ -180,7 +182,7 @@ def _cost(options: ValidateOptions, shape: ModelShape, note: Callable[[str], Non
         assumed,
         folder=options.profiles,
         time_profile_mode="static",
-        options=CostOptions(global_memory_buffer=False),
+        options=CostOptions(global_memory_buffer=False, task=Task(options.adapter_rank)),
         note=note,
     )
 
@@ -188,6 +190,8 @@ def _cost(options: ValidateOptions, shape: ModelShape, note: Callable[[str], Non
 def _search_options(options: ValidateOptions, cost: CostModel) -> SearchOptions:
     return SearchOptions.from_mapping(
         {
+            "task": options.task,
+            "lora_rank": options.lora_rank,
             "num_nodes": options.num_nodes,
             "num_gpus_per_node": options.nproc,
             "world_size": options.world_size,

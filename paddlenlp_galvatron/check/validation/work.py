@@ -39,6 +39,7 @@ class Work(BaseModel):
     seed: int
     seconds: float  # after which no further plan is begun
     ranks_per_node: int
+    adapter_rank: int | None = None  # of adapters, which alone learn
 
     def read_plans(self) -> list[Plan]:
         return [plan_from_dict(fields) for fields in self.plans]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ...model.lora import Adapters
 from ...plan import Plan
 from ...profiler.journal import Journal
 from ...profiler.launcher import report_progress
@@ -53,7 +54,9 @@ def _visit(work: Work, plan: Plan, groups: Groups) -> dict[str, Any]:
     """Steps as training's, their data with them. A Visit, for the journal."""
     gc.collect()
     before = device.allocated_mib()
-    engine = Engine(plan, work.shape, load_family(work.shape.family), plan.assumed.seq_length or 0, groups=groups)
+    adapters = Adapters(work.adapter_rank, 2.0 * work.adapter_rank) if work.adapter_rank else None
+    family, length = load_family(work.shape.family), plan.assumed.seq_length or 0
+    engine = Engine(plan, work.shape, family, length, groups=groups, adapters=adapters)
     recipe = Recipe()
     optimizer = recipe.build(engine.tensors, engine.decaying)
     batches = _batches(work, plan)

@@ -57,6 +57,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._awaited = ""  # ranks whose parts are not there
+        self._best: int | None = None
         if engine.rank == 0:  # before the others, who wait in `_owned`, write anything
             self._companions = {file.name: read_bytes(file) for file in companions}
             for kind in ("step", "old"):
@@ -67,10 +68,12 @@ class Writer:
         make_folder(folder.parent)
         self._run = folder.parent.stat()  # the run's folder, which others may remove
 
-    def save(self, optimizer: Any) -> None:
-        """Take a copy of everything now and write it meanwhile. Raises GalvatronError if the last one failed."""
+    def save(self, optimizer: Any, best: int | None = None) -> None:
+        """Take a copy of everything now and write it meanwhile. `best`: step whose checkpoint stays. Raises
+        GalvatronError if the last one failed."""
         self.finish()
         self._require_run()
+        self._best = best
         make_folder(self._folder)
         arrays, tensors, powers = self._copy(optimizer)
         scaler, step = self._engine.scaler, self._engine.steps_done
@@ -201,7 +204,8 @@ class Writer:
                 if old.name.endswith(BEFORE):
                     _remove(old)
             for old in whole_checkpoints(self._folder)[self._keep :]:
-                _remove(old)
+                if step_of(old) != self._best:
+                    _remove(old)
         except (OSError, UserError) as error:
             sys.stderr.write(f"warning: {self._folder}: an old checkpoint could not be deleted: {error}\n")
 

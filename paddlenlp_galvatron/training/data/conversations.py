@@ -6,7 +6,7 @@ Whatever is wrong with lines is told at once, by file and line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,7 +63,7 @@ class Encoder:
         """Samples of all lines of the files. Raises UserError with a line for each fault, up to MOST_FAULTS."""
         faults: list[str] = []
         batch: list[Line] = []
-        for line in _lines(files, faults):
+        for line in _lines(files, faults, self._conversation):
             batch.append(line)
             if len(batch) == BATCH_LINES:
                 yield from self._encoded(batch, files, faults)
@@ -90,7 +90,18 @@ class Encoder:
             return
         ids = iter(encode(self.tokenizer, [text for parts in texts for text in parts]))
         for (line, unlearnt), parts in zip(good, texts, strict=True):
-            yield Sample(line, self._cut([next(ids) for _ in parts]), unlearnt)
+            yield from self._samples(line, unlearnt, [next(ids) for _ in parts])
+
+    def _conversation(self, record: Mapping[str, Any]) -> tuple[list[Message], Mapping[str, Any]]:
+        """Messages of a line, and its context. Raises UserError."""
+        messages = _messages(record["messages"]) if "messages" in record else _of_pairs(record)
+        if not messages or messages[-1]["role"] != ANSWERS:
+            raise UserError(f"messages: the last one is no answer (role {ANSWERS}), so there is nothing to learn")
+        return messages, context_of(record)
+
+    def _samples(self, line: Line, unlearnt: int, ids: list[list[int]]) -> list[Sample]:
+        """Those of a line, by the tokens of its texts."""
+        return [Sample(line, self._cut(ids), unlearnt)]
 
     def _texts(self, line: Line) -> tuple[list[str], int]:
         """Texts of a conversation that are tokenised one by one: the system text, and prompt and answer of each turn;
@@ -139,7 +150,12 @@ class Encoder:
         return found
 
 
-def _lines(files: Sequence[Path], faults: list[str]) -> Iterator[Line]:
+Parsed = tuple[list[Message], Mapping[str, Any]]
+
+
+def _lines(
+    files: Sequence[Path], faults: list[str], conversation: Callable[[Mapping[str, Any]], Parsed]
+) -> Iterator[Line]:
     """Conversations of the files; what is wrong with a line goes to `faults`. Raises UserError for a file."""
     for which, path in enumerate(files):
         with open_file(path) as file:
@@ -152,28 +168,22 @@ def _lines(files: Sequence[Path], faults: list[str]) -> Iterator[Line]:
                     if not content.strip():
                         continue
                     try:
-                        yield Line(which, number, *_conversation(content))
+                        yield Line(which, number, *conversation(_record(content)))
                     except UserError as error:
                         faults.append(f"{path}: line {number}: {error.faults[0]}")
             except OSError as error:
                 raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _conversation(content: bytes) -> tuple[list[Message], Mapping[str, Any]]:
-    """Messages of a line, and its context. Raises UserError."""
+def _record(content: bytes) -> Mapping[str, Any]:
+    """What a line is. Raises UserError."""
     try:
         record = parse_json(content.decode("utf-8-sig"), "one JSON object a line")
     except UnicodeDecodeError as error:
         raise UserError(f"byte {error.start:,} is not UTF-8 text") from None
     if not isinstance(record, dict):
         raise UserError('is no JSON object; give {"src": …, "tgt": …} or {"messages": […]}')
-    context = record.get("context") or {}
-    if not isinstance(context, dict):
-        raise UserError('context: is no object; give {"system": …}')
-    messages = _messages(record["messages"]) if "messages" in record else _of_turns(record)
-    if not messages or messages[-1]["role"] != ANSWERS:
-        raise UserError(f"messages: the last one is no answer (role {ANSWERS}), so there is nothing to learn")
-    return messages, context
+    return record
 
 
 def _messages(given: object) -> list[Message]:
@@ -188,18 +198,36 @@ def _messages(given: object) -> list[Message]:
     return found
 
 
-def _of_turns(record: Mapping[str, Any]) -> list[Message]:
-    sides = []
+def _of_pairs(record: Mapping[str, Any]) -> list[Message]:
     for name in ("src", "tgt"):
         if name not in record:
             raise UserError(f'{name}: missing; give {{"src": …, "tgt": …}} or {{"messages": […]}}')
-        texts = record[name] if isinstance(record[name], list) else [record[name]]
-        if not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{name}: is neither a text nor a list of texts")
-        sides.append(texts)
-    asked, answers = sides
+    asked, answers = (texts_of(record, name) for name in ("src", "tgt"))
     if len(asked) != len(answers):
         raise UserError(f"src has {len(asked)} texts and tgt {len(answers)}; give an answer to each")
+    return of_turns(asked, answers)
+
+
+def context_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What else a template may read. Raises UserError."""
+    context = record.get("context") or {}
+    if not isinstance(context, dict):
+        raise UserError('context: is no object; give {"system": …}')
+    return context
+
+
+def texts_of(record: Mapping[str, Any], name: str) -> list[str]:
+    """A field that is one text or several. Raises UserError."""
+    if name not in record:
+        raise UserError(f"{name}: missing; give a text, or a list of them")
+    texts = record[name] if isinstance(record[name], list) else [record[name]]
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{name}: is neither a text nor a list of texts")
+    return texts
+
+
+def of_turns(asked: Sequence[str], answers: Sequence[str]) -> list[Message]:
+    """Questions and their answers, in turn."""
     return [
         {"role": role, "content": text}
         for turn in zip(asked, answers, strict=True)

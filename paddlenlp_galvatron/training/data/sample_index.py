@@ -117,15 +117,15 @@ def kept_arrays(
     if not _is_trusted(folder, owner):
         return build()
     name = sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:32]
-    kept = partial(_kept, folder / name, made_from)
-    if arrays := kept():
+    known = partial(kept, folder / name, made_from)
+    if arrays := known():
         return arrays
     with suppress(UserError), locked(folder, wait_s=LONGEST_WAIT_S):  # without a lock or room it is kept in memory
-        if not kept():
-            _keep(folder / name, made_from, *build())
+        if not known():
+            keep(folder / name, made_from, *build())
     with suppress(OSError):
         folder.rmdir()  # if nothing could be kept
-    return kept() or build()
+    return known() or build()
 
 
 def _is_trusted(folder: Path, owner: int) -> bool:
@@ -138,8 +138,8 @@ def _is_trusted(folder: Path, owner: int) -> bool:
     return stat.S_ISDIR(state.st_mode) and state.st_uid in (os.geteuid(), owner) and not others_write
 
 
-def _keep(path: Path, made_from: Mapping[str, Any], *arrays: NDArray[np.int64]) -> None:
-    """Raises UserError."""
+def keep(path: Path, made_from: Mapping[str, Any], *arrays: NDArray[np.int64]) -> None:
+    """Write arrays beside what they were made from. Raises UserError."""
     files = [_file(path, number) for number in range(len(arrays))]
     for file, array in zip(files, arrays, strict=True):
         with whole_file(file) as opened:
@@ -152,8 +152,8 @@ def _keep(path: Path, made_from: Mapping[str, Any], *arrays: NDArray[np.int64]) 
     write_text(path, json.dumps(description) + "\n")
 
 
-def _kept(path: Path, made_from: Mapping[str, Any]) -> list[StoredRows] | None:
-    """The rows that `_keep` wrote, if they are there, whole, and of this origin."""
+def kept(path: Path, made_from: Mapping[str, Any]) -> list[StoredRows] | None:
+    """The rows that `keep` wrote, if they are there, whole, and of this origin."""
     try:
         description = read_json(path)
         shapes = [(int(rows), int(columns)) for rows, columns in description["shapes"]]

@@ -82,20 +82,22 @@ class InPasses(BatchSource):
     def rows(self, step: int, rows: Sequence[int]) -> Samples:
         """Rows of a step's global batch. Raises UserError."""
         first = self.first_sample(step)
-        return self._batch([self._index(first + row) for row in rows])
+        return self._batch([self.index(first + row) for row in rows])
 
     def last_rows(self, step: int, rows: Sequence[int]) -> Samples:
         """The same of one pass's samples alone: the rows that lack have no label."""
         there = [row for row in rows if self.first_sample(step) + row < self.samples]
-        ids, labels, ends = self.rows(step, there)
+        ids, labels, ends, pairs = self.rows(step, there)
         lacking = ((0, len(rows) - len(there)), (0, 0))  # they are the last
         return Samples(
             np.pad(ids, lacking),
             np.pad(labels, lacking, constant_values=IGNORED_LABEL),
             None if ends is None else np.pad(ends, lacking, constant_values=ends.shape[-1]),
+            None if pairs is None else np.pad(pairs, (*lacking, (0, 0))),
         )
 
-    def _index(self, number: int) -> int:
+    def index(self, number: int) -> int:
+        """Which sample of the data has a number in the order of passes."""
         passed, place = divmod(number, self.samples)
         return int(self._order(passed)[place]) if self._shuffle else place
 

@@ -6,9 +6,10 @@ So a step's rows are the same under every plan, after every restart, and whoever
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -18,8 +19,9 @@ from ...base.errors import UserError
 from ...base.large_file import LargeFile
 from ...options.tuning import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
-from .conversations import Encoder
+from .conversations import Encoder, Sample
 from .packing import pack
+from .preferences import PairEncoder
 from .sample_index import FOLDER, StoredRows, kept_arrays
 from .source import InPasses
 from .templates import open_template, special_tokens
@@ -39,7 +41,7 @@ def tuning_files(data: Path, split: str) -> list[Path]:
 
     Raises UserError."""
     name = NAMES.get(split, split)
-    if split == "train" and data.is_file():
+    if data.is_file():
         return [data]
     if not data.is_dir():
         lacks = f"has no {name} split" if data.exists() else "no such folder, and built-in data sets are not loaded"
@@ -51,6 +53,14 @@ def tuning_files(data: Path, split: str) -> list[Path]:
     if not files:
         raise UserError(f"dataset_name_or_path: {data}: has neither {name}.json nor a folder {name} of .json files")
     return files
+
+
+class Lengths(NamedTuple):
+    """How rows are used."""
+
+    document_tokens: float  # of the document that a token of a row stands in, on average
+    filled: float  # share of tokens that is not padding
+    learnt: float  # share of tokens that have a label
 
 
 class TuningData(InPasses):
@@ -72,13 +82,16 @@ class TuningData(InPasses):
         chat_template: str | None = None,
         all_learnt: bool = False,
         packing: Packing = "none",
+        pairs: bool = False,
     ):
-        """Raises UserError with the file and the line of each fault."""
+        """`pairs`: each line has a chosen and a rejected answer, which share a row. Raises UserError with the file and
+        the line of each fault."""
         self._files = tuning_files(data, split)
         tokens = load_tokenizer(tokenizer)
         template = open_template(chat_template, tokenizer)
         end = 0 if template else end_token(tokens, special_tokens(tokenizer).get("eos_token"))
-        encoder = Encoder(tokens, template, end, min(src_length, seq_length), seq_length, all_learnt)
+        kind = PairEncoder if pairs else Encoder
+        encoder = kind(tokens, template, end, min(src_length, seq_length), seq_length, all_learnt)
         checksums = [LargeFile(file).checksum() for file in self._files]
         made_from: dict[str, Any] = {
             "data": f"{len(self._files)} files with {sum(LargeFile(file).size_bytes for file in self._files)} bytes",
@@ -91,7 +104,7 @@ class TuningData(InPasses):
             "all_learnt": all_learnt,
             "packing": packing,
             "layout": LAYOUT,
-        }
+        } | ({"pairs": 1} if pairs else {})
         super().__init__(global_batch, made_from, shuffle=split == "train")
         folder = self._files[0].parent / FOLDER
         self._tokens, self._pieces, self._rows, self._remarks = kept_arrays(
@@ -100,7 +113,10 @@ class TuningData(InPasses):
             made_from | {"vocab_size": vocab_size},
             lambda: _build(encoder, self._files, seq_length, vocab_size, packing),
         )
-        self.packed = packing != "none"
+        self.packed = packing != "none" or pairs
+        self._pairs = int(np.asarray(self._rows[0 : len(self._rows)])[:, 1].max()) // 2 if pairs else 0  # most in a row
+        # Log-probabilities of the answers, in the order of rows, by the model that is not trained; it tells them.
+        self.reference = np.zeros(len(self._pieces), np.float32)
         self._seq_length = seq_length
 
     @property
@@ -124,13 +140,28 @@ class TuningData(InPasses):
                 notes.append(f"{len(lines)} {text}: {named}{', …' if len(lines) > MOST_NAMED else ''}")
         if self.packed:
             filled = self._filled(range(self.samples))
-            notes.append(f"{len(self._pieces)} samples in {self.samples} rows, which they fill to {filled:.1%}")
+            what = f"{len(self._pieces) // 2} pairs" if self._pairs else f"{len(self._pieces)} samples"
+            notes.append(f"{what} in {self.samples} rows, which they fill to {filled:.1%}")
         return notes
+
+    @property
+    def lengths(self) -> Lengths:
+        """Of all rows."""
+        rows, pieces, tokens = (np.asarray(part[0 : len(part)]) for part in (self._rows, self._pieces, self._tokens))
+        length, held = self._seq_length, rows[:, 2].sum()
+        squares = ((pieces[:, 1] - 1.0) ** 2).sum() + ((length - rows[:, 2]) ** 2.0).sum()  # padding is one document
+        starts = np.zeros(len(tokens), bool)
+        starts[pieces[:, 0]] = True  # what nothing foretells
+        return Lengths(
+            squares / (len(rows) * length) if self.packed else length,
+            held / (len(rows) * length),
+            float(((tokens[:, 0] >= 0) & ~starts).sum() / (len(rows) * length)),
+        )
 
     def filled(self, step: int) -> float:
         """Share of a step's tokens that is not padding."""
         first = self.first_sample(step)
-        return self._filled([self._index(first + row) for row in range(self.global_batch)])
+        return self._filled([self.index(first + row) for row in range(self.global_batch)])
 
     def _filled(self, rows: Sequence[int]) -> float:
         held = (int(self._rows[row : row + 1][0][2]) for row in rows)
@@ -140,17 +171,25 @@ class TuningData(InPasses):
         shape = len(indices), self._seq_length
         ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED_LABEL)
         ends = np.full(shape, self._seq_length)
+        pairs = np.zeros((len(indices), self._pairs, 4), np.float32)
         for row, index in enumerate(indices):
             first, count, _ = np.asarray(self._rows[index : index + 1])[0].tolist()
             start = 0
-            for place, length in np.asarray(self._pieces[first : first + count]).tolist():
+            for number, (place, length) in enumerate(np.asarray(self._pieces[first : first + count]).tolist()):
                 tokens = np.asarray(self._tokens[place : place + length])[:, 0]
                 stop = start + length - 1
                 ids[row, start:stop] = np.where(tokens < 0, ~tokens, tokens)[:-1]
                 labels[row, start:stop] = np.where(tokens < 0, IGNORED_LABEL, tokens)[1:]
                 ends[row, start:stop] = stop
+                if self._pairs:
+                    pairs[row, number // 2, number % 2 :: 2] = self.reference[first + number], (tokens[1:] >= 0).sum()
                 start = stop
-        return Samples(ids, labels, ends if self.packed else None)
+        return Samples(ids, labels, ends if self.packed else None, pairs if self._pairs else None)
+
+    def place_in_reference(self, row: int) -> slice:
+        """Which of `reference` are of a row of the data."""
+        first, count, _ = np.asarray(self._rows[row : row + 1])[0].tolist()
+        return slice(first, first + count)
 
 
 def _build(
@@ -162,20 +201,21 @@ def _build(
     parts: list[NDArray[np.int64]] = []
     remarks: list[tuple[int, int, int]] = []
     faults: list[str] = []
-    for sample in encoder.samples(files):
-        line = sample.line
-        largest = int(np.where(sample.tokens < 0, ~sample.tokens, sample.tokens).max(initial=0))
+    together = 2 if isinstance(encoder, PairEncoder) else 1  # samples of a line, which share a row
+    for samples in _batched(encoder.samples(files), together):
+        line = samples[0].line
+        largest = max(int(np.where(one.tokens < 0, ~one.tokens, one.tokens).max(initial=0)) for one in samples)
         if largest >= vocab_size and not faults:
             faults.append(
                 f"{files[line.file]}: line {line.number}: has token {largest}, but the model's vocab_size is "
                 f"{vocab_size}; take the model's own tokenizer"
             )
-        if not sample.learns:
+        if not all(one.learns for one in samples):
             remarks.append((line.file, line.number, CUT_AWAY))
             continue
-        if sample.unlearnt:
+        if samples[0].unlearnt:
             remarks.append((line.file, line.number, UNLEARNT))
-        parts.append(sample.tokens)
+        parts += [one.tokens for one in samples]
     if faults:
         raise UserError(faults)
     if not parts:
@@ -186,7 +226,8 @@ def _build(
         )
     sizes = np.array([len(part) for part in parts])
     places = sizes.cumsum() - sizes
-    rows = pack((sizes - 1).tolist(), seq_length, packing)
+    rows = pack((sizes - 1).reshape(-1, together).sum(1).tolist(), seq_length, packing)
+    rows = [[together * number + each for number in row for each in range(together)] for row in rows]
     order = np.array([number for row in rows for number in row])
     counts = np.array([len(row) for row in rows])
     held = [int((sizes[row] - 1).sum()) for row in rows]
@@ -196,3 +237,8 @@ def _build(
         np.stack([counts.cumsum() - counts, counts, held], axis=1),
         np.array(remarks, np.int64).reshape(-1, 3),
     ]
+
+
+def _batched(samples: Iterator[Sample], size: int) -> Iterator[tuple[Sample, ...]]:
+    """So many at a time."""
+    return iter(lambda: tuple(islice(samples, size)), ())

@@ -1,0 +1,50 @@
+"""Lengths of the documents of a fine-tuning data set, for the commands that tell what a task costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.options.group import Options
+from paddlenlp_galvatron.options.tuning import Packing
+
+
+class LengthOptions(Options):
+    """Of which data set."""
+
+    panel = "Data"
+
+    dataset_name_or_path: Path | None = Field(
+        None, description="fine-tuning data, whose documents' lengths are measured; the model must be a folder"
+    )
+    packing: Packing = Field("none", description="which samples share a row: none, in_order, greedy or best_fit")
+
+
+def with_lengths(
+    values: Mapping[str, Any], seq_length: int, vocab_size: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """The options, with `document_tokens` as the data set that they name has it; `say` is told how full its rows are.
+
+    Raises UserError."""
+    given = LengthOptions.from_values(values)
+    if given.dataset_name_or_path is None:
+        return dict(values)
+    model, pairs = Path(str(values.get("model_size"))), values.get("task") == "dpo"
+    if not model.is_dir():
+        raise UserError("dataset_name_or_path: its lengths need a tokenizer; name the model by its folder")
+    from paddlenlp_galvatron.training.data.tuning import TuningData
+
+    packing = "in_order" if pairs and given.packing == "none" else given.packing
+    data = TuningData(
+        given.dataset_name_or_path, model, seq_length, vocab_size, 1, "train", packing=packing, pairs=pairs
+    )
+    lengths = data.lengths
+    say(
+        f"{given.dataset_name_or_path}: {data.samples} rows, filled to {lengths.filled:.1%}; {lengths.learnt:.1%} of "
+        f"their tokens are learnt; a token's document has {lengths.document_tokens:,.0f} tokens"
+    )
+    return {"document_tokens": lengths.document_tokens} | dict(values)

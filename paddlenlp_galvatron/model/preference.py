@@ -1,0 +1,41 @@
+"""Preferences: of two answers to the same question the chosen one shall become likelier, and the rejected one less so.
+
+Losses are PaddleNLP's, of a pair's sums of log-probabilities. p and q: the policy's of the chosen and of the rejected
+answer; r and s: the reference's; m = (p - q) - (r - s).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Loss = Literal["sigmoid", "hinge", "ipo", "dpop", "sppo_hard", "nca_pair", "simpo", "or"]
+WITHOUT_REFERENCE = ("simpo", "or")  # losses that have none
+BY_TOKEN = ("ipo", "simpo", "or")  # losses of means over an answer's tokens, not of sums
+# Means over the pairs of a step: rewards are beta times what policy and reference differ by.
+METRICS = (
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/accuracies",  # share of pairs in which the chosen answer's reward is larger
+    "rewards/margins",
+    "logps/chosen",
+    "logps/rejected",
+)
+
+
+@dataclass(frozen=True)
+class Preference:
+    """What is learnt from pairs."""
+
+    loss: Loss = "sigmoid"
+    beta: float = 0.1
+    label_smoothing: float = 0.0  # share of pairs that are taken to be the other way round
+    ratio: float = 1.0  # of the pairs' loss
+    sft_ratio: float = 0.0  # of the loss of a chosen answer's token, which is added
+    simpo_gamma: float = 0.5
+    dpop_lambda: float = 50.0
+    reference_free: bool = False  # r = s = 0
+
+    @property
+    def has_reference(self) -> bool:
+        return not self.reference_free and self.loss not in WITHOUT_REFERENCE
