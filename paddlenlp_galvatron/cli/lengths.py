@@ -14,7 +14,7 @@ from paddlenlp_galvatron.options.tuning import Packing
 
 
 class LengthOptions(Options):
-    """Of which data set."""
+    """The data set whose documents are measured."""
 
     panel = "Data"
 

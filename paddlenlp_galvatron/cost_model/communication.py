@@ -64,7 +64,7 @@ class Calls(NamedTuple):
 
     @property
     def frozen(self) -> Calls:
-        """Of a module whose weights do not learn."""
+        """Those of a module whose weights do not learn."""
         return Calls(self.forward, self.backward, self.gather_forward, self.gather_backward)
 
 

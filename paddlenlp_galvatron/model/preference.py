@@ -25,7 +25,7 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Preference:
-    """What is learnt from pairs."""
+    """The loss of pairs of answers."""
 
     loss: Loss = "sigmoid"
     beta: float = 0.1

@@ -14,7 +14,7 @@ KTO = "kto_pair"
 
 
 class PreferenceOptions(Options):
-    """What is learnt from a chosen and a rejected answer."""
+    """The loss of a chosen and a rejected answer."""
 
     panel = "DPO"
 

@@ -34,7 +34,7 @@ def adapters_of(plan: Plan) -> int | None:
 
 
 def task_note(plan: Plan, rank: int | None) -> str:
-    """What to know where a plan for other adapters, or none, trains those of this rank (None: all weights)."""
+    """A note where a plan for other adapters, or none, trains those of this rank (None: all weights)."""
     searched = adapters_of(plan)
     if rank is not None and searched is None and plan.metadata.get("searched_from"):
         return "was searched for all weights; one for adapters, which need less memory, may be faster: --task lora"

@@ -44,7 +44,7 @@ class Share(NamedTuple):
 
     @property
     def over(self) -> int:
-        """What the loss is a mean over: tokens, or pairs."""
+        """Number of tokens, or pairs, that the loss is a mean over."""
         return self.pairs or self.labelled
 
 
@@ -146,14 +146,14 @@ class Engine:
         return Share(_weighted(own, pairs, chosen), int((whole.labels != IGNORED_LABEL).sum()), pairs)
 
     def _by_micro_batch(self, rows: Samples) -> Samples:
-        """Of this rank's rows, each part."""
+        """Each part of this rank's rows, by micro-batch."""
         count, held, pairs = self.plan.micro_batches, len(self.stage.samples), rows.pairs
         tokens: list[Any] = [part if part is None else part.reshape(count, held * self.seq_length) for part in rows[:3]]
         ids, labels, ends = tokens
         return Samples(ids, labels, ends, None if pairs is None else pairs.reshape(count, held, *pairs.shape[1:]))
 
     def _pairs_of_loss(self, samples: Samples) -> Facts:
-        """Of the rows that this rank has a part of the loss of."""
+        """Pairs of the rows of whose loss this rank has a part."""
         if samples.pairs is None or not self.stage.is_last:
             return np.zeros((1, 1, 4), np.float32)
         return samples.pairs[:, [self.stage.samples.index(row) for row in self.stage.rows_of_loss]]

@@ -251,19 +251,19 @@ class Stage:
 
     @cached_property
     def rows_of_loss(self) -> list[int]:
-        """Samples of a micro-batch that this rank foretells tokens of, or counts the pairs of."""
+        """Samples of a micro-batch whose tokens this rank predicts, or whose pairs it counts."""
         length = self._seq_length
         taken = {n for start, stop in self._taken for n in range(start // length, -(-stop // length))}
         return sorted(taken.union(self._paired))
 
     def of_loss(self, sums: Any) -> Any:
-        """Of numbers by answering sample [R, …], those of `rows_of_loss`."""
+        """Those of `rows_of_loss`, of numbers by answering sample [R, …]."""
         first, count = self._answering.index(self.rows_of_loss[0]), len(self.rows_of_loss)
         return sums.slice([0], [first], [first + count])
 
     def take_pairs(self, ends: Tokens, pairs: Facts) -> list[Any]:
-        """Of each micro-batch which answer this rank's tokens [U] are of, and the pairs [R, P, 5], of a step's ends
-        [micro-batches, r·S] and pairs [micro-batches, r, P, 5]."""
+        """The answers of this rank's tokens [U], and the pairs [R, P, 5], of each micro-batch, from a step's
+        ends [micro-batches, r·S] and pairs [micro-batches, r, P, 5]."""
         places = {sample: place for place, sample in enumerate(self._answering)}
         most = pairs.shape[2]
         rows = ends.reshape([-1, self._seq_length])

@@ -124,7 +124,7 @@ class Head:
         return total
 
     def _losses(self, logits: Any, labels: Any) -> Any:
-        """Of tokens, [U] in fp32."""
+        """Losses of tokens, [U] in fp32."""
         group = self._place.group(Axis.TENSOR)
         if group is None and device.on_gpu():  # one fused kernel; that of CPUs hides NaN and losses above 64
             return paddle.nn.functional.cross_entropy(

@@ -1,6 +1,6 @@
-"""What DPO compares with: log-probabilities of all answers by the model that the run begins with.
+"""The reference of DPO: log-probabilities of all answers by the model that the run begins with.
 
-That model does not change, so one pass over the data before the first update is enough, and two numbers a pair; they
+The model does not change, so one pass over the data before the first update is enough, and two numbers a pair; they
 are kept in the run's folder, where a run that goes on, under whatever plan, finds them.
 """
 

@@ -216,7 +216,7 @@ class TrainSettings(RunOptions):
 
     @property
     def preference(self) -> Preference | None:
-        """What is learnt from pairs; None: the run has none."""
+        """The loss of pairs; None: the run has none."""
         return self.pairs.preference if self.tuning.kind == "dpo" else None
 
     @property

@@ -150,11 +150,11 @@ def test_rates_of_fine_tuning_are_those_of_paddlenlps_trainer(kind, folder):
 )
 def test_a_loss_of_pairs_that_cannot_be_had_is_refused(given, fault):
     with pytest.raises(UserError, match=fault):
-        PreferenceOptions.among(given)
+        PreferenceOptions.from_values(given)
 
 
 def test_orpo_is_or_with_the_chosen_answers_loss_and_without_a_reference():
-    told = PreferenceOptions.among({"loss_type": "orpo"}).preference
+    told = PreferenceOptions.from_values({"loss_type": "orpo"}).preference
     assert (told.loss, told.sft_ratio, told.has_reference) == ("or", 1, False)
 
 

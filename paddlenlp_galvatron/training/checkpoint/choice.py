@@ -34,7 +34,7 @@ def checkpoint_of(path: Path, iteration: int | None = None, newest: bool = False
 
 
 def best_step(run: Path) -> int | None:
-    """Of a run's best checkpoint; None: it told of none."""
+    """Steps of a run's best checkpoint; None: it told of none."""
     content = read_json(run / BEST) if (run / BEST).exists() else {}
     step = content.get("step") if isinstance(content, dict) else None
     return step if type(step) is int else None

@@ -176,7 +176,7 @@ def _lines(
 
 
 def _record(content: bytes) -> Mapping[str, Any]:
-    """What a line is. Raises UserError."""
+    """The object that a line holds. Raises UserError."""
     try:
         record = parse_json(content.decode("utf-8-sig"), "one JSON object a line")
     except UnicodeDecodeError as error:
@@ -209,7 +209,7 @@ def _of_pairs(record: Mapping[str, Any]) -> list[Message]:
 
 
 def context_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What else a template may read. Raises UserError."""
+    """Other values that a template may read. Raises UserError."""
     context = record.get("context") or {}
     if not isinstance(context, dict):
         raise UserError('context: is no object; give {"system": …}')

@@ -31,7 +31,7 @@ class PairEncoder(Encoder):
         return [*turns, *({"role": ANSWERS, "content": text} for text in answers)], context_of(record)
 
     def _texts(self, line: Line) -> tuple[list[str], int]:
-        """Of both conversations, one after the other; earlier answers are not learnt, whatever the template does."""
+        """Texts of both conversations in turn; earlier answers are not learnt, whatever the template does."""
         *before, chosen, rejected = line.messages
         both = (line._replace(messages=[*before, one]) for one in (chosen, rejected))
         told = [super(PairEncoder, self)._texts(one)[0] for one in both]
@@ -75,7 +75,7 @@ class PairEncoder(Encoder):
 
     @property
     def _room(self) -> int:
-        """Tokens of both together: each has a place in the row but for the last, which foretells nothing."""
+        """Tokens of both together: each has a place in the row but for the last, which predicts nothing."""
         return self.length + 2
 
     def _answer(self, ids: list[int]) -> list[int]:

@@ -146,12 +146,12 @@ class TuningData(InPasses):
 
     @property
     def lengths(self) -> Lengths:
-        """Of all rows."""
+        """Lengths over all rows."""
         rows, pieces, tokens = (np.asarray(part[0 : len(part)]) for part in (self._rows, self._pieces, self._tokens))
         length, held = self._seq_length, rows[:, 2].sum()
         squares = ((pieces[:, 1] - 1.0) ** 2).sum() + ((length - rows[:, 2]) ** 2.0).sum()  # padding is one document
         starts = np.zeros(len(tokens), bool)
-        starts[pieces[:, 0]] = True  # what nothing foretells
+        starts[pieces[:, 0]] = True  # no token before predicts it
         return Lengths(
             squares / (len(rows) * length) if self.packed else length,
             held / (len(rows) * length),
