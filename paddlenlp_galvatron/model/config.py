@@ -210,6 +210,8 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
 
 def _of_experts(shape: ModelShape) -> dict[str, Any]:
     """The fields of config.json that tell a shape's experts."""
+    if not shape.experts:
+        return {}
     mixture = shape.traits.mixture
     if mixture is None:
         return {}

@@ -22,7 +22,7 @@ TABLES = {
     for table in (search, train, profile, small, validate)
     for command, rows in table.TABLES.items()
 }
-MOST_CANNOT = 5
+MOST_CANNOT = 6
 
 
 def commands() -> dict[str, Any]:

@@ -235,8 +235,8 @@ def test_scale_keeps_strategies_says_why_and_refuses_what_does_not_fit(galvatron
     assert "the plans say the same" in same.out and "tokens/s against" in same.out  # it can be priced
     ran = galvatron("plan", "diff", path, tmp_path / "plan_16gpus.json")
     assert "a sample, ms" in ran.out and "a step" not in ran.out  # the batches differ
-    ran = galvatron("plan", "scale", path, "--gpus", 4)
-    assert ran.code == 3 and "GiB each, of 79.1" in ran.err and not (tmp_path / "plan_4gpus.json").exists()
+    ran = galvatron("plan", "scale", path, "--gpus", 2)
+    assert ran.code == 3 and "GiB each, of 79.1" in ran.err and not (tmp_path / "plan_2gpus.json").exists()
 
 
 def test_scale_of_a_plan_by_hand_leaves_prices_out(galvatron, plan_file, tmp_path):

@@ -44,7 +44,8 @@ def _as_rank(module: Any, argument: str, parts: tuple[str, ...]) -> dict[str, An
 
 def _plain(call: Any) -> list[str]:
     """The arguments of a call, but for those that are stood in for."""
-    return [str(value) for value in (*call.args, *call.kwargs.values()) if "Mock" not in str(type(value))]
+    values = (*call.args, *call.kwargs.values())
+    return [str(value) for value in values if type(value).__name__ not in ("MagicMock", "Mock", "Used")]
 
 
 class ProfileSeen(Seen):

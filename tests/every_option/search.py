@@ -242,8 +242,12 @@ TRACE = {
     "model_size": Row("model.json", "refusal"),
     "task": Row("lora", "out"),
     "lora_rank": Row(4, "out", {"task": "dpo"}),
+    "json": Row(1, "out"),
 }
 REPORT = {
+    "config": Row("plan_options.json", "page", {"memory_constraint": None}),
+    "plan": Row("tight.json", "files", {"PLAN": None}),
+    "json": Row(1, "out"),
     "output": Row("mine.html", "files"),
     "profiles": Row("other", "page"),
     "model_size": Row("model.json", "refusal"),

@@ -181,7 +181,15 @@ UNIFORM = {
 }
 TABLES = {
     "plan show": OF_FILE | {"json": Row(1, "out")},
-    "plan check": OF_FILE,
+    "plan check": OF_FILE | {"json": Row(1, "out")},
+    "plan scale": {
+        "gpus": Row(8, "out"),
+        "global_train_batch_size": Row(16, "out"),
+        "model_size": Row("llama2-7b", "refusal", idle="a plan made by hand is scaled without prices"),
+        "profiles": Row("texts", "refusal", idle="a plan made by hand is scaled without prices"),
+        "output": Row("more.json", "files"),
+        "json": Row(1, "out"),
+    },
     "plan uniform": UNIFORM,
     "plan diff": {
         "profiles": Row("texts", "refusal"),
@@ -192,15 +200,17 @@ TABLES = {
     },
     "plan to-paddlenlp": OF_FILE | {"json": Row(1, "out")},
     "plan to-paddleformers": OF_FILE,
-    "convert h2g": {"family": FAMILY},
+    "plan to-paddlefleet": OF_FILE,
+    "convert h2g": {"family": FAMILY, "json": Row(1, "out")},
     "convert g2h": {
         "family": FAMILY,
         "load_iteration": Row(3, "refusal"),
         "dtype": Row("fp16", "dtype"),
         "max_shard_mib": Row(1, "files"),
         "like": Row("like", "files"),
+        "json": Row(1, "out"),
     },
-    "convert merge": {"max_shard_mib": Row(1, "files")},
+    "convert merge": {"max_shard_mib": Row(1, "files"), "json": Row(1, "out")},
     "data prepare": {
         "output": Row("made/text", "files"),
         "input": Row("texts", "out", {"PATH": None}),
@@ -210,6 +220,7 @@ TABLES = {
         "end_token": Row("<none>", "refusal"),
         "text_key": Row("body", "sizes"),
         "limit_mib": Row(1, "sizes", {"PATH": "large", **KNOWN}),
+        "json": Row(1, "words"),
     },
     "parity": {
         "model_size": Row("qwen2", "calls.case.shape"),
@@ -306,6 +317,7 @@ PREPARED: Values = {"PATH": "texts", "output": "data/text", "vocab_size": 300}
 FILE: Values = {"FILE": "plan.json"}
 BASES: dict[str, Values] = {command: FILE for command in TABLES if command.startswith("plan ")} | {
     "plan diff": {"FIRST": "plan.json", "SECOND": "bare.json"},
+    "plan scale": {"FILE": "plan.json", "gpus": 4},
     "plan uniform": {"output": "out.json", "model_size": "model.json", "world_size": 2, "global_train_batch_size": 4},
     "convert h2g": {"INPUT": "llama", "OUTPUT": "back"},
     "convert g2h": {"INPUT": "converted", "OUTPUT": "back"},

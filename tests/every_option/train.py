@@ -356,5 +356,8 @@ TUNING = {
     "lora_plus_scale": Row(4, "trained.losses", {**LORA, "optim": "sgd", "learning_rate": 1.0}),
     "lora_path": Row("talk", "refusal", LORA),
 }
-TABLES = {"train": {**COMMAND, **LAUNCH, **STRATEGY, **RECIPE, **RUN, **TUNING, **PREFERENCE}}
+JSON = Row(1, cannot="a run prints it when it ends")
+TABLES = {
+    "train": {**COMMAND, **LAUNCH, **STRATEGY, **RECIPE, **RUN, **TUNING, **PREFERENCE, "json": JSON},
+}
 SEEN, BASES = TrainSeen, {"train": BASE}

@@ -90,7 +90,7 @@ BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("quickstart",): (("--nproc=1",), ()),
 }
 # doctor and gpu_check start programs, what-if serves until it is told to end; tests of their own try them.
-PROGRAMS = {"doctor", "gpu-check", "what-if"}
+PROGRAMS = {"completion", "doctor", "gpu-check", "what-if"}
 # These say where something is written, or what is started: they may do so where the user says.
 FREE = {"output", "output_config_path", "log_dir", "output_dir", "dry_run", "analytic", "nproc"}
 

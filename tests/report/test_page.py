@@ -200,7 +200,7 @@ def text_of(explanation: Explanation) -> str:
 
 def test_memory_is_drawn_against_budget_and_bound(real):
     page = render(real, [])
-    (stage, *_), reserve = real.prediction.stages, real.problem.cost.reserve
+    (stage, *_), reserve = real.prediction.stages, real.problem.cost.reserve_of(real.plan)
     bound_mib = reserve.bound_mib(stage.memory.total_mib - stage.memory.context_mib)
     assert f"bound {bound_mib:,.0f} MiB" in page and f"budget, {real.budget_mib:,.0f} MiB" in page
 
