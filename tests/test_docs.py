@@ -63,6 +63,7 @@ def test_both_languages_have_the_same_pages():
 def test_what_is_made_from_the_code_is_current(tool, monkeypatch, capsys):
     """`make pages` writes it anew."""
     monkeypatch.setattr(sys, "argv", [tool, "--check"])
+    monkeypatch.syspath_prepend(ROOT / "tools")
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "tools" / f"{tool}.py"), run_name="__main__")
     assert ended.value.code == 0, capsys.readouterr().err

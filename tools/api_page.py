@@ -10,6 +10,8 @@ import ast
 import sys
 from pathlib import Path
 
+from pages import write_or_check
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "paddlenlp_galvatron" / "api.py"
 FIRST = {
@@ -35,17 +37,7 @@ Answers are one line in Python and a table in a notebook (`examples/plan.ipynb`)
 
 
 def main() -> int:
-    check = "--check" in sys.argv[1:]
-    stale = []
-    for language in FIRST:
-        path, text = ROOT / "docs" / language / "api.md", page(language)
-        if check and path.read_text(encoding="utf-8") != text:
-            stale.append(path)
-        elif not check:
-            path.write_text(text, encoding="utf-8")
-    for path in stale:
-        sys.stderr.write(f"{path}: is not what api.py says; write it anew: make pages\n")
-    return bool(stale)
+    return write_or_check({ROOT / "docs" / language / "api.md": page(language) for language in FIRST}, "api.py says")
 
 
 def page(language: str) -> str:

@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pages import write_or_check
 from typer.main import get_command
 
 from paddlenlp_galvatron.cli.main import COMMANDS
@@ -94,17 +95,7 @@ WORDS = {
 
 
 def main() -> int:
-    check = "--check" in sys.argv[1:]
-    stale = []
-    for language in WORDS:
-        path, text = DOCS / language / "commands.md", page(language)
-        if check and path.read_text(encoding="utf-8") != text:
-            stale.append(path)
-        elif not check:
-            path.write_text(text, encoding="utf-8")
-    for path in stale:
-        sys.stderr.write(f"{path}: is not what the commands say; write it anew: make pages\n")
-    return bool(stale)
+    return write_or_check({DOCS / language / "commands.md": page(language) for language in WORDS}, "the commands say")
 
 
 def page(language: str) -> str:

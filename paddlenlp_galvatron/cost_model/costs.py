@@ -83,14 +83,14 @@ NOTHING = Terms(States())
 
 
 class Workspace(NamedTuple):
-    """Transients during a module's backward, in MiB. Each term is at its largest of a stage's modules at once, as
-    neighbours have the last two: the message of the module behind is under way, and the weights of the module before
-    are fetched."""
+    """Transients during a module's backward, in MiB. A stage counts the largest of each term over its modules, as
+    neighbours have the last two: the next module's message is in flight, and the previous module's weights are
+    fetched."""
 
     own_mib: float = 0.0  # recompute's whole layer, gathered weights, gradients and the buffer that joins them
     message_mib: float = 0.0  # gradients that are being reduced while the next module works
     weights_mib: float = 0.0  # ZeRO-3's, while the module behind works
-    tables_mib: float = 0.0  # kept for all modules that split a sample alike; two such splits have room in one's
+    tables_mib: float = 0.0  # of positions under context parallelism
 
     @classmethod
     def of(cls, several: Iterable[Workspace]) -> Workspace:
@@ -145,8 +145,7 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Peak of one stage, in MiB, by term. Their total is what the search holds plans to: a bound, as not all are at
-    their worst at once."""
+    """Peak of one stage, in MiB, by term. The search holds plans to the total, a bound: not all terms peak at once."""
 
     context_mib: float
     states_mib: float

@@ -1,9 +1,9 @@
-"""Cost of a layer's experts on the rank that gets most rows: the second half of a layer's price.
+"""Cost of a layer's experts on the rank that receives most rows: the expert half of a layer's price.
 
-Tokens of a rank, t, make t * k rows, which go to the ranks that have their experts, and come back. Every rank of a
-stage has as many tokens, however the layer's other half is split, so that this half depends on its own strategy alone.
-An imbalance tells how even the load is: rows of the fullest rank over the mean. A rank with all experts has only its
-own rows, whatever the load.
+The t tokens of a rank are t * k rows, which an all-to-all dispatches to the ranks of their experts and another returns.
+Every rank of a stage has equally many tokens under any strategy of the dense half, so the expert half depends on its
+own strategy alone. The imbalance is the rows of the fullest rank over the mean. A rank that holds all experts computes
+its own rows only, at any imbalance.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .states import FP32_BYTES
 from .weights import Weights
 
 MIB = 2**20
-COUNT_BYTES = 8  # of a number of rows
-# Buffers of rows that stand beside what is kept: to be sent, received, and by expert.
+COUNT_BYTES = 8  # an int64 row count
+# Transient copies of the rows beside saved activations: in the order of ranks, as received, and by expert.
 ROW_BUFFERS = 3
 
 _Where = tuple[Experts, Recompute, int, int, bool, int]
@@ -48,9 +48,9 @@ class ExpertPrices:
         self._known: dict[_Where, LayerCost] = {}
 
     def cost(self, experts: Experts, recompute: Recompute, setting: Setting, several: bool, pipeline: int) -> LayerCost:
-        """One layer's experts for one micro-batch; `several`: the step has more. Activations and workspace are those
-        of the imbalance that bounds it, its times and its walk through memory those of the expected one."""
-        recompute &= Recompute.FULL  # no part of a layer has experts
+        """Cost of one layer's experts for one micro-batch; `several`: the step has more. The bound of the imbalance
+        sets activations and workspace; the expected imbalance sets times and the memory estimate."""
+        recompute &= Recompute.FULL  # partial recompute leaves experts out
         where = experts, recompute, setting.stage_size, setting.samples, several, pipeline
         if where not in self._known:
             likely, worst = (
@@ -84,12 +84,12 @@ class ExpertPrices:
 
 
 def rows_of(model: ModelShape, experts: Experts, setting: Setting) -> float:
-    """Mean rows that a rank gets of a micro-batch: a row goes to all ranks that have a part of its expert."""
+    """Mean rows of a micro-batch that a rank receives. All etp ranks of an expert receive its rows."""
     return setting.samples * setting.seq / setting.stage_size * model.experts_per_token * experts.etp
 
 
 def expert_weights(model: ModelShape, experts: Experts) -> Weights:
-    """On one rank, which has them stacked: three matrices."""
+    """Expert weights on one rank, priced as three stacked matrices."""
     numbers = model.routed.parameters // experts.ranks
     return Weights(matrices=numbers, largest=numbers // 3)
 
@@ -112,7 +112,7 @@ def expert_calls(
     counts = COUNT_BYTES * model.experts * experts.etp * experts.ranks
 
     def exchange(forward: bool) -> Iterator[Call]:
-        """Rows there and back, and the score that each is multiplied by."""
+        """Dispatch and combine of rows, and the dispatch of their scores."""
         yield Call(Collective.ALL_TO_ALL, EXCHANGE, int(rows * width), 2)
         yield Call(Collective.ALL_TO_ALL, EXCHANGE, int(rows * FP32_BYTES))
         if forward:

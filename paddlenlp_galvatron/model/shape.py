@@ -72,22 +72,22 @@ class ModelShape:
 
     @property
     def block(self) -> LayerKind:
-        """Its decoder layers, but for the experts that each token chooses from."""
+        """A decoder layer without its routed experts."""
         return _block(self)
 
     @property
     def routed(self) -> LayerKind:
-        """The experts of a decoder layer that each token chooses from; a dense model has none."""
+        """The routed experts of a decoder layer; a dense model has none."""
         return _routed(self)
 
     @property
     def layer(self) -> LayerKind:
-        """All of a decoder layer."""
+        """A whole decoder layer."""
         return _layer(self)
 
     @property
     def mlp_size(self) -> int:
-        """Columns of the MLP that has all tokens; 0: none."""
+        """Columns of the MLP, or of the shared expert; 0: none."""
         return self.shared_size if self.experts else self.intermediate_size
 
     @property
@@ -97,7 +97,7 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of one decoder layer, but for the experts that tokens choose from."""
+        """Weights of one decoder layer without its routed experts."""
         return self.block.parameters
 
     @property

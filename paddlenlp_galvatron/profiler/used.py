@@ -10,17 +10,17 @@ import paddle
 from ..runtime import device
 from .journal import Journal
 
-PREFIX = "used "  # of these names in a journal
+PREFIX = "used "  # of keys in the journal
 
 
 class Used:
-    """From now on. Before the world starts this process has nothing on its GPU; what others have there is left out."""
+    """Counts from its creation. Made before the world starts, it leaves out only the memory of other programs."""
 
     def __init__(self) -> None:
         self._mib = device.beside_mib()
 
     def more_mib(self) -> float | None:
-        """MiB since the last time, a context among them; None on CPU, and where the driver does not tell."""
+        """MiB more than at the last call, the CUDA context included; None on CPU or without the driver's count."""
         if self._mib is None:
             return None
         paddle.zeros([1])  # makes the context, if there is none
@@ -30,11 +30,11 @@ class Used:
 
 
 def note_used(journal: Journal, name: str, mib: float | None) -> None:
-    """In the journal, unless nothing new was made."""
+    """Write an increase to the journal."""
     if mib is not None and mib > 0:
         journal.get(PREFIX + name, lambda: mib)
 
 
 def used_of(journal: Journal) -> dict[str, float]:
-    """All of it that a journal knows."""
+    """The increases in a journal, by name."""
     return {key.removeprefix(PREFIX): mib for key, mib in journal.items(PREFIX)}

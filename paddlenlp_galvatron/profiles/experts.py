@@ -1,8 +1,8 @@
-"""How long the experts of a layer compute on one rank: what a pass takes whatever it is given, for each expert that the
-rank has, and for each row, which is a token that one of its experts gets.
+"""Compute time of a layer's experts on one rank: a fixed part of each pass, a part for each expert of the rank, and a
+part for each row, a token that is sent to one of its experts.
 
-Products with grouped kernels are a line in both: the weights of every expert are read once, and each row is multiplied
-with those of one. Whoever runs experts one by one adds calls for each.
+A grouped kernel reads the weights of every expert once and multiplies each row with those of one. Experts that run one
+by one add the calls of each.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from ..model import ModelShape
 from ..plan.strategy import Precision
 from .data_sheet import DataSheet
 
-FP32_BYTES = 4
 GRADIENT_BYTES = 10  # a weight's gradient in 16 bits is read, and added to a sum in fp32
 PRODUCTS = 3  # of an expert: gate, up and down
-# Calls behind the one number that the host waits for in forward: until then it cannot run ahead.
+# Calls of forward after the host has read the row counts: it cannot launch them ahead.
 CALLS_BEHIND_READ = 10
-# Calls of one expert that runs by itself, forward: its rows, three products, the activation function, its sum.
+# Forward calls of an expert that runs by itself: slicing its rows, three products, the activation, the sum.
 CALLS_ONE_BY_ONE = 6
-COPIES = 3  # of what a row brings: in the order of ranks, of experts, and back
+COPIES = 3  # of each row: into the order of ranks, into that of experts, and back
 
 
 class ExpertPass(NamedTuple):
@@ -39,7 +38,7 @@ class ExpertPass(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExpertTimes:
-    """Times of experts that a number of ranks splits."""
+    """Times of experts at one degree of tensor parallelism inside experts."""
 
     forward: ExpertPass
     backward: ExpertPass
@@ -48,8 +47,7 @@ class ExpertTimes:
 def analytic_experts(
     model: ModelShape, sheet: DataSheet, precision: Precision, degrees: tuple[int, ...], one_by_one: bool = False
 ) -> Mapping[int, ExpertTimes]:
-    """By degree of tensor parallelism inside experts, from a data sheet. `one_by_one`: no kernel does all experts of a
-    rank at once."""
+    """Times by degree of tensor parallelism inside experts, by a data sheet. `one_by_one`: no grouped kernels."""
     if not model.experts:
         return {}
     peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit

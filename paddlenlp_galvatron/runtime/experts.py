@@ -1,7 +1,7 @@
-"""The experts of a layer on one rank: where each token goes, the exchange of rows, and what the rank's own compute.
+"""The experts of a layer on one rank: routing, dispatch and combine by all-to-all, and the products of own experts.
 
-Shapes: T tokens here, k experts a token, E experts, n ranks of the exchange, l experts of a rank, R rows received. A
-rank of the exchange is (ep index, etp index): a row goes to all etp ranks that have a part of its expert.
+Shapes: T tokens of this rank, k experts a token, E experts, n ranks of the all-to-all group, l experts of a rank,
+R rows received. Ranks of the group are ordered by (ep index, etp index); all etp ranks of an expert receive its rows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from . import device
 from .collectives import all_gather, all_to_all
 from .precision import Numbers, cast
 
-Memo = dict[str, Any]  # of one call: recompute finds in it the routing of the first run
+Memo = dict[str, Any]  # of one call: keeps the routing of forward for recompute
 
 
 class Routing:
-    """Where the tokens of one micro-batch go. Backward and recompute use that of forward, and never choose again."""
+    """Destinations of the tokens of one micro-batch. Backward and recompute reuse the routing of forward."""
 
     def __init__(self, chosen: Any, shape: ModelShape, experts: Experts, group: Any):
         """`chosen` [T, k]: numbers of experts."""
@@ -39,7 +39,7 @@ class Routing:
         ones = paddle.ones(keys.shape, "int64")
         sent = paddle.scatter_nd_add(paddle.zeros([ranks * local], "int64"), keys.unsqueeze(-1), ones)
         told = all_gather(sent.reshape([1, ranks, local]), group)  # [from, to, expert]
-        counts = device.to_host(told)  # the one thing that the host must know
+        counts = device.to_host(told)  # the only read by the host
         me = 0 if group is None else group.rank
         self.rows = counts.sum(-1).tolist()  # from each rank to each
         self.rows_back = counts.sum(-1).T.tolist()
@@ -65,7 +65,7 @@ class Routing:
 
 
 def _take(x: Any, index: Any) -> Any:
-    """Rows of x; of no index none, as not every kernel of Paddle's takes that."""
+    """Rows of x by index. Some of Paddle's kernels refuse an empty index."""
     return x.index_select(index) if index.shape[0] else paddle.zeros([0, *x.shape[1:]], x.dtype)
 
 
@@ -86,7 +86,7 @@ class Dispatch(PyLayer):  # type: ignore[misc]
 
 
 class Combine(PyLayer):  # type: ignore[misc]
-    """Rows [R, H], already times their scores -> the sum of each token's [T, H]: the mirror image of dispatch."""
+    """Rows [R, H], already times their scores -> their sums by token [T, H]: the transpose of dispatch."""
 
     @staticmethod
     def forward(ctx: Any, rows: Any, routing: Routing) -> Any:
@@ -99,18 +99,18 @@ class Combine(PyLayer):  # type: ignore[misc]
 
 
 class Products(PyLayer):  # type: ignore[misc]
-    """x [R, I] by expert, a weight [I, O] of each -> [R, O]: one product an expert, in any order of ranks the same."""
+    """x [R, I] by expert and a weight [I, O] of each expert -> [R, O], by one product an expert."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, counts: Sequence[int], *weights: Any) -> Any:
-        # Not saved: under zero3 the memory of weights goes meanwhile, and backward finds them anew.
+        # Not by save_for_backward: zero3 frees the weights after forward and gathers them again for backward.
         ctx.x, ctx.counts, ctx.weights = x, counts, weights
         parts = [part @ weights[expert] for expert, part in _parts(x, counts)]
         return paddle.concat(parts) if parts else paddle.zeros([0, weights[0].shape[-1]], x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        # An expert without rows has a gradient, too: AdamW decays it as in one process.
+        # An expert without rows has a gradient of zeros, so that AdamW decays it as in one process.
         of_weights: list[Any] = [None] * len(ctx.weights)
         of_rows = []
         for (expert, part), (_, own) in zip(_parts(ctx.x, ctx.counts), _parts(grad, ctx.counts), strict=True):
@@ -130,7 +130,7 @@ def _parts(rows: Any, counts: Sequence[int]) -> Iterator[tuple[int, Any]]:
 
 
 class OwnExperts:
-    """A rank's experts of one layer. `layer` holds their weights, [l] of each kind, by names of its own."""
+    """A rank's experts of one layer. `layer` holds l weights of each kind, under the names of `names`."""
 
     def __init__(self, shape: ModelShape, experts: Experts, group: Any, numbers: Numbers):
         self.layer = nn.Layer()
@@ -157,7 +157,7 @@ class OwnExperts:
         rows, score = Dispatch.apply(cast(x, numbers.stored), scores, routing)
         rows = cast(rows, numbers.computed)
         gate, up = (self._product(rows, kind, routing) for kind in (0, 1))
-        # Times its score before the last product, so that no copy of what that puts out is kept.
+        # The score multiplies the input of the last product, so that backward need not keep that product's output.
         inner = nn.functional.silu(gate) * up * cast(score, numbers.computed).unsqueeze(-1)
         return cast(Combine.apply(cast(self._product(inner, 2, routing), numbers.stored), routing), numbers.computed)
 

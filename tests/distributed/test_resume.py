@@ -47,6 +47,11 @@ def words_of(output: str, steps: int = STEPS) -> list[str]:
     return ["train", "plan.json", "--model", "model.json", "--output_dir", output, "--max_steps", str(steps), *CONSTANT]
 
 
+def heed_hang_ups() -> None:
+    """A test run behind `nohup` passes an ignored SIGHUP on to all that it starts."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def start(folder: Path, output: str, *words: str, steps: int = STEPS, **environment: str) -> subprocess.Popen[bytes]:
     with (folder / f"{output}.txt").open("ab") as out:
         return subprocess.Popen(
@@ -56,6 +61,7 @@ def start(folder: Path, output: str, *words: str, steps: int = STEPS, **environm
             stderr=out,
             env=begun_with() | environment,
             start_new_session=True,
+            preexec_fn=heed_hang_ups,
         )
 
 

@@ -1,8 +1,8 @@
-"""Experts for PaddleNLP's layers, whose own fail on Paddle 3.3: router and shared expert, and all for one process.
+"""Experts in PaddleNLP's decoder layers; PaddleNLP's own expert layers fail on Paddle 3.3.
 
-A layer of the runtime has the router here, and the expert that has all tokens; `runtime.experts` has the others. The
-whole model of one process has all, one after the other: it shares no code with the runtime, as it is what that is held
-to.
+A layer of the runtime has the router and the shared expert from here, and its routed experts from `runtime.experts`.
+The whole model of one process has all experts from here, one after the other. It is the reference of parity and so
+shares no code with the runtime.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...model import ModelShape
 
 
 class GatedMlp(nn.Layer):  # type: ignore[misc]
-    """Gate, up and down by any names."""
+    """A gated MLP whose gate, up and down projections have the given names."""
 
     def __init__(self, hidden: int, inner: int, names: tuple[str, str, str]):
         super().__init__()
@@ -30,7 +30,7 @@ class GatedMlp(nn.Layer):  # type: ignore[misc]
 
 
 class Mixture(nn.Layer):  # type: ignore[misc]
-    """Router, and the expert that has all tokens."""
+    """Router and shared expert; with `whole` the routed experts, too."""
 
     def __init__(self, shape: ModelShape, whole: bool):
         super().__init__()
@@ -60,7 +60,7 @@ class Mixture(nn.Layer):  # type: ignore[misc]
 
 
 class WithExperts:
-    """Mixed into the adapter of the family whose attention and norms the layers have."""
+    """Mixin for the adapter of the dense family with the same attention and norms."""
 
     def whole_model(self, shape: ModelShape, config: Any) -> Any:
         model = super().whole_model(shape, config)  # type: ignore[misc]
@@ -74,7 +74,7 @@ class WithExperts:
 
 
 def put(layer: Any, shape: ModelShape, mixture: Mixture) -> None:
-    """Have a decoder layer of PaddleNLP's call this in place of its MLP."""
+    """Replace the MLP of a PaddleNLP decoder layer."""
     assert shape.traits.mixture
     inside = shape.traits.mixture.inside
     if inside != "mlp" and "mlp" in layer._sub_layers:

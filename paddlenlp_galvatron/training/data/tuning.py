@@ -22,7 +22,7 @@ from ...runtime.batch import IGNORED_LABEL, Samples
 from .conversations import Encoder, Sample
 from .packing import pack
 from .preferences import PairEncoder
-from .sample_index import FOLDER, StoredRows, kept_arrays
+from .sample_index import FOLDER, kept_arrays
 from .source import InPasses
 from .templates import open_template, special_tokens
 from .tokenizer import end_token, load_tokenizer
@@ -32,8 +32,6 @@ SUFFIXES = (".json", ".jsonl")
 NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
 CUT_AWAY, UNLEARNT = 0, 1  # remarks on a line
 MOST_NAMED = 3  # lines in a note
-
-Array = NDArray[np.int64] | StoredRows
 
 
 def tuning_files(data: Path, split: str) -> list[Path]:
