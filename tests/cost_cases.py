@@ -19,16 +19,20 @@ class RealCase:
     name: str
     plan: Plan
     shape: ModelShape
+    adapter_rank: int | None = None  # of adapters, which alone learn
 
 
 def real_cases() -> list[RealCase]:
-    """The parity tests' plans on four ranks; those of ZeRO in bf16 as well, some with norms of q and k."""
+    """The parity tests' plans on four ranks; those of ZeRO in bf16 as well, some with norms of q and k, half of them
+    with adapters."""
     normed = [replace(named, name=f"{named.name}, qwen3", family="qwen3") for named in FOUR[:2] + FOUR[-1:] + ZERO[-3:]]
     plain = FOUR + ZERO + normed + INTERLEAVED_FOUR + PARTS_FOUR + CONTEXT_FOUR
-    cases = [(named, Precision.FP32) for named in plain] + [(named, Precision.BF16) for named in ZERO + PARTS_FOUR[1:2]]
+    cases = [(named, Precision.FP32, None) for named in plain]
+    cases += [(named, Precision.BF16, None) for named in ZERO + PARTS_FOUR[1:2]]
+    cases += [(named, Precision.FP32, 8) for named in [*plain[::2], *(one for one in plain[1::2] if one.kv_heads)]]
     return [
         RealCase(
-            f"{named.name}, {precision}",
+            f"{named.name}, {precision}, adapters of rank {rank}",
             replace(
                 named.plan,
                 global_batch=2 * named.plan.global_batch,
@@ -47,6 +51,7 @@ def real_cases() -> list[RealCase]:
                 tied_embeddings=named.tied,
                 own_head_dim=64 if named.family == "qwen3" else None,
             ),
+            rank,
         )
-        for named, precision in cases
+        for named, precision, rank in cases
     ]
