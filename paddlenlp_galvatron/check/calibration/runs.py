@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...cost_model import CostModel, CostOptions, derive
+from ...cost_model import CostModel, CostOptions, Task, derive
 from ...model import ModelShape
 from ...plan import Plan
 from ...profiles.data_sheet import DataSheet
@@ -26,6 +26,7 @@ class MeasuredRun:
     reserved_mib: float | None = None  # most that the allocator held
     stage: int | None = None  # whose memory was told; None: the fullest one's
     offload_optimizer: bool = False
+    adapter_rank: int | None = None  # of LoRA's adapters, which alone learn
     ours: bool = False  # by this project's runtime, which posts the receives of a pipeline ahead
     kept_bytes: Callable[[int, int], float] | None = None  # of layers that are not ours, see `analytic_computation`
 
@@ -51,7 +52,7 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
         run.plan.world_size // per_node,
         per_node,
         run.plan.assumed,
-        CostOptions(offload_optimizer=run.offload_optimizer),
+        CostOptions(offload_optimizer=run.offload_optimizer, task=Task(run.adapter_rank)),
         run.kept_bytes,
     )
 
