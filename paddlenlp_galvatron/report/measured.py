@@ -207,7 +207,7 @@ class Health:
         if bound and most > bound:
             yield (
                 "most rows of experts",
-                f"a rank of experts got {most:.3g} times the mean rows, more than the {bound:.3g} that memory was planned for; "
+                f"a rank of experts had {most:.3g} times the mean rows, but memory was planned for {bound:.3g}; "
                 f"search again with --moe_imbalance_bound {most:.2g}",
             )
 

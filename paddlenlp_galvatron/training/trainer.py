@@ -405,8 +405,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             if engine.rank == 0:
                 write_text(self.settings.traffic, json.dumps(traffic, indent=2) + "\n")
         # One rank may hear of SIGTERM a step before another.
-        own = seconds, data_s, device.peak_mib(), bool(told), *engine.stage.load.imbalance
-        times, loads, peaks, stops, *imbalance = engine.gather(*own)
+        numbers = seconds, data_s, device.peak_mib(), bool(told), *engine.stage.load.imbalance
+        times, loads, peaks, stops, *imbalance = engine.gather(*numbers)
         record = StepRecord(
             step=step,
             loss=loss,
