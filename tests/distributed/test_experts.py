@@ -25,7 +25,7 @@ from .test_families import disagreements
 ZERO2 = DataParallel.ZERO2
 FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral")
 TOP_K = paddle.topk
-SEED = 7  # with which few words fill some ranks of experts and leave others empty
+SEED = 8  # with which few words fill some ranks of experts and leave others empty
 NEAR = 0.01  # distance of two experts' probabilities that rounding to bf16 can turn round; seen was 1.4e-3
 
 
@@ -41,24 +41,30 @@ TWO = {
 }
 FOUR = {
     "ep 4, plain": plans.having(plans.plan(4, "1 1r", micro_batches=1), "4 4"),
-    "ep 2 over two, three ZeRO types": plans.having(plans.plan(4, "1 1 1z", default=ZERO2), "2 2z 2"),
     "ep 2 with tp 2, and whole": plans.having(plans.plan(4, "1 1z"), "2x2 1z"),
     "beside Megatron-SP": plans.having(plans.plan(4, "2 4r", vocab="2"), "4 2"),
     "beside plain tp": plans.having(plans.plan(4, "2 4r", megatron_sp=False), "4 2x2"),
+    "bf16, ZeRO": in_bf16(plans.having(plans.plan(4, "1 2zr 1", default=ZERO2), "4 2z 2x2")),
+}
+LATE = {  # trained by test_deferred.py, where all that ranks exchange comes late
+    "ep 2 over two, three ZeRO types": plans.having(plans.plan(4, "1 1 1z", default=ZERO2), "2 2z 2"),
     "beside Ulysses and cp": plans.having(plans.plan(4, "2u 1c2 2c2"), "4 4 2x2"),
     "in stages": plans.having(plans.plan(4, "1r 2 1", (2, 1), micro_batches=4), "2 1x2 2z"),
     "interleaved": plans.having(plans.plan(4, "1 1 2 1a", (1, 1, 1, 1), micro_batches=4, chunks=2), "2 2 1 2"),
-    "bf16, ZeRO": in_bf16(plans.having(plans.plan(4, "1 2zr 1", default=ZERO2), "4 2z 2x2")),
 }
+# Some of their experts get no rows. In bf16 the gradients of such a model, which cancel out soon, differ by 0.2 without
+# experts, too.
+OF_FEW_WORDS = (
+    *("ZeRO of either half", "beside Megatron-SP"),
+    *("ep 2 over two, three ZeRO types", "beside Ulysses and cp", "interleaved"),
+)
 
 
 def cases(named: dict[str, Plan]) -> list[Case]:
-    """Each plan with a family, in turn; every other one has so few words that some experts get no rows. In bf16 such
-    a model's gradients, which cancel out soon, differ by 0.2 without experts, too."""
-    exact = [plan.assumed.mixed_precision is Precision.FP32 for plan in named.values()]
+    """Each plan with a family, in turn."""
     return [
-        small_case(plan, FAMILIES[number % 3], steps=2, vocabulary=2 if number % 2 and exact[number] else 61, seed=SEED)
-        for number, plan in enumerate(named.values())
+        small_case(plan, FAMILIES[number % 3], steps=2, vocabulary=2 if name in OF_FEW_WORDS else 61, seed=SEED)
+        for number, (name, plan) in enumerate(named.items())
     ]
 
 
@@ -98,15 +104,16 @@ def one_process(case: Case) -> dict[str, np.ndarray]:
 def test_few_words_fill_one_rank_and_leave_others_empty(monkeypatch):
     """What the cases above are there for."""
     shares: dict[str, list[list[float]]] = {}
-    for (name, plan), case in zip(FOUR.items(), cases(FOUR), strict=True):
+    both = zip((FOUR | LATE).items(), cases(FOUR) + cases(LATE), strict=True)
+    for (name, plan), case in both:
         routers = Routers(monkeypatch)
         one_process(case)
         layers = zip(plan.layers, routers.seen, strict=True)
         ranks = [chosen // (case.shape.experts // layer.ep) for layer, (_, chosen) in layers]
         shares[name] = [(np.bincount(rank.ravel(), minlength=4) / rank.size).tolist() for rank in ranks]
-    assert 1.0 in shares["beside Ulysses and cp"][0]  # all rows on one of four
-    assert 1.0 in shares["ep 2 over two, three ZeRO types"][1]
-    assert shares["beside Megatron-SP"][0].count(0.0) == 1
+    starved, all_to_one = shares["beside Megatron-SP"]
+    assert starved.count(0.0) == 1 and all_to_one[:2] == [0.0, 1.0]  # of four ranks, and of two
+    assert shares["beside Ulysses and cp"][1].count(0.0) == 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
