@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 FOLDER = Path(__file__).parent / "fixtures" / "huggingface"
-NAMES = ("llama", "qwen2", "qwen2-tied", "llama3.2", "qwen3")
+NAMES = ("llama", "qwen2", "qwen2-tied", "llama3.2", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral")
 TOLERANCE = 1e-4  # of logits and losses against transformers'; seen were 4e-6 and 1e-6
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import Any, Literal
@@ -79,6 +79,16 @@ def plan(
     )
     require_valid(made)
     return made
+
+
+def having(plan: Plan, code: str) -> Plan:
+    """The plan with experts by words, a layer each: "4 2x2 1z" is ep 4, ep 2 with tp 2, whole experts under zero3."""
+    words = re.findall(r"(\d+)(?:x(\d+))?(z?)", code)
+    made: list[LayerStrategy] = []
+    for layer, (ep, etp, sharded) in zip(plan.layers, words, strict=True):
+        dp_type = DataParallel.ZERO3 if sharded else plan.default_dp_type
+        made.append(replace(layer, ep=int(ep), etp=int(etp or 1), experts_dp_type=dp_type))
+    return replace(plan, layers=tuple(made))
 
 
 TWO = [
