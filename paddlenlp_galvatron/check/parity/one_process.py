@@ -19,7 +19,7 @@ from ...plan import ModelShape
 from ...runtime.adapters import load_family
 from ...runtime.adapters.mixture import Mixture
 from ...runtime.batch import IGNORED_LABEL, Batch, Samples, samples_of
-from ...runtime.paddle_private import next_rate
+from ...runtime.paddle_private import next_rate, take_over_hooks
 from ...runtime.weights import WeightSource
 from ...training.recipe import Recipe
 
@@ -48,7 +48,11 @@ def train_one_process(
             rslora=adapters.rslora,
             dtype="float32",
         )
+        plain = dict(model.named_sublayers())
         model = LoRAModel(model, config).model
+        for name, layer in model.named_sublayers():
+            if name in plain and plain[name] is not layer:
+                take_over_hooks(layer, plain[name])
         weights = dict(model.named_parameters())
     for name, weight in weights.items():
         weight.set_value(source(name, tuple(weight.shape)))
