@@ -74,7 +74,7 @@ SOME += plans.CONTEXT_FOUR[-3:]
 
 
 def test_some_plans_train_as_one_process_does(tmp_path):
-    assert not disagreements(tmp_path, [*named(SOME), *test_experts.cases(test_experts.LATE)], seed=0)
+    assert not disagreements(tmp_path, [*named(SOME), *test_experts.cases(plans.EXPERTS_LATE)], seed=0)
 
 
 @pytest.mark.slow

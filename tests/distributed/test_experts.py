@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import paddle
 
 from paddlenlp_galvatron.check.parity.one_process import train_one_process
 from paddlenlp_galvatron.check.parity.parity import TOLERANCES, Case, batch_of, small_case
-from paddlenlp_galvatron.plan import DataParallel, Plan, Precision
+from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.weights import SeededWeights
@@ -22,58 +21,34 @@ from paddlenlp_galvatron.runtime.weights import SeededWeights
 from . import plans
 from .test_families import disagreements
 
-ZERO2 = DataParallel.ZERO2
 FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral")
 TOP_K = paddle.topk
 SEED = 8  # with which few words fill some ranks of experts and leave others empty
 NEAR = 0.01  # distance of two experts' probabilities that rounding to bf16 can turn round; seen was 1.4e-3
 
 
-def in_bf16(plan: Plan) -> Plan:
-    return replace(plan, assumed=replace(plan.assumed, mixed_precision=Precision.BF16))
-
-
-TWO = {
-    "unlike layers": plans.having(plans.plan(2, "1 1z 1r"), "2 1x2 2"),
-    "ZeRO of either half": plans.having(plans.plan(2, "1z 1", default=ZERO2), "1 1z"),
-    "reduced every micro-batch": plans.having(plans.plan(2, "1 2", async_reduce=False), "2 1"),
-    "bf16": in_bf16(plans.having(plans.plan(2, "1r 2"), "2 1x2")),
-}
-FOUR = {
-    "ep 4, plain": plans.having(plans.plan(4, "1 1r", micro_batches=1), "4 4"),
-    "ep 2 with tp 2, and whole": plans.having(plans.plan(4, "1 1z"), "2x2 1z"),
-    "beside Megatron-SP": plans.having(plans.plan(4, "2 4r", vocab="2"), "4 2"),
-    "beside plain tp": plans.having(plans.plan(4, "2 4r", megatron_sp=False), "4 2x2"),
-    "bf16, ZeRO": in_bf16(plans.having(plans.plan(4, "1 2zr 1", default=ZERO2), "4 2z 2x2")),
-}
-LATE = {  # trained by test_deferred.py, where all that ranks exchange comes late
-    "ep 2 over two, three ZeRO types": plans.having(plans.plan(4, "1 1 1z", default=ZERO2), "2 2z 2"),
-    "beside Ulysses and cp": plans.having(plans.plan(4, "2u 1c2 2c2"), "4 4 2x2"),
-    "in stages": plans.having(plans.plan(4, "1r 2 1", (2, 1), micro_batches=4), "2 1x2 2z"),
-    "interleaved": plans.having(plans.plan(4, "1 1 2 1a", (1, 1, 1, 1), micro_batches=4, chunks=2), "2 2 1 2"),
-}
-# Some of their experts get no rows. In bf16 the gradients of such a model, which cancel out soon, differ by 0.2 without
-# experts, too.
-OF_FEW_WORDS = (
-    *("ZeRO of either half", "beside Megatron-SP"),
-    *("ep 2 over two, three ZeRO types", "beside Ulysses and cp", "interleaved"),
+WORDS = 61  # a vocabulary
+# Of two words some experts get no rows. In bf16 the gradients of such a model, which cancel out soon, differ by 0.2
+# without experts, too.
+OF_TWO_WORDS = (
+    *("experts: ZeRO of either half", "experts: beside Megatron-SP"),
+    *("experts: ep 2 over two, three ZeRO types", "experts: beside Ulysses and cp", "experts: interleaved"),
 )
 
 
-def cases(named: dict[str, Plan]) -> list[Case]:
-    """Each plan with a family, in turn."""
+def cases(named: list[plans.Named]) -> list[Case]:
     return [
-        small_case(plan, FAMILIES[number % 3], steps=2, vocabulary=2 if name in OF_FEW_WORDS else 61, seed=SEED)
-        for number, (name, plan) in enumerate(named.items())
+        small_case(of.plan, of.family, steps=2, vocabulary=2 if of.name in OF_TWO_WORDS else WORDS, seed=SEED)
+        for of in named
     ]
 
 
 def test_experts_of_two_processes():
-    assert not disagreements(cases(TWO))
+    assert not disagreements(cases(plans.EXPERTS_TWO))
 
 
 def test_experts_of_four_processes():
-    assert not disagreements(cases(FOUR))
+    assert not disagreements(cases(plans.EXPERTS_FOUR))
 
 
 class Routers:
@@ -104,22 +79,22 @@ def one_process(case: Case) -> dict[str, np.ndarray]:
 def test_few_words_fill_one_rank_and_leave_others_empty(monkeypatch):
     """What the cases above are there for."""
     shares: dict[str, list[list[float]]] = {}
-    both = zip((FOUR | LATE).items(), cases(FOUR) + cases(LATE), strict=True)
-    for (name, plan), case in both:
+    named = [*plans.EXPERTS_FOUR, *plans.EXPERTS_LATE]
+    for of, case in zip(named, cases(named), strict=True):
         routers = Routers(monkeypatch)
         one_process(case)
-        layers = zip(plan.layers, routers.seen, strict=True)
+        layers = zip(of.plan.layers, routers.seen, strict=True)
         ranks = [chosen // (case.shape.experts // layer.ep) for layer, (_, chosen) in layers]
-        shares[name] = [(np.bincount(rank.ravel(), minlength=4) / rank.size).tolist() for rank in ranks]
-    starved, all_to_one = shares["beside Megatron-SP"]
+        shares[of.name] = [(np.bincount(rank.ravel(), minlength=4) / rank.size).tolist() for rank in ranks]
+    starved, all_to_one = shares["experts: beside Megatron-SP"]
     assert starved.count(0.0) == 1 and all_to_one[:2] == [0.0, 1.0]  # of four ranks, and of two
-    assert shares["beside Ulysses and cp"][1].count(0.0) == 2
+    assert shares["experts: beside Ulysses and cp"][1].count(0.0) == 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bf16_sends_tokens_to_other_experts_only_where_two_nearly_tie(monkeypatch, family):
     """And with the routing of fp32 its gradients are those of fp32."""
-    case = small_case(plans.plan(1, "1 1 1", micro_batches=1), family, steps=1, vocabulary=61, seed=1)
+    case = small_case(plans.plan(1, "1 1 1", micro_batches=1), family, steps=1, vocabulary=WORDS, seed=1)
     exact = Routers(monkeypatch)
     gradients = one_process(case)
     rounded = Routers(monkeypatch)
@@ -144,4 +119,4 @@ def test_bf16_sends_tokens_to_other_experts_only_where_two_nearly_tie(monkeypatc
 
 def engine(case: Case) -> Engine:
     """Of the case in bf16."""
-    return Engine(in_bf16(case.plan), case.shape, load_family(case.shape.family), case.seq_length, seed=case.seed)
+    return Engine(plans.in_bf16(case.plan), case.shape, load_family(case.shape.family), case.seq_length, seed=case.seed)
