@@ -124,7 +124,7 @@ class ModelShape:
         return _short_hash({key: value for key, value in told.items() if not (key in YOUNG and value == YOUNG[key])})
 
 
-UNPLANNED = ("name", "attention_dropout", "router_aux_loss_coef")  # no plan depends on them
+UNPLANNED = ("name", "attention_dropout", "router_aux_loss_coef")  # plans do not depend on these
 EXPERTS = ("experts", "experts_per_token", "expert_size", "shared_size", "norm_topk")
 # Fields that shapes had not from the start: at these values a fingerprint is what it was before them.
 YOUNG = {

@@ -57,7 +57,7 @@ class Placement:
         return range(first, first + each)
 
     def own_samples(self, strategy: LayerStrategy, micro_batch: int, seq_length: int) -> list[int]:
-        """The sample of each token that this rank's experts have from itself; no other rank has that token."""
+        """The sample of a micro-batch that each token is of, for the tokens that this rank alone sends to experts."""
         layout = token_layout(strategy, self.mesh.size, sequence_parallel=True)
         held = layout.intervals(micro_batch * seq_length, micro_batch)[self.local].tolist()
         return [token // seq_length for start, stop in held for token in range(start, stop)]
