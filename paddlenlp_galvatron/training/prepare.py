@@ -181,6 +181,10 @@ def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[st
     shape = model.shapes[0]
     if run.initializer_range is not None:
         shape = replace(shape, initializer_range=run.initializer_range)
+    if run.router_aux_loss_coef is not None:
+        if not shape.experts:
+            raise UserError(f"router_aux_loss_coef: {shape.name} has no experts to balance; leave it out")
+        shape = replace(shape, router_aux_loss_coef=run.router_aux_loss_coef)
     if options.model_size is not None and shape == load_model(options.model_size):
         return options.model_size, shape, model.seq_length
     path = folder.absolute() / CONFIG

@@ -24,13 +24,14 @@ from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, whol
 from paddlenlp_galvatron.training.data.source import RandomData
 from paddlenlp_galvatron.training.recipe import Recipe
 
-from .plans import plan
+from .plans import having, plan
 
 # Every rank of the last stage holds a part of the vocabulary, so that together they have the logits.
 PLANS = {
     "fewer kv heads than tp": plan(4, "1 4r 2", vocab="4"),
     "two stages, zero3 and Ulysses": plan(4, "1z 2u 2z", (1, 2), vocab="2z", micro_batches=4),
 }
+EXPERTS = dict(zip(PLANS, ("4 2x2 2z", "2 1x2 2"), strict=True))  # of models that have some
 JOBS = [(name, source, of) for name in NAMES for source, of in zip(("directory", "checkpoint"), PLANS, strict=True)]
 FIRST = [JOBS[2 * number + number % 2] for number in range(len(NAMES))]  # each model, by turns in either way
 OTHERS = [job for job in JOBS if job not in FIRST]
@@ -54,7 +55,8 @@ def trained(folder: Path, those: list[tuple[str, str, str]], tuned: list[tuple[s
         if source == "checkpoint":
             weights = folder / name
             to_checkpoint(FOLDER / name, load_model(FOLDER / name), weights, ignore)
-        jobs.append((name, str(weights), plan_to_dict(PLANS[of])))
+        planned = having(PLANS[of], EXPERTS[of]) if load_model(FOLDER / name).experts else PLANS[of]
+        jobs.append((name, str(weights), plan_to_dict(planned)))
     (folder / "jobs.json").write_text(json.dumps(jobs))
     adapted = [(*pair, plan_to_dict(of)) for pair, of in zip(tuned, cycle(PLANS.values()))]
     (folder / "tuning.json").write_text(json.dumps(adapted))
