@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate, Seed, Size
+from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate, RateOrNone, Seed, Size
 from ..base.locking import locked
 from ..base.reading import read_json
 from ..base.writing import make_folder, write_text
@@ -98,6 +98,11 @@ class RunOptions(Options):
     )
     initializer_range: Rate | None = Field(
         None, description="standard deviation of random initial weights; unset: the model's"
+    )
+    router_aux_loss_coef: RateOrNone | None = Field(
+        None,
+        description="coefficient of the balance loss of models with experts; unset: config.json's, if "
+        "output_router_logits is true there",
     )
     overwrite_output_dir: bool = Field(False, description="1: start from the beginning, as resume_from_checkpoint none")
     device: Literal["cpu", "gpu"] | None = Field(
@@ -218,6 +223,11 @@ class TrainSettings(RunOptions):
     def preference(self) -> Preference | None:
         """The loss of pairs; None: the run has none."""
         return self.pairs.preference if self.tuning.kind == "dpo" else None
+
+    @property
+    def compares(self) -> bool:
+        """Whether the loss needs the reference's log-probabilities."""
+        return self.preference is not None and self.preference.has_reference
 
     @property
     def log(self) -> Path:
