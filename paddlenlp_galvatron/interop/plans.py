@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ...base.errors import UserError
-from ...base.limits import Rank, Ranks, Samples
-from ..fields import Degrees, Flag, Flags, ListOf, parse
+from ..base.errors import UserError
+from ..base.limits import Rank, Ranks, Samples
+from .fields import Degrees, Flag, Flags, ListOf, parse
 
 Fields = dict[str, Any]
 
