@@ -28,7 +28,7 @@
 
 namespace galvatron {
 
-class ColumnGeneration {
+class ColumnGeneration : public Search {
  public:
   explicit ColumnGeneration(Problem tables)
       : tables_(std::move(tables)),
@@ -50,16 +50,16 @@ class ColumnGeneration {
 
   static constexpr long kMostEffort = 20'000'000;  // passes: a second or two; of more effort a share
 
-  // A lower bound of the step time, in ms: some stage works as long. Infinite where nothing fits.
-  double bound(WorkBudget& poll) {
+  // Some stage works as long.
+  double bound(WorkBudget& poll) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     double least = kInfinity;
     for (VocabCase& vocab_case : vocab_cases_) least = std::min(least, greedy_partition(vocab_case, poll));
     return least;
   }
 
-  // A better one, of the root node. Bounds beyond `limit` stay rough.
-  double tight_bound(double limit, WorkBudget& poll) {
+  // The bound of the root node.
+  double tight_bound(double limit, WorkBudget& poll) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     allow(kEffortOfBound, poll);
     open(limit, poll);
@@ -67,9 +67,12 @@ class ColumnGeneration {
     return std::min({limit, best_.cost, least_open()});
   }
 
-  // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
-  // `effort` passes; then the best one found. `exactly`: stages of one chunk answer exactly, which takes longer.
-  PlanFound solve(double limit, long effort, double& proven, WorkBudget& poll, bool exactly = false) {
+  PlanFound solve(double limit, long effort, double& proven, WorkBudget& poll) override {
+    return solve(limit, effort, proven, poll, false);
+  }
+
+  // `exactly`: stages of one chunk answer exactly, which takes longer.
+  PlanFound solve(double limit, long effort, double& proven, WorkBudget& poll, bool exactly) {
     const std::lock_guard<std::mutex> lock(mutex_);
     exact_ = exactly && chunks_a_stage() == 1;
     proven = searched(limit, effort, poll);

@@ -16,7 +16,6 @@
 
 #include "column_generation.hpp"
 #include "critical_path.hpp"
-#include "label_setting.hpp"
 #include "search.hpp"
 
 namespace py = pybind11;
@@ -87,40 +86,6 @@ void check_shape(const std::string& name, const Array& array, const std::vector<
 template <class... Values>
 py::object named(const char* name, Values&&... values) {
   return py::module_::import("galvatron_dp_core").attr(name)(std::forward<Values>(values)...);
-}
-
-py::object solve_layers(const Array& memory, const Array& time, const Array& change, double budget, double gap,
-                       const Cancel* cancel) {
-  if (memory.ndim() != 2 || memory.size() == 0)
-    throw py::value_error("memory_mib: has shape " + shape_of(memory) +
-                          "; give [layers, strategies], neither of them 0");
-  const py::ssize_t layers = memory.shape(0), strategies = memory.shape(1);
-  if (layers > kMostLayers || strategies > kMostStrategies || layers * strategies > kMostCells)
-    throw py::value_error("memory_mib: has shape " + shape_of(memory) +
-                          "; at most 100000 layers, 2000 strategies, and 5000000 entries");
-  check_shape("time_s", time, {layers, strategies});
-  if (change.ndim() == 3)
-    check_shape("switch_s", change, {layers, strategies, strategies});
-  else
-    check_shape("switch_s", change, {strategies, strategies});
-  check_entries("memory_mib", memory);
-  check_entries("time_s", time);
-  check_entries("switch_s", change);
-  check_number("budget_mib", budget);
-  check_number("gap", gap);
-  if (gap >= 1) throw py::value_error("gap: is not below 1");
-  const LayerTables tables{
-      static_cast<int>(layers), static_cast<int>(strategies), memory.data(), time.data(), change.data(),
-      change.ndim() == 3};
-  WorkBudget poll = poll_for(cancel);
-  LayerSolution solution;
-  try {
-    py::gil_scoped_release release;
-    solution = LabelSetting(tables, budget).solve(gap, poll);
-  } catch (const TooHard& error) {
-    throw TooHard(error.what() + std::string("; allow a gap, or give fewer layers or strategies"));
-  }
-  return named("LayersFound", solution.cost, solution.choice, solution.memory, solution.bound);
 }
 
 using Integers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
@@ -227,17 +192,45 @@ double step_ms(const Integers& passes, const Integers& runs, std::int64_t micro_
   return StepGraph(lists).time(times, {send.data(), send.data() + send.size()}, poll);
 }
 
-// All of a problem but what a stage holds.
-Problem tables_of(py::ssize_t stages, const Integers& layers, std::int64_t micro_batches, const Integers& passes,
-                         const Integers& runs, const Array& strategies, const Integers& groups, const Integers& types,
-                         const Array& change, const Array& enter, const Array& leave, const Array& vocabs,
-                         const Array& vocab_enter, const Array& vocab_leave, const Array& send, double budget) {
+int in_flight_of(std::int64_t count, int least, int micro_batches) {
+  if (count < least || count > micro_batches) throw py::value_error("in_flight: between 1 and micro_batches");
+  return static_cast<int>(count);
+}
+
+// Micro-batches in flight: a row for each moment, the stage and a number a chunk.
+void set_in_flight(Problem& tables, const Integers& in_flight) {
+  const int chunks = tables.passes.chunks();
+  if (in_flight.shape(1) != 1 + chunks) throw py::value_error("in_flight: not as many chunks as in passes");
+  tables.held.resize(tables.stages);
+  for (py::ssize_t row = 0; row < in_flight.shape(0); ++row) {
+    const std::int64_t stage = in_flight.at(row, 0);
+    if (stage < 0 || stage >= tables.stages) throw py::value_error("in_flight: a stage is out of range");
+    std::vector<int> moment;
+    for (int chunk = 0; chunk < chunks; ++chunk)
+      moment.push_back(in_flight_of(in_flight.at(row, 1 + chunk), chunks == 1, tables.micro_batches));
+    tables.held[stage].push_back(std::move(moment));
+  }
+  for (const auto& moments : tables.held) {
+    if (moments.empty() || (chunks == 1 && moments.size() > 1))
+      throw py::value_error("in_flight: a stage is missing, or has several moments but one chunk");
+    tables.in_flight.push_back(moments.front().front());
+  }
+}
+
+std::unique_ptr<Search> make_pipeline(
+    const Integers& layers, std::int64_t micro_batches, const Integers& passes, const Integers& runs,
+    const Array& strategies, const Integers& groups, const Integers& types, const Array& change, const Array& enter,
+    const Array& leave, const Array& vocabs, const Array& vocab_enter, const Array& vocab_leave, const Array& middle,
+    const Integers& in_flight, const Array& send, double budget) {
+  if (in_flight.ndim() != 2 || in_flight.shape(0) < 1 || in_flight.shape(1) < 2)
+    throw py::value_error("in_flight: give stage and micro-batches of each of its chunks, a moment a row");
+  const std::int64_t stages = in_flight.at(in_flight.shape(0) - 1, 0) + 1;
   const py::ssize_t count = strategies.ndim() ? strategies.shape(0) : 0;
   const py::ssize_t kinds = types.size(), options = vocabs.ndim() ? vocabs.shape(0) : 0;
   Problem tables;
   tables.starts = starts_of(layers);
   tables.layers = tables.starts.back();
-  if (stages < 1 || tables.layers < stages) throw py::value_error("in_flight: fewer layers than stages");
+  if (stages < 1 || stages > tables.layers) throw py::value_error("in_flight: fewer layers than stages");
   if (tables.layers * stages > kMostCells)
     throw py::value_error("in_flight: layers times stages are more than 5000000");
   tables.passes = lists_of(passes, runs, stages, micro_batches);
@@ -252,7 +245,11 @@ Problem tables_of(py::ssize_t stages, const Integers& layers, std::int64_t micro
   check_all("vocabs", vocabs, {options, 2, kNumbers});
   check_all("vocab_enter", vocab_enter, {options, kinds, 2});
   check_all("vocab_leave", vocab_leave, {options, kinds, 2});
+  check_all("middle", middle, {2, kNumbers});
   check_all("send", send, {2, tables.type_count()});
+  if (tables.passes.chunks() > 1 && (tables.type_count() > 1 || stages < 2))
+    throw py::value_error("passes: several chunks need layers of one type, and two stages");
+  if (tables.layers < stages * tables.passes.chunks()) throw py::value_error("layers: fewer than chunks");
   if (std::isnan(budget)) throw py::value_error("budget_mib: is NaN");  // below 0: the reserve is more than there is
   if (groups.ndim() != 1 || groups.size() != count) throw py::value_error("groups: one a strategy");
   tables.stages = static_cast<int>(stages);
@@ -275,95 +272,27 @@ Problem tables_of(py::ssize_t stages, const Integers& layers, std::int64_t micro
                              changes_of(vocab_enter.data(v), kinds), changes_of(vocab_leave.data(v), kinds)});
   tables.send.inside.assign(send.data(0), send.data(0) + tables.type_count());
   tables.send.between.assign(send.data(1), send.data(1) + tables.type_count());
-  return tables;
+  tables.middle = part_of(middle.data(0));
+  tables.later = part_of(middle.data(1));
+  set_in_flight(tables, in_flight);
+  if (tables.passes.chunks() > 1) return std::make_unique<ColumnGeneration>(std::move(tables));
+  return std::make_unique<PipelineSearch>(std::move(tables));
 }
 
-int in_flight_of(std::int64_t count, int micro_batches) {
-  if (count < 1 || count > micro_batches) throw py::value_error("in_flight: between 1 and micro_batches");
-  return static_cast<int>(count);
-}
-
-// Micro-batches in flight of stages of one chunk, a number a stage.
-struct OneChunk {
-  using Searched = PipelineSearch;
-
-  static py::ssize_t stages(const Integers& in_flight) { return in_flight.size(); }
-
-  static void fill(Problem& tables, const Array& middle, const Integers& in_flight) {
-    if (tables.passes.chunks() > 1) throw py::value_error("passes: an Interleaved has several chunks a stage");
-    check_all("middle", middle, {kNumbers});
-    tables.middle = part_of(middle.data());
-    for (py::ssize_t s = 0; s < in_flight.size(); ++s)
-      tables.in_flight.push_back(in_flight_of(in_flight.data()[s], tables.micro_batches));
-    for (const int count : tables.in_flight) tables.held.push_back({{count}});
-  }
-};
-
-// Micro-batches in flight of stages of several chunks: a row for each moment, the stage and a number a chunk.
-struct SeveralChunks {
-  using Searched = ColumnGeneration;
-
-  static py::ssize_t stages(const Integers& in_flight) {
-    if (in_flight.ndim() != 2 || in_flight.shape(0) < 1 || in_flight.shape(1) < 3)
-      throw py::value_error("in_flight: give stage and micro-batches of each of its chunks, a moment a row");
-    const std::int64_t stages = in_flight.at(in_flight.shape(0) - 1, 0) + 1;
-    if (stages < 2 || stages > kMostLayers) throw py::value_error("in_flight: fewer than two stages, or too many");
-    return stages;
-  }
-
-  static void fill(Problem& tables, const Array& middle, const Integers& in_flight) {
-    const int chunks = tables.passes.chunks();
-    if (tables.type_count() > 1) throw py::value_error("layers: those of stages of several chunks are of one type");
-    if (in_flight.shape(1) != 1 + chunks) throw py::value_error("in_flight: not as many chunks as in passes");
-    if (tables.layers < tables.stages * chunks) throw py::value_error("layers: fewer than chunks");
-    check_all("middle", middle, {2, kNumbers});
-    tables.middle = part_of(middle.data(0));
-    tables.later = part_of(middle.data(1));
-    tables.held.resize(tables.stages);
-    for (py::ssize_t row = 0; row < in_flight.shape(0); ++row) {
-      const std::int64_t stage = in_flight.at(row, 0);
-      if (stage < 0 || stage >= tables.stages) throw py::value_error("in_flight: a stage is out of range");
-      std::vector<int> moment;
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        const std::int64_t count = in_flight.at(row, 1 + chunk);
-        moment.push_back(count == 0 ? 0 : in_flight_of(count, tables.micro_batches));
-      }
-      tables.held[stage].push_back(std::move(moment));
-    }
-    for (const auto& moments : tables.held)
-      if (moments.empty()) throw py::value_error("in_flight: a stage is missing");
-  }
-};
-
-template <class Chunks>
-std::unique_ptr<typename Chunks::Searched> make_pipelines(
-    const Integers& layers, std::int64_t micro_batches, const Integers& passes, const Integers& runs,
-    const Array& strategies, const Integers& groups, const Integers& types, const Array& change, const Array& enter,
-    const Array& leave, const Array& vocabs, const Array& vocab_enter, const Array& vocab_leave, const Array& middle,
-    const Integers& in_flight, const Array& send, double budget) {
-  Problem tables = tables_of(Chunks::stages(in_flight), layers, micro_batches, passes, runs, strategies, groups,
-                                    types, change, enter, leave, vocabs, vocab_enter, vocab_leave, send, budget);
-  Chunks::fill(tables, middle, in_flight);
-  return std::make_unique<typename Chunks::Searched>(std::move(tables));
-}
-
-template <class Searched>
-double bound_of(Searched& pipeline, const Cancel* cancel) {
+double bound_of(Search& pipeline, const Cancel* cancel) {
   WorkBudget poll = poll_for(cancel);
   py::gil_scoped_release release;
   return pipeline.bound(poll);
 }
 
-template <class Searched>
-double tight_bound_of(Searched& pipeline, double limit, const Cancel* cancel) {
+double tight_bound_of(Search& pipeline, double limit, const Cancel* cancel) {
   check_number("limit_ms", limit);
   WorkBudget poll = poll_for(cancel);
   py::gil_scoped_release release;
   return pipeline.tight_bound(limit, poll);
 }
 
-template <class Searched>
-py::object solved(Searched& pipeline, double limit, long effort, const Cancel* cancel) {
+py::object solved(Search& pipeline, double limit, long effort, const Cancel* cancel) {
   check_number("limit_ms", limit);
   WorkBudget poll = poll_for(cancel);
   PlanFound best;
@@ -375,7 +304,7 @@ py::object solved(Searched& pipeline, double limit, long effort, const Cancel* c
   return named("PipelineFound", best.cost, bound, best.vocab, best.division, best.strategies);
 }
 
-py::object pipeline_least_memory(const PipelineSearch& pipeline, const Cancel* cancel) {
+py::object least_memory_of(const Search& pipeline, const Cancel* cancel) {
   WorkBudget poll = poll_for(cancel);
   LeastMemory least;
   {
@@ -383,25 +312,6 @@ py::object pipeline_least_memory(const PipelineSearch& pipeline, const Cancel* c
     least = pipeline.least_memory(poll);
   }
   return named("LeastMemory", least.budget, least.vocab, least.division, least.strategy);
-}
-
-template <class Chunks>
-py::class_<typename Chunks::Searched> bind_pipelines(py::module_& module, const char* name, const char* about) {
-  using Searched = typename Chunks::Searched;
-  py::class_<Searched> pipelines(module, name, about);
-  pipelines
-      .def(py::init(&make_pipelines<Chunks>), py::kw_only(), py::arg("layers"), py::arg("micro_batches"),
-           py::arg("passes"), py::arg("runs"), py::arg("strategies"), py::arg("groups"), py::arg("types"),
-           py::arg("change"), py::arg("enter"), py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"),
-           py::arg("vocab_leave"), py::arg("middle"), py::arg("in_flight"), py::arg("send"), py::arg("budget_mib"))
-      .def("bound", &bound_of<Searched>, py::arg("cancel") = nullptr,
-           "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
-      .def("tight_bound", &tight_bound_of<Searched>, py::arg("limit_ms"), py::arg("cancel") = nullptr,
-           "A better one, stage by stage. The limit where nothing takes less.")
-      .def("solve", &solved<Searched>, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr,
-           "The fastest plan: vocabulary strategy, layers of each stage and chunk, strategy of each layer. Infinite "
-           "and -1 where nothing takes less than the limit.");
-  return pipelines;
 }
 
 }  // namespace
@@ -415,7 +325,6 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
     module.attr(name) =
         py::module_::import("collections").attr("namedtuple")(name, fields, py::arg("module") = "galvatron_dp_core");
   };
-  tuple("LayersFound", "time_s choice memory_mib lower_bound_s");
   tuple("PipelineFound", "time_ms lower_bound_ms vocab division choice");
   tuple("LeastMemory", "memory_mib vocab division choice");
 
@@ -424,22 +333,26 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
       .def("cancel", &Cancel::cancel)
       .def_property_readonly("cancelled", &Cancel::cancelled);
 
-  module.def("solve_layers", &solve_layers, py::arg("memory_mib"), py::arg("time_s"), py::arg("switch_s"),
-             py::arg("budget_mib"), py::arg("gap") = 0.0, py::arg("cancel") = nullptr,
-             "See paddlenlp_galvatron.search.solver.solve.");
-
   module.def("step_ms", &step_ms, py::arg("passes"), py::arg("runs"), py::arg("micro_batches"), py::arg("forward_ms"),
              py::arg("backward_ms"), py::arg("sync_ms"), py::arg("send_ms"),
              "Time of one step; see paddlenlp_galvatron.cost_model.simulate.");
 
-  bind_pipelines<OneChunk>(module, "Pipeline",
-                           "Pipelines of layers; see paddlenlp_galvatron.search.tables for the arrays. A strategy's "
-                           "and a vocabulary part's nine numbers: forward, backward, sync (ms), states, activation, "
-                           "workspace: own, message, weights, tables (MiB); a change's two: forward, backward (ms).")
-      .def("least_memory", &pipeline_least_memory, py::arg("cancel") = nullptr,
-           "The plan that needs least on a device.");
-
-  bind_pipelines<SeveralChunks>(module, "Interleaved",
-                                "Pipelines whose stages have several chunks of layers. Arrays as Pipeline's, but "
-                                "`middle` twice (in a stage's first chunk, in a later one), `in_flight` by moments.");
+  py::class_<Search>(module, "Pipeline",
+                     "Pipelines of layers; see paddlenlp_galvatron.search.tables for the arrays. A strategy's and a "
+                     "vocabulary part's nine numbers: forward, backward, sync (ms), states, activation, workspace: own, "
+                     "message, weights, tables (MiB); a change's two: forward, backward (ms); `middle`: of a stage's "
+                     "first chunk, of a later one; `in_flight`: stage and micro-batches of its chunks, by moments.")
+      .def(py::init(&make_pipeline), py::kw_only(), py::arg("layers"), py::arg("micro_batches"), py::arg("passes"),
+           py::arg("runs"), py::arg("strategies"), py::arg("groups"), py::arg("types"), py::arg("change"),
+           py::arg("enter"), py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"),
+           py::arg("middle"), py::arg("in_flight"), py::arg("send"), py::arg("budget_mib"))
+      .def("bound", &bound_of, py::arg("cancel") = nullptr,
+           "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
+      .def("tight_bound", &tight_bound_of, py::arg("limit_ms"), py::arg("cancel") = nullptr,
+           "A better one, stage by stage. The limit where nothing takes less.")
+      .def("solve", &solved, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr,
+           "The fastest plan: vocabulary strategy, layers of each stage and chunk, strategy of each layer. Infinite "
+           "and -1 where nothing takes less than the limit.")
+      .def("least_memory", &least_memory_of, py::arg("cancel") = nullptr,
+           "The plan that needs least on a device, of those with one chunk a stage.");
 }

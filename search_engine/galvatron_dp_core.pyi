@@ -15,12 +15,6 @@ class Cancel:
     @property
     def cancelled(self) -> bool: ...
 
-class LayersFound(NamedTuple):
-    time_s: float
-    choice: list[int]
-    memory_mib: float
-    lower_bound_s: float
-
 class PipelineFound(NamedTuple):
     time_ms: float  # infinite: nothing takes less than the limit
     lower_bound_ms: float
@@ -34,14 +28,6 @@ class LeastMemory(NamedTuple):
     division: list[int]
     choice: list[int]
 
-def solve_layers(
-    memory_mib: ArrayLike,
-    time_s: ArrayLike,
-    switch_s: ArrayLike,
-    budget_mib: float,
-    gap: float = 0.0,
-    cancel: Cancel | None = None,
-) -> LayersFound: ...
 def step_ms(
     passes: NDArray[np.integer],
     runs: NDArray[np.integer],
@@ -52,7 +38,7 @@ def step_ms(
     send_ms: ArrayLike,
 ) -> float: ...
 
-class _Searched:
+class Pipeline:
     def __init__(
         self,
         *,
@@ -77,8 +63,4 @@ class _Searched:
     def bound(self, cancel: Cancel | None = None) -> float: ...
     def tight_bound(self, limit_ms: float, cancel: Cancel | None = None) -> float: ...
     def solve(self, limit_ms: float, effort: int, cancel: Cancel | None = None) -> PipelineFound: ...
-
-class Pipeline(_Searched):
     def least_memory(self, cancel: Cancel | None = None) -> LeastMemory: ...
-
-class Interleaved(_Searched): ...

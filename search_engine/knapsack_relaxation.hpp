@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
-#include <set>
+#include <tuple>
 #include <vector>
 
 #include "limits.hpp"
+#include "workspace_levels.hpp"
 
 namespace galvatron {
 
@@ -23,35 +23,6 @@ struct Layers {
   int first_type = 0, last_type = 0;
 };
 
-// Transients of layers, MiB. A stage needs each term once, for the layer that needs most of it.
-using Workspace = std::array<double, 4>;
-
-inline Workspace most_of(Workspace a, const Workspace& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] = std::max(a[i], b[i]);
-  return a;
-}
-inline Workspace least_of(Workspace a, const Workspace& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] = std::min(a[i], b[i]);
-  return a;
-}
-inline bool fits_in(const Workspace& a, const Workspace& b) { return most_of(a, b) == b; }
-inline double total(const Workspace& workspace) { return std::accumulate(workspace.begin(), workspace.end(), 0.0); }
-
-// All workspaces that layers with some of these need together, by their last terms, then by the first.
-inline std::vector<Workspace> workspace_levels(const std::vector<Workspace>& of_layers) {
-  std::set<Workspace> levels;
-  for (const Workspace& own : of_layers) {
-    std::vector<Workspace> more{own};
-    for (const Workspace& level : levels) more.push_back(most_of(level, own));
-    levels.insert(more.begin(), more.end());
-  }
-  std::vector<Workspace> sorted(levels.begin(), levels.end());
-  std::sort(sorted.begin(), sorted.end(), [](const Workspace& a, const Workspace& b) {
-    return std::lexicographical_compare(a.rbegin(), a.rend(), b.rbegin(), b.rend());
-  });
-  return sorted;
-}
-
 // One strategy as the layers of a stage see it.
 struct Choice {
   double memory;   // of every layer that takes it, MiB
@@ -62,21 +33,27 @@ struct Choice {
   int type = 0;    // of the layers that may take it; those of a group have one type
 };
 
-// Choices of one group that no other choice dominates in memory, cost and workspace.
+// Choices that no other choice of their group dominates in memory, cost and workspace; of a group by rising memory.
 inline std::vector<Choice> undominated(std::vector<Choice> choices) {
   std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
-    if (a.memory != b.memory) return a.memory < b.memory;
-    if (a.cost != b.cost) return a.cost < b.cost;
-    return a.workspace < b.workspace;
+    return std::tie(a.group, a.memory, a.cost, a.workspace) < std::tie(b.group, b.memory, b.cost, b.workspace);
   });
   std::vector<Choice> kept;
+  std::size_t first = 0;  // of the group
   for (const Choice& choice : choices) {
-    const bool beaten = std::any_of(kept.begin(), kept.end(), [&](const Choice& other) {
-      return other.group == choice.group && other.cost <= choice.cost && fits_in(other.workspace, choice.workspace);
+    if (kept.empty() || kept.back().group != choice.group) first = kept.size();
+    const bool beaten = std::any_of(kept.begin() + first, kept.end(), [&](const Choice& other) {
+      return other.cost <= choice.cost && fits_in(other.workspace, choice.workspace);
     });
     if (!beaten) kept.push_back(choice);
   }
   return kept;
+}
+
+inline std::vector<Workspace> workspaces_of(const std::vector<Choice>& choices) {
+  std::vector<Workspace> workspaces;
+  for (const Choice& choice : choices) workspaces.push_back(choice.workspace);
+  return workspaces;
 }
 
 // Least cost of layers that may mix the choices of their type in any fraction, by budget: a lower bound of every true

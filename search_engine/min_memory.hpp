@@ -1,13 +1,16 @@
 // The least memory in which a pipeline fits, whatever its time.
 #pragma once
 
-#include <algorithm>
 #include <array>
+#include <map>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "limits.hpp"
 #include "problem.hpp"
 #include "stage_solver.hpp"
+#include "workspace_levels.hpp"
 
 namespace galvatron {
 
@@ -18,56 +21,50 @@ class MinMemory {
     std::array<int, kMostTypes> strategy{};  // of all layers of each type
   };
 
-  MinMemory(const Problem& tables, const ChoiceCache& cache,
-            WorkBudget& poll) : tables_(tables), levels_(tables.stages) {
-    std::vector<Workspace> of_layers;
-    for (const int k : cache.useful()) of_layers.push_back(tables.strategies[k].workspace);
-    workspaces_ = workspace_levels(of_layers);
-    for (int stage = 0; stage < tables.stages; ++stage) {
-      if (stage > 0 && tables.in_flight[stage] == tables.in_flight[stage - 1]) {
-        levels_[stage] = levels_[stage - 1];
-        continue;
+  MinMemory(const Problem& tables, const ChoiceCache& cache) : tables_(tables) {
+    for (const int held : tables.in_flight) {
+      if (choices_.count(held)) continue;
+      std::vector<Choice> choices;
+      for (const int k : cache.useful()) {
+        const Part& part = tables.strategies[k];
+        choices.push_back({part.states + held * part.activation, 0, part.workspace, k, cache.type_of(k)});
       }
-      for (const Workspace& workspace : workspaces_) {
-        Level level;
-        level.mib.fill(kInfinity);
-        poll.tick(cache.useful().size());
-        for (const int k : cache.useful()) {
-          const Part& part = tables.strategies[k];
-          const double mib = part.states + tables.in_flight[stage] * part.activation;
-          double& least = level.mib[cache.type_of(k)];
-          if (fits_in(part.workspace, workspace) && mib < least) least = mib, level.strategy[cache.type_of(k)] = k;
-        }
-        levels_[stage].push_back(level);
-      }
+      choices = undominated(std::move(choices));
+      WorkspaceLevels levels(workspaces_of(choices));
+      choices_.emplace(held, std::make_pair(std::move(choices), std::move(levels)));
     }
   }
 
   // Least memory of a stage with these layers.
-  Need of(const Vocab& vocab, int stage, Span span) const {
+  const Need& of(const Vocab& vocab, int stage, Span span) {
     const int held = tables_.in_flight[stage];
+    const auto& [choices, levels] = choices_.at(held);
     const Part& fixed = tables_.beside(vocab, stage);
     const Layers layers = tables_.layers_of(span);
-    Need need;
-    for (std::size_t i = 0; i < workspaces_.size(); ++i) {
-      const Level& level = levels_[stage][i];
-      double mib = fixed.states + held * fixed.activation + total(most_of(fixed.workspace, workspaces_[i]));
-      for (int type = layers.first_type; type <= layers.last_type; ++type) mib += layers.of[type] * level.mib[type];
-      if (mib < need.mib) need = {mib, level.strategy};
-    }
-    return need;
+    const auto [known, is_new] = known_.try_emplace({held, &fixed, layers.of});
+    Need& best = known->second;
+    if (!is_new) return best;
+    auto within = [&, &choices = choices](const Level& level) {
+      Need need{fixed.states + held * fixed.activation + level.mib, {}};
+      for (int type = layers.first_type; type <= layers.last_type; ++type) {
+        const Choice* least = nullptr;
+        for (const Choice& choice : choices)  // by rising memory
+          if (!least && choice.group == type && fits_in(choice.workspace, level.workspace)) least = &choice;
+        need.mib += least ? layers.of[type] * least->memory : kInfinity;
+        if (least) need.strategy[type] = least->id;
+      }
+      return need;
+    };
+    levels.search(fixed.workspace, [&](const Level& level) { return within(level).mib; },
+                  [&](double bound) { return bound < best.mib; },
+                  [&](const Level& level, double) { best = within(level); });
+    return best;
   }
 
  private:
-  // Least memory of one layer of each type, by strategies whose workspace is at most the level's.
-  struct Level {
-    std::array<double, kMostTypes> mib;
-    std::array<int, kMostTypes> strategy{};
-  };
-
   const Problem& tables_;
-  std::vector<Workspace> workspaces_;
-  std::vector<Vector<Level>> levels_;  // of each stage, by workspace
+  std::map<std::tuple<int, const Part*, std::array<int, kMostTypes>>, Need> known_;
+  std::map<int, std::pair<std::vector<Choice>, WorkspaceLevels>> choices_;  // by micro-batches in flight
 };
 
 }  // namespace galvatron

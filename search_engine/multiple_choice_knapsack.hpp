@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
 #include <utility>
 #include <vector>
 
 #include "knapsack_relaxation.hpp"
 #include "limits.hpp"
 #include "resharding_path.hpp"
+#include "workspace_levels.hpp"
 
 namespace galvatron {
 
@@ -38,44 +38,36 @@ struct MemoryBudget {
 // while the lower bound stays below the best mix. A search of too many steps ends with a gap to the bound.
 class CountKnapsack {
  public:
-  explicit CountKnapsack(std::vector<Choice> choices) : choices_(std::move(choices)) {
-    std::vector<Workspace> of_layers;
-    for (const Choice& choice : choices_) {
-      of_layers.push_back(choice.workspace);
-      all_ |= bit(choice.group);
-    }
-    levels_ = workspace_levels(of_layers);
+  explicit CountKnapsack(std::vector<Choice> choices)
+      : choices_(std::move(choices)), levels_(workspaces_of(choices_)) {
+    for (const Choice& choice : choices_) all_ |= bit(choice.group);
   }
 
   // Lets go of what is remembered.
-  void forget() { frontiers_.clear(), levels_of_.clear(); }
+  void forget() { frontiers_.clear(); }
 
   // A lower bound of what the layers cost without resharding, cheap.
   double bound(const Layers& layers, MemoryBudget room, WorkBudget& poll) {
     double least = kInfinity;
-    for (const Band& band : bands(layers, room, poll)) {
-      if (!(band.bound < least)) break;
-      for (std::size_t i = band.first; i < band.end; ++i)
-        least = std::min(least, bound_at(i, i + 1, layers, room, poll));
-    }
+    each_level(layers, room, [&](double bound) { return bound < least; },
+               [&](const Level&, double bound) { least = bound; }, poll);
     return least;
   }
 
   // The mix of least cost; `best` is one that is known.
   Assignment solve(const Layers& layers, MemoryBudget room, ReshardingPath& walks, WorkBudget& poll,
                    Assignment best = {}) {
-    const std::vector<Band> bands = this->bands(layers, room, poll);
     // One group a type first: what that costs keeps most other sets from being looked at.
     for (const bool all : {false, true}) {
       last_ = poll.steps() + 2 * allowance(poll);
-      for (const Band& band : bands) {
-        const double bound = band.bound + walks.least();
-        if (!is_less(bound, best.cost)) break;
-        if (poll.steps() < last_)
-          solve(band, all, layers, room, walks, poll, best);
-        else if (all)
-          best.bound = std::min(best.bound, bound);
-      }
+      auto may = [&](double bound) {
+        if (!is_less(bound + walks.least(), best.cost)) return false;
+        if (poll.steps() < last_) return true;
+        if (all) best.bound = std::min(best.bound, bound + walks.least());
+        return false;
+      };
+      auto visit = [&](const Level& level, double bound) { solve(level, bound, all, layers, room, walks, poll, best); };
+      each_level(layers, room, may, visit, poll);
     }
     best.bound = std::min(best.bound, best.cost);
     return best;
@@ -85,11 +77,20 @@ class CountKnapsack {
   // counts tried, is used up. `steps`: for sets of groups; 0: as many as a search is allowed.
   template <class Emit>
   void enumerate(const Layers& layers, MemoryBudget room, ReshardingPath& walks, double limit, Emit emit, long& effort,
-                 WorkBudget& poll,
-                 std::size_t steps = 0) {
+                 WorkBudget& poll, std::size_t steps = 0) {
     const int types = layers.last_type - layers.first_type + 1;
     stop_ = poll.steps() + (steps ? steps : allowance(poll));
-    const Candidates found = candidates({0, levels_in(room).size(), 0}, layers, room, walks, limit, types + kMostChanges, poll);
+    Candidates found;
+    auto may = [&](double bound) {
+      if (!is_less(bound + walks.least(), limit)) return false;
+      found.complete &= poll.steps() < stop_;
+      return found.complete;
+    };
+    auto visit = [&](const Level& level, double bound) {
+      candidates(level, bound, layers, room, walks, limit, types + kMostChanges, found, poll);
+    };
+    each_level(layers, room, may, visit, poll);
+    std::sort(found.sets.begin(), found.sets.end());
     if (!found.complete) effort = 0;
     for (const Candidate& candidate : found.sets) {
       if (effort <= 0) return;
@@ -106,24 +107,13 @@ class CountKnapsack {
   static constexpr std::size_t kStepsOfLevel = 16;
   static constexpr int kMostChanges = 11;
   static constexpr std::size_t kMostKept = 20'000;  // frontiers, some 10 MiB
-  static constexpr std::size_t kFewLevels = 9;      // each is its own band
-
-  // Workspace that choices may need, and its MiB within a stage.
-  struct Level {
-    Workspace workspace;
-    double mib;
-  };
-
-  // Neighbouring levels, and a bound of them all: with all choices of any, and the lowest one's memory.
-  struct Band {
-    std::size_t first, end;
-    double bound;
-  };
 
   struct Candidate {
     double bound;
     GroupSet groups;
     Level level;
+
+    bool operator<(const Candidate& other) const { return bound < other.bound; }
   };
   struct Candidates {
     Vector<Candidate> sets;
@@ -140,59 +130,34 @@ class CountKnapsack {
 
   static double net(const MemoryBudget& room, const Level& level) { return within(room.budget) - level.mib; }
 
-  // The levels within a stage. The highest of those with which it needs the same has all their choices.
-  const std::vector<Level>& levels_in(const MemoryBudget& room) {
-    std::vector<Level>& known = levels_of_[room.workspace];
-    if (!known.empty()) return known;
-    std::map<Workspace, Workspace> highest;
-    for (const Workspace& level : levels_) {
-      Workspace& best = highest[most_of(level, room.workspace)];
-      best = most_of(best, level);
-    }
-    for (const Workspace& level : levels_) {
-      const Workspace whole = most_of(level, room.workspace);
-      if (highest[whole] == level) known.push_back({level, total(whole)});
-    }
-    return known;
-  }
-
   static std::size_t allowance(const WorkBudget& poll) { return poll.steps() < kManySteps ? kMostSteps : kFewSteps; }
 
   void allow(const WorkBudget& poll) { stop_ = std::min(poll.steps() + allowance(poll), last_); }
 
-  double bound_at(std::size_t first, std::size_t end, const Layers& layers, MemoryBudget room, WorkBudget& poll) {
-    const std::vector<Level>& levels = levels_in(room);
-    Level all = levels[first];
-    for (std::size_t i = first + 1; i < end; ++i)
-      all = {most_of(all.workspace, levels[i].workspace), std::min(all.mib, levels[i].mib)};
-    poll.tick(kStepsOfLevel);
-    return frontier(all_, all.workspace, poll).bound(layers, net(room, all)).cost;
+  // Goes through the levels that may hold a mix below a limit, the best bound first.
+  template <class May, class Visit>
+  void each_level(const Layers& layers, MemoryBudget room, May may, Visit visit, WorkBudget& poll) {
+    auto bound = [&](const Level& level) {
+      poll.tick(kStepsOfLevel);
+      return frontier(all_, level.workspace, poll).bound(layers, net(room, level)).cost;
+    };
+    levels_.search(room.workspace, bound, may, visit);
   }
 
-  // The best bound first.
-  std::vector<Band> bands(const Layers& layers, MemoryBudget room, WorkBudget& poll) {
-    const std::size_t count = levels_in(room).size();
-    const std::size_t width = count < kFewLevels ? 1 : static_cast<std::size_t>(std::sqrt(count));
-    std::vector<Band> bands;
-    for (std::size_t first = 0; first < count; first += width) {
-      const std::size_t end = std::min(first + width, count);
-      bands.push_back({first, end, bound_at(first, end, layers, room, poll)});
-    }
-    std::sort(bands.begin(), bands.end(), [](const Band& a, const Band& b) { return a.bound < b.bound; });
-    return bands;
-  }
-
-  // Makes the best mix of a band's levels the best, if that costs less: of one group a type, or of all sets of groups.
-  void solve(const Band& band, bool all, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
-             WorkBudget& poll, Assignment& best) {
+  // Makes the best mix of a level the best, if that costs less: of one group a type, or of all sets of groups.
+  void solve(const Level& level, double bound, bool all, const Layers& layers, MemoryBudget room,
+             ReshardingPath& walks, WorkBudget& poll, Assignment& best) {
     const int types = layers.last_type - layers.first_type + 1;
+    Candidates found;
     allow(poll);
-    Candidates found = candidates(band, layers, room, walks, best.cost, all ? types + kMostChanges : types, poll);
+    candidates(level, bound, layers, room, walks, best.cost, all ? types + kMostChanges : types, found, poll);
     if (all && !found.complete) {
-      best.bound = std::min(best.bound, band.bound + walks.least());
+      best.bound = std::min(best.bound, bound + walks.least());
+      found = {};
       allow(poll);
-      found = candidates(band, layers, room, walks, best.cost, types + 1, poll);
+      candidates(level, bound, layers, room, walks, best.cost, types + 1, found, poll);
     }
+    std::sort(found.sets.begin(), found.sets.end());
     allow(poll);
     for (const Candidate& candidate : found.sets) {
       if (!is_less(candidate.bound, best.cost)) break;
@@ -224,27 +189,18 @@ class CountKnapsack {
   const KnapsackRelaxation& frontier(GroupSet groups, const Workspace& level, WorkBudget& poll) {
     const auto found = frontiers_.find({groups, level});
     if (found != frontiers_.end()) return found->second;
+    if (frontiers_.size() > kMostKept) frontiers_.clear();
     const std::vector<Choice> choices = chosen(groups, level, poll);
     poll.tick(7 * choices.size());
     return frontiers_.emplace(std::make_pair(groups, level), KnapsackRelaxation(choices)).first->second;
   }
 
-  // A band's levels and sets of so many groups at most that may cost less than the limit, the best bound first.
-  Candidates candidates(const Band& band, const Layers& layers, MemoryBudget room, ReshardingPath& walks, double limit,
-                        int most,
-                        WorkBudget& poll) {
-    Candidates found;
-    const std::vector<Level>& levels = levels_in(room);
-    for (std::size_t i = band.first; i < band.end; ++i) {
-      const Level& level = levels[i];
-      const double budget = net(room, level);
-      const KnapsackRelaxation::Bound unlimited = frontier(all_, level.workspace, poll).bound(layers, budget);
-      reduce(level.workspace, unlimited.price, walks.groups(), poll);
-      grow(0, 0, most, level, layers, budget, unlimited.cost, walks, limit, found, poll);
-    }
-    std::sort(found.sets.begin(), found.sets.end(),
-              [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
-    return found;
+  // Sets of so many groups at most that may cost less than the limit at a level.
+  void candidates(const Level& level, double bound, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
+                  double limit, int most, Candidates& found, WorkBudget& poll) {
+    const double budget = net(room, level);
+    reduce(level.workspace, frontier(all_, level.workspace, poll).bound(layers, budget).price, walks.groups(), poll);
+    grow(0, 0, most, level, layers, budget, bound, walks, limit, found, poll);
   }
 
   // Reduced cost of the first layer of each group, where memory has a price.
@@ -260,13 +216,11 @@ class CountKnapsack {
 
   // Adds groups to a set. `least` is the bound of all mixes that have a layer of each group in it, resharding left out.
   void grow(GroupSet groups, int first, int most, const Level& level, const Layers& layers, double budget,
-            double least,
-            ReshardingPath& walks, double limit, Candidates& found, WorkBudget& poll) {
+            double least, ReshardingPath& walks, double limit, Candidates& found, WorkBudget& poll) {
     if (most == 0) {
       found.complete &= first >= walks.groups();
       return;
     }
-    if (frontiers_.size() > kMostKept) frontiers_.clear();
     for (int group = first; group < walks.groups(); ++group) {
       poll.tick();
       const double more = least + reduced_[group];
@@ -408,8 +362,7 @@ class CountKnapsack {
   }
 
   std::vector<Choice> choices_;
-  std::vector<Workspace> levels_;
-  std::map<Workspace, std::vector<Level>> levels_of_;  // by what a stage needs anyway
+  WorkspaceLevels levels_;
   GroupSet all_ = 0;
   Map<std::pair<GroupSet, Workspace>, KnapsackRelaxation> frontiers_;  // known ones, by groups and level
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <stdexcept>
 #include <vector>
 
 #include "knapsack_relaxation.hpp"
@@ -164,12 +165,39 @@ inline std::vector<int> useful_vocabs(const Problem& tables) {
   return useful;
 }
 
-// A plan of the core's.
+// The fastest plan that was found.
 struct PlanFound {
   double cost = kInfinity;      // step time, ms
   int vocab = -1;               // number of the vocabulary strategy; -1: nothing found
   std::vector<int> division;    // layers of each stage; of several chunks: of each chunk, in the layers' order
   std::vector<int> strategies;  // of each layer
+};
+
+// Least memory in which a pipeline fits, and the one that does.
+struct LeastMemory {
+  double budget = kInfinity;  // MiB a device
+  int vocab = -1;
+  std::vector<int> division;
+  std::vector<int> strategy;  // of each layer
+};
+
+// The search of one problem; its methods may be called from several threads.
+class Search {
+ public:
+  virtual ~Search() = default;
+
+  // A lower bound of the step time, in ms, cheap; infinite where nothing fits.
+  virtual double bound(WorkBudget& poll) = 0;
+
+  // A better one. Bounds beyond `limit` stay rough.
+  virtual double tight_bound(double limit, WorkBudget& poll) = 0;
+
+  // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
+  // `effort` passes; then the best one found.
+  virtual PlanFound solve(double limit, long effort, double& proven, WorkBudget& poll) = 0;
+
+  // Only pipelines with one chunk a stage have it.
+  virtual LeastMemory least_memory(WorkBudget&) const { throw std::invalid_argument("passes: several chunks a stage"); }
 };
 
 }  // namespace galvatron

@@ -18,15 +18,7 @@
 
 namespace galvatron {
 
-// Least memory in which a pipeline fits, and the one that does.
-struct LeastMemory {
-  double budget = kInfinity;  // MiB a device
-  int vocab = -1;
-  std::vector<int> division;
-  std::vector<int> strategy;  // of each layer
-};
-
-class PipelineSearch {
+class PipelineSearch : public Search {
  public:
   explicit PipelineSearch(Problem tables)
       : tables_(std::move(tables)),
@@ -39,22 +31,21 @@ class PipelineSearch {
 
   // A lower bound of the step time, in ms, under a vocabulary strategy as good as all of them at once; infinite where
   // nothing fits.
-  double bound(WorkBudget& poll) {
+  double bound(WorkBudget& poll) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     return ideal_bound(poll);
   }
 
   // A better one: under each vocabulary strategy, stages at their exact optima. Bounds beyond `limit` stay rough, and so
   // do those that would take too much memory or time.
-  double tight_bound(double limit, WorkBudget& poll) {
+  double tight_bound(double limit, WorkBudget& poll) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     const Candidates candidates = candidates_below(limit, poll);
     return candidates.empty() ? limit : candidates.front().bound;
   }
 
-  // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
-  // `effort` passes, or where it would take too much memory or time: then the best one found.
-  PlanFound solve(double limit, long effort, double& proven, WorkBudget& poll) {
+  // Also given up where it would take too much memory or time.
+  PlanFound solve(double limit, long effort, double& proven, WorkBudget& poll) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     Candidates candidates = candidates_below(limit, poll);
     effort = std::min(std::max(effort, 0L), kMostEffort);
@@ -83,9 +74,9 @@ class PipelineSearch {
     return found;
   }
 
-  LeastMemory least_memory(WorkBudget& poll) const {
+  LeastMemory least_memory(WorkBudget& poll) const override {
     LeastMemory least;
-    const MinMemory needs(tables_, cache_, poll);
+    MinMemory needs(tables_, cache_);
     for (const int v : useful_) {
       const Minimax division = least_needy(needs, tables_.vocabs[v], poll);
       if (!(division.value < least.budget)) continue;
@@ -217,7 +208,7 @@ class PipelineSearch {
   // Makes the pipeline of least memory the best, if that costs less; under the first strategy of the vocabulary under
   // which it fits.
   void take_least_memory(const Candidates& candidates, PipelineSolution& best, WorkBudget& poll) {
-    const MinMemory needs(tables_, cache_, poll);
+    MinMemory needs(tables_, cache_);
     for (const Candidate& candidate : candidates) {
       const Vocab& vocab = tables_.vocabs[candidate.vocab];
       const Minimax least = least_needy(needs, vocab, poll);
@@ -241,7 +232,7 @@ class PipelineSearch {
   }
 
   // The division whose neediest stage needs least memory, MiB.
-  Minimax least_needy(const MinMemory& needs, const Vocab& vocab, WorkBudget& poll) const {
+  Minimax least_needy(MinMemory& needs, const Vocab& vocab, WorkBudget& poll) const {
     return least_dearest(tables_, [&](int stage, Span span) { return needs.of(vocab, stage, span).mib; }, 0, poll);
   }
 

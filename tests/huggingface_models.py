@@ -1,4 +1,5 @@
-"""The tiny models of tests/fixtures, and what transformers computes with them (make_huggingface.py there)."""
+"""The tiny models of tests/fixtures, and what transformers computes with them (make_huggingface.py there), and PEFT and
+TRL (make_tuning.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +11,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
+from paddlenlp_galvatron.runtime.batch import IGNORED_LABEL, Samples
+
 FOLDER = Path(__file__).parent / "fixtures" / "huggingface"
-NAMES = ("llama", "qwen2", "qwen2-tied", "llama3.2", "qwen3")
+TUNING = FOLDER.parent / "tuning"
+NAMES = ("llama", "qwen2", "qwen2-tied", "llama3.2", "qwen3", "qwen3_moe", "qwen2_moe", "mixtral")
 TOLERANCE = 1e-4  # of logits and losses against transformers'; seen were 4e-6 and 1e-6
 
 
@@ -33,3 +37,35 @@ def oracle_of(name: str) -> Oracle:
     arrays = load_file(FOLDER / name / "oracle.safetensors")
     told = json.loads((FOLDER / name / "oracle.json").read_text())
     return Oracle(arrays["tokens"], arrays["logits"], told["losses"], told["recipe"])
+
+
+@dataclass(frozen=True)
+class TuningOracle:
+    """What PEFT and TRL compute."""
+
+    losses: dict[str, list[float]]  # of each step, by the loss of pairs; "": of tokens, on the other oracle's
+    metrics: dict[str, float]  # of pairs, in the first step
+    beta: float
+    recipe: dict[str, float]
+    pairs: list[list[list[int]]]  # prompt, chosen and rejected answer of each
+
+    def rows(self, seq_length: int) -> Samples:
+        """A pair in each row; log-probabilities by the reference are yet to come."""
+        shape = len(self.pairs), seq_length
+        ids, labels = np.zeros(shape, np.int64), np.full(shape, IGNORED_LABEL)
+        ends, facts = np.full(shape, seq_length), np.zeros((len(self.pairs), 1, 4), np.float32)
+        for row, (prompt, *answers) in enumerate(self.pairs):
+            start = 0
+            for side, answer in enumerate(answers):
+                tokens = [*prompt, *answer]
+                stop = start + len(tokens) - 1
+                ids[row, start:stop], ends[row, start:stop] = tokens[:-1], stop
+                labels[row, stop - len(answer) : stop] = answer
+                facts[row, 0, 2 + side], start = len(answer), stop
+        return Samples(ids, labels, ends, facts)
+
+
+def tuning_of(name: str) -> TuningOracle:
+    told = json.loads((TUNING / name / "oracle.json").read_text())
+    losses = {"": told["losses"], **told["by_loss"]}
+    return TuningOracle(losses, told["metrics"], told["beta"], told["recipe"], told["pairs"])

@@ -12,6 +12,7 @@ from typing import Any
 import paddle
 
 from paddlenlp_galvatron.runtime import collectives
+from paddlenlp_galvatron.runtime.experts import Routing
 from paddlenlp_galvatron.runtime.pipeline import Pipeline
 from paddlenlp_galvatron.runtime.stage import Stage
 
@@ -53,10 +54,13 @@ def forbid_host_traffic() -> None:
     """From now on, in this process, from the first message or pass of every `Pipeline.run` and `Pipeline.evaluate`."""
     within: list[str] = []  # runs that have not ended
     begun: list[str] = []  # what they began with
+    allowed: list[str] = []  # reads: one for each layer of experts and micro-batch, of how many rows each gets
 
     def guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            if begun:
+            if begun and allowed:
+                allowed.clear()
+            elif begun:
                 raise HostTraffic(f"{name} while messages are under way, since {begun[0]}")
             return method(*arguments, **named)
 
@@ -86,6 +90,16 @@ def forbid_host_traffic() -> None:
             setattr(paddle.Tensor, name, guarded(name, getattr(paddle.Tensor, name)))
     for name in MAKERS:
         setattr(paddle, name, guarded(name, getattr(paddle, name)))
+
+    def routed(route: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            allowed.append("rows of experts")
+            route(*arguments, **named)
+            assert not allowed, "the rows of experts were not read"
+
+        return call
+
+    Routing.__init__ = routed(Routing.__init__)  # type: ignore[method-assign]
     collectives._start = beginning("a message", collectives._start)
     Stage.forward = beginning("a pass", Stage.forward)  # type: ignore[method-assign]
     Pipeline.run, Pipeline.evaluate = watched(Pipeline.run), watched(Pipeline.evaluate)  # type: ignore[method-assign]

@@ -257,21 +257,28 @@ from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.stage import Stage
 from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
 from paddlenlp_galvatron.plan import Assumptions, uniform_plan
-plan = uniform_plan(layers=1, world_size=1, global_train_batch_size=2, assumed=Assumptions(seq_length=8))
-case = small_case(plan, "llama")
-engine = Engine(case.plan, case.shape, load_family("llama"), case.seq_length)
-assert engine.stage.mask is not None and "mask" in vars(engine.stage)
-assert all(block._layer.self_attn.rotary_emb.cos_cached is not None for block in engine.stage._blocks)
-optimizer = case.recipe.build(engine.tensors, engine.decaying)
-batch = batch_of(case, 0)
 reads = count_reads()
-for _ in range(2):
-    engine.forward_backward(batch)
-    engine.update(optimizer, 1.0)
-assert len(reads) == 2 * 2, reads
+engines = []
+for family, layers, chunks, full in (("qwen2_moe", 3, 2, 1), ("llama", 1, 1, 0)):
+    given = {{"layers": layers, "chunks": chunks, "global_checkpoint": full, "global_train_batch_size": 2}}
+    plan = uniform_plan(world_size=1, assumed=Assumptions(seq_length=8), **given)
+    case = small_case(plan, family)
+    engine = Engine(case.plan, case.shape, load_family(family), case.seq_length)
+    assert engine.stage.mask is not None and "mask" in vars(engine.stage)
+    assert all(block._layer.self_attn.rotary_emb.cos_cached is not None for block in engine.stage._blocks)
+    optimizer = case.recipe.build(engine.tensors, engine.decaying)
+    batch = batch_of(case, 0)
+    reads.clear()
+    for _ in range(2):
+        engine.forward_backward(batch)
+        engine.update(optimizer, 1.0)
+    of_experts = layers * chunks if case.shape.experts else 0  # how many rows each gets; not again in backward
+    assert len(reads) == 2 * (2 + of_experts), reads
+    engines.append((engine, batch))
 forbid_host_traffic()
-engine.forward_backward(batch)
-engine.evaluate(batch)
+for engine, batch in engines:
+    engine.forward_backward(batch)
+    engine.evaluate(batch)
 forward = Stage.forward
 for read in (
     lambda x: float(x), lambda x: x.numpy(), lambda x: x.item(), lambda x: paddle.to_tensor(x.shape),

@@ -19,6 +19,7 @@ from .shape import ModelShape
 LONGEST_NAME = 100  # longest name that is compared with those of presets
 EXAMPLES = ("qwen2.5-7b", "llama3-8b")
 HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")  # of Hugging Face's hub and PaddleNLP
+COEFFICIENT = "router_aux_loss_coef"
 PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "presets")
 
 
@@ -157,12 +158,14 @@ def _experts(
     ):
         if config.get(name) not in (None, plain):
             raise UserError(f"{source}: {name} {shortened(repr(config[name]))}: {what} are not supported; give {plain}")
+    balances = flag("output_router_logits") and config.get(COEFFICIENT) != 0  # as in transformers
     return {
         "experts": experts,
         "experts_per_token": chosen,
         "expert_size": number(mixture.size),
         "shared_size": number("shared_expert_intermediate_size") if mixture.shared else 0,
         "norm_topk": flag("norm_topk_prob") if mixture.normed is None else mixture.normed,
+        COEFFICIENT: number(COEFFICIENT, 0.001, float, 1e3) if balances else 0.0,
     }
 
 
@@ -211,7 +214,7 @@ def _of_experts(shape: ModelShape) -> dict[str, Any]:
     """The fields of config.json that tell a shape's experts."""
     if not shape.experts:
         return {}
-    mixture = shape.traits.mixture
+    mixture, coefficient = shape.traits.mixture, shape.router_aux_loss_coef
     if mixture is None:
         return {}
     return {
@@ -220,4 +223,5 @@ def _of_experts(shape: ModelShape) -> dict[str, Any]:
         mixture.size: shape.expert_size,
         **({"norm_topk_prob": shape.norm_topk} if mixture.normed is None else {}),
         **({"shared_expert_intermediate_size": shape.shared_size} if mixture.shared else {}),
+        **({COEFFICIENT: coefficient, "output_router_logits": True} if coefficient else {}),
     }

@@ -45,6 +45,7 @@ class ModelShape:
     expert_size: int = 0  # columns of each
     shared_size: int = 0  # columns of the expert that has all tokens; 0: none
     norm_topk: bool = False  # the scores of a token's experts are divided by their sum
+    router_aux_loss_coef: float = 0.0  # of the balance loss; plans do not depend on it
 
     @property
     def head_dim(self) -> int:
@@ -118,10 +119,11 @@ class ModelShape:
     @property
     def fingerprint(self) -> str:
         """Short hash of what planning depends on: equal exactly for shapes that are equal but for their names."""
-        told = {key: value for key, value in asdict(self).items() if key not in ("name", "attention_dropout")}
+        told = {key: value for key, value in asdict(self).items() if key not in UNPLANNED}
         return _short_hash({key: value for key, value in told.items() if not (key in YOUNG and value == YOUNG[key])})
 
 
+UNPLANNED = ("name", "attention_dropout", "router_aux_loss_coef")  # plans do not depend on these
 EXPERTS = ("experts", "experts_per_token", "expert_size", "shared_size", "norm_topk")
 # Fields that shapes had not from the start: at these values a fingerprint is what it was before them.
 YOUNG = {

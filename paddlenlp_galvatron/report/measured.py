@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ..base.printing import table
 from ..cost_model import step_traffic_bytes
+from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
 from ..plan import DataParallel, ModelShape, Plan, Recompute, plan_id
 
 Record = TypeVar("Record", bound=Mapping[str, Any])
@@ -34,6 +35,8 @@ class Predicted:
     step_s: float | None
     memory_mib: tuple[float, ...]  # most that tensors of a rank of each stage hold; empty: not predicted
     reserve_mib: float  # of a device, for what tensors do not hold
+    imbalance: float | None  # rows of the fullest rank of experts over the mean; None: not planned for any
+    imbalance_bound: float | None
 
     @staticmethod
     def of(plan: Plan) -> Predicted:
@@ -41,7 +44,11 @@ class Predicted:
         stages = fields.get("stages") or []
         reserve = max((stage.get("memory", {}).get("context_mib", 0.0) for stage in stages), default=0.0)
         memory = tuple(_tensors_mib(stage, reserve) for stage in stages if "memory_mib" in stage)
-        return Predicted(fields.get("time_s"), memory if len(memory) == plan.pipeline else (), reserve)
+        options = (plan.metadata.get("searched_from") or {}).get("options")
+        options = options if isinstance(options, dict) else {}
+        imbalance = options.get("moe_imbalance", IMBALANCE), options.get("moe_imbalance_bound", IMBALANCE_BOUND)
+        planned = imbalance if options else (None, None)
+        return Predicted(fields.get("time_s"), memory if len(memory) == plan.pipeline else (), reserve, *planned)
 
 
 def _tensors_mib(stage: Mapping[str, Any], reserve_mib: float) -> float:
@@ -77,7 +84,16 @@ def predicted_beside_measured(plan: Plan, records: Log) -> Table:
         row("step time", predicted.step_s, median(r["step_time_s"] for r in records[WARM_UP_STEPS:]), "s")
     for stage, (guess, peak) in enumerate(zip(predicted.memory_mib, stage_peaks_mib(plan, records), strict=False)):
         row(f"peak memory, stage {stage}", guess, peak, "MiB")
+    if predicted.imbalance and (measured := _imbalance(records[WARM_UP_STEPS:])):
+        row("rows of experts, fullest rank", predicted.imbalance, measured, "x mean")
     return shown
+
+
+def _imbalance(records: Log) -> float | None:
+    """Median over the steps of the rows of the fullest rank of experts over the mean; None: no experts on other
+    ranks."""
+    told = [record["moe_imbalance"] for record in records if "moe_imbalance" in record]
+    return median(told) if told else None
 
 
 def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], adapter_rank: int | None = None) -> Table:
@@ -149,6 +165,8 @@ class Health:
         guess_mib = self._predicted.memory_mib[fullest] if self._predicted.memory_mib else None
         where = f" on stage {fullest}" if len(stages) > 1 else ""
         parts.append(f"memory{where} " + _beside(stages[fullest], guess_mib, "MiB"))
+        if imbalance := _imbalance(latest):
+            parts.append(f"fullest rank of experts {_beside(imbalance, self._predicted.imbalance, 'x mean')}")
         if self._steps:
             parts.append(f"ETA {_duration((self._steps - last['step'] - 1) * step_s)}")
         return ", ".join(parts)
@@ -178,6 +196,20 @@ class Health:
                     f"stage {stage} needs {_beside(peak_mib, guess_mib, 'MiB')}; measure again, then search again: "
                     "galvatron profile memory",
                 )
+        imbalance, planned, bound = _imbalance(records), self._predicted.imbalance, self._predicted.imbalance_bound
+        if imbalance and planned and imbalance / planned - 1 > TOLERANCE:
+            yield (
+                "experts",
+                f"the fullest rank of experts has rows {_beside(imbalance, planned, 'x mean')}; search again with "
+                f"--moe_imbalance {imbalance:.2g}",
+            )
+        most = max((record.get("moe_imbalance_most", 0.0) for record in records), default=0.0)
+        if bound and most > bound:
+            yield (
+                "most rows of experts",
+                f"a rank of experts had {most:.3g} times the mean rows, but memory was planned for {bound:.3g}; "
+                f"search again with --moe_imbalance_bound {most:.2g}",
+            )
 
     def _what_is_slow(self) -> str:
         if self._plan.world_size == 1:

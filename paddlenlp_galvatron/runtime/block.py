@@ -6,6 +6,7 @@ whole sequences: [B, S, …] with B·S tokens of the layer's dp share. `plan.sea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,13 +17,14 @@ from paddle.incubate.nn.functional import swiglu
 from ..model import ModelShape, Weight
 from ..model.lora import Adapters, adapted
 from ..plan import LayerStrategy, Plan, Recompute
-from ..plan.layout import own_chunks
+from ..plan.layout import own_chunks, token_layout
 from ..plan.mesh import EXCHANGE, Axis, Mesh
 from ..plan.seams import Seam, seam_ops, summed_over
 from .adapter import Adapter
 from .documents import Documents
 from .experts import Memo, OwnExperts
 from .groups import Groups
+from .load import Load
 from .lora import LoRALinear, add_adapters
 from .ops import Crossing
 from .ops.context import Chunks, OwnPositions, flash, hidden_rows, own_rows
@@ -53,6 +55,12 @@ class Placement:
         each = micro_batch // self.mesh.degree(Axis.DATA)
         first = self.mesh.index(self.local, Axis.DATA) * each
         return range(first, first + each)
+
+    def own_samples(self, strategy: LayerStrategy, micro_batch: int, seq_length: int) -> list[int]:
+        """The sample of a micro-batch that each token is of, for the tokens that this rank alone sends to experts."""
+        layout = token_layout(strategy, self.mesh.size, sequence_parallel=True)
+        held = layout.intervals(micro_batch * seq_length, micro_batch)[self.local].tolist()
+        return [token // seq_length for start, stop in held for token in range(start, stop)]
 
     def group(self, *axes: Axis, mesh: Mesh | None = None) -> Any:
         """This rank's communicator along these axes of the mesh; None for one rank."""
@@ -109,6 +117,7 @@ class Block:
         placement: Placement,
         source: WeightSource,
         micro_batch: int,
+        load: Load,
         adapters: Adapters | None = None,
     ):
         self._placement = placement
@@ -129,7 +138,10 @@ class Block:
         self.adapters = [each for each in self._layer.sublayers() if isinstance(each, LoRALinear)]
         self._slots = shard_layer(self._layer, lambda name: placement.parameter(kind[name], prefix, source))
         self._memo: Memo = {}
-        self._experts = self._own_experts(strategy, prefix, source) if shape.experts else None
+        self._experts = None
+        if shape.experts:
+            samples = placement.own_samples(strategy, micro_batch, self._seq_length)
+            self._experts = self._own_experts(strategy, prefix, source, load, samples)
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
         self._cut_seams()
 
@@ -219,12 +231,15 @@ class Block:
 
         attention.attn_func = context
 
-    def _own_experts(self, strategy: LayerStrategy, prefix: str, source: WeightSource) -> OwnExperts:
+    def _own_experts(
+        self, strategy: LayerStrategy, prefix: str, source: WeightSource, load: Load, samples: Sequence[int]
+    ) -> OwnExperts:
         """This rank's experts, whose weights stand with the layer's others."""
         place, shape = self._placement, self._shape
         local = shape.experts // strategy.ep
         first = place.experts.index(place.local, Axis.EXPERT) * local
-        own = OwnExperts(shape, strategy.experts, place.group(*EXCHANGE, mesh=place.experts), place.numbers)
+        exchange = place.group(*EXCHANGE, mesh=place.experts)
+        own = OwnExperts(shape, strategy.experts, exchange, place.numbers, load, samples)
         weights = shape.routed.weights[3 * first : 3 * (first + local)]  # gate, up and down of each
         for kind in range(3):
             for name, weight in zip(own.names(kind), weights[kind::3], strict=True):

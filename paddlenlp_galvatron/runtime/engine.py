@@ -172,6 +172,7 @@ class Engine:
         paddle.seed(int(mixed.generate_state(1)[0]))
         share = batch if isinstance(batch, Share) else self._share_of_whole(batch)
         self.stage.forget_metrics()
+        self.stage.load.gradient_scale = self.gradient_scale
         total = self._pipeline.run(share.samples, self.gradient_scale / share.over)
         with span("reduce gradients", "sync"):
             for unit in self.stage.units:
@@ -209,6 +210,8 @@ class Engine:
         told = self.stage.metrics
         told = paddle.zeros([len(names)]) if told is None else told
         own = paddle.concat([total.reshape([1]), told]) / (count * self.stage.loss_replicas)
+        if (balance := self.stage.load.balance) is not None:
+            own, names = paddle.concat([own, balance.reshape([1])]), (*names, "aux_loss")
         with waiting("all_reduce of the loss over all ranks"):  # on a GPU this is where a rank waits
             loss, *means = device.to_host(all_reduce(own, self._world)).tolist()
         self.metrics = dict(zip(names, means, strict=True))

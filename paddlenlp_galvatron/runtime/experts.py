@@ -17,6 +17,7 @@ from ..model import ModelShape
 from ..plan.strategy import Experts
 from . import device
 from .collectives import all_gather, all_to_all
+from .load import Balanced, Load
 from .precision import Numbers, cast
 
 Memo = dict[str, Any]  # of one call: keeps the routing of forward for recompute
@@ -43,6 +44,8 @@ class Routing:
         me = 0 if group is None else group.rank
         self.rows = counts.sum(-1).tolist()  # from each rank to each
         self.rows_back = counts.sum(-1).T.tolist()
+        received = counts.sum((0, 2))
+        self.imbalance = float(received.max() / received.mean())
         self.counts = counts[:, me].sum(0).tolist()  # of each of this rank's experts
         # Rows come by rank and, within a rank, by expert: the segment of each tells its expert.
         ends = told[:, me].flatten().cumsum(0)
@@ -132,9 +135,13 @@ def _parts(rows: Any, counts: Sequence[int]) -> Iterator[tuple[int, Any]]:
 class OwnExperts:
     """A rank's experts of one layer. `layer` holds l weights of each kind, under the names of `names`."""
 
-    def __init__(self, shape: ModelShape, experts: Experts, group: Any, numbers: Numbers):
+    def __init__(
+        self, shape: ModelShape, experts: Experts, group: Any, numbers: Numbers, load: Load, samples: Sequence[int]
+    ):
+        """`samples`: of which sample of a micro-batch each of the rank's own tokens is."""
         self.layer = nn.Layer()
         self._shape, self._experts, self._group, self._numbers = shape, experts, group, numbers
+        self._load, self._samples = load, paddle.to_tensor(samples)
         self._local = shape.experts // experts.ep
 
     def names(self, kind: int) -> list[str]:
@@ -149,8 +156,13 @@ class OwnExperts:
         if "routing" not in memo:
             with paddle.no_grad():
                 chosen = paddle.topk(probabilities.detach(), shape.experts_per_token, axis=-1)[1]
-                memo["routing"] = Routing(chosen, shape, self._experts, self._group)
-        routing = memo["routing"]
+                memo["routing"] = routing = Routing(chosen, shape, self._experts, self._group)
+                memo["shares"] = self._load.shares(probabilities, chosen, self._samples)
+                if self._experts.ep > 1:
+                    self._load.imbalances.append(routing.imbalance)
+        routing, shares = memo["routing"], memo["shares"]
+        if shares is not None:
+            probabilities = Balanced.apply(probabilities, shares, self._samples, self._load)
         scores = paddle.take_along_axis(probabilities, routing.chosen, axis=-1)
         if shape.norm_topk:
             scores = scores / scores.sum(-1, keepdim=True)

@@ -48,7 +48,7 @@ class FrozenUnits(UnitMaker):
         matrices = [weight for weight in base if len(weight.shape) > 1]
         key = tuple(id(weight) for weight in matrices)
         if key not in self.made:
-            self.made[key] = _frozen_unit(matrices, dp_type)
+            self.made[key] = (_frozen_unit(matrices, dp_type),)
         for weight in base:
             weight.tensor.stop_gradient = True
         self.chain.append(self.made[key])

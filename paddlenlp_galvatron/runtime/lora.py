@@ -10,6 +10,7 @@ import paddle
 from paddle import nn
 
 from ..model.lora import Adapters, is_factor
+from .paddle_private import take_over_hooks
 from .weights import WHOLE, Array, SeededWeights, Slice, WeightSource
 
 
@@ -25,6 +26,7 @@ class LoRALinear(nn.Layer):  # type: ignore[misc]
         self.weight, self.bias = plain.weight, plain.bias
         self.lora_A = self.create_parameter([inputs, adapters.rank])
         self.lora_B = self.create_parameter([adapters.rank, outputs])
+        take_over_hooks(self, plain)
 
     def product(self, x: Any) -> Any:
         """Without the bias."""

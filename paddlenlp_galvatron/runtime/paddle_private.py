@@ -36,6 +36,11 @@ def squared_norm(part: Any) -> Any:
     return paddle._C_ops.squared_l2_norm(part)
 
 
+def take_over_hooks(layer: Any, plain: Any) -> None:
+    """Let what runs behind the forward of a plain layer run behind that of the layer in its place: Qwen3's norms."""
+    layer._forward_post_hooks.update(plain._forward_post_hooks)
+
+
 class MultiTensorAdamW(paddle.optimizer.AdamW):  # type: ignore[misc]
     """Paddle's AdamW over fp32 tensors that are updated equally often: in a few kernels, not one a tensor."""
 

@@ -26,9 +26,10 @@ from .batch import Facts, Tokens, documents_of
 from .block import Block, Placement
 from .frozen import FrozenUnits
 from .groups import Groups
+from .load import Load
 from .precision import Numbers
 from .redistribute import Redistribution
-from .units import Chain, Trainable, UnderWay, Unit, UnitMaker, whole
+from .units import Chain, Trainable, UnderWay, Unit, UnitMaker, Units, whole
 from .vocabulary import Embedding, Head, embedding_table
 from .weights import ShardedParameter, WeightSource
 
@@ -92,10 +93,13 @@ class Stage:
         self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
         if self._embedding:
             units.adopt(self._embedding.parameters, plan.vocab.dp_type)
+        everyone = tuple(range(rank - self._local, rank - self._local + plan.stage_size))
+        self.load = Load(plan, shape, seq_length, groups.get(everyone))
         self._blocks: list[Block] = []
         for index in plan.stage_layers(self.index):
             strategy = plan.layers[index]
-            block = Block(family, shape, config, index, strategy, place(strategy), source, plan.micro_batch, adapters)
+            placed = place(strategy), source, plan.micro_batch, self.load, adapters
+            block = Block(family, shape, config, index, strategy, *placed)
             units.adopt(block.parameters, strategy.dp_type, strategy.experts.dp_type)
             if self._blocks:
                 block.share_positions(self._blocks[0])
@@ -122,7 +126,7 @@ class Stage:
         self.loss_replicas = self.row_replicas if preference else plan.vocab.tp
         self.mask = self._mask()  # before the first step, in which messages are under way
 
-    def _cut(self, plan: Plan, units: Sequence[Unit], groups: Groups) -> list[_Chunk]:
+    def _cut(self, plan: Plan, units: Sequence[Units], groups: Groups) -> list[_Chunk]:
         """The stage's chunks, of its blocks and its units in the order of the forward pass."""
         tokens = self._tokens, plan.micro_batch
         here = self._local, self.index * plan.stage_size
@@ -148,7 +152,7 @@ class Stage:
     @property
     def units(self) -> list[Unit]:
         """Each unit once."""
-        return list(dict.fromkeys(unit for chain in self.chains for unit in chain.units))
+        return list(dict.fromkeys(unit for chain in self.chains for module in chain.units for unit in module))
 
     def forward(self, x: Any, ids: Any, labels: Any, chunk: int = 0, ends: Any = None, pairs: Any = None) -> Any:
         """One micro-batch through a chunk of the stage.
@@ -196,7 +200,8 @@ class Stage:
                 layer.counts = True
 
     def forget_metrics(self) -> None:
-        """Begin to count anew what the loss layer tells beside its losses."""
+        """Begin to count anew what is told beside the losses."""
+        self.load.forget()
         if self._head:
             self._head.metrics = None
             if self._head.pairs:

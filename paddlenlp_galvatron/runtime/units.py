@@ -357,44 +357,7 @@ def make_unit(weights: Sequence[ShardedParameter], dp_type: DataParallel, every_
     return ShardedUnit(weights, group, every_micro_batch, keep_whole=ops.gather is None)
 
 
-class Several(Unit):
-    """The units of one module whose matrices have several groups, or dp types."""
-
-    def __init__(self, units: Sequence[Unit]):
-        self.units = tuple(units)
-        super().__init__([weight for unit in units for weight in unit.weights], None)
-        self.every_micro_batch = any(unit.every_micro_batch for unit in units)
-        self.sends_whole = any(unit.sends_whole for unit in units)
-
-    def make_trainables(self) -> list[Trainable]:
-        return [trainable for unit in self.units for trainable in unit.make_trainables()]
-
-    def held(self) -> list[tuple[ShardedParameter, Any]]:
-        return [held for unit in self.units for held in unit.held()]
-
-    def gather(self) -> None:
-        for unit in self.units:
-            unit.gather()
-
-    def release(self) -> None:
-        for unit in self.units:
-            unit.release()
-
-    def prefetch(self) -> None:
-        for unit in self.units:
-            unit.prefetch()
-
-    def backward_done(self, last: bool) -> None:
-        for unit in self.units:
-            unit.backward_done(last)
-
-    def finish(self) -> None:
-        for unit in self.units:
-            unit.finish()
-
-    def take(self) -> None:
-        for unit in self.units:
-            unit.take()
+Units = tuple[Unit, ...]  # of one module: of its matrices, and of its experts
 
 
 class UnitMaker:
@@ -402,11 +365,11 @@ class UnitMaker:
     of more than one."""
 
     def __init__(self, every_micro_batch: bool):
-        self.chain: list[Unit] = []  # in the order of the forward pass
+        self.chain: list[Units] = []  # of each module, in the order of the forward pass
         self.vectors: list[ShardedParameter] = []  # norms and biases
         self.frozen: list[ShardedParameter] = []  # those that don't learn
         self._every_micro_batch = every_micro_batch
-        self.made: dict[tuple[int, ...], Unit] = {}  # by the matrices: tied vocabulary layers share a unit
+        self.made: dict[tuple[int, ...], Units] = {}  # by the matrices: tied vocabulary layers share a unit
 
     def adopt(
         self, parameters: Sequence[ShardedParameter], dp_type: DataParallel, of_experts: DataParallel | None = None
@@ -419,9 +382,9 @@ class UnitMaker:
             halves = [(dp_type, [weight for weight in matrices if not weight.expert])]
             if experts := [weight for weight in matrices if weight.expert]:
                 halves.append((of_experts or dp_type, experts))
-            units = [make_unit(some, of, self._every_micro_batch) for of, some in halves]
-            unit = self.made[key] = Several(units) if len(units) > 1 else units[0]
-            unit.deferred = any(weight.presum_across_stages for weight in matrices)
+            self.made[key] = tuple(make_unit(some, of, self._every_micro_batch) for of, some in halves)
+            for unit in self.made[key]:
+                unit.deferred = any(weight.presum_across_stages for weight in unit.weights)
         self.chain.append(self.made[key])
 
 
@@ -433,47 +396,56 @@ def _sharded(weight: ShardedParameter) -> bool:
 class UnderWay:
     """Whose gradients a stage reduced last."""
 
-    unit: Unit | None = None
+    units: Units = ()
 
 
 class Chain:
     """The units of a stage's chunk in the order of its forward pass, and which micro-batch's backward is running.
 
-    A unit that two modules share, as tied embeddings do, stands in it twice. `reducing` is that of all chunks.
+    A module with experts has a unit of them and one of its other matrices. A unit that two modules share, as tied
+    embeddings do, stands in the chain twice. `reducing` is that of all chunks.
     """
 
-    def __init__(self, units: Sequence[Unit], starts_with_embedding: bool, reducing: UnderWay):
+    def __init__(self, units: Sequence[Units], starts_with_embedding: bool, reducing: UnderWay):
         self.units = tuple(units)
         self.last_backward = False
         self._reducing = reducing
         self._first_in_backward = int(starts_with_embedding)  # a lookup needs no weights in backward
-        for unit in self.units:
-            unit.deferred |= self.units.count(unit) > 1
+        for module in self.units:
+            for unit in module:
+                unit.deferred |= self.units.count(module) > 1
 
     def run(self, position: int, module: Any, x: Any, *rest: Any) -> Any:
         """Call `module(x, *rest)` with its unit's weights at hand, now and in its backward."""
         self.enter(position, position + 1)
         tracked = not x.stop_gradient  # token ids have no gradient: the embedding is reduced at the end of the step
         out = module(_Entrance.apply(x, self, position) if tracked else x, *rest)
-        self.units[position].release()
+        self._release(position)
         return _Exit.apply(out, self, position) if tracked else out
 
     def enter(self, position: int, following: int) -> None:
         """Have a module's weights at hand, and start fetching those of the one that follows."""
-        self.units[position].gather()
+        for unit in self.units[position]:
+            unit.gather()
         lowest = 0 if following > position else self._first_in_backward
         if lowest <= following < len(self.units):
-            self.units[following].prefetch()
+            for unit in self.units[following]:
+                unit.prefetch()
 
     def leave_backward(self, position: int) -> None:
         """A module's backward is done: let its weights go and reduce its gradients when it is time."""
-        unit = self.units[position]
-        unit.release()
-        before = self._reducing.unit
-        if before is not None and (unit.every_micro_batch or before.sends_whole):
-            before.take()  # its whole message goes before the next one is made
-        unit.backward_done(self.last_backward)
-        self._reducing.unit = unit
+        units = self.units[position]
+        self._release(position)
+        for before in self._reducing.units:
+            if before.sends_whole or any(unit.every_micro_batch for unit in units):
+                before.take()  # its whole message goes before the next one is made
+        for unit in units:
+            unit.backward_done(self.last_backward)
+        self._reducing.units = units
+
+    def _release(self, position: int) -> None:
+        for unit in self.units[position]:
+            unit.release()
 
 
 class _Entrance(PyLayer):  # type: ignore[misc]

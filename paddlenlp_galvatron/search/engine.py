@@ -433,7 +433,6 @@ class _Search:
             if entry.family.chunks > 1:
                 continue
             tables = self._tables(entry)
-            assert isinstance(tables.core, galvatron_dp_core.Pipeline)
             mib, vocab, division, choice = tables.core.least_memory(self.cancel)
             if least is None or mib < least[0]:
                 least = mib, tables.plan(vocab, division, choice, self.bare)

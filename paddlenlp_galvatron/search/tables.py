@@ -59,7 +59,7 @@ class Choices:
 
 
 Priced = dict[str, Any]  # arguments of the core
-Core = galvatron_dp_core.Pipeline | galvatron_dp_core.Interleaved
+Core = galvatron_dp_core.Pipeline
 
 
 def priced_layers(family: PlanFamily, choices: Choices, cost: CostModel) -> Priced:
@@ -110,12 +110,7 @@ def build(family: PlanFamily, choices: Choices, prices: Priced, cost: CostModel,
 
 def core_of(family: PlanFamily, prices: Priced, cost: CostModel, budget_mib: float) -> Core:
     """The core's object of a family's prices."""
-    of_chunks = family.chunks > 1
-    return (galvatron_dp_core.Interleaved if of_chunks else galvatron_dp_core.Pipeline)(
-        **_shape(family, cost),
-        **prices | {"middle": prices["middle"] if of_chunks else prices["middle"][0]},
-        budget_mib=budget_mib,
-    )
+    return Core(**_shape(family, cost), **prices, budget_mib=budget_mib)
 
 
 def _seams(
@@ -277,7 +272,7 @@ def _shape(family: PlanFamily, cost: CostModel) -> dict[str, Any]:
         "micro_batches": family.micro_batches,
         "passes": passes,
         "runs": runs,
-        "in_flight": np.array(held if family.chunks > 1 else [count for _, count in held], dtype=np.int32),
+        "in_flight": np.array(held, dtype=np.int32),
     }
 
 

@@ -110,12 +110,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     if tuning.tunes:
         if run.input_dir is not None:
             raise UserError(f"input_dir: is of pretraining; {tuning.task} learns from dataset_name_or_path")
-        if shape.experts and tuning.adapts:
-            raise UserError(
-                f"lora: {shape.name} has experts, beside which no adapters learn; train all weights instead"
-            )
-        if shape.experts and tuning.kind == "dpo":
-            raise UserError(f"task: {shape.name} has experts, with which DPO is not trained; give --task sft")
+        _require_trained_with_experts(shape, tuning)
         # PaddleNLP's own defaults: fine-tuning begins with the model's weights, and its rates fall to 0.
         values = {"continue_training": True, "min_learning_rate": None} | dict(values)
         run = run.model_copy(update={"continue_training": RunOptions.from_values(values).continue_training})
@@ -157,7 +152,21 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             "pairs": pairs,
         }
     )
+    if settings.best_metric is None:
+        needs = "the best checkpoint needs load_best_model_at_end and evaluation"
+        best = run.model_dump(include={"load_best_model_at_end", "metric_for_best_model"}, exclude_defaults=True)
+        notes += [idle_note(dict.fromkeys(best, needs))] if best else []
     return Prepared(settings, tuple(notes))
+
+
+def _require_trained_with_experts(shape: ModelShape, tuning: TuningOptions) -> None:
+    """Raise UserError for a task that does not go with a model's experts."""
+    faults = {
+        f"lora: {shape.name} has experts, beside which no adapters learn; train all weights instead": tuning.adapts,
+        f"task: {shape.name} has experts, with which DPO is not trained; give --task sft": tuning.kind == "dpo",
+    }
+    if shape.experts and any(faults.values()):
+        raise UserError(fault for fault, is_one in faults.items() if is_one)
 
 
 def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[str, ModelShape, int]:
@@ -171,6 +180,10 @@ def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[st
     shape = model.shapes[0]
     if run.initializer_range is not None:
         shape = replace(shape, initializer_range=run.initializer_range)
+    if run.router_aux_loss_coef is not None:
+        if not shape.experts:
+            raise UserError(f"router_aux_loss_coef: {shape.name} has no experts to balance; leave it out")
+        shape = replace(shape, router_aux_loss_coef=run.router_aux_loss_coef)
     if options.model_size is not None and shape == load_model(options.model_size):
         return options.model_size, shape, model.seq_length
     path = folder.absolute() / CONFIG

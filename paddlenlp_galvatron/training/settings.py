@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate, Seed, Size
+from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate, RateOrNone, Seed, Size
 from ..base.locking import locked
 from ..base.reading import read_json
 from ..base.writing import make_folder, write_text
@@ -98,6 +98,11 @@ class RunOptions(Options):
     )
     initializer_range: Rate | None = Field(
         None, description="standard deviation of random initial weights; unset: the model's"
+    )
+    router_aux_loss_coef: RateOrNone | None = Field(
+        None,
+        description="coefficient of the balance loss of models with experts; unset: config.json's, if "
+        "output_router_logits is true there",
     )
     overwrite_output_dir: bool = Field(False, description="1: start from the beginning, as resume_from_checkpoint none")
     device: Literal["cpu", "gpu"] | None = Field(

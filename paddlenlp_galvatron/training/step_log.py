@@ -36,7 +36,9 @@ class StepRecord(TypedDict):
     peak_memory_mib: list[float]  # of every rank
     target_tokens_per_s: NotRequired[float]  # in fine-tuning: of tokens that are learnt
     filled: NotRequired[float]  # in fine-tuning: share of the tokens that is not padding
-    metrics: NotRequired[dict[str, float]]  # in DPO: rewards and the like
+    moe_imbalance: NotRequired[float]  # rows of the fullest rank of experts over the mean, on average over layers
+    moe_imbalance_most: NotRequired[float]  # and in the layer and micro-batch where it was largest
+    metrics: NotRequired[dict[str, float]]  # in DPO: rewards and the like; with experts: aux_loss, if it is on
     eval_loss: NotRequired[float]  # of the validation split, after this step
     eval_metrics: NotRequired[dict[str, float]]  # its accuracy; in DPO rewards and the like
 

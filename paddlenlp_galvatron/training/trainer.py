@@ -405,7 +405,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             if engine.rank == 0:
                 write_text(self.settings.traffic, json.dumps(traffic, indent=2) + "\n")
         # One rank may hear of SIGTERM a step before another.
-        times, loads, peaks, stops = engine.gather(seconds, data_s, device.peak_mib(), bool(told))
+        numbers = seconds, data_s, device.peak_mib(), bool(told), *engine.stage.load.imbalance
+        times, loads, peaks, stops, *imbalance = engine.gather(*numbers)
         record = StepRecord(
             step=step,
             loss=loss,
@@ -420,6 +421,10 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         if isinstance(self.data, TuningData):
             record["target_tokens_per_s"] = share.labelled / max(times)
             record["filled"] = self.data.filled(step)
+        if any(imbalance[0]):
+            told_of = [one for one in imbalance[0] if one]
+            record["moe_imbalance"] = sum(told_of) / len(told_of)
+            record["moe_imbalance_most"] = max(imbalance[1])
         if self.engine.metrics:
             record["metrics"] = self.engine.metrics
         return record, any(stops)
@@ -461,6 +466,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             "grad_norm": records[-1]["grad_norm"],
             "peak_memory_mib": max(max(record["peak_memory_mib"]) for record in records),
         }
+        if "moe_imbalance" in records[-1]:
+            logs["moe_imbalance"] = sum(record["moe_imbalance"] for record in records) / len(records)
         told = [record["metrics"] for record in records if "metrics" in record]
         logs |= {name: sum(one[name] for one in told) / len(told) for name in (told[0] if told else ())}
         logs |= speed_metrics("interval", self._logged_at, samples, len(records), self.engine.seq_length)

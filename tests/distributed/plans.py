@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 from typing import Any, Literal
 
-from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Recompute, Schedule, VocabStrategy
+from paddlenlp_galvatron.plan import (
+    Assumptions,
+    DataParallel,
+    LayerStrategy,
+    Plan,
+    Precision,
+    Recompute,
+    Schedule,
+    VocabStrategy,
+)
 from paddlenlp_galvatron.plan.check import require_valid
 
 
@@ -79,6 +88,20 @@ def plan(
     )
     require_valid(made)
     return made
+
+
+def having(plan: Plan, code: str) -> Plan:
+    """The plan with experts by words, a layer each: "4 2x2 1z" is ep 4, ep 2 with tp 2, whole experts under zero3."""
+    words = re.findall(r"(\d+)(?:x(\d+))?(z?)", code)
+    made: list[LayerStrategy] = []
+    for layer, (ep, etp, sharded) in zip(plan.layers, words, strict=True):
+        dp_type = DataParallel.ZERO3 if sharded else plan.default_dp_type
+        made.append(replace(layer, ep=int(ep), etp=int(etp or 1), experts_dp_type=dp_type))
+    return replace(plan, layers=tuple(made))
+
+
+def in_bf16(of: Plan) -> Plan:
+    return replace(of, assumed=replace(of.assumed, mixed_precision=Precision.BF16))
 
 
 TWO = [
@@ -324,4 +347,37 @@ PARTS_FOUR = [
         tied=True,
     ),
     Named("parts, norms of q and k", plan(4, "2nam 1a 4nm", vocab="4"), "qwen3"),
+]
+
+# Layers with experts, of every family by turns.
+EXPERTS_TWO = [
+    Named("experts: unlike layers", having(plan(2, "1 1z 1r"), "2 1x2 2"), "qwen3_moe"),
+    Named("experts: ZeRO of either half", having(plan(2, "1z 1", default=DataParallel.ZERO2), "1 1z"), "qwen2_moe"),
+    Named("experts: reduced every micro-batch", having(plan(2, "1 2", async_reduce=False), "2 1"), "mixtral"),
+    Named("experts: bf16", in_bf16(having(plan(2, "1r 2"), "2 1x2")), "qwen3_moe"),
+]
+EXPERTS_FOUR = [
+    Named("experts: ep 4, plain", having(plan(4, "1 1r", micro_batches=1), "4 4"), "qwen3_moe"),
+    Named("experts: ep 2 with tp 2, and whole", having(plan(4, "1 1z"), "2x2 1z"), "qwen2_moe"),
+    Named("experts: beside Megatron-SP", having(plan(4, "2 4r", vocab="2"), "4 2"), "mixtral"),
+    Named("experts: beside plain tp", having(plan(4, "2 4r", megatron_sp=False), "4 2x2"), "qwen3_moe"),
+    Named(
+        "experts: bf16, ZeRO",
+        in_bf16(having(plan(4, "1 2zr 1", default=DataParallel.ZERO2), "4 2z 2x2")),
+        "qwen2_moe",
+    ),
+]
+EXPERTS_LATE = [  # trained by test_deferred.py, where all that ranks exchange comes late
+    Named(
+        "experts: ep 2 over two, three ZeRO types",
+        having(plan(4, "1 1 1z", default=DataParallel.ZERO2), "2 2z 2"),
+        "qwen3_moe",
+    ),
+    Named("experts: beside Ulysses and cp", having(plan(4, "2u 1c2 2c2"), "4 4 2x2"), "qwen2_moe"),
+    Named("experts: in stages", having(plan(4, "1r 2 1", (2, 1), micro_batches=4), "2 1x2 2z"), "mixtral"),
+    Named(
+        "experts: interleaved",
+        having(plan(4, "1 1 2 1a", (1, 1, 1, 1), micro_batches=4, chunks=2), "2 2 1 2"),
+        "qwen3_moe",
+    ),
 ]

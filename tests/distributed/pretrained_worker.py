@@ -1,4 +1,5 @@
-"""One rank: for each job, begin with the weights of a folder, train as the oracle did, and note logits and losses."""
+"""One rank: for each job, begin with the weights of a folder, train as the oracle did, and note logits and losses; and
+for each job with adapters, train them as PEFT's and TRL's oracle did."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_models import FOLDER, oracle_of
+from huggingface_models import FOLDER, TUNING, oracle_of, tuning_of
 
-from paddlenlp_galvatron.plan import load_model, plan_from_dict
+from paddlenlp_galvatron.model.preference import Preference
+from paddlenlp_galvatron.plan import Plan, load_model, plan_from_dict
 from paddlenlp_galvatron.runtime import vocabulary
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
+from paddlenlp_galvatron.training.checkpoint.adapters import AdapterFolder, Tuned
 from paddlenlp_galvatron.training.checkpoint.pretrained import weights_from
 from paddlenlp_galvatron.training.checkpoint.saving import Writer
 from paddlenlp_galvatron.training.recipe import Recipe
@@ -56,6 +59,38 @@ def main() -> None:
         seen.clear()
         if engine.rank == 0:
             (folder / f"{number}.json").write_text(json.dumps(losses))
+    for name, loss, fields in json.loads((folder / "tuning.json").read_text()):
+        losses, metrics = tuned(name, loss, plan_from_dict(fields), groups)
+        if groups.rank == 0:
+            (folder / f"{name}.{loss}.json").write_text(json.dumps({"losses": losses, "metrics": metrics}))
+
+
+def tuned(name: str, loss: str, plan: Plan, groups: Groups) -> tuple[list[float], dict[str, float]]:
+    """Losses of all steps, and metrics of the first one. `loss`: of pairs; "": of tokens."""
+    shape, oracle, tokens = load_model(FOLDER / name), tuning_of(name), oracle_of(name).tokens
+    factors = AdapterFolder(TUNING / name, shape)
+    engine = Engine(
+        plan,
+        shape,
+        load_family(shape.family),
+        tokens.shape[-1] - 1,
+        Tuned(weights_from(FOLDER / name, shape), factors),
+        groups=groups,
+        adapters=factors.adapters,
+        preference=Preference(loss, oracle.beta) if loss else None,
+    )
+    batches, recipe, losses, metrics = list(tokens), Recipe(**oracle.recipe), [], {}
+    if loss:
+        pairs = oracle.rows(engine.seq_length)
+        pairs.pairs[..., :2] = engine.answers(pairs)  # by the base, as TRL's reference
+        batches = [pairs] * len(oracle.losses[loss])
+    optimizer = recipe.build(engine.tensors, engine.decaying)
+    for batch in batches:
+        losses.append(engine.forward_backward(batch))
+        metrics = metrics or engine.metrics
+        engine.update(optimizer, recipe.max_grad_norm)
+        next_rate(optimizer)
+    return losses, metrics
 
 
 if __name__ == "__main__":

@@ -21,24 +21,37 @@ from paddlenlp_galvatron.training.checkpoint.loading import _Stored
 from paddlenlp_galvatron.training.checkpoint.resharding import WeightPart
 from paddlenlp_galvatron.training.checkpoint.stored import MOMENTS, WEIGHT, open_checkpoint, verify, whole_checkpoints
 
-from .plans import plan
+from .plans import having, plan
 
 SEQ = 16
-SHAPE = ModelShape("tiny", "qwen2", 4, 64, 96, heads=8, kv_heads=4, vocab_size=251, max_position_embeddings=SEQ)
+SHAPE = ModelShape(
+    *("tiny", "qwen2_moe", 4, 64, 96),
+    heads=8,
+    kv_heads=4,
+    vocab_size=251,
+    max_position_embeddings=SEQ,
+    experts=4,
+    experts_per_token=2,
+    expert_size=24,
+    shared_size=96,
+)
 BEFORE, AFTER = 2, 2
 SAVED = {
-    "tp, Megatron-SP": plan(4, "2 4 1 1", vocab="4"),
-    "zero3 beside Ulysses": plan(4, "1z 2uz 4u 1", vocab="2z"),
-    "two stages, zero2": plan(4, "1 2 1 1", (1, 3), vocab="2", micro_batches=4, default=DataParallel.ZERO2),
+    "tp, Megatron-SP": having(plan(4, "2 4 1 1", vocab="4"), "4 2x2 1 2"),
+    "zero3 beside Ulysses": having(plan(4, "1z 2uz 4u 1", vocab="2z"), "2z 1 1x4 4"),
+    "two stages, zero2": having(
+        plan(4, "1 2 1 1", (1, 3), vocab="2", micro_batches=4, default=DataParallel.ZERO2), "1 2 1x2 1z"
+    ),
     "strided, plain tp": plan(4, "2s 4 2sz 2", megatron_sp=False),
     "two stages of two chunks": plan(4, "1 2z 2 1r", (1,) * 4, vocab="2", micro_batches=4, chunks=2),
 }
 GROWN = ("zero3 beside Ulysses", "strided, plain tp")  # go on where two ranks have gone on and saved
 LOADED = {
-    8: [plan(8, "8 2z 4u 2", vocab="8"), plan(8, "1z 2 4 1", (1, 3), vocab="2z")],
+    8: [having(plan(8, "8 2z 4u 2", vocab="8"), "4x2 2z 4 1x2"), plan(8, "1z 2 4 1", (1, 3), vocab="2z")],
     2: [
         plan(2, "1 1r 1 1", (2, 2), micro_batches=4),
         plan(2, "1 1r 1 1", (1,) * 4, micro_batches=4, chunks=2),
+        having(plan(2, "1 2 1z 2u"), "2 1x2 1z 2"),
     ],
     1: [plan(1, "1 1 1 1")],
 }

@@ -19,7 +19,7 @@ from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Precision, write_plan
 from paddlenlp_galvatron.training.checkpoint.stored import whole_checkpoints
 
-from . import plans, test_checkpoint, test_surface
+from . import plans, test_checkpoint, test_experts, test_surface
 
 STEPS = 2  # of random plans
 
@@ -74,7 +74,7 @@ SOME += plans.CONTEXT_FOUR[-3:]
 
 
 def test_some_plans_train_as_one_process_does(tmp_path):
-    assert not disagreements(tmp_path, named(SOME), seed=0)
+    assert not disagreements(tmp_path, [*named(SOME), *test_experts.cases(plans.EXPERTS_LATE)], seed=0)
 
 
 @pytest.mark.slow

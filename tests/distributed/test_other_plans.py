@@ -1,9 +1,10 @@
-"""A run goes on under one plan after the other, with logging and evaluation at their defaults; each plan's health line
-and report read the steps of that plan alone."""
+"""A run of a model with experts goes on under one plan after the other, with logging and evaluation at their defaults;
+each plan's health line and report read the steps of that plan alone."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,26 +12,32 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.plan import Plan, plan_id, write_plan
+from paddlenlp_galvatron.cost_model import step_traffic_bytes
+from paddlenlp_galvatron.plan import Plan, load_model, plan_id, write_plan
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 
-from .plans import plan
+from .plans import having, plan
 
 EACH = 10  # steps, after which the health line comes by default
 PLANS = {
-    "two ranks": plan(2, "1z 2 1 1"),
-    "two stages": plan(4, "1 2z 1 1", (2, 2)),
-    "two chunks": plan(4, "1z 1 2 1", (1, 1, 1, 1), chunks=2),
+    "two ranks": having(plan(2, "1z 2 1 1"), "2 1x2 1z 2"),
+    "two stages": having(plan(4, "1 2z 1 1", (2, 2)), "2 1 1x2 2"),
+    "two chunks": having(plan(4, "1z 1 2 1", (1, 1, 1, 1), chunks=2), "1 2 2z 1"),
     "one rank": plan(1, "1 1 1 1"),
 }
 WALK = ("two ranks", "two stages", "two ranks", "two chunks", "one rank")
 MODEL = {
-    "model_type": "llama",
+    "model_type": "qwen3_moe",
     "num_hidden_layers": 4,
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_attention_heads": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+    "output_router_logits": True,
     "vocab_size": 257,
     "max_position_embeddings": 16,
 }
@@ -41,6 +48,13 @@ def with_prediction(of: Plan) -> Plan:
     stages = [{"memory_mib": 1e6 * (stage + 1)} for stage in range(of.pipeline)]
     predicted = {"time_s": 10.0, "stages": stages}
     return replace(of, assumed=replace(of.assumed, seq_length=16), metadata={"predicted": predicted})
+
+
+def require_foreseen_traffic(of: Plan) -> None:
+    counted = Counter(json.loads(Path("output/traffic.json").read_text())["bytes"])
+    if of.world_size > 1:
+        counted["all_reduce"] -= 3 * 4 * of.world_size  # of each rank the loss, that of balance, and the norm
+    assert +counted == step_traffic_bytes(with_prediction(of), load_model("model.json"))
 
 
 def test_a_run_goes_on_under_any_plan(galvatron, tmp_path, monkeypatch):
@@ -58,10 +72,17 @@ def test_a_run_goes_on_under_any_plan(galvatron, tmp_path, monkeypatch):
         assert ran.code == 0, ran.err
         assert f"step {life * EACH}/{life * EACH}, loss" in told and "predicted 10 s" in told
         assert ("memory on stage" in told) == (PLANS[name].pipeline > 1)
+        assert ("fullest rank of experts" in told) == (name != "one rank")
+        require_foreseen_traffic(PLANS[name])
     records = [json.loads(line) for line in Path("output/train_log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(len(WALK) * EACH))
     assert [record["plan"] for record in records[::EACH]] == [plan_id(PLANS[name]) for name in WALK]
     assert [record["step"] for record in records if "eval_loss" in record] == [*range(EACH - 1, len(records), EACH)]
+    for record in records:
+        assert 2 <= record["metrics"]["aux_loss"] < 4  # of 2 experts a token; 4 where all tokens choose the same two
+        assert (
+            record["plan"] == plan_id(PLANS["one rank"]) or 1 < record["moe_imbalance"] < record["moe_imbalance_most"]
+        )
     derive = ["profile", "all", "--analytic", "h100-80gb", "--seq_length", 16, "--mixed_precision", "fp32"]
     for name, of in PLANS.items():
         assert galvatron(*derive, "--model", "model.json", "--nproc", of.world_size).code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from huggingface_models import FOLDER, NAMES, TOLERANCE, oracle_of
+from huggingface_models import FOLDER, NAMES, TOLERANCE, oracle_of, tuning_of
 
 from paddlenlp_galvatron.check.parity.one_process import train_one_process
 from paddlenlp_galvatron.launch.processes import launch
+from paddlenlp_galvatron.model.preference import BY_TOKEN
 from paddlenlp_galvatron.plan import Precision, load_model, plan_to_dict, write_plan
 from paddlenlp_galvatron.training.checkpoint.convert import to_checkpoint, to_huggingface
 from paddlenlp_galvatron.training.checkpoint.pretrained import weights_from
@@ -22,23 +24,30 @@ from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, whol
 from paddlenlp_galvatron.training.data.source import RandomData
 from paddlenlp_galvatron.training.recipe import Recipe
 
-from .plans import plan
+from .plans import having, plan
 
 # Every rank of the last stage holds a part of the vocabulary, so that together they have the logits.
 PLANS = {
     "fewer kv heads than tp": plan(4, "1 4r 2", vocab="4"),
     "two stages, zero3 and Ulysses": plan(4, "1z 2u 2z", (1, 2), vocab="2z", micro_batches=4),
 }
+EXPERTS = dict(zip(PLANS, ("4 2x2 2z", "2 1x2 2"), strict=True))  # of models that have some
 JOBS = [(name, source, of) for name in NAMES for source, of in zip(("directory", "checkpoint"), PLANS, strict=True)]
 FIRST = [JOBS[2 * number + number % 2] for number in range(len(NAMES))]  # each model, by turns in either way
 OTHERS = [job for job in JOBS if job not in FIRST]
+# PEFT's adapters of each model by the loss of tokens, and each of TRL's losses of pairs with one of them; or the rest.
+ADAPTED = ("llama3.2", "qwen2-tied", "qwen3")
+TUNED = [(name, "") for name in ADAPTED]
+TUNED += [(ADAPTED[number % 3], loss) for number, loss in enumerate(tuning_of("qwen3").losses) if loss]
+EVERY = [(name, loss) for name in ADAPTED for loss in tuning_of(name).losses]
+UNTUNED = [pair for pair in EVERY if pair not in TUNED]
 
 
 def ignore(_: int) -> None:
     """Nobody watches."""
 
 
-def trained(folder: Path, those: list[tuple[str, str, str]]) -> None:
+def trained(folder: Path, those: list[tuple[str, str, str]], tuned: list[tuple[str, str]]) -> None:
     """Leaves what the ranks leave, by the number of the job."""
     jobs = []
     for name, source, of in those:
@@ -46,8 +55,11 @@ def trained(folder: Path, those: list[tuple[str, str, str]]) -> None:
         if source == "checkpoint":
             weights = folder / name
             to_checkpoint(FOLDER / name, load_model(FOLDER / name), weights, ignore)
-        jobs.append((name, str(weights), plan_to_dict(PLANS[of])))
+        planned = having(PLANS[of], EXPERTS[of]) if load_model(FOLDER / name).experts else PLANS[of]
+        jobs.append((name, str(weights), plan_to_dict(planned)))
     (folder / "jobs.json").write_text(json.dumps(jobs))
+    adapted = [(*pair, plan_to_dict(of)) for pair, of in zip(tuned, cycle(PLANS.values()))]
+    (folder / "tuning.json").write_text(json.dumps(adapted))
     tests = Path(__file__).parents[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
@@ -55,10 +67,17 @@ def trained(folder: Path, those: list[tuple[str, str, str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "jobs", [FIRST, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["each model", "the other way"]
+    ("jobs", "tuned"),
+    [(FIRST, TUNED), pytest.param(OTHERS, UNTUNED, marks=pytest.mark.slow)],
+    ids=["each model", "the other way"],
 )
-def test_logits_losses_and_trained_weights_are_those_of_transformers(tmp_path, jobs):
-    trained(tmp_path, jobs)
+def test_logits_losses_and_trained_weights_are_those_of_transformers_peft_and_trl(tmp_path, jobs, tuned):
+    trained(tmp_path, jobs, tuned)
+    for name, loss in tuned:
+        told, oracle = json.loads((tmp_path / f"{name}.{loss}.json").read_text()), tuning_of(name)
+        assert told["losses"] == pytest.approx(oracle.losses[loss], abs=TOLERANCE), (name, loss)
+        if loss not in ("", *BY_TOKEN):  # whose rewards are means
+            assert told["metrics"] == pytest.approx(oracle.metrics, abs=TOLERANCE), (name, loss)
     for number, (name, _, _) in enumerate(jobs):
         require_as_transformers(tmp_path, number, name)
 

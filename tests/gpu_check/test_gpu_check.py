@@ -35,9 +35,9 @@ def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float =
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 6, 8])
-def test_fourteen_plans_try_every_way_to_split(ranks):
+def test_fifteen_plans_try_every_way_to_split(ranks):
     cases = parity_cases(ranks, Precision.BF16, on_gpus=True)
-    assert len({named.name for named in cases}) == 14
+    assert len({named.name for named in cases}) == 15
     assert {named.name for named in cases} >= set(ONE_RANK)
     plans = [named.case.plan for named in cases]
     assert all(plan.assumed.mixed_precision is Precision.BF16 for plan in plans)
@@ -46,13 +46,14 @@ def test_fourteen_plans_try_every_way_to_split(ranks):
     assert not any(n.case.plan.assumed.flash_attention for n in parity_cases(ranks, Precision.BF16, on_gpus=False))
     layers = [layer for plan in plans for layer in plan.layers]
     assert {part for layer in layers for part in layer.recompute} == set(Recompute)
-    assert {named.case.shape.family for named in cases} == {"llama", "qwen2", "qwen3"}
+    assert {named.case.shape.family for named in cases} == {"llama", "qwen2", "qwen3", "qwen3_moe"}
     if ranks > 1:
         assert {plan.schedule for plan in plans} == set(Schedule) and any(len(plan.stages) > 1 for plan in plans)
         assert any(layer.ulysses for layer in layers) and any(layer.context > 1 for layer in layers)
         assert ranks in {layer.degree for layer in layers}
         assert {layer.dp_type for layer in layers} == set(DataParallel)
     if ranks > 2:
+        assert any(plan.pipeline == 2 and plan.layers[0].ep > 1 for plan in plans)
         assert not all(layer.consecutive for layer in layers)
 
 

@@ -28,7 +28,7 @@ Times = tuple[float, ...]  # of a stage: forward of each chunk, backward of each
 
 
 def tables(seed: int, **size: int) -> dict[str, Any]:
-    """Arguments of the core's Interleaved, drawn at random; prices of change are distances, so they are a metric."""
+    """Arguments of the core's Pipeline, drawn at random; prices of change are distances, so they are a metric."""
     draw = random.Random(seed)
     stages, chunks = size.get("stages") or draw.choice((2, 2, 3)), size.get("chunks") or draw.choice((2, 2, 3))
     layers = size.get("layers") or stages * chunks + draw.choice((0, 1, 1, 2) if stages + chunks < 6 else (0, 1))
@@ -132,7 +132,7 @@ def _unbeaten(points: set[Times]) -> list[Times]:
 def check(seed: int) -> tuple[float, float]:
     """How far the plan lies above the optimum, and its certificate below it; NaN where nothing fits."""
     t = tables(seed)
-    best, core = brute_force(t), galvatron_dp_core.Interleaved(**t)
+    best, core = brute_force(t), galvatron_dp_core.Pipeline(**t)
     bound, tight = core.bound(), core.tight_bound(math.inf)
     found = core.solve(math.inf, 10**7)
     if best == math.inf:
@@ -166,7 +166,7 @@ def test_equal_chunks_have_the_bubble_that_is_known_or_less(chunks: int) -> None
     free = np.zeros((2, 1, 2))
     seams = {"change": free[:1], "enter": free, "leave": free, "vocab_enter": free[:1], "vocab_leave": free[:1]}
     beside = {"vocabs": np.zeros((1, 2, 9)), "middle": np.zeros((2, 9)), "send": np.zeros((2, 1)), "budget_mib": 1.0}
-    found = galvatron_dp_core.Interleaved(**t | alike | seams | beside).solve(math.inf, 10**7)
+    found = galvatron_dp_core.Pipeline(**t | alike | seams | beside).solve(math.inf, 10**7)
     work = 16 * 2 * chunks * 3
     assert work <= found.lower_bound_ms <= found.time_ms <= work * (1 + 3 / (16 * chunks)) * (1 + 1e-9)
 

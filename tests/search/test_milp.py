@@ -45,7 +45,7 @@ def problem(seed: int) -> dict[str, Any]:
         "vocabs": draw.uniform(0, (5, 9, 9, 100, 10, 60, 30, 30, 10), (vocabs, 2, 9)),
         "vocab_enter": np.zeros((vocabs, 1, 2)),
         "vocab_leave": np.zeros((vocabs, 1, 2)),
-        "middle": np.array([0, 0, 0, *draw.uniform(0, 20, 6)]),
+        "middle": np.array([[0, 0, 0, *draw.uniform(0, 20, 6)]] * 2),
         "send": np.full((2, 1), draw.uniform(0, 2)),
         "budget_mib": draw.uniform(200, 600),
     }
@@ -86,7 +86,7 @@ def longest_path(
 
 def by_milp(t: dict[str, Any]) -> float:
     """The least time of a step; infinite where nothing fits."""
-    held, strategies, vocabs = t["in_flight"], t["strategies"], t["vocabs"]
+    held, strategies, vocabs = t["in_flight"][:, 1], t["strategies"], t["vocabs"]
     stages, count, options, total = len(held), len(t["strategies"]), len(t["vocabs"]), int(t["layers"].sum())
     # Variables: the step's time; layers of each stage by strategy; whether a stage uses it; the vocabulary's strategy;
     # the terms of each stage's workspace.
@@ -108,7 +108,7 @@ def by_milp(t: dict[str, Any]) -> float:
     def beside(s: int) -> tuple[dict[int, np.ndarray], np.ndarray]:
         """What a stage has beside its layers: by the vocabulary's strategy, or always."""
         if 0 < s < stages - 1:
-            return {}, t["middle"]
+            return {}, t["middle"][0]
         return {int(vocab[v]): vocabs[v, int(s > 0)] for v in range(options)}, np.zeros(9)
 
     add({int(at): 1 for at in layers.flat}, total, total)

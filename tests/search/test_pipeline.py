@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from itertools import pairwise, product
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 import galvatron_dp_core
@@ -17,7 +18,6 @@ import pytest
 
 from paddlenlp_galvatron.plan import Schedule
 from paddlenlp_galvatron.plan.schedules import arrays, in_flight
-from paddlenlp_galvatron.search.solver import solve
 
 from .random_cost import divisions
 
@@ -81,7 +81,7 @@ def tables(seed: int) -> dict[str, Any]:
         "vocabs": np.array([[part_with_memory(), part_with_memory()] for _ in range(vocabs)]),
         "vocab_enter": np.array([[distance(first_vocab + v, g, width[0]) for g in all_groups] for v in range(vocabs)]),
         "vocab_leave": np.array([[distance(g, first_vocab + v, width[-1]) for g in all_groups] for v in range(vocabs)]),
-        "middle": np.array([0, 0, 0, draw.uniform(0, 20), draw.uniform(0, 20), *workspace()]),
+        "middle": np.array([[0, 0, 0, draw.uniform(0, 20), draw.uniform(0, 20), *workspace()]] * 2),
         "send": send * np.array([width, begins]),
         "budget_mib": draw.uniform(50, 500),
     }
@@ -90,7 +90,7 @@ def tables(seed: int) -> dict[str, Any]:
 def lists(schedule: Schedule, stages: int, micro_batches: int) -> dict[str, Any]:
     """What a schedule gives to the core."""
     passes, runs = arrays(schedule, stages, micro_batches)
-    held = np.array([in_flight(schedule, stage, stages, micro_batches) for stage in range(stages)])
+    held = np.array([(stage, in_flight(schedule, stage, stages, micro_batches)) for stage in range(stages)])
     return {"micro_batches": micro_batches, "passes": passes, "runs": runs, "in_flight": held}
 
 
@@ -108,14 +108,14 @@ def stage(t: dict[str, Any], vocab: int, s: int, first: int, choice: Sequence[in
     if stop == len(kinds) and s > 0:
         parts.append(t["vocabs"][vocab][1])
     elif s > 0:
-        parts.append(t["middle"])
+        parts.append(t["middle"][0])
     groups = [t["groups"][k] for k in choice]
     begins, ends = (0 < at < len(kinds) and kinds[at - 1] != kinds[at] for at in (first, stop))
     passes = [t["vocab_enter"][vocab][groups[0]] if s == 0 else t["enter"][int(begins)][groups[0]]]
     passes += [t["change"][a][b] for a, b in pairwise(groups)]
     passes += [t["vocab_leave"][vocab][groups[-1]] if stop == len(kinds) else t["leave"][int(ends)][groups[-1]]]
     times = np.sum(parts, axis=0)[:3] + np.append(np.sum(passes, axis=0), 0)
-    memory = sum(p[3] + t["in_flight"][s] * p[4] for p in parts) + np.max(parts, axis=0)[5:].sum()
+    memory = sum(p[3] + t["in_flight"][s, 1] * p[4] for p in parts) + np.max(parts, axis=0)[5:].sum()
     return times.tolist(), memory
 
 
@@ -176,6 +176,28 @@ def test_equals_brute_force() -> None:
     assert 150 < sum(check(seed) for seed in range(300)) < 300
 
 
+def least_of_layers(strategies: np.ndarray, layers: np.ndarray) -> Callable[[int, int, float], float]:
+    """Time of some consecutive layers within some memory, one micro-batch; `strategies` of each type."""
+    starts = np.concatenate(([0], np.cumsum(layers)[:-1]))
+
+    @cache
+    def fronts(*counts: int) -> list[tuple[float, float]]:
+        """Memory and time of so many layers of each type, those left out that another choice beats in both."""
+        if not any(counts):
+            return [(0.0, 0.0)]
+        kind = max(kind for kind, n in enumerate(counts) if n)
+        fewer = fronts(*(n - (at == kind) for at, n in enumerate(counts)))
+        found = sorted((m + row[3] + row[4], t + row[0] + row[1]) for m, t in fewer for row in strategies[kind])
+        least = accumulate((t for _, t in found), min, initial=math.inf)
+        return [(m, t) for (m, t), before in zip(found, least, strict=False) if t < before]
+
+    def least(first: int, end: int, room: float) -> float:
+        counts = np.clip(end - starts, 0, layers) - np.clip(first - starts, 0, layers)
+        return min((t for m, t in fronts(*map(int, counts)) if m <= room), default=math.inf)
+
+    return least
+
+
 @pytest.mark.parametrize("types", [1, 2])
 def test_deep_pipelines_equal_the_sum_of_their_stages(types: int) -> None:
     """With one micro-batch and no sync the step is the sum of all stages: too many layers for brute force."""
@@ -199,28 +221,18 @@ def test_deep_pipelines_equal_the_sum_of_their_stages(types: int) -> None:
             vocabs=vocabs,
             vocab_enter=free[:1],
             vocab_leave=free[:1],
-            middle=np.zeros(9),
+            middle=np.zeros((2, 9)),
             send=np.full((2, types), 0.3),
             budget_mib=budget,
         )
-        others = np.repeat(np.arange(types), layers)[:, None] != np.repeat(np.arange(types), count)
-        memory = np.where(others, math.inf, strategies[:, 3] + strategies[:, 4])
-        time = np.where(others, math.inf, strategies[:, 0] + strategies[:, 1])
-        free_switch = np.zeros((types * count, types * count))
+        least = least_of_layers(strategies.reshape(types, count, 9), layers)
         total = int(layers.sum())
         best = [0.0] + [math.inf] * total  # of so many layers in the stages so far
         for s in range(stages):
             vocab = vocabs[0, s // (stages - 1)] if s in (0, stages - 1) else np.zeros(9)
-            room = max(budget - vocab[3], 0)
+            room = budget - vocab[3]
             best = [
-                min(
-                    (
-                        best[first] + solve(memory[first:end], time[first:end], free_switch, room).time_s
-                        for first in range(end)
-                        if best[first] < math.inf
-                    ),
-                    default=math.inf,
-                )
+                min((best[first] + least(first, end, room) for first in range(end)), default=math.inf)
                 + vocab[0]
                 + vocab[1]
                 for end in range(total + 1)

@@ -1,4 +1,4 @@
-"""The parts that train small models under a plan and in one process: fourteen plans, and schedules that could hang."""
+"""The parts that train small models under a plan and in one process: fifteen plans, and schedules that could hang."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..parity.parity import TOLERANCES, WORKER, Case, compare, small_case, write
 from .findings import Finding, Setting, State, in_turn
 
 DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
-# Plans of the fourteen that fit one rank.
+# Plans of the fifteen that fit one rank.
 ONE_RANK = ("data parallel", "degrees mixed, strided, recompute", "tied tables", "split vocabulary, AdamW")
 MICRO_BATCHES = (1, 2, 3, 4, 8)  # of the schedules' cases: from three on, two stages of 1F1B once hung
 
@@ -36,7 +36,7 @@ class Named:
 
 
 def parity(setting: Setting) -> Iterator[Finding]:
-    """Loss and every gradient of fourteen plans, fp32 (on GPUs without TF32) and bf16. A kernel that is off by default
+    """Loss and every gradient of fifteen plans, fp32 (on GPUs without TF32) and bf16. A kernel that is off by default
     is told, and not judged."""
     for precision in (Precision.FP32, Precision.BF16):
         cases = parity_cases(setting.ranks, precision, setting.on_gpus)
@@ -93,13 +93,14 @@ def _launched(setting: Setting, cases: Sequence[Named], log: str) -> tuple[list[
 
 
 def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
-    """Fourteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute. `on_gpus`: some with what
+    """Fifteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute, and experts. `on_gpus`: some with what
     training has there by default, flash attention and other kernels; the others are plain."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1
     one, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)
     split, whole, ulysses = LayerStrategy(wide), LayerStrategy(n), LayerStrategy(wide, ulysses=wide > 1)
     again, shard = LayerStrategy(recompute=Recompute.FULL), LayerStrategy(dp_type=ZERO3)
+    routed = LayerStrategy(ep=inner)
     core, parts = Recompute.ATTENTION, Recompute.NORMS | Recompute.MLP
     low, context = LayerStrategy(inner), LayerStrategy(context=wide)
     stages = (1, 2) if n > 1 else (3,)
@@ -120,6 +121,7 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
         "two stages, 1F1B": (_plan(n, (one, again, low), plain, stages, micro_batches=4), "qwen2", False),
         "two stages, GPipe": (_plan(n, (one, low, one), megatron, stages, schedule=Schedule.GPIPE), "llama", False),
         "two stages, zero3": (_plan(n, (shard, low, shard), usual, stages, micro_batches=4), "qwen3", False),
+        "two stages, experts": (_plan(n, (routed, again, routed), usual, stages, micro_batches=4), "qwen3_moe", False),
         "two stages, tied tables": (_plan(n, (one, low, one), usual, stages, default=ZERO2), "qwen2", True),
     }
     named = [_named(name, with_defaults(of, on_gpus), family, 2, tied) for name, (of, family, tied) in plans.items()]

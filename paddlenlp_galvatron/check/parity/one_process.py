@@ -17,8 +17,9 @@ from ...model.lora import Adapters, is_factor
 from ...model.preference import BY_TOKEN, Preference
 from ...plan import ModelShape
 from ...runtime.adapters import load_family
+from ...runtime.adapters.mixture import Mixture
 from ...runtime.batch import IGNORED_LABEL, Batch, Samples, samples_of
-from ...runtime.paddle_private import next_rate
+from ...runtime.paddle_private import next_rate, take_over_hooks
 from ...runtime.weights import WeightSource
 from ...training.recipe import Recipe
 
@@ -34,7 +35,7 @@ def train_one_process(
     adapters: Adapters | None = None,
     preference: Preference | None = None,
 ) -> Iterator[tuple[float, Gradients]]:
-    """Loss and unclipped gradients of each global batch, updating the weights in between."""
+    """Loss, with that of balance, and unclipped gradients of each global batch, updating the weights in between."""
     family = load_family(shape.family)
     model = family.whole_model(shape, family.config(shape, seq_length))
     weights = dict(model.named_parameters())
@@ -47,7 +48,11 @@ def train_one_process(
             rslora=adapters.rslora,
             dtype="float32",
         )
+        plain = dict(model.named_sublayers())
         model = LoRAModel(model, config).model
+        for name, layer in model.named_sublayers():
+            if name in plain and plain[name] is not layer:
+                take_over_hooks(layer, plain[name])
         weights = dict(model.named_parameters())
     for name, weight in weights.items():
         weight.set_value(source(name, tuple(weight.shape)))
@@ -57,7 +62,11 @@ def train_one_process(
     clip = paddle.nn.ClipGradByGlobalNorm(recipe.max_grad_norm)
     optimizer = recipe.build(list(weights.values()), decaying, clip)
     for batch in batches:
-        loss = _loss(model, samples_of(batch)) if preference is None else _pair_loss(model, batch, preference)
+        rows = samples_of(batch)
+        loss = _loss(model, rows) if preference is None else _pair_loss(model, batch, preference)
+        if shape.router_aux_loss_coef:
+            balances = [layer.balance for layer in model.sublayers() if isinstance(layer, Mixture)]
+            loss = loss + shape.router_aux_loss_coef * sum(balances) / (shape.layers * len(rows.ids))
         loss.backward()
         yield float(loss), {name: weight.grad.numpy() for name, weight in weights.items()}
         optimizer.step()

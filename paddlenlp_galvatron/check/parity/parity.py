@@ -45,6 +45,7 @@ TOLERANCES = {
 MAX_GRAD_NORM = 0.5  # below the norms seen, so that clipping takes part
 FLOOR = 1e-8  # of the global norm: gradients below it are noise and need not agree
 HEAD_DIM = 8
+BALANCE = 0.1  # coefficient of the balance loss of models with experts: its gradients are not lost in the others
 VOCABULARY = 251  # a prime, so that every vtp > 1 pads
 
 
@@ -177,11 +178,17 @@ def small_case(
 
 
 def _experts(plan: Plan, traits: Family) -> dict[str, Any]:
-    """The fewest experts, and columns of each, that all degrees of the plan split."""
-    sizes = {
-        "experts": 2 * lcm(2, *(layer.ep for layer in plan.layers)),
-        "experts_per_token": 2,
+    """The fewest experts, and columns of each, that all degrees of the plan split; and a balance loss.
+
+    In 16 bits every token has all experts: of two with nearly equal scores rounding would choose another one than in
+    one fp32 process, and both choices were right.
+    """
+    experts = 2 * lcm(2, *(layer.ep for layer in plan.layers))
+    sizes: dict[str, Any] = {
+        "experts": experts,
+        "experts_per_token": 2 if plan.assumed.mixed_precision is Precision.FP32 else experts,
         "expert_size": 12 * lcm(*(layer.etp for layer in plan.layers)),
+        "router_aux_loss_coef": BALANCE,
     }
     shared = 6 * HEAD_DIM * lcm(*(layer.degree for layer in plan.layers))
     return sizes | ({"shared_size": shared} if traits.mixture and traits.mixture.shared else {})

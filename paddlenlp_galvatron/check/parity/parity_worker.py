@@ -46,8 +46,8 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
     for step in range(case.steps):
         batch = batch_of(case, step)
         if step == case.steps - 1:
-            evaluated = engine.evaluate(batch)
-        losses.append(engine.forward_backward(batch))
+            evaluated = _whole(engine, engine.evaluate(batch))
+        losses.append(_whole(engine, engine.forward_backward(batch)))
         if case.adapters:
             _require_frozen(engine)
         if step < case.compared_steps:
@@ -66,6 +66,11 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
         "pieces": {key: _describe(trainable) for key, trainable in enumerate(engine.trainables)},
     }
     (folder / f"{index}.{engine.rank}.json").write_text(json.dumps(report))
+
+
+def _whole(engine: Engine, loss: float) -> float:
+    """A loss that was just computed, with that of balance."""
+    return loss + engine.shape.router_aux_loss_coef * engine.metrics.get("aux_loss", 0.0)
 
 
 def _require_frozen(engine: Engine) -> None:

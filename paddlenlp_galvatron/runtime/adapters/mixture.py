@@ -37,6 +37,7 @@ class Mixture(nn.Layer):  # type: ignore[misc]
         mixture = shape.traits.mixture
         assert mixture
         self._shape = shape
+        self.balance: Any = None  # the balance loss of the samples of the last pass, their sum
         self.gate = nn.Linear(shape.hidden_size, shape.experts, bias_attr=False)
         if shape.shared_size:
             self.shared_expert = GatedMlp(shape.hidden_size, shape.shared_size, ("gate_proj", "up_proj", "down_proj"))
@@ -48,6 +49,8 @@ class Mixture(nn.Layer):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         scores = nn.functional.softmax(self.gate(x).astype("float32"), axis=-1)
         best, chosen = paddle.topk(scores, self._shape.experts_per_token, axis=-1)
+        uses = nn.functional.one_hot(chosen, self._shape.experts).sum(-2).mean(1)  # of each sample [B, E]
+        self.balance = self._shape.experts * (uses * scores.mean(1)).sum()
         if self._shape.norm_topk:
             best = best / best.sum(-1, keepdim=True)
         out = paddle.zeros_like(x)

@@ -21,6 +21,7 @@ import numpy as np
 
 from ...base.reading import read_json
 from ...model import Weight
+from ...model.shape import UNPLANNED
 from ...plan import ModelShape, Precision, UserError, load_model
 from ...runtime.weights import WHOLE, Array, Slice
 from .tensor_file import CODES, opened, require_finite
@@ -38,7 +39,7 @@ PLAIN = {
     "use_long_sequence_strategies": False,
 }
 BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
-FREE = ("name", "initializer_range", "attention_dropout", "max_position_embeddings", "seq_length")
+FREE = (*UNPLANNED, "initializer_range", "max_position_embeddings", "seq_length")
 
 
 @dataclass(frozen=True)

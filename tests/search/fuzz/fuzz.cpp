@@ -14,7 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include "label_setting.hpp"
 #include "search.hpp"
 
 using namespace galvatron;
@@ -66,46 +65,6 @@ void each_sequence(int length, int base, const std::function<void(const std::vec
   }
 }
 
-// --- one chain of layers ------------------------------------------------------------------------------------------
-
-void check_layers(unsigned long seed) {
-  Draw draw(seed);
-  const int kind = draw.from(0, 2), layers = draw.from(1, 5), strategies = draw.from(1, layers > 3 ? 3 : 5);
-  const bool alike = draw.chance(50), by_layer = draw.chance(30), no_change = draw.chance(30);
-  const std::size_t row = strategies, square = row * row;
-  std::vector<double> memory(layers * row), cost(layers * row), change((by_layer ? layers : 1) * square);
-  for (std::size_t i = 0; i < memory.size(); ++i) {
-    memory[i] = alike && i >= row ? memory[i - row] : draw.chance(5) ? kInfinity : draw.number(kind);
-    cost[i] = alike && i >= row ? cost[i - row] : draw.chance(5) ? kInfinity : draw.number(kind);
-  }
-  for (double& number : change) number = no_change ? 0 : draw.chance(5) ? kInfinity : draw.number(kind);
-  const double budget = draw.chance(5) ? kInfinity : draw.number(kind) * draw.from(1, layers);
-  const double gap = draw.chance(30) ? 0.5 * draw.unit() : 0;
-  const LayerTables tables{layers, strategies, memory.data(), cost.data(), change.data(), by_layer};
-
-  double best = kInfinity, best_within = kInfinity;  // within: of what fits without any rounding
-  each_sequence(layers, strategies, [&](const std::vector<int>& choice) {
-    double used = 0, spent = 0;
-    for (int l = 0; l < layers; ++l) {
-      used += tables.memory[tables.at(l, choice[l])];
-      spent += tables.cost[tables.at(l, choice[l])] + (l ? tables.change_of(l, choice[l - 1], choice[l]) : 0);
-    }
-    if (used == kInfinity) return;  // forbidden
-    if (used <= budget * (1 + kTolerance)) best = std::min(best, spent);
-    if (used <= budget * (1 - kTolerance) || used == 0) best_within = std::min(best_within, spent);
-  });
-
-  WorkBudget poll([] {});
-  const LayerSolution solution = LabelSetting(tables, budget).solve(gap, poll);
-  if (std::isnan(solution.cost) || std::isnan(solution.bound) || std::isnan(solution.memory)) fail(seed, "not a number");
-  if (solution.cost < best && !near(solution.cost, best)) fail(seed, "below the optimum", solution.cost, best);
-  if (solution.cost * (1 - gap) > best_within && !near(solution.cost * (1 - gap), best_within))
-    fail(seed, "above the optimum", solution.cost, best_within);
-  if (solution.bound > best_within && !near(solution.bound, best_within))
-    fail(seed, "the bound is none", solution.bound, best_within);
-  if (solution.choice.empty() != !(solution.cost < kInfinity)) fail(seed, "no choice, but a cost", solution.cost);
-}
-
 // --- a pipeline -----------------------------------------------------------------------------------------------------
 
 // GPipe's lists, or 1F1B's.
@@ -131,9 +90,10 @@ Problem random_pipeline(Draw& draw) {
   const bool gpipe = draw.chance(40);
   tables.passes = lists(gpipe, tables.stages, tables.micro_batches);
   auto part = [&](int group) {
-    const double working = draw.chance(50) ? 0 : draw.number(kind);
-    return Part{{draw.number(kind), draw.number(kind), draw.number(kind)}, draw.number(kind), draw.number(kind), working,
-                group};
+    Workspace workspace;
+    for (double& term : workspace) term = draw.chance(50) ? 0 : draw.number(kind) / 2;
+    return Part{{draw.number(kind), draw.number(kind), draw.number(kind)}, draw.number(kind), draw.number(kind),
+                workspace, group};
   };
   const int groups = types * draw.from(1, 2);
   for (int g = 0; g < groups; ++g) tables.types.push_back(g * types / groups);
@@ -183,13 +143,14 @@ std::pair<double, double> enumerate(const Problem& t) {
         for (int s = 0; s < t.stages; ++s) {
           const Part& beside = t.beside(vocab, s);
           StageTime time = beside.time;
-          double used = beside.states + t.in_flight[s] * beside.activation, working = beside.working;
+          double used = beside.states + t.in_flight[s] * beside.activation;
+          Workspace workspace = beside.workspace;
           auto pass = [&](const Change& change) { time.forward += change.forward, time.backward += change.backward; };
           for (int l = first[s]; l < first[s + 1]; ++l) {
             const Part& part = t.strategies[choice[l]];
             time.forward += part.time.forward, time.backward += part.time.backward, time.sync += part.time.sync;
             used += part.states + t.in_flight[s] * part.activation;
-            working = std::max(working, part.working);
+            workspace = most_of(workspace, part.workspace);
             if (l > first[s]) pass(t.change[t.strategies[choice[l - 1]].group][part.group]);
           }
           const int enters = t.strategies[choice[first[s]]].group, leaves = t.strategies[choice[first[s + 1] - 1]].group;
@@ -197,7 +158,7 @@ std::pair<double, double> enumerate(const Problem& t) {
           pass(s + 1 == t.stages ? vocab.leave[leaves] : t.leave.at(t.is_between(first[s + 1]))[leaves]);
           times.push_back(time);
           send.push_back(s + 1 < t.stages ? t.send_to(first[s + 1]) : 0);
-          excess = std::max(excess, used + working - t.budget);
+          excess = std::max(excess, used + total(workspace) - t.budget);
         }
         if (excess > kTolerance * t.budget) continue;
         const double step = graph.time(times, send, poll);
@@ -304,20 +265,20 @@ std::pair<double, double> enumerate_chunks(const Problem& t) {
       for (const Vocab& vocab : t.vocabs) {
         std::vector<StageTime> times(all);
         std::vector<std::vector<double>> states(2, std::vector<double>(chunks)), activation = states;
-        double working[2] = {0, 0};
+        Workspace workspace[2] = {};
         for (int at = 0, l = 0; at < all; ++at) {
           const int s = at % 2, c = at / 2;
           const Part& beside = at == 0 ? vocab.first : at == all - 1 ? vocab.last : t.later;
           StageTime& time = times[at] = beside.time;
           states[s][c] = beside.states, activation[s][c] = beside.activation;
-          working[s] = std::max(working[s], beside.working);
+          workspace[s] = most_of(workspace[s], beside.workspace);
           auto pass = [&](const Change& change) { time.forward += change.forward, time.backward += change.backward; };
           pass((at == 0 ? vocab.enter : t.enter.inside)[t.strategies[choice[l]].group]);
           for (int i = 0; i <= more[at]; ++i, ++l) {
             const Part& part = t.strategies[choice[l]];
             time.forward += part.time.forward, time.backward += part.time.backward, time.sync += part.time.sync;
             states[s][c] += part.states, activation[s][c] += part.activation;
-            working[s] = std::max(working[s], part.working);
+            workspace[s] = most_of(workspace[s], part.workspace);
             if (i > 0) pass(t.change[t.strategies[choice[l - 1]].group][part.group]);
           }
           pass((at == all - 1 ? vocab.leave : t.leave.inside)[t.strategies[choice[l - 1]].group]);
@@ -325,7 +286,7 @@ std::pair<double, double> enumerate_chunks(const Problem& t) {
         double excess = -kInfinity;
         for (int s = 0; s < 2; ++s)
           for (const std::vector<int>& held : t.held[s]) {
-            double used = working[s];
+            double used = total(workspace[s]);
             for (int c = 0; c < chunks; ++c) used += states[s][c] + held[c] * activation[s][c];
             excess = std::max(excess, used - t.budget);
           }
@@ -357,9 +318,7 @@ void check_chunks(unsigned long seed) {
 
 void run(unsigned long first, unsigned long cases, bool shared) {
   for (unsigned long seed = first; seed < first + cases; ++seed) {
-    if (seed % 2)
-      check_layers(seed);
-    else if (seed % 10 == 0)
+    if (seed % 10 == 0)
       check_chunks(seed);
     else
       check_pipeline(seed, shared);
