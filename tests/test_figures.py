@@ -13,8 +13,8 @@ pytest.importorskip("paddle")
 
 
 from paddlenlp_galvatron.base import limits, reading
-from paddlenlp_galvatron.base.large_file import BLOCK_BYTES
 from paddlenlp_galvatron.base.printing import LINE_S
+from paddlenlp_galvatron.base.reading import BLOCK_BYTES
 from paddlenlp_galvatron.check.gpu import faults as gpu_faults
 from paddlenlp_galvatron.check.gpu import kernels, stock
 from paddlenlp_galvatron.check.gpu import prediction as gpu_prediction

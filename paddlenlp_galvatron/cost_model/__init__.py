@@ -1,8 +1,7 @@
 """The cost of a plan: time, memory, schedule simulation, traffic."""
 
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms, Workspace
-from .derived import derive
-from .load import load
+from .load import derive, load
 from .model import CostModel
 from .simulate import StageTimes, lower_bound_ms, step_ms, timeline
 from .traffic import step_traffic_bytes
