@@ -1,7 +1,8 @@
 """The cost of a plan: time, memory, schedule simulation, traffic."""
 
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms, Workspace
-from .load import derive, load
+from .derived import derive
+from .load import load
 from .model import CostModel
 from .simulate import StageTimes, lower_bound_ms, step_ms, timeline
 from .traffic import step_traffic_bytes

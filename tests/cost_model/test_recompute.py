@@ -10,7 +10,7 @@ from plans import MODEL
 
 from paddlenlp_galvatron.cost_model import CostModel
 from paddlenlp_galvatron.cost_model.communication import Setting, layer_calls
-from paddlenlp_galvatron.cost_model.load import derive
+from paddlenlp_galvatron.cost_model.derived import derive
 from paddlenlp_galvatron.cost_model.traffic import NAMES
 from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.model import load_model
