@@ -18,8 +18,10 @@ from ..plan.strategy import Experts
 from . import device
 from .collectives import all_gather, all_to_all
 from .load import Balanced, Load
+from .paddle_private import window
 from .precision import Numbers, cast
 
+PRODUCTS = ("gate", "up", "down")  # of an expert
 Memo = dict[str, Any]  # of one call: keeps the routing of forward for recompute
 
 
@@ -102,26 +104,28 @@ class Combine(PyLayer):  # type: ignore[misc]
 
 
 class Products(PyLayer):  # type: ignore[misc]
-    """x [R, I] by expert and a weight [I, O] of each expert -> [R, O], by one product an expert."""
+    """x [R, I] by expert and the experts' weights [l, I, O] -> [R, O], by one product an expert."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, counts: Sequence[int], *weights: Any) -> Any:
+    def forward(ctx: Any, x: Any, counts: Sequence[int], weights: Any) -> Any:
         # Not by save_for_backward: zero3 frees the weights after forward and gathers them again for backward.
         ctx.x, ctx.counts, ctx.weights = x, counts, weights
-        parts = [part @ weights[expert] for expert, part in _parts(x, counts)]
-        return paddle.concat(parts) if parts else paddle.zeros([0, weights[0].shape[-1]], x.dtype)
+        parts = [part @ _of(weights, expert) for expert, part in _parts(x, counts)]
+        return paddle.concat(parts) if parts else paddle.zeros([0, weights.shape[-1]], x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         # An expert without rows has a gradient of zeros, so that AdamW decays it as in one process.
-        of_weights: list[Any] = [None] * len(ctx.weights)
-        of_rows = []
+        of_weights, of_rows = paddle.zeros_like(ctx.weights), []
         for (expert, part), (_, own) in zip(_parts(ctx.x, ctx.counts), _parts(grad, ctx.counts), strict=True):
-            of_rows.append(own @ ctx.weights[expert].T)
-            of_weights[expert] = part.T @ own
-        unused = (paddle.zeros(weight.shape, weight.dtype) for weight in ctx.weights)
-        filled = [zeros if of is None else of for of, zeros in zip(of_weights, unused, strict=True)]
-        return (paddle.concat(of_rows) if of_rows else paddle.zeros(ctx.x.shape, ctx.x.dtype), *filled)
+            of_rows.append(paddle.matmul(own, _of(ctx.weights, expert), transpose_y=True))
+            paddle.assign(paddle.matmul(part, own, transpose_x=True), output=_of(of_weights, expert))
+        return paddle.concat(of_rows) if of_rows else paddle.zeros(ctx.x.shape, ctx.x.dtype), of_weights
+
+
+def _of(weights: Any, expert: int) -> Any:
+    """One of [l, I, O], on the same memory."""
+    return window(weights.detach(), expert, expert + 1, weights.shape[1:])
 
 
 def _parts(rows: Any, counts: Sequence[int]) -> Iterator[tuple[int, Any]]:
@@ -133,7 +137,7 @@ def _parts(rows: Any, counts: Sequence[int]) -> Iterator[tuple[int, Any]]:
 
 
 class OwnExperts:
-    """A rank's experts of one layer. `layer` holds l weights of each kind, under the names of `names`."""
+    """A rank's experts of one layer. `layer` has the weights [l, ...] of each of PRODUCTS."""
 
     def __init__(
         self, shape: ModelShape, experts: Experts, group: Any, numbers: Numbers, load: Load, samples: Sequence[int]
@@ -142,11 +146,6 @@ class OwnExperts:
         self.layer = nn.Layer()
         self._shape, self._experts, self._group, self._numbers = shape, experts, group, numbers
         self._load, self._samples = load, paddle.to_tensor(samples)
-        self._local = shape.experts // experts.ep
-
-    def names(self, kind: int) -> list[str]:
-        """Attributes of `layer`; `kind`: gate, up or down."""
-        return [f"{('gate', 'up', 'down')[kind]}_{expert}" for expert in range(self._local)]
 
     def __call__(self, x: Any, router: Any, memo: Memo) -> Any:
         """x [T, H] of this rank's own tokens -> the weighted sum of each token's experts [T, H]. `router` [H, E]."""
@@ -168,11 +167,8 @@ class OwnExperts:
             scores = scores / scores.sum(-1, keepdim=True)
         rows, score = Dispatch.apply(cast(x, numbers.stored), scores, routing)
         rows = cast(rows, numbers.computed)
-        gate, up = (self._product(rows, kind, routing) for kind in (0, 1))
+        gate, up = (Products.apply(rows, routing.counts, weights) for weights in (self.layer.gate, self.layer.up))
         # The score multiplies the input of the last product, so that backward need not keep that product's output.
         inner = nn.functional.silu(gate) * up * cast(score, numbers.computed).unsqueeze(-1)
-        return cast(Combine.apply(cast(self._product(inner, 2, routing), numbers.stored), routing), numbers.computed)
-
-    def _product(self, rows: Any, kind: int, routing: Routing) -> Any:
-        weights = [getattr(self.layer, name) for name in self.names(kind)]
-        return Products.apply(rows, routing.counts, *weights)
+        rows = Products.apply(inner, routing.counts, self.layer.down)
+        return cast(Combine.apply(cast(rows, numbers.stored), routing), numbers.computed)
