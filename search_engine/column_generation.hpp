@@ -58,7 +58,7 @@ class ColumnGeneration : public Search {
     return least;
   }
 
-  // That of the root node.
+  // The bound of the root node.
   double tight_bound(double limit, WorkBudget& poll) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     allow(kEffortOfBound, poll);

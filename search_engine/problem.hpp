@@ -196,7 +196,7 @@ class Search {
   // `effort` passes; then the best one found.
   virtual PlanFound solve(double limit, long effort, double& proven, WorkBudget& poll) = 0;
 
-  // Of pipelines with one chunk a stage.
+  // Only pipelines with one chunk a stage have it.
   virtual LeastMemory least_memory(WorkBudget&) const { throw std::invalid_argument("passes: several chunks a stage"); }
 };
 

@@ -19,17 +19,21 @@ class RealCase:
     name: str
     plan: Plan
     shape: ModelShape
+    adapter_rank: int | None = None  # of adapters, which alone learn
 
 
 def real_cases() -> list[RealCase]:
-    """The parity tests' plans on four ranks; those of ZeRO in bf16 as well, some with norms of q and k."""
+    """The parity tests' plans on four ranks; those of ZeRO in bf16 as well, some with norms of q and k, half of them
+    with adapters."""
     normed = [replace(named, name=f"{named.name}, qwen3", family="qwen3") for named in FOUR[:2] + FOUR[-1:] + ZERO[-3:]]
     experts = {"experts": 8, "experts_per_token": 2, "expert_size": 192, "router_aux_loss_coef": 0.01}
-    plain = EXPERTS_FOUR[:-1] + EXPERTS_LATE + FOUR + ZERO + normed + INTERLEAVED_FOUR + PARTS_FOUR + CONTEXT_FOUR
-    cases = [(named, Precision.FP32) for named in plain] + [(named, Precision.BF16) for named in ZERO + PARTS_FOUR[1:2]]
+    dense = FOUR + ZERO + normed + INTERLEAVED_FOUR + PARTS_FOUR + CONTEXT_FOUR
+    cases = [(named, Precision.FP32, None) for named in EXPERTS_FOUR[:-1] + EXPERTS_LATE + dense]
+    cases += [(named, Precision.BF16, None) for named in ZERO + PARTS_FOUR[1:2]]
+    cases += [(named, Precision.FP32, 8) for named in [*dense[::2], *(one for one in dense[1::2] if one.kv_heads)]]
     return [
         RealCase(
-            f"{named.name}, {precision}",
+            f"{named.name}, {precision}, adapters of rank {rank}",
             replace(
                 named.plan,
                 global_batch=2 * named.plan.global_batch,
@@ -50,6 +54,7 @@ def real_cases() -> list[RealCase]:
                 **(experts if "experts" in named.name else {}),
                 shared_size=352 if named.family == "qwen2_moe" else 0,
             ),
+            rank,
         )
-        for named, precision in cases
+        for named, precision, rank in cases
     ]

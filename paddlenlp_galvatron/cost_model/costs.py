@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
+from ..profiles.experts import GROUPED, ExpertKernels
 from .peak import PartMemory
 from .simulate import StageTimes
 
@@ -40,7 +41,7 @@ class CostOptions:
     offload_optimizer: bool = False  # its states lie in the host's memory between two updates; planned only
     imbalance: float = IMBALANCE  # of experts: rows of the rank that gets most over the mean, as times have it
     imbalance_bound: float = IMBALANCE_BOUND  # the same, as the bound of memory has it
-    one_by_one: bool = False  # experts of a rank run one after the other, as without grouped kernels
+    kernels: ExpertKernels = GROUPED  # of experts
 
 
 class States(NamedTuple):

@@ -41,7 +41,7 @@ def derive(
         model,
         network=Network(analytic_hardware(sheet, num_nodes, gpus_per_node)),
         times=ComputeTimes(
-            analytic_computation(model, sheet, precision, lengths, fused, kept_bytes, options.one_by_one)
+            analytic_computation(model, sheet, precision, lengths, fused, kept_bytes, options.kernels)
         ),
         memory=MemoryUse(memory),
         num_nodes=num_nodes,

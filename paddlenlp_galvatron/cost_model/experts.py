@@ -42,9 +42,10 @@ class ExpertPrices:
         network: Network,
         modules: ModuleCosts,
         options: CostOptions,
+        gpus_per_node: int,
     ):
         self._model, self._times, self._network, self._modules = model, times, network, modules
-        self._options = options
+        self._options, self._gpus_per_node = options, gpus_per_node
         self._known: dict[_Where, LayerCost] = {}
 
     def cost(self, experts: Experts, recompute: Recompute, setting: Setting, several: bool, pipeline: int) -> LayerCost:
@@ -68,19 +69,30 @@ class ExpertPrices:
         mesh, bytes_each = experts.mesh(setting.stage_size), setting.assumed.mixed_precision.bytes
         stretch = min(imbalance, experts.ep)
         rows = stretch * rows_of(model, experts, setting)
-        times = self._times.experts(model.experts // experts.ep, rows, experts.etp)
+        times, launch = self._times.experts(model.experts // experts.ep, rows, experts.etp)
         times = times.slowed(self._network.beside_receive(pipeline))
         times = times if recompute else replace(times, recompute_ms=0.0)
         weights = expert_weights(model, experts)
-        calls = expert_calls(model, experts, recompute, setting, stretch)
+        calls = expert_calls(model, experts, recompute, setting, stretch * self._crossing(experts))
         messages = self._modules.messages(calls, mesh, pipeline, weights)
+        times = times.launched(launch, messages.forward_ms + messages.backward_ms)
         kept = model.routed.kept(Fused.NONE)
         row_mib = bytes_each / MIB
-        held_mib = rows * (kept.gathered + kept.split / experts.etp) * row_mib
+        copies = self._options.kernels.copies * model.hidden_size
+        held_mib = rows * (kept.gathered + copies + kept.split / experts.etp) * row_mib
         working_mib = rows * (ROW_BUFFERS * model.hidden_size + 2 * model.expert_size / experts.etp) * row_mib
         room = Room(0.0, working_mib + held_mib) if recompute else Room(held_mib, working_mib)
         own = LayerStrategy(dp_type=experts.dp_type)
         return self._modules.own(own, mesh.degree(Axis.EXPERT_DATA), messages, times, weights, several, room)
+
+    def _crossing(self, experts: Experts) -> float:
+        """Share of a token's rows that the exchange sends: one for each of its experts, or of the ranks that have
+        some, or of their nodes, where they are several."""
+        if not self._options.kernels.once:
+            return 1.0
+        nodes, chosen = -(-experts.ranks // self._gpus_per_node), self._model.experts_per_token
+        places = nodes if nodes > 1 else experts.ep
+        return places * (1 - (1 - 1 / places) ** chosen) / chosen
 
 
 def rows_of(model: ModelShape, experts: Experts, setting: Setting) -> float:

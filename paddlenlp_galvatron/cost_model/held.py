@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..model.lora import Adapters, factors
+from ..model.lora import Adapters
 from ..plan import ModelShape, Plan
 from ..plan.strategy import DataParallel
 from .experts import expert_weights
 from .module_memory import MIB
 from .states import StateBytes
-from .task import frozen_states
+from .task import adapter_weights, frozen_states
 from .weights import Weights, head_weights, layer_weights, table_weights
 
 
@@ -39,7 +39,7 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
     weights = states = 0.0
     if adapters:
         for layer in layers:
-            own = sum(one.numbers_on(layer.tp) for of in shape.block.weights for one in factors(of, adapters.rank))
+            own = adapter_weights(shape, layer.tp, adapters.rank).all
             weights += own * per_weight.weight
             states += own * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
         per_weight = frozen_states(per_weight)

@@ -24,7 +24,7 @@ from .module_cost import ModuleCosts
 from .module_memory import Room, others_mib
 from .recompute import Partly, made_numbers, partly
 from .states import FP32_BYTES, StateBytes
-from .task import adapted, adapter_share, adapter_weights, frozen_times, packed_times, product_share, together
+from .task import adapter_share, adapter_weights, frozen_times, packed_times, product_share
 from .weights import Weights, layer_weights
 
 MIB = 2**20
@@ -130,12 +130,12 @@ class LayerPrices:
         share = adapter_share(self.models[layer_type], strategy.tp, rank, self.assumed.mixed_precision)
         own_ms = times.forward_ms * split.products * share
         tokens = split.samples * split.setting.seq / split.shares
-        each = rank * tokens * split.setting.states.weight / MIB
-        kept = 0.0 if strategy.recompute is Recompute.FULL else adapted(self.models[layer_type]) * each
+        between = len(self.models[layer_type].block.projections) * rank * tokens * split.setting.states.weight / MIB
+        own_room = Room(0.0, between) if strategy.recompute is Recompute.FULL else Room(between, 0.0)
         messages = self._modules.messages(calls, split.mesh, pipeline, adapters)
-        own_times, own_room = PassTimes(own_ms, 2 * own_ms), Room(kept, 0.0)
+        own_times = PassTimes(own_ms, 2 * own_ms)
         own = self._modules.own(strategy, split.sharding, messages, own_times, adapters, several, own_room)
-        return together(cost, own)
+        return cost.also(own)
 
     def _split_of(
         self, strategy: LayerStrategy, stage_size: int, micro_batch: int, layer_type: int, pipeline: int

@@ -111,4 +111,4 @@ class ModuleCosts:
             messages.publish_ms,
             optimizer_ms,
         )
-        return LayerCost.of(terms, room.activation_mib, workspace, memory if states is None else None)
+        return LayerCost.of(terms, room.activation_mib, workspace, memory)

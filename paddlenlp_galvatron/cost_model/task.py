@@ -7,13 +7,14 @@ computes one product for each of forward's instead of two.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from ..model import ModelShape, Split
+from ..model.lora import factors_of
 from ..plan.strategy import Precision
 from ..profiles.computation import PassTimes
-from .costs import LayerCost, Workspace
 from .states import StateBytes
-from .weights import Weights
+from .weights import Weights, weights_of
 
 # A product with a factor is bound by memory: it takes as long as reading its input, or, of the second one, as writing
 # its output, reading it with the projection's, and writing their sum. In 16 bits reading takes as long as a product of
@@ -21,26 +22,15 @@ from .weights import Weights
 LEAST_RANK = 200
 
 
-def adapted(model: ModelShape) -> int:
-    """Projections of one decoder layer, each of which has an adapter."""
-    return sum(weight.linear for weight in model.block.weights)
-
-
+@lru_cache(maxsize=256)
 def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
-    """The adapters of one decoder layer on one of `tp` ranks: into the rank, out of the rank.
-
-    A projection split by columns splits the second factor, one split by rows the first; the other factor is whole on
-    every rank, its gradient summed over the stage. Both are unsharded, as vectors are.
-    """
-    ends = [
-        weight.shape if weight.split is Split.COLUMN else weight.shape[::-1]
-        for weight in model.block.weights
-        if weight.linear
-    ]
+    """The adapters of one decoder layer on one of `tp` ranks. All are unsharded, as vectors are."""
+    own = weights_of(factors_of(model.block, rank), tp)
     return Weights(
-        0,
-        split_vectors=rank * sum(split for _, split in ends) // tp,
-        head_vectors=rank * sum(whole for whole, _ in ends),
+        split_vectors=own.matrices,
+        head_vectors=own.head_vectors,
+        copied_vectors=own.copied_matrices,
+        copies=own.copies,
     )
 
 
@@ -80,12 +70,3 @@ def adapter_share(model: ModelShape, tp: int, rank: int, precision: Precision) -
             adapters += max(rank, least) * into + max(rank, 4 * least) * out
             weights += into * out
     return adapters / weights
-
-
-def together(one: LayerCost, other: LayerCost) -> LayerCost:
-    """Two modules that a layer passes one after the other."""
-    return LayerCost.of(
-        one.terms.also(other.terms),
-        one.activation_mib + other.activation_mib,
-        Workspace.of((one.workspace, other.workspace)),
-    )

@@ -10,11 +10,11 @@ So x A B splits as x W does, and what it adds goes through the seam of the proje
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 
-from .layer import LayerKind, Split, Weight
+from .layer import LayerKind, Split, Sublayer, Weight
 
 FACTORS = ("lora_A", "lora_B")
 
@@ -41,12 +41,13 @@ def is_factor(name: str) -> bool:
 @lru_cache(maxsize=16)
 def adapted(kind: LayerKind, rank: int) -> LayerKind:
     """Layers of a kind with adapters beside their projections."""
-    return LayerKind(
-        tuple(
-            replace(part, weights=tuple(one for weight in part.weights for one in (weight, *factors(weight, rank))))
-            for part in kind.sublayers
-        )
-    )
+    return LayerKind((*kind.sublayers, *factors_of(kind, rank).sublayers))
+
+
+@lru_cache(maxsize=16)
+def factors_of(kind: LayerKind, rank: int) -> LayerKind:
+    """The adapters alone."""
+    return LayerKind((Sublayer("adapters", tuple(one for weight in kind.weights for one in factors(weight, rank))),))
 
 
 def factors(weight: Weight, rank: int) -> tuple[Weight, ...]:

@@ -49,7 +49,8 @@ class DegreeOptions(Options):
     @property
     def says_degrees(self) -> bool:
         """Whether a strategy is asked for, and not just a batch."""
-        return any(name not in ("per_device_train_batch_size", "gradient_accumulation_steps") for name in self.given)
+        batch = {"per_device_train_batch_size", "gradient_accumulation_steps"}
+        return any(getattr(self, name) not in (None, -1) for name in self.model_fields_set - batch)
 
     def onto(self, uniform: UniformOptions, world_size: int) -> UniformOptions:
         """Galvatron's options with what these say. Raises UserError: they contradict, or the ranks do not split so."""

@@ -51,16 +51,35 @@ HOLDS = {
     **dict.fromkeys(("load_quant_model", "do_qat", "do_ptq", "do_gptq", "do_awq"), ("0", NOT_QUANTISED)),
     "weight_quantize_algo": ("", NOT_QUANTISED),
     **dict.fromkeys(
-        ("prefix_tuning", "vera", "lokr", "reft", "pissa", "loraga", "use_mora", "lora_use_mixer"),
+        ("prefix_tuning", "vera", "lokr", "reft", "pissa", "loraga", "use_mora", "lora_use_mixer", "dislora"),
         ("0", "fine-tuning trains all weights, or LoRA's adapters"),
     ),
+    "target_modules": ("", "adapters are beside all projections of the decoder layers"),
+    "ir_qlora": ("0", NOT_QUANTISED),
     "ref_model_update_steps": ("-1|0", "the reference is the model that the run begins with"),
     "benchmark": ("0", "every step's tokens/s are in train_log.jsonl; to try a few steps, say --max_steps"),
     "neftune": ("0", "its noise would differ from plan to plan"),
     **dict.fromkeys(
-        ("use_ssa", "use_pose_convert", "use_long_sequence_strategies"), ("0", "attention is the model's own")
+        ("use_ssa", "use_shift_sparse_attention", "use_pose_convert", "use_long_sequence_strategies"),
+        ("0", "attention is the model's own"),
     ),
     "rope_scaling_factor": ("1", "say it in the model's config.json: rope_scaling"),
+    "task_name": ("", "built-in data sets are not loaded; name a folder: dataset_name_or_path"),
+    **dict.fromkeys(
+        (
+            *("train_datasets", "eval_datasets", "regularization", "normalizer_type", "normalizer_momentum"),
+            *("normalize_score_during_training", "max_query_len", "max_passage_len", "group_size"),
+            *("actor_model_name_or_path", "reward_model_name_or_path", "rl_algorithm"),
+        ),
+        ("", "reward models, embeddings and reinforcement learning are not trained; task: sft, lora or dpo"),
+    ),
+    "using_fake_gate": ("0", "tokens go where the router sends them"),
+    **dict.fromkeys(("offload_optim", "tensorwise_offload_optimizer"), ("0", "optimizer states stay on the device")),
+    **dict.fromkeys(("ignore_save_lr_and_optim", "ignore_load_lr_and_optim"), ("0", "checkpoints are whole")),
+    "ignore_data_skip": ("0", "a run goes on with the samples that come next"),
+    "no_recompute_layers": ("", "the plan says which layers recompute"),
+    "offload_recompute_inputs": ("0", "activations stay on the device"),
+    "scale_loss": ("32768", "fp16's first loss scale is fixed; it falls and rises by itself"),
 }
 NO_MPI = "ranks are started without MPI; outputs of nccl-tests: galvatron profile import-nccl-tests"
 TOKENS = "data are tokenised before: galvatron data prepare"
@@ -75,6 +94,14 @@ LOADER = "data are mapped files, read by each rank"
 EVALUATED = "evaluation takes the training's global batches"
 PADDED = "rows have the plan's length"
 GENERATES = "nothing is generated"
+# Of PaddleNLP's methods of fine-tuning that HOLDS refuses, and of quantisation.
+SETTINGS = (
+    *("vera_rank", "lokr_path", "lokr_dim", "prefix_path", "num_prefix_tokens", "neftune_noise_alpha"),
+    *("dislora_rank", "dislora_dropout", "s_tsd", "ortho_lambda", "prefer_small_sigma", "ssa_group_size_ratio"),
+    *("strategy_type", "strategy_name", "rope_scaling_type", "weight_blocksize", "weight_double_quant"),
+    *("weight_double_quant_block_size", "hqlora_quantize_cfg", "lqlora_quantize_cfg", "lqlora_state_dict"),
+    *("aistudio_repo_id", "aistudio_repo_private", "aistudio_repo_license", "aistudio_token"),
+)
 # Another way to the same numbers: why it has no effect here, whatever its value.
 IDLE = {
     **dict.fromkeys(("dropout_prob", "hidden_dropout_prob", "attention_probs_dropout_prob"), DROPOUT),
@@ -132,6 +159,13 @@ IDLE = {
     "use_quick_lora": "the same numbers as without",
     "tensor_parallel_output": "logits are never gathered",
     "save_generation_output": GENERATES,
+    "remove_unused_columns": "fields of a line that are not known are left alone",
+    "dataloader_drop_last": "each step has a whole global batch",
+    "release_grads": "gradients are freed in each step",
+    **dict.fromkeys(SETTINGS, "of a method that is not asked for"),
+    "use_async_save": "checkpoints are written beside training",
+    "use_expert_parallel": "expert_parallel_degree says it",
+    **dict.fromkeys(("using_flex_token", "moe_subbatch_token_num", "pre_alloc_memory"), "the runtime's own dispatch"),
     "unified_checkpoint": "checkpoints load under every plan",
     "recompute_use_reentrant": "recompute is the runtime's own",
     "pp_recompute_interval": "the plan says which layers recompute",
@@ -151,12 +185,17 @@ IDLE = {
     "enable_linear_fused_grad_add": FUSED,
     "use_fused_linear_cross_entropy": FUSED,
     "use_fused_head_and_loss_fn": FUSED,
+    "use_fused_linear": FUSED,
+    "fused_linear": FUSED,
+    "use_fused_dropout_add": FUSED,
     "use_sparse_head_and_loss_fn": FUSED,
     "fuse_sequence_parallel_allreduce": FUSED,
     "tensor_parallel_config": OVERLAP,
     "pipeline_parallel_config": OVERLAP,
     "sharding_parallel_config": OVERLAP,
     "data_parallel_config": OVERLAP,
+    "sequence_parallel_config": OVERLAP,
+    "unified_checkpoint_config": "checkpoints load under every plan",
 }
 # Options of training, which other commands take and leave alone.
 ELSEWHERE = {"use_fused_rms_norm": OF_TRAINING, "use_fused_rope": OF_TRAINING, "use_fused_cross_entropy": OF_TRAINING}
@@ -165,7 +204,8 @@ SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")}
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
     *("group_query_attention", "use_checkpoint_args", "do_predict"),
     *("lazy", "pad_to_max_length", "flash_mask", "tensor_parallel_output", "save_generation_output"),
-    "use_quick_lora",
+    *("use_quick_lora", "remove_unused_columns", "dataloader_drop_last", "release_grads", "use_async_save"),
+    *("use_expert_parallel", "weight_double_quant", "aistudio_repo_private", "prefer_small_sigma", "using_flex_token"),
     *(
         name
         for name, why in IDLE.items()

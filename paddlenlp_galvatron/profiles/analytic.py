@@ -19,7 +19,7 @@ from ..plan.mesh import divisors
 from ..plan.strategy import Precision
 from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, Shape, layer_part
 from .data_sheet import DataSheet
-from .experts import GRADIENT_BYTES, analytic_experts
+from .experts import GRADIENT_BYTES, GROUPED, ExpertKernels, analytic_experts
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .memory import STATE_BYTES, LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
@@ -49,9 +49,7 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
             mib: collective_ms(kind, size, nodes, mib, bandwidth) for mib in MESSAGES_MIB
         }
         for size, consecutive, nodes in _places(num_nodes, gpus)
-        # All groups that cross a node's link at once share it.
-        for bandwidth in [inside if nodes == 1 else min(node * size / nodes / gpus, inside)]
-        for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL)
+        for kind, bandwidth in _bandwidths(size, nodes, gpus, inside, node)
     }
     p2p = {
         stages: inside if num_nodes == 1 else min(inside, node / min(world // stages, gpus))
@@ -83,12 +81,12 @@ def analytic_computation(
     lengths: Sequence[int],
     fused: Fused = ON_GPUS,
     kept_bytes: Callable[[int, int], float] | None = None,
-    one_by_one: bool = False,
+    kernels: ExpertKernels = GROUPED,
 ) -> ComputationProfile:
     """Compute times of the model on one such device, at these sequence lengths.
 
     `kept_bytes`: what a layer of another kind than ours keeps a token on one rank, by sequence length and tp degree.
-    `one_by_one`: experts of a rank run one after the other.
+    `kernels`: of experts.
     """
     peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
     flops_per_ms = peak.value * sheet.matmul_efficiency.value * 1e9
@@ -141,7 +139,7 @@ def analytic_computation(
         {0: layer_ms},
         other_ms,
         measured,
-        experts=analytic_experts(model, sheet, precision, DEGREES, one_by_one),
+        experts=analytic_experts(model, sheet, precision, DEGREES, kernels),
         launch=PassTimes(launch_ms, launch_ms, launch_ms),  # backward has twice the kernels, but no Python
         optimizer_ms_per_million=1e6 * optimizer_bytes / bytes_per_ms,
         meta=_meta(model, sheet.device, precision),
@@ -248,6 +246,15 @@ def _on_a_rank(kept: Kept, heads: int, seq: int, tp: int, sequence_parallel: boo
 def _meta(model: ModelShape, device: str | None, precision: Precision) -> Meta:
     told = Fingerprint(device=device, model=measured_fingerprint([model]), dtype=precision.value)
     return Meta(analytic=True, fingerprint=told)
+
+
+def _bandwidths(size: int, nodes: int, gpus: int, inside: float, node: float) -> Iterator[tuple[Collective, float]]:
+    """Bus bandwidth of each kind over `size` ranks on some nodes. All groups that cross a node's link at once share it.
+    A ring crosses it once for all ranks of a node; of an all-to-all each rank sends what goes to other nodes."""
+    ring = inside if nodes == 1 else min(node * size / nodes / gpus, inside)
+    yield from ((kind, ring) for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER))
+    crossing = nodes > 1 and (1 - 1 / nodes) / (1 - 1 / size)  # of what a rank sends to others
+    yield Collective.ALL_TO_ALL, min(node / gpus / crossing, inside) if crossing else inside
 
 
 def _places(num_nodes: int, gpus: int) -> Iterator[tuple[int, bool, int]]:

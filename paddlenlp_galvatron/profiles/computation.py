@@ -353,7 +353,7 @@ def _read_seams(path: str | Path, value: object) -> dict[SeamKey, SeamTimes]:
 def _experts_written(times: ExpertTimes) -> dict[str, Any]:
     return {
         way: dict(zip(OF_EXPERTS, each, strict=True))
-        for way, each in (("forward", times.forward), ("backward", times.backward))
+        for way, each in (("forward", times.forward), ("backward", times.backward), ("launch", times.launch))
     }
 
 
@@ -364,7 +364,7 @@ def _read_experts(path: str | Path, value: object) -> dict[int, ExpertTimes]:
         if not match:
             raise unknown_key(path, where, "tp{degree}")
         ways = []
-        for way in ("forward", "backward"):
+        for way in ("forward", "backward", "launch"):
             [(_, told)] = objects(path, where, {way: field_of(path, where, times, way)})
             place = f"{where}.{way}"
             ways.append(

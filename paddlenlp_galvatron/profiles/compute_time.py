@@ -63,9 +63,9 @@ class ComputeTimes:
         curves = (Curve.rising((tokens, ms[which]) for tokens, ms in points) for which in (0, 1))
         return SeamTimes(*(curve(samples * seq) for curve in curves))
 
-    def experts(self, count: int, rows: float, degree: int) -> PassTimes:
-        """Those of a layer's experts that a rank has, which together get so many rows; `degree`: ranks that split each
-        of them. Raises UserError when no times of experts are known."""
+    def experts(self, count: int, rows: float, degree: int) -> tuple[PassTimes, PassTimes]:
+        """(of the device, of its host) for those of a layer's experts that a rank has, which together get so many
+        rows; `degree`: ranks that split each of them. Raises UserError when no times of experts are known."""
         measured = self.profile.experts
         if not measured:
             raise UserError(
@@ -77,8 +77,8 @@ class ComputeTimes:
             told = {known: getattr(times, way).of(count, rows) for known, times in measured.items()}
             return told[degree] if degree in told else Curve.through((1 / d, ms) for d, ms in told.items())(1 / degree)
 
-        forward = of("forward")
-        return PassTimes(forward, of("backward"), forward)
+        forward, launch = of("forward"), of("launch")
+        return PassTimes(forward, of("backward"), forward), PassTimes(launch, launch, launch)
 
     def embedding(self, samples: float, seq: int, tp: int = 1) -> PassTimes:
         """The embedding. Nothing where it was not measured apart: then it is within the head's."""

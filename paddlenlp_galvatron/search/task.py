@@ -11,6 +11,7 @@ from ..cost_model import CostOptions, Task
 from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
 from ..options.group import Options
 from ..options.tuning import RANK, Kind
+from ..profiles.experts import GROUPED, ONE_BY_ONE
 
 Imbalance = Annotated[float, Field(ge=1, le=1e4)]
 
@@ -60,7 +61,7 @@ class TaskOptions(Options):
             offload_optimizer=self.offload_optimizer,
             imbalance=self.moe_imbalance,
             imbalance_bound=max(self.moe_imbalance, self.moe_imbalance_bound),
-            one_by_one=self.experts_one_by_one,
+            kernels=ONE_BY_ONE if self.experts_one_by_one else GROUPED,
         )
 
     @property

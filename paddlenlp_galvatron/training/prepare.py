@@ -111,12 +111,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     if tuning.tunes:
         if run.input_dir is not None:
             raise UserError(f"input_dir: is of pretraining; {tuning.task} learns from dataset_name_or_path")
-        if shape.experts and tuning.adapts:
-            raise UserError(
-                f"lora: {shape.name} has experts, beside which no adapters learn; train all weights instead"
-            )
-        if shape.experts and tuning.kind == "dpo":
-            raise UserError(f"task: {shape.name} has experts, with which DPO is not trained; give --task sft")
+        _require_trained_with_experts(shape, tuning)
         # PaddleNLP's own defaults: fine-tuning begins with the model's weights, and its rates fall to 0.
         values = {"continue_training": True, "min_learning_rate": None} | dict(values)
         run = run.model_copy(update={"continue_training": RunOptions.from_values(values).continue_training})
@@ -158,7 +153,21 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             "pairs": pairs,
         }
     )
+    if settings.best_metric is None:
+        needs = "the best checkpoint needs load_best_model_at_end and evaluation"
+        best = run.model_dump(include={"load_best_model_at_end", "metric_for_best_model"}, exclude_defaults=True)
+        notes += [idle_note(dict.fromkeys(best, needs))] if best else []
     return Prepared(settings, tuple(notes))
+
+
+def _require_trained_with_experts(shape: ModelShape, tuning: TuningOptions) -> None:
+    """Raise UserError for a task that does not go with a model's experts."""
+    faults = {
+        f"lora: {shape.name} has experts, beside which no adapters learn; train all weights instead": tuning.adapts,
+        f"task: {shape.name} has experts, with which DPO is not trained; give --task sft": tuning.kind == "dpo",
+    }
+    if shape.experts and any(faults.values()):
+        raise UserError(fault for fault, is_one in faults.items() if is_one)
 
 
 def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[str, ModelShape, int]:

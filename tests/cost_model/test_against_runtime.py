@@ -10,7 +10,7 @@ pytest.importorskip("paddle")
 
 from cost_cases import RANKS, SEQ, RealCase, real_cases
 
-from paddlenlp_galvatron.cost_model import CostModel, step_traffic_bytes
+from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task, step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.profiler.journal import Journal
@@ -41,7 +41,7 @@ def test_bytes_by_collective_are_those_of_the_runtime(measured):
     for index, case in enumerate(real_cases()):
         counted = sum((Counter(rank[index]["bytes"]) for rank in measured), Counter())
         counted["all_reduce"] -= SCALAR_BYTES + (4 * RANKS if case.shape.experts else 0)  # the balance loss
-        predicted = step_traffic_bytes(case.plan, case.shape)
+        predicted = step_traffic_bytes(case.plan, case.shape, case.adapter_rank)
         if +counted != predicted:
             wrong.append(f"{case.name}: counted {dict(counted)}, predicted {predicted}")
     assert not wrong, "\n".join(wrong)
@@ -61,6 +61,7 @@ def cost_model(case: RealCase, memory: MemoryProfile) -> CostModel:
         num_nodes=1,
         gpus_per_node=RANKS,
         assumed=case.plan.assumed,
+        options=CostOptions(task=Task(case.adapter_rank)),
     )
 
 

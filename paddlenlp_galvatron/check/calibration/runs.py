@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...cost_model import CostModel, CostOptions, derive
+from ...cost_model.costs import IMBALANCE, Task
 from ...model import ModelShape
 from ...plan import Plan
 from ...profiles.data_sheet import DataSheet
+from ...profiles.experts import GROUPED, ExpertKernels
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class MeasuredRun:
     offload_optimizer: bool = False
     ours: bool = False  # by this project's runtime, which posts the receives of a pipeline ahead
     kept_bytes: Callable[[int, int], float] | None = None  # of layers that are not ours, see `analytic_computation`
+    imbalance: float = IMBALANCE  # of experts, as `CostOptions` has it
+    kernels: ExpertKernels = GROUPED
+    document_tokens: float | None = None  # of packed rows, as `Task` has it
 
 
 class Expected(NamedTuple):
@@ -51,7 +56,13 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
         run.plan.world_size // per_node,
         per_node,
         run.plan.assumed,
-        CostOptions(offload_optimizer=run.offload_optimizer),
+        CostOptions(
+            offload_optimizer=run.offload_optimizer,
+            imbalance=run.imbalance,
+            imbalance_bound=run.imbalance,
+            kernels=run.kernels,
+            task=Task(document_tokens=run.document_tokens),
+        ),
         run.kept_bytes,
     )
 

@@ -12,20 +12,31 @@ from typing import Any
 
 from ...base.errors import UserError
 from ...base.reading import parse_json, read_json, read_text
+from ...cost_model.costs import IMBALANCE
 from ...model import ModelShape, Recompute, load_model
 from ...model.config import preset_names
 from ...plan import Assumptions, Plan, Precision, plan_from_dict, read_plan, uniform_plan
 from ...plan.strategy import DataParallel
 from ...plan.uniform import even_stages
 from ...profiles.data_sheet import data_sheets
+from ...profiles.experts import GROUPED, ONE_BY_ONE, ExpertKernels
 from ...report.measured import WARM_UP_STEPS, flops_per_token, stage_peaks_mib
 from .runs import MeasuredRun
 
 Row = Mapping[str, str]
 GIB_MIB = 1024.0
-# PaddleFleet's dense sweep: sequence length, micro-batches of one sample each, and cards.
+# PaddleFleet's sweeps: sequence length where none is told, micro-batches, and cards.
 SWEEP_LENGTH, SWEEP_MICRO_BATCHES, SWEEP_GPUS = 4096, 64, 8
-RECOMPUTE = {"none": Recompute.NONE, "full": Recompute.FULL, "core_attn": Recompute.ATTENTION}
+# PaddleFleet's MoE layer without grouped products (ModularMoELayer), by its source. With ep, DeepEP sends tokens, and an
+# expert's gate and up are one product. A rank with all experts looks for the rows of each in a loop, and keeps them and
+# what comes out.
+SWEEP_KERNELS = {True: ExpertKernels(90, 3, once=True), False: ExpertKernels(90, 20, copies=2)}
+SWEEP_DOCUMENT = 2048  # tokens: its rows of experts are packed; of 1,024 to 4,096, what rows of 8,192 tokens ask for
+RECOMPUTE = {"none": Recompute.NONE, "": Recompute.NONE, "full": Recompute.FULL, "core_attn": Recompute.ATTENTION}
+RECOMPUTE["norm+act"] = Recompute.NORMS  # and the activation between an expert's products
+# Rows of the fullest rank over the mean, where a router chooses: LAER-MoE's counts of 32 A100, 1.66 of 8 experts and
+# 1.73 of 16.
+REAL_ROUTING = 1.7
 FEWEST = 3  # steps behind those that warm up
 
 
@@ -128,13 +139,16 @@ def read_table(path: Path) -> Table:
 def _of_sweep(row: Row, table: str) -> MeasuredRun:
     """A row of a sweep on 8 H800. Its memory is rank 0's, which is on the first stage: with several stages the figures
     are too small for the logits of the last one, and agree with the first."""
-    if "ep" in row:
-        raise _Unpriced("mixture of experts")
-    tp, pp = int(row["tp"]), int(row["pp"])
+    tp, pp, ep = int(row["tp"]), int(row["pp"]), int(row.get("ep") or 1)
     shape = load_model(row.get("model") or _preset_of(table))
-    assumed = Assumptions(row["sp"] == "1", Precision.BF16, True, SWEEP_LENGTH, True, True)
-    batch = SWEEP_GPUS // tp // pp * SWEEP_MICRO_BATCHES
-    plan = _plan(shape, assumed, gpus=SWEEP_GPUS, tp=tp, pp=pp, micro_batch=1, batch=batch, zero=1)
+    megatron_sp = row["sp"] == "1" if "sp" in row else tp > 1
+    length, micro_batch = int(row.get("seq") or SWEEP_LENGTH), int(row.get("micro_batch") or 1)
+    assumed = Assumptions(megatron_sp, Precision.BF16, True, length, True, True)
+    batch = SWEEP_GPUS // tp // pp * SWEEP_MICRO_BATCHES * micro_batch
+    etp = tp if shape.experts and ep == 1 else 1
+    plan = _plan(
+        shape, assumed, gpus=SWEEP_GPUS, tp=tp, pp=pp, ep=ep, etp=etp, micro_batch=micro_batch, batch=batch, zero=1
+    )
     how, each = row["recompute"], int(row["recompute_layers"] or 0)
     layers = list(plan.layers)
     for stage in range(plan.pipeline if how != "none" else 0):
@@ -142,7 +156,7 @@ def _of_sweep(row: Row, table: str) -> MeasuredRun:
         for layer in own if how == "uniform" else own[:each]:  # block: so many of each stage
             layers[layer] = replace(layers[layer], recompute=Recompute.FULL)
     return MeasuredRun(
-        row["config"],
+        row.get("config") or row["run"],
         "PaddleFleet",
         row.get("device") or "h800",
         shape,
@@ -152,20 +166,24 @@ def _of_sweep(row: Row, table: str) -> MeasuredRun:
         float(row["reserved_gib"]) * GIB_MIB,
         stage=0,
         offload_optimizer=row["offload_optimizer"] == "1",
+        imbalance=1.0,  # its router's default: the load is forced to be even
+        kernels=SWEEP_KERNELS[ep > 1] if shape.experts else GROUPED,
+        document_tokens=SWEEP_DOCUMENT if shape.experts else None,
     )
 
 
 def _of_collection(row: Row, table: str) -> MeasuredRun:
     """A row of any source. Speed is a step's seconds, or tokens or operations of a GPU and second."""
     tp, pp, chunks, cp, ep = (int(row.get(name) or 1) for name in ("tp", "pp", "vpp", "cp", "ep"))
-    if ep > 1:
-        raise _Unpriced("mixture of experts")
+    note = row.get("routing_or_note") or ""
     if row["precision"] not in ("bf16", "fp16"):
         raise _Unpriced(f"precision {row['precision'] or '(not told)'}")
     if not (row["mbs"] and row["gbs"] and row["seq"]):
         raise _Unpriced("sizes of batch, micro-batch and sample, which its source does not tell")
     if cp > 1:
         raise _Unpriced("context parallelism by rings")
+    if "overlap" in note and "no EP overlap" not in note:
+        raise _Unpriced("experts' exchange beside the compute of another micro-batch")
     if row["recompute"] not in RECOMPUTE:
         raise _Unpriced(f"recompute {row['recompute'] or '(not told)'}")
     device = row["device"].partition("-")[0].lower()
@@ -190,8 +208,10 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
         batch=int(row["gbs"]),
         zero=zero,
         chunks=chunks,
+        ep=ep,
     )
     plan = replace(plan, layers=tuple(replace(layer, recompute=recompute) for layer in plan.layers))
+    kernels = ONE_BY_ONE if "no grouped GEMM" in note else GROUPED
     return MeasuredRun(
         row["model"],
         row["source"],
@@ -201,6 +221,8 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
         _step_s(row, shape, plan),
         float(row["peak_gib_alloc"]) * GIB_MIB if row["peak_gib_alloc"] else None,
         kept_bytes=_gpt_kept_bytes(shape, megatron_sp) if gpt else None,
+        imbalance=1.0 if "forced balance" in note else REAL_ROUTING if "real routing" in note else IMBALANCE,
+        kernels=kernels._replace(once="DeepEP" in note or "HybridEP" in note),
     )
 
 
@@ -215,6 +237,8 @@ def _plan(
     batch: int,
     zero: int,
     chunks: int = 1,
+    ep: int = 1,
+    etp: int = 1,
 ) -> Plan:
     """`micro_batch`: samples of one data-parallel rank. ZeRO-1 is our zero2 whose gradients are reduced once a step:
     they are whole, and the optimizer's states are sharded."""
@@ -229,6 +253,8 @@ def _plan(
         chunks=batch // (gpus // tp // pp * micro_batch),
         default_dp_type=DataParallel.ZERO2 if kind is DataParallel.ZERO2 else DataParallel.DDP,
         sdp=kind is DataParallel.ZERO3,
+        global_ep_deg=ep,
+        global_tp_of_ep_deg=etp,
         assumed=assumed,
     )
     return replace(plan, stages=even_stages(shape.layers, pp * chunks), chunks=chunks)
@@ -242,9 +268,16 @@ def _preset_of(table: str) -> str:
 
 
 def _known(model: str) -> ModelShape:
-    if model.lower() not in preset_names():
+    """A preset, also with fewer layers, or more and smaller experts: mixtral-8x7b-e16k4 (24 layers)."""
+    told = re.fullmatch(r"(.*?)(?:-e(\d+)k(\d+))?(?: \((\d+) layers\))?", model.lower())
+    if told is None or told[1] not in preset_names():
         raise _Unpriced(f"the model {model}, which is no preset")
-    return load_model(model)
+    shape = load_model(told[1])
+    if told[2]:
+        experts, chosen = int(told[2]), int(told[3])
+        size = shape.expert_size * shape.experts // experts
+        shape = replace(shape, experts=experts, experts_per_token=chosen, expert_size=size)
+    return replace(shape, layers=int(told[4])) if told[4] else shape
 
 
 def _step_s(row: Row, shape: ModelShape, plan: Plan) -> float:
