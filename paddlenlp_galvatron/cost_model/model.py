@@ -106,9 +106,7 @@ class CostModel(LayerPrices):
         if mixture and (len(self.models) > 1 or options.task.frozen):
             what = "several types of layers" if len(self.models) > 1 else "LoRA, and DPO"
             raise UserError(f"model_size: {mixture.name} has experts; {what} are not planned for such models")
-        self.experts = (
-            ExpertPrices(mixture, times, network, self._modules, options, gpus_per_node) if mixture else None
-        )
+        self.experts = ExpertPrices(mixture, times, network, self._modules, options, gpus_per_node) if mixture else None
         self._vocab: dict[tuple[VocabStrategy, int, int, int, int, Role], LayerCost] = {}
         self._moves_ms: dict[tuple[TokenLayout, TokenLayout, int, int], float] = {}
         first, last = self.models[0], self.models[-1]

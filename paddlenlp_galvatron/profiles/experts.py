@@ -77,7 +77,9 @@ def analytic_experts(
 
     def at(degree: int) -> ExpertTimes:
         own = weights / degree
-        numbers = 2 * (experts.kept.gathered + experts.kept.split / degree) + 2 * (COPIES - kernels.once) * model.hidden_size
+        numbers = (
+            2 * (experts.kept.gathered + experts.kept.split / degree) + 2 * (COPIES - kernels.once) * model.hidden_size
+        )
         row_ms = 2 * own / flops_per_ms + numbers * precision.bytes / bytes_per_ms
         read_ms = own * precision.bytes / bytes_per_ms
         start = CALLS_BEHIND_READ * launch_ms + PRODUCTS * start_ms

@@ -28,10 +28,10 @@ Memo = dict[str, Any]  # of one call: keeps the routing of forward for recompute
 class Routing:
     """Destinations of the tokens of one micro-batch. Backward and recompute reuse the routing of forward."""
 
-    def __init__(self, chosen: Any, shape: ModelShape, experts: Experts, group: Any):
-        """`chosen` [T, k]: numbers of experts."""
+    def __init__(self, chosen: Any, shape: ModelShape, experts: Experts, group: Any, sent: str):
+        """`chosen` [T, k]: numbers of experts. `sent`: type of rows on their way."""
         ranks, etp, local = experts.ranks, experts.etp, shape.experts // experts.ep
-        self.group, self.chosen = group, chosen
+        self.group, self.chosen, self.sent = group, chosen, sent
         self.tokens, self.k = chosen.shape
         self.copies = self.k * etp  # rows of a token
         keys = (chosen // local).unsqueeze(-1) * etp + paddle.arange(etp)  # the rank of each copy
@@ -56,17 +56,19 @@ class Routing:
         self.by_expert = paddle.argsort(segments % local, stable=True)
         self.by_rank = paddle.argsort(self.by_expert, stable=True)
 
-    def to_experts(self, rows: Any) -> Any:
+    def to_experts(self, rows: Any, sent: str = "") -> Any:
         """[T k etp, ...] by rank -> [R, ...] by expert."""
-        return _take(self._exchange(rows, self.rows), self.by_expert)
+        return _take(self._exchange(rows, self.rows, sent), self.by_expert)
 
-    def to_tokens(self, rows: Any) -> Any:
+    def to_tokens(self, rows: Any, sent: str = "") -> Any:
         """[R, ...] by expert -> [T, k etp, ...]."""
-        back = self._exchange(_take(rows, self.by_rank), self.rows_back)
+        back = self._exchange(_take(rows, self.by_rank), self.rows_back, sent)
         return _take(back, self.back).reshape([self.tokens, self.copies, *rows.shape[1:]])
 
-    def _exchange(self, rows: Any, counts: Any) -> Any:
-        return rows if self.group is None else all_to_all(rows, self.group, counts)
+    def _exchange(self, rows: Any, counts: Any, sent: str) -> Any:
+        if self.group is None:
+            return rows
+        return cast(all_to_all(cast(rows, sent or self.sent), self.group, counts), rows.dtype)
 
 
 def _take(x: Any, index: Any) -> Any:
@@ -81,12 +83,12 @@ class Dispatch(PyLayer):  # type: ignore[misc]
     def forward(ctx: Any, x: Any, scores: Any, routing: Routing) -> Any:
         ctx.routing = routing
         rows = routing.to_experts(x.index_select(routing.token))
-        return rows, routing.to_experts(scores.flatten().index_select(routing.slot))
+        return rows, routing.to_experts(scores.flatten().index_select(routing.slot), "float32")
 
     @staticmethod
     def backward(ctx: Any, d_rows: Any, d_scores: Any) -> Any:
         routing = ctx.routing
-        d_scores = routing.to_tokens(d_scores).reshape([routing.tokens, routing.k, -1]).sum(-1)
+        d_scores = routing.to_tokens(d_scores, "float32").reshape([routing.tokens, routing.k, -1]).sum(-1)
         return routing.to_tokens(d_rows).sum(1), d_scores
 
 
@@ -155,7 +157,7 @@ class OwnExperts:
         if "routing" not in memo:
             with paddle.no_grad():
                 chosen = paddle.topk(probabilities.detach(), shape.experts_per_token, axis=-1)[1]
-                memo["routing"] = routing = Routing(chosen, shape, self._experts, self._group)
+                memo["routing"] = routing = Routing(chosen, shape, self._experts, self._group, numbers.stored)
                 memo["shares"] = self._load.shares(probabilities, chosen, self._samples)
                 if self._experts.ep > 1:
                     self._load.imbalances.append(routing.imbalance)
@@ -165,10 +167,8 @@ class OwnExperts:
         scores = paddle.take_along_axis(probabilities, routing.chosen, axis=-1)
         if shape.norm_topk:
             scores = scores / scores.sum(-1, keepdim=True)
-        rows, score = Dispatch.apply(cast(x, numbers.stored), scores, routing)
-        rows = cast(rows, numbers.computed)
+        rows, score = Dispatch.apply(x, scores, routing)
         gate, up = (Products.apply(rows, routing.counts, weights) for weights in (self.layer.gate, self.layer.up))
         # The score multiplies the input of the last product, so that backward need not keep that product's output.
         inner = nn.functional.silu(gate) * up * cast(score, numbers.computed).unsqueeze(-1)
-        rows = Products.apply(inner, routing.counts, self.layer.down)
-        return cast(Combine.apply(cast(rows, numbers.stored), routing), numbers.computed)
+        return Combine.apply(Products.apply(inner, routing.counts, self.layer.down), routing)

@@ -38,7 +38,9 @@ OF_TWO_WORDS = (
 
 def cases(named: list[plans.Named]) -> list[Case]:
     return [
-        small_case(of.plan, of.family, steps=2, vocabulary=2 if of.name in OF_TWO_WORDS else WORDS, seed=SEED)
+        small_case(
+            of.plan, of.family, steps=2, tied=of.tied, vocabulary=2 if of.name in OF_TWO_WORDS else WORDS, seed=SEED
+        )
         for of in named
     ]
 
@@ -49,6 +51,12 @@ def test_experts_of_two_processes():
 
 def test_experts_of_four_processes():
     assert not disagreements(cases(plans.EXPERTS_FOUR))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [plans.EXPERTS_SIX, plans.EXPERTS_EIGHT], ids=["6 ranks", "8 ranks"])
+def test_experts_of_more_processes(named):
+    assert not disagreements(cases(named))
 
 
 class Routers:
@@ -120,4 +128,6 @@ def test_bf16_sends_tokens_to_other_experts_only_where_two_nearly_tie(monkeypatc
 
 def engine(case: Case) -> Engine:
     """Of the case in bf16."""
-    return Engine(plans.in_bf16(case.plan), case.shape, load_family(case.shape.family), case.seq_length, seed=case.seed)
+    return Engine(
+        plans.in_16_bits(case.plan), case.shape, load_family(case.shape.family), case.seq_length, seed=case.seed
+    )
