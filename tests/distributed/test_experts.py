@@ -17,6 +17,7 @@ from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.weights import SeededWeights
+from paddlenlp_galvatron.training.local_model import LocalModel
 
 from . import plans
 from .test_families import disagreements
@@ -124,6 +125,17 @@ def test_bf16_sends_tokens_to_other_experts_only_where_two_nearly_tie(monkeypatc
             expected = gradients[piece.weight.name].flatten()
             distance = np.abs(found[piece.offset :][: piece.stop] - expected).max()
             assert distance < limit * np.abs(expected).max(), piece.weight.name
+
+
+def test_callbacks_find_each_expert_by_its_name():
+    """The runtime holds them stacked."""
+    case = small_case(plans.plan(1, "1"), "mixtral")
+    made = Engine(case.plan, case.shape, load_family("mixtral"), case.seq_length, seed=case.seed)
+    found, source = LocalModel(made.stage).state_dict(), SeededWeights(case.seed, case.shape.initializer_range)
+    of_experts = [name for name in found if ".experts." in name]
+    assert len(of_experts) == 3 * case.shape.experts
+    for name in of_experts:
+        assert (found[name].numpy() == source(name, tuple(found[name].shape))).all()
 
 
 def engine(case: Case) -> Engine:
