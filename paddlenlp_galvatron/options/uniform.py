@@ -46,6 +46,9 @@ class UniformOptions(Options):
     global_ep_deg: Degree | None = Field(None, description="ranks that share a layer's experts out among them")
     global_tp_of_ep_deg: Degree | None = Field(None, description="ranks that split each expert")
 
+    global_cp_deg: Degree | None = Field(None, description="ranks that share a sample's tokens, vocabulary layers too")
+    virtual_pp_deg: Degree | None = Field(None, description="chunks of layers a stage has: interleaved 1F1B")
+
     def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:
         """The plan that the options stand for. Raises UserError."""
         given = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != -1}
