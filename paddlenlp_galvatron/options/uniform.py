@@ -48,6 +48,9 @@ class UniformOptions(Options):
     global_ep_deg: Degree | None = Field(None, description="ranks that share a layer's experts out among them")
     global_tp_of_ep_deg: Degree | None = Field(None, description="ranks that split each expert")
 
+    global_cp_deg: Degree | None = Field(None, description="ranks that share a sample's tokens, vocabulary layers too")
+    virtual_pp_deg: Degree | None = Field(None, description="chunks of layers a stage has: interleaved 1F1B")
+
     def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:
         """The plan that the options stand for. Raises UserError."""
         given = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != -1}
@@ -120,7 +123,7 @@ class DegreeOptions(Options):
             said["global_checkpoint"] = self.recompute
         if self.gradient_accumulation_steps:
             said["chunks"] = self.gradient_accumulation_steps
-        degree = (uniform.global_tp_deg or tp * sep) * (uniform.pp_deg or stages)
+        degree = (uniform.global_tp_deg or tp * sep) * (uniform.pp_deg or stages) * max(uniform.global_cp_deg or 1, 1)
         dp, rest = divmod(world_size, degree)
         if rest:
             raise UserError(
