@@ -216,23 +216,23 @@ SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")}
 SEVERAL = {name for name in IDLE if name.endswith("_config") or name.startswith("amp_custom")} | {"envs"}
 
 
-class Fate(NamedTuple):
+class Outcome(NamedTuple):
     """The outcome for an option without a use here; both are empty for one that says what holds anyway."""
 
     fault: str = ""  # why it is refused
     idle: str = ""  # why it has no effect
 
 
-def fate_of(name: str, value: object) -> Fate | None:
+def outcome_of(name: str, value: object) -> Outcome | None:
     """By canonical name; None: it is no such option."""
     if idle := IDLE.get(name) or ELSEWHERE.get(name):
-        return Fate(idle=idle)
+        return Outcome(idle=idle)
     if name not in HOLDS:
         return None
     values, reason = HOLDS[name]
     if value in (None, "None") or any(_same(str(value), one) for one in values.split("|")):
-        return Fate()
-    return Fate(fault=f"{value} is not supported: {reason}")
+        return Outcome()
+    return Outcome(fault=f"{value} is not supported: {reason}")
 
 
 def idle_note(idle: Mapping[str, str]) -> str:
