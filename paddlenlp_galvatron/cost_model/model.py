@@ -100,7 +100,7 @@ class CostModel(LayerPrices):
         )
         mixture = next((model for model in self.models if model.experts), None)
         if mixture and (len(self.models) > 1 or options.task.frozen):
-            what = "several types of layers" if len(self.models) > 1 else "LoRA, and DPO"
+            what = "several types of layers" if len(self.models) > 1 else "LoRA's adapters"
             raise UserError(f"model_size: {mixture.name} has experts; {what} are not planned for such models")
         self.experts = ExpertPrices(mixture, times, network, self._modules, options, gpus_per_node) if mixture else None
         self._vocab: dict[tuple[VocabStrategy, int, int, int, int, Role], LayerCost] = {}
