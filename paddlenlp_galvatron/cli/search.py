@@ -71,7 +71,7 @@ def search(values: dict[str, Any], json: bool) -> None:
     log = [f"Search {line}" for line in title]
     with watched(LONG) as watch:
         result = find_plan(model.shapes, cost, options, log.append, watch)
-    log += [f"{family}: {result.fate(family)}" for family in result.outcomes]
+    log += [f"{family}: {result.outcome(family)}" for family in result.outcomes]
 
     shown: list[Any] = [
         *title,

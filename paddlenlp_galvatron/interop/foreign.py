@@ -89,7 +89,7 @@ LOADER = "data are mapped files, read by each rank"
 EVALUATED = "evaluation takes the training's global batches"
 PADDED = "rows have the plan's length"
 GENERATES = "nothing is generated"
-# Of PaddleNLP's methods of fine-tuning that HOLDS refuses, and of quantisation.
+# Settings of PaddleNLP's methods of fine-tuning that HOLDS refuses, and of quantisation.
 SETTINGS = (
     *("vera_rank", "lokr_path", "lokr_dim", "prefix_path", "num_prefix_tokens", "neftune_noise_alpha"),
     *("dislora_rank", "dislora_dropout", "s_tsd", "ortho_lambda", "prefer_small_sigma", "ssa_group_size_ratio"),
@@ -211,23 +211,23 @@ SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")}
 SEVERAL = {name for name in IDLE if name.endswith("_config") or name.startswith("amp_custom")} | {"envs"}
 
 
-class Fate(NamedTuple):
+class Outcome(NamedTuple):
     """The outcome for an option without a use here; both are empty for one that says what holds anyway."""
 
     fault: str = ""  # why it is refused
     idle: str = ""  # why it has no effect
 
 
-def fate_of(name: str, value: object) -> Fate | None:
+def outcome_of(name: str, value: object) -> Outcome | None:
     """By canonical name; None: it is no such option."""
     if idle := IDLE.get(name) or ELSEWHERE.get(name):
-        return Fate(idle=idle)
+        return Outcome(idle=idle)
     if name not in HOLDS:
         return None
     values, reason = HOLDS[name]
     if value in (None, "None") or any(_same(str(value), one) for one in values.split("|")):
-        return Fate()
-    return Fate(fault=f"{value} is not supported: {reason}")
+        return Outcome()
+    return Outcome(fault=f"{value} is not supported: {reason}")
 
 
 def idle_note(idle: Mapping[str, str]) -> str:
