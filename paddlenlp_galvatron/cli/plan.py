@@ -26,8 +26,8 @@ from paddlenlp_galvatron.interop.arguments import (
     stock_arguments,
     stock_notes,
 )
-from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.degrees import DegreeOptions
+from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.uniform import UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
