@@ -41,6 +41,7 @@ def told(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:
         "gpus": plan.world_size,
         "tp": plan.layers[0].tp,
         "pp": plan.pipeline,
+        "ep": plan.layers[0].ep,
         "micro_batch": plan.micro_batch // plan.dp(plan.layers[0]),
         "chunks": plan.chunks,
         "recompute": recompute(run),
@@ -78,7 +79,7 @@ def errors(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
     }
 
 
-COLUMNS = ("source", "run", "GPUs", "tp", "pp", "micro-batch", "chunks", "recompute", "offload")
+COLUMNS = ("source", "run", "GPUs", "tp", "pp", "ep", "micro-batch", "chunks", "recompute", "offload")
 COLUMNS += ("s", "predicted", "error", "GiB", "predicted", "error", "reserved", "bound")
 
 
@@ -87,7 +88,8 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield f"| {' | '.join(COLUMNS)} |"
     yield "|" + "---|" * len(COLUMNS)
     for row in rows:
-        facts = [row[name] for name in ("source", "name", "gpus", "tp", "pp", "micro_batch", "chunks", "recompute")]
+        names = ("source", "name", "gpus", "tp", "pp", "ep", "micro_batch", "chunks", "recompute")
+        facts = [row[name] for name in names]
         facts.append("yes" if row["offload_optimizer"] else "no")
         cells = [f"{row['step_s']:.2f}", f"{row['predicted_step_s']:.2f}", f"{row['step_error']:+.1%}"]
         if row["allocated_gib"]:

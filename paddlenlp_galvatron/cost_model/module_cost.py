@@ -10,9 +10,8 @@ from .communication import Calls
 from .costs import LayerCost, Task, Terms
 from .messages import Messages, MessageTimes
 from .module_memory import Room, module_memory
-from .states import StateBytes
 from .task import frozen_states
-from .weights import Weights
+from .weights import StateBytes, Weights
 
 
 class ModuleCosts:

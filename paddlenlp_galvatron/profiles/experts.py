@@ -54,7 +54,7 @@ class ExpertTimes:
 
     forward: ExpertPass
     backward: ExpertPass
-    launch: ExpertPass = ExpertPass()  # of the host, in each pass
+    launch: ExpertPass  # of the host, in each pass
 
 
 def analytic_experts(
@@ -77,7 +77,8 @@ def analytic_experts(
 
     def at(degree: int) -> ExpertTimes:
         own = weights / degree
-        numbers = 2 * (experts.kept.gathered + experts.kept.split / degree) + 2 * (COPIES - kernels.once) * model.hidden_size
+        copied = (COPIES - kernels.once) * model.hidden_size
+        numbers = 2 * (experts.kept.gathered + experts.kept.split / degree + copied)
         row_ms = 2 * own / flops_per_ms + numbers * precision.bytes / bytes_per_ms
         read_ms = own * precision.bytes / bytes_per_ms
         start = CALLS_BEHIND_READ * launch_ms + PRODUCTS * start_ms

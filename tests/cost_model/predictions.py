@@ -1,4 +1,4 @@
-"""Predictions of a thousand random plans, under cost models of every kind: `predictions.json` holds what they are.
+"""Predictions of 1,060 random plans, under cost models of every kind: `predictions.json` holds what they are.
 
 python tests/cost_model/predictions.py    # writes it anew; the differences show what a change of prices does
 """
@@ -34,24 +34,25 @@ from paddlenlp_galvatron.plan import (
 )
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+from paddlenlp_galvatron.profiles.experts import ONE_BY_ONE
 
 FILE = Path(__file__).with_name("predictions.json")
-COUNT = 1000
+COUNT, WITH_EXPERTS = 1000, 60  # plans of dense models, and of models with experts
 NODES, DEVICES, LAYERS = 2, 4, 6
 RESERVE_MIB = 100.0
 ASSUMED = Assumptions(sequence_parallel=True, mixed_precision=Precision.BF16, seq_length=4096)
+
+
+def derived(model: str, sheet: int, options: CostOptions = CostOptions(), **assumed: Any) -> CostModel:
+    cut = replace(load_model(model), layers=LAYERS)
+    named = load_data_sheet(("h100-80gb", "a100-80gb")[sheet])
+    return derive(cut, named, NODES, DEVICES, replace(ASSUMED, **assumed), options)
 
 
 @cache
 def cost_models() -> list[CostModel]:
     """From files as Galvatron's and from data sheets, of all tasks and assumptions that change prices."""
     shape = replace(MODEL, layers=LAYERS)
-    sheets = [load_data_sheet("h100-80gb"), load_data_sheet("a100-80gb")]
-
-    def derived(model: str, sheet: int, options: CostOptions = CostOptions(), **assumed: Any) -> CostModel:
-        cut = replace(load_model(model), layers=LAYERS)
-        return derive(cut, sheets[sheet], NODES, DEVICES, replace(ASSUMED, **assumed), options)
-
     lora, packed = (CostOptions(task=task) for task in (Task(adapter_rank=16), Task(document_tokens=300)))
     return [
         example(model=shape),
@@ -67,11 +68,21 @@ def cost_models() -> list[CostModel]:
     ]
 
 
+@cache
+def with_experts() -> list[CostModel]:
+    return [
+        derived("qwen1.5-moe-a2.7b", 0),
+        derived("mixtral-8x7b", 1, CostOptions(imbalance=1.5, imbalance_bound=3, kernels=ONE_BY_ONE)),
+        derived("qwen3-30b-a3b", 0, sequence_parallel=False, async_grad_reduce=False),
+    ]
+
+
 def drawn() -> Iterator[tuple[CostModel, Plan]]:
     """The same plans every time."""
     draw = random.Random(0)
-    for number in range(COUNT):
-        cost = cost_models()[number % len(cost_models())]
+    for number in range(COUNT + WITH_EXPERTS):
+        several = cost_models() if number < COUNT else with_experts()
+        cost = several[number % len(several)]
         while find_faults(plan := _plan(draw, cost), replace(cost.models[0], layers=LAYERS)):
             pass
         yield cost, plan
@@ -90,6 +101,10 @@ def _plan(draw: random.Random, cost: CostModel) -> Plan:
         degree = draw.choice([d for d in (1, 2, 4, 8) if size % d == 0])
         return {"degree": degree, "context": draw.choice([d for d in (1, 1, 2, 4) if size % (degree * d) == 0])}
 
+    def experts() -> dict[str, Any]:
+        split = {name: draw.choice([d for d in (1, 2, 4, 8) if size % d == 0]) for name in ("ep", "etp")}
+        return {**split, "experts_dp_type": draw.choice((None, default, DataParallel.ZERO3))}
+
     def layer() -> LayerStrategy:
         return LayerStrategy(
             **degrees(),
@@ -97,6 +112,7 @@ def _plan(draw: random.Random, cost: CostModel) -> Plan:
             consecutive=draw.random() < 0.8,
             dp_type=draw.choice((default, DataParallel.ZERO3)),
             recompute=draw.choice((Recompute.NONE, Recompute.NONE, Recompute.FULL, *PARTLY)),
+            **(experts() if cost.models[0].experts else {}),
         )
 
     few = [layer() for _ in range(draw.choice((1, 2, 3)))]

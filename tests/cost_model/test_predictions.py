@@ -1,4 +1,4 @@
-"""A thousand stored predictions: what changes no price changes none of them."""
+"""1,060 stored predictions, 60 of them with experts: what changes no price changes none of them."""
 
 from __future__ import annotations
 

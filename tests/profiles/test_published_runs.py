@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
+from paddlenlp_galvatron.check.calibration.fit import calibrate
 from paddlenlp_galvatron.check.calibration.runs import MeasuredRun, cost_of, expected
-from paddlenlp_galvatron.check.calibration.sources import read_table
+from paddlenlp_galvatron.check.calibration.sources import LATER_LOOP, read_table
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 ROOT = Path(__file__).parents[2]
 TABLES = ROOT / "benchmarks" / "published_runs"
 TUNED = (("SFT", ""), ("LoRA", "16"), ("LoRA", ""))
-QWEN3, MEGATRON, COLLECTED = (TABLES / f"{name}.csv" for name in ("qwen3-8b_8_h800", "megatron_a100", "collected"))
+NAMES = ("qwen3-8b_8_h800", "qwen3-30b-a3b_8_h800", "megatron_a100", "collected")
+QWEN3, EXPERTS, MEGATRON, COLLECTED = (TABLES / f"{name}.csv" for name in NAMES)
 H800 = load_data_sheet("h800")
 
 
@@ -52,11 +54,43 @@ def test_steps_of_megatron_on_a100_are_within_6_percent_on_average_and_12_at_mos
 
 
 def test_speed_of_paddlenlp_on_a100_is_within_8_percent_and_memory_within_4(benchmark):
-    told = rows(benchmark, COLLECTED)
+    told = [row for row in rows(benchmark, COLLECTED) if row["source"].startswith("PaddleNLP")]
     assert {row["name"] for row in told} == {"llama-7b", "llama-13b"}
     for row in told:
         assert abs(1 / (1 + row["step_error"]) - 1) <= 0.08, row
         assert abs(row["allocated_error"]) <= 0.042, row
+
+
+def test_experts_that_run_one_by_one_on_h800(benchmark):
+    """Steps within 7 % on average, memory within 1 %, and all in the order that was measured."""
+    errors = benchmark["errors"](rows(benchmark, EXPERTS))
+    assert errors["step_mean"] <= 0.07 and errors["step_max"] <= 0.17 and errors["kendall_tau"] == 1
+    assert errors["allocated_mean"] <= 0.01 and errors["allocated_max"] <= 0.03 and errors["bound_below_reserved"] == 0
+
+
+def test_with_experts_one_by_one_a_rank_with_fewer_of_them_is_much_faster():
+    """As the sweep tells: 65.7 s with ep 1, 37.2 s with ep 2."""
+    (run,) = (run for run in read_table(EXPERTS).runs if run.plan.assumed.seq_length == 8192 and run.plan.pipeline == 4)
+    layers = tuple(replace(layer, ep=1) for layer in run.plan.layers)
+    whole = replace(run, plan=replace(run.plan, layers=layers), kernels=run.kernels._replace(expert=LATER_LOOP))
+    assert expected(whole, H800).step_s > 1.5 * expected(run, H800).step_s
+
+
+def test_three_rows_with_experts_tell_the_others():
+    runs = read_table(EXPERTS).runs
+    fitted = calibrate(runs[::3], H800).sheet
+    errors = [abs(expected(run, fitted).step_s / run.step_s - 1) for run in runs if run not in runs[::3]]
+    assert sum(errors) / len(errors) <= 0.06 and max(errors) <= 0.15
+
+
+def test_experts_across_nodes(benchmark):
+    """Megatron's Qwen3-MoE on H100; LAER-MoE's Mixtral on A100 is slower than is known why, in the right order."""
+    told = rows(benchmark, COLLECTED)
+    megatron = [row for row in told if row["device"].startswith("h100")]
+    assert len(megatron) == 3 and all(abs(row["step_error"]) <= 0.13 for row in megatron)
+    assert [abs(row["allocated_error"]) <= 0.1 for row in megatron if row["allocated_error"]] == [True]
+    laer = benchmark["errors"]([row for row in told if row["source"].startswith("LAER")])
+    assert laer["kendall_tau"] == 1 and 0.25 < laer["step_mean"] < 0.35
 
 
 # Where the preferred layout is slower than the best by more than 2 %, how much: pp 2 with tp 2, whose steps take 0.6 to
@@ -104,9 +138,7 @@ def test_an_offloaded_optimizer_leaves_the_card_and_costs_its_way_there_and_back
 def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchmark, capsys, monkeypatch):
     skipped = read_table(COLLECTED).skipped
     needs = {need for _, need in skipped}
-    assert len(skipped) == 19 and {"mixture of experts", "precision fp8"} < needs
-    moe = read_table(TABLES / "qwen3-30b-a3b_8_h800.csv")
-    assert not moe.runs and len(moe.skipped) == 7
+    assert len(skipped) == 12 and "precision fp8" in needs and any("exchange beside" in need for need in needs)
     broken = tmp_path / "qwen3-8b.csv"
     broken.write_text(QWEN3.read_text().replace("37654.207", "quick", 1))
     with pytest.raises(UserError, match=r"line 2 .*quick.*correct the row"):
@@ -114,9 +146,10 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchma
     unknown = tmp_path / "others.csv"
     unknown.write_text(COLLECTED.read_text().replace("A100-80G", "MI300X"))
     table = read_table(unknown)
-    assert not table.runs and {need for _, need in table.skipped} >= {"a data sheet of MI300X"}
+    assert all(run.device == "h100" for run in table.runs)
+    assert {need for _, need in table.skipped} >= {"a data sheet of MI300X"}
     unknown.write_text(COLLECTED.read_text().replace(",1,64,2,1,1,1,1,stage2", ",1,63,2,1,1,1,1,stage2"))
-    assert [run.name for run in read_table(unknown).runs] == ["llama-7b"]
+    assert "llama-13b" not in [run.name for run in read_table(unknown).runs]
     broken.write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="no table of measured runs"):
         read_table(broken)
@@ -124,8 +157,8 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchma
     assert benchmark["main"]() == 0
     lines = capsys.readouterr().out.splitlines()
     last = json.loads(lines[-1])
-    assert len(last["rows"]) == 2 and len(last["skipped"]) == 19
-    assert "2 rows; 19 left out:" in lines and "  qwen-7b (PaddleNLP pretrain.rst): needs" in "\n".join(lines)
+    assert len(last["rows"]) == 9 and len(last["skipped"]) == 12
+    assert "9 rows; 12 left out:" in lines and "  qwen-7b (PaddleNLP pretrain.rst): needs" in "\n".join(lines)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -134,9 +167,11 @@ def test_the_page_shows_what_the_command_prints(benchmark, language):
     told = [row for table in sorted(TABLES.glob("*.csv")) for row in rows(benchmark, table)]
     missing = [line for line in benchmark["table"](told) if line not in page]
     assert not missing, missing
-    plain = [row for row in told if row["source"] == "PaddleFleet" and not row["offload_optimizer"]]
-    away = [row for row in told if row["offload_optimizer"]]
-    for some in (plain, away):
+    fleet = [row for row in told if row["source"] == "PaddleFleet"]
+    experts = [row for row in fleet if row["name"].startswith("qwenmoe")]
+    plain = [row for row in fleet if not row["offload_optimizer"]]
+    away = [row for row in fleet if row["offload_optimizer"] and row not in experts]
+    for some in (plain, away, experts):
         errors = benchmark["errors"](some)
         for name in ("step", "allocated"):
             mean, most = (f"{errors[f'{name}_{which}']:.1%}".replace("%", " %") for which in ("mean", "max"))

@@ -12,7 +12,6 @@ from typing import Any
 
 from ...base.errors import UserError
 from ...base.reading import parse_json, read_json, read_text
-from ...cost_model.costs import IMBALANCE
 from ...model import ModelShape, Recompute, load_model
 from ...model.config import preset_names
 from ...plan import Assumptions, Plan, Precision, plan_from_dict, read_plan, uniform_plan
@@ -27,10 +26,11 @@ Row = Mapping[str, str]
 GIB_MIB = 1024.0
 # PaddleFleet's sweeps: sequence length where none is told, micro-batches, and cards.
 SWEEP_LENGTH, SWEEP_MICRO_BATCHES, SWEEP_GPUS = 4096, 64, 8
-# PaddleFleet's MoE layer without grouped products (ModularMoELayer), by its source. With ep, DeepEP sends tokens, and an
-# expert's gate and up are one product. A rank with all experts looks for the rows of each in a loop, and keeps them and
-# what comes out.
+# PaddleFleet's MoE layer without grouped products (ModularMoELayer), by its source. With ep, DeepEP sends tokens, and
+# an expert's gate and up are one product. A rank with all experts looks for the rows of each in a loop, and keeps them
+# and what comes out.
 SWEEP_KERNELS = {True: ExpertKernels(90, 3, once=True), False: ExpertKernels(90, 20, copies=2)}
+LATER_LOOP = 5  # calls for each expert in that loop in a later sweep, which releases gradients: by one of its rows
 SWEEP_DOCUMENT = 2048  # tokens: its rows of experts are packed; of 1,024 to 4,096, what rows of 8,192 tokens ask for
 RECOMPUTE = {"none": Recompute.NONE, "": Recompute.NONE, "full": Recompute.FULL, "core_attn": Recompute.ATTENTION}
 RECOMPUTE["norm+act"] = Recompute.NORMS  # and the activation between an expert's products
@@ -155,6 +155,9 @@ def _of_sweep(row: Row, table: str) -> MeasuredRun:
         own = plan.stage_layers(stage)
         for layer in own if how == "uniform" else own[:each]:  # block: so many of each stage
             layers[layer] = replace(layers[layer], recompute=Recompute.FULL)
+    kernels = SWEEP_KERNELS[ep > 1]
+    if ep == 1 and row.get("release_grads") == "1":
+        kernels = kernels._replace(expert=LATER_LOOP)
     return MeasuredRun(
         row.get("config") or row["run"],
         "PaddleFleet",
@@ -167,7 +170,7 @@ def _of_sweep(row: Row, table: str) -> MeasuredRun:
         stage=0,
         offload_optimizer=row["offload_optimizer"] == "1",
         imbalance=1.0,  # its router's default: the load is forced to be even
-        kernels=SWEEP_KERNELS[ep > 1] if shape.experts else GROUPED,
+        kernels=kernels if shape.experts else GROUPED,
         document_tokens=SWEEP_DOCUMENT if shape.experts else None,
     )
 
@@ -222,7 +225,7 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
         float(row["peak_gib_alloc"]) * GIB_MIB if row["peak_gib_alloc"] else None,
         adapter_rank=_adapter_rank(row),
         kept_bytes=_gpt_kept_bytes(shape, megatron_sp) if gpt else None,
-        imbalance=1.0 if "forced balance" in note else REAL_ROUTING if "real routing" in note else IMBALANCE,
+        imbalance=REAL_ROUTING if "real routing" in note else 1.0,  # benchmarks force an even load
         kernels=kernels._replace(once="DeepEP" in note or "HybridEP" in note),
     )
 
@@ -269,7 +272,7 @@ def _preset_of(table: str) -> str:
 
 
 def _adapter_rank(row: Row) -> int | None:
-    """Of LoRA's adapters, where the model is named so; None: all weights learn."""
+    """The rank of the row's LoRA adapters; None: all weights learn."""
     if not row["model"].endswith(" LoRA"):
         return None
     if not row.get("lora_rank"):
