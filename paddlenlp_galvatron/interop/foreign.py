@@ -94,7 +94,7 @@ LOADER = "data are mapped files, read by each rank"
 EVALUATED = "evaluation takes the training's global batches"
 PADDED = "rows have the plan's length"
 GENERATES = "nothing is generated"
-# Of PaddleNLP's methods of fine-tuning that HOLDS refuses, and of quantisation.
+# Settings of PaddleNLP's methods of fine-tuning that HOLDS refuses, and of quantisation.
 SETTINGS = (
     *("vera_rank", "lokr_path", "lokr_dim", "prefix_path", "num_prefix_tokens", "neftune_noise_alpha"),
     *("dislora_rank", "dislora_dropout", "s_tsd", "ortho_lambda", "prefer_small_sigma", "ssa_group_size_ratio"),
