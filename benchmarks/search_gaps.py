@@ -3,7 +3,7 @@
     python benchmarks/search_gaps.py [NAME ...] [--effort PASSES]
 
 Links between nodes of 1 and 2 GB/s; 500 and 1,000 layers on 1,024 devices; random prices with strided groups, 96 layers
-on 48 devices; interleaved schedules; models with experts on H100 by their data sheet. NAME: only the kinds that begin so.
+on 48 devices; interleaved schedules; models with experts on H100 by their data sheet. NAME: only kinds that begin so.
 """
 
 from __future__ import annotations

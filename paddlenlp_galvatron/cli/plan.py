@@ -16,8 +16,8 @@ from pydantic import Field
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.tracing import write_trace
-from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.degrees import DegreeOptions
+from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.uniform import UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
