@@ -19,7 +19,7 @@ from typer.main import get_command
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.base.text import shortened
-from paddlenlp_galvatron.options.aliases import canonical_name, did_you_mean
+from paddlenlp_galvatron.interop.aliases import canonical_name, did_you_mean
 from paddlenlp_galvatron.options.canonical import canonical_words
 
 HELP = {"--help", "-h"}

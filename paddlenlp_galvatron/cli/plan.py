@@ -16,9 +16,18 @@ from pydantic import Field
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.tracing import write_trace
-from paddlenlp_galvatron.options.degrees import DegreeOptions
+from paddlenlp_galvatron.interop.arguments import (
+    FLEET,
+    FORMERS,
+    Argument,
+    as_flags,
+    fleet_arguments,
+    fleet_notes,
+    stock_arguments,
+    stock_notes,
+)
 from paddlenlp_galvatron.options.group import Options
-from paddlenlp_galvatron.options.uniform import UniformOptions
+from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
     ModelShape,
@@ -32,9 +41,6 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.plan.check import require_valid
-from paddlenlp_galvatron.plan.formats.one_degree import Argument
-from paddlenlp_galvatron.plan.formats.paddlefleet import FLEET, FORMERS, fleet_arguments, fleet_notes
-from paddlenlp_galvatron.plan.formats.paddlenlp import as_flags, stock_arguments, stock_notes
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, difference, notes, scaling
 from paddlenlp_galvatron.report.facts import PlanFacts

@@ -159,6 +159,6 @@ def import_nccl_tests(
     ].default,
 ) -> None:
     """Turn outputs of nccl-tests into the hardware files."""
-    from paddlenlp_galvatron.profiles.nccl_tests import import_nccl_tests
+    from paddlenlp_galvatron.interop.nccl_tests import import_nccl_tests
 
     _say("imported", import_nccl_tests(logs, num_nodes, num_gpus_per_node).save(output))

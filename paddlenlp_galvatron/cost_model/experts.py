@@ -21,8 +21,7 @@ from .communication import Call, Calls, Setting, matrix_calls
 from .costs import CostOptions, LayerCost, Workspace
 from .module_cost import ModuleCosts
 from .module_memory import Room
-from .states import FP32_BYTES
-from .weights import Weights
+from .weights import FP32_BYTES, Weights
 
 MIB = 2**20
 COUNT_BYTES = 8  # an int64 row count

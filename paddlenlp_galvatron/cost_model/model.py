@@ -26,7 +26,6 @@ from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import MeasuredReserve, Reserve, gpu_sheet, reserve_of
 from .communication import Calls, vocab_calls
-from .constants import batch_mib, own_positions_mib
 from .costs import (
     CostOptions,
     LayerCost,
@@ -39,15 +38,14 @@ from .costs import (
 )
 from .experts import ExpertPrices
 from .layer_prices import LayerPrices, samples_of
+from .messages import place_of
 from .module_cost import ModuleCosts
 from .module_memory import Room
 from .peak import PartMemory
-from .placement import place_of
 from .redistribution import redistribution
 from .simulate import StageTimes, step_ms
-from .stage_memory import bound_of, fullest, memory_of
-from .states import StateBytes
-from .weights import Weights, head_weights, table_weights
+from .stage_memory import batch_mib, bound_of, fullest, memory_of, own_positions_mib
+from .weights import StateBytes, Weights, head_weights, table_weights
 
 MIB = 2**20
 GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms

@@ -11,9 +11,8 @@ from .costs import LayerCost, States, Task, Terms, Workspace
 from .messages import Messages, MessageTimes
 from .module_memory import Room, module_memory
 from .peak import PartMemory
-from .states import StateBytes
 from .task import frozen_states
-from .weights import Weights
+from .weights import StateBytes, Weights
 
 
 class ModuleCosts:

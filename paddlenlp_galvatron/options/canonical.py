@@ -12,8 +12,8 @@ from typing import Any
 
 from ..base.errors import UserError
 from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
-from .aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
-from .foreign import SEVERAL, SWITCHES, Fate, fate_of, idle_note
+from ..interop.aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
+from ..interop.foreign import SEVERAL, SWITCHES, Fate, fate_of, idle_note
 
 UNSET = "None"  # a script's word for an option that it leaves unset
 BOOLEAN_WORDS = ("0", "1", "false", "true")

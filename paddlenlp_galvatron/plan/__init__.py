@@ -1,8 +1,13 @@
-"""Parallel strategies: dataclasses, the JSON file, validation, rank layout, schedules."""
+"""Parallel strategies: dataclasses, the JSON file, validation, rank layout, schedules.
+
+`strategy` has the dataclasses, `file` and `fields` their JSON format, `formats` those of other programs, `check` the
+rules. `mesh` has the axes of a stage's ranks, `seams` the collectives of each axis and its weights, `layout` who
+holds which tokens, `communicators` the groups of a launch. `schedules` has a file for each pipeline schedule.
+"""
 
 from ..base.errors import GalvatronError, Infeasible, UserError
 from ..model import ModelShape, Recompute, load_model
-from .assume import with_assumptions, with_defaults
+from .check import with_assumptions, with_defaults
 from .file import json_schema, plan_from_dict, plan_id, plan_to_dict, read_plan, write_plan
 from .schedules import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy

@@ -225,6 +225,11 @@ class TrainSettings(RunOptions):
         return self.pairs.preference if self.tuning.kind == "dpo" else None
 
     @property
+    def compares(self) -> bool:
+        """Whether the loss needs the reference's log-probabilities."""
+        return self.preference is not None and self.preference.has_reference
+
+    @property
     def log(self) -> Path:
         """One JSON line a step."""
         return self.output_dir / "train_log.jsonl"

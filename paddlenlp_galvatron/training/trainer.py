@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -15,40 +14,35 @@ from paddle.io import DataLoader
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 
-from ..base.signals import heeded
+from ..base.signals import told_to_stop
 from ..base.tracing import Event, join_traces, write_events
 from ..base.writing import write_text
-from ..model.lora import FACTORS, Adapters
 from ..model.preference import METRICS
-from ..plan import ModelShape, UserError, plan_id
+from ..plan import UserError, plan_id
 from ..runtime import device
 from ..runtime.adapters import load_family
 from ..runtime.batch import Batch
 from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
-from ..runtime.lora import NewFactors
 from ..runtime.paddle_private import next_rate, schedule_of
 from ..runtime.topology import PlanGroup
 from ..runtime.trace import span, traced
-from ..runtime.weights import SeededWeights, WeightSource
 from .arguments import RunArguments, run_arguments, settings_for
-from .checkpoint.adapters import Tuned, base_identity, open_adapters
+from .beginning import beginning, set_rates
 from .checkpoint.choice import SMALLER, Best, checkpoint_of
 from .checkpoint.convert import companions
 from .checkpoint.loading import load
 from .checkpoint.model_folder import save_model
-from .checkpoint.pretrained import weights_from
 from .checkpoint.saving import Writer
 from .checkpoint.stored import open_checkpoint
 from .data.map_dataset import Collator, MapData, sample_length
 from .data.source import BatchSource
 from .data.tuning import TuningData
 from .evaluation import Evaluation, mean_metrics, require_evaluation_data, rows_of
-from .inputs import open_data
+from .inputs import open_data, prefetch
 from .loader import inputs_of, loader
 from .local_model import LocalModel
 from .nonfinite import NonFiniteGuard
-from .prefetch import prefetch
 from .reference import Reference
 from .resume import resume, say
 from .settings import TrainSettings
@@ -117,27 +111,23 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             self._evaluation_sources(eval_dataset)
         steps, self._epoch_steps = settings.steps_over(self.data.samples, plan.global_batch)
         self.recipe = settings.recipe.over(steps)
-        preference = settings.preference
-        compares = preference is not None and preference.has_reference
-        told_apart = settings.tuning.adapts or compares
-        base = base_identity(settings.initial_weights, settings.seed) if told_apart else ""
-        adapters = settings.tuning.adapters(base)
+        begin = beginning(settings, shape)
         self.engine = Engine(
             plan,
             shape,
             load_family(shape.family),
             plan.assumed.seq_length or 0,
-            source=_source(settings, shape, adapters),
+            source=begin.source,
             seed=settings.seed,
             compute_precision=settings.compute_precision,
             packed=settings.tuning.rows != "none",
-            adapters=adapters,
-            preference=preference,
+            adapters=begin.adapters,
+            preference=settings.preference,
         )
-        self._reference = Reference(self.engine, settings.output_dir, base) if compares else None
+        self._reference = Reference(self.engine, settings.output_dir, begin.base) if settings.compares else None
         if settings.tuning.rate_scale != 1:
             self.recipe = self.recipe.model_copy(update={"use_multi_tensor": False})  # it knows one rate alone
-            _set_rates(self.engine, settings.tuning.rate_scale)
+            set_rates(self.engine, settings.tuning.rate_scale)
         optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
         self._events: list[Event] = []  # of traced steps
         self._plan_id = plan_id(plan)
@@ -482,41 +472,6 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         self._step_began = time.perf_counter()
         return int(self.state.global_step)
-
-
-@contextmanager
-def told_to_stop() -> Iterator[list[int]]:
-    """The signals, SIGTERM, Ctrl-C and SIGHUP, that came meanwhile, however often, instead of ending the process.
-
-    Schedulers repeat SIGTERM: once told, the process ends by itself, and neither SIGTERM nor SIGHUP does anything.
-    """
-    told: list[int] = []  # no event: its lock, held by a signal that another one interrupts, would never come free
-    numbers = heeded(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {each: signal.signal(each, lambda number, _: told.append(number)) for each in numbers}
-    try:
-        yield told
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, (lambda *_: None) if told and each != signal.SIGINT else handler)
-
-
-def _source(settings: TrainSettings, shape: ModelShape, adapters: Adapters | None) -> WeightSource | None:
-    """Where the weights to begin with come from; None: drawn from the seed. Raises UserError."""
-    folder = settings.initial_weights
-    weights = weights_from(folder, shape) if folder else None
-    if adapters is None:
-        return weights
-    base = weights or SeededWeights(settings.seed, shape.initializer_range)
-    if settings.tuning.lora_path is None:
-        return NewFactors(base, settings.seed)
-    return Tuned(base, open_adapters(settings.tuning.lora_path, shape, adapters))
-
-
-def _set_rates(engine: Engine, scale: float) -> None:
-    """LoRA+: let the second factors learn so many times as fast."""
-    for trainable in engine.trainables:
-        if trainable.pieces[0].weight.name.endswith(FACTORS[1]):
-            trainable.tensor.optimize_attr["learning_rate"] = scale
 
 
 def _companions(settings: TrainSettings) -> list[Path]:

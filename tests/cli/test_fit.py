@@ -10,7 +10,7 @@ import pytest
 
 from paddlenlp_galvatron.cli.lengths import LengthOptions
 from paddlenlp_galvatron.cli.what_if import work
-from paddlenlp_galvatron.options.aliases import other_names
+from paddlenlp_galvatron.interop.aliases import other_names
 from paddlenlp_galvatron.plan import plan_from_dict
 from paddlenlp_galvatron.report.what_if import Question
 from paddlenlp_galvatron.search.fit import FitOptions

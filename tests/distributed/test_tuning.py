@@ -92,11 +92,16 @@ def test_adapters_on_four_ranks(tmp_path, every):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [4, 6, 8])
-def test_random_plans_train_packed_rows_and_adapters(world_size):
+def test_random_plans_train_packed_rows_pairs_and_adapters(world_size):
+    """By turns: packed rows, adapters on them, pairs, adapters on pairs."""
     drawn = [case for case in random_cases(24, world_size, seed=6, steps=2) if case.optimizer == "sgd"]
-    results = check_parity(
-        [replace(case, packed=True, lora_rank=2 * (number % 2)) for number, case in enumerate(drawn)], timeout_s=580
-    )
+    turns = [{"packed": True}, {"packed": True, "lora_rank": 2}, {}, {"lora_rank": 2}]
+    found = [replace(case, **turns[number % 4]) for number, case in enumerate(drawn)]
+    found = [
+        case if case.packed else replace(case, loss=LOSSES[number // 2 % len(LOSSES)])
+        for number, case in enumerate(found)
+    ]
+    results = check_parity(found, timeout_s=580)
     assert all(result.agrees for result in results), results
 
 

@@ -18,6 +18,7 @@ from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 ROOT = Path(__file__).parents[2]
 TABLES = ROOT / "benchmarks" / "published_runs"
+TUNED = (("SFT", ""), ("LoRA", "16"), ("LoRA", ""))
 NAMES = ("qwen3-8b_8_h800", "qwen3-30b-a3b_8_h800", "megatron_a100", "collected")
 QWEN3, EXPERTS, MEGATRON, COLLECTED = (TABLES / f"{name}.csv" for name in NAMES)
 H800 = load_data_sheet("h800")
@@ -175,3 +176,16 @@ def test_the_page_shows_what_the_command_prints(benchmark, language):
         for name in ("step", "allocated"):
             mean, most = (f"{errors[f'{name}_{which}']:.1%}".replace("%", " %") for which in ("mean", "max"))
             assert f"| {mean}, {most} |" in page or f"| {mean}，{most} |" in page, (name, mean, most)
+
+
+def test_rows_of_fine_tuning_are_priced_where_they_are_dense_and_named_where_they_are_not(tmp_path):
+    columns = "source,model,device,gpus,precision,seq,mbs,gbs,tp,pp,zero,recompute,step_s,tflops_gpu,tok_s_gpu"
+    rows = [f"s,llama3-8b {task},H100,8,bf16,4096,1,32,1,1,zero1,none,1.0,,,,{rank}" for task, rank in TUNED]
+    table = tmp_path / "tuned.csv"
+    table.write_text("\n".join([f"{columns},peak_gib_alloc,lora_rank", *rows]) + "\n")
+    found = read_table(table)
+    sft, lora = (expected(run, load_data_sheet("h100")) for run in found.runs)
+    assert lora.step_s < 0.9 * sft.step_s and lora.allocated_mib < 0.6 * sft.allocated_mib
+    assert [needs for _, needs in found.skipped] == ["the rank of its adapters, which its source does not tell"]
+    named = [needs for name, needs in read_table(COLLECTED).skipped if " SFT" in name]
+    assert named == ["precision fp8"] * 2  # all rows of fine-tuning that were collected

@@ -1,6 +1,7 @@
 """Fine-tuning data: PaddleNLP's and Hugging Face's lines as tokens, labels and rows; bad lines by file and line."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -317,18 +318,24 @@ def test_all_bad_lines_are_told_at_once(model, tmp_path):
         max_size=5,
     ),
     st.booleans(),
+    st.sampled_from(["plain", CHATML, TURNS]),
 )
-def test_hostile_lines_end_in_one_error_with_file_and_line_each(lines, pairs):
+def test_hostile_lines_end_in_one_error_with_file_and_line_each(lines, pairs, content):
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as root:
         folder = Path(root)
         train_tokenizer(["ab"], 257).save(str(folder / "tokenizer.json"))
         (folder / "train.json").write_bytes(b"\n".join(lines))
+        chosen = content if content == "plain" else template(folder, content)
         try:
-            data(folder, folder, pairs=pairs)
+            data(folder, folder, pairs=pairs, chat_template=chosen)
         except UserError as error:
-            assert all("train.json" in fault for fault in error.faults)
+            file = re.escape(str(folder / "train.json"))
+            named = [re.match(rf"{file}: (?:line (\d+): |holds no sample)", fault) for fault in error.faults]
+            assert all(named), error.faults
+            numbers = [int(one[1]) for one in named if one and one[1]]
+            assert numbers == sorted(set(numbers)) and len(numbers) in (0, len(named))
             assert not (folder / FOLDER).exists()
 
 

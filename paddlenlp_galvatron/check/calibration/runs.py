@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...cost_model import CostModel, CostOptions, derive
-from ...cost_model.costs import IMBALANCE, Task
+from ...cost_model import CostModel, CostOptions, Task, derive
+from ...cost_model.costs import IMBALANCE
 from ...model import ModelShape
 from ...plan import Plan
 from ...profiles.data_sheet import DataSheet
@@ -28,6 +28,7 @@ class MeasuredRun:
     reserved_mib: float | None = None  # most that the allocator held
     stage: int | None = None  # whose memory was told; None: the fullest one's
     offload_optimizer: bool = False
+    adapter_rank: int | None = None  # of LoRA's adapters, which alone learn
     ours: bool = False  # by this project's runtime, which posts the receives of a pipeline ahead
     kept_bytes: Callable[[int, int], float] | None = None  # of layers that are not ours, see `analytic_computation`
     imbalance: float = IMBALANCE  # of experts, as `CostOptions` has it
@@ -61,7 +62,7 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
             imbalance=run.imbalance,
             imbalance_bound=run.imbalance,
             kernels=run.kernels,
-            task=Task(document_tokens=run.document_tokens),
+            task=Task(run.adapter_rank, document_tokens=run.document_tokens),
         ),
         run.kept_bytes,
     )

@@ -223,6 +223,7 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
         plan,
         _step_s(row, shape, plan),
         float(row["peak_gib_alloc"]) * GIB_MIB if row["peak_gib_alloc"] else None,
+        adapter_rank=_adapter_rank(row),
         kept_bytes=_gpt_kept_bytes(shape, megatron_sp) if gpt else None,
         imbalance=REAL_ROUTING if "real routing" in note else 1.0,  # benchmarks force an even load
         kernels=kernels._replace(once="DeepEP" in note or "HybridEP" in note),
@@ -270,8 +271,18 @@ def _preset_of(table: str) -> str:
     return max(named, key=len)
 
 
+def _adapter_rank(row: Row) -> int | None:
+    """The rank of the row's LoRA adapters; None: all weights learn."""
+    if not row["model"].endswith(" LoRA"):
+        return None
+    if not row.get("lora_rank"):
+        raise _Unpriced("the rank of its adapters, which its source does not tell")
+    return int(row["lora_rank"])
+
+
 def _known(model: str) -> ModelShape:
     """A preset, also with fewer layers, or more and smaller experts: mixtral-8x7b-e16k4 (24 layers)."""
+    model = model.removesuffix(" SFT").removesuffix(" LoRA")
     told = re.fullmatch(r"(.*?)(?:-e(\d+)k(\d+))?(?: \((\d+) layers\))?", model.lower())
     if told is None or told[1] not in preset_names():
         raise _Unpriced(f"the model {model}, which is no preset")

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from ...base.errors import UserError
@@ -17,7 +18,6 @@ from ...plan import read_plan
 from ...plan.check import find_faults
 from ...profiles import ProfileFile
 from ...profiles.files import LARGEST_BYTES, META_KEY, Meta
-from .finding import Finding, State
 from .machine import Machine, PaddleFacts
 
 PYTHONS = ((3, 11), (3, 12))
@@ -34,6 +34,21 @@ MOST_PROFILES = 50
 KINDS = ("_profiling_", "bandwidth", "sp_time_", "overlap_coefficient")  # in the names of profile files
 MOST_HOSTS, TOLD_HOSTS = 64, 3  # names that are looked up, and told
 LOCK_S = 1.0  # a run that writes there holds it
+
+
+class State(StrEnum):
+    OK = "ok"
+    WARNING = "warning"  # works, but may be slow or fail later
+    FAULT = "fault"  # something will not work
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    subject: str
+    found: str
+    state: State = State.OK
+    remedy: str = ""  # advice, unless all is well
+
 
 Found = Iterator[Finding]
 

@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base.large_file import LargeFile
-from ...base.reading import read_json
+from ...base.reading import LargeFile, read_json
 from ...base.writing import whole_folder, write_text
 from ...model.lora import FACTORS, Adapters, factors, is_factor
 from ...plan import ModelShape, Precision, UserError

@@ -1,0 +1,1 @@
+"""Other programs' dialects: plans, options and profiles that come in, plans that go out."""
