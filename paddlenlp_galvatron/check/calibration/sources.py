@@ -272,7 +272,7 @@ def _preset_of(table: str) -> str:
 
 
 def _adapter_rank(row: Row) -> int | None:
-    """Of LoRA's adapters, where the model is named so; None: all weights learn."""
+    """Rank of LoRA's adapters, where the model is named so; None: all weights learn."""
     if not row["model"].endswith(" LoRA"):
         return None
     if not row.get("lora_rank"):
