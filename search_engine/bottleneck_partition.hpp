@@ -34,9 +34,6 @@ class Partitions {
 
   // Below the weighted times of the stages from one on, after `first` layers, and of the link to the first of them.
   virtual double rest(Weighting below, int stage, int first) const = 0;
-
-  // Whether a stage with so many layers may cost less than the limit.
-  virtual bool may_take(int, int, double, WorkBudget&) { return true; }
 };
 
 struct Minimax {

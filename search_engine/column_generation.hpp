@@ -287,11 +287,7 @@ class ColumnGeneration : public Search {
   // single division under one vocabulary strategy.
   bool split(const Node& node, double limit, WorkBudget& poll) {
     Node below = node, above = node;
-    if (!by_stage(below, above) && !by_vocab_cases(below, above, node.mean_vocab_case,
-                                                   node.spread_vocab_case > kSure) &&
-        !by_chunk(below, above) &&
-        !by_vocab_cases(below, above, node.vocab_cases[node.vocab_cases.size() / 2] - 1, node.vocab_cases.size() > 1))
-      return false;
+    if (!by_stage(below, above) && !by_chunk(below, above) && !by_vocab_cases(below, above)) return false;
     for (Node* half : {&below, &above}) {
       tighten(*half, limit, kRounds, poll);
       keep(std::move(*half), limit);
@@ -299,13 +295,11 @@ class ColumnGeneration : public Search {
     return true;
   }
 
-  static bool by_vocab_cases(Node& below, Node& above, double middle, bool unsure) {
-    auto is_above = [&](int vocab_case) { return vocab_case > middle; };
-    auto& vocab_cases = below.vocab_cases;
-    const auto end = std::find_if(vocab_cases.begin(), vocab_cases.end(), is_above);
-    if (!unsure || end == vocab_cases.begin() || end == vocab_cases.end()) return false;
-    above.vocab_cases.assign(end, vocab_cases.end());
-    vocab_cases.erase(end, vocab_cases.end());
+  static bool by_vocab_cases(Node& below, Node& above) {
+    if (below.vocab_cases.size() < 2) return false;
+    const auto middle = below.vocab_cases.begin() + below.vocab_cases.size() / 2;
+    above.vocab_cases.assign(middle, below.vocab_cases.end());
+    below.vocab_cases.erase(middle, below.vocab_cases.end());
     return true;
   }
 
@@ -372,14 +366,11 @@ class ColumnGeneration : public Search {
     weights = solution.weights;
     node.mean.assign(chunks_, 0), node.spread.assign(chunks_, 0);
     node.mean_of.assign(stages(), 0), node.spread_of.assign(stages(), 0);
-    node.mean_vocab_case = node.spread_vocab_case = 0;
-    for (const auto& [share, answer] : solution.plans) {
+    for (const auto& [share, answer] : solution.plans)
       for (int at = 0; at < chunks_; ++at) {
         node.mean[at] += share * answer->plan[at];
         node.mean_of[at % stages()] += share * answer->plan[at];
       }
-      node.mean_vocab_case += share * answer->plan.back();
-    }
     for (const auto& [share, answer] : solution.plans) {
       std::vector<double> beyond(stages(), 0);
       for (int at = 0; at < chunks_; ++at) {
@@ -387,7 +378,6 @@ class ColumnGeneration : public Search {
         beyond[at % stages()] += answer->plan[at] - node.mean[at];
       }
       for (int s = 0; s < stages(); ++s) node.spread_of[s] += share * std::abs(beyond[s]);
-      node.spread_vocab_case += share * std::abs(answer->plan.back() - node.mean_vocab_case);
     }
     PathWeights path(chunks_, stages());
     const double time = simulate(solution.times, path, poll);

@@ -91,10 +91,6 @@ class IdenticalLayerPartitions : public Partitions {
     return stage == tables_.stages ? 0 : other.tail[stage] + (tables_.layers - first) * other.price_below;
   }
 
-  bool may_take(int stage, int layers, double limit, WorkBudget& poll) override {
-    return is_less(least_of(stage, layers, poll), limit);
-  }
-
  private:
   static constexpr int kPriceSteps = 40, kStrengthenRounds = 3;
 

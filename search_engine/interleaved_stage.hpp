@@ -3,7 +3,7 @@
 //
 // The knapsack treats a chunk as a layer type: its layers hold as many micro-batches as the schedule has of it in
 // flight. Their memory is largest at one of some moments; each moment alone is a relaxation. With several chunks, the
-// bound leaves out resharding within a chunk, and a stage is also tried with each layout alone.
+// bound leaves out resharding within a chunk.
 #pragma once
 
 #include <algorithm>
@@ -184,7 +184,7 @@ class InterleavedStages {
     ChunkWeights pricing{{weights}, {}, {}};
     const Question asked{stage, layers, 0, pricing};
     const Held& held = tables_.held[stage].front();
-    CountKnapsack mixes(choices(asked, held, -1));
+    CountKnapsack mixes(choices(asked, held));
     auto add = [&](const std::vector<Count>& counts, GroupSet groups) {
       std::vector<int> order;
       for (int group = 0; group < groups_; ++group)
@@ -232,7 +232,7 @@ class InterleavedStages {
   // Weights of each chunk's times, and the results known under them.
   struct ChunkWeights {
     std::vector<Weights> weights;
-    std::map<std::pair<int, Held>, std::unique_ptr<CountKnapsack>> mixes;   // by group (-1: all)
+    std::map<Held, std::unique_ptr<CountKnapsack>> mixes;
     std::map<std::pair<int, bool>, std::unique_ptr<ReshardingPath>> walks;  // by stage, and whether there are `more`
 
     // Weights of a chunk; after the last one, the least over all chunks.
@@ -296,20 +296,19 @@ class InterleavedStages {
     return chunk * groups_ + (groups_ > 1 ? tables_.strategies[strategy].group : 0);
   }
 
-  CountKnapsack& mixes(const Question& asked, const Held& held, int only) const {
-    std::unique_ptr<CountKnapsack>& mixes = asked.pricing.mixes[{only, held}];
-    if (!mixes) mixes = std::make_unique<CountKnapsack>(undominated(choices(asked, held, only)));
+  CountKnapsack& mixes(const Question& asked, const Held& held) const {
+    std::unique_ptr<CountKnapsack>& mixes = asked.pricing.mixes[held];
+    if (!mixes) mixes = std::make_unique<CountKnapsack>(undominated(choices(asked, held)));
     return *mixes;
   }
 
-  std::vector<Choice> choices(const Question& asked, const Held& held, int only) const {
+  std::vector<Choice> choices(const Question& asked, const Held& held) const {
     std::vector<Choice> choices;
     for (int chunk = 0; chunk <= chunks_; ++chunk) {
       const Weights weights = asked.pricing.of(chunk);
       const int count = chunk < chunks_ ? held[chunk] : *std::min_element(held.begin(), held.end());
       for (const int k : useful_) {
         const Part& part = tables_.strategies[k];
-        if (only >= 0 && part.group != only) continue;
         choices.push_back({part.states + count * part.activation, weights.of(part.time), part.workspace, id(chunk, k),
                            chunk < chunks_ ? group(chunk, k) : chunks_ * groups_, chunk});
       }
@@ -380,32 +379,20 @@ class InterleavedStages {
 
   Work solve(const Question& asked, WorkBudget& poll) const {
     Work work;
-    double best = kInfinity;
-    const InterleavedPoint any = point_within(asked, -1, best, work.least, poll);
-    auto take = [&](InterleavedPoint point) {
-      if (point.strategies.empty()) return;
-      double cost = asked.pricing.of(0).sync * point.sync;
-      for (int c = 0; c < chunks_; ++c)
-        cost += asked.pricing.of(c).of(StageTime{point.forward[c], point.backward[c], 0});
-      if (!is_less(cost, best)) return;
-      best = cost;
-      work.point = std::make_shared<InterleavedPoint>(std::move(point));
-    };
-    take(any);
-    for (int group = 0; chunks_ > 1 && !asked.more && work.least < kInfinity && group < tables_.groups(); ++group) {
-      double least = 0;
-      if (is_less(work.least, best)) take(point_within(asked, group, best, least, poll));
-    }
+    InterleavedPoint point = point_within(asked, work.least, poll);
+    if (!point.strategies.empty()) work.point = std::make_shared<InterleavedPoint>(std::move(point));
     return work;
   }
 
-  // A point that fits and costs less than `limit`, with the strategies of one group (-1: of all); without strategies:
-  // none was found, or there are layers of `more`. Raises the least that any takes.
-  InterleavedPoint point_within(const Question& asked, int only, double limit, double& least, WorkBudget& poll) const {
+  // A point that fits and costs little; without strategies: none was found, or there are layers of `more`. Raises the
+  // least that any takes.
+  InterleavedPoint point_within(const Question& asked, double& least, WorkBudget& poll) const {
     const std::vector<Held>& moments = tables_.held[asked.stage];
     Held held = fullest(asked.stage, asked.layers, asked.more);
+    ReshardingPath& walks = this->walks(asked);
     for (int tried = 0; tried <= kMostMoments; ++tried) {
-      const Assignment mix = least_mix(asked, held, only, limit - fixed(asked.pricing, asked.stage), poll);
+      const Assignment mix = mixes(asked, held).solve(layers_of(asked), room(asked.stage, held), walks, poll);
+      walks.forget();
       if (tried < kMostMoments)
         least = std::max(least, fixed(asked.pricing, asked.stage) + std::min(mix.cost, mix.bound));
       if (mix.counts.empty() || asked.more > 0) break;
@@ -432,45 +419,6 @@ class InterleavedStages {
     double sum = 0;
     for (int chunk = 0; chunk < chunks_; ++chunk) sum += pricing.of(chunk).of(part(stage, chunk).time);
     return sum;
-  }
-
-  Assignment least_mix(const Question& asked, const Held& held, int only, double limit, WorkBudget& poll) const {
-    CountKnapsack& mixes = this->mixes(asked, held, only);
-    const Layers layers = layers_of(asked);
-    const MemoryBudget room = this->room(asked.stage, held);
-    ReshardingPath& walks = this->walks(asked);
-    Assignment known = uniform(asked, held, only, room, walks, poll);
-    if (!(known.cost < limit)) known = {limit, {}, kInfinity};
-    const Assignment mix = mixes.solve(layers, room, walks, poll, std::move(known));
-    walks.forget();
-    return mix;
-  }
-
-  // The best of those mixes in which all layers take the same strategy.
-  Assignment uniform(const Question& asked, const Held& held, int only, MemoryBudget room, ReshardingPath& walks,
-                     WorkBudget& poll) const {
-    Assignment best;
-    const int last = asked.more > 0 ? chunks_ : chunks_ - 1, least = *std::min_element(held.begin(), held.end());
-    for (const int k : useful_) {
-      const Part& part = tables_.strategies[k];
-      if (only >= 0 && part.group != only) continue;
-      double memory = total(most_of(part.workspace, room.workspace)), cost = 0;
-      GroupSet set = 0;
-      for (int chunk = 0; chunk <= last; ++chunk) {
-        const int own = chunk < chunks_ ? asked.layers[chunk] : asked.more;
-        memory += own * (part.states + (chunk < chunks_ ? held[chunk] : least) * part.activation);
-        cost += own * asked.pricing.of(chunk).of(part.time);
-        set |= bit(chunk < chunks_ ? group(chunk, k) : chunks_ * groups_);
-      }
-      if (memory > within(room.budget)) continue;
-      cost += walks.cost(set, poll);
-      if (!(cost < best.cost)) continue;
-      best.cost = cost;
-      best.counts.clear();
-      for (int chunk = 0; chunk <= last; ++chunk)
-        best.counts.push_back({id(chunk, k), chunk < chunks_ ? asked.layers[chunk] : asked.more});
-    }
-    return best;
   }
 
   InterleavedPoint point_of(const Question& asked, const std::vector<Count>& counts, WorkBudget& poll) const {

@@ -20,7 +20,6 @@ struct Node {
   PathWeights weights{0, 0};                          // behind it
   std::vector<double> mean, spread;                   // of each chunk's layers in the plans of the saddle point
   std::vector<double> mean_of, spread_of;             // of each stage's
-  double mean_vocab_case = 0, spread_vocab_case = 0;  // of the numbers of vocabulary strategies
   std::vector<int> latest;                            // layers of each chunk in the last priced plan, or likely ones
 
   // `plan`: each chunk's layers, and the number of the vocabulary strategy.

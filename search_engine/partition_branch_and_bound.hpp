@@ -52,7 +52,6 @@ class PartitionSearch {
     effort_ = effort;
     if (best.cost == kInfinity || divisions_->narrow(best.cost, bound, poll)) {
       start(best);
-      improve(best);
       division_.resize(tables_.stages);
       if (divisions_->narrow(best.cost, bound, poll)) divide(0, 0, best);
     }
@@ -255,44 +254,6 @@ class PartitionSearch {
     take(divisions_->promising(*poll_));
     free_.assign(tables_.stages, true);
     if (is_less(node_bound(), best.cost)) settle(best);
-  }
-
-  // Moves layers, one at a time, from the stage that binds and to the others, as long as that helps.
-  void improve(PipelineSolution& best) {
-    for (bool better = !best.division.empty(); better;) {
-      better = false;
-      const std::vector<int> from_here = best.division;
-      const int from = binding(best);
-      for (int to = 0; to < tables_.stages && !better && from_here[from] > 1; ++to) {
-        if (to == from || !divisions_->may_take(to, from_here[to] + 1, best.cost, *poll_)) continue;
-        poll_->tick();
-        if (effort_ <= 0) return;
-        const double before = best.cost;
-        std::vector<int> moved = from_here;
-        --moved[from], ++moved[to];
-        take(moved);
-        free_.assign(tables_.stages, true);
-        if (is_less(node_bound(), best.cost)) settle(best);
-        better = is_less(best.cost, before);
-      }
-    }
-  }
-
-  // The stage without whose time a solution would gain most.
-  int binding(const PipelineSolution& solution) {
-    take(solution.division);
-    times_.resize(tables_.stages);
-    for (int s = 0; s < tables_.stages; ++s) times_[s] = solution.points[s].time;
-    int binding = 0;
-    double least = kInfinity;
-    for (int s = 0; s < tables_.stages; ++s) {
-      const StageTime whole = times_[s];
-      times_[s] = {whole.forward * 0.5, whole.backward * 0.5, whole.sync};
-      const double time = simulate(times_);
-      times_[s] = whole;
-      if (time < least) least = time, binding = s;
-    }
-    return binding;
   }
 
   const Problem& tables_;

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
+#include <functional>
 #include <stdexcept>
 #include <vector>
 
@@ -110,59 +110,43 @@ struct Problem {
   }
 };
 
-// Layer strategies that no other one of their group beats in everything (of equal ones, the first stays).
-inline std::vector<int> useful_strategies(const std::vector<Part>& strategies) {
-  auto numbers = [&](int k) {
-    return numbers_of(strategies[k]);
-  };
-  // One that beats another comes before it, and so does the one that beats both.
-  std::vector<int> order(strategies.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-    if (strategies[a].group != strategies[b].group) return strategies[a].group < strategies[b].group;
-    return numbers(a) < numbers(b);
-  });
-  std::vector<int> useful;
-  for (const int k : order) {
-    const PartNumbers own = numbers(k);
+// Rows that no other one beats in everything (of equal ones, the first stays).
+inline std::vector<int> undominated(const std::vector<std::vector<double>>& rows) {
+  std::vector<int> kept;
+  for (int own = 0; own < static_cast<int>(rows.size()); ++own) {
     auto beats = [&](int other) {
-      const PartNumbers rival = numbers(other);
-      return std::equal(rival.begin(), rival.end(), own.begin(), [](double a, double b) { return a <= b; });
+      const bool as_good = std::equal(rows[other].begin(), rows[other].end(), rows[own].begin(), std::less_equal<>());
+      return as_good && (other < own || rows[other] != rows[own]);
     };
-    bool beaten = false;
-    for (std::size_t i = useful.size(); !beaten && i-- > 0 && strategies[useful[i]].group == strategies[k].group;)
-      beaten = beats(useful[i]);
-    if (!beaten) useful.push_back(k);
+    bool beaten = std::any_of(kept.begin(), kept.end(), beats);
+    for (int other = own + 1; !beaten && other < static_cast<int>(rows.size()); ++other) beaten = beats(other);
+    if (!beaten) kept.push_back(own);
   }
-  std::sort(useful.begin(), useful.end());
-  return useful;
+  return kept;
 }
 
-// Vocabulary strategies that no other one beats in everything (of equal ones, the first stays).
-inline std::vector<int> useful_vocabs(const Problem& tables) {
-  std::vector<std::vector<double>> numbers;
-  for (const Vocab& vocab : tables.vocabs) {
-    std::vector<double> own;
-    for (const Part* part : {&vocab.first, &vocab.last})
-      for (const double number : numbers_of(*part)) own.push_back(number);
-    for (const std::vector<Change>* changes : {&vocab.enter, &vocab.leave})
-      for (const Change& change : *changes) own.push_back(change.forward), own.push_back(change.backward);
-    numbers.push_back(std::move(own));
+// Layer strategies that no other one of their group beats.
+inline std::vector<int> useful_strategies(const std::vector<Part>& strategies) {
+  std::vector<std::vector<double>> rows;
+  for (const Part& part : strategies) {
+    const PartNumbers numbers = numbers_of(part);
+    rows.push_back({1.0 * part.group, -1.0 * part.group});  // both are no larger in the same group alone
+    rows.back().insert(rows.back().end(), numbers.begin(), numbers.end());
   }
-  auto beaten = [&](int v) {
-    const std::vector<double>& own = numbers[v];
-    for (int other = 0; other < static_cast<int>(numbers.size()); ++other) {
-      const std::vector<double>& rival = numbers[other];
-      const bool as_good =
-          other != v && std::equal(rival.begin(), rival.end(), own.begin(), [](double a, double b) { return a <= b; });
-      if (as_good && (rival != own || other < v)) return true;
-    }
-    return false;
-  };
-  std::vector<int> useful;
-  for (int v = 0; v < static_cast<int>(numbers.size()); ++v)
-    if (!beaten(v)) useful.push_back(v);
-  return useful;
+  return undominated(rows);
+}
+
+// Vocabulary strategies that no other one beats.
+inline std::vector<int> useful_vocabs(const Problem& tables) {
+  std::vector<std::vector<double>> rows;
+  for (const Vocab& vocab : tables.vocabs) {
+    rows.emplace_back();
+    for (const Part* part : {&vocab.first, &vocab.last})
+      for (const double number : numbers_of(*part)) rows.back().push_back(number);
+    for (const std::vector<Change>* changes : {&vocab.enter, &vocab.leave})
+      for (const Change& change : *changes) rows.back().insert(rows.back().end(), {change.forward, change.backward});
+  }
+  return undominated(rows);
 }
 
 // The fastest plan that was found.

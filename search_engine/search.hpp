@@ -29,11 +29,14 @@ class PipelineSearch : public Search {
 
   PipelineSearch(const PipelineSearch&) = delete;
 
-  // A lower bound of the step time, in ms, under a vocabulary strategy as good as all of them at once; infinite where
-  // nothing fits.
   double bound(WorkBudget& poll) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return ideal_bound(poll);
+    double least = kInfinity;
+    for (const int v : useful_) {
+      StageSolver stages(tables_, cuts_, tables_.vocabs[v], cache_);
+      least = std::min(least, PartitionSearch(tables_, cuts_, stages, cache_, graph_).bound(poll));
+    }
+    return least;
   }
 
   // A better one: under each vocabulary strategy, stages at their exact optima. Bounds beyond `limit` stay rough, and so
@@ -152,25 +155,12 @@ class PipelineSearch : public Search {
     return found;
   }
 
-  // See `bound`.
-  double ideal_bound(WorkBudget& poll) {
-    if (useful_.empty()) return kInfinity;
-    if (!ideal_) {
-      Vocab ideal = tables_.vocabs[useful_.front()];
-      for (const int v : useful_) ideal = least_of_each(ideal, tables_.vocabs[v]);
-      ideal_ = std::make_unique<Vocab>(std::move(ideal));
-    }
-    StageSolver stages(tables_, cuts_, *ideal_, cache_);
-    return PartitionSearch(tables_, cuts_, stages, cache_, graph_).bound(poll);
-  }
-
   // Vocabulary strategies under which a pipeline may cost less than the limit, the best bound first.
   Candidates candidates_below(double limit, WorkBudget& poll) {
     Candidates candidates;
-    const double rough = ideal_bound(poll);
     poll.allow(kMostSteps);
     for (const int v : useful_) {
-      Candidate candidate{rough, v, nullptr, nullptr};
+      Candidate candidate{0, v, nullptr, nullptr};
       try {
         candidate.bound = open(candidate, poll);
         if (is_less(candidate.bound, limit)) candidate.bound = candidate.search->tight_bound(poll);
@@ -236,33 +226,11 @@ class PipelineSearch : public Search {
     return least_dearest(tables_, [&](int stage, Span span) { return needs.of(vocab, stage, span).mib; }, 0, poll);
   }
 
-  static Part least_of_each(const Part& a, const Part& b) {
-    return {{std::min(a.time.forward, b.time.forward), std::min(a.time.backward, b.time.backward),
-             std::min(a.time.sync, b.time.sync)},
-            std::min(a.states, b.states),
-            std::min(a.activation, b.activation),
-            least_of(a.workspace, b.workspace)};
-  }
-
-  static Vocab least_of_each(const Vocab& a, const Vocab& b) {
-    Vocab least{least_of_each(a.first, b.first), least_of_each(a.last, b.last), a.enter, a.leave};
-    for (std::size_t g = 0; g < a.enter.size(); ++g) {
-      least.enter[g] = least_of_each(a.enter[g], b.enter[g]);
-      least.leave[g] = least_of_each(a.leave[g], b.leave[g]);
-    }
-    return least;
-  }
-
-  static Change least_of_each(const Change& a, const Change& b) {
-    return {std::min(a.forward, b.forward), std::min(a.backward, b.backward)};
-  }
-
   Problem tables_;
   PathBounds cuts_;
   ChoiceCache cache_;
   StepGraph graph_;
-  std::vector<int> useful_;       // vocabulary strategies that no other one beats
-  std::unique_ptr<Vocab> ideal_;  // as good as all of them at once
+  std::vector<int> useful_;  // vocabulary strategies that no other one beats
   std::mutex mutex_;  // one thread at a time
 };
 

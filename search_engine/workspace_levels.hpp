@@ -28,7 +28,7 @@ inline bool fits_in(const Workspace& a, const Workspace& b) {
 }
 inline double total(const Workspace& workspace) { return std::accumulate(workspace.begin(), workspace.end(), 0.0); }
 
-// The workspace that a stage's layers may need at most, and its MiB beside what the stage needs anyway.
+// Most workspace that a stage's layers may have, and the MiB that the stage needs then.
 struct Level {
   Workspace workspace;
   double mib;

@@ -26,6 +26,7 @@ from paddlenlp_galvatron.interop.arguments import (
     stock_arguments,
     stock_notes,
 )
+from paddlenlp_galvatron.options.degrees import DegreeOptions
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.uniform import UniformOptions
 from paddlenlp_galvatron.plan import (
@@ -117,17 +118,20 @@ class FileOptions(Options):
 
 
 def uniform(values: dict[str, Any]) -> None:
-    """Write a plan with one strategy for all layers, from the options of Galvatron's GLOBAL mode."""
+    """Write a plan with one strategy for all layers, from the options of Galvatron's GLOBAL mode or of PaddleNLP."""
     file = FileOptions.from_values(values)
     shape = load_model(file.model_size)
     assumed = Assumptions(file.sequence_parallel, file.mixed_precision, seq_length=file.seq_length)
-    plan = UniformOptions.from_values(values).plan(shape.layers, file.world_size, assumed)
+    options, degrees = UniformOptions.from_values(values), DegreeOptions.from_values(values)
+    if degrees.given:
+        options = degrees.onto(options, file.world_size)
+    plan = options.plan(shape.layers, file.world_size, assumed)
     require_valid(plan, shape)
     write_plan(plan, file.output)
     say(f"{file.output}: one strategy for the {shape.layers} layers of {shape.name} on {file.world_size} ranks")
 
 
-add_command(app, "uniform", uniform, UniformOptions, FileOptions, positional=("model_size", "MODEL"))
+add_command(app, "uniform", uniform, UniformOptions, DegreeOptions, FileOptions, positional=("model_size", "MODEL"))
 
 
 @app.command()

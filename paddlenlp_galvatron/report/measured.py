@@ -100,7 +100,8 @@ def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], ada
     """`counted`: a run's traffic.json; `adapter_rank`: of adapters that learnt alone. MiB over all ranks, by kind."""
     predicted = step_traffic_bytes(plan, shape, adapter_rank)
     if plan.world_size > 1:
-        predicted["all_reduce"] = predicted.get("all_reduce", 0) + SCALARS_BYTES * plan.world_size
+        scalars = SCALARS_BYTES + (4 if shape.router_aux_loss_coef else 0)  # and the balance loss
+        predicted["all_reduce"] = predicted.get("all_reduce", 0) + scalars * plan.world_size
     groups = max(counted["groups"], default=0)
     title = f"messages of a step, all ranks; at most {groups} groups on a rank"
     shown = table("", "calls", "predicted MiB", "counted MiB", title=title)

@@ -299,6 +299,7 @@ RUN = {
     "load_distributed": Row(1, "settings.continue_from", HF),
     "load_iteration": Row(3, "refusal", HF),
     "initializer_range": Row(0.5, "trained.losses"),
+    "router_aux_loss_coef": Row(0.5, "refusal"),  # the model has no experts
     "overwrite_output_dir": Row(1, "settings.continue_from"),
     "device": Row("gpu", "refusal"),
     "resume_from_checkpoint": Row("none", "settings.continue_from"),

@@ -272,7 +272,7 @@ def _preset_of(table: str) -> str:
 
 
 def _adapter_rank(row: Row) -> int | None:
-    """Rank of LoRA's adapters, where the model is named so; None: all weights learn."""
+    """The rank of the row's LoRA adapters; None: all weights learn."""
     if not row["model"].endswith(" LoRA"):
         return None
     if not row.get("lora_rank"):
