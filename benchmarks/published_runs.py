@@ -158,7 +158,7 @@ def main() -> int:
         sheets: dict[str, DataSheet] = {}
         if asked.calibrate:
             if not (runs := read_table(asked.calibrate).runs):
-                raise UserError(f"{asked.calibrate}: no row of it can be predicted, so there is nothing to calibrate from")
+                raise UserError(f"{asked.calibrate}: has no row that can be predicted and calibrated from")
             for device in dict.fromkeys(run.device for run in runs):
                 fitted = calibrate([run for run in runs if run.device == device], load_data_sheet(device))
                 sheets[device] = fitted.sheet
