@@ -17,11 +17,12 @@ from typer.main import get_command
 
 from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.cli.main import COMMANDS, SHOWN
+from paddlenlp_galvatron.interop import nccl_tests
 from paddlenlp_galvatron.plan import ModelShape, UserError, read_plan
 from paddlenlp_galvatron.plan import file as plan_file
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.file import AssumedFields, GalvatronObject, StrategyFile
-from paddlenlp_galvatron.profiles import files, nccl_tests
+from paddlenlp_galvatron.profiles import files
 from paddlenlp_galvatron.training.step_log import StepRecord
 
 ROOT = Path(__file__).parents[1]

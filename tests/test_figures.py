@@ -13,8 +13,8 @@ pytest.importorskip("paddle")
 
 
 from paddlenlp_galvatron.base import limits, reading
-from paddlenlp_galvatron.base.large_file import BLOCK_BYTES
 from paddlenlp_galvatron.base.printing import LINE_S
+from paddlenlp_galvatron.base.reading import BLOCK_BYTES
 from paddlenlp_galvatron.check.gpu import faults as gpu_faults
 from paddlenlp_galvatron.check.gpu import kernels, stock
 from paddlenlp_galvatron.check.gpu import prediction as gpu_prediction
@@ -29,7 +29,7 @@ from paddlenlp_galvatron.cost_model.recompute import FLOPS_PER_BYTE
 from paddlenlp_galvatron.launch import faults, nccl, processes, store, watch
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import Fused
-from paddlenlp_galvatron.plan import Precision, newest, strategy
+from paddlenlp_galvatron.plan import Precision, file, strategy
 from paddlenlp_galvatron.profiler import messages, overlap, stopwatch
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
@@ -142,7 +142,7 @@ FIGURES = [
     ("validate", [worker.VISIT_S], "for about {} seconds", "约 {} 秒"),
     ("validate", [worker.LEAST_STEPS], "at least {} of them", "至少{}步"),
     ("validate", [100 * accuracy.CLEAR], "more than {} % behind", "认为落后 {} % 以上"),
-    ("plan_file", [newest.LISTED], "each of the newest {}", "最新的{}个"),
+    ("plan_file", [file.LISTED], "each of the newest {}", "最新的{}个"),
     (
         "gpus",
         [*few(Precision.FP32), *few(Precision.BF16)],

@@ -22,8 +22,8 @@ from pages import write_or_check
 from typer.main import get_command
 
 from paddlenlp_galvatron.cli.main import COMMANDS
-from paddlenlp_galvatron.options.aliases import WORDS as ALIAS_VALUES
-from paddlenlp_galvatron.options.aliases import other_names
+from paddlenlp_galvatron.interop.aliases import WORDS as ALIAS_VALUES
+from paddlenlp_galvatron.interop.aliases import other_names
 
 DOCS = Path(__file__).parents[1] / "docs"
 CHINESE = json.loads(Path(__file__).with_name("commands_zh.json").read_text(encoding="utf-8"))  # by the English

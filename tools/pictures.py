@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from paddlenlp_galvatron.cost_model.simulate import StageTimes, timeline
-from paddlenlp_galvatron.cost_model.states import StateBytes
+from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.plan import LayerStrategy, Precision
 from paddlenlp_galvatron.plan.layout import own_chunks
 from paddlenlp_galvatron.plan.mesh import Axis

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import stat
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ TOO_DEEP = f"more than {DEEPEST} objects and lists within one another"
 _STRING = r'("(?:[^"\\\n]|\\.)*+"?)'  # an open one ends with its line: each character is looked at once
 _STRING_OR_COMMENT = re.compile(_STRING + r"|//[^\n]*")
 _STRING_OR_LAST_COMMA = re.compile(_STRING + r"|,(?=\s*[}\]])")
+BLOCK_BYTES = 1 << 20
 
 
 def open_file(path: str | Path) -> BinaryIO:
@@ -226,3 +228,59 @@ def _of_few_digits(number: str) -> int:
     if len(number) > MOST_DIGITS:
         raise ValueError(f"{shortened(number)} has {len(number)} digits; is it a slip of the pen?")
     return int(number)
+
+
+class LargeFile:
+    """A regular file, open for reading at any place. It stays the same file if its name is taken by another."""
+
+    def __init__(self, path: str | Path):
+        """Raises UserError."""
+        self.path = Path(path)
+        self._file = open_file(path)
+        self.size_bytes = self.state().st_size  # when it was opened
+
+    def state(self) -> os.stat_result:
+        return os.fstat(self._file.fileno())
+
+    def read(self, first: int, count: int) -> bytes:
+        """Bytes from `first` on. Raises UserError: the file ends before, or cannot be read."""
+        if first < 0 or count < 0 or first + count > self.size_bytes:
+            raise UserError(f"{self.path}: has {self.size_bytes:,} bytes, not {count:,} from byte {first:,} on")
+        parts: list[bytes] = []
+        while count:
+            try:
+                part = os.pread(self._file.fileno(), count, first)
+            except OSError as error:
+                raise UserError(f"{self.path}: cannot be read at byte {first:,}: {error.strerror}") from None
+            if not part:
+                raise UserError(f"{self.path}: ends before byte {first:,}: it was cut off after it had been opened")
+            parts.append(part)
+            first, count = first + len(part), count - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def checksum(self, most: int | None = None) -> int:
+        """CRC-32 of all blocks of BLOCK_BYTES, or of `most` of them, the first and the last among them. Raises
+        UserError."""
+        count = -(-self.size_bytes // BLOCK_BYTES)
+        few = most is not None and most < count
+        checksum = 0
+        for block in (n * (count - 1) // (most - 1) for n in range(most)) if few and most else range(count):
+            first = block * BLOCK_BYTES
+            checksum = zlib.crc32(self.read(first, min(BLOCK_BYTES, self.size_bytes - first)), checksum)
+        return checksum
+
+
+class NewLines:
+    """New complete lines of a growing file, each once."""
+
+    def __init__(self, path: Path):
+        self._path, self._position = path, 0
+
+    def read(self) -> list[bytes]:
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            lines = [line for line in file.readlines() if line.endswith(b"\n")]
+        self._position += sum(map(len, lines))
+        return lines

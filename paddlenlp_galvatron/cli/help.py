@@ -12,7 +12,7 @@ from rich.text import Text
 from typer.core import TyperOption
 
 from paddlenlp_galvatron.base.printing import Console
-from paddlenlp_galvatron.options.aliases import other_names
+from paddlenlp_galvatron.interop.aliases import other_names
 
 WIDEST = 120  # columns; where there is no terminal, too
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible, 130 Ctrl-C."

@@ -111,7 +111,7 @@ def _run(words: list[str]) -> int:
     if name.replace("-", "_") in COMMANDS:
         name = name.replace("-", "_")
     if name not in COMMANDS:
-        from paddlenlp_galvatron.options.aliases import did_you_mean  # here, as only a mistake needs it
+        from paddlenlp_galvatron.interop.aliases import did_you_mean  # here, as only a mistake needs it
 
         kind = "option" if name.startswith("-") else "command"
         raise UserError(f"{name}: unknown {kind}; {did_you_mean(name, [*COMMANDS, '--version', '--help'])}")

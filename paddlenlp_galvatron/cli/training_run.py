@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress, TaskID
 
-from paddlenlp_galvatron.base.following import NewLines
 from paddlenlp_galvatron.base.printing import Console
-from paddlenlp_galvatron.base.reading import read_json
+from paddlenlp_galvatron.base.reading import NewLines, read_json
 from paddlenlp_galvatron.base.signals import heeded
 from paddlenlp_galvatron.base.text import near
 from paddlenlp_galvatron.launch.nccl import variables_of

@@ -28,8 +28,7 @@ from ..plan.seams import (
 )
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy, VocabStrategy
 from ..profiles.memory import Role
-from .states import FP32_BYTES, StateBytes
-from .weights import Weights, head_weights, layer_weights, table_weights
+from .weights import FP32_BYTES, StateBytes, Weights, head_weights, layer_weights, table_weights
 
 Kind = tuple[Collective, tuple[Axis, ...], int, Message]  # of a message, over axes, parts of all tokens, its width
 

@@ -7,9 +7,8 @@ from ..plan import ModelShape, Plan
 from ..plan.strategy import DataParallel
 from .experts import expert_weights
 from .module_memory import MIB
-from .states import StateBytes
 from .task import adapter_weights, frozen_states
-from .weights import Weights, head_weights, layer_weights, table_weights
+from .weights import StateBytes, Weights, head_weights, layer_weights, table_weights
 
 
 def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | None = None) -> tuple[float, float]:

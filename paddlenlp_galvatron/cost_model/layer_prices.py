@@ -16,16 +16,15 @@ from ..profiles.compute_time import ComputeTimes
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from .communication import Setting, block_calls, weight_calls
-from .constants import constants_mib, positions_mib
 from .costs import CostOptions, LayerCost, Task
 from .experts import ExpertPrices
 from .messages import Messages
 from .module_cost import ModuleCosts
 from .module_memory import Room, others_mib
 from .recompute import Partly, made_numbers, partly
-from .states import FP32_BYTES, StateBytes
+from .stage_memory import constants_mib, positions_mib
 from .task import adapter_share, adapter_weights, frozen_times, packed_times, product_share
-from .weights import Weights, layer_weights
+from .weights import FP32_BYTES, StateBytes, Weights, layer_weights
 
 MIB = 2**20
 

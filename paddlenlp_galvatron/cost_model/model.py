@@ -26,12 +26,10 @@ from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import MeasuredReserve, Reserve, gpu_sheet, reserve_of
 from .communication import Calls, vocab_calls
-from .constants import batch_mib, own_positions_mib
 from .costs import (
     CostOptions,
     LayerCost,
     Prediction,
-    StageMemory,
     StagePrediction,
     States,
     Terms,
@@ -39,15 +37,14 @@ from .costs import (
 )
 from .experts import ExpertPrices
 from .layer_prices import LayerPrices, samples_of
+from .messages import place_of
 from .module_cost import ModuleCosts
 from .module_memory import Room
 from .peak import PartMemory
-from .placement import place_of
 from .redistribution import redistribution
 from .simulate import StageTimes, step_ms
-from .stage_memory import bound_of, fullest, memory_of
-from .states import StateBytes
-from .weights import Weights, head_weights, table_weights
+from .stage_memory import batch_mib, fullest, memory_of, own_positions_mib
+from .weights import StateBytes, Weights, head_weights, table_weights
 
 MIB = 2**20
 GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
@@ -211,10 +208,6 @@ class CostModel(LayerPrices):
         its own slice of a layer type's tokens to its peer."""
         tokens = self._token_bytes(micro_batch, layer_type)
         return self.network.send_ms(pipeline, tokens / stage_size / MIB)
-
-    def stage_memory(self, chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -> StageMemory:
-        """Peak of a stage of which each chunk holds these parts, for so many micro-batches."""
-        return bound_of(chunks, in_flight, self.context_mib)
 
     def predict(self, plan: Plan) -> Prediction:
         """Time and memory of one step: the one function behind every predicted time. Raises UserError."""

@@ -16,8 +16,7 @@ from ..plan.seams import CORE, seam_ops
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from .costs import States, Workspace
 from .peak import PartMemory, Update
-from .states import MOMENT_BYTES, StateBytes
-from .weights import Weights
+from .weights import MOMENT_BYTES, StateBytes, Weights
 
 MIB = 2**20
 

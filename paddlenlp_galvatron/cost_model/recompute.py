@@ -16,7 +16,7 @@ from ..plan.strategy import Assumptions, Precision
 from ..profiles.analytic import layer_numbers_per_token, recompute_shares, spared_numbers_per_token
 from ..profiles.computation import PassTimes
 from ..profiles.memory_use import MemoryUse
-from .states import FP32_BYTES
+from .weights import FP32_BYTES
 
 # Operations of matrix products in the time in which a byte is moved: of A100 144, of H100 277, in 16 bits and at the
 # shares of the peaks that their data sheets tell.

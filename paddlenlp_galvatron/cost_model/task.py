@@ -13,8 +13,7 @@ from ..model import ModelShape, Split
 from ..model.lora import factors_of
 from ..plan.strategy import Precision
 from ..profiles.computation import PassTimes
-from .states import StateBytes
-from .weights import Weights, weights_of
+from .weights import StateBytes, Weights, weights_of
 
 # A product with a factor is bound by memory: it takes as long as reading its input, or, of the second one, as writing
 # its output, reading it with the projection's, and writing their sum. In 16 bits reading takes as long as a product of

@@ -15,8 +15,8 @@ from ..profiles.memory import Role
 from .communication import Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
 from .experts import expert_calls
 from .redistribution import redistribution
-from .states import StateBytes
 from .task import adapter_weights
+from .weights import StateBytes
 
 # The runtime's names. Messages are measured as `Collective` says: the whole tensor, as one rank sees it.
 NAMES = {kind: kind.name.lower() for kind in Collective} | {Collective.SEND: "p2p"}

@@ -13,8 +13,7 @@ from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, MOST_SIZE
 from ..base.reading import LARGEST_OPTIONS, read_json
 from ..base.text import shortened
-from .families import FAMILIES
-from .family import Family
+from .families import FAMILIES, Family
 from .shape import ModelShape
 
 LONGEST_NAME = 100  # longest name that is compared with those of presets

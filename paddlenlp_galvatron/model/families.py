@@ -1,13 +1,112 @@
-"""All families, by their `model_type` in config.json."""
+"""Families of decoder-only transformers: what distinguishes each from the others."""
 
 from __future__ import annotations
 
-from .family import Family
-from .llama import LLAMA
-from .mixtral import MIXTRAL
-from .qwen2 import QWEN2
-from .qwen2_moe import QWEN2_MOE
-from .qwen3 import QWEN3
-from .qwen3_moe import QWEN3_MOE
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (LLAMA, QWEN2, QWEN3, QWEN2_MOE, QWEN3_MOE, MIXTRAL)}
+
+@dataclass(frozen=True)
+class Mixture:
+    """Experts in place of a layer's MLP: what a family calls them, and what its configs leave open."""
+
+    inside: str = "mlp"  # the part of a layer that has them
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # names of gate, up and down
+    size: str = "moe_intermediate_size"  # field of config.json: columns of an expert
+    count: str = "num_experts"  # the same: experts of a layer
+    normed: bool | None = None  # whether the scores of a token's experts sum to 1; None: norm_topk_prob says
+    shared: bool = False  # one more expert has all tokens, and a gate
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """A family of models: a value of `model_type` in config.json."""
+
+    name: str
+    title: str  # as the classes of transformers are called: Llama of LlamaForCausalLM
+    prefix: str  # first word of its weights' names in PaddleNLP, and in checkpoints
+    qkv_bias: bool = False  # q, k and v always have biases
+    qk_norm: bool = False  # each head of q and k goes through a norm, whose scales all heads share
+    # Fields of config.json that may be true and add biases: attention_bias (q, k, v and output), mlp_bias.
+    biases: tuple[str, ...] = ()
+    # Ways to scale rotary positions: rope_type -> the numbers that it needs.
+    rope_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mixture: Mixture | None = None  # layers have experts
+    window: str = "use_sliding_window"  # field of config.json that asks for attention to a window alone
+    # Stock PaddleNLP's own model of it. kv heads are shared among the ranks of tensor parallelism; it has Ulysses; a
+    # pipeline recomputes some of its layers.
+    stock: bool = True
+    stock_shares_kv_heads: bool = False
+    stock_ulysses: bool = False
+    stock_recomputes_some: bool = False
+    # A small model of it, as checks make: attention heads for each kv head, and further fields of the shape.
+    heads_per_kv_head: int = 1
+    example: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        """The name without a version: qwen of qwen2."""
+        return self.name.partition("_")[0].rstrip("0123456789")
+
+
+_ALL = (
+    # Llama 1, 2 and 3.
+    Family(
+        "llama",
+        "Llama",
+        "llama",
+        biases=("attention_bias", "mlp_bias"),
+        # Llama 3.1 to 3.3: long waves are slowed by the factor, short ones are left, those between are mixed.
+        rope_types={"llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")},
+        stock_shares_kv_heads=True,
+        stock_ulysses=True,
+        stock_recomputes_some=True,
+    ),
+    # Qwen2 and Qwen2.5.
+    Family("qwen2", "Qwen2", "qwen2", qkv_bias=True, heads_per_kv_head=2),
+    # Qwen3, the dense ones: heads of a size of their own, and a norm on each head of q and k.
+    Family(
+        "qwen3",
+        "Qwen3",
+        "qwen2",  # PaddleNLP 3.0.0b4 has no Qwen3: its Qwen2 is one with those norms
+        qk_norm=True,
+        biases=("attention_bias",),
+        stock=False,
+        heads_per_kv_head=2,
+        example={"own_head_dim": 16},
+    ),
+    # Qwen1.5-MoE and Qwen2's models with experts, one of which has all tokens.
+    Family(
+        "qwen2_moe",
+        "Qwen2Moe",
+        "qwen2",
+        qkv_bias=True,
+        mixture=Mixture(shared=True),
+        stock=False,  # PaddleNLP 3.0.0b4's own fails on Paddle 3.3.1
+        heads_per_kv_head=2,
+    ),
+    # Qwen3's models with experts.
+    Family(
+        "qwen3_moe",
+        "Qwen3Moe",
+        "qwen2",  # as Qwen3: PaddleNLP's Qwen2 with norms of q and k
+        qk_norm=True,
+        biases=("attention_bias",),
+        mixture=Mixture(),
+        stock=False,
+        heads_per_kv_head=2,
+        example={"own_head_dim": 16},
+    ),
+    # Mixtral.
+    Family(
+        "mixtral",
+        "Mixtral",
+        "llama",  # its layers are Llama's but for the experts
+        mixture=Mixture("block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size", "num_local_experts", normed=True),
+        window="sliding_window",
+        stock=False,  # PaddleNLP 3.0.0b4's own fails on Paddle 3.3.1
+        heads_per_kv_head=2,
+    ),
+)
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}  # by `model_type` in config.json

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from .families import FAMILIES
-from .family import Family
+from .families import FAMILIES, Family
 from .layer import Again, Fused, Kept, LayerKind, Recompute, Split, Sublayer, Weight, linear
 
 

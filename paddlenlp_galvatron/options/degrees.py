@@ -78,7 +78,7 @@ class DegreeOptions(Options):
             said["global_checkpoint"] = self.recompute
         if self.gradient_accumulation_steps:
             said["chunks"] = self.gradient_accumulation_steps
-        degree = (uniform.global_tp_deg or tp * sep) * (uniform.pp_deg or stages)
+        degree = (uniform.global_tp_deg or tp * sep) * (uniform.pp_deg or stages) * max(uniform.global_cp_deg or 1, 1)
         dp, rest = divmod(world_size, degree)
         if rest:
             raise UserError(

@@ -45,6 +45,8 @@ class UniformOptions(Options):
     use_ulysses: bool | None = Field(None, description="1: the degrees split the sequence instead of the weights")
     global_ep_deg: Degree | None = Field(None, description="ranks that share a layer's experts out among them")
     global_tp_of_ep_deg: Degree | None = Field(None, description="ranks that split each expert")
+    global_cp_deg: Degree | None = Field(None, description="ranks that share a sample's tokens, vocabulary layers too")
+    virtual_pp_deg: Degree | None = Field(None, description="chunks of layers a stage has: interleaved 1F1B")
 
     def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:
         """The plan that the options stand for. Raises UserError."""

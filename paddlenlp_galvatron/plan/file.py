@@ -16,14 +16,15 @@ from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, MOST_RANKS, Layers, Number, Ranks, Samples, Size
 from ..base.reading import read_json
 from ..base.writing import write_text
+from ..interop.plans import Degrees, Division, Flag, Flags, Recomputes, as_current, is_strategy, parse
+from ..model import ModelShape
 from ..model.layer import PARTLY, PARTS, Recompute
-from .check import require_valid
-from .fields import Degrees, Division, Flag, Flags, Recomputes, parse
-from .formats.published import as_current
+from .check import require_model, require_valid
 from .schedules import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs
 
 FORMAT_VERSION = 1
+LISTED = 10  # files that an error names, the newest
 LARGEST_BYTES = 4 * 2**20  # of a strategy file; one of 1,000 layers in 100 stages has 60 kB
 
 
@@ -172,6 +173,34 @@ def plan_from_dict(
     except UserError as error:
         raise UserError(f"{source}: {fault}" for fault in error.faults) from None
     return replace(plan, note=note)
+
+
+def newest_plan(
+    folder: str | Path, shape: ModelShape, world_size: int, task: str = "pretrain", adapts: bool = False
+) -> Path:
+    """The plan that training takes when none is named: the strategy file that was written last among those of a folder
+    that fit. Other JSON files are passed over. Raises UserError where none fits, with the reason of each."""
+    misfits: list[str] = []
+    for path in sorted(Path(folder).glob("*.json"), key=lambda file: (-file.stat().st_mtime_ns, file.name)):
+        try:
+            if _fits(path, shape, world_size, task, adapts):
+                return path
+        except UserError as error:
+            misfits.append(f"{path}: {error.faults[0].removeprefix(f'{path}: ')}")
+    headline = f"{folder}: no plan fits {shape.name} on {world_size} ranks; run galvatron search, or name a plan"
+    older = [f"{folder}: {len(misfits) - LISTED} older files fit no better"] if len(misfits) > LISTED else []
+    raise UserError([headline, *misfits[:LISTED], *older])
+
+
+def _fits(path: Path, shape: ModelShape, world_size: int, task: str, adapts: bool) -> bool:
+    """Whether a file is a plan at all. Raises UserError for one that does not fit."""
+    fields = read_json(path, LARGEST_BYTES, comments=True)
+    if not isinstance(fields, dict) or not is_strategy(fields):
+        return False
+    plan = plan_from_dict(fields, world_size, source=str(path))
+    require_model(plan, shape, task, adapts)
+    require_valid(plan, shape)
+    return True
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:

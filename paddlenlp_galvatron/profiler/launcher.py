@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from ..base.following import NewLines
 from ..base.printing import Bars, say
+from ..base.reading import NewLines
 from ..base.scratch import scratch_folder
 from ..launch.nodes import LOOPBACK, ONE_NODE, Nodes
 from ..launch.processes import Launch, LaunchError

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import UserError
+from ..interop.raw_runs import SEQ, TIME_RUN, derived_times, kind_of
 from ..model import ModelShape, Recompute
 from ..model.layer import APART
 from ..plan.mesh import Axis
@@ -33,7 +34,6 @@ from .files import (
     whole_number,
     write_profile,
 )
-from .raw_runs import SEQ, TIME_RUN, derived_times, kind_of
 
 EMBEDDING, HEAD = "embedding", "head"
 

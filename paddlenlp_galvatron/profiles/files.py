@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..base.errors import UserError
 from ..base.reading import digest, read_json
 from ..base.writing import write_text
+from ..interop.raw_runs import LARGEST, Dialect
 
-Dialect = Literal["galvatron", "paddlenlp"]
 META_KEY = "galvatron"
 LARGEST_BYTES = 16 * 2**20  # of a profile file; the largest known has 100 kB
 MOST_FILES = 32  # of which a plan tells that it was searched from them
 Note = Callable[[str], None]  # takes a line on what was assumed or left out
 MOST_FAULTS = 20  # of files that are refused together
-SMALLEST, LARGEST = 1e-9, 1e12  # no ms, MiB or MiB/ms that was measured lies beyond
+SMALLEST = 1e-9  # ms, MiB or MiB/ms: less was never measured
 
 
 class Fingerprint(BaseModel):

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..base.errors import UserError
+from ..interop.raw_runs import LARGEST, MEMORY_RUN, Dialect, derived_memory
 from ..model import ModelShape, Recompute
 from ..model.layer import APART
 from .files import (
-    LARGEST,
-    Dialect,
     Faults,
     Lengths,
     Meta,
@@ -34,7 +33,6 @@ from .files import (
     write_profile,
 )
 from .identity import fits_layer
-from .raw_runs import MEMORY_RUN, derived_memory
 
 Role = Literal["only", "first", "last"]  # of the stage: the only one, the first of several, the last of several
 ROLE_KEYS: dict[Role, str] = {

@@ -22,7 +22,7 @@ from ..plan.mesh import EXCHANGE, Axis, Mesh
 from ..plan.seams import Seam, seam_ops, summed_over
 from .adapter import Adapter
 from .documents import Documents
-from .experts import Memo, OwnExperts
+from .experts import PRODUCTS, Memo, OwnExperts
 from .groups import Groups
 from .load import Load
 from .lora import LoRALinear, add_adapters
@@ -31,7 +31,7 @@ from .ops.context import Chunks, OwnPositions, flash, hidden_rows, own_rows
 from .precision import Numbers, cast, compute_weights
 from .recompute import RecomputedPart
 from .trace import span
-from .weights import ShardedParameter, Slice, WeightSource, make_parameter, shard_layer
+from .weights import ShardedParameter, Slice, WeightSource, make_parameter, shard_layer, stacked
 
 
 class Placement:
@@ -241,11 +241,10 @@ class Block:
         exchange = place.group(*EXCHANGE, mesh=place.experts)
         own = OwnExperts(shape, strategy.experts, exchange, place.numbers, load, samples)
         weights = shape.routed.weights[3 * first : 3 * (first + local)]  # gate, up and down of each
-        for kind in range(3):
-            for name, weight in zip(own.names(kind), weights[kind::3], strict=True):
-                record = place.parameter(weight, prefix, source)
-                setattr(own.layer, name, record.tensor)
-                self._slots.append((own.layer, name, record))
+        for kind, name in enumerate(PRODUCTS):
+            record = stacked((place.parameter(weight, prefix, source) for weight in weights[kind::3]), local)
+            setattr(own.layer, name, record.tensor)
+            self._slots.append((own.layer, name, record))
         return own
 
     def _cut_experts(self, mixture: Any, own: OwnExperts) -> None:

@@ -18,18 +18,20 @@ from ..plan.strategy import Experts
 from . import device
 from .collectives import all_gather, all_to_all
 from .load import Balanced, Load
+from .paddle_private import window
 from .precision import Numbers, cast
 
+PRODUCTS = ("gate", "up", "down")  # of an expert
 Memo = dict[str, Any]  # of one call: keeps the routing of forward for recompute
 
 
 class Routing:
     """Destinations of the tokens of one micro-batch. Backward and recompute reuse the routing of forward."""
 
-    def __init__(self, chosen: Any, shape: ModelShape, experts: Experts, group: Any):
-        """`chosen` [T, k]: numbers of experts."""
+    def __init__(self, chosen: Any, shape: ModelShape, experts: Experts, group: Any, sent: str):
+        """`chosen` [T, k]: numbers of experts. `sent`: type of rows on their way."""
         ranks, etp, local = experts.ranks, experts.etp, shape.experts // experts.ep
-        self.group, self.chosen = group, chosen
+        self.group, self.chosen, self.sent = group, chosen, sent
         self.tokens, self.k = chosen.shape
         self.copies = self.k * etp  # rows of a token
         keys = (chosen // local).unsqueeze(-1) * etp + paddle.arange(etp)  # the rank of each copy
@@ -38,8 +40,8 @@ class Routing:
         self.back = paddle.argsort(self.order, stable=True)
         self.token, self.slot = self.order // self.copies, self.order // etp
         ones = paddle.ones(keys.shape, "int64")
-        sent = paddle.scatter_nd_add(paddle.zeros([ranks * local], "int64"), keys.unsqueeze(-1), ones)
-        told = all_gather(sent.reshape([1, ranks, local]), group)  # [from, to, expert]
+        rows_each = paddle.scatter_nd_add(paddle.zeros([ranks * local], "int64"), keys.unsqueeze(-1), ones)
+        told = all_gather(rows_each.reshape([1, ranks, local]), group)  # [from, to, expert]
         counts = device.to_host(told)  # the only read by the host
         me = 0 if group is None else group.rank
         self.rows = counts.sum(-1).tolist()  # from each rank to each
@@ -54,17 +56,19 @@ class Routing:
         self.by_expert = paddle.argsort(segments % local, stable=True)
         self.by_rank = paddle.argsort(self.by_expert, stable=True)
 
-    def to_experts(self, rows: Any) -> Any:
+    def to_experts(self, rows: Any, sent: str = "") -> Any:
         """[T k etp, ...] by rank -> [R, ...] by expert."""
-        return _take(self._exchange(rows, self.rows), self.by_expert)
+        return _take(self._exchange(rows, self.rows, sent), self.by_expert)
 
-    def to_tokens(self, rows: Any) -> Any:
+    def to_tokens(self, rows: Any, sent: str = "") -> Any:
         """[R, ...] by expert -> [T, k etp, ...]."""
-        back = self._exchange(_take(rows, self.by_rank), self.rows_back)
+        back = self._exchange(_take(rows, self.by_rank), self.rows_back, sent)
         return _take(back, self.back).reshape([self.tokens, self.copies, *rows.shape[1:]])
 
-    def _exchange(self, rows: Any, counts: Any) -> Any:
-        return rows if self.group is None else all_to_all(rows, self.group, counts)
+    def _exchange(self, rows: Any, counts: Any, sent: str) -> Any:
+        if self.group is None:
+            return rows
+        return cast(all_to_all(cast(rows, sent or self.sent), self.group, counts), rows.dtype)
 
 
 def _take(x: Any, index: Any) -> Any:
@@ -79,12 +83,12 @@ class Dispatch(PyLayer):  # type: ignore[misc]
     def forward(ctx: Any, x: Any, scores: Any, routing: Routing) -> Any:
         ctx.routing = routing
         rows = routing.to_experts(x.index_select(routing.token))
-        return rows, routing.to_experts(scores.flatten().index_select(routing.slot))
+        return rows, routing.to_experts(scores.flatten().index_select(routing.slot), "float32")
 
     @staticmethod
     def backward(ctx: Any, d_rows: Any, d_scores: Any) -> Any:
         routing = ctx.routing
-        d_scores = routing.to_tokens(d_scores).reshape([routing.tokens, routing.k, -1]).sum(-1)
+        d_scores = routing.to_tokens(d_scores, "float32").reshape([routing.tokens, routing.k, -1]).sum(-1)
         return routing.to_tokens(d_rows).sum(1), d_scores
 
 
@@ -102,26 +106,28 @@ class Combine(PyLayer):  # type: ignore[misc]
 
 
 class Products(PyLayer):  # type: ignore[misc]
-    """x [R, I] by expert and a weight [I, O] of each expert -> [R, O], by one product an expert."""
+    """x [R, I] by expert and the experts' weights [l, I, O] -> [R, O], by one product an expert."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, counts: Sequence[int], *weights: Any) -> Any:
+    def forward(ctx: Any, x: Any, counts: Sequence[int], weights: Any) -> Any:
         # Not by save_for_backward: zero3 frees the weights after forward and gathers them again for backward.
         ctx.x, ctx.counts, ctx.weights = x, counts, weights
-        parts = [part @ weights[expert] for expert, part in _parts(x, counts)]
-        return paddle.concat(parts) if parts else paddle.zeros([0, weights[0].shape[-1]], x.dtype)
+        parts = [part @ _of(weights, expert) for expert, part in _parts(x, counts)]
+        return paddle.concat(parts) if parts else paddle.zeros([0, weights.shape[-1]], x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         # An expert without rows has a gradient of zeros, so that AdamW decays it as in one process.
-        of_weights: list[Any] = [None] * len(ctx.weights)
-        of_rows = []
+        of_weights, of_rows = paddle.zeros_like(ctx.weights), []
         for (expert, part), (_, own) in zip(_parts(ctx.x, ctx.counts), _parts(grad, ctx.counts), strict=True):
-            of_rows.append(own @ ctx.weights[expert].T)
-            of_weights[expert] = part.T @ own
-        unused = (paddle.zeros(weight.shape, weight.dtype) for weight in ctx.weights)
-        filled = [zeros if of is None else of for of, zeros in zip(of_weights, unused, strict=True)]
-        return (paddle.concat(of_rows) if of_rows else paddle.zeros(ctx.x.shape, ctx.x.dtype), *filled)
+            of_rows.append(paddle.matmul(own, _of(ctx.weights, expert), transpose_y=True))
+            paddle.assign(paddle.matmul(part, own, transpose_x=True), output=_of(of_weights, expert))
+        return paddle.concat(of_rows) if of_rows else paddle.zeros(ctx.x.shape, ctx.x.dtype), of_weights
+
+
+def _of(weights: Any, expert: int) -> Any:
+    """One of [l, I, O], on the same memory."""
+    return window(weights.detach(), expert, expert + 1, weights.shape[1:])
 
 
 def _parts(rows: Any, counts: Sequence[int]) -> Iterator[tuple[int, Any]]:
@@ -133,7 +139,7 @@ def _parts(rows: Any, counts: Sequence[int]) -> Iterator[tuple[int, Any]]:
 
 
 class OwnExperts:
-    """A rank's experts of one layer. `layer` holds l weights of each kind, under the names of `names`."""
+    """A rank's experts of one layer. `layer` has the weights [l, ...] of each of PRODUCTS."""
 
     def __init__(
         self, shape: ModelShape, experts: Experts, group: Any, numbers: Numbers, load: Load, samples: Sequence[int]
@@ -142,11 +148,6 @@ class OwnExperts:
         self.layer = nn.Layer()
         self._shape, self._experts, self._group, self._numbers = shape, experts, group, numbers
         self._load, self._samples = load, paddle.to_tensor(samples)
-        self._local = shape.experts // experts.ep
-
-    def names(self, kind: int) -> list[str]:
-        """Attributes of `layer`; `kind`: gate, up or down."""
-        return [f"{('gate', 'up', 'down')[kind]}_{expert}" for expert in range(self._local)]
 
     def __call__(self, x: Any, router: Any, memo: Memo) -> Any:
         """x [T, H] of this rank's own tokens -> the weighted sum of each token's experts [T, H]. `router` [H, E]."""
@@ -156,7 +157,7 @@ class OwnExperts:
         if "routing" not in memo:
             with paddle.no_grad():
                 chosen = paddle.topk(probabilities.detach(), shape.experts_per_token, axis=-1)[1]
-                memo["routing"] = routing = Routing(chosen, shape, self._experts, self._group)
+                memo["routing"] = routing = Routing(chosen, shape, self._experts, self._group, numbers.stored)
                 memo["shares"] = self._load.shares(probabilities, chosen, self._samples)
                 if self._experts.ep > 1:
                     self._load.imbalances.append(routing.imbalance)
@@ -166,13 +167,8 @@ class OwnExperts:
         scores = paddle.take_along_axis(probabilities, routing.chosen, axis=-1)
         if shape.norm_topk:
             scores = scores / scores.sum(-1, keepdim=True)
-        rows, score = Dispatch.apply(cast(x, numbers.stored), scores, routing)
-        rows = cast(rows, numbers.computed)
-        gate, up = (self._product(rows, kind, routing) for kind in (0, 1))
+        rows, score = Dispatch.apply(x, scores, routing)
+        gate, up = (Products.apply(rows, routing.counts, weights) for weights in (self.layer.gate, self.layer.up))
         # The score multiplies the input of the last product, so that backward need not keep that product's output.
         inner = nn.functional.silu(gate) * up * cast(score, numbers.computed).unsqueeze(-1)
-        return cast(Combine.apply(cast(self._product(inner, 2, routing), numbers.stored), routing), numbers.computed)
-
-    def _product(self, rows: Any, kind: int, routing: Routing) -> Any:
-        weights = [getattr(self.layer, name) for name in self.names(kind)]
-        return Products.apply(rows, routing.counts, *weights)
+        return Combine.apply(Products.apply(inner, routing.counts, self.layer.down), routing)

@@ -101,7 +101,9 @@ class Trainable:
 
 def whole(weight: ShardedParameter) -> Trainable:
     """A local weight that the optimizer updates as it is."""
-    return Trainable(master_of(weight.tensor), (Piece(weight, 0, weight.tensor.size, 0),), weight.decays, weight)
+    each = weight.tensor.size // len(weight.members)
+    pieces = tuple(Piece(member, 0, each, place * each) for place, member in enumerate(weight.members))
+    return Trainable(master_of(weight.tensor), pieces, weight.decays, weight)
 
 
 def master_of(tensor: Any) -> Any:
@@ -132,7 +134,7 @@ class Unit:
 
     def held(self) -> list[tuple[ShardedParameter, Any]]:
         """Each weight, and the parameter in which this rank holds its values between two steps."""
-        return [(weight, weight.tensor) for weight in self.weights]
+        return [pair for weight in self.weights for pair in weight.held()]
 
     def gather(self) -> None:
         """Make the whole weights available. Every use of the module calls it, and `release` after."""
@@ -232,6 +234,11 @@ class ShardedUnit(Unit):
         self._keep_whole = keep_whole
         self._shapes = [list(weight.tensor.shape) for weight in weights]
         self._lengths = self._sizes
+        self._members = [  # and their lengths
+            (member, length // len(weight.members))
+            for weight, length in zip(weights, self._lengths, strict=True)
+            for member in weight.members
+        ]
         self._padding = -sum(self._lengths) % group.nranks
         self._part = (sum(self._lengths) + self._padding) // group.nranks
         self._users = 0
@@ -253,7 +260,7 @@ class ShardedUnit(Unit):
     def make_trainables(self) -> list[Trainable]:
         start, stop = self.group.rank * self._part, (self.group.rank + 1) * self._part
         pieces, offset = [], 0
-        for weight, length in zip(self.weights, self._lengths, strict=True):
+        for weight, length in self._members:
             low, high = max(start, offset), min(stop, offset + length)
             if low < high:
                 pieces.append(Piece(weight, low - offset, high - offset, low - start))
@@ -267,7 +274,7 @@ class ShardedUnit(Unit):
             return super().held()
         start, offset = self.group.rank * self._part, 0
         held = []
-        for weight, length in zip(self.weights, self._lengths, strict=True):
+        for weight, length in self._members:
             low, high = (min(max(edge - start, 0), self._part) for edge in (offset, offset + length))
             window = zero_parameter([high - low], self._shard.dtype)
             if low < high:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import paddle
 
 from .collectives import broadcast
+from .paddle_private import open_window, window
 from .precision import add, cast, has_dtype
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -114,6 +115,22 @@ class ShardedParameter:
     sharded: bool = True  # by ZeRO, if it is a matrix
     expert: bool = False  # of a routed expert, whose dp type is its own
     summed: Any = None  # gradient that autograd does not keep: of another type than the tensor, or reduced
+    stacked: tuple[ShardedParameter, ...] = ()  # weights that lie in the tensor one after the other, and have none
+
+    @property
+    def members(self) -> tuple[ShardedParameter, ...]:
+        """The weights of the model that lie in the tensor one after the other, equally large."""
+        return self.stacked or (self,)
+
+    def held(self) -> list[tuple[ShardedParameter, Any]]:
+        """Each member, and a parameter on its values."""
+        if not self.stacked:
+            return [(self, self.tensor)]
+        shape, held = list(self.tensor.shape[1:]), []
+        for place, member in enumerate(self.stacked):
+            held.append((member, zero_parameter(shape, self.tensor.dtype)))
+            open_window(held[-1][1], self.tensor, place, place + 1, shape)
+        return held
 
     @property
     def decays(self) -> bool:
@@ -146,6 +163,22 @@ class ShardedParameter:
 
     def published(self) -> None:
         """Nothing is under way."""
+
+
+def stacked(weights: Iterable[ShardedParameter], count: int) -> ShardedParameter:
+    """`count` slices [...] of one shape, which the same ranks hold, as one tensor [count, ...]: one gradient, and one
+    message. Each is made when its turn comes, and is gone when the next one is made."""
+    members: list[ShardedParameter] = []
+    tensor: Any = None
+    for place, weight in enumerate(weights):
+        shape = list(weight.tensor.shape)
+        if tensor is None:
+            tensor = zero_parameter([count, *shape], weight.tensor.dtype)
+        with paddle.no_grad():
+            paddle.assign(weight.tensor, output=window(tensor.detach(), place, place + 1, shape))
+        weight.tensor = None
+        members.append(weight)
+    return replace(members[0], shape=(count, *members[0].shape), tensor=tensor, stacked=tuple(members))
 
 
 def make_parameter(

@@ -15,12 +15,12 @@ from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import ShardingOption
 
 from ..base.writing import write_text
+from ..interop.arguments import sharding_stage
+from ..interop.foreign import HOLDS, IDLE
 from ..options.canonical import canonical_options, canonical_words, read_options
-from ..options.foreign import HOLDS, IDLE
 from ..options.group import is_boolean
 from ..options.uniform import UniformOptions
 from ..plan import Plan, Precision, UserError, read_plan
-from ..plan.formats.one_degree import sharding_stage
 from ..runtime import device
 from ..runtime.groups import start_world
 from ..runtime.topology import PlanGroup

@@ -11,9 +11,8 @@ from ..plan import ModelShape, Plan, UserError
 from ..runtime.engine import Engine
 from .data.map_dataset import Collator, MapData
 from .data.source import BatchSource, InPasses
-from .inputs import open_data
+from .inputs import open_data, prefetch
 from .loader import Rows
-from .prefetch import prefetch
 from .settings import TrainSettings
 
 

@@ -1,14 +1,20 @@
-"""Which data a run trains on and is evaluated with."""
+"""Which data a run trains on and is evaluated with; a step's rows are read while the step before computes."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from ..plan import ModelShape, Plan, UserError
 from .data.dataset import Split
 from .data.source import BatchSource, RandomData, TrainingData
 from .data.tuning import TuningData
 from .settings import TrainSettings
+
+T = TypeVar("T")
 
 
 def open_data(settings: TrainSettings, plan: Plan, shape: ModelShape, split: Split = "train") -> BatchSource:
@@ -39,3 +45,22 @@ def open_data(settings: TrainSettings, plan: Plan, shape: ModelShape, split: Spl
     return TrainingData(
         settings.input_dir, seq_length, plan.global_batch, settings.seed, split, settings.split, shape.vocab_size
     )
+
+
+def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
+    """Yields `load(step)` for each step; a thread loads the next meanwhile. An error of `load` comes at its step.
+
+    The thread touches no device: page-locked memory is made by a call that may wait for all that the device was given
+    to do, and the ids of a step are copied, before its first message, in far less time than a pass takes.
+    """
+    thread = ThreadPoolExecutor(1, "data")
+    loading: deque[Future[T]] = deque()
+    try:
+        for step in steps:
+            loading.append(thread.submit(load, step))
+            if len(loading) > 1:
+                yield loading.popleft().result()
+        while loading:
+            yield loading.popleft().result()
+    finally:
+        thread.shutdown(wait=False, cancel_futures=True)

@@ -13,19 +13,18 @@ from pydantic import Field
 from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
+from ..interop.foreign import idle_note
+from ..interop.plans import as_current
 from ..launch.faults import WAIT_S
 from ..model import config_of
 from ..options.degrees import DegreeOptions
-from ..options.foreign import idle_note
 from ..options.group import Options
 from ..options.model_options import ModelOptions
 from ..options.preference import PreferenceOptions
 from ..options.tuning import TuningOptions
 from ..options.uniform import UniformOptions
 from ..plan import Assumptions, ModelShape, UserError, load_model, write_plan
-from ..plan.file import LARGEST_BYTES
-from ..plan.formats.published import as_current
-from ..plan.newest import newest_plan
+from ..plan.file import LARGEST_BYTES, newest_plan
 from .checkpoint.choice import checkpoint_of
 from .recipe import Recipe
 from .settings import RunOptions, TrainSettings

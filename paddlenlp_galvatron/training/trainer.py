@@ -39,11 +39,10 @@ from .data.map_dataset import Collator, MapData, sample_length
 from .data.source import BatchSource
 from .data.tuning import TuningData
 from .evaluation import Evaluation, mean_metrics, require_evaluation_data, rows_of
-from .inputs import open_data
+from .inputs import open_data, prefetch
 from .loader import inputs_of, loader
 from .local_model import LocalModel
 from .nonfinite import NonFiniteGuard
-from .prefetch import prefetch
 from .reference import Reference
 from .resume import resume, say
 from .settings import TrainSettings

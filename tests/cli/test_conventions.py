@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.cli import main as cli
 from paddlenlp_galvatron.cli.conventions import App, run_app
-from paddlenlp_galvatron.options.aliases import ALIASES, WORDS
+from paddlenlp_galvatron.interop.aliases import ALIASES, WORDS
+from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.options.canonical import canonical_words
-from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.plan import GalvatronError, Infeasible, UserError
 
 app = App()

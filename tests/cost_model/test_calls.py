@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.cost_model.communication import Setting, layer_calls
-from paddlenlp_galvatron.cost_model.states import StateBytes
+from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Precision
 from paddlenlp_galvatron.runtime import units
 

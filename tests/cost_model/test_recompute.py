@@ -11,8 +11,8 @@ from plans import MODEL
 from paddlenlp_galvatron.cost_model import CostModel
 from paddlenlp_galvatron.cost_model.communication import Setting, layer_calls
 from paddlenlp_galvatron.cost_model.derived import derive
-from paddlenlp_galvatron.cost_model.states import StateBytes
 from paddlenlp_galvatron.cost_model.traffic import NAMES
+from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import APART, PARTLY
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, Recompute

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from plans import valid_plans
 
 from paddlenlp_galvatron.cost_model import CostOptions
+from paddlenlp_galvatron.cost_model.messages import place_of
 from paddlenlp_galvatron.cost_model.module_memory import Room, module_memory
-from paddlenlp_galvatron.cost_model.placement import place_of
 from paddlenlp_galvatron.cost_model.redistribution import redistribution
-from paddlenlp_galvatron.cost_model.states import StateBytes
-from paddlenlp_galvatron.cost_model.weights import Weights, layer_weights, table_weights
+from paddlenlp_galvatron.cost_model.weights import StateBytes, Weights, layer_weights, table_weights
 from paddlenlp_galvatron.plan import (
     Assumptions,
     DataParallel,

@@ -100,8 +100,8 @@ def having(plan: Plan, code: str) -> Plan:
     return replace(plan, layers=tuple(made))
 
 
-def in_bf16(of: Plan) -> Plan:
-    return replace(of, assumed=replace(of.assumed, mixed_precision=Precision.BF16))
+def in_16_bits(of: Plan, precision: Precision = Precision.BF16) -> Plan:
+    return replace(of, assumed=replace(of.assumed, mixed_precision=precision))
 
 
 TWO = [
@@ -354,16 +354,17 @@ EXPERTS_TWO = [
     Named("experts: unlike layers", having(plan(2, "1 1z 1r"), "2 1x2 2"), "qwen3_moe"),
     Named("experts: ZeRO of either half", having(plan(2, "1z 1", default=DataParallel.ZERO2), "1 1z"), "qwen2_moe"),
     Named("experts: reduced every micro-batch", having(plan(2, "1 2", async_reduce=False), "2 1"), "mixtral"),
-    Named("experts: bf16", in_bf16(having(plan(2, "1r 2"), "2 1x2")), "qwen3_moe"),
+    Named("experts: bf16", in_16_bits(having(plan(2, "1r 2"), "2 1x2")), "qwen3_moe"),
+    Named("experts: fp16", in_16_bits(having(plan(2, "1 2z"), "2z 2"), Precision.FP16), "mixtral"),
 ]
 EXPERTS_FOUR = [
     Named("experts: ep 4, plain", having(plan(4, "1 1r", micro_batches=1), "4 4"), "qwen3_moe"),
     Named("experts: ep 2 with tp 2, and whole", having(plan(4, "1 1z"), "2x2 1z"), "qwen2_moe"),
-    Named("experts: beside Megatron-SP", having(plan(4, "2 4r", vocab="2"), "4 2"), "mixtral"),
+    Named("experts: beside Megatron-SP", having(plan(4, "2s 4r", vocab="2"), "4 2"), "mixtral"),
     Named("experts: beside plain tp", having(plan(4, "2 4r", megatron_sp=False), "4 2x2"), "qwen3_moe"),
     Named(
         "experts: bf16, ZeRO",
-        in_bf16(having(plan(4, "1 2zr 1", default=DataParallel.ZERO2), "4 2z 2x2")),
+        in_16_bits(having(plan(4, "1 2zr 1", default=DataParallel.ZERO2), "4 2z 2x2")),
         "qwen2_moe",
     ),
 ]
@@ -379,5 +380,23 @@ EXPERTS_LATE = [  # trained by test_deferred.py, where all that ranks exchange c
         "experts: interleaved",
         having(plan(4, "1 1 2 1a", (1, 1, 1, 1), micro_batches=4, chunks=2), "2 2 1 2"),
         "qwen3_moe",
+    ),
+]
+EXPERTS_SIX = [
+    Named(
+        "experts: ep 3 and 2 with tp 3, cp 3", having(plan(6, "1 1c3 3r", vocab="3", batch=12), "3 2x3 3z"), "mixtral"
+    ),
+]
+EXPERTS_EIGHT = [
+    Named(
+        "experts: ep 4 in two stages of tp 2",
+        having(plan(8, "2 2r 1 2c2", (2, 2), vocab="2", micro_batches=4, batch=16), "4 2x2 4z 1x4"),
+        "qwen2_moe",
+    ),
+    Named(
+        "experts: ep 4 over two, ZeRO, tied",
+        having(plan(8, "1z 2u 8", vocab="1z", batch=16, default=DataParallel.ZERO2), "4z 2 8"),
+        "qwen3_moe",
+        tied=True,
     ),
 ]

@@ -16,7 +16,7 @@ import paddle
 import paddle.distributed as dist
 from paddlenlp_galvatron.launch import status
 from paddlenlp_galvatron.runtime.collectives import all_reduce, receive_start, send_start
-from paddlenlp_galvatron.runtime.gloo_limit import set_gloo_limit
+from paddlenlp_galvatron.runtime.cpu_backend import set_gloo_limit
 from paddlenlp_galvatron.runtime.groups import DOWN, Groups, run_as_rank, start_world
 limit_s, late_s = map(float, sys.argv[1:])
 def main():

@@ -12,7 +12,7 @@ pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.check.parity.parity import Case, write_cases
 from paddlenlp_galvatron.cost_model.simulate import StageTimes, timeline
-from paddlenlp_galvatron.cost_model.states import StateBytes
+from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan, Precision, Schedule
 from paddlenlp_galvatron.plan.schedules import chunks_in_flight

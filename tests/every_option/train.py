@@ -252,6 +252,8 @@ STRATEGY = {
     "global_ep_deg": Row(2, "refusal", FOUR),  # the model has no experts
     "global_tp_of_ep_deg": Row(2, "refusal", FOUR),
     "expert_parallel_degree": Row(2, "refusal", FOUR),
+    "global_cp_deg": Row(2, "plan.layers", FOUR),
+    "virtual_pp_deg": Row(2, "plan.stages", {**FOUR, "pp_deg": 2}),
     "tensor_parallel_degree": Row(2, "plan.layers", FOUR),
     "sep_parallel_degree": Row(2, "plan.layers", FOUR),
     "pipeline_parallel_degree": Row(2, "plan.stages", STOCK),
@@ -299,6 +301,7 @@ RUN = {
     "load_distributed": Row(1, "settings.continue_from", HF),
     "load_iteration": Row(3, "refusal", HF),
     "initializer_range": Row(0.5, "trained.losses"),
+    "router_aux_loss_coef": Row(0.5, "refusal"),  # the model has no experts
     "overwrite_output_dir": Row(1, "settings.continue_from"),
     "device": Row("gpu", "refusal"),
     "resume_from_checkpoint": Row("none", "settings.continue_from"),

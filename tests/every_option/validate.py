@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from paddlenlp_galvatron.check.validation import validate
-from paddlenlp_galvatron.check.validation.terms import TERMS
+from paddlenlp_galvatron.check.validation.accuracy import TERMS
 from paddlenlp_galvatron.check.validation.validate import Validation
 from paddlenlp_galvatron.check.validation.work import Step, Visit, visit_of
 from paddlenlp_galvatron.plan import plan_to_dict

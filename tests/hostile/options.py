@@ -12,8 +12,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from paddlenlp_galvatron.cli.main import COMMANDS
-from paddlenlp_galvatron.options.aliases import ALIASES
-from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
+from paddlenlp_galvatron.interop.aliases import ALIASES
+from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
 
 from .case import Case
 from .configs import MODEL

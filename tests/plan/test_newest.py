@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from plans import MODEL, plan_fields
 
-import paddlenlp_galvatron.plan.newest as newest
+import paddlenlp_galvatron.plan.file as newest
 from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.plan.newest import newest_plan
+from paddlenlp_galvatron.plan.file import newest_plan
 
 RANKS = 8
 OTHER = {"searched_from": {"model": "llama2-7b", "model_fingerprint": "0123456789abcdef"}}

@@ -14,9 +14,9 @@ import yaml
 from hypothesis import given
 from plans import MODEL, plan, recomputing, valid_plans, with_layer
 
+from paddlenlp_galvatron.interop.arguments import fleet_arguments, fleet_notes
 from paddlenlp_galvatron.plan import Assumptions, Precision, Recompute, UserError
 from paddlenlp_galvatron.plan.file import StrategyFile
-from paddlenlp_galvatron.plan.formats.paddlefleet import fleet_arguments, fleet_notes
 
 VERSION = "1.0.0"
 CLASSES = {

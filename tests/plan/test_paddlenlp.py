@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from plans import MODEL, plan, recomputing, valid_plans, with_layer
 
+from paddlenlp_galvatron.interop.arguments import as_flags, stock_arguments, stock_notes
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, Precision, Recompute, UserError
 from paddlenlp_galvatron.plan.file import StrategyFile
-from paddlenlp_galvatron.plan.formats.paddlenlp import as_flags, stock_arguments, stock_notes
 
 # Samples a rank and micro-batch, micro-batches, and what stands behind them.
 SAID = {

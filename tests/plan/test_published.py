@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given
 from plans import valid_plans
 
+from paddlenlp_galvatron.interop.plans import LACKING, LACKING_PER_LAYER
 from paddlenlp_galvatron.plan import DataParallel, Plan, Schedule, UserError, plan_from_dict, plan_to_dict
-from paddlenlp_galvatron.plan.formats.published import LACKING, LACKING_PER_LAYER
 
 
 def row(*runs: tuple[int, int]) -> str:

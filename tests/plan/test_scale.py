@@ -5,7 +5,7 @@ from hypothesis import given
 from plans import plan, valid_plans, with_layer
 
 from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.plan.scale import changes, scalings
+from paddlenlp_galvatron.report.scaling import changes, scalings
 
 
 @given(valid_plans())

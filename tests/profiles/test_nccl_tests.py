@@ -1,8 +1,8 @@
 import pytest
 
+from paddlenlp_galvatron.interop.nccl_tests import import_nccl_tests
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.profiles import Collective, HardwareProfile, MessageGroup
-from paddlenlp_galvatron.profiles.nccl_tests import import_nccl_tests
 
 MIB = 2**20
 FACTOR = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "alltoall": 1.0}

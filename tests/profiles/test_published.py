@@ -12,8 +12,8 @@ from fixtures.published_profiles import PUBLISHED, Published
 
 from paddlenlp_galvatron.base.reading import read_json
 from paddlenlp_galvatron.cost_model import CostModel, load
+from paddlenlp_galvatron.interop.raw_runs import derived_memory, derived_times
 from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.profiles.raw_runs import derived_memory, derived_times
 from paddlenlp_galvatron.search import SearchOptions, search
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_galvatron.options.aliases import ALIASES
+from paddlenlp_galvatron.interop.aliases import ALIASES
+from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.options.canonical import canonical_options
-from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.plan import UserError, read_plan, uniform_plan, write_plan
 from paddlenlp_galvatron.training.prepare import GROUPS, prepare
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from paddlenlp.trainer.trainer_utils import get_scheduler
 
+from paddlenlp_galvatron.interop.aliases import canonical_name
+from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.model.lora import Adapters
-from paddlenlp_galvatron.options.aliases import canonical_name
-from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.options.preference import PreferenceOptions
 from paddlenlp_galvatron.options.tuning import TuningOptions
 from paddlenlp_galvatron.plan import UserError

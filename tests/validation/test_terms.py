@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from paddlenlp_galvatron.check.validation import words
-from paddlenlp_galvatron.check.validation.accuracy import Accuracy, Outcome, Spread, StageOutcome, kendall
+from paddlenlp_galvatron.check.validation.accuracy import (
+    TERMS,
+    Accuracy,
+    Outcome,
+    Spread,
+    StageOutcome,
+    kendall,
+    measured_ms,
+)
 from paddlenlp_galvatron.check.validation.plans import KINDS, sample_plans
-from paddlenlp_galvatron.check.validation.terms import TERMS, measured_ms
 from paddlenlp_galvatron.check.validation.work import MeasuredRun, Step, Visit, key_of
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Recompute
 

@@ -1,7 +1,6 @@
 """Checks whether this machine can plan and train: a finding for each subject, with its remedy."""
 
-from .checks import examine
-from .finding import State
+from .checks import State, examine
 from .machine import Machine
 
 __all__ = ["Machine", "State", "examine"]

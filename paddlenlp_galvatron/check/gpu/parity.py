@@ -93,8 +93,8 @@ def _launched(setting: Setting, cases: Sequence[Named], log: str) -> tuple[list[
 
 
 def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
-    """Fifteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute, and experts. `on_gpus`: some with what
-    training has there by default, flash attention and other kernels; the others are plain."""
+    """Fifteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute, and experts. `on_gpus`:
+    some with what training has there by default, flash attention and other kernels; the others are plain."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1
     one, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)

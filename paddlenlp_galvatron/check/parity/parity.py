@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 
 from ...base.scratch import scratch_folder
 from ...model import FAMILIES
-from ...model.family import Family
+from ...model.families import Family
 from ...model.lora import Adapters
 from ...model.preference import Preference
 from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, UserError, plan_from_dict, plan_to_dict

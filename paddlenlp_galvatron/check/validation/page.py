@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from jinja2 import PackageLoader
 
 from ...report.page import filled
-from .accuracy import Accuracy
+from .accuracy import TERMS, Accuracy
 from .options import ValidateOptions
-from .terms import TERMS
 from .words import short, summary_lines
 
 SIDE = 400.0  # of a drawing

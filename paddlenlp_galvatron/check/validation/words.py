@@ -11,8 +11,7 @@ from rich.table import Table
 from ...base.printing import table
 from ...plan import LayerStrategy, Plan, VocabStrategy, plan_to_dict
 from ...plan.strategy import DataParallel, runs
-from .accuracy import Accuracy, Outcome, Spread
-from .terms import TERMS, busy_ms
+from .accuracy import TERMS, Accuracy, Outcome, Spread, busy_ms
 from .work import key_of
 
 DATA_PARALLEL = {DataParallel.DDP: "", DataParallel.ZERO2: "z2", DataParallel.ZERO3: "z3"}

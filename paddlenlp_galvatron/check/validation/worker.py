@@ -27,7 +27,7 @@ from ...runtime.groups import Groups, run_as_rank, start_world
 from ...runtime.paddle_private import next_rate
 from ...runtime.trace import span, traced
 from ...training.recipe import Recipe
-from .terms import TERMS, measured_ms
+from .accuracy import TERMS, measured_ms
 from .work import JOURNAL, Step, Visit, Work, key_of, visit_of
 
 LEAST_STEPS = 3

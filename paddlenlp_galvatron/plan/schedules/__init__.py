@@ -1,4 +1,4 @@
-"""The orders in which stages run their forwards and backwards: one file a schedule, one line each below.
+"""The orders in which stages run their forwards and backwards: a function each in `orders`, a line each below.
 
 The runtime follows a schedule's lists of passes, the simulation prices them and the search bounds them; nothing else
 knows what a schedule does.
@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from . import gpipe, interleaved, one_f_one_b
+from .orders import gpipe, interleaved, one_f_one_b
 from .passes import (
     ChunkedRuns,
     Done,
@@ -56,8 +56,8 @@ class Schedule(StrEnum):
         member._value_, member.label, member.of_one_chunk, member.of_chunks = name, label, runs, of_chunks
         return member
 
-    ONE_F_ONE_B = "pipedream_flush", "1F1B", one_f_one_b.runs, interleaved.runs
-    GPIPE = "gpipe", "GPipe", gpipe.runs
+    ONE_F_ONE_B = "pipedream_flush", "1F1B", one_f_one_b, interleaved
+    GPIPE = "gpipe", "GPipe", gpipe
 
     def runs(self, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> Iterable[Run]:
         """The runs of a stage, in order."""

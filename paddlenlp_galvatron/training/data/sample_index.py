@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import UserError
-from ...base.large_file import LargeFile
 from ...base.locking import locked
-from ...base.reading import read_json
+from ...base.reading import LargeFile, read_json
 from ...base.writing import whole_file, write_text
 
 FOLDER = ".galvatron-index"  # beside the data

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import UserError
-from ...base.large_file import LargeFile
+from ...base.reading import LargeFile
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1

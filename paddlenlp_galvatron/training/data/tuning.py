@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import UserError
-from ...base.large_file import LargeFile
+from ...base.reading import LargeFile
 from ...options.tuning import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
 from .conversations import Encoder, Sample

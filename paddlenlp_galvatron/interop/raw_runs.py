@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from .files import LARGEST, Dialect
-
+Dialect = Literal["galvatron", "paddlenlp"]
+LARGEST = 1e12  # no ms, MiB or MiB/ms that was measured lies beyond
 _ONE = r"[1-9]\d{0,5}"
 _EACH = rf"{_ONE}(?:,\s*{_ONE}){{0,15}}"  # a number a layer type
 SEQ = rf"{_ONE}|\[{_EACH}\]"

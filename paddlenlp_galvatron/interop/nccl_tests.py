@@ -14,9 +14,9 @@ from pathlib import Path
 
 from ..base.errors import UserError
 from ..base.reading import read_bytes
-from .files import Fingerprint, Meta
-from .hardware import Collective, HardwareProfile, MessageGroup
-from .network import traffic_factor
+from ..profiles.files import Fingerprint, Meta
+from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
+from ..profiles.network import traffic_factor
 
 MIB = 2**20
 KINDS = {

@@ -1,9 +1,4 @@
-"""Interleaved 1F1B: a stage has several chunks of layers, which groups of micro-batches go through in turn.
-
-Megatron-LM's order, for any number of micro-batches: it wants a multiple of the stages, here a group has as many
-micro-batches as stages, or some more, so that no stage waits between two chunks. Larger groups go first: a smaller one
-before a larger one would leave stages waiting for each other in a circle.
-"""
+"""The order of passes of each schedule: a stage's list of runs."""
 
 from __future__ import annotations
 
@@ -12,10 +7,30 @@ from functools import lru_cache
 
 import numpy as np
 
-from .passes import BACKWARD, FORWARD, Integers, Run
+from .passes import BACKWARD, FORWARD, Integers, Run, backward, forward, listed
 
 
-def runs(stage: int, stages: int, micro_batches: int, chunks: int) -> Iterator[Run]:
+def gpipe(stage: int, stages: int, micro_batches: int) -> Iterator[Run]:
+    """All forwards, then all backwards."""
+    yield Run(listed(forward(0)), micro_batches)
+    yield Run(listed(backward(0)), micro_batches)
+
+
+def one_f_one_b(stage: int, stages: int, micro_batches: int) -> Iterator[Run]:
+    """1F1B (PipeDream-Flush): as many forwards as stages follow, then a forward and a backward in turn."""
+    early = min(stages - stage - 1, micro_batches)
+    yield Run(listed(forward(0)), early)
+    yield Run(listed(forward(early), backward(0)), micro_batches - early)
+    yield Run(listed(backward(micro_batches - early)), early)
+
+
+def interleaved(stage: int, stages: int, micro_batches: int, chunks: int) -> Iterator[Run]:
+    """Interleaved 1F1B: a stage has several chunks of layers, which groups of micro-batches go through in turn.
+
+    Megatron-LM's order, for any number of micro-batches: it wants a multiple of the stages, here a group has as many
+    micro-batches as stages, or some more, so that no stage waits between two chunks. Larger groups go first: a smaller
+    one before a larger one would leave stages waiting for each other in a circle.
+    """
     forwards, backwards, size, larger = _passes(stages, micro_batches, chunks)
     early = min(2 * (stages - stage - 1) + (chunks - 1) * (size + bool(larger)), len(forwards))
     later = forwards[early:]

@@ -1,1 +1,0 @@
-"""Plans in the files and arguments of other programs and versions."""
