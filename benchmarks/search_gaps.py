@@ -3,7 +3,7 @@
     python benchmarks/search_gaps.py [NAME ...] [--effort PASSES]
 
 Links between nodes of 1 and 2 GB/s; 500 and 1,000 layers on 1,024 devices; random prices with strided groups, 96 layers
-on 48 devices; interleaved schedules. NAME: only the kinds that begin so.
+on 48 devices; interleaved schedules; models with experts on H100 by its data sheet. NAME: only kinds that begin so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 
 from search_profiles import cost_model
 
+from paddlenlp_galvatron.cost_model import derive
 from paddlenlp_galvatron.plan import load_model
+from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.search import FamilyOutcome, SearchOptions, SearchResult, search
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -61,6 +63,16 @@ def random_prices(layers: int, seed: int, **values: Any) -> SearchResult:
     return search(models, RandomCost(models, options, seed), options)
 
 
+def with_experts(name: str, gpus: int, batch: int, **values: Any) -> SearchResult:
+    model = load_model(name)
+    asked = {"device": "h100", "memory_constraint": 79.1, "context_mib": 8000, "mixed_precision": "bf16"}
+    options = SearchOptions.from_mapping(
+        {"num_nodes": gpus // 8, "settle_bsz": batch, "seq_length": 4096, "sequence_parallel": True} | asked | values
+    )
+    sheet = load_data_sheet(options.device or "")
+    return search(model, derive(model, sheet, gpus // 8, 8, options.assumptions, options.cost_options), options)
+
+
 def cases(effort: int | None) -> Iterator[Case]:
     given = {} if effort is None else {"effort": effort}
     for gb_s in (1, 2):
@@ -94,6 +106,14 @@ def cases(effort: int | None) -> Iterator[Case]:
                 f"interleaved: {name}, {8 * nodes} devices, batch {per_node * nodes}, v <= {v}",
                 lambda a=(name, None, nodes), values=values: shaped(*a, **values),
             )
+    for name, gpus, batch in (
+        ("qwen3-30b-a3b", 64, 512),
+        ("qwen3-235b-a22b", 256, 1024),
+        ("qwen3-235b-a22b", 256, 2048),
+        ("qwen3-235b-a22b", 1024, 4096),
+        ("mixtral-8x7b", 64, 512),
+    ):
+        yield f"experts: {name}, {gpus} devices, batch {batch}", lambda a=(name, gpus, batch): with_experts(*a, **given)
 
 
 def main() -> int:

@@ -1,4 +1,9 @@
-"""The base of every package: errors, reading foreign files, writing durable ones. It imports no other package."""
+"""The base of every package. It imports no other package.
+
+`errors` end a command; `limits` bound numbers of users and files. Files from outside: `reading`, and `limited` for
+work on them in a process of its own. Files of ours: `writing`, `locking`, `scratch`. Terminal: `printing`, `text`,
+`streams`, `signals`. `tracing` writes Chrome traces.
+"""
 
 from .errors import GalvatronError, Infeasible, UserError
 

@@ -53,20 +53,21 @@ class ExpertPrices:
         recompute &= Recompute.FULL  # partial recompute leaves experts out
         where = experts, recompute, setting.stage_size, setting.samples, several, pipeline
         if where not in self._known:
-            likely, worst = (
-                self._at(experts, recompute, setting, several, pipeline, imbalance)
-                for imbalance in (self._options.imbalance, self._options.imbalance_bound)
-            )
-            workspace = Workspace.of((likely.workspace, worst.workspace))
-            self._known[where] = LayerCost.of(likely.terms, worst.activation_mib, workspace, likely.memory)
+            likely = self._expected(experts, recompute, setting, several, pipeline)
+            weights, own = expert_weights(self._model, experts), LayerStrategy(dp_type=experts.dp_type)
+            room = self._room(experts, recompute, setting, self._options.imbalance_bound)
+            sharding = experts.mesh(setting.stage_size).degree(Axis.EXPERT_DATA)
+            _, workspace, _ = self._modules.memory(own, sharding, weights, several, room)
+            workspace = Workspace.of((likely.workspace, workspace))
+            self._known[where] = LayerCost.of(likely.terms, room.activation_mib, workspace, likely.memory)
         return self._known[where]
 
-    def _at(
-        self, experts: Experts, recompute: Recompute, setting: Setting, several: bool, pipeline: int, imbalance: float
+    def _expected(
+        self, experts: Experts, recompute: Recompute, setting: Setting, several: bool, pipeline: int
     ) -> LayerCost:
-        model = self._model
-        mesh, bytes_each = experts.mesh(setting.stage_size), setting.assumed.mixed_precision.bytes
-        stretch = min(imbalance, experts.ep)
+        """The cost at the expected imbalance."""
+        model, mesh = self._model, experts.mesh(setting.stage_size)
+        stretch = min(self._options.imbalance, experts.ep)
         rows = stretch * rows_of(model, experts, setting)
         times, launch = self._times.experts(model.experts // experts.ep, rows, experts.etp)
         times = times.slowed(self._network.beside_receive(pipeline))
@@ -75,14 +76,19 @@ class ExpertPrices:
         calls = expert_calls(model, experts, recompute, setting, stretch * self._crossing(experts))
         messages = self._modules.messages(calls, mesh, pipeline, weights)
         times = times.launched(launch, messages.forward_ms + messages.backward_ms)
+        own, room = LayerStrategy(dp_type=experts.dp_type), self._room(experts, recompute, setting, stretch)
+        return self._modules.own(own, mesh.degree(Axis.EXPERT_DATA), messages, times, weights, several, room)
+
+    def _room(self, experts: Experts, recompute: Recompute, setting: Setting, imbalance: float) -> Room:
+        """Activations and working memory at an imbalance."""
+        model = self._model
+        rows = min(imbalance, experts.ep) * rows_of(model, experts, setting)
         kept = model.routed.kept(Fused.NONE)
-        row_mib = bytes_each / MIB
+        row_mib = setting.assumed.mixed_precision.bytes / MIB
         copies = self._options.kernels.copies * model.hidden_size
         held_mib = rows * (kept.gathered + copies + kept.split / experts.etp) * row_mib
         working_mib = rows * (ROW_BUFFERS * model.hidden_size + 2 * model.expert_size / experts.etp) * row_mib
-        room = Room(0.0, working_mib + held_mib) if recompute else Room(held_mib, working_mib)
-        own = LayerStrategy(dp_type=experts.dp_type)
-        return self._modules.own(own, mesh.degree(Axis.EXPERT_DATA), messages, times, weights, several, room)
+        return Room(0.0, working_mib + held_mib) if recompute else Room(held_mib, working_mib)
 
     def _crossing(self, experts: Experts) -> float:
         """Share of a token's rows that the exchange sends: one for each of its experts, or of the ranks that have

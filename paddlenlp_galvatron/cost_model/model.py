@@ -30,7 +30,6 @@ from .costs import (
     CostOptions,
     LayerCost,
     Prediction,
-    StageMemory,
     StagePrediction,
     States,
     Terms,
@@ -44,7 +43,7 @@ from .module_memory import Room
 from .peak import PartMemory
 from .redistribution import redistribution
 from .simulate import StageTimes, step_ms
-from .stage_memory import batch_mib, bound_of, fullest, memory_of, own_positions_mib
+from .stage_memory import batch_mib, fullest, memory_of, own_positions_mib
 from .weights import StateBytes, Weights, head_weights, table_weights
 
 MIB = 2**20
@@ -209,10 +208,6 @@ class CostModel(LayerPrices):
         its own slice of a layer type's tokens to its peer."""
         tokens = self._token_bytes(micro_batch, layer_type)
         return self.network.send_ms(pipeline, tokens / stage_size / MIB)
-
-    def stage_memory(self, chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -> StageMemory:
-        """Peak of a stage of which each chunk holds these parts, for so many micro-batches."""
-        return bound_of(chunks, in_flight, self.context_mib)
 
     def predict(self, plan: Plan) -> Prediction:
         """Time and memory of one step: the one function behind every predicted time. Raises UserError."""

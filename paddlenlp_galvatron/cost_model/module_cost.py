@@ -7,9 +7,10 @@ from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from ..profiles.network import Network
 from .communication import Calls
-from .costs import LayerCost, Task, Terms
+from .costs import LayerCost, States, Task, Terms, Workspace
 from .messages import Messages, MessageTimes
 from .module_memory import Room, module_memory
+from .peak import PartMemory
 from .task import frozen_states
 from .weights import StateBytes, Weights
 
@@ -79,18 +80,7 @@ class ModuleCosts:
         shown_ms = forward - times.forward_ms, backward - compute_ms
         sharded = strategy.dp_type is not DataParallel.DDP and sharding > 1
         updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if per_weight.optimizer else 0.0
-        async_reduce = self._assumed.async_grad_reduce
-        held, workspace, memory = module_memory(
-            weights,
-            per_weight,
-            strategy.dp_type,
-            sharding,
-            several,
-            async_reduce,
-            room,
-            several_matrices=isinstance(strategy, LayerStrategy),
-            offload=self._host_mib_per_ms is not None,
-        )
+        held, workspace, memory = self.memory(strategy, sharding, weights, several, room, states)
         optimizer_ms = updated / 1e6 * self._optimizer_ms_per_million
         if self._host_mib_per_ms:  # there and back, one matrix after the other, with nothing beside it
             optimizer_ms += 2 * memory.update.states_mib / self._host_mib_per_ms
@@ -105,9 +95,31 @@ class ModuleCosts:
             messages.gather_forward.ms + gathers.ms - sum(shown_ms),
             reduce_ms,
             reductions.ms - reduce_ms,
-            not async_reduce,
+            not self._assumed.async_grad_reduce,
             messages.finish_ms,
             messages.publish_ms,
             optimizer_ms,
         )
         return LayerCost.of(terms, room.activation_mib, workspace, memory)
+
+    def memory(
+        self,
+        strategy: Strategy,
+        sharding: int,
+        weights: Weights,
+        several: bool,
+        room: Room,
+        states: StateBytes | None = None,
+    ) -> tuple[States, Workspace, PartMemory]:
+        """The memory alone of a module's own weights."""
+        return module_memory(
+            weights,
+            states or self._state_bytes,
+            strategy.dp_type,
+            sharding,
+            several,
+            self._assumed.async_grad_reduce,
+            room,
+            several_matrices=isinstance(strategy, LayerStrategy),
+            offload=self._host_mib_per_ms is not None,
+        )

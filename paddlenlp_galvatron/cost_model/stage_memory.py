@@ -24,17 +24,6 @@ ID_BYTES = 8  # of a token's number
 BATCHES = 2  # of which a rank holds its own rows: the one in use and the next
 
 
-def bound_of(chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int], context_mib: float) -> StageMemory:
-    """Bound of a stage whose chunks hold these parts, each for so many micro-batches."""
-    costs = [cost for chunk in chunks for cost in chunk]
-    return StageMemory(
-        context_mib,
-        sum(cost.states_mib for cost in costs),
-        _held_mib(chunks, in_flight),
-        Workspace.of(cost.workspace for cost in costs).total_mib,
-    )
-
-
 def memory_of(
     plan: Plan,
     stage: int,
@@ -45,7 +34,13 @@ def memory_of(
 ) -> StageMemory:
     """Bound and estimate of a stage. The embedding's part has the LM head, where both are one: backward begins with
     it. `reduced_each`: gradients are, after each micro-batch. `shared_mib`: what its layers hold together."""
-    memory = bound_of(chunks, fullest(plan, stage, chunks), context_mib)
+    costs = [cost for chunk in chunks for cost in chunk]
+    memory = StageMemory(
+        context_mib,
+        sum(cost.states_mib for cost in costs),
+        _held_mib(chunks, fullest(plan, stage, chunks)),
+        Workspace.of(cost.workspace for cost in costs).total_mib,
+    )
     ordered = [[*rest, first] for first, *rest in chunks] if plan.pipeline == 1 else chunks
     walked = [[part.memory for part in parts] for parts in ordered]
     known = [[part for part in parts if part is not None] for parts in walked]

@@ -77,6 +77,12 @@ ALIASES = {
     "tensor_model_parallel_size": "tensor_parallel_degree",
     "pipeline_model_parallel_size": "pipeline_parallel_degree",
     "expert_model_parallel_size": "expert_parallel_degree",
+    "expert_tensor_parallel_degree": "global_tp_of_ep_deg",
+    "expert_tensor_parallel_size": "global_tp_of_ep_deg",
+    "context_parallel_degree": "global_cp_deg",
+    "context_parallel_size": "global_cp_deg",
+    "virtual_pp_degree": "virtual_pp_deg",
+    "virtual_pipeline_model_parallel_size": "virtual_pp_deg",
     "micro_batch_size": "per_device_train_batch_size",
 }
 # Name -> what it means in a command without such an option, but with these, of which it is the first.

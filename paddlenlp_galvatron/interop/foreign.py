@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 EXPERTS = "the model's config.json says what experts it has"
-NO_CONTEXT = "context parallelism is told layer by layer: cp_sizes_enc of a plan's file"
-INTERLEAVED = "a plan says it: virtual_pp_deg in its file; galvatron search --max_virtual_pp_deg finds one"
+NO_CONTEXT = "vocabulary layers share tokens as the others do: global_cp_deg; a plan's file says others"
 NO_GENERATION = "nothing is generated; evaluation gives the loss of the dev split"
 NOT_QUANTISED = "weights are not quantised"
 # Says what holds anyway: the values at which it does, one of several apart by |, and why there is no other.
@@ -24,15 +23,11 @@ HOLDS = {
     "profile_unit": ("all", "layers are measured whole"),
     "profile_flow_control": ("all", "what was measured before is not measured again; --fresh forgets it"),
     "disable_embedding_lmhead_sp": ("0", "vocabulary layers split the sequence where their neighbours do; disable_sp"),
-    "global_cp_deg": ("1|-1", NO_CONTEXT),
     "vocab_cp": ("1|-1", NO_CONTEXT),
-    "context_parallel_degree": ("1|-1", NO_CONTEXT),
-    "context_parallel_size": ("1|-1", NO_CONTEXT),
     "use_distributed_optimizer": ("0", "optimizer states are sharded by ZeRO-2: default_dp_type zero2"),
-    "num_layers_per_virtual_pipeline_stage": ("", INTERLEAVED),
+    "num_layers_per_virtual_pipeline_stage": ("", "say how many chunks a stage has: virtual_pp_deg"),
     **dict.fromkeys(("is_moe_model", "set_experts_manually", "num_experts"), ("0", EXPERTS)),
     "use_fsep": ("0", "experts are sharded by ZeRO: dp_types_of_ep_enc of a plan's file"),
-    "virtual_pp_degree": ("1|-1", INTERLEAVED),
     "recompute_granularity": ("full", "the plan says which parts a layer recomputes; search: recompute_parts"),
     "fp16_opt_level": ("O2", "16-bit training keeps fp32 masters of 16-bit weights, which is O2"),
     "extra_args_str": ("", "there is no other launcher that it could go to; leave it out"),
@@ -216,23 +211,23 @@ SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")}
 SEVERAL = {name for name in IDLE if name.endswith("_config") or name.startswith("amp_custom")} | {"envs"}
 
 
-class Fate(NamedTuple):
+class Outcome(NamedTuple):
     """The outcome for an option without a use here; both are empty for one that says what holds anyway."""
 
     fault: str = ""  # why it is refused
     idle: str = ""  # why it has no effect
 
 
-def fate_of(name: str, value: object) -> Fate | None:
+def outcome_of(name: str, value: object) -> Outcome | None:
     """By canonical name; None: it is no such option."""
     if idle := IDLE.get(name) or ELSEWHERE.get(name):
-        return Fate(idle=idle)
+        return Outcome(idle=idle)
     if name not in HOLDS:
         return None
     values, reason = HOLDS[name]
     if value in (None, "None") or any(_same(str(value), one) for one in values.split("|")):
-        return Fate()
-    return Fate(fault=f"{value} is not supported: {reason}")
+        return Outcome()
+    return Outcome(fault=f"{value} is not supported: {reason}")
 
 
 def idle_note(idle: Mapping[str, str]) -> str:

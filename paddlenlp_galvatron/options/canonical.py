@@ -13,7 +13,7 @@ from typing import Any
 from ..base.errors import UserError
 from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
 from ..interop.aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
-from ..interop.foreign import SEVERAL, SWITCHES, Fate, fate_of, idle_note
+from ..interop.foreign import SEVERAL, SWITCHES, Outcome, idle_note, outcome_of
 
 UNSET = "None"  # a script's word for an option that it leaves unset
 BOOLEAN_WORDS = ("0", "1", "false", "true")
@@ -111,13 +111,13 @@ def canonical_pairs(
         if BEATEN.get(plain_name(word)) in plain:
             idle[word] = f"{dashes}{name} holds"
         elif name not in known:
-            fate = Fate(idle=beside[name]) if name in beside else fate_of(name, value)
-            if fate is None:
+            outcome = Outcome(idle=beside[name]) if name in beside else outcome_of(name, value)
+            if outcome is None:
                 faults.append(f"{word}: unknown option; {did_you_mean(word, known, dashes)}")
-            elif fate.fault:
-                faults.append(f"{word}: {fate.fault}")
-            elif fate.idle:
-                idle[word] = fate.idle
+            elif outcome.fault:
+                faults.append(f"{word}: {outcome.fault}")
+            elif outcome.idle:
+                idle[word] = outcome.idle
         elif value is None or value == UNSET:
             continue
         elif known[name] and not is_boolean_word(value):

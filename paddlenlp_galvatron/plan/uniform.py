@@ -37,6 +37,8 @@ def uniform_plan(
     use_ulysses: bool = False,
     global_ep_deg: int = 1,
     global_tp_of_ep_deg: int = 1,
+    global_cp_deg: int = 1,
+    virtual_pp_deg: int = 1,
     assumed: Assumptions = Assumptions(),
 ) -> Plan:
     """The plan that GLOBAL mode's options stand for, by their own names. Raises UserError."""
@@ -50,11 +52,16 @@ def uniform_plan(
         ("vocab_tp", vocab_tp),
         ("global_ep_deg", global_ep_deg),
         ("global_tp_of_ep_deg", global_tp_of_ep_deg),
+        ("global_cp_deg", global_cp_deg),
+        ("virtual_pp_deg", virtual_pp_deg),
     ):
         if value < 1:
             raise UserError(f"{name}: must be at least 1 (it is {value})")
-    if pp_deg > layers:
-        raise UserError(f"pp_deg: {pp_deg} stages are more than the {layers} layers; choose at most {layers}")
+    if pp_deg * virtual_pp_deg > layers:
+        name, what = ("pp_deg", "stages") if pp_deg > layers else ("virtual_pp_deg", "chunks of stages")
+        raise UserError(
+            f"{name}: {pp_deg * virtual_pp_deg} {what} are more than the {layers} layers; choose at most {layers}"
+        )
     default = _member(DataParallel, default_dp_type, "default_dp_type")
     dp_type = DataParallel.ZERO3 if sdp else default
     vocab_type = dp_type if embed_sdp is None else default
@@ -66,15 +73,19 @@ def uniform_plan(
         Recompute(global_checkpoint),
         ep=global_ep_deg,
         etp=global_tp_of_ep_deg,
+        context=global_cp_deg,
     )
     plan = Plan(
         world_size=world_size,
         global_batch=global_train_batch_size,
         micro_batches=chunks,
-        stages=even_stages(layers, pp_deg),
+        stages=even_stages(layers, pp_deg * virtual_pp_deg),
         layers=(layer,) * layers,
-        vocab=VocabStrategy(vocab_tp, use_ulysses, DataParallel.ZERO3 if embed_sdp else vocab_type),
+        vocab=VocabStrategy(
+            vocab_tp, use_ulysses, DataParallel.ZERO3 if embed_sdp else vocab_type, context=global_cp_deg
+        ),
         schedule=_member(Schedule, pipeline_type, "pipeline_type"),
+        chunks=virtual_pp_deg,
         default_dp_type=default,
         assumed=assumed,
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import paddle
 from paddle.autograd import PyLayer
@@ -18,6 +18,9 @@ from paddle.autograd import PyLayer
 from ..plan import Precision, UserError
 from . import device
 from .paddle_private import place_parameter
+
+if TYPE_CHECKING:
+    from .weights import ShardedParameter
 
 DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
@@ -71,15 +74,7 @@ def add(total: Any, part: Any, dtype: str) -> Any:
     return (total.astype("float32") + part.astype("float32")).astype(dtype)
 
 
-class MasterWeight(Protocol):
-    """A stored weight, and where its gradient goes."""
-
-    tensor: Any
-
-    def accumulate(self, gradient: Any) -> None: ...
-
-
-def compute_weight(weight: MasterWeight, numbers: Numbers) -> Any:
+def compute_weight(weight: ShardedParameter, numbers: Numbers) -> Any:
     """A weight in the type that layers compute in. Its gradient is added to `weight` all the same."""
     if not numbers.casts:
         return weight.tensor
@@ -91,7 +86,7 @@ def compute_weight(weight: MasterWeight, numbers: Numbers) -> Any:
 
 
 @contextmanager
-def compute_weights(slots: Sequence[tuple[Any, str, MasterWeight]], numbers: Numbers) -> Iterator[None]:
+def compute_weights(slots: Sequence[tuple[Any, str, ShardedParameter]], numbers: Numbers) -> Iterator[None]:
     """Let layers find their weights in the type that they compute in. Slots: layer, attribute, weight."""
     if not numbers.casts:
         yield
@@ -107,7 +102,7 @@ def compute_weights(slots: Sequence[tuple[Any, str, MasterWeight]], numbers: Num
 
 class _Cast(PyLayer):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, anchor: Any, weight: MasterWeight, dtype: str) -> Any:
+    def forward(ctx: Any, anchor: Any, weight: ShardedParameter, dtype: str) -> Any:
         ctx.weight = weight
         return weight.tensor.astype(dtype)
 

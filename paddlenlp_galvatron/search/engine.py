@@ -68,7 +68,7 @@ def search(
     return _Search(models, cost, options, log or (lambda line: None), watch).run(known, seconds)
 
 
-class _Stage(IntEnum):
+class _Level(IntEnum):
     """How far a family has come; each step costs more and bounds it better."""
 
     SKETCHED = 0  # bounded by the compute of its fastest strategies
@@ -84,7 +84,7 @@ class _Open:
 
     bound: float  # ms per sample
     number: int  # of equal bounds the first goes first
-    stage: _Stage = field(compare=False)
+    level: _Level = field(compare=False)
     family: PlanFamily = field(compare=False)
     choices: Choices = field(compare=False)
     tables: Tables | None = field(compare=False, default=None)
@@ -221,7 +221,7 @@ class _Search:
                 alike = replace(family, chunks=min(family.chunks, 2)), choices
                 if alike not in bounds:
                     bounds[alike] = sketch_ms(family, choices.layers, self.cost) / family.global_batch
-                yield _Open(bounds[alike], next(numbers), _Stage.SKETCHED, family, choices)
+                yield _Open(bounds[alike], next(numbers), _Level.SKETCHED, family, choices)
 
     def _divisible(self) -> dict[PlanFamily, list[Choices]]:
         """The strategies of every family. Raises UserError where they are too many."""
@@ -272,7 +272,7 @@ class _Search:
             finally:
                 with self.changed:
                     if again:
-                        if entry.stage is _Stage.TRIED:
+                        if entry.level is _Level.TRIED:
                             self.tried.append(entry)
                         else:
                             heappush(self.waiting, entry)
@@ -329,16 +329,16 @@ class _Search:
         if self._is_beaten(entry):
             return False
         limit = self._limit(family)
-        if entry.stage is _Stage.SKETCHED:
+        if entry.level is _Level.SKETCHED:
             core = core_of(family, self._priced(priced_layers, entry), self.cost, self.options.budget_mib)
-            entry.stage, bound_ms = _Stage.LAID, core.bound(self.cancel)
+            entry.level, bound_ms = _Level.LAID, core.bound(self.cancel)
         elif entry.tables is None:
             entry.tables = self._tables(entry)
-            entry.stage, bound_ms = _Stage.PRICED, entry.tables.core.bound(self.cancel)
-        elif entry.stage is _Stage.PRICED:
-            entry.stage, bound_ms = _Stage.BOUNDED, entry.tables.core.tight_bound(limit * batch, self.cancel)
-        elif entry.stage is _Stage.BOUNDED:  # most are settled so
-            entry.stage, bound_ms = _Stage.TRIED, self._solve(entry, entry.tables, limit, self.options.effort // TRIAL)
+            entry.level, bound_ms = _Level.PRICED, entry.tables.core.bound(self.cancel)
+        elif entry.level is _Level.PRICED:
+            entry.level, bound_ms = _Level.BOUNDED, entry.tables.core.tight_bound(limit * batch, self.cancel)
+        elif entry.level is _Level.BOUNDED:  # most are settled so
+            entry.level, bound_ms = _Level.TRIED, self._solve(entry, entry.tables, limit, self.options.effort // TRIAL)
             if bound_ms == inf:
                 return False
         else:

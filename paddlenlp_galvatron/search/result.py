@@ -181,7 +181,7 @@ class SearchResult:
         """Number of families that were left with a gap."""
         return sum(outcome is FamilyOutcome.GIVEN_UP for outcome in self.outcomes.values())
 
-    def fate(self, family: PlanFamily) -> str:
+    def outcome(self, family: PlanFamily) -> str:
         """The outcome of a family, for people."""
         outcome = self.outcomes[family]
         bound = f" (at least {self.bounds_s[family]:.4g} s a step)" if outcome is FamilyOutcome.OUT_OF_BOUND else ""

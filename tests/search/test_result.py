@@ -35,7 +35,7 @@ def test_every_family_has_a_fate_and_no_rejected_one_could_win() -> None:
         f for f, outcome in result.outcomes.items() if outcome is FamilyOutcome.OUT_OF_BOUND
     }
     for family, outcome in result.outcomes.items():
-        assert outcome.words in result.fate(family)
+        assert outcome.words in result.outcome(family)
         if outcome is FamilyOutcome.OUT_OF_BOUND:
             assert result.bounds_s[family] / family.global_batch >= result.time_s / result.plan.global_batch * (
                 1 - 1e-9
