@@ -71,6 +71,8 @@ def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: 
         f"{shape.name}, {options.task}{adapters}: {options.global_train_batch_size} samples of {options.seq_length} "
         f"tokens a step; {sheet.device}, {card_gib:g} GiB a card; days for {options.tokens:.4g} tokens"
     )
+    if shape.experts:
+        yield options.priced.load_words
     told = rows(found, shape, sheet, options)
     numbers = ("tokens/s", "MFU", "days", "s a step", "estimate", "bound", "verdict", "next", f"+{MORE_GIB:g} GiB")
     shown, plans = table("cards", *numbers), table("cards", "plan", "binds", left=("plan", "binds"))
