@@ -157,7 +157,8 @@ def main() -> int:
         found = [read_table(path) for path in asked.tables]
         sheets: dict[str, DataSheet] = {}
         if asked.calibrate:
-            runs = read_table(asked.calibrate).runs
+            if not (runs := read_table(asked.calibrate).runs):
+                raise UserError(f"{asked.calibrate}: has no row that can be predicted and calibrated from")
             for device in dict.fromkeys(run.device for run in runs):
                 fitted = calibrate([run for run in runs if run.device == device], load_data_sheet(device))
                 sheets[device] = fitted.sheet

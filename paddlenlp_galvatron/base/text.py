@@ -17,6 +17,12 @@ def shortened(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def gib(mib: float) -> str:
+    """Memory given in MiB, in GiB: two decimals, and a third of less than 1 GiB."""
+    size = mib / 1024
+    return f"{size:,.2f}" if abs(size) >= 0.9995 else f"{size:.3f}"
+
+
 def near(path: Path) -> Path:
     """The path relative to the current folder if it lies below it."""
     here = Path.cwd()

@@ -14,7 +14,7 @@ from paddlenlp_galvatron.check.calibration.options import CalibrateOptions
 from paddlenlp_galvatron.check.calibration.sources import read_runs
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
-from .conventions import App, say_note
+from .conventions import JSON_SWITCH, App, say_note
 from .grouped import add_command
 
 app = App(help="Fit a data sheet to measured steps, for predictions of other plans.")
@@ -55,6 +55,6 @@ add_command(
     None,
     calibrate,
     CalibrateOptions,
-    switches={"json": "one line of JSON on stdout"},
+    switches=JSON_SWITCH,
     positional=("runs", "RUNS"),
 )

@@ -18,9 +18,9 @@ from typer.main import get_command
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import say
-from paddlenlp_galvatron.base.text import shortened
 from paddlenlp_galvatron.interop.aliases import canonical_name, did_you_mean
 from paddlenlp_galvatron.options.canonical import canonical_words
+from paddlenlp_galvatron.options.group import in_words
 
 HELP = {"--help", "-h"}
 INTERRUPTED = 130  # typer's exit code of a Ctrl-C
@@ -92,6 +92,7 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+JSON_SWITCH = {"json": "end with one line of JSON on stdout, all else on stderr"}
 Json = Annotated[bool, typer.Option("--json", help="one JSON object")]
 
 
@@ -130,8 +131,7 @@ def within(limits: Any) -> Callable[[Any], Any]:
         try:
             return numbers.validate_python(value)
         except ValidationError as error:
-            message = error.errors()[0]["msg"]
-            raise typer.BadParameter(f"{message[0].lower()}{message[1:]} (it is {shortened(repr(value))})") from None
+            raise typer.BadParameter(in_words(error.errors()[0])) from None
 
     parse.__name__ = "number"  # its name in the help
     return parse

@@ -11,7 +11,7 @@ from paddlenlp_galvatron.report.explain import explain as find_out
 from paddlenlp_galvatron.report.explain import printed, summary
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 
-from .conventions import App, say_note
+from .conventions import JSON_SWITCH, App, say_note
 from .grouped import add_command
 from .watched import each_watched
 
@@ -35,6 +35,6 @@ add_command(
     None,
     explain,
     OriginOptions,
-    switches={"json": "one JSON object on stdout"},
+    switches=JSON_SWITCH,
     positional=("plan", "PLAN"),
 )

@@ -13,7 +13,7 @@ from paddlenlp_galvatron.report.fit import explain, rows
 from paddlenlp_galvatron.search.fit import FitOptions, sheet_of
 from paddlenlp_galvatron.search.fit import fit as find_rows
 
-from .conventions import App, say_note
+from .conventions import JSON_SWITCH, App, say_note
 from .grouped import add_command
 from .lengths import LengthOptions, with_lengths
 from .watched import watched
@@ -65,6 +65,6 @@ add_command(
     fit,
     LengthOptions,
     FitOptions,
-    switches={"json": "one line of JSON on stdout", "list": "only list the models and devices that are known by name"},
+    switches={**JSON_SWITCH, "list": "only list the models and devices that are known by name"},
     positional=("model_size", "MODEL"),
 )

@@ -28,6 +28,7 @@ from paddlenlp_galvatron.interop.arguments import (
 )
 from paddlenlp_galvatron.options.degrees import DegreeOptions
 from paddlenlp_galvatron.options.group import Options
+from paddlenlp_galvatron.options.model_options import SEQ
 from paddlenlp_galvatron.options.uniform import UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
@@ -50,7 +51,7 @@ from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.trace import predicted_events, rank_names
 from paddlenlp_galvatron.report.why import Problem
 
-from .conventions import App, Json, answer, within
+from .conventions import JSON_SWITCH, App, Json, answer, within
 from .grouped import add_command
 
 app = App(help="Look at a plan file.")
@@ -109,29 +110,42 @@ def check(file: File, world_size: WorldSize = None, model: Model = None, as_json
 class FileOptions(Options):
     """The file that `uniform` writes, and for what."""
 
-    output: Path = Field(description="the plan file to write")
+    output: Path = Field(Path("plan.json"), description="the plan file to write")
     model_size: str = Field(description="a config.json, its folder, or the name of a preset such as llama2-7b")
     world_size: Ranks = Field(description="number of ranks")
-    sequence_parallel: bool = Field(False, description="Megatron-SP in layers with tp > 1")
-    mixed_precision: Precision = Field(Precision.FP32, description="type of weights and activations")
-    seq_length: Size | None = Field(None, description="sequence length")
+    sequence_parallel: bool = Field(True, description="Megatron-SP in layers with tp > 1")
+    mixed_precision: Precision = Field(Precision.BF16, description="type of weights and activations")
+    seq_length: Size | None = Field(
+        None, description=f"sequence length; unset: {SEQ}, or the model's positions where they are fewer"
+    )
 
 
-def uniform(values: dict[str, Any]) -> None:
+def uniform(values: dict[str, Any], json: bool) -> None:
     """Write a plan with one strategy for all layers, from the options of Galvatron's GLOBAL mode or of PaddleNLP."""
     file = FileOptions.from_values(values)
     shape = load_model(file.model_size)
-    assumed = Assumptions(file.sequence_parallel, file.mixed_precision, seq_length=file.seq_length)
+    seq_length = file.seq_length or min(SEQ, shape.max_position_embeddings)
+    assumed = Assumptions(file.sequence_parallel, file.mixed_precision, seq_length=seq_length)
     options, degrees = UniformOptions.from_values(values), DegreeOptions.from_values(values)
     if degrees.given:
         options = degrees.onto(options, file.world_size)
     plan = options.plan(shape.layers, file.world_size, assumed)
     require_valid(plan, shape)
     write_plan(plan, file.output)
-    say(f"{file.output}: one strategy for the {shape.layers} layers of {shape.name} on {file.world_size} ranks")
+    text = f"{file.output}: one strategy for the {shape.layers} layers of {shape.name} on {file.world_size} ranks"
+    answer(text, json, plan=file.output, model=shape.name, world_size=file.world_size)
 
 
-add_command(app, "uniform", uniform, UniformOptions, DegreeOptions, FileOptions, positional=("model_size", "MODEL"))
+add_command(
+    app,
+    "uniform",
+    uniform,
+    UniformOptions,
+    DegreeOptions,
+    FileOptions,
+    switches=JSON_SWITCH,
+    positional=("model_size", "MODEL"),
+)
 
 
 @app.command()
@@ -248,20 +262,21 @@ def to_paddlenlp(
 
 
 @app.command("to-paddlefleet")
-def to_paddlefleet(file: File, world_size: WorldSize = None, model: Model = None) -> None:
+def to_paddlefleet(file: File, world_size: WorldSize = None, model: Model = None, as_json: Json = False) -> None:
     """Print a plan as YAML for PaddleFleet's `paddlefleet-cli train`. Exit code 2 if it cannot express it."""
-    _say_yaml(FLEET, file, world_size, model)
+    _say_yaml(FLEET, file, world_size, model, as_json)
 
 
 @app.command("to-paddleformers")
-def to_paddleformers(file: File, world_size: WorldSize = None, model: Model = None) -> None:
+def to_paddleformers(file: File, world_size: WorldSize = None, model: Model = None, as_json: Json = False) -> None:
     """Print a plan as YAML for PaddleFormers, which PaddleFleet took in. Exit code 2 if it cannot express it."""
-    _say_yaml(FORMERS, file, world_size, model)
+    _say_yaml(FORMERS, file, world_size, model, as_json)
 
 
-def _say_yaml(program: str, file: Path, world_size: int | None, model: str | None) -> None:
+def _say_yaml(program: str, file: Path, world_size: int | None, model: str | None, as_json: bool) -> None:
     express, notes_of = partial(fleet_arguments, program=program), partial(fleet_notes, program=program)
-    say(yaml.safe_dump(_arguments(express, notes_of, file, world_size, model), sort_keys=False).rstrip())
+    arguments = _arguments(express, notes_of, file, world_size, model)
+    answer(yaml.safe_dump(arguments, sort_keys=False).rstrip(), as_json, **arguments)
 
 
 def _arguments(

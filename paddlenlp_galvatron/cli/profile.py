@@ -20,7 +20,7 @@ from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.training.prepare import GROUPS
 
-from .conventions import App, within
+from .conventions import JSON_SWITCH, App, Json, answer, within
 from .grouped import add_command
 
 app = App(help="Measure this machine and a model; writes the profile files that the search reads.")
@@ -41,24 +41,23 @@ def _for_device(options: Profiled) -> Profiled:
     return settled
 
 
-def profile_hardware(options: HardwareOptions) -> None:
-    """Write the hardware files."""
+def profile_hardware(options: HardwareOptions) -> str:
+    """Write the hardware files. Returns what was written, as lines for people."""
     options = _for_device(options)
     if options.analytic:
         sheet = load_data_sheet(options.analytic)
         per_node = options.nproc or options.num_gpus_per_node
         written = analytic_hardware(sheet, options.num_nodes, per_node).save(options.output)
-        _say(f"derived from {sheet.name}", written)
-        return
+        return _lines(f"derived from {sheet.name}", written)
     from paddlenlp_galvatron.profiler.launcher import run_ranks
 
     os.environ.update({name: value for name, _, value in (pair.partition("=") for pair in options.envs)})
     run_ranks("hardware", options.model_dump_json(), options, "hardware")
-    say(f"hardware profile of {options.num_nodes} x {options.ranks_per_node} ranks: {near(options.output)}")
+    return f"hardware profile of {options.num_nodes} x {options.ranks_per_node} ranks: {near(options.output)}"
 
 
-def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> None:
-    """Write the files of a model."""
+def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> str:
+    """Write the files of a model. Returns what was written, as lines for people."""
     measured_model(options, model)  # its faults are told before Paddle is imported
     options = _for_device(options)
     shapes, points = measured_model(options, model)
@@ -74,8 +73,7 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
             say("note: derived with flash attention; --use_flash_attention 0 derives without", err=True)
         files = [analytic_computation(shapes[0], sheet, options.precision, lengths, fused)] if computation else []
         files += [analytic_memory(shapes[0], options.precision, lengths, fused)] if memory else []  # type: ignore[list-item]
-        _say(f"derived from {sheet.name}", [file.save(options.output) for file in files])
-        return
+        return _lines(f"derived from {sheet.name}", [file.save(options.output) for file in files])
     from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.profiler.launcher import run_ranks
 
@@ -94,35 +92,44 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
     )
     run_ranks("model", run.model_dump_json(), options, shapes[0].name)
     ranks = f"{options.num_nodes} x {options.ranks_per_node} ranks"
-    say(f"model profile of {shapes[0].name} on {ranks}: {near(options.output)}")
+    return f"model profile of {shapes[0].name} on {ranks}: {near(options.output)}"
 
 
-def _say(how: str, paths: list[Path]) -> None:
-    for path in paths:
-        say(f"{how}: {path}")
+def _lines(how: str, paths: list[Path]) -> str:
+    return "\n".join(f"{how}: {path}" for path in paths)
 
 
-def _hardware(values: dict[str, Any]) -> None:
+def _answer(text: str, json: bool, output: Path) -> None:
+    answer(text, json, output=output, files=sorted(output.glob("*.json")))
+
+
+def _hardware(values: dict[str, Any], json: bool) -> None:
     """Measure collectives by group and message size, sends between stages, and how computation and messages overlap."""
-    profile_hardware(HardwareOptions.from_values(with_nodes(values)))
+    options = HardwareOptions.from_values(with_nodes(values))
+    _answer(profile_hardware(options), json, options.output)
 
 
-def _computation(values: dict[str, Any]) -> None:
+def _computation(values: dict[str, Any], json: bool) -> None:
     """Measure how long a model's layers, embedding and LM head compute."""
-    profile_model(PointOptions.from_values(with_nodes(values)), ModelOptions.from_values(values), memory=False)
+    _of_model(values, json, memory=False)
 
 
-def _memory(values: dict[str, Any]) -> None:
+def _memory(values: dict[str, Any], json: bool) -> None:
     """Measure how much memory a model's layers, embedding and LM head need."""
-    profile_model(PointOptions.from_values(with_nodes(values)), ModelOptions.from_values(values), computation=False)
+    _of_model(values, json, computation=False)
 
 
-def _model(values: dict[str, Any]) -> None:
+def _model(values: dict[str, Any], json: bool) -> None:
     """Measure computation and memory of a model."""
-    profile_model(PointOptions.from_values(with_nodes(values)), ModelOptions.from_values(values))
+    _of_model(values, json)
 
 
-def _all(values: dict[str, Any]) -> None:
+def _of_model(values: dict[str, Any], json: bool, **parts: bool) -> None:
+    options = PointOptions.from_values(with_nodes(values))
+    _answer(profile_model(options, ModelOptions.from_values(values), **parts), json, options.output)
+
+
+def _all(values: dict[str, Any], json: bool) -> None:
     """Measure this machine and a model."""
     values = with_nodes(values)
     hardware, points, model = (
@@ -131,8 +138,8 @@ def _all(values: dict[str, Any]) -> None:
         ModelOptions.from_values(values),
     )
     measured_model(points, model)  # its faults are reported before anything is measured
-    profile_hardware(hardware)
-    profile_model(points, model)
+    lines = profile_hardware(hardware), profile_model(points, model)
+    _answer("\n".join(lines), json, points.output)
 
 
 OF_MODEL = (PointOptions, ModelOptions)
@@ -141,9 +148,9 @@ TRAINING = {name: "it is of training" for group in GROUPS for name in group.mode
 for _name, _work in {"computation": _computation, "memory": _memory, "model": _model}.items():
     own = {name for group in OF_MODEL for name in group.model_fields}
     beside = {name: why for name, why in TRAINING.items() if name not in own}
-    add_command(app, _name, _work, *OF_MODEL, beside=beside, positional=MODEL)
-add_command(app, "hardware", _hardware, HardwareOptions)
-add_command(app, "all", _all, PointOptions, HardwareOptions, ModelOptions, positional=MODEL)
+    add_command(app, _name, _work, *OF_MODEL, switches=JSON_SWITCH, beside=beside, positional=MODEL)
+add_command(app, "hardware", _hardware, HardwareOptions, switches=JSON_SWITCH)
+add_command(app, "all", _all, PointOptions, HardwareOptions, ModelOptions, switches=JSON_SWITCH, positional=MODEL)
 
 
 @app.command("import-nccl-tests")
@@ -157,8 +164,10 @@ def import_nccl_tests(
     output: Annotated[Path, typer.Option(help="folder of the profile files")] = ProfileRunOptions.model_fields[
         "output"
     ].default,
+    as_json: Json = False,
 ) -> None:
     """Turn outputs of nccl-tests into the hardware files."""
     from paddlenlp_galvatron.interop.nccl_tests import import_nccl_tests
 
-    _say("imported", import_nccl_tests(logs, num_nodes, num_gpus_per_node).save(output))
+    written = import_nccl_tests(logs, num_nodes, num_gpus_per_node).save(output)
+    answer(_lines("imported", written), as_json, output=output, files=written)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -16,7 +17,7 @@ import typer
 
 from paddlenlp_galvatron.base.limits import MOST_RANKS
 from paddlenlp_galvatron.base.printing import Console, say
-from paddlenlp_galvatron.base.text import near
+from paddlenlp_galvatron.base.text import gib, near
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.plan import (
     Assumptions,
@@ -31,7 +32,7 @@ from paddlenlp_galvatron.plan import (
 from paddlenlp_galvatron.report import describe, predicted_beside_measured
 from paddlenlp_galvatron.report.measured import of_plan
 
-from .conventions import App
+from .conventions import App, Json, answer
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.search import SearchResult
@@ -83,46 +84,67 @@ SEARCHED = {
 def quickstart(
     output: Annotated[Path, typer.Option(help="folder for all files that are made")] = Path("runs/quickstart"),
     nproc: Annotated[int, typer.Option(min=2, max=MOST_RANKS, help="number of processes")] = 4,
-    steps: Annotated[int, typer.Option(min=COMPARED_STEPS, max=MOST_STEPS, help="number of training steps")] = 60,
+    steps: Annotated[int, typer.Option(min=COMPARED_STEPS, max=MOST_STEPS, help="number of training steps")] = 40,
     dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
+    as_json: Json = False,
 ) -> None:
     """Go from nothing to a trained model: data, profiles, a searched plan, training, compared with the prediction."""
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        found = _all_of_it(output.absolute(), nproc, steps, dry_run)
+    if as_json:
+        answer("", True, **found)
+
+
+def _all_of_it(output: Path, nproc: int, steps: int, dry_run: bool) -> dict[str, Any]:
+    """Returns what was found, for programs."""
     from paddlenlp_galvatron.training.step_log import read_log
 
     from .train import show_run
 
     if not SCRIPT.exists():
         raise UserError(f"{SCRIPT}: no such file; the quick start runs in a checkout of the project")
-    begin = time.monotonic()
-    console = Console(soft_wrap=True)  # paths stay whole
-    output = output.absolute()
+    console, begin = Console(soft_wrap=True), time.monotonic()  # paths stay whole
+    seconds: dict[str, float] = {}  # by part
+
+    def part(name: str) -> None:
+        """The end of a part."""
+        seconds[name] = round(time.monotonic() - begin - sum(seconds.values()), 1)
+
     shape = _write_model(output / MODEL)
     _title(console, 1, "text: Python's standard library, tokenised")
     _prepare_data(output)
+    part("data")
     _title(console, 2, f"profiles: {nproc} processes and the model, measured")
     _profile(output, nproc)
+    part("profiles")
     _title(console, 3, "plan: searched under a tight memory budget")
     plan = _search(console, output, shape, nproc)
+    part("search")
+    told = {"plan": output / "plan.json", "seconds": seconds}
     if dry_run:
         show_run(console, plan, shape)
-        return
+        return told
     _title(console, 4, f"training: {steps} steps on {nproc} processes")
     settings = _train(output, nproc, steps)
     records = read_log(settings.log)
+    part("training")
     _title(console, 5, f"the same {COMPARED_STEPS} steps in one process")
     difference = _difference_to_one_process(settings, records)
+    part("one process")
     console.print(f"largest difference of the loss: {difference:.1e} (allowed: {LOSS_TOLERANCE:.0e})")
     _title(console, 6, "predicted beside measured")
     console.print(predicted_beside_measured(plan, of_plan(plan, records)))
     made, log = near(output), near(settings.log)
     console.print(
-        f"\ndone in {time.monotonic() - begin:.0f} s; what was made, and what shows more of it:\n"
+        f"\ndone in {sum(seconds.values()):.0f} s: {', '.join(f'{name} {s:.0f}' for name, s in seconds.items())}; "
+        "what was made, and what shows more of it:\n"
         f"  galvatron plan show {made}/plan.json\n"
         f"  galvatron explain {made}/plan.json\n"
         f"  galvatron report {made}/plan.json --log {log}"
     )
     if not difference <= LOSS_TOLERANCE:
         raise GalvatronError("the plan does not train what one process trains; please report this with plan.json")
+    return {**told, "log": settings.log, "difference": difference, "last_loss": records[-1]["loss"]}
 
 
 def _title(console: Console, number: int, text: str) -> None:
@@ -148,7 +170,7 @@ def _profile(output: Path, nproc: int) -> None:
     from .profile import profile_hardware, profile_model
 
     folder = output / "profiles"
-    profile_hardware(HardwareOptions(output=folder, nproc=nproc, end_mb=16, time_budget_s=HARDWARE_S))
+    say(profile_hardware(HardwareOptions(output=folder, nproc=nproc, end_mb=16, time_budget_s=HARDWARE_S)))
     points = PointOptions(
         output=folder,
         nproc=nproc,
@@ -158,7 +180,7 @@ def _profile(output: Path, nproc: int) -> None:
         sequence_parallel=True,
         time_budget_s=MODEL_S,
     )
-    profile_model(points, ModelOptions(model_size=str(output / MODEL), seq_length=SEQ_LENGTH))
+    say(profile_model(points, ModelOptions(model_size=str(output / MODEL), seq_length=SEQ_LENGTH)))
 
 
 def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Plan:
@@ -189,7 +211,8 @@ def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Pl
     write_plan(result.plan, output / "plan.json")
     plan = read_plan(output / "plan.json")
     console.print(
-        f"budget {budget_mib:.0f} MiB a process (least {least.memory_mib:.0f}, the fastest plan wants {most_mib:.0f})\n"
+        f"budget {gib(budget_mib)} GiB a process "
+        f"(least {gib(least.memory_mib)}, the fastest plan wants {gib(most_mib)})\n"
         f"layer-wise {result.time_s:.3f} s a step; lower bound {result.lower_bound_s:.3f} s, searched in "
         f"{result.search_time_s:.2f} s\n"
         f"one strategy for all layers {'does not fit' if uniform.best is None else f'{uniform.time_s:.3f} s a step'}\n"
@@ -218,7 +241,7 @@ def _train(output: Path, nproc: int, steps: int) -> TrainSettings:
     say(" \\\n".join([*lines, f"    {' '.join(words)}"]) + "\n")
     environment = {name: str(value) for name, value in variables.items()}
     environment = {**os.environ, **ONE_NODE, **environment, "PYTHON": sys.executable}
-    code = subprocess.run(["sh", SCRIPT, *words], env=environment, timeout=TIMEOUT_S).returncode
+    code = subprocess.run(["sh", SCRIPT, *words], env=environment, timeout=TIMEOUT_S, stdout=sys.stdout).returncode
     if code:
         raise GalvatronError("training did not end well; its own message stands above")
     return read_settings(output / "settings.0.json")

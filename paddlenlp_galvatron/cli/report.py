@@ -17,7 +17,7 @@ from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.page import frontier, render
 from paddlenlp_galvatron.training.step_log import StepRecord, read_log
 
-from .conventions import App, answer, say_note
+from .conventions import JSON_SWITCH, App, answer, say_note
 from .grouped import add_command
 from .watched import each_watched
 
@@ -87,6 +87,6 @@ add_command(
     None,
     report,
     ReportOptions,
-    switches={"json": "one JSON object on stdout"},
+    switches=JSON_SWITCH,
     positional=("plan", "PLAN"),
 )

@@ -13,9 +13,10 @@ from typing import Any
 from pydantic import Field
 
 from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.options.group import Options
-from paddlenlp_galvatron.options.model_options import Model, ModelOptions
+from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.profiles.reserve import GIB_MIB
 from paddlenlp_galvatron.report.plan import how_to_start
@@ -24,9 +25,8 @@ from paddlenlp_galvatron.search import SearchOptions, SearchResult
 from paddlenlp_galvatron.search import search as find_plan
 from paddlenlp_galvatron.search.device import settled
 from paddlenlp_galvatron.search.engine import predicted
-from paddlenlp_galvatron.search.options import SEQ
 
-from .conventions import App
+from .conventions import JSON_SWITCH, App
 from .grouped import add_command
 from .lengths import LengthOptions, with_lengths
 from .watched import watched
@@ -112,7 +112,7 @@ def _title(model: Model, options: SearchOptions, default_batch: bool) -> list[st
     lines = [
         f"{model.name}: {layers} layers, sequence length {model.seq_length}, global batch size {batches}"
         f"{' (the default)' * default_batch}, on {options.num_nodes} x {options.num_gpus_per_node} devices of "
-        f"{options.memory_constraint:g} GiB (reserve {options.reserve_mib:,.0f} MiB)"
+        f"{options.memory_constraint:g} GiB (reserve {gib(options.reserve_mib)})"
     ]
     if model.ignored:
         lines.append(f"left out of account, as set_*_manually is 0: {', '.join(model.ignored)}")
@@ -161,6 +161,6 @@ add_command(
     None,
     search,
     *reversed(GROUPS),
-    switches={"json": "end with one line of JSON on stdout"},
+    switches=JSON_SWITCH,
     positional=("model_size", "MODEL"),
 )

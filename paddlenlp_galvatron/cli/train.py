@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from paddlenlp_galvatron.base.printing import Console, say, table
+from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.cost_model.held import held_mib
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters
@@ -22,7 +23,7 @@ from paddlenlp_galvatron.report.measured import Predicted
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, prepare
 
-from .conventions import App
+from .conventions import JSON_SWITCH, App
 from .grouped import add_command
 from .training_run import TrainingRun
 
@@ -153,8 +154,8 @@ def rehearsed(console: Console, settings: TrainSettings) -> tuple[Plan, ModelSha
 def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters | None = None) -> None:
     """Shapes, groups and predicted memory of a run that is not started."""
     seq_length = plan.assumed.seq_length or 0
-    columns = ("stage", "ranks", "layers", "edge tokens", "weights MiB", "states MiB", "predicted MiB")
-    shown = table(*columns, title="per rank of each stage")
+    columns = ("stage", "ranks", "layers", "edge tokens", "weights", "states", "predicted")
+    shown = table(*columns, title="per rank of each stage; memory in GiB")
     predicted = Predicted.of(plan)
     for stage in range(min(plan.pipeline, MOST_ROWS)):
         first = stage * plan.stage_size
@@ -164,9 +165,9 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
             f"{first}-{first + plan.stage_size - 1}",
             plan.layer_spans(stage),
             f"{plan.micro_batch * seq_length // plan.stage_size} x {shape.hidden_size}",
-            f"{weights:.1f}",
-            f"{states:.1f}",
-            f"{predicted.memory_mib[stage] + predicted.reserve_mib:.1f}" if predicted.memory_mib else "not in the plan",
+            gib(weights),
+            gib(states),
+            gib(predicted.memory_mib[stage] + predicted.reserve_mib) if predicted.memory_mib else "not in the plan",
         )
     console.print(shown)
     if plan.pipeline > MOST_ROWS:
@@ -199,7 +200,7 @@ add_command(
     *GROUPS,
     switches={
         "dry_run": "show shapes, groups and memory, and train nothing",
-        "json": "end with one line of JSON on stdout, all else on stderr",
+        **JSON_SWITCH,
     },
     positional=("galvatron_config_path", "PLAN"),
     beside=BESIDE,

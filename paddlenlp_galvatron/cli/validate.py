@@ -10,7 +10,7 @@ from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.check.validation.options import ValidateOptions
 from paddlenlp_galvatron.plan import GalvatronError, UserError, load_model
 
-from .conventions import App, say_note
+from .conventions import JSON_SWITCH, App, say_note
 from .grouped import add_command
 
 app = App(help="Run plans and compare predictions with measurements.")
@@ -52,6 +52,6 @@ add_command(
     None,
     validate,
     ValidateOptions,
-    switches={"json": "one line of JSON on stdout"},
+    switches=JSON_SWITCH,
     positional=("model_size", "MODEL"),
 )

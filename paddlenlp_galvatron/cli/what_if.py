@@ -37,7 +37,8 @@ from paddlenlp_galvatron.plan import GalvatronError, UserError
 from paddlenlp_galvatron.report.page import PAGES
 from paddlenlp_galvatron.report.what_if import SEARCHED, Answer, Question, answer, failed, faults_of, fragment, page
 
-from .conventions import App
+from .conventions import JSON_SWITCH, App
+from .conventions import answer as tell
 from .grouped import add_command
 
 app = App(help="Open a page on which you change model, cluster and budget and see the best plan.")
@@ -65,12 +66,12 @@ class ServeOptions(Options):
     port: Port | None = Field(None, description="port to listen on; unset: a free one")
 
 
-def what_if(values: dict[str, Any], no_browser: bool) -> None:
+def what_if(values: dict[str, Any], no_browser: bool, json: bool) -> None:
     """Open a page that shows the best plan as soon as you change model, cluster, memory, batch or length."""
     question = Question.from_values(values)
     work(question)  # an impossible question ends the command
     form = {name: str(value) for name, value in question.model_dump(exclude_none=True, mode="json").items()}
-    serve(form, ServeOptions.from_values(values).port or 0, not no_browser)
+    serve(form, ServeOptions.from_values(values).port or 0, not no_browser, json)
 
 
 def work(question: Question) -> Answer:
@@ -106,7 +107,7 @@ class _Abandoned(BaseException):
     """Nobody waits for the answer any more; like an interrupt, it ends a search."""
 
 
-def serve(form: Mapping[str, str], port: int, show: bool) -> None:
+def serve(form: Mapping[str, str], port: int, show: bool, as_json: bool = False) -> None:
     """Answer until Ctrl-C. Threads take what the browser asks; the searches are made here, where signals end them."""
     token = secrets.token_urlsafe(24)
     asked: Queue[_Asked] = Queue(WAITING)
@@ -119,7 +120,7 @@ def serve(form: Mapping[str, str], port: int, show: bool) -> None:
         ) from None
     Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://{ADDRESS}:{server.server_port}/{token}/"
-    say(f"{address}\nopens on this machine alone; Ctrl-C ends it")
+    tell(f"{address}\nopens on this machine alone; Ctrl-C ends it", as_json, address=address)
     with _shown(address, show and bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))):
         _answer_all(asked)
 
@@ -284,6 +285,6 @@ add_command(
     what_if,
     Question,
     ServeOptions,
-    switches={"no_browser": "only print the address instead of opening a browser"},
+    switches={"no_browser": "only print the address instead of opening a browser", **JSON_SWITCH},
     positional=("model_size", "MODEL"),
 )

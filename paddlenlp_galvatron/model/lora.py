@@ -10,6 +10,7 @@ So x A B splits as x W does, and what it adds goes through the seam of the proje
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
@@ -46,18 +47,18 @@ def adapted(kind: LayerKind, rank: int) -> LayerKind:
 
 @lru_cache(maxsize=16)
 def factors_of(kind: LayerKind, rank: int) -> LayerKind:
-    """The adapters alone."""
-    return LayerKind((Sublayer("adapters", tuple(one for weight in kind.weights for one in factors(weight, rank))),))
+    """The adapters alone: two factors beside each projection's matrix."""
+    return LayerKind((Sublayer("adapters", tuple(_factors(kind, rank))),))
 
 
-def factors(weight: Weight, rank: int) -> tuple[Weight, ...]:
-    """The factors beside a weight: none unless it is a projection's matrix."""
-    if not weight.linear:
-        return ()
-    (inputs, outputs), column = weight.shape, weight.split is Split.COLUMN
-    names = (f"{weight.name.removesuffix('.weight')}.{factor}" for factor in FACTORS)
-    first, second = names
-    return (
-        Weight(first, (inputs, rank), Split.OWN if column else weight.split),
-        Weight(second, (rank, outputs), weight.split if column else Split.OWN, weight.most_parts if column else None),
-    )
+def _factors(kind: LayerKind, rank: int) -> Iterator[Weight]:
+    for weight in kind.weights:
+        if not weight.linear:
+            continue
+        (inputs, outputs), column = weight.shape, weight.split is Split.COLUMN
+        first, second = (f"{weight.name.removesuffix('.weight')}.{factor}" for factor in FACTORS)
+        yield Weight(first, (inputs, rank), Split.OWN if column else weight.split)
+        if column:
+            yield Weight(second, (rank, outputs), weight.split, weight.most_parts)
+        else:
+            yield Weight(second, (rank, outputs), Split.OWN)

@@ -29,6 +29,9 @@ Paths = Annotated[tuple[Path, ...], BeforeValidator(_listed)]  # a.json,b.json o
 Sizes = Annotated[tuple[Size, ...], BeforeValidator(_split), Field(min_length=1)]  # 4096,8192 or a list of numbers
 
 
+PLAIN = {"int_parsing": "must be a whole number", "float_parsing": "must be a number", "bool_parsing": "must be 0 or 1"}
+
+
 def is_boolean(field: FieldInfo) -> bool:
     """Whether an option is a switch, which may be unset."""
     return field.annotation in (bool, bool | None)
@@ -65,9 +68,14 @@ class Options(BaseModel):
 
 def _fault(error: Any) -> str:
     name = ".".join(str(part) for part in error["loc"])
-    message = error["msg"].removeprefix("Value error, ")
     if not name:
-        return str(message)
+        return str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "missing":
         return f"{name}: missing; give --{name}"
-    return f"{name}: {message[0].lower()}{message[1:]} (it is {shortened(repr(error['input']))})"
+    return f"{name}: {in_words(error)}"
+
+
+def in_words(error: Any) -> str:
+    """One of pydantic's errors: what is wrong with the value, and the value."""
+    message = PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
+    return f"{message[0].lower()}{message[1:]} (it is {shortened(repr(error['input']))})"

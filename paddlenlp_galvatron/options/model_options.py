@@ -26,6 +26,7 @@ SHAPE_FIELDS = {
     "tie_word_embeddings": "tie_word_embeddings",
     "num_layers": "num_hidden_layers",
 }
+SEQ = 4096  # sequence length where nothing is said, for all commands, or all positions of a model that has fewer
 LISTS = ("hidden_size_list", "layernum_list", "seqlen_list")  # an entry a layer type
 NUMBERS = "hidden_size, num_layers, num_attention_heads, intermediate_size and vocab_size"
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from ..options.model_options import ModelOptions
+from ..options.model_options import SEQ, ModelOptions
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
 from ..plan.check import require_valid
 from ..profiles import Shape
 from .options import PointOptions
-
-MODEL_LENGTH = 2048  # sequence length where nothing is said and the model allows as many
 
 
 class ModelRun(BaseModel):
@@ -33,7 +31,7 @@ def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[Mo
     told = model.seq_length or model.seqlen_list or model.set_seqlen_manually is not None
     resolved = model.model_copy(update={} if told else {"set_seqlen_manually": False}).resolve()
     shape = resolved.shapes[0]
-    lengths = options.lengths(resolved.seq_length if told else min(resolved.seq_length, MODEL_LENGTH))
+    lengths = options.lengths(resolved.seq_length if told else min(resolved.seq_length, SEQ))
     if max(lengths) > shape.max_position_embeddings:
         raise UserError(
             f"profile_seq_length_list: {max(lengths)} tokens are beyond the {shape.max_position_embeddings} positions "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.table import Table
 
 from ..base.printing import table
+from ..base.text import gib
 from ..plan import Plan
 from ..plan.strategy import runs
 from .breakdown import MEMORY, TIME, strategy_words
@@ -94,8 +95,8 @@ def printed(a: Plan, b: Plan, facts: tuple[PlanFacts, PlanFacts] | None) -> Iter
         batches = f", as the batches differ: {a.global_batch} against {b.global_batch}"
         yield f"\na {'step' if alike else 'sample'}, ms, averaged over stages{'' if alike else batches}"
         yield _terms(first, second, TIME)
-        yield "\nmemory of a device, MiB, on the stage that needs most"
-        yield _terms(_memory_mib(facts[0]), _memory_mib(facts[1]), MEMORY)
+        yield "\nmemory of a device, GiB, on the stage that needs most"
+        yield _terms(_memory_mib(facts[0]), _memory_mib(facts[1]), MEMORY, gib)
 
 
 def _memory_mib(facts: PlanFacts) -> dict[str, float]:
@@ -116,11 +117,21 @@ def summary(a: Plan, b: Plan, facts: tuple[PlanFacts, PlanFacts] | None) -> dict
     }
 
 
-def _terms(first: dict[str, float], second: dict[str, float], names: dict[str, str]) -> Table:
+def _tenths(ms: float) -> str:
+    return f"{ms:.1f}"
+
+
+def _terms(
+    first: dict[str, float], second: dict[str, float], names: dict[str, str], words: Callable[[float], str] = _tenths
+) -> Table:
     made = table("", "first", "second", "")
+
+    def row(name: str, one: float, other: float) -> None:
+        more = words(other - one)
+        made.add_row(name, words(one), words(other), more if more.startswith("-") else f"+{more}")
+
     for key, name in names.items():
         if first.get(key) or second.get(key):
-            made.add_row(name, f"{first[key]:.1f}", f"{second[key]:.1f}", f"{second[key] - first[key]:+.1f}")
-    totals = sum(first.values()), sum(second.values())
-    made.add_row("all", f"{totals[0]:.1f}", f"{totals[1]:.1f}", f"{totals[1] - totals[0]:+.1f}")
+            row(name, first[key], second[key])
+    row("all", sum(first.values()), sum(second.values()))
     return made

@@ -10,8 +10,10 @@ from typing import Any
 from rich.table import Table
 
 from ..base.printing import table
+from ..base.text import gib
 from ..cost_model import Prediction
 from ..plan import GalvatronError, Plan
+from ..profiles.reserve import GIB_MIB
 from ..search import Candidate, SearchResult
 from .breakdown import COMMUNICATION, MEMORY, TIME, StageBreakdown, strategy_words
 from .facts import PlanFacts
@@ -99,7 +101,7 @@ def printed(explanation: Explanation) -> Iterator[str | Table]:
     blocks = [shown[first : first + COLUMNS] for first in range(0, len(shown), COLUMNS)]
     yield "\ntime of a step on each stage, ms (in brackets: overlapped with computation)"
     yield from (_time_table(explanation.stages, block) for block in blocks)
-    yield f"\nmemory of a device on each stage, MiB, of {explanation.budget_mib:.0f}"
+    yield f"\nmemory of a device on each stage, GiB, of {gib(explanation.budget_mib)}"
     yield from (_memory_table(explanation.stages, block) for block in blocks)
     yield "\nbottlenecks"
     yield from binding(explanation)
@@ -125,8 +127,8 @@ def binding(explanation: Explanation) -> list[str]:
     memory = stages[full].memory_mib
     most = max((key for key in MEMORY if key != "free"), key=lambda key: memory[key])
     step_ms = prediction.time_s * 1000
-    free = f"{memory['free']:,.0f} MiB are free" if memory["free"] >= 0 else f"{-memory['free']:,.0f} MiB are missing"
-    lines = [f"memory of stage {full}: {free} of {explanation.budget_mib:,.0f}; most of it is {MEMORY[most]}"]
+    free = f"{gib(abs(memory['free']))} GiB {'is free' if memory['free'] >= 0 else 'is missing'}"
+    lines = [f"memory of stage {full}: {free} of {gib(explanation.budget_mib)}; most of it is {MEMORY[most]}"]
     if len(stages) > 1:
         share = stages[busy].busy_ms / step_ms
         lines.append(f"compute of stage {busy}: busy {share:.1%} of the step, the other stages wait for it")
@@ -220,8 +222,8 @@ def _memory_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Tab
     made = table("", *(f"stage {stage}" for stage in shown))
     for key, name in MEMORY.items():
         if any(stage.memory_mib[key] for stage in some):
-            made.add_row(name, *(_cell(stage.memory_mib[key]) for stage in some))
-    made.add_row("budget", *(_cell(sum(stage.memory_mib.values())) for stage in some))
+            made.add_row(name, *(gib(stage.memory_mib[key]) for stage in some))
+    made.add_row("budget", *(gib(sum(stage.memory_mib.values())) for stage in some))
     return made
 
 
@@ -251,7 +253,7 @@ def _runners_up(explanation: Explanation) -> Iterator[str]:
 
 
 def _others(others: Sequence[OtherStrategy], prediction: Prediction) -> Table:
-    made = table("strategy", "layer", "step, ms", "", "memory, MiB", "")
+    made = table("strategy", "layer", "step, ms", "", "memory, GiB", "")
     step_ms = prediction.time_s * 1000
     now_mib = max(stage.memory.total_mib for stage in prediction.stages)
     for other in others[:MOST_OTHERS]:
@@ -261,8 +263,8 @@ def _others(others: Sequence[OtherStrategy], prediction: Prediction) -> Table:
             str(other.layer),
             f"{ms:.1f}",
             f"{ms - step_ms:+.1f}",
-            f"{other.memory_mib:.0f}",
-            f"{other.memory_mib - now_mib:+.0f}" if other.fits else "does not fit",
+            gib(other.memory_mib),
+            f"{(other.memory_mib - now_mib) / GIB_MIB:+.2f}" if other.fits else "does not fit",
         )
     return made
 

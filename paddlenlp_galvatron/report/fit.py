@@ -49,6 +49,7 @@ def _row(one: Fit, following: Fit | None, shape: ModelShape, sheet: DataSheet, o
         "verdict": one.verdict,
         "step_s": one.best.time_s if one.best else None,
         "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_gpu": tokens_per_s / one.gpus if tokens_per_s else None,
         "mfu": tokens_per_s * flops / peak if tokens_per_s else None,
         "days": options.tokens / tokens_per_s / DAY_S if tokens_per_s else None,
         "memory_estimate_gib": one.tensors_mib / GIB_MIB,
@@ -69,40 +70,35 @@ def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: 
     card_gib = found[-1].card_gib
     yield (
         f"{shape.name}, {options.task}{adapters}: {options.global_train_batch_size} samples of {options.seq_length} "
-        f"tokens a step; {sheet.device}, {card_gib:g} GiB a card; days for {options.tokens:.4g} tokens"
+        f"tokens a step; {sheet.device}, {card_gib:g} GiB a GPU; days for {options.tokens:.4g} tokens"
     )
     told = rows(found, shape, sheet, options)
-    numbers = ("tokens/s", "MFU", "days", "s a step", "estimate", "bound", "verdict", "next", f"+{MORE_GIB:g} GiB")
-    shown, plans = table("cards", *numbers), table("cards", "plan", "binds", left=("plan", "binds"))
+    speeds = ("tokens/s", "tokens/s/GPU", "MFU", "step, s", "days", "next", f"+{MORE_GIB:g} GiB")
+    shown = table("GPUs", *speeds)
+    plans = table("GPUs", "verdict", "estimate", "bound", "plan", "bottleneck", left=("verdict", "plan", "bottleneck"))
     for row, one in zip(told, found, strict=True):
-        shown.add_row(*_cells(row))
-        plans.add_row(str(row["gpus"]), in_words(one.best.plan) if one.best else "nothing fits", row["binds"])
+        shown.add_row(*_speeds(row))
+        memory = row["verdict"], f"{row['memory_estimate_gib']:.1f}", f"{row['memory_bound_gib']:.1f}"
+        plans.add_row(str(row["gpus"]), *memory, in_words(one.best.plan) if one.best else "-", row["binds"])
     yield shown
     yield plans
-    least = next((one.gpus for one in found if one.best), None)
-    if least:
-        yield f"least of these that fits: {least} card{'s' * (least > 1)}"
-    if found[0].held and not found[0].best:
-        yield f"{found[0].gpus} cards: {found[0].held}"
+    if found[0].held and not found[0].best and any(one.best for one in found):
+        yield f"{found[0].gpus} GPUs: {found[0].held}"
     if parts := found[-1].reserve.told(card_gib * GIB_MIB):
-        yield "estimate: GiB that tensors take on the fullest card; bound: with what a full card holds beside them"
-        beside = table("beside tensors", "GiB", "source", left=("GiB", "source"))
-        for part in parts:
-            beside.add_row(part.name, f"{part.mib / GIB_MIB:.2f}", part.source)
-        yield beside
+        beside = ", ".join(f"{part.name} {part.mib / GIB_MIB:.2f}" for part in parts)
+        yield f"bound: estimate of tensors + {beside} GiB on a full GPU"
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    memory = [f"{row['memory_estimate_gib']:.1f}", f"{row['memory_bound_gib']:.1f}", row["verdict"]]
+def _speeds(row: dict[str, Any]) -> list[str]:
     if not row["fits"]:
-        return [str(row["gpus"]), "-", "-", "-", "-", *memory, "-", "fits" if row["more_gib_fits"] else "-"]
+        return [str(row["gpus"]), *"------", "fits" if row["more_gib_fits"] else "-"]
     return [
         str(row["gpus"]),
         f"{row['tokens_per_s']:,.0f}",
+        f"{row['tokens_per_s'] / row['gpus']:,.0f}",
         f"{row['mfu']:.1%}",
-        f"{row['days']:.3g}",
         f"{row['step_s']:.3g}",
-        *memory,
+        f"{row['days']:.3g}",
         f"x{row['next_times']:.2f}" if row["next_times"] else "-",
         f"x{row['more_gib_times']:.2f}" if row["more_gib_times"] else "-",
     ]

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.printing import table
+from ..base.text import gib
 from ..cost_model import step_traffic_bytes
 from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
 from ..plan import DataParallel, ModelShape, Plan, Recompute, plan_id
@@ -83,7 +84,7 @@ def predicted_beside_measured(plan: Plan, records: Log) -> Table:
     if predicted.step_s:
         row("step time", predicted.step_s, median(r["step_time_s"] for r in records[WARM_UP_STEPS:]), "s")
     for stage, (guess, peak) in enumerate(zip(predicted.memory_mib, stage_peaks_mib(plan, records), strict=False)):
-        row(f"peak memory, stage {stage}", guess, peak, "MiB")
+        row(f"peak memory, stage {stage}", guess / GIB_MIB, peak / GIB_MIB, "GiB")
     if predicted.imbalance and (measured := _imbalance(records[WARM_UP_STEPS:])):
         row("rows of experts, fullest rank", predicted.imbalance, measured, "x mean")
     return shown
@@ -163,9 +164,9 @@ class Health:
         parts.append(f"{last['step_time_s']:.4g} s (median {_beside(step_s, self._predicted.step_s, 's')})")
         stages = stage_peaks_mib(self._plan, latest)
         fullest = max(range(len(stages)), key=lambda stage: stages[stage])
-        guess_mib = self._predicted.memory_mib[fullest] if self._predicted.memory_mib else None
+        guess_gib = self._predicted.memory_mib[fullest] / GIB_MIB if self._predicted.memory_mib else None
         where = f" on stage {fullest}" if len(stages) > 1 else ""
-        parts.append(f"memory{where} " + _beside(stages[fullest], guess_mib, "MiB"))
+        parts.append(f"memory{where} " + _beside(stages[fullest] / GIB_MIB, guess_gib, "GiB"))
         if imbalance := _imbalance(latest):
             parts.append(f"fullest rank of experts {_beside(imbalance, self._predicted.imbalance, 'x mean')}")
         if self._steps:
@@ -194,8 +195,8 @@ class Health:
             if _is_off(peak_mib, guess_mib):
                 yield (
                     f"memory of stage {stage}",
-                    f"stage {stage} needs {_beside(peak_mib, guess_mib, 'MiB')}; measure again, then search again: "
-                    "galvatron profile memory",
+                    f"stage {stage} needs {_beside(peak_mib / GIB_MIB, guess_mib / GIB_MIB, 'GiB')}; measure again, "
+                    "then search again: galvatron profile memory",
                 )
         imbalance, planned, bound = _imbalance(records), self._predicted.imbalance, self._predicted.imbalance_bound
         if imbalance and planned and imbalance / planned - 1 > TOLERANCE:
@@ -244,10 +245,10 @@ def out_of_memory_report(plan: Plan, records: Log, rank: int, peak_mib: float | 
     reached = dict(enumerate(stage_peaks_mib(plan, records))) if records else {}
     if peak_mib is not None:
         reached[stage] = max(peak_mib, reached.get(stage, 0.0))
-    shown = table("stage", "predicted MiB", "measured MiB", "", left=("",))
+    shown = table("stage", "predicted GiB", "measured GiB", "", left=("",))
     for each in range(plan.pipeline):
-        guess = f"{predicted.memory_mib[each]:.0f}" if predicted.memory_mib else "not in the plan"
-        truth = f"{reached[each]:.0f}" if each in reached else "no step done"
+        guess = gib(predicted.memory_mib[each]) if predicted.memory_mib else "not in the plan"
+        truth = gib(reached[each]) if each in reached else "no step done"
         shown.add_row(str(each), guess, truth, f"rank {rank} wanted more" if each == stage else "")
     return Group(shown, *(Text(line) for line in _advice(plan, predicted, stage, reached.get(stage))))
 

@@ -32,6 +32,7 @@ class OriginOptions(Options):
 
     plan: Path = Field(description="the plan file")
     profiles: Path | None = Field(None, description="folder of the profile files; unset: the one that the plan names")
+    device: str | None = Field(None, description="price by this data sheet (h100, or a file); unset: as in the plan")
     model_size: str | None = Field(
         None, description="a preset's name, a config.json, or its folder; unset: the plan's model"
     )
@@ -106,6 +107,9 @@ def _options(
     if origin.profiles:
         asked = {name: value for name, value in asked.items() if name not in (*PATH_OPTIONS, "device")}
         asked["profiles"] = origin.profiles
+    if origin.device:
+        asked = {name: value for name, value in asked.items() if name not in (*PATH_OPTIONS, "profiles")}
+        asked["device"] = origin.device
     if origin.num_gpus_per_node:
         asked |= {"num_nodes": None, "num_gpus_per_node": origin.num_gpus_per_node, "world_size": plan.world_size}
     if origin.task and origin.task != asked.get("task"):
@@ -116,7 +120,7 @@ def _options(
         asked["memory_constraint"] = origin.memory_constraint
     if asked.get("memory_constraint") is None:
         asked["memory_constraint"] = budget_gb
-    if asked["memory_constraint"] is None:
+    if asked["memory_constraint"] is None and not asked.get("device"):
         raise UserError("memory_constraint: missing, and the plan's file names none; give --memory_constraint")
     assumed = plan.assumed
     asked.pop("top_k", None)

@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..base.text import gib
 from ..cost_model import timeline
 from ..plan import GalvatronError, Infeasible, Plan
 from ..plan.strategy import runs
@@ -133,6 +134,7 @@ def filled(loader: PackageLoader, template: str, **values: Any) -> Markup:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["gib"] = gib
     page = environment.get_template(template).render(values)
     return Markup("\n".join(line for line in page.splitlines() if line.strip()) + "\n")
 

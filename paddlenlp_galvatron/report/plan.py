@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.printing import table
-from ..base.text import shortened
+from ..base.text import gib, shortened
 from ..launch.clusters import start_lines
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
 from ..plan.mesh import STAGE, Axis
@@ -123,7 +123,7 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
     if known := Searched.of(predicted):
         told = f"{known.time_s:.4g} s a step, {known.samples_per_s:.4g} samples/s"
         if plan.assumed.seq_length:
-            told += f", {known.samples_per_s * plan.assumed.seq_length / plan.world_size:,.0f} tokens/s/rank"
+            told += f", {known.samples_per_s * plan.assumed.seq_length / plan.world_size:,.0f} tokens/s/GPU"
         if (bound_s := known.lower_bound_s) is not None:
             gap = max(0.0, 1 - bound_s / known.time_s) if known.time_s else 0.0
             told += f"; no plan takes less than {bound_s:.4g} s (gap {gap:.2g})"
@@ -137,15 +137,16 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
 
 def _stages(searched: Searched) -> Table:
     """Numbers of each stage."""
-    title = "predicted of each stage: memory, MiB a rank; time of a micro-batch, ms"
+    title = "predicted of each stage: memory, GiB a rank; time of a micro-batch, ms"
     shown = table(
         *("stage", "memory", "states", "activations", "working", "reserve", "forward", "backward", "sync"), title=title
     )
     for number, stage in enumerate(searched.stages[:MOST_ROWS]):
         memory = stage.memory
         mib = (stage.memory_mib, memory.states_mib, memory.activations_mib, memory.working_mib, memory.context_mib)
-        numbers = (*mib, stage.forward_ms, stage.backward_ms, stage.sync_ms)
-        shown.add_row(str(number), *(f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in numbers))
+        times = (stage.forward_ms, stage.backward_ms, stage.sync_ms)
+        numbers = (f"{value:,.0f}" if value >= 1000 else f"{value:.4g}" for value in times)
+        shown.add_row(str(number), *map(gib, mib), *numbers)
     return shown
 
 

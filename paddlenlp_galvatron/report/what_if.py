@@ -7,23 +7,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from ..base.errors import GalvatronError, Infeasible, UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..cost_model import CostModel
-from ..model import preset_names
+from ..model import load_model, preset_names
 from ..options.group import Options
-from ..options.model_options import Model, ModelOptions
+from ..options.model_options import SEQ, Model, ModelOptions
 from ..plan import plan_to_dict
 from ..profiles.data_sheet import data_sheets, load_data_sheet
 from ..profiles.reserve import GIB_MIB
 from ..search import SearchOptions, SearchResult, search
 from ..search.device import on_device, prices
 from ..search.fit import DEVICE
-from ..search.options import BATCH, SEQ
+from ..search.options import BATCH
 from .facts import PlanFacts
 from .page import drawn, fill
 from .why import best_of
@@ -32,10 +33,23 @@ NODE_FACTORS = (2, 4, 8)  # of nodes that are tried where nothing fits
 SEARCH_S = 10.0  # of processor time, that an answer's search may take: a page that is silent for longer seems dead
 
 
+def _known(model: str) -> str:
+    """Told beside the faults of the other fields."""
+    try:
+        load_model(model)
+    except UserError as error:
+        raise PydanticCustomError(
+            "model", "{told}", {"told": error.faults[0].removeprefix(f"model {model}: ")}
+        ) from None
+    return model
+
+
 class Question(Options):
     """The form of a question: model, devices, options."""
 
-    model_size: str = Field("qwen2.5-7b", description="a preset's name, a config.json, or its folder")
+    model_size: Annotated[str, AfterValidator(_known)] = Field(
+        "qwen2.5-7b", description="a preset's name, a config.json, or its folder"
+    )
     seq_length: Size | None = Field(
         None, description=f"sequence length; unset: {SEQ}, or the model's positions where they are fewer"
     )

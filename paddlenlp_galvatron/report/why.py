@@ -21,6 +21,7 @@ from ..search.engine import Watch
 from ..search.space import PlanFamily, Space
 from .facts import PlanFacts
 
+BETWEEN_STAGES = "links between stages"
 RUNNERS_UP = 4  # plans of other families that are told beside the best one
 LEAST_S = 0.5  # of a search whose time others have taken
 MOST_CHANGES = 9  # changes that are tried
@@ -153,7 +154,8 @@ def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTi
     nodes = options.num_nodes
     yield changed("nodes", f"{nodes} -> {2 * nodes} nodes", num_nodes=2 * nodes)
     for link, faster in faster_links(hardware).items():
-        yield changed(link, "twice as fast", hardware=faster)
+        if plan.pipeline > 1 or link != BETWEEN_STAGES:
+            yield changed(link, "twice as fast", hardware=faster)
     yield changed("sequence", f"{seq} -> {2 * seq} tokens", 2 * seq, seq_length=2 * seq)
     batch, now = plan.global_batch, plan.micro_batches
     twice = {"global_batch": 2 * batch, "micro_batches": 2 * now}
@@ -189,7 +191,7 @@ def faster_links(profile: HardwareProfile) -> dict[str, HardwareProfile]:
     if profile.num_nodes > 1:
         links["links between nodes"] = groups(across=True)
     if profile.p2p_mib_per_ms or any(group.kind is Collective.SEND for group in profile.messages_ms):
-        links["links between stages"] = replace(
+        links[BETWEEN_STAGES] = replace(
             profile,
             p2p_mib_per_ms={stages: 2 * speed for stages, speed in profile.p2p_mib_per_ms.items()},
             messages_ms=_halved(profile, lambda group: group.kind is Collective.SEND),

@@ -40,8 +40,8 @@ class Routing:
         self.back = paddle.argsort(self.order, stable=True)
         self.token, self.slot = self.order // self.copies, self.order // etp
         ones = paddle.ones(keys.shape, "int64")
-        sent = paddle.scatter_nd_add(paddle.zeros([ranks * local], "int64"), keys.unsqueeze(-1), ones)
-        told = all_gather(sent.reshape([1, ranks, local]), group)  # [from, to, expert]
+        rows_each = paddle.scatter_nd_add(paddle.zeros([ranks * local], "int64"), keys.unsqueeze(-1), ones)
+        told = all_gather(rows_each.reshape([1, ranks, local]), group)  # [from, to, expert]
         counts = device.to_host(told)  # the only read by the host
         me = 0 if group is None else group.rank
         self.rows = counts.sum(-1).tolist()  # from each rank to each

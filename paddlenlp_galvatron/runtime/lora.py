@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from ..model.lora import Adapters, is_factor
+from ..model.lora import FACTORS, Adapters, is_factor
 from .paddle_private import take_over_hooks
 from .weights import WHOLE, Array, SeededWeights, Slice, WeightSource
 
@@ -50,16 +50,24 @@ def add_adapters(layer: Any, projections: list[str], adapters: Adapters) -> None
 
 
 class NewFactors:
-    """A source of weights with new adapters: as PaddleNLP and PEFT begin, A uniform within 1 / sqrt(inputs), B zero; so
-    the model begins as its base. They depend on seed and name alone."""
+    """A source of adapters as PaddleNLP and PEFT begin, A uniform within 1 / sqrt(inputs), B zero; so the model begins
+    as its base. They depend on seed and name alone."""
 
-    def __init__(self, base: WeightSource, seed: int):
-        self._base, self._drawn = base, SeededWeights(seed, 1.0)
+    def __init__(self, seed: int):
+        self._drawn = SeededWeights(seed, 1.0)
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+        if name.endswith(FACTORS[1]):
+            return part.of(np.zeros(shape, np.float32))
+        return self._drawn.uniform(name, shape, part, 1 / sqrt(shape[0]))
+
+
+class Tuned:
+    """A source of weights with adapters of another source beside them."""
+
+    def __init__(self, base: WeightSource, adapters: WeightSource):
+        self._base, self._adapters = base, adapters
         self.from_files = getattr(base, "from_files", False)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
-        if not is_factor(name):
-            return self._base(name, shape, part)
-        if name.endswith("lora_B"):
-            return part.of(np.zeros(shape, np.float32))
-        return self._drawn.uniform(name, shape, part, 1 / sqrt(shape[0]))
+        return (self._adapters if is_factor(name) else self._base)(name, shape, part)

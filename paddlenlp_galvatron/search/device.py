@@ -9,13 +9,14 @@ from difflib import get_close_matches
 from typing import Any
 
 from ..base.errors import UserError
+from ..base.text import gib
 from ..cost_model import CostModel, derive, load
-from ..options.model_options import Model, ModelOptions
+from ..options.model_options import SEQ, Model, ModelOptions
 from ..plan import ModelShape
 from ..profiles.data_sheet import load_data_sheet
 from ..profiles.files import Note, no_note
 from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet
-from .options import PATH_OPTIONS, SEQ, SearchOptions
+from .options import PATH_OPTIONS, SearchOptions
 
 
 def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no_note) -> CostModel:
@@ -72,9 +73,9 @@ def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> 
     options = within_size(options, cost, note)
     if options.context_mib is None and (reserve := cost.reserve).parts:
         device_mib = options.memory_constraint * GIB_MIB
-        parts = ", ".join(f"{part.name} {part.mib:,.0f}" for part in reserve.told(device_mib))
+        parts = ", ".join(f"{part.name} {gib(part.mib)}" for part in reserve.told(device_mib))
         context_mib = reserve.context_mib(device_mib)
-        note(f"context_mib: {context_mib:,.0f} of {cost.device}: {parts}; --context_mib sets another")
+        note(f"reserve of {cost.device}: {gib(context_mib)} GiB: {parts}; --context_mib sets another, in MiB")
     return with_reserve(options, cost)
 
 

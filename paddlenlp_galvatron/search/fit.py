@@ -13,13 +13,14 @@ from pydantic import BeforeValidator, Field
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..cost_model import CostModel, derive, load
+from ..options.model_options import SEQ
 from ..plan import ModelShape
 from ..plan.strategy import Assumptions
 from ..profiles.data_sheet import DataSheet, load_data_sheet
 from ..profiles.files import Note, allreduce_name, no_note, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet, reserve_of
 from .engine import Watch, search
-from .options import BATCH, SEQ, SearchOptions
+from .options import BATCH, SearchOptions
 from .result import Candidate, Need, SearchResult
 from .task import TaskOptions
 

@@ -37,7 +37,6 @@ PROFILE_OPTIONS = (  # arguments of `cost_model.load`
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 # Where nothing is said, for fit, search and what-if alike.
 BATCH = 256  # global batch size, samples
-SEQ = 4096  # sequence length, tokens, or all positions of a model that has fewer
 
 # Limits: what is beyond them is a slip of the pen, and would take hours or all memory.
 MOST_BATCHES, MOST_PLANS = 10_000, 1000

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from ..model.lora import FACTORS, Adapters
 from ..plan import ModelShape
 from ..runtime.engine import Engine
-from ..runtime.lora import NewFactors
+from ..runtime.lora import NewFactors, Tuned
 from ..runtime.weights import SeededWeights, WeightSource
-from .checkpoint.adapters import Tuned, base_identity, open_adapters
+from .checkpoint.adapters import base_identity, open_adapters
 from .checkpoint.pretrained import weights_from
 from .settings import TrainSettings
 
@@ -31,9 +31,9 @@ def beginning(settings: TrainSettings, shape: ModelShape) -> Beginning:
     if adapters is None:
         return Beginning(weights, None, base)
     frozen = weights or SeededWeights(settings.seed, shape.initializer_range)
-    if tuning.lora_path is None:
-        return Beginning(NewFactors(frozen, settings.seed), adapters, base)
-    return Beginning(Tuned(frozen, open_adapters(tuning.lora_path, shape, adapters)), adapters, base)
+    path = tuning.lora_path
+    factors = NewFactors(settings.seed) if path is None else open_adapters(path, shape, adapters)
+    return Beginning(Tuned(frozen, factors), adapters, base)
 
 
 def set_rates(engine: Engine, scale: float) -> None:

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from plans import plan_fields
 
-from paddlenlp_galvatron.plan import json_schema, plan_to_dict, read_plan, uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, Precision, json_schema, plan_to_dict, read_plan, uniform_plan
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_what_a_search_predicts_is_a_table_of_80_columns(galvatron, plan_file):
     ran = galvatron("plan", "show", plan_file(galvatron={"predicted": predicted}))
     assert ran.code == 0 and max(map(len, ran.out.splitlines())) <= 80
     lines = [line.split() for line in ran.out.splitlines()]
-    assert ["1", "78,901", "51,234", "12,346", "1,234", "2,049", "12,346", "23,457", "177.7"] in lines
+    assert ["1", "77.05", "50.03", "12.06", "1.21", "2.00", "12,346", "23,457", "177.7"] in lines
     assert "1.555 s a step, 10.29 samples/s; no plan takes less than 1.4 s (gap 0.1)" in " ".join(ran.out.split())
 
 
@@ -186,9 +186,9 @@ def test_uniform_writes_the_plan_that_global_mode_stands_for(galvatron, tmp_path
     words = ["--global_train_batch_size", 16, "--pp_deg", 2, "--global_tp_deg", 2, "--sdp", "--chunks", 4]
     ran = galvatron("plan", "uniform", "--output", path, "--model", "llama2-7b", "--world_size", 8, *words)
     assert ran.code == 0
-    expected = uniform_plan(
-        layers=32, world_size=8, global_train_batch_size=16, pp_deg=2, global_tp_deg=2, sdp=True, chunks=4
-    )
+    assumed = Assumptions(sequence_parallel=True, mixed_precision=Precision.BF16, seq_length=4096)
+    degrees = {"pp_deg": 2, "global_tp_deg": 2, "sdp": True, "chunks": 4}
+    expected = uniform_plan(layers=32, world_size=8, global_train_batch_size=16, **degrees, assumed=assumed)
     assert read_plan(path) == expected
 
 
@@ -204,6 +204,7 @@ def test_uniform_refuses_what_does_not_fit(galvatron, tmp_path):
 def test_to_paddlenlp_prints_flags_or_json(galvatron, tmp_path):
     path = tmp_path / "plan.json"
     words = ["--global_train_batch_size", 16, "--pp_deg", 2, "--chunks", 4, "--seq_length", 128, "--global_checkpoint"]
+    words += ["--mixed_precision", "fp32"]
     galvatron("plan", "uniform", "--output", path, "--model", "llama2-7b", "--world_size", 8, *words)
     ran = galvatron("plan", "to-paddlenlp", path, "--model", "llama2-7b")
     as_json = galvatron("plan", "to-paddlenlp", path, "--json")

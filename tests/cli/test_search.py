@@ -161,7 +161,7 @@ def test_where_nothing_fits_the_answer_says_what_would_do_and_what_binds(folder,
 
 def test_the_reserve_is_taken_off_and_shown(folder, galvatron):
     ran = galvatron(*words(**OPTIONS, context_mib=512))
-    assert "(reserve 512 MiB)" in ran.out and "reserve 0.50" in ran.out
+    assert "(reserve 0.500)" in ran.out and "reserve 0.50" in ran.out
 
 
 YAML = """
@@ -203,7 +203,7 @@ def test_a_config_file_is_the_same_as_flags_and_flags_win(folder, galvatron):
         ("1: 2", "c.yaml: not valid YAML: 1 is a name, but no text"),
         ("settle_bsz: {a: {b: 1}}", "a: unknown option"),
         ("settle_bsz: !!python/object:os.system {}", "c.yaml: not valid YAML"),
-        ("min_bsz: many", "min_bsz: input should be a valid integer"),
+        ("min_bsz: many", "min_bsz: must be a whole number"),
         ("recommend_min_bsz: 1", "recommend_min_bsz: 1 is not supported"),
     ],
 )

@@ -148,13 +148,13 @@ def test_searches(place, galvatron):
 
 
 def test_all_mistakes_are_told_at_once_with_the_nearest_name(galvatron):
-    words = ["--globl_tp_deg", "2", "--virtual_pp_degree", "2", "--xyz", "--dropout_prob", "0.1", "--do_train", "0"]
+    words = ["--globl_tp_deg", "2", "--vocab_cp", "2", "--xyz", "--dropout_prob", "0.1", "--do_train", "0"]
     ran = galvatron("train", *words)
     assert ran.code == 2
     lines = ran.err.splitlines()
     assert [line.split(":")[1].strip() for line in lines] == [
         "--globl_tp_deg",
-        "--virtual_pp_degree",
+        "--vocab_cp",
         "--xyz",
         "--do_train",
     ]

@@ -332,7 +332,7 @@ def test_the_page_answers_every_change(served):
         page.wait(shown("on 16 GPUs"))
         page.wait("document.getElementById('change').textContent.endsWith('tokens/s against the previous answer')")
         page.fill("#num_nodes", "x")
-        page.wait("document.getElementById('why-num_nodes').textContent.includes('integer')")
+        page.wait("document.getElementById('why-num_nodes').textContent.includes('whole number')")
         assert page.value("document.getElementById('num_nodes').ariaInvalid") == "true"
         assert page.value("document.getElementById('answer').className") == "old"
         page.fill("#num_nodes", "1")

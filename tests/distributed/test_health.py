@@ -33,6 +33,6 @@ def test_a_run_shows_its_health_and_warns_once(galvatron, tmp_path, monkeypatch)
     ran = galvatron("train", "plan.json", "--model", "model.json", *words)
     lines = " ".join(ran.out.split())
     assert ran.code == 0
-    assert "predicted 10 s" in lines and "MFU" in lines and "predicted 1e+06 MiB" in lines
+    assert "predicted 10 s" in lines and "MFU" in lines and "predicted 976.6 GiB" in lines
     assert lines.count("warning: a step takes") == 1 and lines.count("warning: stage 0 needs") == 1
     assert "galvatron profile computation" in lines and "galvatron profile memory" in lines

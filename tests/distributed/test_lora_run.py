@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from huggingface_models import FOLDER, TUNING
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from safetensors.numpy import load_file
 
@@ -157,3 +158,10 @@ def test_what_does_not_belong_together_is_refused(trained, capfd):
     assert "were trained on other weights" in capfd.readouterr().err
     with pytest.raises(UserError, match="holds no adapters"):
         AdapterFolder(trained / "data", read_shape(trained / "base"))
+    shutil.copytree(TUNING / "qwen3", trained / "unlike-ours")
+    file = trained / "unlike-ours" / "adapter_config.json"
+    wrong = {"init_lora_weights": "pissa_niter_4", "use_dora": True, "lora_bias": True}
+    file.write_text(json.dumps(json.loads(file.read_text()) | wrong))
+    with pytest.raises(UserError) as refused:
+        AdapterFolder(trained / "unlike-ours", read_shape(FOLDER / "qwen3"))
+    assert {fault.split(": ")[1].split(" ")[0] for fault in refused.value.faults} == set(wrong)

@@ -88,10 +88,10 @@ def test_a_run_ends_with_predicted_beside_measured_memory(tmp_path):
     assert ran.returncode == 1
     assert "ran out of memory" in ran.stderr.splitlines()[0]
     title, *rows = (line.split() for line in ran.stdout.splitlines() if "  " in line)
-    assert title == ["stage", "predicted", "MiB", "measured", "MiB"]
-    assert [row[:2] for row in rows] == [["0", "300"], ["1", "600"]]
+    assert title == ["stage", "predicted", "GiB", "measured", "GiB"]
+    assert [row[:2] for row in rows] == [["0", "0.293"], ["1", "0.586"]]
     (starved,) = (row for row in rows if row[3:] and row[3] == "rank")
-    assert float(starved[2]) > HELD_MIB
+    assert 1024 * float(starved[2]) > HELD_MIB
     assert "galvatron search --memory_constraint" in ran.stdout
 
 

@@ -178,6 +178,18 @@ UNIFORM = {
     "use_ulysses": Row(1, "plan.use_sp", {"global_tp_deg": 2}),
     "global_ep_deg": Row(2, "refusal"),  # the model has no experts
     "global_tp_of_ep_deg": Row(2, "refusal"),
+    "global_cp_deg": Row(2, "plan.cp_sizes_enc"),
+    "virtual_pp_deg": Row(2, "refusal", {"pp_deg": 2}),  # the model has two layers
+    "expert_parallel_degree": Row(2, "refusal"),
+    "tensor_parallel_degree": Row(2, "plan.tp_sizes_enc"),
+    "sep_parallel_degree": Row(2, "plan.use_sp"),
+    "pipeline_parallel_degree": Row(2, "plan.pp_deg"),
+    "data_parallel_degree": Row(3, "refusal"),
+    "sharding": Row("stage3", "plan.dp_types_enc"),
+    "sharding_parallel_degree": Row(1, "plan.dp_types_enc", {"sharding": "stage3"}),
+    "per_device_train_batch_size": Row(5, "refusal"),  # the batch is told, too
+    "gradient_accumulation_steps": Row(2, "plan.chunks"),
+    "recompute": Row(1, "plan.checkpoint"),
 }
 TABLES = {
     "plan show": OF_FILE | {"json": Row(1, "out")},

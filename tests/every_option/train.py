@@ -252,6 +252,8 @@ STRATEGY = {
     "global_ep_deg": Row(2, "refusal", FOUR),  # the model has no experts
     "global_tp_of_ep_deg": Row(2, "refusal", FOUR),
     "expert_parallel_degree": Row(2, "refusal", FOUR),
+    "global_cp_deg": Row(2, "plan.layers", FOUR),
+    "virtual_pp_deg": Row(2, "plan.stages", {**FOUR, "pp_deg": 2}),
     "tensor_parallel_degree": Row(2, "plan.layers", FOUR),
     "sep_parallel_degree": Row(2, "plan.layers", FOUR),
     "pipeline_parallel_degree": Row(2, "plan.stages", STOCK),

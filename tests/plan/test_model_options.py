@@ -113,7 +113,7 @@ def test_the_names_of_hubs_are_those_of_presets() -> None:
         ({**LLAMA, "hidden_size_list": "4096,2049", "layernum_list": "1,1"}, "choose a multiple of 128"),
         ({**LLAMA, "layernum_list": "4", "num_layers": 8}, "layernum_list: 4, but num_layers is 8"),
         ({**LLAMA, "num_layers": 10**6}, "num_layers: input should be less than or equal to 10000"),
-        ({**LLAMA, "layernum_list": "4,x"}, r"layernum_list\.1: input should be a valid integer"),
+        ({**LLAMA, "layernum_list": "4,x"}, r"layernum_list\.1: must be a whole number"),
         ({**LLAMA, "seqlen_list": "1024"}, "seqlen_list: starts with 1024, but seq_length is 2048"),
         ({"model_size": "llama9"}, "llama9: neither a preset nor a config.json"),
         ({"layer_numlist": 1}, "layer_numlist: unknown option; did you mean layer_num_list"),

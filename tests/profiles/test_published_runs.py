@@ -46,6 +46,13 @@ def test_steps_of_qwen3_on_h800_are_within_12_percent_on_average_and_memory_with
     assert benchmark["errors"](told)["bound_below_reserved"] == 0
 
 
+@pytest.mark.parametrize("sweep", [QWEN3, EXPERTS])
+def test_a_sweep_in_a_file_of_any_name_is_of_the_same_model(tmp_path, sweep):
+    copied = tmp_path / "rows.csv"
+    copied.write_text(sweep.read_text())
+    assert [run.shape for run in read_table(copied).runs] == [run.shape for run in read_table(sweep).runs]
+
+
 def test_steps_of_megatron_on_a100_are_within_6_percent_on_average_and_12_at_most(benchmark):
     told = rows(benchmark, MEGATRON)
     errors = benchmark["errors"](told)

@@ -54,7 +54,7 @@ def test_the_line_says_where_the_run_stands():
     line = Health(plan(), MODEL).line([*records(3, step_s=9.0), *records(30, step_s=2.2, start=3)])
     assert line == (
         "step 33, loss 3.0000, lr 0.001, grad norm 0.5, 58 tokens/s/GPU, 2.2 s (median 2.2 s (predicted 2 s, +10%)), "
-        "memory on stage 0 1000 MiB (predicted 1000 MiB, +0%)"
+        "memory on stage 0 0.9766 GiB (predicted 0.9766 GiB, +0%)"
     )
 
 
@@ -72,7 +72,9 @@ def test_what_rounds_to_none_has_no_sign_of_less():
 
 def test_the_line_does_without_a_prediction():
     line = Health(plan(predicted=False, world_size=1, pp=1), MODEL).line(records(1, peaks_mib=(20.0,)))
-    assert line == "step 1, loss 3.0000, lr 0.001, grad norm 0.5, 256 tokens/s/GPU, 2 s (median 2 s), memory 20 MiB"
+    assert (
+        line == "step 1, loss 3.0000, lr 0.001, grad norm 0.5, 256 tokens/s/GPU, 2 s (median 2 s), memory 0.01953 GiB"
+    )
 
 
 def test_mfu_is_the_share_of_the_devices_peak():
@@ -105,7 +107,8 @@ def test_each_warning_is_given_once_and_says_what_to_measure():
     assert "2.4 s (predicted 2 s, +20%)" in time
     assert "galvatron profile computation" in time and "galvatron profile hardware" in time
     assert (
-        memory.startswith("stage 1 needs 1200 MiB (predicted 800 MiB, +50%)") and "galvatron profile memory" in memory
+        memory.startswith("stage 1 needs 1.172 GiB (predicted 0.7812 GiB, +50%)")
+        and "galvatron profile memory" in memory
     )
     assert not health.warnings(run)
     assert [

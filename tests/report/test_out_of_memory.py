@@ -28,14 +28,14 @@ def printed(*arguments) -> list[str]:
 
 def test_each_stage_has_predicted_beside_measured_memory():
     _, first, last, *_ = printed(plan(), RECORDS, 3, 1500.0)
-    assert first == "0 1024 950"
-    assert last == "1 2048 1500 rank 3 wanted more"
+    assert first == "0 1.00 0.928"
+    assert last == "1 2.00 1.46 rank 3 wanted more"
 
 
 def test_a_rank_that_left_nothing_is_told_by_the_log():
-    assert printed(plan(), RECORDS, 2, None)[2] == "1 2048 730 rank 2 wanted more"
-    assert printed(plan(), [], 2, None)[1:3] == ["0 1024 no step done", "1 2048 no step done rank 2 wanted more"]
-    assert printed(plan(predicted=False), RECORDS, 2, 800.0)[2] == "1 not in the plan 800 rank 2 wanted more"
+    assert printed(plan(), RECORDS, 2, None)[2] == "1 2.00 0.713 rank 2 wanted more"
+    assert printed(plan(), [], 2, None)[1:3] == ["0 1.00 no step done", "1 2.00 no step done rank 2 wanted more"]
+    assert printed(plan(predicted=False), RECORDS, 2, 800.0)[2] == "1 not in the plan 0.781 rank 2 wanted more"
 
 
 def test_the_advised_budget_is_below_what_is_known_not_to_do():

@@ -15,6 +15,7 @@ from browser import DESKTOP, PHONE, browser, needs_chromium, with_pictures
 from cost_examples import MODEL, example, one_node
 
 from paddlenlp_galvatron.base.printing import Console
+from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.cost_model import CostModel, StageTimes, derive, timeline
 from paddlenlp_galvatron.plan import (
     DataParallel,
@@ -202,7 +203,7 @@ def test_memory_is_drawn_against_budget_and_bound(real):
     page = render(real, [])
     (stage, *_), reserve = real.prediction.stages, real.problem.cost.reserve_of(real.plan)
     bound_mib = reserve.bound_mib(stage.memory.total_mib - stage.memory.context_mib)
-    assert f"bound {bound_mib:,.0f} MiB" in page and f"budget, {real.budget_mib:,.0f} MiB" in page
+    assert f"bound {gib(bound_mib)} GiB" in page and f"budget, {gib(real.budget_mib)} GiB" in page
 
 
 def test_the_frontier_is_what_searches_answer(explanation):

@@ -345,13 +345,14 @@ def _profiles(folder: Path, devices: list[str], paddle: PaddleFacts | None) -> F
         yield Finding("profiles", f"none in {folder}", State.OK if not folder.exists() else State.WARNING,
                       "measure: galvatron profile all; or name their folder: --profiles")  # fmt: skip
         return
+    fine: dict[str, list[str]] = {}  # origin -> names
     for path in files[:MOST_PROFILES]:
         content = read_json(path, LARGEST_BYTES)
         meta = Meta.model_validate(content[META_KEY]) if isinstance(content, dict) and META_KEY in content else Meta()
         days = (time.time() - path.stat().st_mtime) / 86400
         device = meta.fingerprint.device
         origin = "derived for" if meta.analytic else "of"
-        told = f"{path.name}: {days:.0f} days old, {origin} {device or 'an unknown device'}"
+        told = f"{path.name}: {days:.0f} days old" + (f", {origin} {device}" if device else "")
         if device and devices and not meta.analytic and device not in devices:
             remedy = "measured on another device: measure again on this one (galvatron profile all)"
             yield Finding("profiles", told, State.WARNING, remedy)
@@ -361,7 +362,9 @@ def _profiles(folder: Path, devices: list[str], paddle: PaddleFacts | None) -> F
         elif days > OLD_DAYS:
             yield Finding("profiles", told, State.WARNING, "driver and libraries may have changed: measure again")
         else:
-            yield Finding("profiles", told)
+            fine.setdefault(f", {origin} {device}" if device else "", []).append(path.name)
+    for origin, names in sorted(fine.items()):
+        yield Finding("profiles", (f"{len(names)} files in {folder}" if len(names) > 1 else names[0]) + origin)
 
 
 def _plan(path: Path, gpus: int) -> Found:

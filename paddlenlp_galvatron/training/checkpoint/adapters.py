@@ -21,9 +21,9 @@ import numpy as np
 
 from ...base.reading import LargeFile, read_json
 from ...base.writing import whole_folder, write_text
-from ...model.lora import FACTORS, Adapters, factors, is_factor
+from ...model.lora import FACTORS, Adapters, factors_of
 from ...plan import ModelShape, Precision, UserError
-from ...runtime.weights import WHOLE, Array, Slice, WeightSource
+from ...runtime.weights import WHOLE, Array, Slice
 from .convert import Advance, write_model
 from .loading import CheckpointWeights
 from .pretrained import open_weights
@@ -34,12 +34,15 @@ PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CONFIG = "lora_config.json"
 WEIGHTS, SHARDS = "peft_model-00001-of-00001.safetensors", "peft_model.safetensors.index.json"
 BLOCKS = 16  # of a file of weights that its checksum is of, spread evenly
-# Of a config: what the adapters' product would not be theirs with.
+# Of a config: what the adapters' product would not be theirs with, or not beside the base that they name.
 UNLIKE: dict[str, Any] = {
-    **{"lora_dropout": 0, "bias": "none", "use_dora": False, "modules_to_save": None, "rank_pattern": {}},
-    **{"alpha_pattern": {}, "fan_in_fan_out": False, "layers_to_transform": None, "pissa": False, "loraga": False},
-    **{"use_mora": False, "lora_use_mixer": False, "trainable_bias": None, "enable_lora_list": None},
+    **{"lora_dropout": 0, "bias": "none", "lora_bias": False, "use_dora": False, "use_qalora": False},
+    **dict.fromkeys(("modules_to_save", "layers_to_transform", "layer_replication", "target_parameters")),
+    **dict.fromkeys(("trainable_token_indices", "alora_invocation_tokens", "trainable_bias", "enable_lora_list")),
+    **{"rank_pattern": {}, "alpha_pattern": {}, "fan_in_fan_out": False, "pissa": False, "loraga": False},
+    **{"use_mora": False, "lora_use_mixer": False},
 }
+OF_ANOTHER_BASE = ("pissa", "olora", "corda", "loftq")  # PEFT's init_lora_weights that change the base
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,9 @@ class StoredFactor:
 def stored_factors(shape: ModelShape, rank: int) -> Iterator[StoredFactor]:
     """All factors of a model's adapters."""
     for index in range(shape.layers):
-        for weight in shape.block.weights:
-            for one in factors(weight, rank):
-                place = f"layers.{index}.{one.name}"
-                yield StoredFactor(
-                    f"{shape.traits.prefix}.{place}", one.shape, f"base_model.model.model.{place}.weight"
-                )
+        for one in factors_of(shape.block, rank).weights:
+            place = f"layers.{index}.{one.name}"
+            yield StoredFactor(f"{shape.traits.prefix}.{place}", one.shape, f"base_model.model.model.{place}.weight")
 
 
 def base_identity(folder: Path | None, seed: int) -> str:
@@ -109,6 +109,8 @@ class AdapterFolder:
             for name, plain in UNLIKE.items()
             if config.get(name, plain) not in (plain, None)
         ]
+        if str(begun := config.get("init_lora_weights")).startswith(OF_ANOTHER_BASE):
+            faults.append(f"{path}: init_lora_weights is {begun}, which changes the base; save them for the plain one")
         rank, alpha = config.get("r"), config.get("lora_alpha")
         if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
             faults.append(f"{path}: r and lora_alpha must be numbers above 0")
@@ -163,17 +165,6 @@ def open_adapters(folder: Path, shape: ModelShape, wanted: Adapters) -> AdapterF
             f"{want[0]} and {want[1]:g}; give its lora_rank, lora_alpha and rslora"
         )
     return found
-
-
-class Tuned:
-    """A source of weights whose adapters come from a folder."""
-
-    def __init__(self, base: WeightSource, adapters: AdapterFolder):
-        self._base, self._adapters = base, adapters
-        self.from_files = getattr(base, "from_files", False)
-
-    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
-        return (self._adapters if is_factor(name) else self._base)(name, shape, part)
 
 
 def write_adapters(checkpoint: Checkpoint, target: Path) -> None:

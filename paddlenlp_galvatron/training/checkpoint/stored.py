@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ...base.reading import read_json
 from ...base.writing import write_text
 from ...model import config_of, shape_from_config
-from ...model.lora import Adapters, factors
+from ...model.lora import Adapters, factors_of
 from ...plan import ModelShape, Precision, UserError
 
 FORMAT = 2
@@ -153,8 +153,8 @@ class Index(_Stored):
             if stored[weight] < math.prod(shape):
                 raise ValueError(f"lacks numbers of {weight}")
         if self.adapters:
-            every = (one.numbers for weight in self.model.block.weights for one in factors(weight, self.adapters.rank))
-            if self.model.layers * sum(every) != sum(map(math.prod, shapes.values())):
+            of_a_layer = factors_of(self.model.block, self.adapters.rank).parameters
+            if self.model.layers * of_a_layer != sum(map(math.prod, shapes.values())):
                 raise ValueError(f"adapters: are not all stored of rank {self.adapters.rank}")
             return self
         if self.model.parameters > (numbers := sum(map(math.prod, shapes.values()))):
