@@ -20,7 +20,6 @@
 #include "critical_path.hpp"
 #include "interleaved_stage.hpp"
 #include "limits.hpp"
-#include "node.hpp"
 #include "node_pricing.hpp"
 #include "pricing.hpp"
 #include "problem.hpp"

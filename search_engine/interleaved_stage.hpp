@@ -377,16 +377,10 @@ class InterleavedStages {
     return room;
   }
 
+  // The least that a stage takes at any moment, and a point that fits at all of them, if one was found and there are no
+  // layers of `more`.
   Work solve(const Question& asked, WorkBudget& poll) const {
     Work work;
-    InterleavedPoint point = point_within(asked, work.least, poll);
-    if (!point.strategies.empty()) work.point = std::make_shared<InterleavedPoint>(std::move(point));
-    return work;
-  }
-
-  // A point that fits and costs little; without strategies: none was found, or there are layers of `more`. Raises the
-  // least that any takes.
-  InterleavedPoint point_within(const Question& asked, double& least, WorkBudget& poll) const {
     const std::vector<Held>& moments = tables_.held[asked.stage];
     Held held = fullest(asked.stage, asked.layers, asked.more);
     ReshardingPath& walks = this->walks(asked);
@@ -394,19 +388,22 @@ class InterleavedStages {
       const Assignment mix = mixes(asked, held).solve(layers_of(asked), room(asked.stage, held), walks, poll);
       walks.forget();
       if (tried < kMostMoments)
-        least = std::max(least, fixed(asked.pricing, asked.stage) + std::min(mix.cost, mix.bound));
+        work.least = std::max(work.least, fixed(asked.pricing, asked.stage) + std::min(mix.cost, mix.bound));
       if (mix.counts.empty() || asked.more > 0) break;
       InterleavedPoint point = point_of(asked, mix.counts, poll);
       const Held& fullest = *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
         return memory(asked.stage, point, a) < memory(asked.stage, point, b);
       });
-      if (memory(asked.stage, point, fullest) <= within(tables_.budget)) return point;
+      if (memory(asked.stage, point, fullest) <= within(tables_.budget)) {
+        work.point = std::make_shared<InterleavedPoint>(std::move(point));
+        break;
+      }
       held = fullest;
       for (const Held& moment : moments)  // at last all at once
         for (int chunk = 0; tried + 1 == kMostMoments && chunk < chunks_; ++chunk)
           held[chunk] = std::max(held[chunk], moment[chunk]);
     }
-    return {};
+    return work;
   }
 
   static double layers_held(const std::vector<int>& layers, int more, const Held& held) {

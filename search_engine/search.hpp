@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -61,7 +62,7 @@ class PipelineSearch : public Search {
       best.cost = limit;
       const double unproven = divided(candidates, best, share, poll);
       if (share == effort && found.vocab < 0 && best.vocab < 0 && unproven < limit)
-        take_least_memory(candidates, best, poll);
+        take_least_memory(best, poll);
       if (best.vocab >= 0) found = found_of(best), limit = best.cost;
       proven = std::max(proven, std::min(unproven, limit));
       if (!(proven < limit)) break;
@@ -195,30 +196,25 @@ class PipelineSearch : public Search {
     }
   }
 
-  // Makes the pipeline of least memory the best, if that costs less; under the first strategy of the vocabulary under
-  // which it fits.
-  void take_least_memory(const Candidates& candidates, PipelineSolution& best, WorkBudget& poll) {
-    MinMemory needs(tables_, cache_);
-    for (const Candidate& candidate : candidates) {
-      const Vocab& vocab = tables_.vocabs[candidate.vocab];
-      const Minimax least = least_needy(needs, vocab, poll);
-      if (!(least.value <= within(tables_.budget))) continue;
-      const StageSolver stages(tables_, cuts_, vocab, cache_);
-      PipelineSolution found{0, candidate.vocab, least.division, {}};
-      std::vector<StageTime> times;
-      std::vector<double> links;
-      int first = 0;
-      for (int s = 0; s < tables_.stages; ++s) {
-        const Span span{first, least.division[s]};
-        found.points.push_back(stages.uniform(s, span, needs.of(vocab, s, span).strategy));
-        times.push_back(found.points.back().time);
-        first = span.end();
-        links.push_back(first < tables_.layers ? tables_.send_to(first) : 0);
-      }
-      found.cost = graph_.time(times, links, poll);
-      if (is_less(found.cost, best.cost)) best = std::move(found);
-      return;
+  // Makes the pipeline of least memory the best, if that fits and costs less.
+  void take_least_memory(PipelineSolution& best, WorkBudget& poll) {
+    const LeastMemory least = least_memory(poll);
+    if (!(least.budget <= within(tables_.budget))) return;
+    const StageSolver stages(tables_, cuts_, tables_.vocabs[least.vocab], cache_);
+    PipelineSolution found{0, least.vocab, least.division, {}};
+    std::vector<StageTime> times;
+    std::vector<double> links;
+    int first = 0;
+    for (int s = 0; s < tables_.stages; ++s) {
+      const Span span{first, least.division[s]};
+      std::array<int, kMostTypes> strategy{};
+      for (first = span.first; first < span.end(); ++first) strategy[tables_.type_of(first)] = least.strategy[first];
+      found.points.push_back(stages.uniform(s, span, strategy));
+      times.push_back(found.points.back().time);
+      links.push_back(first < tables_.layers ? tables_.send_to(first) : 0);
     }
+    found.cost = graph_.time(times, links, poll);
+    if (is_less(found.cost, best.cost)) best = std::move(found);
   }
 
   // The division whose neediest stage needs least memory, MiB.

@@ -43,6 +43,15 @@ class CostOptions:
     imbalance_bound: float = IMBALANCE_BOUND  # the same, as the bound of memory has it
     kernels: ExpertKernels = GROUPED  # of experts
 
+    @property
+    def load_words(self) -> str:
+        """The load of experts that prices assume."""
+        return load_words(self.imbalance, self.imbalance_bound)
+
+
+def load_words(imbalance: float, bound: float) -> str:
+    return f"rows of the fullest rank of experts {imbalance:g} x the mean, {bound:g} x in the bound of memory"
+
 
 class States(NamedTuple):
     """Model states and masks of a module on a rank, held between micro-batches, in MiB."""

@@ -1,9 +1,9 @@
 """Profile files: read, written, checked; curves through them. Imports only `plan`.
 
 Formats: `computation`, `memory`, `hardware`; `files` is common to them, `identity` says what a file was measured on,
-`raw_runs` and `nccl_tests` read other programs' numbers. Between measured points: `compute_time`, `memory_use`,
-`network` by `curves`. Without a device: `analytic` from a `data_sheet`, with `nccl` for messages and `reserve` for
-memory.
+`interop.raw_runs` and `interop.nccl_tests` read other programs' numbers. Between measured points: `compute_time`,
+`memory_use`, `network` by `curves`. Without a device: `analytic` from a `data_sheet`, with `nccl` for messages and
+`reserve` for memory.
 """
 
 from .computation import (

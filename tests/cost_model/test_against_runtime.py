@@ -66,9 +66,9 @@ def cost_model(case: RealCase, memory: MemoryProfile) -> CostModel:
 
 
 def test_peak_memory_of_every_stage_is_foreseen(measured):
-    """Estimates at most 3 % too little and 12 % too much. Bounds never too little; too much by up to 25 %, where all
-    forwards come before the gradients that they meet in the bound, or 27 % in stages of several chunks, each of which
-    has its gradients at another moment."""
+    """Estimates at most 3 % too little and 12 % too much. Bounds never too little; too much by up to 28 %, where all
+    forwards come before the gradients that they meet in the bound, or where a stage has several chunks, each of which
+    has its gradients at another moment; by up to 31 % with adapters, beside which transients are a larger share."""
     profiles: dict[str, MemoryProfile] = {}
     wrong = []
     for index, case in enumerate(real_cases()):
@@ -81,7 +81,7 @@ def test_peak_memory_of_every_stage_is_foreseen(measured):
         size = case.plan.stage_size
         for stage, prediction in enumerate(predicted.stages):
             peak = max(rank[index]["peak_mib"] for rank in measured[stage * size : (stage + 1) * size])
-            most = 0.25 if case.plan.chunks == 1 else 0.27
+            most = 0.31 if case.adapter_rank else 0.28
             estimate, bound = (mib / peak - 1 for mib in (prediction.memory.tensors_mib, prediction.memory.total_mib))
             if not -0.03 <= estimate <= 0.12 or not 0 <= bound <= most:
                 wrong.append(
