@@ -24,7 +24,7 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
 TIMEOUT_S = 60.0  # of an answer: the machine may be busy
-DESKTOP, PHONE = (1280, 900), (360, 740)  # CSS pixels
+DESKTOP, PHONE = (1280, 900), (390, 844)  # CSS pixels
 needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="chromium is not installed (Debian, Ubuntu: apt-get install chromium)"
 )
