@@ -1,9 +1,8 @@
-"""Profile files: read, written, checked; curves through them. Imports only `plan`.
+"""Profile files: read, written, checked; curves through them.
 
-Formats: `computation`, `memory`, `hardware`; `files` is common to them, `identity` says what a file was measured on,
-`interop.raw_runs` and `interop.nccl_tests` read other programs' numbers. Between measured points: `compute_time`,
-`memory_use`, `network` by `curves`. Without a device: `analytic` from a `data_sheet`, with `nccl` for messages and
-`reserve` for memory.
+Formats: `computation` (with `experts`), `memory`, `hardware`; `files` is common to them, `identity` says what a file
+was measured on. Between measured points: `compute_time`, `memory_use`, `network` by `curves`. Without a device:
+`analytic` from a `data_sheet`, with `nccl` for messages and `reserve` for memory. Other programs' numbers: `interop`.
 """
 
 from .computation import (
