@@ -119,6 +119,7 @@ def run_rows(rank: str, turns: str) -> dict[str, Row]:
         "fresh": Row(1, f"{rank}.Journal"),
         "budget_ms": Row(7, f"{rank}.Journal"),
         "analytic": Row("a100", "files"),
+        "json": Row(1, "out"),
     }
 
 

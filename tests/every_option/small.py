@@ -104,9 +104,9 @@ class SmallSeen(Seen):
             calls["trained"] = nproc, steps
             raise Ended("enough")
 
-        def served(form: dict[str, str], port: int, show: bool) -> None:
+        def served(form: dict[str, str], port: int, show: bool, as_json: bool) -> None:
             plan = what_if.work(what_if.Question.from_values(form)).plan
-            calls["served"] = {"form": form, "port": port, "show": show, "plan": plan}
+            calls["served"] = {"form": form, "port": port, "show": show, "json": as_json, "plan": plan}
 
         def tried(parts: list[str], ranks: int, device: str, folder: Path, seconds: float) -> Iterator[Any]:
             calls["tried"] = {"parts": parts, "ranks": ranks, "folder": folder.name, "seconds": seconds}
@@ -161,8 +161,9 @@ UNIFORM = {
     "output": Row("out.json", "files"),
     "model_size": Row("model.json", "files"),
     "world_size": Row(2, "files"),
-    "sequence_parallel": Row(1, "plan.galvatron"),
-    "mixed_precision": Row("bf16", "plan.galvatron"),
+    "json": Row(1, "out"),
+    "sequence_parallel": Row(0, "plan.galvatron"),
+    "mixed_precision": Row("fp32", "plan.galvatron"),
     "seq_length": Row(8, "plan.galvatron"),
     "pp_deg": Row(2, "plan.pp_deg"),
     "global_tp_deg": Row(2, "plan.tp_sizes_enc"),
@@ -211,8 +212,8 @@ TABLES = {
         "json": Row(1, "out"),
     },
     "plan to-paddlenlp": OF_FILE | {"json": Row(1, "out")},
-    "plan to-paddleformers": OF_FILE,
-    "plan to-paddlefleet": OF_FILE,
+    "plan to-paddleformers": OF_FILE | {"json": Row(1, "out")},
+    "plan to-paddlefleet": OF_FILE | {"json": Row(1, "out")},
     "convert h2g": {"family": FAMILY, "json": Row(1, "words")},
     "convert g2h": {
         "family": FAMILY,
@@ -261,6 +262,7 @@ TABLES = {
         "nproc": Row(2, "calls.trained"),
         "steps": Row(20, "calls.trained"),
         "dry_run": Row(1, "calls"),
+        "json": Row(1, "out", {"dry_run": 1}),
     },
     "calibrate": {
         "config": Row("calibrate.json", "files"),
@@ -311,6 +313,7 @@ TABLES = {
         "search_options": Row("--settle_chunk 2", "calls.served.plan"),
         "port": Row(8123, "calls.served.port"),
         "no_browser": Row(1, "calls.served.show"),
+        "json": Row(1, "calls.served.json"),
     },
     "doctor": {
         "output_dir": Row("mine", "words"),
@@ -323,6 +326,7 @@ TABLES = {
         "num_nodes": Row(2, "files"),
         "num_gpus_per_node": Row(4, "files"),
         "output": Row("mine", "files"),
+        "json": Row(1, "out"),
     },
 }
 PREPARED: Values = {"PATH": "texts", "output": "data/text", "vocab_size": 300}
