@@ -48,6 +48,13 @@ class UniformOptions(Options):
     global_cp_deg: Degree | None = Field(None, description="ranks that share a sample's tokens, vocabulary layers too")
     virtual_pp_deg: Degree | None = Field(None, description="chunks of layers a stage has: interleaved 1F1B")
 
+    @property
+    def given(self) -> list[str]:
+        """Names of those that say something. Stock files have one chunk a stage beside any strategy."""
+        idle = {"global_cp_deg", "virtual_pp_deg"}
+        said = self.model_dump(exclude_unset=True, exclude_none=True)
+        return [name for name, value in said.items() if name not in idle or value not in (-1, 1)]
+
     def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:
         """The plan that the options stand for. Raises UserError."""
         given = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != -1}

@@ -120,7 +120,7 @@ def _leaves_length_open(values: dict[str, Any]) -> bool:
     """Whether the plan that is named does not say how many tokens a sample has."""
     if plan := values.get("galvatron_config_path"):
         return read_plan(plan, dist.get_world_size()).assumed.seq_length is None
-    return any(name in values for name in UniformOptions.model_fields)
+    return bool(UniformOptions.from_values(values).given)
 
 
 def _settings(values: dict[str, Any], handed_on: frozenset[str]) -> TrainSettings:

@@ -99,7 +99,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             "load_distributed: DPO compares with the model that it begins with, which a run's checkpoint does not "
             "tell; name that model with --load, and continue in the run's own output_dir"
         )
-    given = [*uniform.model_dump(exclude_none=True), *degrees.given]
+    given = [*uniform.given, *degrees.given]
     folder = folder or run.output_dir
     notes = []
     if run.load is not None:
@@ -126,7 +126,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
         world_size = world_size or _world_size(plan)
     elif world_size is None:
         raise UserError("nproc: missing; name a plan's file, or say for how many processes one of configs/ is wanted")
-    elif given and (uniform.model_fields_set or degrees.says_degrees):
+    elif given and (uniform.given or degrees.says_degrees):
         uniform = degrees.onto(uniform, world_size)
         plan = folder / PLAN
         write_plan(uniform.plan(shape.layers, world_size, _assumed(run, seq_length)), plan)

@@ -105,7 +105,7 @@ def test_without_a_plan_the_newest_that_fits_is_taken_and_said(folder):
     for name, world_size, age in (("old", 4, 300), ("wanted", 4, 200), ("small", 2, 100)):
         plan_file(folder / "configs" / f"{name}.json", world_size)
         os.utime(folder / "configs" / f"{name}.json", (1e9 - age, 1e9 - age))
-    run = prepared({"seq_length": 16}, world_size=4)
+    run = prepared({"seq_length": 16, "virtual_pp_degree": 1}, world_size=4)  # as stock files have it
     assert run.settings.plan == folder / "configs" / "wanted.json"
     assert "wanted.json, the newest in configs" in run.notes[0]
     with pytest.raises(UserError, match=r"no plan fits.* on 16 ranks"):
