@@ -51,4 +51,4 @@ def test_what_binds_is_the_largest_part_of_the_largest_term(batch: int) -> None:
     assert need.term_mib == max(memory.states_mib, memory.activations_mib, memory.working_mib, memory.context_mib)
     layers = need.plan.stage_layers(need.stage)
     assert need.term_mib / (len(layers) + 1) <= need.part_mib <= need.term_mib
-    assert f"stage {need.stage} (layers {layers[0]}-" in str(need) and f"GiB of {need.term} on stage" in str(need)
+    assert f"stage {need.stage} (layers {layers[0]}-" in str(need) and f"GiB of it {need.term} on stage" in str(need)
