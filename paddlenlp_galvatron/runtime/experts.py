@@ -22,7 +22,7 @@ from .paddle_private import window
 from .precision import Numbers, cast
 
 PRODUCTS = ("gate", "up", "down")  # of an expert
-Memo = dict[str, Any]  # of one call: keeps the routing of forward for recompute
+Memo = dict[str, Any]  # of one call: keeps the choice and the routing of forward for recompute
 
 
 class Routing:
@@ -31,7 +31,7 @@ class Routing:
     def __init__(self, chosen: Any, shape: ModelShape, experts: Experts, group: Any, sent: str):
         """`chosen` [T, k]: numbers of experts. `sent`: type of rows on their way."""
         ranks, etp, local = experts.ranks, experts.etp, shape.experts // experts.ep
-        self.group, self.chosen, self.sent = group, chosen, sent
+        self.group, self.sent = group, sent
         self.tokens, self.k = chosen.shape
         self.copies = self.k * etp  # rows of a token
         keys = (chosen // local).unsqueeze(-1) * etp + paddle.arange(etp)  # the rank of each copy
@@ -151,22 +151,32 @@ class OwnExperts:
 
     def __call__(self, x: Any, router: Any, memo: Memo) -> Any:
         """x [T, H] of this rank's own tokens -> the weighted sum of each token's experts [T, H]. `router` [H, E]."""
-        numbers, shape = self._numbers, self._shape
+        shape = self._shape
         logits = paddle.matmul(cast(x, "float32"), cast(router, "float32"))
         probabilities = nn.functional.softmax(logits, axis=-1)
-        if "routing" not in memo:
+        if "chosen" not in memo:
             with paddle.no_grad():
-                chosen = paddle.topk(probabilities.detach(), shape.experts_per_token, axis=-1)[1]
-                memo["routing"] = routing = Routing(chosen, shape, self._experts, self._group, numbers.stored)
-                memo["shares"] = self._load.shares(probabilities, chosen, self._samples)
-                if self._experts.ep > 1:
-                    self._load.imbalances.append(routing.imbalance)
-        routing, shares = memo["routing"], memo["shares"]
-        if shares is not None:
-            probabilities = Balanced.apply(probabilities, shares, self._samples, self._load)
-        scores = paddle.take_along_axis(probabilities, routing.chosen, axis=-1)
+                memo["chosen"] = paddle.topk(probabilities.detach(), shape.experts_per_token, axis=-1)[1]
+                memo["shares"] = self._load.shares(probabilities, memo["chosen"], self._samples)
+        if memo["shares"] is not None:
+            probabilities = Balanced.apply(probabilities, memo["shares"], self._samples, self._load)
+        scores = paddle.take_along_axis(probabilities, memo["chosen"], axis=-1)
         if shape.norm_topk:
             scores = scores / scores.sum(-1, keepdim=True)
+        if not shape.expert_size:
+            return x + cast(scores.sum(-1, keepdim=True), x.dtype)  # no time to speak of, but a gradient for the router
+        return self.weighted(x, scores, memo)
+
+    def weighted(self, x: Any, scores: Any, memo: Memo) -> Any:
+        """x [T, H] and scores [T, k] of the experts memo["chosen"] [T, k] -> their weighted sum [T, H]."""
+        numbers = self._numbers
+        if "routing" not in memo:
+            with paddle.no_grad():
+                routing = Routing(memo["chosen"], self._shape, self._experts, self._group, numbers.stored)
+            if self._experts.ep > 1:
+                self._load.imbalances.append(routing.imbalance)
+            memo["routing"] = routing
+        routing = memo["routing"]
         rows, score = Dispatch.apply(x, scores, routing)
         gate, up = (Products.apply(rows, routing.counts, weights) for weights in (self.layer.gate, self.layer.up))
         # The score multiplies the input of the last product, so that backward need not keep that product's output.
