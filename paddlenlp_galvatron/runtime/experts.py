@@ -12,6 +12,7 @@ from typing import Any
 import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
+from paddle.incubate.nn.functional import swiglu
 
 from ..model import ModelShape
 from ..plan.strategy import Experts
@@ -117,12 +118,34 @@ class Products(PyLayer):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
+        x, ctx.x = ctx.x, None  # or it were there until the whole backward pass is done
         # An expert without rows has a gradient of zeros, so that AdamW decays it as in one process.
         of_weights, of_rows = paddle.zeros_like(ctx.weights), []
-        for (expert, part), (_, own) in zip(_parts(ctx.x, ctx.counts), _parts(grad, ctx.counts), strict=True):
+        for (expert, part), (_, own) in zip(_parts(x, ctx.counts), _parts(grad, ctx.counts), strict=True):
             of_rows.append(paddle.matmul(own, _of(ctx.weights, expert), transpose_y=True))
             paddle.assign(paddle.matmul(part, own, transpose_x=True), output=_of(of_weights, expert))
-        return paddle.concat(of_rows) if of_rows else paddle.zeros(ctx.x.shape, ctx.x.dtype), of_weights
+        return paddle.concat(of_rows) if of_rows else paddle.zeros(x.shape, x.dtype), of_weights
+
+
+class Inner(PyLayer):  # type: ignore[misc]
+    """gate and up [R, F] and scores [R] -> silu(gate) * up * score [R, F]. Backward makes the first product again, so
+    that of a row no more is kept than gate, up and what the last product reads."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Any, up: Any, score: Any) -> Any:
+        ctx.kept = gate, up, score
+        return swiglu(gate, up) * cast(score, gate.dtype).unsqueeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (gate, up, score), ctx.kept = ctx.kept, None
+        gate, up = gate.detach(), up.detach()
+        gate.stop_gradient = up.stop_gradient = False
+        with paddle.enable_grad():
+            product = swiglu(gate, up)
+        of_score = (grad * product).sum(-1)
+        paddle.autograd.backward([product], [grad * cast(score, grad.dtype).unsqueeze(-1)])
+        return gate.grad, up.grad, cast(of_score, score.dtype)
 
 
 def _of(weights: Any, expert: int) -> Any:
@@ -169,10 +192,9 @@ class OwnExperts:
 
     def weighted(self, x: Any, scores: Any, memo: Memo) -> Any:
         """x [T, H] and scores [T, k] of the experts memo["chosen"] [T, k] -> their weighted sum [T, H]."""
-        numbers = self._numbers
         if "routing" not in memo:
             with paddle.no_grad():
-                routing = Routing(memo["chosen"], self._shape, self._experts, self._group, numbers.stored)
+                routing = Routing(memo["chosen"], self._shape, self._experts, self._group, self._numbers.stored)
             if self._experts.ep > 1:
                 self._load.imbalances.append(routing.imbalance)
             memo["routing"] = routing
@@ -180,5 +202,5 @@ class OwnExperts:
         rows, score = Dispatch.apply(x, scores, routing)
         gate, up = (Products.apply(rows, routing.counts, weights) for weights in (self.layer.gate, self.layer.up))
         # The score multiplies the input of the last product, so that backward need not keep that product's output.
-        inner = nn.functional.silu(gate) * up * cast(score, numbers.computed).unsqueeze(-1)
+        inner = Inner.apply(gate, up, score)
         return Combine.apply(Products.apply(inner, routing.counts, self.layer.down), routing)
