@@ -102,8 +102,8 @@ class ComputationProfiler:
         if on_gpu():
             self.journal.get(LAUNCH, self._launch)
             for part in dict.fromkeys(key.part for key in keys if is_of_experts(key.part)):
-                key = round_key(EXPERT_LAUNCH, PassKey(part, 1, NARROW_TOKENS), 0)
-                self.journal.get(key, partial(self._launch, part))
+                name = round_key(EXPERT_LAUNCH, PassKey(part, 1, NARROW_TOKENS), 0)
+                self.journal.get(name, partial(self._launch, part))
 
     def _wants(self, number: int, rounds: Sequence[Sequence[float]]) -> bool:
         if number and self.stopwatch.is_late():

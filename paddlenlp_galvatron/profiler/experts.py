@@ -28,8 +28,8 @@ SHARES = 16, 4, 1  # of a micro-batch's tokens, the parts that are measured: fro
 
 
 def expert_keys(shape: ModelShape, tokens: int, degrees: Sequence[int]) -> list[PassKey]:
-    """What is measured of a layer's experts: for counts of them, and for one sample of each number of tokens. Of the
-    degrees of tensor parallelism the least and the largest are enough, as what is split falls with the degree."""
+    """Points at which a layer's experts are measured: some of them, with one sample of some length. The least and the
+    largest degree of tensor parallelism are enough, as what is split falls with the degree."""
     splits = [degree for degree in degrees if shape.expert_size % degree == 0]
     return [
         PassKey(f"{EXPERTS}{count}", 1, length, degree)
