@@ -64,6 +64,10 @@ def test_a_model_with_experts_on_two_processes(tmp_path, config):
         assert min(experts.forward.of(4, 64), experts.backward.of(4, 64)) > 0
     dense = load_model(config).layer_parameters
     assert {layer.parameter_mib * 2**20 for table in memory.layers.values() for layer in table.values()} == {4 * dense}
+    assert main(["profile", "hardware", "--analytic", "h100", "--nproc", "2", "--output", str(tmp_path / "out")]) == 0
+    words = ["search", "--model", str(config), "--profiles", str(tmp_path / "out"), "--gpus", "2", "--batch", "8"]
+    words += ["--seq_length", "32", "--mixed_precision", "fp32", "--memory_constraint", "4", "--allow_foreign_profiles"]
+    assert main([*words, "-o", str(tmp_path / "plan.json")]) == 0 and (tmp_path / "plan.json").exists()
     for profile in (times, memory):
         assert profile.meta.fingerprint.device_count == 2
         assert profile.meta.fingerprint.dtype == "fp32"
