@@ -50,9 +50,9 @@ lint: setup
 test: setup
 	@$(MAKE) --no-print-directory --jobs=4 --keep-going lint $(shares)
 
-test-ranks: tests = $(RANKS)
+test-ranks: tests = $(RANKS) tests/search
 test-more-ranks: tests = $(MORE_RANKS)
-test-beside: tests = $(addprefix --ignore=,tests/distributed $(FOLDERS))
+test-beside: tests = $(addprefix --ignore=,tests/distributed tests/search $(FOLDERS))
 
 # The report of a share comes when it ends, in one piece.
 $(shares):

@@ -44,8 +44,8 @@ def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
             console.print(item)
     if not any(one.best for one in found):
         most = found[-1]
-        why = most.held or "no strategy splits batch, heads and cards evenly"
-        raise Infeasible(f"no plan fits; on {most.gpus} cards {why}")
+        why = f"{most.held}; use more GPUs" if most.held else "no strategy splits batch, heads and GPUs evenly"
+        raise Infeasible(f"no plan fits: on {most.gpus} GPUs {why}")
 
 
 def known(json: bool) -> str:

@@ -187,7 +187,7 @@ def _commands(question: Question, options: SearchOptions, more: Mapping[str, Any
 def faults_of(error: GalvatronError) -> dict[str, str]:
     """Faults by field of the form; under "" those of no field."""
     if isinstance(error, Infeasible):
-        about = "memory_constraint" if "GiB a device" in str(error) else "global_train_batch_size"
+        about = "memory_constraint" if "GiB per device" in str(error) else "global_train_batch_size"
         return {about: str(error)}
     found: dict[str, str] = {}
     for fault in str(error).split("\n"):

@@ -105,10 +105,10 @@ class Need:
     def __str__(self) -> str:
         enough_gib = ceil(self.memory_mib / 1024 * 100) / 100
         layers = f"layers {self.plan.layer_spans(self.stage)}"
-        most = f", {self.part_mib / 1024:.2f} GiB of it in {self.part}" if self.part_mib < self.term_mib else ""
+        largest = f"; largest: {self.part}, {self.part_mib / 1024:.2f} GiB" if self.part_mib < self.term_mib else ""
         return (
-            f"{enough_gib:.2f} GiB a device would do; the plan that needs least has {self.term_mib / 1024:.2f} GiB of "
-            f"{self.term} on stage {self.stage} ({layers}){most}"
+            f"the leanest plan needs {enough_gib:.2f} GiB per device, {self.term_mib / 1024:.2f} GiB of it "
+            f"{self.term} on stage {self.stage} ({layers}{largest})"
         )
 
 

@@ -141,7 +141,17 @@ def test_the_same_command_runs_under_each_launcher(nodes, tmp_path, launcher):
         for number, node in enumerate(nodes):
             command, variables = [galvatron, *words], {}
             if launcher == "paddle.distributed.launch":
-                head = [sys.executable, "-m", launcher, "--nnodes", "2", "--nproc_per_node", "1"]
+                head = [
+                    sys.executable,
+                    "-m",
+                    launcher,
+                    "--nnodes",
+                    "2",
+                    "--nproc_per_node",
+                    "1",
+                    "--host",
+                    ADDRESSES[number],
+                ]
                 command = [*head, "--master", f"{ADDRESSES[0]}:{PORT + 4}", *command]
             else:
                 variables = begun_by(launcher, number)

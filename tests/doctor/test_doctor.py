@@ -104,6 +104,9 @@ def test_a_good_machine_has_nothing_to_mend(files):
         assert {"Python", "compiler", "search core", "Paddle", "GPU 1", "driver", "NCCL", "links"} <= {
             finding.subject for finding in findings
         }
+        sizes = {finding.subject: finding.found for finding in findings if "GiB" in finding.found}
+        assert sizes["GPU 1"] == f"{H100}, 79.65 GiB, 0.004 in use" and sizes["shared memory"] == "8.00 GiB"
+        assert sizes["output folder"].startswith(f"{files.output}: 976.56 GiB free")
 
 
 FAULT, WARNING = State.FAULT, State.WARNING

@@ -19,6 +19,7 @@ pytest.importorskip("paddle")
 import paddle
 
 from paddlenlp_galvatron.base.locking import locked
+from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.check.gpu import beside, faults, kernels, kernels_worker, parity, prediction, run, stock
 from paddlenlp_galvatron.check.gpu.findings import CUT_SHORT_S, Finding, Setting, State
 from paddlenlp_galvatron.check.gpu.parity import ONE_RANK, fused_loss_case, parity_cases, schedule_cases
@@ -226,7 +227,7 @@ def test_what_is_not_as_predicted_fails(tmp_path, device, change, failed):
     assert {word for f in found if f.state is State.FAILED for word in failed if word in f.name} == failed
     assert bool(failed) == any(f.state is State.FAILED for f in found)
     assert [f.name for f in found] == ["x: step", "x: memory of stage 0", "x: memory of stage 1", "x: bytes"]
-    assert found[0].state is State.TOLD
+    assert found[0].state is State.TOLD and " GiB, allocated " in found[1].told
 
 
 def test_a_rank_that_does_not_run_out_fails_the_part(tmp_path, monkeypatch):
@@ -343,7 +344,7 @@ def test_memory_that_is_not_paddles_is_held_against_the_reserve(tmp_path, monkey
     for used_mib, state in ((kept_mib + 1, State.FAILED), (kept_mib - 1, State.PASSED)):
         slowed, overlap, memory = beside.beside(of)
         assert "1.20" in slowed.told and "128 MiB" in overlap.name
-        assert memory.state is state and f"{used_mib:.0f} MiB used" in memory.told
+        assert memory.state is state and f"{gib(used_mib)} GiB used" in memory.told
 
 
 def test_what_is_asked_wrongly_is_refused(tmp_path, galvatron):

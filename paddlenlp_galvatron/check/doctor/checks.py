@@ -13,6 +13,7 @@ from pathlib import Path
 from ...base.errors import UserError
 from ...base.locking import locked
 from ...base.reading import LARGEST_OPTIONS, read_json, read_text
+from ...base.text import gib
 from ...launch.nodes import LOOPBACK, Nodes
 from ...plan import read_plan
 from ...plan.check import find_faults
@@ -161,7 +162,7 @@ def _gpus(gpus: list[dict[str, str]] | None, paddle: PaddleFacts | None) -> Foun
         busy = used > OTHERS_SHARE * total
         yield Finding(
             f"GPU {number}",
-            f"{gpu['name']}, {total:.0f} MiB, {used:.0f} in use",
+            f"{gpu['name']}, {gib(total)} GiB, {gib(used)} in use",
             State.WARNING if busy else State.OK,
             f"others use it: end them, or search with --context_mib {used:.0f}" if busy else "",
         )
@@ -221,9 +222,9 @@ def _shared_memory(machine: Machine, gpus: int) -> Found:
         yield Finding("shared memory", "no /dev/shm", State.FAULT, "mount it; in a container: --shm-size 8g")
     elif mib < ENOUGH_SHM_MIB:
         state = State.FAULT if gpus > 1 else State.WARNING
-        yield Finding("shared memory", f"{mib:.0f} MiB", state, "ranks need more: in a container --shm-size 8g")
+        yield Finding("shared memory", f"{gib(mib)} GiB", state, "ranks need more: in a container --shm-size 8g")
     else:
-        yield Finding("shared memory", f"{mib:.0f} MiB")
+        yield Finding("shared memory", f"{gib(mib)} GiB")
 
 
 def _limits(machine: Machine) -> Found:
@@ -237,7 +238,7 @@ def _limits(machine: Machine) -> Found:
     bound = locked_bytes >= 0 and machine.has_infiniband()
     yield Finding(
         "locked memory",
-        "unlimited" if locked_bytes < 0 else f"{locked_bytes / 2**20:.0f} MiB",
+        "unlimited" if locked_bytes < 0 else f"{gib(locked_bytes / 2**20)} GiB",
         State.FAULT if bound else State.OK,
         "InfiniBand needs it unlimited: ulimit -l unlimited, in a container --ulimit memlock=-1" if bound else "",
     )
@@ -328,7 +329,7 @@ def _output(machine: Machine, output: Path) -> Found:
         yield Finding("output folder", str(error).split("\n")[0], State.FAULT, "give another --output_dir")
         return
     kind, several = machine.filesystem_of(folder), int(machine.environment.get("NUM_NODES") or 1) > 1
-    told = f"{output}: {free:.0f} MiB free, {kind}"
+    told = f"{output}: {gib(free)} GiB free, {kind}"
     if free < ENOUGH_FREE_MIB:
         yield Finding("output folder", told, State.WARNING, "checkpoints take 16 bytes a parameter: make room")
     elif several and kind not in NETWORK_FILESYSTEMS:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from ...base.text import gib
 from ...launch.processes import Device
 from ...profiles.reserve import Reserve
 
@@ -69,7 +70,7 @@ class Setting:
 
     def kept(self, used_mib: float, reserve: Reserve, of: str = "") -> Finding:
         """Whether what a GPU holds beside Paddle's allocator is within what is kept for it."""
-        told = f"{used_mib:.0f} MiB used beside what Paddle reserved, {reserve.fixed_mib:.0f} MiB kept for it"
+        told = f"{gib(used_mib)} GiB used beside what Paddle reserved, {gib(reserve.fixed_mib)} GiB kept for it"
         return self.found(f"{of}memory that is not Paddle's", used_mib <= reserve.fixed_mib, told)
 
     def left_out(self, name: str, why: str) -> Finding:

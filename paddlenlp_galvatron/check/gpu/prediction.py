@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.scratch import scratch_folder
+from ...base.text import gib
 from ...cost_model import CostModel, load, step_traffic_bytes
 from ...cost_model.costs import Prediction
 from ...launch.processes import launch
@@ -108,11 +109,11 @@ def _beside(
         tensors_mib = stage.memory.total_mib - stage.memory.context_mib
         allocated_mib, reserved_mib = (max(rank[f"{kind}_mib"] for rank in own) for kind in ("allocated", "reserved"))
         holds = LEAST_MEMORY <= allocated_mib / tensors_mib <= MOST_MEMORY
-        told = f"predicted {tensors_mib:.0f} MiB, allocated {allocated_mib:.0f} MiB"
+        told = f"predicted {gib(tensors_mib)} GiB, allocated {gib(allocated_mib)} GiB"
         if setting.on_gpus:
             most_mib = replace(costs.reserve, parts=()).bound_mib(tensors_mib)
             holds &= reserved_mib <= most_mib
-            told += f", reserved {reserved_mib:.0f} MiB of {most_mib:.0f} MiB at most"
+            told += f", reserved {gib(reserved_mib)} GiB of {gib(most_mib)} GiB at most"
         yield setting.found(f"{name}: memory of stage {number}", holds, told)
     if None not in (used := [rank["beside_mib"] for rank in ranks]):
         most = max(rank["communicators"] for rank in ranks)

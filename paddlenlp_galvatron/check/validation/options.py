@@ -57,7 +57,7 @@ class ValidateOptions(Options):
         description="number of times that each plan is run, after all others have had their turn",
     )
     steps: int = Field(
-        5, ge=1, le=MOST_STEPS, description="largest number of timed steps of a visit; of 15, the third quickest counts"
+        5, ge=1, le=MOST_STEPS, description="largest number of timed steps of a visit; of 15, the third fastest counts"
     )
     minutes: Positive = Field(
         10, description="minutes after which no further plan is started; the same command again continues"
