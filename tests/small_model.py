@@ -21,3 +21,11 @@ GROUPED_MODEL = {
     "vocab_size": 250,
     "max_position_embeddings": 64,
 }
+
+# The same with experts.
+MIXTURE_MODEL = GROUPED_MODEL | {
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}

@@ -42,7 +42,7 @@ class ModelShape:
     rope_scaling: tuple[tuple[str, int | float | str], ...] = ()  # as config.json has it; (): plain positions
     experts: int = 0  # of a layer, in place of its MLP; 0: a dense model
     experts_per_token: int = 0
-    expert_size: int = 0  # columns of each
+    expert_size: int = 0  # columns of each; 0: the layer without them, whose router alone is measured
     shared_size: int = 0  # columns of the expert that has all tokens; 0: none
     norm_topk: bool = False  # the scores of a token's experts are divided by their sum
     router_aux_loss_coef: float = 0.0  # of the balance loss; plans do not depend on it
@@ -164,7 +164,7 @@ def _layer(shape: ModelShape) -> LayerKind:
 def _routed(shape: ModelShape) -> LayerKind:
     """A row is an expert's token: what comes in is whole on every rank that has a part of the expert."""
     mixture, hidden, inner = shape.traits.mixture, shape.hidden_size, shape.expert_size
-    if mixture is None:
+    if mixture is None or not inner:
         return LayerKind(())
     gate, up, down = mixture.projections
     weights = []

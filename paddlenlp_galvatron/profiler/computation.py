@@ -30,6 +30,7 @@ from ..profiles import (
 from ..runtime.adapter import Adapter
 from ..runtime.device import on_gpu
 from ..runtime.gradients import global_norm, update_in_turns
+from .experts import ExpertsPart, expert_keys, expert_times, is_of_experts
 from .journal import Journal
 from .options import thinned
 from .part import LAYERS, MeasuredPart, of_one_layer
@@ -38,7 +39,7 @@ from .stopwatch import MOST_ROUNDS, ROUNDS, Stopwatch, Timing, needs_round
 # Factors between the batch sizes and the sequence lengths that are measured; times in between are interpolated. For a
 # model of six layers on 4 ranks, batch sizes 1 and 4 led to the plans that 1 to 4 led to.
 STEPS = 4, 2
-OPTIMIZER, LAUNCH = "optimizer", "launch"  # keys in the journal
+OPTIMIZER, LAUNCH, EXPERT_LAUNCH = "optimizer", "launch", "expert_launch"  # keys in the journal
 # A layer that a GPU computes in less time than its host takes to launch it: as many kernels, few tokens and weights.
 NARROW: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "heads": 2, "kv_heads": 2, "own_head_dim": 128}
 NARROW_TOKENS = 16
@@ -81,6 +82,8 @@ class ComputationProfiler:
         parts = [*map(layer_part, range(len(self.shapes))), *ENDS]
         keys = [self._key(part, point, tp) for point in chosen for tp in degrees for part in parts]
         keys = list(dict.fromkeys(keys))
+        if self.shapes[0].experts:
+            keys += expert_keys(self.shapes[0], min(point.batch * point.seq for point in points), degrees)
         tick(0)
         for number in range(self.turns or MOST_ROUNDS):
             known = rounds_of(self.journal)
@@ -98,6 +101,9 @@ class ComputationProfiler:
         self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
         if on_gpu():
             self.journal.get(LAUNCH, self._launch)
+            for part in dict.fromkeys(key.part for key in keys if is_of_experts(key.part)):
+                name = round_key(EXPERT_LAUNCH, PassKey(part, 1, NARROW_TOKENS), 0)
+                self.journal.get(name, partial(self._launch, part))
 
     def _wants(self, number: int, rounds: Sequence[Sequence[float]]) -> bool:
         if number and self.stopwatch.is_late():
@@ -132,13 +138,15 @@ class ComputationProfiler:
             **what,
         )
 
-    def _time(self, parts: Sequence[MeasuredPart]) -> Any:
+    def _time(self, parts: Sequence[MeasuredPart | ExpertsPart]) -> Any:
         """Times in ms of forward and backward of each part in turn, [2 · parts, samples]."""
         return self.stopwatch.time_independent(*(step for part in parts for step in (part.forward, part.backward))).T
 
     def _pass_round(self, key: PassKey) -> PassRound:
         if key.part in ENDS:
             return PassRound(*self._time([self._part(key, **ENDS[key.part])]).tolist())
+        if is_of_experts(key.part):
+            return PassRound(*self._time([ExpertsPart(self.shapes[0], key, self.precision)]).tolist())
         few, many = LAYERS
         recomputed = self._part(key, layers=few, strategy=LayerStrategy(key.tp, recompute=Recompute.FULL))
         parts = [self._part(key, layers=few), self._part(key, layers=many), recomputed]
@@ -146,10 +154,12 @@ class ComputationProfiler:
         recompute_ms = max(0.0, float(np.median(again_b - few_b)) / few)
         return PassRound(of_one_layer(few_f, many_f).tolist(), of_one_layer(few_b, many_b).tolist(), recompute_ms)
 
-    def _launch(self) -> PassRound:
-        """The host's time to launch a layer."""
-        narrow = replace(self, shapes=[replace(self.shapes[0], **NARROW)])
-        return narrow._pass_round(PassKey(layer_part(), 1, NARROW_TOKENS))
+    def _launch(self, part: str = layer_part()) -> PassRound:
+        """The host's time to launch a layer, or experts."""
+        shape, most = self.shapes[0], NARROW["intermediate_size"]
+        sizes = {name: min(getattr(shape, name), most) for name in ("expert_size", "shared_size")}
+        narrow = replace(self, shapes=[replace(shape, **NARROW, **sizes)])
+        return narrow._pass_round(PassKey(part, 1, NARROW_TOKENS))
 
     def _measure_shares(self, key: PassKey) -> None:
         """Shares of a recomputed layer's time that its parts take: at one batch and undivided, as they grow alike."""
@@ -225,11 +235,11 @@ def shares_key(key: PassKey) -> str:
     return f"shares {key.part} {key.seq}"
 
 
-def rounds_of(journal: Journal) -> dict[PassKey, list[PassRound]]:
+def rounds_of(journal: Journal, kind: str = "time") -> dict[PassKey, list[PassRound]]:
     """Every part and point that the journal knows."""
     return {
         PassKey(part, *map(int, numbers)): [PassRound(*each) for each in rounds]
-        for (part, *numbers), rounds in journal.rounds("time").items()
+        for (part, *numbers), rounds in journal.rounds(kind).items()
     }
 
 
@@ -256,7 +266,9 @@ def computation_profile(
 ) -> ComputationProfile:
     """The profile of all that the journal knows."""
     known = rounds_of(journal)
-    passes = {key: _times(rounds) for key, rounds in known.items()}
+    times = {key: _times(rounds) for key, rounds in known.items()}
+    passes = {key: ms for key, ms in times.items() if not is_of_experts(key.part)}
+    experts = {key: ms for key, ms in times.items() if is_of_experts(key.part)}
     shares = {
         name: {Recompute.of(words): share for words, share in found.items()} for name, found in journal.items("shares ")
     }
@@ -266,6 +278,7 @@ def computation_profile(
         for key, rounds in known.items()
     }
     launch = [PassRound(*value) for _, value in journal.items(LAUNCH)]
+    launched = {key: _times(rounds) for key, rounds in rounds_of(journal, EXPERT_LAUNCH).items()}
     [optimizer_ms] = [ms for _, ms in journal.items(OPTIMIZER)] or [0.0]
     return ComputationProfile(
         precision.value,
@@ -280,9 +293,10 @@ def computation_profile(
             for (part, point), ms in alone.items()
             if part == EMBEDDING and (HEAD, point) in alone
         },
-        {key: replace(times, shares=shares.get(shares_key(key), {})) for key, times in passes.items()},
+        {key: replace(ms, shares=shares.get(shares_key(key), {})) for key, ms in passes.items()},
         _seams_of(journal),
         _times(launch) if launch else NOTHING,
         optimizer_ms,
         meta=meta.model_copy(update={"spread": spread}),
+        experts=expert_times(experts, launched, shapes[0].experts_per_token),
     )

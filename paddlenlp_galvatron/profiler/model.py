@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from ..model import measured_fingerprint
-from ..plan import Precision, UserError
+from ..plan import Precision
 from ..profiles import Meta
 from ..runtime.adapters import load_family
 from ..runtime.device import on_gpu
@@ -32,10 +32,6 @@ def main() -> None:
     changing = options.model_dump(include=CHANGING)
     journal = Journal.open(options.output, "model", device.model_dump() | changing, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
-    if mixture := next((shape for shape in shapes if shape.experts), None):
-        raise UserError(
-            f"model_size: {mixture.name} has experts, which are not measured yet; derive its profiles: --analytic"
-        )
     family, meta = load_family(shapes[0].family), Meta(fingerprint=device)
     flash = options.use_flash_attention
     if flash is None:  # as training has it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,7 +82,8 @@ class CheapWeights:
 class MeasuredPart:
     """Some layers, embedding or head of a model, split as a strategy says; this rank is the first that share them.
 
-    The peers' part of every collective is left out. `forward` and `backward` alternate; gradients are added up, as
+    Layers are without their routed experts, which are measured apart (`ExpertsPart`), but with the router. The peers'
+    part of every collective is left out. `forward` and `backward` alternate; gradients are added up, as
     those of the micro-batches of a step.
     """
 
@@ -100,6 +102,7 @@ class MeasuredPart:
         precision: Precision = Precision.FP32,
         flash_attention: bool = False,
     ):
+        shape = replace(shape, expert_size=0)
         stages = (*(() if embedding else (0,)), layers, *(() if head else (0,)))
         plan = Plan(
             world_size=strategy.ranks * len(stages),

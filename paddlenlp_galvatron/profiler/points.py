@@ -31,6 +31,10 @@ def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[Mo
     told = model.seq_length or model.seqlen_list or model.set_seqlen_manually is not None
     resolved = model.model_copy(update={} if told else {"set_seqlen_manually": False}).resolve()
     shape = resolved.shapes[0]
+    if len(resolved.shapes) > 1 and any(each.experts for each in resolved.shapes):
+        raise UserError(
+            f"model_size: {shape.name} has experts; several types of layers are not planned for such models"
+        )
     lengths = options.lengths(resolved.seq_length if told else min(resolved.seq_length, SEQ))
     if max(lengths) > shape.max_position_embeddings:
         raise UserError(

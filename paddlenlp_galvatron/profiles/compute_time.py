@@ -69,8 +69,8 @@ class ComputeTimes:
         measured = self.profile.experts
         if not measured:
             raise UserError(
-                "experts_ms: the computation profile has no times of experts, which are not measured yet; derive all "
-                "from a data sheet: --device, or `galvatron profile all --analytic`"
+                "experts_ms: the computation profile has no times of experts; measure it again with `galvatron profile "
+                "computation`"
             )
 
         def of(way: str) -> float:

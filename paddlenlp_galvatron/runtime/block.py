@@ -241,7 +241,7 @@ class Block:
         exchange = place.group(*EXCHANGE, mesh=place.experts)
         own = OwnExperts(shape, strategy.experts, exchange, place.numbers, load, samples)
         weights = shape.routed.weights[3 * first : 3 * (first + local)]  # gate, up and down of each
-        for kind, name in enumerate(PRODUCTS):
+        for kind, name in enumerate(PRODUCTS if weights else ()):
             record = stacked((place.parameter(weight, prefix, source) for weight in weights[kind::3]), local)
             setattr(own.layer, name, record.tensor)
             self._slots.append((own.layer, name, record))

@@ -12,6 +12,7 @@ from typing import Any
 import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
+from paddle.incubate.nn.functional import swiglu
 
 from ..model import ModelShape
 from ..plan.strategy import Experts
@@ -22,7 +23,7 @@ from .paddle_private import window
 from .precision import Numbers, cast
 
 PRODUCTS = ("gate", "up", "down")  # of an expert
-Memo = dict[str, Any]  # of one call: keeps the routing of forward for recompute
+Memo = dict[str, Any]  # of one call: keeps the choice and the routing of forward for recompute
 
 
 class Routing:
@@ -31,7 +32,7 @@ class Routing:
     def __init__(self, chosen: Any, shape: ModelShape, experts: Experts, group: Any, sent: str):
         """`chosen` [T, k]: numbers of experts. `sent`: type of rows on their way."""
         ranks, etp, local = experts.ranks, experts.etp, shape.experts // experts.ep
-        self.group, self.chosen, self.sent = group, chosen, sent
+        self.group, self.sent = group, sent
         self.tokens, self.k = chosen.shape
         self.copies = self.k * etp  # rows of a token
         keys = (chosen // local).unsqueeze(-1) * etp + paddle.arange(etp)  # the rank of each copy
@@ -117,12 +118,34 @@ class Products(PyLayer):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
+        x, ctx.x = ctx.x, None  # or it were there until the whole backward pass is done
         # An expert without rows has a gradient of zeros, so that AdamW decays it as in one process.
         of_weights, of_rows = paddle.zeros_like(ctx.weights), []
-        for (expert, part), (_, own) in zip(_parts(ctx.x, ctx.counts), _parts(grad, ctx.counts), strict=True):
+        for (expert, part), (_, own) in zip(_parts(x, ctx.counts), _parts(grad, ctx.counts), strict=True):
             of_rows.append(paddle.matmul(own, _of(ctx.weights, expert), transpose_y=True))
             paddle.assign(paddle.matmul(part, own, transpose_x=True), output=_of(of_weights, expert))
-        return paddle.concat(of_rows) if of_rows else paddle.zeros(ctx.x.shape, ctx.x.dtype), of_weights
+        return paddle.concat(of_rows) if of_rows else paddle.zeros(x.shape, x.dtype), of_weights
+
+
+class Inner(PyLayer):  # type: ignore[misc]
+    """gate and up [R, F] and scores [R] -> silu(gate) * up * score [R, F]. Backward makes the first product again, so
+    that of a row no more is kept than gate, up and what the last product reads."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Any, up: Any, score: Any) -> Any:
+        ctx.kept = gate, up, score
+        return swiglu(gate, up) * cast(score, gate.dtype).unsqueeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        (gate, up, score), ctx.kept = ctx.kept, None
+        gate, up = gate.detach(), up.detach()
+        gate.stop_gradient = up.stop_gradient = False
+        with paddle.enable_grad():
+            product = swiglu(gate, up)
+        of_score = (grad * product).sum(-1)
+        paddle.autograd.backward([product], [grad * cast(score, grad.dtype).unsqueeze(-1)])
+        return gate.grad, up.grad, cast(of_score, score.dtype)
 
 
 def _of(weights: Any, expert: int) -> Any:
@@ -151,24 +174,33 @@ class OwnExperts:
 
     def __call__(self, x: Any, router: Any, memo: Memo) -> Any:
         """x [T, H] of this rank's own tokens -> the weighted sum of each token's experts [T, H]. `router` [H, E]."""
-        numbers, shape = self._numbers, self._shape
+        shape = self._shape
         logits = paddle.matmul(cast(x, "float32"), cast(router, "float32"))
         probabilities = nn.functional.softmax(logits, axis=-1)
-        if "routing" not in memo:
+        if "chosen" not in memo:
             with paddle.no_grad():
-                chosen = paddle.topk(probabilities.detach(), shape.experts_per_token, axis=-1)[1]
-                memo["routing"] = routing = Routing(chosen, shape, self._experts, self._group, numbers.stored)
-                memo["shares"] = self._load.shares(probabilities, chosen, self._samples)
-                if self._experts.ep > 1:
-                    self._load.imbalances.append(routing.imbalance)
-        routing, shares = memo["routing"], memo["shares"]
-        if shares is not None:
-            probabilities = Balanced.apply(probabilities, shares, self._samples, self._load)
-        scores = paddle.take_along_axis(probabilities, routing.chosen, axis=-1)
+                memo["chosen"] = paddle.topk(probabilities.detach(), shape.experts_per_token, axis=-1)[1]
+                memo["shares"] = self._load.shares(probabilities, memo["chosen"], self._samples)
+        if memo["shares"] is not None:
+            probabilities = Balanced.apply(probabilities, memo["shares"], self._samples, self._load)
+        scores = paddle.take_along_axis(probabilities, memo["chosen"], axis=-1)
         if shape.norm_topk:
             scores = scores / scores.sum(-1, keepdim=True)
+        if not shape.expert_size:
+            return x + cast(scores.sum(-1, keepdim=True), x.dtype)  # no time to speak of, but a gradient for the router
+        return self.weighted(x, scores, memo)
+
+    def weighted(self, x: Any, scores: Any, memo: Memo) -> Any:
+        """x [T, H] and scores [T, k] of the experts memo["chosen"] [T, k] -> their weighted sum [T, H]."""
+        if "routing" not in memo:
+            with paddle.no_grad():
+                routing = Routing(memo["chosen"], self._shape, self._experts, self._group, self._numbers.stored)
+            if self._experts.ep > 1:
+                self._load.imbalances.append(routing.imbalance)
+            memo["routing"] = routing
+        routing = memo["routing"]
         rows, score = Dispatch.apply(x, scores, routing)
         gate, up = (Products.apply(rows, routing.counts, weights) for weights in (self.layer.gate, self.layer.up))
         # The score multiplies the input of the last product, so that backward need not keep that product's output.
-        inner = nn.functional.silu(gate) * up * cast(score, numbers.computed).unsqueeze(-1)
+        inner = Inner.apply(gate, up, score)
         return Combine.apply(Products.apply(inner, routing.counts, self.layer.down), routing)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from paddlenlp_galvatron.plan import ModelShape
@@ -22,3 +24,9 @@ def shape(request) -> ModelShape:
 @pytest.fixture(scope="session")
 def family(shape):
     return load_family(shape.family)
+
+
+@pytest.fixture(scope="session")
+def mixture(shape) -> ModelShape:
+    """With experts in place of the MLP."""
+    return replace(shape, family="qwen3_moe", experts=4, experts_per_token=2, expert_size=48)

@@ -24,6 +24,7 @@ from paddlenlp_galvatron.profiler.stopwatch import MIN_SAMPLES, EventClock, Host
 from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, Shape
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.runtime import device
+from paddlenlp_galvatron.runtime.adapters import load_family
 
 
 class Queue:
@@ -144,7 +145,7 @@ def test_on_gpus_every_kind_and_rank_takes_part_and_none_is_pinned(queue, monkey
         assert moved and set(moved[0]) == set(range(56, 64))
 
 
-def test_a_profile_on_gpus_is_in_ms_and_has_the_launch(shape, family, monkeypatch, tmp_path):
+def test_a_profile_on_gpus_is_in_ms_and_has_the_launch(mixture, monkeypatch, tmp_path):
     """As it is taken there, by events; on a device whose queue is the host."""
 
     class Event:
@@ -162,14 +163,17 @@ def test_a_profile_on_gpus_is_in_ms_and_has_the_launch(shape, family, monkeypatc
     monkeypatch.setattr(computation, "on_gpu", lambda: True)
     monkeypatch.setattr(device, "synchronize", lambda: None)
     monkeypatch.setattr(device, "to_device", paddle.to_tensor)
+    monkeypatch.setattr(device, "to_host", lambda tensor: tensor.numpy())
     begin = time.perf_counter()
-    profiler = ComputationProfiler([shape], family, Stopwatch(1, budget_ms=1), Journal(), turns=1)
+    family = load_family(mixture.family)
+    profiler = ComputationProfiler([mixture], family, Stopwatch(1, budget_ms=1), Journal(), turns=1)
     profiler.measure([Shape(1, 32)], [1], lambda done: None)
     spent_ms = 1000 * (time.perf_counter() - begin)
-    profile = computation_profile(profiler.journal, [shape], Precision.FP32, Meta())
-    assert (
-        ComputationProfile.load(profile.save(tmp_path), "fp32", shape.hidden_size, shape.heads).launch == profile.launch
-    )
+    profile = computation_profile(profiler.journal, [mixture], Precision.FP32, Meta())
+    read = ComputationProfile.load(profile.save(tmp_path), "fp32", mixture.hidden_size, mixture.heads)
+    assert (read.launch, read.experts) == (profile.launch, profile.experts)
+    call_ms, expert_ms, row_ms = profile.experts[1].launch
+    assert 0 < call_ms + expert_ms < spent_ms and row_ms == 0
     every = [profile.launch, *profile.passes.values()]
     assert all(0 < times.forward_ms + times.backward_ms < spent_ms for times in every)
     assert len(profile.passes) == 3 and profile.optimizer_ms_per_million > 0

@@ -5,6 +5,7 @@ import pytest
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.plan.mesh import Axis
 from paddlenlp_galvatron.profiler.computation import ComputationProfiler, PassRound, computation_profile, rounds_of
+from paddlenlp_galvatron.profiler.experts import fitted
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.stopwatch import ROUNDS, Stopwatch
 from paddlenlp_galvatron.profiles import EMBEDDING, HEAD, Meta, PassKey, SeamKey, Shape
@@ -58,6 +59,9 @@ class Scripted(ComputationProfiler):
     def _shares(self, key):
         return {}
 
+    def _seams(self, key, shared):
+        return PassRound([0.0], [0.0])
+
     def _optimizer_ms_per_million(self, point):
         return 1.0
 
@@ -99,6 +103,22 @@ def test_more_turns_are_measured_beside_those_that_are_known(shape):
         again.measure([Shape(1, 32)], [1], lambda _: None)
         assert len(journal.items("time layertype_0 ")) == turns
     assert computation_profile(journal, [shape], Precision.FP32, Meta()).layer_ms[0][1, 32] == 80
+
+
+def test_times_of_experts_are_those_that_explain_what_was_measured(mixture):
+    def ms(key: PassKey) -> float:
+        if not key.part.startswith("experts"):
+            return 10.0
+        return 0.5 + 0.25 * int(key.part.removeprefix("experts")) / key.tp + 0.01 * 2 * key.seq / key.tp
+
+    profiler = Scripted(mixture, ms)
+    profiler.measure([Shape(1, 32), Shape(4, 32)], [1, 2, 4], lambda _: None)
+    found = computation_profile(profiler.journal, [mixture], Precision.FP32, Meta())
+    assert found.experts.keys() == {1, 4} and {key.part for key in found.passes} == {"layertype_0", EMBEDDING, HEAD}
+    for degree, times in found.experts.items():
+        assert times.forward == pytest.approx((0.5, 0.25 / degree, 0.01 / degree))
+        assert times.backward == pytest.approx((1e-9, 0, 0)) and times.launch == (0, 0, 0)
+    assert min(fitted([(1, 8, 2.0), (1, 64, 1.0), (2, 8, 1.5), (2, 64, 0.5)])) == 0  # noise is no gain of more work
 
 
 def test_every_layer_type_is_timed_at_the_length_that_it_sees(shape):

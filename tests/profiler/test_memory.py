@@ -1,10 +1,14 @@
+import gc
 from dataclasses import replace
 
 import pytest
 
+from paddlenlp_galvatron.plan import Precision
+from paddlenlp_galvatron.profiler.experts import ExpertsPart
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.memory import MemoryProfiler
-from paddlenlp_galvatron.profiles import MemoryProfile, Meta, Variant, VocabVariant
+from paddlenlp_galvatron.profiles import MemoryProfile, Meta, PassKey, Variant, VocabVariant
+from paddlenlp_galvatron.runtime import device
 
 MIB = 2**20
 SAMPLES, SEQ = 2, 32
@@ -53,6 +57,21 @@ def test_the_loss_counts_at_the_last_stage(shape, profile):
         assert profile.vocab[VocabVariant(role, True)][SEQ].activation_mib[1] >= least
     first = profile.vocab[VocabVariant("first", True)][SEQ].activation_mib
     assert first[1] < logits_mib
+
+
+def test_experts_keep_what_is_priced(mixture):
+    """Their input and three numbers a column, of each row; beside it are places of rows, and here what they put out."""
+    part = ExpertsPart(mixture, PassKey("experts4", 1, 256, 1), Precision.FP32)
+    part.forward()
+    part.backward()
+    gc.collect()
+    device.release()
+    start = device.allocated_mib()
+    part.forward()
+    kept = (device.allocated_mib() - start) * MIB / 4
+    rows, priced = 2 * 256, mixture.routed.sublayers[0].kept
+    numbers = rows * (priced.gathered + priced.split) + 256 * mixture.hidden_size
+    assert numbers < kept < 1.1 * numbers
 
 
 def test_measuring_again_gives_the_same_bytes(shape, family, profile):

@@ -1,9 +1,10 @@
 import json
 
 import pytest
-from small_model import GROUPED_MODEL
+from small_model import GROUPED_MODEL, MIXTURE_MODEL
 
 from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.profiler.messages import group_kinds
 from paddlenlp_galvatron.profiles import (
     Collective,
@@ -49,7 +50,8 @@ def config(tmp_path):
     return file
 
 
-def test_model_on_two_processes(tmp_path, config):
+def test_a_model_with_experts_on_two_processes(tmp_path, config):
+    config.write_text(json.dumps(MIXTURE_MODEL))
     words = ["profile", "model", "--model", str(config), "--nproc", "2", "--output", str(tmp_path / "out")]
     words += ["--profile_mode", "batch", "--profile_max_batch_size", "1", "--profile_fixed_seq_length_list", "32"]
     assert main([*words, "--budget_ms", "0"]) == 0
@@ -57,6 +59,15 @@ def test_model_on_two_processes(tmp_path, config):
     times = ComputationProfile.load(tmp_path / "out" / computation_name(*size), *size)
     memory = MemoryProfile.load(tmp_path / "out" / memory_name(*size), *size)
     assert {(key.batch, key.seq, key.tp) for key in times.passes} == {(1, 32, tp) for tp in (1, 2)}
+    assert times.experts.keys() == {1, 2}
+    for experts in times.experts.values():
+        assert min(experts.forward.of(4, 64), experts.backward.of(4, 64)) > 0
+    dense = load_model(config).layer_parameters
+    assert {layer.parameter_mib * 2**20 for table in memory.layers.values() for layer in table.values()} == {4 * dense}
+    assert main(["profile", "hardware", "--analytic", "h100", "--nproc", "2", "--output", str(tmp_path / "out")]) == 0
+    words = ["search", "--model", str(config), "--profiles", str(tmp_path / "out"), "--gpus", "2", "--batch", "8"]
+    words += ["--seq_length", "32", "--mixed_precision", "fp32", "--memory_constraint", "4", "--allow_foreign_profiles"]
+    assert main([*words, "-o", str(tmp_path / "plan.json")]) == 0 and (tmp_path / "plan.json").exists()
     for profile in (times, memory):
         assert profile.meta.fingerprint.device_count == 2
         assert profile.meta.fingerprint.dtype == "fp32"
