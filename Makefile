@@ -10,7 +10,7 @@ export PYTHON
 GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
 # Ranks that are launched mostly wait for each other, so that three shares at once keep two cores busy. On two cores
-# each takes about as long as the others.
+# each takes about as long as the others: the search's tests, which start no ranks, fill up the first.
 FOLDERS := $(addprefix tests/,profiler gpu_check validation)
 RANKS := $(sort $(wildcard tests/distributed/test_[a-p]*.py))
 MORE_RANKS := $(filter-out $(RANKS),$(sort $(wildcard tests/distributed/test_*.py))) $(FOLDERS)

@@ -28,7 +28,7 @@ class MeasuredRun:
     reserved_mib: float | None = None  # most that the allocator held
     stage: int | None = None  # whose memory was told; None: the fullest one's
     offload_optimizer: bool = False
-    adapter_rank: int | None = None  # of LoRA's adapters, which alone learn
+    adapter_rank: int | None = None  # rank of the LoRA adapters; None: all weights are trained
     ours: bool = False  # by this project's runtime, which posts the receives of a pipeline ahead
     kept_bytes: Callable[[int, int], float] | None = None  # of layers that are not ours, see `analytic_computation`
     imbalance: float = IMBALANCE  # of experts, as `CostOptions` has it
