@@ -4,7 +4,8 @@
 
 A GPU waits for Python where launching takes longer than computing. Tokens and widths are so small here that computing
 takes next to nothing; what a layer adds is the difference between 2 layers and 6. Calls into Paddle are counted in the
-forward pass, those that launch nothing too; the backward pass runs in Paddle's C++, but for the runtime's own seams.
+forward pass, those that launch nothing too; the backward pass runs in Paddle's C++, but for the
+runtime's own communication points.
 Where ranks share a layer this process is one of two; messages go nowhere, and each counts as a call.
 
 From the calls follows, as an estimate, what launching a 7B layer takes of computing it: CALL_US for each call forward,

@@ -111,7 +111,7 @@ void check_all(const std::string& name, const Array& array, const std::vector<py
     if (std::isinf(array.data()[i])) throw py::value_error(name + ": holds an infinite number");
 }
 
-BySeam<std::vector<Change>> changes_by_seam(const Array& array, py::ssize_t count) {
+ByBoundary<std::vector<Change>> changes_by_boundary(const Array& array, py::ssize_t count) {
   return {changes_of(array.data(0), count), changes_of(array.data(1), count)};
 }
 
@@ -265,8 +265,8 @@ std::unique_ptr<Search> make_pipeline(
     tables.strategies.push_back(part_of(strategies.data(k), static_cast<int>(group)));
   }
   for (py::ssize_t g = 0; g < kinds; ++g) tables.change.push_back(changes_of(change.data(g), kinds));
-  tables.enter = changes_by_seam(enter, kinds);
-  tables.leave = changes_by_seam(leave, kinds);
+  tables.enter = changes_by_boundary(enter, kinds);
+  tables.leave = changes_by_boundary(leave, kinds);
   for (py::ssize_t v = 0; v < options; ++v)
     tables.vocabs.push_back({part_of(vocabs.data(v)), part_of(vocabs.data(v) + kNumbers),
                              changes_of(vocab_enter.data(v), kinds), changes_of(vocab_leave.data(v), kinds)});

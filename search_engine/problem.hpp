@@ -46,9 +46,9 @@ struct Span {
   int end() const { return first + layers; }
 };
 
-// Prices that differ where a seam lies: between layers of one type, or where the type changes.
+// Prices that differ by boundary: between layers of one type, or of two.
 template <class Price>
-struct BySeam {
+struct ByBoundary {
   Price inside, between;
 
   const Price& at(bool is_between) const { return is_between ? between : inside; }
@@ -61,14 +61,14 @@ struct Problem {
   std::vector<Part> strategies;
   std::vector<int> types;                     // of each group; strategies of a group are of its type
   std::vector<std::vector<Change>> change;    // [group before][group after]
-  BySeam<std::vector<Change>> enter, leave;   // by group: from, to the edge of a stage
+  ByBoundary<std::vector<Change>> enter, leave;   // by group: from, to the edge of a stage
   std::vector<Vocab> vocabs;
   Part middle;                        // what a stage without vocabulary layers has beside its layers
   Part later;                         // what its second chunk has, and a further one of any stage
   std::vector<std::vector<std::vector<int>>> held;  // of each stage: micro-batches in flight of each of its chunks, at
                                                     // each moment at which they may take most
   std::vector<int> in_flight;         // micro-batches whose activations a stage holds
-  BySeam<std::vector<double>> send;   // ms from a stage to the next, by the type of the layer after
+  ByBoundary<std::vector<double>> send;   // ms from a stage to the next, by the type of the layer after
   double budget;                      // MiB a device
 
   int groups() const { return static_cast<int>(change.size()); }

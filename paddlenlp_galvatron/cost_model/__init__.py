@@ -1,9 +1,10 @@
 """The cost of a plan: time, memory, schedule simulation, traffic.
 
-A price is made in this order: bytes of the collectives in `plan.seams` (`communication`), their times (`messages`),
-states and transients (`module_memory`), one module (`module_cost`), a layer by its strategy (`layer_prices`, with
-`recompute` and `experts`), resharding (`redistribution`). `model` has all prices that a search asks for, and predicts
-a plan: `simulate` times its step, `stage_memory` bounds its memory as the search does, `peak` estimates it.
+A price is made in this order: bytes of the collectives in `plan.comm_points` (`communication`), their times
+(`messages`), states and transients (`module_memory`), one module (`module_cost`), a layer by its strategy
+(`layer_prices`, with `recompute` and `experts`), resharding (`redistribution`). `model` has all prices that a search
+asks for, and predicts a plan: `simulate` times its step, `stage_memory` bounds its memory as the search does, `peak`
+estimates it.
 """
 
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms, Workspace

@@ -1,4 +1,4 @@
-"""How many bytes the collectives of `plan.seams` move. Prices (`model`) and counts (`traffic`) both come from here.
+"""How many bytes the collectives of `plan.comm_points` move: for prices (`model`) and for counts (`traffic`).
 
 Gradients of matrices are summed over the sharding group; those of vectors together at the end of the step.
 """
@@ -13,19 +13,19 @@ from operator import add
 from typing import NamedTuple
 
 from ..model import ModelShape, Split
-from ..plan.mesh import SHARDING, Axis, Mesh
-from ..plan.seams import (
+from ..plan.comm_points import (
     EMBEDDING,
     HEAD,
     WEIGHT_OPS,
     Collective,
+    CommPoint,
     Message,
-    Seam,
-    block_seams,
+    block_points,
+    comm_ops,
     repeated,
-    seam_ops,
     summed_over,
 )
+from ..plan.mesh import SHARDING, Axis, Mesh
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy, VocabStrategy
 from ..profiles.memory import Role
 from .weights import FP32_BYTES, StateBytes, Weights, head_weights, layer_weights, table_weights
@@ -85,18 +85,18 @@ def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) ->
 
 
 def block_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
-    """Those at its seams: whatever its data parallelism."""
-    return _seam_calls(model, strategy, setting, block_seams(model), repeated(strategy.recompute))
+    """Those at its communication points: whatever its data parallelism."""
+    return _point_calls(model, strategy, setting, block_points(model), repeated(strategy.recompute))
 
 
-def _seam_calls(
+def _point_calls(
     model: ModelShape,
     strategy: Strategy,
     setting: Setting,
-    seams: frozenset[Seam],
-    again: frozenset[Seam] = frozenset(),
+    points: frozenset[CommPoint],
+    again: frozenset[CommPoint] = frozenset(),
 ) -> Calls:
-    """Collectives at these seams, of which backward repeats those of forward at some."""
+    """Collectives at these communication points, of which backward repeats those of forward at some."""
     mesh = strategy.mesh(setting.stage_size)
 
     def calls(messages: Counter[Kind]) -> Iterator[Call]:
@@ -109,7 +109,7 @@ def _seam_calls(
             size = setting.samples * setting.seq * width * each // parts
             yield Call(kind, axes, size, times)
 
-    forward, backward = _messages(strategy.axes, mesh, setting.assumed.sequence_parallel, seams, again)
+    forward, backward = _messages(strategy.axes, mesh, setting.assumed.sequence_parallel, points, again)
     if not forward and not backward:
         return Calls()
     return Calls(tuple(calls(forward)), tuple(calls(backward)))
@@ -120,20 +120,20 @@ def _messages(
     axes: tuple[tuple[Axis, int], ...],
     mesh: Mesh,
     sequence_parallel: bool,
-    seams: frozenset[Seam],
-    again: frozenset[Seam],
+    points: frozenset[CommPoint],
+    again: frozenset[CommPoint],
 ) -> tuple[Counter[Kind], Counter[Kind]]:
     """In forward and in backward."""
     forward: Counter[Kind] = Counter()
     backward: Counter[Kind] = Counter()
-    for seam, op, axis, apart in seam_ops(axes, sequence_parallel, seams):
+    for point, op, axis, apart in comm_ops(axes, sequence_parallel, points):
         parts = mesh.degree(*apart)
         if op.forward:
-            forward[op.forward, (axis,), parts, seam.message] += op.times
+            forward[op.forward, (axis,), parts, point.message] += op.times
         if op.backward:
-            backward[op.backward, (axis,), parts, seam.message] += op.times
-        if op.forward and seam in again:
-            backward[op.forward, (axis,), parts, seam.message] += op.times
+            backward[op.backward, (axis,), parts, point.message] += op.times
+        if op.forward and point in again:
+            backward[op.forward, (axis,), parts, point.message] += op.times
     return forward, backward
 
 
@@ -151,15 +151,15 @@ def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Se
 
 
 def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
-    seams = _seam_calls(model, vocab, setting, EMBEDDING)
+    points = _point_calls(model, vocab, setting, EMBEDDING)
     weights = weight_calls(table_weights(model, vocab.tp), vocab, setting)
     # A lookup needs no weights in backward, and its backward is the last pass of all: nothing is left to hide behind.
-    return seams.also(Calls(gather_forward=weights.gather_forward, finish=weights.reduce, publish=weights.publish))
+    return points.also(Calls(gather_forward=weights.gather_forward, finish=weights.reduce, publish=weights.publish))
 
 
 def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
     weights = weight_calls(head_weights(model, vocab.tp), vocab, setting)
-    return _seam_calls(model, vocab, setting, HEAD).also(weights)
+    return _point_calls(model, vocab, setting, HEAD).also(weights)
 
 
 def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Calls:

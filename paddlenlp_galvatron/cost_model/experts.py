@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..model import Fused, ModelShape, Recompute
+from ..plan.comm_points import Collective
 from ..plan.mesh import EXCHANGE, Axis
-from ..plan.seams import Collective
 from ..plan.strategy import Experts, LayerStrategy
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.network import Network

@@ -7,9 +7,9 @@ from functools import cached_property
 
 from ..base.errors import UserError
 from ..model import Fused, ModelShape, Recompute
+from ..plan.comm_points import CommPoint, block_points, comm_ops, repeated
 from ..plan.layout import token_axes
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
-from ..plan.seams import Seam, block_seams, repeated, seam_ops
 from ..plan.strategy import Assumptions, DataParallel, Experts, LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
@@ -116,8 +116,8 @@ class LayerPrices:
         if recomputing is None:
             recomputing = self._recomputing(strategy, split, layer_type, pipeline)
             split.recomputing[strategy.recompute] = recomputing
-        seams, times, room = recomputing
-        messages = of_weights.behind(seams)
+        points, times, room = recomputing
+        messages = of_weights.behind(points)
         times = times.launched(self.times.profile.launch, messages.forward_ms + messages.backward_ms)
         cost = self._modules.trained(strategy, split.sharding, messages, times, split.held, several, room)
         if self.experts:
@@ -164,7 +164,7 @@ class LayerPrices:
         times = self.times.layer(layer_type, samples / shares, seq, strategy.tp)
         for axis in OF_A_SAMPLE:
             if mesh.degree(axis) > 1:
-                times = times.beside(self.times.seams(layer_type, axis, samples / shares, seq))
+                times = times.beside(self.times.points(layer_type, axis, samples / shares, seq))
         times = times.slowed(self.network.beside_receive(pipeline))
         sequence_parallel = self.assumed.sequence_parallel
         activation = self.memory.activation_mib(layer_type, strategy.tp, seq, sequence_parallel) * samples / shares
@@ -202,14 +202,14 @@ class LayerPrices:
             weights,
             replace(weights, matrices=round(weights.matrices * share)),
             made_numbers(model, strategy.tp),
-            frozenset(at.seam for at in seam_ops(strategy.axes, sequence_parallel, block_seams(model))),
+            frozenset(at.point for at in comm_ops(strategy.axes, sequence_parallel, block_points(model))),
             of_weights,
         )
 
     def _recomputing(
         self, strategy: LayerStrategy, split: _Split, layer_type: int, pipeline: int
     ) -> tuple[Messages, PassTimes, Room]:
-        """Messages at seams, times and room of a layer with the recompute that its strategy has."""
+        """Messages at points, times and room of a layer with the recompute that its strategy has."""
         model, seq, samples = self.models[layer_type], self.seqs[layer_type], split.samples
         sequence_parallel = self.assumed.sequence_parallel
         times, others = split.times, split.others_mib
@@ -237,12 +237,12 @@ class LayerPrices:
         made = 0.0
         if split.measured and self.assumed.async_grad_reduce and not self.task.frozen:
             made = split.made[bool(recompute & Recompute.ATTENTION)] * self.state_bytes.gradient / MIB
-        again = repeated(recompute) & split.seams
-        if again not in split.at_seams:
+        again = repeated(recompute) & split.points
+        if again not in split.at_points:
             calls = block_calls(model, strategy, split.setting)
-            split.at_seams[again] = self._modules.messages(calls, split.mesh, pipeline, split.weights)
+            split.at_points[again] = self._modules.messages(calls, split.mesh, pipeline, split.weights)
         return (
-            split.at_seams[again],
+            split.at_points[again],
             PassTimes(times.forward_ms, times.backward_ms, again_ms),
             split.room._replace(activation_mib=activation, working_mib=working, made_mib=made),
         )
@@ -272,9 +272,9 @@ class _Split:
     weights: Weights
     held: Weights  # as its memory profile counts them
     made: tuple[int, int]  # numbers of gradients, without and with attention that is computed again
-    seams: frozenset[Seam]  # at which it has operations
+    points: frozenset[CommPoint]  # at which it has operations
     of_weights: dict[DataParallel, Messages]  # whatever the micro-batch, so that those of all share it
-    at_seams: dict[frozenset[Seam], Messages] = field(default_factory=dict)  # by those that backward repeats
+    at_points: dict[frozenset[CommPoint], Messages] = field(default_factory=dict)  # by those that backward repeats
     recomputing: dict[Recompute, tuple[Messages, PassTimes, Room]] = field(default_factory=dict)
 
 

@@ -59,9 +59,9 @@ class Messages(NamedTuple):
     finish_ms: float = 0.0  # those of vectors included
     publish_ms: float = 0.0
 
-    def behind(self, seams: Messages) -> Messages:
-        """Those of weights, with those at the seams of the same layer."""
-        return Messages(seams.forward_ms, seams.backward_ms, *self[2:])
+    def behind(self, points: Messages) -> Messages:
+        """Those of weights, with those at the communication points of the same layer."""
+        return Messages(points.forward_ms, points.backward_ms, *self[2:])
 
     @property
     def frozen(self) -> Messages:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from ..base.errors import UserError
 from ..model import ModelShape
+from ..plan.comm_points import Collective
 from ..plan.communicators import communicators
 from ..plan.layout import TokenLayout, token_layout
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
-from ..plan.seams import Collective
 from ..plan.strategy import Assumptions, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
@@ -264,12 +264,12 @@ class CostModel(LayerPrices):
         return parts
 
     def chunk_switches(self, plan: Plan, stage: int, chunk: int) -> list[tuple[float, float]]:
-        """(forward, backward) ms of one micro-batch at each seam between the parts of a chunk of a stage."""
+        """(forward, backward) ms of one micro-batch at each boundary between the parts of a chunk of a stage."""
         where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch}
-        seams, layers = pairwise(plan.chunk_chain(stage, chunk)), plan.chunk_layers(stage, chunk)
+        boundaries, layers = pairwise(plan.chunk_chain(stage, chunk)), plan.chunk_layers(stage, chunk)
         return [
             self.switch_cost(before, after, layer_type=self.crossing_type(layer), **where)
-            for layer, (before, after) in enumerate(seams, layers.start)
+            for layer, (before, after) in enumerate(boundaries, layers.start)
         ]
 
     def _chunk(self, plan: Plan, stage: int, chunk: int) -> _Chunk:

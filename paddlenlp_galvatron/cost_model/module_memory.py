@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..model import ModelShape
+from ..plan.comm_points import CORE, comm_ops
 from ..plan.mesh import Axis, Degrees, Mesh
-from ..plan.seams import CORE, seam_ops
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from .costs import States, Workspace
 from .peak import PartMemory, Update
@@ -106,6 +106,6 @@ def others_mib(model: ModelShape, degrees: Degrees, mesh: Mesh, seq: int, assume
     """Keys and values of other ranks' tokens that a rank gathers, and keeps of a sample, in MiB. Plain attention keeps
     them for each head; flash attention once, for all heads that share them."""
     heads_split = mesh.degree(Axis.ULYSSES, Axis.TENSOR)
-    context = mesh.degree(*(at.axis for at in seam_ops(degrees.axes, assumed.sequence_parallel, CORE)))
+    context = mesh.degree(*(at.axis for at in comm_ops(degrees.axes, assumed.sequence_parallel, CORE)))
     width = model.kv_width * max(heads_split // model.kv_heads, 1) if assumed.flash_attention else model.q_width
     return 2 * width / heads_split * seq * (1 - 1 / context) * assumed.mixed_precision.bytes / MIB

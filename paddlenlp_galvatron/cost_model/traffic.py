@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from ..base.errors import UserError
 from ..model import ModelShape
+from ..plan.comm_points import Collective
 from ..plan.layout import token_layout
-from ..plan.seams import Collective
 from ..plan.strategy import Plan
 from ..profiles.memory import Role
 from .communication import Call, Calls, Setting, layer_calls, vocab_calls, weight_calls

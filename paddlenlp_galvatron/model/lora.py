@@ -5,7 +5,7 @@
                         parts of one sum (OWN)
     split by rows       split by rows                           whole, gradients are parts of one sum
 
-So x A B splits as x W does, and what it adds goes through the seam of the projection: no collective more.
+So x A B splits as x W does, and what it adds needs no collective more than the projection's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parallel strategies: dataclasses, the JSON file, validation, rank layout, schedules.
 
 `strategy` has the dataclasses, `file` their JSON format, `check` the rules, `uniform` plans of one strategy. `mesh`
-has the axes of a stage's ranks, `seams` the collectives of each axis and its weights, `layout` who holds which tokens,
+has the axes of a stage's ranks, `points` the collectives of each axis and its weights, `layout` who holds which tokens,
 `communicators` the groups of a launch. `schedules` has the order of passes of each pipeline schedule.
 """
 

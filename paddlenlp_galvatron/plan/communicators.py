@@ -12,9 +12,9 @@ from itertools import pairwise
 from operator import or_
 
 from ..model import ModelShape, Split
+from .comm_points import Collective, comm_ops, summed_over
 from .layout import TokenLayout, moves, token_layout
 from .mesh import EXCHANGE, Axis, Mesh
-from .seams import Collective, seam_ops, summed_over
 from .strategy import Plan
 
 Ranks = tuple[int, ...]
@@ -40,7 +40,7 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[Group]:
     for strategy in {plan.vocab.as_layer(), *plan.layers}:
         mesh = strategy.mesh(size)
         used = {summed_over(split, sharded) for split in Split} | {
-            (at.axis,) for at in seam_ops(strategy.axes, sharded)
+            (at.axis,) for at in comm_ops(strategy.axes, sharded)
         }
         groups = [mesh.groups(*axes) for axes in used]
         if shape.experts:
@@ -50,10 +50,12 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[Group]:
         local |= {(tuple(ranks), "") for some in groups for ranks in some.tolist()}
     wanted: set[Group] = set()
     for stage in range(plan.pipeline):
-        seams = {seam for chunk in range(plan.chunks) for seam in pairwise(chunk_edges(plan, stage, chunk))}
+        boundaries = {
+            boundary for chunk in range(plan.chunks) for boundary in pairwise(chunk_edges(plan, stage, chunk))
+        }
         exchanges = {
             (ranks, REDISTRIBUTE)
-            for before, after in seams
+            for before, after in boundaries
             for ranks in redistribution_groups(before, after, tokens, plan.micro_batch)
         }
         wanted |= {(tuple(stage * size + r for r in ranks), use) for ranks, use in local | exchanges}
@@ -73,7 +75,7 @@ def exchanging(plan: Plan, shape: ModelShape) -> set[Ranks]:
     exchanges: set[tuple[Mesh, tuple[Axis, ...]]] = {
         (strategy.mesh(plan.stage_size), (at.axis,))
         for strategy in set(plan.layers)
-        for at in seam_ops(strategy.axes, plan.assumed.sequence_parallel)
+        for at in comm_ops(strategy.axes, plan.assumed.sequence_parallel)
         if at.op.forward is Collective.ALL_TO_ALL
     }
     if shape.experts:

@@ -18,12 +18,12 @@ from ..profiles import (
     EMBEDDING,
     HEAD,
     NOTHING,
+    CommPointKey,
+    CommPointTimes,
     ComputationProfile,
     Meta,
     PassKey,
     PassTimes,
-    SeamKey,
-    SeamTimes,
     Shape,
     layer_part,
 )
@@ -97,7 +97,7 @@ class ComputationProfiler:
             for layer_type in range(len(self.shapes)):
                 self._measure_shares(self._key(layer_part(layer_type), line[0], 1))
         if max(degrees) > 1:
-            self._measure_seams(lines)
+            self._measure_points(lines)
         self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
         if on_gpu():
             self.journal.get(LAUNCH, self._launch)
@@ -176,8 +176,8 @@ class ComputationProfiler:
         ms = [float(np.median(each - plain)) for each in others]
         return {each.words: min(max(found / most, 0.0), 1.0) for each, found in zip(APART, ms, strict=True)}
 
-    def _measure_seams(self, lines: Sequence[Sequence[Shape]]) -> None:
-        """Seams take time in proportion to the tokens, so one batch at each length is enough."""
+    def _measure_points(self, lines: Sequence[Sequence[Shape]]) -> None:
+        """Points take time in proportion to the tokens, so one batch at each length is enough."""
         least = [line[0] for line in lines]
         for key in dict.fromkeys(
             self._key(layer_part(n), point, 1) for n in range(len(self.shapes)) for point in least
@@ -185,10 +185,10 @@ class ComputationProfiler:
             for axis, shared in SHARED.items():
                 for number in range(self.turns or ROUNDS):
                     if not self.stopwatch.is_late() and _can_share(self._shape(key.part), key.seq, axis):
-                        seam = SeamKey(key.part, key.batch, key.seq, axis)
-                        self.journal.get(round_key("seams", seam, number), partial(self._seams, key, shared))
+                        point = CommPointKey(key.part, key.batch, key.seq, axis)
+                        self.journal.get(round_key("comm_points", point, number), partial(self._points, key, shared))
 
-    def _seams(self, key: PassKey, shared: LayerStrategy) -> PassRound:
+    def _points(self, key: PassKey, shared: LayerStrategy) -> PassRound:
         """How much longer a shared layer takes than an unshared one of as many tokens, sample by sample."""
         times = self._time(
             [
@@ -226,7 +226,7 @@ def _lines(points: Sequence[Shape]) -> list[list[Shape]]:
     return [list(points)] if len(by_length) == len(points) else list(by_length.values())
 
 
-def round_key(kind: str, key: PassKey | SeamKey, number: int) -> str:
+def round_key(kind: str, key: PassKey | CommPointKey, number: int) -> str:
     """Key of a round in the journal."""
     return " ".join(map(str, [kind, *key, number]))
 
@@ -243,13 +243,13 @@ def rounds_of(journal: Journal, kind: str = "time") -> dict[PassKey, list[PassRo
     }
 
 
-def _seams_of(journal: Journal) -> dict[SeamKey, SeamTimes]:
+def _points_of(journal: Journal) -> dict[CommPointKey, CommPointTimes]:
     """Noise may make them negative, which counts as 0."""
     found = {}
-    for (part, batch, seq, axis), rounds in journal.rounds("seams").items():
+    for (part, batch, seq, axis), rounds in journal.rounds("comm_points").items():
         forward, backward = (np.concatenate([PassRound(*each)[which] for each in rounds]) for which in (0, 1))
         times = (max(float(np.median(samples)), 0.0) for samples in (forward, backward))
-        found[SeamKey(part, int(batch), int(seq), Axis(axis))] = SeamTimes(*times)
+        found[CommPointKey(part, int(batch), int(seq), Axis(axis))] = CommPointTimes(*times)
     return found
 
 
@@ -294,7 +294,7 @@ def computation_profile(
             if part == EMBEDDING and (HEAD, point) in alone
         },
         {key: replace(ms, shares=shares.get(shares_key(key), {})) for key, ms in passes.items()},
-        _seams_of(journal),
+        _points_of(journal),
         _times(launch) if launch else NOTHING,
         optimizer_ms,
         meta=meta.model_copy(update={"spread": spread}),

@@ -59,7 +59,7 @@ class PassKey(NamedTuple):
     tp: int = 1
 
 
-class SeamKey(NamedTuple):
+class CommPointKey(NamedTuple):
     """A layer whose samples ranks share along an axis (Ulysses, context parallel)."""
 
     part: str
@@ -68,7 +68,7 @@ class SeamKey(NamedTuple):
     axis: Axis
 
 
-class SeamTimes(NamedTuple):
+class CommPointTimes(NamedTuple):
     """Computation of a rank at a shared layer's communication points, on top of an unshared layer of as many tokens."""
 
     forward_ms: float = 0.0
@@ -106,13 +106,13 @@ class PassTimes:
         forward_ms, backward_ms = factor * self.forward_ms, factor * self.backward_ms
         return replace(self, forward_ms=forward_ms, backward_ms=backward_ms, recompute_ms=again)
 
-    def beside(self, seams: SeamTimes) -> PassTimes:
-        """With what a rank does at the seams of a shared layer, of which recomputing all repeats forward's."""
-        again = None if self.recompute_ms is None else self.recompute_ms + seams.forward_ms
+    def beside(self, points: CommPointTimes) -> PassTimes:
+        """Adds the work at the communication points of a shared layer; recomputing all repeats forward's."""
+        again = None if self.recompute_ms is None else self.recompute_ms + points.forward_ms
         return replace(
             self,
-            forward_ms=self.forward_ms + seams.forward_ms,
-            backward_ms=self.backward_ms + seams.backward_ms,
+            forward_ms=self.forward_ms + points.forward_ms,
+            backward_ms=self.backward_ms + points.backward_ms,
             recompute_ms=again,
         )
 
@@ -121,13 +121,13 @@ NOTHING = PassTimes(0.0, 0.0, 0.0)
 _TIME = re.compile(rf"layertype_(?:(\d+)|(other)(?:_\d+)?)(?:_bsz(\d+))?(?:_seq({SEQ}|\d+))?")
 _PART_TIME = re.compile(rf"{_TIME.pattern}_(attention|mlp)")
 _RAW = re.compile(rf"{TIME_RUN.pattern}(?:_.*)?")
-_SEAMS = re.compile(rf"(layertype_\d+)_bsz(\d+)_seq(\d+)_({Axis.ULYSSES}|{Axis.CONTEXT})")
+_COMM_POINTS = re.compile(rf"(layertype_\d+)_bsz(\d+)_seq(\d+)_({Axis.ULYSSES}|{Axis.CONTEXT})")
 _PASS = re.compile(r"(layertype_\d+|embedding|head)_bsz(\d+)_seq(\d+)_tp(\d+)")
 OF_EXPERTS = ("call", "expert", "row")  # fields of a pass of experts
 UNITS = {
     "layertype": "ms per layer per sample, forward, tp 1",
     "passes_ms": "ms per layer, all samples of the key",
-    "seams_ms": "ms per layer, on top of as many tokens of an unshared one",
+    "comm_points_ms": "ms per layer, on top of as many tokens of an unshared one",
     "experts_ms": "ms per layer, whatever its rows; per expert of a rank; per row that they get",
     "launch_ms": "ms per layer, whatever its tokens",
 }
@@ -143,7 +143,7 @@ class ComputationProfile:
     layer_ms: Mapping[int, Mapping[Shape, float]]  # layer type -> forward ms per layer per sample, tp 1
     other_ms: Mapping[Shape, float] = field(default_factory=dict)  # all but the layers: forward ms per sample
     passes: Mapping[PassKey, PassTimes] = field(default_factory=dict)  # finer measurements, where there are
-    seams: Mapping[SeamKey, SeamTimes] = field(default_factory=dict)
+    points: Mapping[CommPointKey, CommPointTimes] = field(default_factory=dict)
     launch: PassTimes = NOTHING  # host time to launch a layer's kernels: on a GPU its passes take no less
     optimizer_ms_per_million: float = 0.0  # optimizer step, ms per million parameters that a rank updates
     raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
@@ -161,17 +161,17 @@ class ComputationProfile:
             f"{key.part}_bsz{key.batch}_seq{key.seq}_tp{key.tp}": _written(times)
             for key, times in sorted(self.passes.items())
         }
-        seams = {
+        points = {
             f"{key.part}_bsz{key.batch}_seq{key.seq}_{key.axis}": {
                 "forward": times.forward_ms,
                 "backward": times.backward_ms,
             }
-            for key, times in sorted(self.seams.items())
+            for key, times in sorted(self.points.items())
         }
         meta = self.meta.with_extra(
             UNITS,
             passes_ms=passes,
-            seams_ms=seams,
+            comm_points_ms=points,
             experts_ms={f"tp{degree}": _experts_written(times) for degree, times in sorted(self.experts.items())},
             launch_ms={} if self.launch == NOTHING else _written(self.launch),
             optimizer_ms_per_million=self.optimizer_ms_per_million,
@@ -212,7 +212,7 @@ class ComputationProfile:
             layers,
             other,
             _read_passes(path, extra.get("passes_ms")),
-            _read_seams(path, extra.get("seams_ms")),
+            _read_comm_points(path, extra.get("comm_points_ms")),
             _read_times_of(path, "galvatron.launch_ms", extra["launch_ms"]) if "launch_ms" in extra else NOTHING,
             not_negative(
                 path, "galvatron.optimizer_ms_per_million", extra.get("optimizer_ms_per_million", 0.0), "ms per million"
@@ -338,15 +338,15 @@ def _written(times: PassTimes) -> dict[str, Any]:
     }
 
 
-def _read_seams(path: str | Path, value: object) -> dict[SeamKey, SeamTimes]:
+def _read_comm_points(path: str | Path, value: object) -> dict[CommPointKey, CommPointTimes]:
     result = {}
-    for key, times in objects(path, "galvatron.seams_ms", value) if value is not None else ():
-        match = _SEAMS.fullmatch(key)
-        where = f"galvatron.seams_ms.{key}"
+    for key, times in objects(path, "galvatron.comm_points_ms", value) if value is not None else ():
+        match = _COMM_POINTS.fullmatch(key)
+        where = f"galvatron.comm_points_ms.{key}"
         if not match:
             raise unknown_key(path, where, "layertype_0_bsz{samples}_seq{tokens}_{sp|cp}")
         batch, seq = (whole_number(path, where, match[i]) for i in (2, 3))
-        result[SeamKey(match[1], batch, seq, Axis(match[4]))] = SeamTimes(*_both(path, where, times))
+        result[CommPointKey(match[1], batch, seq, Axis(match[4]))] = CommPointTimes(*_both(path, where, times))
     return result
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ..base.errors import UserError
 from ..plan.mesh import Axis
-from .computation import EMBEDDING, HEAD, NOTHING, ComputationProfile, PassTimes, SeamTimes, Shape, layer_part
+from .computation import EMBEDDING, HEAD, NOTHING, CommPointTimes, ComputationProfile, PassTimes, Shape, layer_part
 from .curves import Curve
 
 
@@ -33,7 +33,7 @@ class ComputeTimes:
         for key, times in profile.passes.items():
             self._passes.setdefault((key.part, key.tp), {})[Shape(key.batch, key.seq)] = times
         self._known: dict[tuple[str, float, int, int], PassTimes] = {}
-        self._known_seams: dict[tuple[str, Axis, float, int], SeamTimes] = {}
+        self._known_points: dict[tuple[str, Axis, float, int], CommPointTimes] = {}
 
     def layer(self, layer_type: int, samples: float, seq: int, tp: int = 1) -> PassTimes:
         """Times in ms of one layer on one of `tp` ranks that share `samples` samples of `seq` tokens.
@@ -43,25 +43,25 @@ class ComputeTimes:
         """
         return self._part(layer_part(layer_type), samples, seq, tp)
 
-    def seams(self, layer_type: int, axis: Axis, samples: float, seq: int) -> SeamTimes:
+    def points(self, layer_type: int, axis: Axis, samples: float, seq: int) -> CommPointTimes:
         """Computation of a rank at the communication points of a layer that ranks share along an axis, each with
         `samples` samples' worth of tokens: copies and calls, without messages. 0 where it was not measured.
 
         The nearest of the measured lengths counts, by its tokens.
         """
         key = (layer_part(layer_type), axis, samples, seq)
-        if key not in self._known_seams:
-            self._known_seams[key] = self._price_seams(*key)
-        return self._known_seams[key]
+        if key not in self._known_points:
+            self._known_points[key] = self._price_points(*key)
+        return self._known_points[key]
 
-    def _price_seams(self, part: str, axis: Axis, samples: float, seq: int) -> SeamTimes:
-        measured = [(key, ms) for key, ms in self.profile.seams.items() if (key.part, key.axis) == (part, axis)]
+    def _price_points(self, part: str, axis: Axis, samples: float, seq: int) -> CommPointTimes:
+        measured = [(key, ms) for key, ms in self.profile.points.items() if (key.part, key.axis) == (part, axis)]
         if not measured:
-            return SeamTimes()
+            return CommPointTimes()
         nearest = min((key.seq for key, _ in measured), key=lambda length: abs(length - seq))
         points = [(key.batch * nearest, ms) for key, ms in measured if key.seq == nearest]
         curves = (Curve.rising((tokens, ms[which]) for tokens, ms in points) for which in (0, 1))
-        return SeamTimes(*(curve(samples * seq) for curve in curves))
+        return CommPointTimes(*(curve(samples * seq) for curve in curves))
 
     def experts(self, count: int, rows: float, degree: int) -> tuple[PassTimes, PassTimes]:
         """(of the device, of its host) for those of a layer's experts that a rank has, which together get so many

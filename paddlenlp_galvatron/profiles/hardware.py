@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import UserError
-from ..plan.seams import Collective as Collective
+from ..plan.comm_points import Collective as Collective
 from .files import (
     OVERLAP_NAME,
     Faults,

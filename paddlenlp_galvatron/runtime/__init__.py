@@ -1,7 +1,7 @@
 """Executes a plan on Paddle process groups.
 
 `engine` trains by a plan: `pipeline` runs the passes of a `stage`, which has `block`s (with `recompute`, `experts`,
-`lora`) and `vocabulary` layers, `redistribute` between them, and `units` of `weights` under ZeRO. At a layer's seams
+`lora`) and `vocabulary` layers, `redistribute` between them, and `units` of `weights` under ZeRO. At a layer's points
 `ops` call `collectives` on `groups`. After the last pass: `gradients`. PaddleNLP's layers: `adapter`, `adapters`.
 Numbers: `precision`. Paddle: `paddle_private`, `topology`, `device`; gloo: `cpu_backend`, `processors`. Diagnosis:
 `outstanding`, `trace`.

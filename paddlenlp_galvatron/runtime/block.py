@@ -1,7 +1,7 @@
-"""One decoder layer of PaddleNLP under its own strategy: its weights replaced by shards, collectives at its seams.
+"""One decoder layer of PaddleNLP under its own strategy: its weights replaced by shards, with collectives.
 
 Between layers the tokens of a micro-batch are flat, [T, H], and lie as `plan.layout` says. Attention's core alone wants
-whole sequences: [B, S, …] with B·S tokens of the layer's dp share. `plan.seams` lists the collectives at each seam.
+whole sequences: [B, S, …] with B·S tokens of the layer's dp share. `plan.comm_points` lists the collectives.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from paddle.incubate.nn.functional import swiglu
 from ..model import ModelShape, Weight
 from ..model.lora import Adapters, adapted
 from ..plan import LayerStrategy, Plan, Recompute
+from ..plan.comm_points import CommPoint, comm_ops, summed_over
 from ..plan.layout import own_chunks, token_layout
 from ..plan.mesh import EXCHANGE, Axis, Mesh
-from ..plan.seams import Seam, seam_ops, summed_over
 from .adapter import Adapter
 from .documents import Documents
 from .experts import PRODUCTS, Memo, OwnExperts
@@ -48,7 +48,7 @@ class Placement:
         self.experts: Mesh = strategy.experts.mesh(size)
         self._sequence_parallel = plan.assumed.sequence_parallel
         self._groups = groups
-        self._ops = {at.seam: (at.op, self.group(at.axis)) for at in seam_ops(strategy.axes, self._sequence_parallel)}
+        self._ops = {at.point: (at.op, self.group(at.axis)) for at in comm_ops(strategy.axes, self._sequence_parallel)}
 
     def samples(self, micro_batch: int) -> range:
         """Samples of a micro-batch of which this rank computes the layer, wholly or in part."""
@@ -96,11 +96,11 @@ class Placement:
         gradients, sharded = self.numbers.gradients, weight.sharded
         return ShardedParameter(name, shape, part, tensor, sum_group, replicas, gradients, copies, sharded=sharded)
 
-    def cross(self, seam: Seam, x: Any) -> Any:
-        """Hand tokens over at a seam; differentiable. Messages are of the stored type."""
-        if seam not in self._ops:
+    def cross(self, point: CommPoint, x: Any) -> Any:
+        """Hand tokens over at a communication point; differentiable. Messages are of the stored type."""
+        if point not in self._ops:
             return x
-        op, group = self._ops[seam]
+        op, group = self._ops[point]
         return cast(Crossing.apply(cast(x, self.numbers.stored), op, group), self.numbers.computed)
 
 
@@ -143,7 +143,7 @@ class Block:
             samples = placement.own_samples(strategy, micro_batch, self._seq_length)
             self._experts = self._own_experts(strategy, prefix, source, load, samples)
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
-        self._cut_seams()
+        self._cut_points()
 
     def __call__(self, x: Any, mask: Any) -> Any:
         """`x` [T, H]; `mask` [1, 1, S, S] to add to attention scores, or None where attention is causal itself; or
@@ -178,32 +178,32 @@ class Block:
         with compute_weights(self._slots, numbers):
             return cast(self._layer(cast(x, numbers.computed), attention_mask=mask), numbers.stored)
 
-    def _cut_seams(self) -> None:
+    def _cut_points(self) -> None:
         place, shape, layer = self._placement, self._shape, self._layer
         attention, degree = layer.self_attn, place.mesh.degree(Axis.TENSOR, Axis.ULYSSES)
         attention.num_heads = shape.heads // degree
         attention.num_key_value_heads = max(shape.kv_heads // degree, 1)
         attention.num_key_value_groups = attention.num_heads // attention.num_key_value_heads
         self._use_positions({None: attention.rotary_emb})
-        for seam, projection, heads in (
-            (Seam.QUERY, attention.q_proj, shape.heads),
-            (Seam.KEY, attention.k_proj, shape.kv_heads),
-            (Seam.VALUE, attention.v_proj, shape.kv_heads),
+        for point, projection, heads in (
+            (CommPoint.QUERY, attention.q_proj, shape.heads),
+            (CommPoint.KEY, attention.k_proj, shape.kv_heads),
+            (CommPoint.VALUE, attention.v_proj, shape.kv_heads),
         ):
-            self._after(projection, lambda x, seam=seam, heads=heads: self._to_attention(seam, x, heads))
-        self._leave_behind(attention.o_proj, Seam.OUT_OF_ATTENTION)
+            self._after(projection, lambda x, point=point, heads=heads: self._to_attention(point, x, heads))
+        self._leave_behind(attention.o_proj, CommPoint.OUT_OF_ATTENTION)
         self._cut_attention(layer.input_layernorm, attention)
         if self._experts and shape.traits.mixture:
             self._cut_experts(getattr(layer, shape.traits.mixture.inside), self._experts)
         else:
-            self._leave_behind(layer.mlp.down_proj, Seam.OUT_OF_MLP)
+            self._leave_behind(layer.mlp.down_proj, CommPoint.OUT_OF_MLP)
             self._cut_mlp(layer.post_attention_layernorm, layer.mlp)
 
     def _cut_attention(self, norm: Any, attention: Any) -> None:
         place, normed, plain = self._placement, norm.forward, attention.attn_func
         core = plain
         into = self._part(Recompute.NORMS, attention.q_proj, attention.k_proj, attention.v_proj)
-        norm.forward = partial(into, lambda x: place.cross(Seam.INTO_ATTENTION, normed(x)))
+        norm.forward = partial(into, lambda x: place.cross(CommPoint.INTO_ATTENTION, normed(x)))
         groups, chunks, fused = 1, self._chunks, attention.config.use_flash_attention
         if fused:
             core = flash(hidden_rows(chunks, self._seq_length) if chunks else None)
@@ -219,14 +219,14 @@ class Block:
                 k, v = (x if groups == 1 else _each_head(x, groups) for x in (k, v))
                 if mask is not None and mask.ndim == 2:
                     attend = documents.attention(mask, plain)
-                    return place.cross(Seam.CONTEXT, _flat(attend(q, config, k, v, None, *rest, **named)))
+                    return place.cross(CommPoint.CONTEXT, _flat(attend(q, config, k, v, None, *rest, **named)))
                 # PaddleNLP wants the mask whole; it is gone when attention has used it.
                 own = mask if mask is None or not chunks else own_rows(mask, chunks, axis=2)
                 whole = None if own is None else own.expand([q.shape[0], 1, -1, -1])
-                return place.cross(Seam.CONTEXT, _flat(core(q, config, k, v, whole, *rest, **named)))
+                return place.cross(CommPoint.CONTEXT, _flat(core(q, config, k, v, whole, *rest, **named)))
 
             if chunks:
-                k, v = place.cross(Seam.ALL_KEYS, k), place.cross(Seam.ALL_VALUES, v)
+                k, v = place.cross(CommPoint.ALL_KEYS, k), place.cross(CommPoint.ALL_VALUES, v)
             return part(run, q, k, v)
 
         attention.attn_func = context
@@ -250,15 +250,15 @@ class Block:
     def _cut_experts(self, mixture: Any, own: OwnExperts) -> None:
         place, shared = self._placement, getattr(mixture, "shared_expert", None)
         if shared is not None:
-            self._leave_behind(shared.down_proj, Seam.OUT_OF_MLP)
+            self._leave_behind(shared.down_proj, CommPoint.OUT_OF_MLP)
 
         def forward(x: Any) -> Any:
-            routed = own(place.cross(Seam.INTO_EXPERTS, x), mixture.gate.weight, self._memo)
-            out = place.cross(Seam.OUT_OF_EXPERTS, routed)
+            routed = own(place.cross(CommPoint.INTO_EXPERTS, x), mixture.gate.weight, self._memo)
+            out = place.cross(CommPoint.OUT_OF_EXPERTS, routed)
             if shared is None:
                 return out
             gate = paddle.nn.functional.sigmoid(mixture.shared_expert_gate(x))
-            return out + gate * shared(place.cross(Seam.INTO_MLP, x))
+            return out + gate * shared(place.cross(CommPoint.INTO_MLP, x))
 
         mixture.forward = forward
 
@@ -267,7 +267,7 @@ class Block:
         part = self._part(Recompute.NORMS | Recompute.MLP, down)
 
         def into(x: Any) -> Any:
-            return self._placement.cross(Seam.INTO_MLP, normed(x))
+            return self._placement.cross(CommPoint.INTO_MLP, normed(x))
 
         def product(x: Any) -> Any:
             return swiglu(gate(x), up(x))
@@ -288,26 +288,26 @@ class Block:
             return lambda run, *inputs: run(*inputs)
         return RecomputedPart(readers, partial(compute_weights, self._slots, self._placement.numbers))
 
-    def _leave_behind(self, projection: Any, seam: Seam) -> None:
+    def _leave_behind(self, projection: Any, point: CommPoint) -> None:
         """Sum the output of a row-split projection, then add its bias, if it has one."""
         place = self._placement
         if projection.bias is None:
-            self._after(projection, lambda x: place.cross(seam, x))
+            self._after(projection, lambda x: place.cross(point, x))
         else:
             product = getattr(projection, "product", None)  # LoRA's
             projection.forward = product or (lambda x: paddle.matmul(x, projection.weight))
-            self._after(projection, lambda x: place.cross(seam, x) + projection.bias)
+            self._after(projection, lambda x: place.cross(point, x) + projection.bias)
 
-    def _to_attention(self, seam: Seam, x: Any, heads: int) -> Any:
+    def _to_attention(self, point: CommPoint, x: Any, heads: int) -> Any:
         """[T, …] of all heads that the projection gives -> [B, S, …] of this rank's."""
         copies = self._placement.mesh.degree(Axis.ULYSSES) // heads
         if copies > 1:  # fewer kv heads than ranks: each goes to several
             x = _each_head(x.reshape([x.shape[0], heads, -1]), copies).reshape([x.shape[0], -1])
-        x = self._placement.cross(seam, x)
+        x = self._placement.cross(point, x)
         return x.reshape([-1, self._own_length, x.shape[-1]])
 
-    def _after(self, layer: Any, seam: Any) -> None:
-        layer.register_forward_post_hook(lambda _layer, _inputs, output: seam(output))
+    def _after(self, layer: Any, point: Any) -> None:
+        layer.register_forward_post_hook(lambda _layer, _inputs, output: point(output))
 
 
 def _each_head(x: Any, times: int) -> Any:

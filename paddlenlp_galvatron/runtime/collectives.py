@@ -1,4 +1,4 @@
-"""Collectives, counted. The differentiable ones, which stand at the seams of a parallel layer, are in `ops`.
+"""Collectives, counted. The differentiable ones, at a layer's communication points, are in `ops`.
 
 Every tensor is split and joined along its first dim. Shapes: T tokens held here, T·n tokens of a group of n ranks.
 Logical bytes are counted above the backend: the whole tensor that a collective reduces, gathers or exchanges, as one

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..model.lora import is_factor
 from ..plan import DataParallel
-from ..plan.seams import WEIGHT_OPS
+from ..plan.comm_points import WEIGHT_OPS
 from .units import ShardedUnit, Trainable, Unit, UnitMaker
 from .weights import ShardedParameter
 

@@ -11,7 +11,7 @@ import paddle
 from paddle.nn.functional import log_sigmoid, relu
 
 from ..model.preference import BY_TOKEN, Preference
-from ..plan.seams import Op
+from ..plan.comm_points import Op
 from .ops import Crossing
 
 

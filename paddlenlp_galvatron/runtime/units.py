@@ -25,7 +25,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from ..plan import DataParallel
-from ..plan.seams import WEIGHT_OPS, Collective
+from ..plan.comm_points import WEIGHT_OPS, Collective
 from ..plan.strategy import JOINED_NUMBERS
 from .collectives import Pending, all_gather_start, all_reduce, all_reduce_start, reduce_scatter_start
 from .paddle_private import close_window, open_window, share, window

@@ -18,9 +18,9 @@ from paddle.autograd import PyLayer
 
 from ..model import ModelShape
 from ..model.preference import Preference
+from ..plan.comm_points import CommPoint
 from ..plan.communicators import fuses_loss
 from ..plan.mesh import Axis
-from ..plan.seams import Seam
 from . import device
 from .adapter import Adapter
 from .batch import IGNORED_LABEL
@@ -69,7 +69,7 @@ class Embedding:
         local, inside = _localise(ids, self._shard.start, self._shard.columns)
         rows = paddle.nn.functional.embedding(local, table)
         rows = rows * inside.astype(rows.dtype).unsqueeze(-1)
-        return cast(self._place.cross(Seam.OUT_OF_EMBEDDING, rows), numbers.stored)
+        return cast(self._place.cross(CommPoint.OUT_OF_EMBEDDING, rows), numbers.stored)
 
 
 class Head:
@@ -112,7 +112,7 @@ class Head:
         with compute_weights(self._slots, numbers):
             normed = self._norm(cast(x, numbers.computed))
         table = compute_weight(self._table, numbers)
-        logits = paddle.matmul(self._place.cross(Seam.INTO_HEAD, normed), table, transpose_y=self._tied)
+        logits = paddle.matmul(self._place.cross(CommPoint.INTO_HEAD, normed), table, transpose_y=self._tied)
         if self.pairs is not None and pairs is not None:
             total, told = self.pairs(self._losses(logits, labels), answers, pairs)
         elif paddle.is_grad_enabled():

@@ -81,7 +81,7 @@ def priced(family: PlanFamily, choices: Choices, cost: CostModel) -> Priced:
         for later in (False, True)
     ]
     return {
-        **_seams(family, choices.layers, choices.vocabularies, cost),
+        **_resharding_prices(family, choices.layers, choices.vocabularies, cost),
         "strategies": _array(
             [
                 price_numbers(price)
@@ -113,7 +113,7 @@ def core_of(family: PlanFamily, prices: Priced, cost: CostModel, budget_mib: flo
     return Core(**_shape(family, cost), **prices, budget_mib=budget_mib)
 
 
-def _seams(
+def _resharding_prices(
     family: PlanFamily,
     layers: Sequence[Sequence[LayerStrategy]],
     vocabularies: Sequence[VocabStrategy],
@@ -164,11 +164,11 @@ def _seams(
         mine = _shortest(prices(some, some, kind))
         change[np.ix_(own, own)] = mine
         begins, ends = (cost.crossing_type(layer) for layer in starts[kind : kind + 2])
-        for seam, (first, last) in enumerate(((kind, kind), (begins, ends))):
-            enter[seam, own] = _through(prices([None], some, first), mine)[0]
-            leave[seam, own] = _through(mine, prices(some, [None], last))[:, 0]
+        for boundary, (first, last) in enumerate(((kind, kind), (begins, ends))):
+            enter[boundary, own] = _through(prices([None], some, first), mine)[0]
+            leave[boundary, own] = _through(mine, prices(some, [None], last))[:, 0]
             if family.stages > 1:
-                send[seam, kind] = cost.boundary_cost(layer_type=first, pipeline=family.stages, **where)
+                send[boundary, kind] = cost.boundary_cost(layer_type=first, pipeline=family.stages, **where)
         if kind == 0:
             vocab_enter[:, own] = _through(prices(vocabularies, some, kind), mine)
         else:

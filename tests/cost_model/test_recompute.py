@@ -16,7 +16,7 @@ from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import APART, PARTLY
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, Recompute
-from paddlenlp_galvatron.plan.seams import repeated
+from paddlenlp_galvatron.plan.comm_points import repeated
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 

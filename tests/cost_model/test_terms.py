@@ -24,7 +24,7 @@ from paddlenlp_galvatron.plan import (
 )
 from paddlenlp_galvatron.plan.layout import TokenLayout, moves, token_layout
 from paddlenlp_galvatron.plan.mesh import SHARDING, Axis, Mesh
-from paddlenlp_galvatron.profiles import Collective, SeamKey, SeamTimes
+from paddlenlp_galvatron.profiles import Collective, CommPointKey, CommPointTimes
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Place
@@ -67,17 +67,17 @@ def test_weights_of_a_rank_add_up_to_the_layers():
     assert eight.copied_matrices == (head * gqa.hidden_size,) * 2
 
 
-def test_what_ranks_compute_at_the_seams_of_a_shared_layer_is_paid_for_again_in_a_recompute():
+def test_what_ranks_compute_at_the_points_of_a_shared_layer_is_paid_for_again_in_a_recompute():
     where = {"stage_size": 4, "micro_batch": 4, "micro_batches": 1, "pipeline": 1}
-    plain, with_seams = example(), example()
-    seams = {
-        SeamKey("layertype_0", 1, SEQ, axis): SeamTimes(*ms)
+    plain, with_points = example(), example()
+    points = {
+        CommPointKey("layertype_0", 1, SEQ, axis): CommPointTimes(*ms)
         for axis, ms in ((Axis.ULYSSES, (1.0, 2.0)), (Axis.CONTEXT, (0.25, 0.5)))
     }
-    with_seams.times = ComputeTimes(replace(plain.times.profile, seams=seams))
+    with_points.times = ComputeTimes(replace(plain.times.profile, points=points))
 
     def added(strategy: LayerStrategy) -> list[float]:
-        less, more = (model.layer_cost(strategy, **where).terms for model in (plain, with_seams))
+        less, more = (model.layer_cost(strategy, **where).terms for model in (plain, with_points))
         passes = ("forward_ms", "backward_ms", "recompute_ms")
         return [getattr(more, name) - getattr(less, name) for name in passes]
 

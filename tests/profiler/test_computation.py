@@ -8,7 +8,7 @@ from paddlenlp_galvatron.profiler.computation import ComputationProfiler, PassRo
 from paddlenlp_galvatron.profiler.experts import fitted
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.stopwatch import ROUNDS, Stopwatch
-from paddlenlp_galvatron.profiles import EMBEDDING, HEAD, Meta, PassKey, SeamKey, Shape
+from paddlenlp_galvatron.profiles import EMBEDDING, HEAD, CommPointKey, Meta, PassKey, Shape
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def test_plain_keys_are_the_passes_per_sample(profile):
 
 
 def test_layers_that_ranks_share_are_timed_beside_others(profile):
-    assert set(profile.seams) == {SeamKey("layertype_0", 1, 32, axis) for axis in (Axis.ULYSSES, Axis.CONTEXT)}
-    assert sum(times.forward_ms + times.backward_ms for times in profile.seams.values()) > 0
+    assert set(profile.points) == {CommPointKey("layertype_0", 1, 32, axis) for axis in (Axis.ULYSSES, Axis.CONTEXT)}
+    assert sum(times.forward_ms + times.backward_ms for times in profile.points.values()) > 0
 
 
 class Scripted(ComputationProfiler):
@@ -59,7 +59,7 @@ class Scripted(ComputationProfiler):
     def _shares(self, key):
         return {}
 
-    def _seams(self, key, shared):
+    def _points(self, key, shared):
         return PassRound([0.0], [0.0])
 
     def _optimizer_ms_per_million(self, point):

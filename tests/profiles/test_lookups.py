@@ -11,13 +11,13 @@ from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.plan.mesh import Axis
 from paddlenlp_galvatron.profiles import (
     Collective,
+    CommPointKey,
+    CommPointTimes,
     HardwareProfile,
     LayerMemory,
     MessageGroup,
     PassKey,
     PassTimes,
-    SeamKey,
-    SeamTimes,
     Shape,
     Variant,
 )
@@ -104,16 +104,16 @@ def test_a_degree_measured_at_other_lengths_gives_way_to_one_that_fits():
         ComputeTimes(replace(COMPUTATION, passes=alone)).embedding(4, SEQ)
 
 
-def test_seams_are_looked_up_by_the_tokens_of_the_nearest_length():
-    seams = {
-        SeamKey("layertype_0", 1, SEQ, Axis.ULYSSES): SeamTimes(1.0, 2.0),
-        SeamKey("layertype_0", 3, SEQ, Axis.ULYSSES): SeamTimes(2.0, 2.0),
-        SeamKey("layertype_0", 1, 8 * SEQ, Axis.ULYSSES): SeamTimes(99.0, 99.0),
+def test_communication_points_are_looked_up_by_the_tokens_of_the_nearest_length():
+    points = {
+        CommPointKey("layertype_0", 1, SEQ, Axis.ULYSSES): CommPointTimes(1.0, 2.0),
+        CommPointKey("layertype_0", 3, SEQ, Axis.ULYSSES): CommPointTimes(2.0, 2.0),
+        CommPointKey("layertype_0", 1, 8 * SEQ, Axis.ULYSSES): CommPointTimes(99.0, 99.0),
     }
-    times = ComputeTimes(replace(COMPUTATION, seams=seams))
-    assert times.seams(0, Axis.ULYSSES, 2, SEQ) == (1.5, 2.0)
-    assert times.seams(0, Axis.ULYSSES, 1, 2 * SEQ) == (1.5, 2.0)
-    assert times.seams(0, Axis.CONTEXT, 2, SEQ) == times.seams(1, Axis.ULYSSES, 2, SEQ) == (0.0, 0.0)
+    times = ComputeTimes(replace(COMPUTATION, points=points))
+    assert times.points(0, Axis.ULYSSES, 2, SEQ) == (1.5, 2.0)
+    assert times.points(0, Axis.ULYSSES, 1, 2 * SEQ) == (1.5, 2.0)
+    assert times.points(0, Axis.CONTEXT, 2, SEQ) == times.points(1, Axis.ULYSSES, 2, SEQ) == (0.0, 0.0)
 
 
 def test_a_gather_is_half_an_all_reduce_unless_it_was_measured():

@@ -89,10 +89,10 @@ def stage_points(t: dict[str, Any], vocab: int, stage: int, layers: Sequence[int
             beside = t["vocabs"][vocab][int(is_last)] if is_first or is_last else t["middle"][int(later)]
             parts = np.array([beside, *(t["strategies"][k] for k in choice[first:stop])])
             groups = [t["groups"][k] for k in choice[first:stop]]
-            seams = [t["vocab_enter"][vocab][groups[0]] if is_first else t["enter"][0][groups[0]]]
-            seams += [t["change"][a][b] for a, b in pairwise(groups)]
-            seams += [t["vocab_leave"][vocab][groups[-1]] if is_last else t["leave"][0][groups[-1]]]
-            moved = np.sum(seams, axis=0)
+            boundaries = [t["vocab_enter"][vocab][groups[0]] if is_first else t["enter"][0][groups[0]]]
+            boundaries += [t["change"][a][b] for a, b in pairwise(groups)]
+            boundaries += [t["vocab_leave"][vocab][groups[-1]] if is_last else t["leave"][0][groups[-1]]]
+            moved = np.sum(boundaries, axis=0)
             sums = parts.sum(axis=0)
             forward.append(sums[0] + moved[0])
             backward.append(sums[1] + moved[1])
@@ -164,9 +164,9 @@ def test_equal_chunks_have_the_bubble_that_is_known_or_less(chunks: int) -> None
     t = tables(0, stages=4, chunks=chunks, layers=8 * chunks, micro_batches=16)
     alike = {"strategies": np.array([[1.0, 2, *[0] * 7]]), "groups": np.array([0]), "types": np.array([0])}
     free = np.zeros((2, 1, 2))
-    seams = {"change": free[:1], "enter": free, "leave": free, "vocab_enter": free[:1], "vocab_leave": free[:1]}
+    boundaries = {"change": free[:1], "enter": free, "leave": free, "vocab_enter": free[:1], "vocab_leave": free[:1]}
     beside = {"vocabs": np.zeros((1, 2, 9)), "middle": np.zeros((2, 9)), "send": np.zeros((2, 1)), "budget_mib": 1.0}
-    found = galvatron_dp_core.Pipeline(**t | alike | seams | beside).solve(math.inf, 10**7)
+    found = galvatron_dp_core.Pipeline(**t | alike | boundaries | beside).solve(math.inf, 10**7)
     work = 16 * 2 * chunks * 3
     assert work <= found.lower_bound_ms <= found.time_ms <= work * (1 + 3 / (16 * chunks)) * (1 + 1e-9)
 

@@ -15,8 +15,8 @@ from typing import Any
 import paddle
 
 from ...plan import Precision
+from ...plan.comm_points import Collective
 from ...plan.communicators import DOWN, UP
-from ...plan.seams import Collective
 from ...profiler.overlap import message_mib, overlap_coefficient, overlapping_ranks
 from ...profiler.stopwatch import Stopwatch
 from ...runtime import device

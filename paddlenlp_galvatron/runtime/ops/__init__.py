@@ -1,4 +1,4 @@
-"""Operations at the seams of a layer, forward and backward: one file an axis."""
+"""Operations at the communication points of a layer, forward and backward: one file an axis."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from paddle.autograd import PyLayer
 
-from ...plan.seams import Op
+from ...plan.comm_points import Op
 from . import context, expert, tensor, ulysses
 
 OPS = {**tensor.OPS, **ulysses.OPS, **context.OPS, **expert.OPS}  # None: nothing
 
 
 class Crossing(PyLayer):  # type: ignore[misc]
-    """An operation at a seam, over a group."""
+    """An operation at a communication point, over a group."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, op: Op, group: Any) -> Any:

@@ -15,7 +15,7 @@ import paddle
 from paddle import nn
 from paddle.nn.functional import flashmask_attention
 
-from ...plan.seams import Op
+from ...plan.comm_points import Op
 from .. import device
 from ..collectives import all_gather, reduce_scatter
 

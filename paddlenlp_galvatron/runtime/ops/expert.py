@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...plan.seams import Op
+from ...plan.comm_points import Op
 from ..collectives import all_gather
 
 

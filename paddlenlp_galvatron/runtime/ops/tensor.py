@@ -1,10 +1,10 @@
-"""Tensor parallelism at the seams: plain, and Megatron-SP, whose tokens are sharded between layers."""
+"""Tensor parallelism at the communication points: plain, and Megatron-SP, whose tokens are sharded between layers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...plan.seams import Op
+from ...plan.comm_points import Op
 from ..collectives import all_gather, all_reduce, reduce_scatter
 
 

@@ -1,10 +1,10 @@
-"""Ulysses at the seams: tokens are exchanged for heads in front of attention, and back behind it."""
+"""Ulysses at the communication points: tokens are exchanged for heads in front of attention, and back behind it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...plan.seams import Op
+from ...plan.comm_points import Op
 from ..collectives import all_to_all
 
 

@@ -1,8 +1,8 @@
 """The collectives of a strategy and their places: tables that the runtime executes and the cost model prices.
 
-Tokens are handed over at *seams*: behind and in front of parts of a module. At a seam an axis may have an operation,
-which is a collective in forward and its mirror image in backward; recompute repeats forward's. A module's weights have
-operations of their own, over the axes along which ranks share them.
+Tokens are handed over at *communication points*: behind and in front of parts of a module. At a point an axis may have
+an operation, which is a collective in forward and its mirror image in backward; recompute repeats forward's. A
+module's weights have operations of their own, over the axes along which ranks share them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Message(StrEnum):
     LOSS = "one, in fp32"
 
 
-class Seam(Enum):
+class CommPoint(Enum):
     """A place at which a module hands tokens over."""
 
     INTO_ATTENTION = "behind the norm in front of attention", Message.HIDDEN
@@ -60,39 +60,39 @@ class Seam(Enum):
         self.message = message
 
 
-EVERYWHERE = frozenset(Seam)
-EMBEDDING = frozenset([Seam.OUT_OF_EMBEDDING])
-HEAD = frozenset([Seam.INTO_HEAD, Seam.LOSS])
+EVERYWHERE = frozenset(CommPoint)
+EMBEDDING = frozenset([CommPoint.OUT_OF_EMBEDDING])
+HEAD = frozenset([CommPoint.INTO_HEAD, CommPoint.LOSS])
 BLOCK = EVERYWHERE - EMBEDDING - HEAD
-OF_MLP = frozenset([Seam.INTO_MLP, Seam.OUT_OF_MLP])
-OF_EXPERTS = frozenset([Seam.INTO_EXPERTS, Seam.OUT_OF_EXPERTS])
-CORE = frozenset([Seam.ALL_KEYS, Seam.ALL_VALUES])  # where a rank has its own heads alone
+OF_MLP = frozenset([CommPoint.INTO_MLP, CommPoint.OUT_OF_MLP])
+OF_EXPERTS = frozenset([CommPoint.INTO_EXPERTS, CommPoint.OUT_OF_EXPERTS])
+CORE = frozenset([CommPoint.ALL_KEYS, CommPoint.ALL_VALUES])  # where a rank has its own heads alone
 
 
-def block_seams(model: ModelShape) -> frozenset[Seam]:
+def block_points(model: ModelShape) -> frozenset[CommPoint]:
     """The communication points of a model's layers."""
     lacking = (OF_MLP if not model.mlp_size else frozenset()) | (OF_EXPERTS if not model.experts else frozenset())
     return BLOCK - lacking
 
 
-# Seams whose operations backward repeats with a recomputed part. A part's output comes after its seam. The MLP's part
-# begins after its seam, whose result it keeps, unless the norm before it is recomputed, too.
+# Points whose operations backward repeats with a recomputed part. A part's output comes after its point. The MLP's part
+# begins after its point, whose result it keeps, unless the norm before it is recomputed, too.
 REPEATED = {
     Recompute.FULL: BLOCK,
-    Recompute.NORMS: frozenset([Seam.INTO_ATTENTION, Seam.INTO_MLP]),
-    Recompute.ATTENTION: frozenset([Seam.CONTEXT]),
-    Recompute.MLP: frozenset[Seam](),
+    Recompute.NORMS: frozenset([CommPoint.INTO_ATTENTION, CommPoint.INTO_MLP]),
+    Recompute.ATTENTION: frozenset([CommPoint.CONTEXT]),
+    Recompute.MLP: frozenset[CommPoint](),
 }
 
 
 @lru_cache(maxsize=100)
-def repeated(recompute: Recompute) -> frozenset[Seam]:
-    """Seams whose operations of forward backward repeats."""
-    return frozenset[Seam]().union(*(REPEATED[part] for part in recompute))
+def repeated(recompute: Recompute) -> frozenset[CommPoint]:
+    """Points whose operations of forward backward repeats."""
+    return frozenset[CommPoint]().union(*(REPEATED[part] for part in recompute))
 
 
 class Op(Enum):
-    """Kinds of operation at a seam."""
+    """Kinds of operation at a communication point."""
 
     GATHER = "a rank's tokens -> all of the group's", Collective.ALL_GATHER, Collective.REDUCE_SCATTER
     SCATTER = "parts of sums over all tokens -> sums over a rank's", Collective.REDUCE_SCATTER, Collective.ALL_GATHER
@@ -111,30 +111,32 @@ class Op(Enum):
         self.whole = Collective.ALL_TO_ALL is not forward  # a message has all tokens of the group, not a rank's own
 
 
-_INTO = (Seam.INTO_ATTENTION, Seam.INTO_MLP, Seam.INTO_HEAD)
-_OUT_OF = (Seam.OUT_OF_ATTENTION, Seam.OUT_OF_MLP, Seam.OUT_OF_EMBEDDING)
-_LOSS = {Seam.LOSS: Op.LOSS}
-_EXPERTS = {Seam.INTO_EXPERTS: Op.TAKE, Seam.OUT_OF_EXPERTS: Op.GIVE}
+_INTO = (CommPoint.INTO_ATTENTION, CommPoint.INTO_MLP, CommPoint.INTO_HEAD)
+_OUT_OF = (CommPoint.OUT_OF_ATTENTION, CommPoint.OUT_OF_MLP, CommPoint.OUT_OF_EMBEDDING)
+_LOSS = {CommPoint.LOSS: Op.LOSS}
+_EXPERTS = {CommPoint.INTO_EXPERTS: Op.TAKE, CommPoint.OUT_OF_EXPERTS: Op.GIVE}
 TENSOR_PARALLEL = dict.fromkeys(_INTO, Op.REPLICATE) | dict.fromkeys(_OUT_OF, Op.REDUCE) | _EXPERTS | _LOSS
 MEGATRON_SP = dict.fromkeys(_INTO, Op.GATHER) | dict.fromkeys(_OUT_OF, Op.SCATTER) | _LOSS
-CONTEXT_PARALLEL = dict.fromkeys((Seam.ALL_KEYS, Seam.ALL_VALUES), Op.GATHER_CHUNKS)
-ULYSSES = dict.fromkeys((Seam.QUERY, Seam.KEY, Seam.VALUE), Op.TO_HEADS) | {Seam.CONTEXT: Op.TO_TOKENS}
+CONTEXT_PARALLEL = dict.fromkeys((CommPoint.ALL_KEYS, CommPoint.ALL_VALUES), Op.GATHER_CHUNKS)
+ULYSSES = dict.fromkeys((CommPoint.QUERY, CommPoint.KEY, CommPoint.VALUE), Op.TO_HEADS) | {
+    CommPoint.CONTEXT: Op.TO_TOKENS
+}
 
 
-class SeamOp(NamedTuple):
-    """An operation of a strategy at a seam."""
+class CommOp(NamedTuple):
+    """An operation of a strategy at a communication point."""
 
-    seam: Seam
+    point: CommPoint
     op: Op
     axis: Axis  # over which it goes
     apart: tuple[Axis, ...]  # axes whose ranks have different tokens, or heads of them, in their messages
 
 
 @lru_cache(maxsize=1000)
-def seam_ops(
-    axes: tuple[tuple[Axis, int], ...], sequence_parallel: bool, seams: frozenset[Seam] = EVERYWHERE
-) -> tuple[SeamOp, ...]:
-    """The operations of a strategy with these axes at these seams."""
+def comm_ops(
+    axes: tuple[tuple[Axis, int], ...], sequence_parallel: bool, points: frozenset[CommPoint] = EVERYWHERE
+) -> tuple[CommOp, ...]:
+    """The operations of a strategy with these axes at these communication points."""
     tables = {
         Axis.TENSOR: MEGATRON_SP if sequence_parallel else TENSOR_PARALLEL,
         Axis.ULYSSES: ULYSSES,
@@ -142,16 +144,16 @@ def seam_ops(
     }
     between = token_axes(sequence_parallel)
 
-    def apart(seam: Seam, op: Op, axis: Axis) -> tuple[Axis, ...]:
-        cut = STAGE if seam in CORE else between
+    def apart(point: CommPoint, op: Op, axis: Axis) -> tuple[Axis, ...]:
+        cut = STAGE if point in CORE else between
         return tuple(other for other in cut if not (op.whole and other is axis))
 
     return tuple(
-        SeamOp(seam, op, axis, apart(seam, op, axis))
+        CommOp(point, op, axis, apart(point, op, axis))
         for axis, degree in axes
         if degree > 1
-        for seam, op in tables[axis].items()
-        if seam in seams
+        for point, op in tables[axis].items()
+        if point in points
     )
 
 
