@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from paddlenlp_galvatron.base.printing import Console, say, table
-from paddlenlp_galvatron.check.doctor import Machine, State, examine
-from paddlenlp_galvatron.check.doctor.checks import Files
+from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.check.doctor import Files, Machine, examine
+from paddlenlp_galvatron.check.findings import EXIT_CODES, counts, findings_json, findings_table, outcome_of
 
 from .conventions import App
 
@@ -31,16 +30,9 @@ def doctor(
 ) -> int:
     """Check programs, devices, system, network and files: exit code 0, or 1 if something will not work."""
     findings = examine(Machine(), Files(output_dir, profiles, plan, hostfile))
-    faults = sum(finding.state is State.FAULT for finding in findings)
     if as_json:
-        say(json.dumps({"ok": not faults, "findings": [asdict(finding) for finding in findings]}))
-        return int(bool(faults))
-    columns = ("subject", "", "found", "remedy")
-    shown = table(*columns, left=columns)
-    for finding in findings:
-        state = "" if finding.state is State.OK else finding.state
-        shown.add_row(finding.subject, state, finding.found, finding.remedy)
-    Console().print(shown)
-    warnings = sum(finding.state is State.WARNING for finding in findings)
-    say(f"{faults} faults, {warnings} warnings, {len(findings)} findings")
-    return int(bool(faults))
+        say(json.dumps(findings_json(findings)))
+    else:
+        Console().print(findings_table(findings))
+        say(counts(findings))
+    return EXIT_CODES[outcome_of(findings)]

@@ -14,8 +14,9 @@ from unittest import mock
 from ...launch.processes import LaunchError, launch
 from ...plan import ModelShape, Plan, plan_to_dict, uniform_plan
 from ...training.recipe import Recipe
-from .findings import Finding, Setting
+from ..findings import Finding
 from .parity import training_assumptions
+from .setting import Setting
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"  # of a checkout, which has what PaddleNLP lacks on CPU
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
