@@ -33,10 +33,10 @@ class Finding:
     subject: str
     found: str  # a figure, a fault, or why it was left out
     state: State = State.OK
-    remedy: str = ""  # what to do, unless all is well
+    remedy: str = ""  # empty: all is well, or nothing is known to help
     part: str | None = None  # of `gpu-check`
-    ranks: int | None = None  # that a part ran on
-    seconds: float | None = None  # that it took
+    ranks: int | None = None  # of that part
+    seconds: float | None = None
 
 
 def outcome_of(findings: Sequence[Finding]) -> Outcome:
