@@ -25,7 +25,7 @@ from paddlenlp_galvatron.plan import UserError, write_plan
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.training.checkpoint.adapters import AdapterFolder, stored_factors
 from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, read_shape
-from paddlenlp_galvatron.training.checkpoint.pretrained import open_weights
+from paddlenlp_galvatron.training.checkpoint.loading import open_weights
 
 from .plans import plan
 from .test_finetune import LENGTH, folder  # noqa: F401 - a fixture
