@@ -25,7 +25,7 @@ from paddlenlp_galvatron.check.validation.options import ValidateOptions
 from paddlenlp_galvatron.cli import train
 from paddlenlp_galvatron.cli.watched import LONG_S
 from paddlenlp_galvatron.cli.what_if import REQUEST_S, WAITING
-from paddlenlp_galvatron.cost_model.recompute import FLOPS_PER_BYTE
+from paddlenlp_galvatron.cost_model.variants import FLOPS_PER_BYTE
 from paddlenlp_galvatron.launch import faults, nccl, processes, store, watch
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import Fused

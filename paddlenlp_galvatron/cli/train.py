@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddlenlp_galvatron.base.printing import Console, say, table
 from paddlenlp_galvatron.base.text import gib
-from paddlenlp_galvatron.cost_model.held import held_mib
+from paddlenlp_galvatron.cost_model.weights import held_mib
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.plan import ModelShape, Plan, UserError

@@ -19,7 +19,7 @@ from paddlenlp.peft import LoRAConfig, LoRAModel
 from safetensors.numpy import load_file
 
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.cost_model.held import held_mib
+from paddlenlp_galvatron.cost_model.weights import held_mib
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.plan import UserError, write_plan
 from paddlenlp_galvatron.runtime.adapters import load_family
