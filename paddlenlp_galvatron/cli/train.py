@@ -23,21 +23,27 @@ from paddlenlp_galvatron.report.measured import Predicted
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, prepare
 
-from .conventions import JSON_SWITCH, App
-from .grouped import add_command
+from .command import JSON_SWITCH, App, FromFile
 from .training_run import TrainingRun
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.data.source import BatchSource
     from paddlenlp_galvatron.training.settings import TrainSettings
 
-app = App(help="Train a model by a plan.")
+app = App()
 
 COUNTED = 200_000  # ranks x strategies whose groups are counted, in a second
 KERNELS = ("flash_attention", "fused_rope", "fused_rms_norm", "fused_cross_entropy")  # of Paddle's on GPUs
 WORKER = "paddlenlp_galvatron.training.train_worker"
 
 
+@app.command(
+    FromFile,
+    *reversed(GROUPS),
+    positional={"galvatron_config_path": "PLAN"},
+    switches={"dry_run": "show shapes, groups and memory, and train nothing", **JSON_SWITCH},
+    beside=BESIDE,
+)
 def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), json: bool = False) -> None:
     """Train a model by a plan, with one process per rank, and write train_log.jsonl and checkpoints."""
     launch = LaunchOptions.from_values(values)
@@ -191,17 +197,3 @@ def _groups(plan: Plan, shape: ModelShape, seq_length: int) -> str:
         f"{len(groups)} groups ({', '.join(f'{count} {use}' for use, count in sorted(uses.items()))}), "
         f"at most {most_communicators(groups)} on a rank"
     )
-
-
-add_command(
-    app,
-    None,
-    train,
-    *GROUPS,
-    switches={
-        "dry_run": "show shapes, groups and memory, and train nothing",
-        **JSON_SWITCH,
-    },
-    positional=("galvatron_config_path", "PLAN"),
-    beside=BESIDE,
-)
