@@ -100,7 +100,7 @@ class Command:
 
 
 class App:
-    """What one word of `galvatron` leads to: a command, or where it has a help of its own a group of commands."""
+    """The commands of one word of `galvatron`: a single one, or, with a help of their own, a group."""
 
     def __init__(self, help: str = ""):
         self.help = help

@@ -14,6 +14,7 @@ from paddlenlp_galvatron.base.limits import Positive, Ranks
 from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.base.printing import Console, say, table
 from paddlenlp_galvatron.check.gpu.findings import PARTS
+from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.plan import UserError
 
@@ -34,7 +35,7 @@ TOLD = {
 
 
 class CheckOptions(Options):
-    """What is tried."""
+    """Checks that are made, and where."""
 
     nproc: Ranks | None = Field(
         None, description="largest number of ranks, 1 or an even number; unset: all GPUs, or 2 processes on CPU"
@@ -64,7 +65,6 @@ def gpu_check(values: dict[str, Any], json: bool) -> int:
     if nproc and nproc > 1 and nproc % 2:
         raise UserError(f"nproc: {nproc} is odd, but the check runs pipelines of two stages; give 1 or an even number")
     from paddlenlp_galvatron.check.gpu import run
-    from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.launch.nodes import told_nodes
     from paddlenlp_galvatron.launch.processes import devices_of
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
-from paddlenlp_galvatron.base.signals import heeded
-from paddlenlp_galvatron.base.streams import lasting_streams
+from paddlenlp_galvatron.base.process import heeded, lasting_streams
 from paddlenlp_galvatron.base.text import printable, shortened
 
 if TYPE_CHECKING:

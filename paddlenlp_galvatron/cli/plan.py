@@ -25,10 +25,9 @@ from paddlenlp_galvatron.interop.arguments import (
     stock_arguments,
     stock_notes,
 )
-from paddlenlp_galvatron.options.degrees import DegreeOptions
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ
-from paddlenlp_galvatron.options.uniform import UniformOptions
+from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
     ModelShape,

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from paddlenlp_galvatron.base.limits import Ranks
 from paddlenlp_galvatron.base.text import near
+from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.options.group import Options, Paths
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import Assumptions, UserError
@@ -32,8 +33,6 @@ def _for_device(options: Profiled) -> Profiled:
     """With training's own types where nothing is said; tells so on GPUs."""
     if options.analytic:
         return options
-    from paddlenlp_galvatron.launch import gpus
-
     settled = options.for_device(gpus.gpu_count() > 0)
     if settled is not options:
         say_note("mixed_precision: bf16, as plans for GPUs have it; or: --mixed_precision fp32")
@@ -73,7 +72,6 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
         files = [analytic_computation(shapes[0], sheet, options.precision, lengths, fused)] if computation else []
         files += [analytic_memory(shapes[0], options.precision, lengths, fused)] if memory else []  # type: ignore[list-item]
         return _lines(f"derived from {sheet.name}", [file.save(options.output) for file in files])
-    from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.profiler.launcher import run_ranks
 
     if options.use_flash_attention and not gpus.gpu_count():

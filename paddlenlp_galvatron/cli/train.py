@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paddlenlp_galvatron.base.printing import Console, say, table
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.cost_model.held import held_mib
+from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
@@ -61,7 +62,6 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
                 show_run(console, *rehearsed(console, settings), settings.tuning.adapters(""))
                 return
             data = check_inputs(settings, lambda note: console.print(note, markup=False))
-            from paddlenlp_galvatron.launch import gpus
             from paddlenlp_galvatron.launch.processes import devices_of
             from paddlenlp_galvatron.launch.watch import await_first
 
@@ -95,8 +95,6 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
         return processes * nodes.num_nodes
     if values.get("galvatron_config_path"):
         return None
-    from paddlenlp_galvatron.launch import gpus  # here, as it imports Paddle
-
     return gpus.gpu_count() * nodes.num_nodes or None
 
 
@@ -118,7 +116,6 @@ def check_inputs(settings: TrainSettings, say: Callable[[str], None] = lambda no
 
 def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """The remaining checks before processes start. Raises UserError."""
-    from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.runtime.precision import Numbers
     from paddlenlp_galvatron.training.checkpoint.adapters import open_adapters
     from paddlenlp_galvatron.training.checkpoint.pretrained import open_weights
@@ -142,8 +139,6 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
 
 def rehearsed(console: Console, settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """The plan and model of a run that is not started, as on the GPUs that it asks for. Raises UserError."""
-    from paddlenlp_galvatron.launch import gpus
-
     plan, shape = settings.load_plan(on_gpus=for_gpus(settings) or gpus.gpu_count() > 0)
     if plan.note:
         console.print(f"note: {settings.plan}: {plan.note}", markup=False)

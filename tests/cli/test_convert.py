@@ -84,6 +84,6 @@ def test_scripts_convert_there_and_back(tmp_path):
     program.chmod(0o755)
     paths = {"GALVATRON": str(program), "INPUT_PATH": str(LLAMA), "OUTPUT_PATH": "converted"}
     back = paths | {"INPUT_PATH": "converted", "OUTPUT_PATH": "back"}
-    for name, environment in {"convert_llama.sh": paths, "convert_llama_g2h.sh": back}.items():
+    for name, environment in {"convert_llama_h2g.sh": paths, "convert_llama_g2h.sh": back}.items():
         subprocess.run(["bash", SCRIPTS / name], cwd=tmp_path, env=os.environ | environment, check=True)
     assert (tmp_path / "back" / "model.safetensors").stat().st_size > 2 * 31648  # bytes of bf16 weights
