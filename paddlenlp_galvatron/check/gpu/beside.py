@@ -17,8 +17,7 @@ from unittest import mock
 
 import paddle
 
-from ...launch.gpus import gpu_name
-from ...launch.nccl import p2p_channels
+from ...launch.gpus import gpu_name, p2p_channels
 from ...launch.processes import launch
 from ...plan import Precision
 from ...plan.comm_points import Collective

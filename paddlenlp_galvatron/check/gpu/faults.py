@@ -26,7 +26,6 @@ from ...runtime.adapters import load_family
 from ...runtime.engine import Engine
 from ...runtime.groups import run_as_rank, start_world
 from ...runtime.trace import traced
-from ...training.recipe import Recipe
 from ...training.settings import TrainSettings, read_settings
 from ...training.trainer import GalvatronTrainer
 from ..findings import Finding
@@ -74,7 +73,7 @@ def resume(setting: Setting) -> Iterator[Finding]:
         output_dir=folder,
         max_steps=STEPS,
         report_to=("none",),
-        recipe=Recipe(lr_scheduler_type="constant"),
+        lr_scheduler_type="constant",
     )
     settings.save(folder / "settings.json")
     _launch(setting, "resume", folder / "settings.json")

@@ -21,9 +21,9 @@ from paddle.nn import functional
 
 from ...launch.processes import LaunchError, launch
 from ...runtime import device
+from ...runtime.attention import flash as flash_attention
+from ...runtime.attention import hidden_rows
 from ...runtime.groups import run_as_rank, sentence, start_world
-from ...runtime.ops.context import flash as flash_attention
-from ...runtime.ops.context import hidden_rows
 from ...runtime.paddle_private import MultiTensorAdamW
 from ..findings import Finding
 from .setting import Setting, in_turn
