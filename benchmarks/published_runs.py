@@ -20,8 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.check.calibration.fit import ROOM, calibrate
-from paddlenlp_galvatron.check.calibration.runs import MeasuredRun, expected
+from paddlenlp_galvatron.check.calibration.fit import ROOM, MeasuredRun, calibrate, expected
 from paddlenlp_galvatron.check.calibration.sources import read_table
 from paddlenlp_galvatron.check.validation.accuracy import kendall
 from paddlenlp_galvatron.profiles.data_sheet import DataSheet, load_data_sheet

@@ -18,9 +18,8 @@ from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.check.validation.accuracy import Accuracy
 from paddlenlp_galvatron.check.validation.options import ValidateOptions
-from paddlenlp_galvatron.check.validation.page import render
+from paddlenlp_galvatron.check.validation.results import accuracy_json, accuracy_tables, page, summary_lines
 from paddlenlp_galvatron.check.validation.validate import Validation
-from paddlenlp_galvatron.check.validation.words import as_json, summary_lines, tables
 from paddlenlp_galvatron.cli.profile import profile_hardware, profile_model
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileMode
@@ -104,7 +103,7 @@ def main() -> None:
             f"over the budget {sum(len(one.over_budget) for one in together.verdicts)} of "
             f"{sum(one.plans for one in together.verdicts)}"
         )
-    write_text(given.output / "all.json", json.dumps(as_json(together), indent=1) + "\n")
+    write_text(given.output / "all.json", json.dumps(accuracy_json(together), indent=1) + "\n")
 
 
 def _profile(names: list[str], given: argparse.Namespace, take: int, console: Console) -> None:
@@ -150,10 +149,10 @@ def _validate(name: str, given: argparse.Namespace, minutes: float, console: Con
     validation = _validation(name, given, minutes, TAKES, given.budgets)
     validation.run()
     accuracy, folder = validation.accuracy(), given.output / name
-    write_text(folder / "validation.json", json.dumps(as_json(accuracy), indent=1) + "\n")
-    write_text(folder / "validation.html", render(accuracy, name, validation.options))
+    write_text(folder / "validation.json", json.dumps(accuracy_json(accuracy), indent=1) + "\n")
+    write_text(folder / "validation.html", page(accuracy, name, validation.options))
     console.print(f"\n{name}: {given.nproc} ranks")
-    for item in tables(accuracy):
+    for item in accuracy_tables(accuracy):
         console.print(item)
     return accuracy
 

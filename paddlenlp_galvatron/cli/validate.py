@@ -24,23 +24,22 @@ def validate(values: dict[str, Any], json: bool) -> None:
     if not options.profiles.is_dir():
         raise UserError(f"profiles: no folder {options.profiles}; measure with galvatron profile all")
     from paddlenlp_galvatron.check.validation.accuracy import shortcomings
-    from paddlenlp_galvatron.check.validation.page import render
+    from paddlenlp_galvatron.check.validation.results import accuracy_json, accuracy_tables, page
     from paddlenlp_galvatron.check.validation.validate import Validation
-    from paddlenlp_galvatron.check.validation.words import as_json, tables
 
     validation = Validation(options, say_note)
     validation.run()
     if options.node_rank:  # the first node has the journal
         return
     accuracy = validation.accuracy()
-    found = as_json(accuracy)
+    found = accuracy_json(accuracy)
     write_text(options.output / "validation.json", dumps(found, indent=1) + "\n")
-    write_text(options.output / "validation.html", render(accuracy, validation.shape.name, options))
+    write_text(options.output / "validation.html", page(accuracy, validation.shape.name, options))
     if json:
         say(dumps(found))
     else:
         console = Console(soft_wrap=True)
-        for item in tables(accuracy):
+        for item in accuracy_tables(accuracy):
             console.print(item)
         say(f"{options.output}: validation.json, validation.html")
     if short := shortcomings(accuracy, options):

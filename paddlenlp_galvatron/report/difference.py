@@ -11,8 +11,7 @@ from ..base.printing import table
 from ..base.text import gib
 from ..plan import Plan
 from ..plan.strategy import runs
-from .breakdown import MEMORY, TIME, strategy_words
-from .facts import PlanFacts
+from .facts import MEMORY, TIME, PlanFacts, strategy_words
 
 
 def fields(plan: Plan) -> dict[str, str]:

@@ -15,8 +15,7 @@ from ..cost_model import Prediction
 from ..plan import GalvatronError, Plan
 from ..profiles.reserve import GIB_MIB
 from ..search import Candidate, SearchResult
-from .breakdown import COMMUNICATION, MEMORY, TIME, StageBreakdown, strategy_words
-from .facts import PlanFacts
+from .facts import COMMUNICATION, MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
 from .plan import describe
 from .search import runner_up, shape_of
 from .why import (

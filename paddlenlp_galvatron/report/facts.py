@@ -2,15 +2,180 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from ..cost_model import CostModel, Prediction
-from ..plan import ModelShape, Plan, Precision
+from ..cost_model import CostModel, Prediction, Terms, Workspace
+from ..plan import LayerStrategy, ModelShape, Plan, Precision
+from ..plan.strategy import runs
 from ..profiles.reserve import gpu_sheet
-from .breakdown import TIME, StageBreakdown, breakdown
 from .measured import flops_per_token
+
+# Terms of a step's time on one stage, in ms, by key and name. They and `waiting` add up to the step.
+TIME = {
+    "forward": "forward",
+    "backward": "backward",
+    "recompute": "recompute",
+    "vocabulary": "embedding, LM head, loss",
+    "tensor": "TP/CP/Ulysses communication",
+    "layouts": "resharding",
+    "gathers": "ZeRO-3 all-gather",
+    "gradients": "gradient reduction",
+    "publish": "ZeRO-2 all-gather",
+    "optimizer": "optimizer",
+    "waiting": "pipeline bubble",
+}
+COMMUNICATION = ("tensor", "layouts", "gathers", "gradients", "publish")
+# Terms of a device's memory on one stage, in MiB. They and `free` add up to the budget.
+MEMORY = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "moments": "optimizer states",
+    "masks": "masks, ids, P2P buffers",
+    "activations": "activations",
+    "working": "workspace",
+    "reserve": "reserve",
+    "free": "free",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPart:
+    """Layers of one strategy that follow each other, or a vocabulary layer: time of a step and memory of a device."""
+
+    name: str
+    time_ms: Mapping[str, float]  # of all of it, by the keys of TIME
+    hidden_ms: Mapping[str, float]  # communication behind compute
+    memory_mib: Mapping[str, float]  # by the keys of MEMORY; `working` of the layer that needs most
+
+
+@dataclass(frozen=True, slots=True)
+class StageBreakdown:
+    """One stage. Time and memory of a rank that has most of it."""
+
+    time_ms: Mapping[str, float]
+    hidden_ms: Mapping[str, float]
+    hand_over_ms: float  # messages to the next stage and back: hidden, or within `waiting` of some stage
+    memory_mib: Mapping[str, float]
+    parts: tuple[PlanPart, ...]
+
+    @property
+    def busy_ms(self) -> float:
+        """Without waiting."""
+        return sum(self.time_ms.values()) - self.time_ms["waiting"]
+
+
+def breakdown(
+    plan: Plan, cost: CostModel, prediction: Prediction, budget_mib: float | None = None
+) -> list[StageBreakdown]:
+    """Every stage of a plan. `budget_mib`: memory of a device, of which `free` is what is left; None: no `free`."""
+    return [_stage(plan, cost, prediction, stage, budget_mib) for stage in range(plan.pipeline)]
+
+
+def _stage(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, budget_mib: float | None) -> StageBreakdown:
+    predicted = prediction.stages[stage]
+    parts = tuple(_parts(plan, cost, stage))
+    time_ms = {key: sum(part.time_ms.get(key, 0.0) for part in parts) for key in TIME}
+    hidden_ms = {key: sum(part.hidden_ms.get(key, 0.0) for part in parts) for key in ("gathers", "gradients")}
+    time_ms["layouts"] = layouts_ms(plan, cost, stage)
+    busy = plan.micro_batches * (predicted.forward_ms + predicted.backward_ms) + predicted.sync_ms
+    time_ms["waiting"] = max(0.0, prediction.time_s * 1000 - busy)
+    memory = {key: sum(part.memory_mib.get(key, 0.0) for part in parts) for key in MEMORY if key != "free"}
+    memory |= {"working": predicted.memory.working_mib, "reserve": predicted.memory.context_mib}
+    if budget_mib is not None:
+        memory["free"] = budget_mib - predicted.memory.total_mib
+    hand_over = plan.micro_batches * 2 * predicted.send_ms
+    return StageBreakdown(time_ms, hidden_ms, hand_over, memory, parts)
+
+
+def _parts(plan: Plan, cost: CostModel, stage: int) -> Iterator[PlanPart]:
+    for chunk, held in enumerate(cost.in_flight(plan, stage)):
+        yield from _chunk_parts(plan, cost, stage, chunk, held)
+
+
+def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int) -> Iterator[PlanPart]:
+    """`held`: micro-batches in flight when the stage's activations take most."""
+    costs, layers = cost.chunk_parts(plan, stage, chunk), plan.chunk_layers(stage, chunk)
+    is_first, is_last = plan.is_first(stage, chunk), plan.is_last(stage, chunk)
+    before = 0 if is_last and not is_first else 1
+
+    def part(name: str, first: int, count: int, vocabulary: bool) -> PlanPart:
+        some = costs[first : first + count]
+        times = [_named(part_ms(one.terms, plan.micro_batches), vocabulary) for one in some]
+        states = [one.terms.states for one in some]
+        return PlanPart(
+            name,
+            {key: sum(one.get(key, 0.0) for one in times) for key in TIME if any(one.get(key) for one in times)},
+            {
+                "gathers": plan.micro_batches * sum(one.terms.gather_hidden_ms for one in some),
+                "gradients": sum(_each(one.terms, plan.micro_batches) * one.terms.reduce_hidden_ms for one in some),
+            },
+            {
+                "parameters": sum(one.parameters_mib for one in states),
+                "gradients": sum(one.gradients_mib for one in states),
+                "moments": sum(one.moments_mib for one in states),
+                "masks": sum(one.masks_mib for one in states),
+                "activations": held * sum(one.activation_mib for one in some),
+                "working": Workspace.of(one.workspace for one in some).total_mib,
+            },
+        )
+
+    if before:
+        name = "the stage's input" if not is_first else "embedding, LM head" if is_last else "embedding"
+        yield part(name, 0, 1, vocabulary=True)
+    for run, _ in runs([plan.layers[layer] for layer in layers]):
+        start, stop = layers[run[0]], layers[run[-1]]
+        name = f"layer {start}" if start == stop else f"layers {start}-{stop}"
+        yield part(name, before + run.start, len(run), vocabulary=False)
+    if not before:
+        yield part("LM head", len(costs) - 1, 1, vocabulary=True)
+
+
+def layouts_ms(plan: Plan, cost: CostModel, stage: int) -> float:
+    """Resharding between the layers of a stage in a step, ms."""
+    switches = [switch for chunk in range(plan.chunks) for switch in cost.chunk_switches(plan, stage, chunk)]
+    return plan.micro_batches * sum(forward + backward for forward, backward in switches)
+
+
+def part_ms(terms: Terms, micro_batches: int) -> dict[str, float]:
+    """Terms of a layer, embedding or LM head in a step, ms."""
+    return {
+        "forward": micro_batches * terms.forward_ms,
+        "backward": micro_batches * terms.backward_ms,
+        "recompute": micro_batches * terms.recompute_ms,
+        "tensor": micro_batches * (terms.tensor_forward_ms + terms.tensor_backward_ms),
+        "gathers": micro_batches * (terms.gather_forward_ms + terms.gather_backward_ms),
+        "gradients": _each(terms, micro_batches) * terms.reduce_ms + terms.finish_ms,
+        "publish": terms.publish_ms,
+        "optimizer": terms.optimizer_ms,
+    }
+
+
+def _named(times_ms: dict[str, float], vocabulary: bool) -> dict[str, float]:
+    """The vocabulary's computation is a term of its own; nothing of it is recomputed."""
+    if not vocabulary:
+        return times_ms
+    computed = times_ms.pop("forward") + times_ms.pop("backward")
+    return times_ms | {"vocabulary": computed, "recompute": 0.0}
+
+
+def _each(terms: Terms, micro_batches: int) -> int:
+    """How often a step reduces gradients."""
+    return micro_batches if terms.reduced_each else 1
+
+
+def strategy_words(strategy: LayerStrategy) -> str:
+    """`tp 4, zero3, recompute`, or `recompute norms+attention`."""
+    split = [f"{axis.words} {degree}" for axis, degree in strategy.axes if degree > 1]
+    strided = [] if strategy.consecutive or strategy.ranks == 1 else ["strided"]
+    again = f"recompute {strategy.recompute.words}".removesuffix(" full") if strategy.recompute else ""
+    ep, etp, dp_type = strategy.experts
+    parts = [f"ep {ep}" * (ep > 1), f"tp {etp}" * (etp > 1), str((strategy.experts_dp_type and dp_type) or "")]
+    experts = " ".join(filter(None, parts))
+    own = f"experts {experts}" if experts else ""
+    return ", ".join(word for word in [*split, *strided, str(strategy.dp_type), again, own] if word)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_galvatron.check.calibration.fit import calibrate
-from paddlenlp_galvatron.check.calibration.runs import MeasuredRun, expected
+from paddlenlp_galvatron.check.calibration.fit import MeasuredRun, calibrate, expected
 from paddlenlp_galvatron.check.calibration.sources import read_table
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, load_model, uniform_plan, write_plan

@@ -26,7 +26,7 @@ from browser import DESKTOP, PHONE, browser, needs_chromium, with_pictures
 from paddlenlp_galvatron.cli import what_if as served_by
 from paddlenlp_galvatron.cli.what_if import WAITING
 from paddlenlp_galvatron.report import what_if
-from paddlenlp_galvatron.report.figures import seconds
+from paddlenlp_galvatron.report.page import seconds
 from paddlenlp_galvatron.report.what_if import LABELS, Question
 
 from .test_search import OPTIONS, folder, words, write_profiles  # noqa: F401 - a fixture

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from paddlenlp_galvatron.check.calibration.fit import calibrate
-from paddlenlp_galvatron.check.calibration.runs import MeasuredRun, cost_of, expected
+from paddlenlp_galvatron.check.calibration.fit import MeasuredRun, calibrate, cost_of, expected
 from paddlenlp_galvatron.check.calibration.sources import LATER_LOOP, read_table
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet

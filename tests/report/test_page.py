@@ -30,9 +30,8 @@ from paddlenlp_galvatron.plan import (
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.report.explain import Explanation, printed
 from paddlenlp_galvatron.report.explain import explain as find_out
-from paddlenlp_galvatron.report.figures import folded, tiles, time_bar
 from paddlenlp_galvatron.report.measured import flops_per_token
-from paddlenlp_galvatron.report.page import FrontierPoint, frontier, render
+from paddlenlp_galvatron.report.page import FrontierPoint, folded, frontier, render, tiles, time_bar
 from paddlenlp_galvatron.report.why import Problem
 from paddlenlp_galvatron.search import SearchOptions, search
 from paddlenlp_galvatron.search.device import with_reserve

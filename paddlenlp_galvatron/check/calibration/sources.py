@@ -20,7 +20,7 @@ from ...plan.uniform import even_stages
 from ...profiles.data_sheet import data_sheets
 from ...profiles.experts import GROUPED, ONE_BY_ONE, ExpertKernels
 from ...report.measured import WARM_UP_STEPS, flops_per_token, stage_peaks_mib
-from .runs import MeasuredRun
+from .fit import MeasuredRun
 
 Row = Mapping[str, str]
 GIB_MIB = 1024.0

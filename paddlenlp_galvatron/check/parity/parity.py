@@ -275,14 +275,7 @@ def _from_dict(item: dict[str, Any]) -> Case:
 
 
 def _to_dict(case: Case) -> dict[str, Any]:
-    run = {
-        "optimizer": case.optimizer,
-        "steps": case.steps,
-        "seed": case.seed,
-        "packed": case.packed,
-        "lora_rank": case.lora_rank,
-        "loss": case.loss,
-    }
+    run = {name: value for name, value in vars(case).items() if name not in ("plan", "shape")}
     return {"plan": plan_to_dict(case.plan), "shape": asdict(case.shape), "run": run}
 
 

@@ -13,9 +13,9 @@ from ...cost_model import CostModel, step_traffic_bytes
 from ...cost_model.costs import StageMemory
 from ...plan import ModelShape, Plan
 from ...profiles.reserve import Reserve
-from ...report.breakdown import TIME, layouts_ms, part_ms
+from ...report.facts import TIME, layouts_ms, part_ms
 from .options import ValidateOptions
-from .plans import Contest
+from .plans import Rivals
 from .work import MeasuredRun, key_of
 
 TERMS = {key: name for key, name in TIME.items() if key != "vocabulary"} | {
@@ -209,7 +209,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A contest that was run."""
+    """The searched plan of a budget among its rivals."""
 
     budget_mib: float
     layer_wise: bool  # whether the searched plan is
@@ -276,16 +276,16 @@ class Accuracy:
         return {**sums, "waiting": (waiting[0] + idle[0], waiting[1] + idle[1])}
 
 
-def verdict(contest: Contest, known: Callable[[Plan], Outcome | None]) -> Verdict | None:
+def verdict(rivals: Rivals, known: Callable[[Plan], Outcome | None]) -> Verdict | None:
     """None where the searched plan or all of its rivals were not run."""
-    found = {key_of(plan): one for plan in contest.plans if (one := known(plan))}
-    searched = found.get(key_of(contest.searched))
+    found = {key_of(plan): one for plan in rivals.plans if (one := known(plan))}
+    searched = found.get(key_of(rivals.searched))
     if searched is None or len(found) < 2:
         return None
-    uniform = [one for plan in contest.uniform if (one := found.get(key_of(plan)))]
+    uniform = [one for plan in rivals.uniform if (one := found.get(key_of(plan)))]
     return Verdict(
-        contest.budget_mib,
-        contest.layer_wise,
+        rivals.budget_mib,
+        rivals.layer_wise,
         len(found),
         searched.measured_s / min(one.measured_s for one in found.values()) - 1,
         tuple(
@@ -293,7 +293,7 @@ def verdict(contest: Contest, known: Callable[[Plan], Outcome | None]) -> Verdic
             for one in uniform
             if one.predicted_s > searched.predicted_s * (1 + CLEAR) and one.measured_s < searched.measured_s
         ),
-        tuple(one.key for one in found.values() if any(stage.peak_mib > contest.budget_mib for stage in one.stages)),
+        tuple(one.key for one in found.values() if any(stage.peak_mib > rivals.budget_mib for stage in one.stages)),
     )
 
 

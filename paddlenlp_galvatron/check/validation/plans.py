@@ -1,4 +1,4 @@
-"""The plans of a validation: drawn at random across the space, and contests of the searched plan at memory budgets."""
+"""The plans of a validation: drawn at random across the space, and the searched plan's rivals at memory budgets."""
 
 from __future__ import annotations
 
@@ -168,8 +168,8 @@ LEAST, MOST = 0.15, 1.0  # where budgets lie between the least that any plan nee
 
 
 @dataclass(frozen=True)
-class Contest:
-    """Plans of one budget."""
+class Rivals:
+    """The searched plan of one budget, and its rivals."""
 
     budget_mib: float
     searched: Plan
@@ -185,7 +185,7 @@ class Contest:
         return len(set(self.searched.layers)) > 1
 
 
-def contests(shape: ModelShape, cost: CostModel, options: SearchOptions, count: int) -> list[Contest]:
+def rivals_at_budgets(shape: ModelShape, cost: CostModel, options: SearchOptions, count: int) -> list[Rivals]:
     """One at each of so many budgets, from nearly the least that any plan needs to what the fastest wants."""
     if not count:
         return []
@@ -200,14 +200,14 @@ def contests(shape: ModelShape, cost: CostModel, options: SearchOptions, count: 
         )
     most_mib = max(stage.memory.total_mib for stage in fastest.prediction.stages)
     shares = [LEAST + (MOST - LEAST) * number / max(count - 1, 1) for number in range(count)]
-    return [_contest(need.memory_mib + share * (most_mib - need.memory_mib), find) for share in shares]
+    return [_rivals(need.memory_mib + share * (most_mib - need.memory_mib), find) for share in shares]
 
 
-def _contest(budget_mib: float, find: Callable[..., SearchResult]) -> Contest:
+def _rivals(budget_mib: float, find: Callable[..., SearchResult]) -> Rivals:
     result = find(budget_mib / MIB_PER_GB, top_k=1 + RUNNERS_UP)
     uniform = find(budget_mib / MIB_PER_GB, top_k=UNIFORM, fine_grained_mode=False)
     best = result.require().plan
-    return Contest(
+    return Rivals(
         budget_mib,
         best,
         _without(best, [one.plan for one in (uniform.best, *uniform.runners_up) if one]),

@@ -20,7 +20,7 @@ from ...profiler.launcher import PROGRESS, fingerprint
 from ...search import SearchOptions
 from .accuracy import Accuracy, Outcome, outcome, verdict
 from .options import ValidateOptions
-from .plans import contests, sample_plans
+from .plans import rivals_at_budgets, sample_plans
 from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
 
 METHOD = 6  # how a step is measured: raised when that changes
@@ -39,18 +39,18 @@ class Validation:
         self.options = options
         self.shape = load_model(options.model_size)
         self.cost = _cost(options, self.shape, note)
-        self.contests = contests(self.shape, self.cost, _search_options(options, self.cost), options.budgets)
+        self.rivals = rivals_at_budgets(self.shape, self.cost, _search_options(options, self.cost), options.budgets)
         self.kinds: dict[Plan, str] = {}  # every plan once, by why it was taken first
         for path in options.plans:
             self.kinds.setdefault(self._read(path), "yours")
-        for contest in self.contests:
-            self.kinds.setdefault(contest.searched, "searched")
+        for rivals in self.rivals:
+            self.kinds.setdefault(rivals.searched, "searched")
         for kind, plan in self._drawn():
             self.kinds.setdefault(plan, kind)
-        for contest in self.contests:
-            for plan in contest.uniform:
+        for rivals in self.rivals:
+            for plan in rivals.uniform:
                 self.kinds.setdefault(plan, "best uniform")
-            for plan in contest.runners_up:
+            for plan in rivals.runners_up:
                 self.kinds.setdefault(plan, "runner-up")
 
     def _drawn(self) -> Iterator[tuple[str, Plan]]:
@@ -166,7 +166,7 @@ class Validation:
         if not found:
             why = next(iter(failed.values()), "there was no time")
             raise UserError(f"minutes: no plan was run to its end: {why}")
-        verdicts = [one for contest in self.contests if (one := verdict(contest, found.get))]
+        verdicts = [one for rivals in self.rivals if (one := verdict(rivals, found.get))]
         left_out = len(self.kinds) - len(found) - len(failed)
         return Accuracy(list(found.values()), verdicts, failed, left_out)
 
