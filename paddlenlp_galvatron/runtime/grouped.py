@@ -1,0 +1,53 @@
+"""Products of rows that are sorted by expert with the stacked weights of these experts.
+
+Shapes: R rows, of which `counts` says how many each of l experts has; I and O columns on either side of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+
+from . import device, paddle_private
+
+
+def grouped(
+    left: Any, right: Any, counts: Sequence[int], *, transpose_left: bool = False, transpose_right: bool = False
+) -> Any:
+    """Rows [R, I] times weights [l, I, O] -> [R, O]; rows [R, O] times transposed weights [l, I, O] -> [R, I];
+    transposed rows [R, I] times rows [R, O] -> [l, I, O], zeros for an expert without rows.
+
+    By one call of Paddle where it has a kernel: PaddleFleet trained 2.3 times as fast with it as by a loop over experts
+    and as fast as with DeepGEMM (its pull request 266).
+    """
+    together = any(counts) and has_kernel(left.dtype)
+    product = paddle_private.batched_gemm if together else one_by_one
+    return product(left, right, counts, transpose_left, transpose_right)
+
+
+def has_kernel(dtype: Any) -> bool:
+    """Whether Paddle multiplies the rows of all experts in one call: on GPUs, in bf16 and fp32, not in Paddle 3.1."""
+    return paddle_private.batched_gemm is not None and device.on_gpu() and dtype != paddle.float16
+
+
+def one_by_one(left: Any, right: Any, counts: Sequence[int], transpose_left: bool, transpose_right: bool) -> Any:
+    """The same by a few calls an expert."""
+    columns = right.shape[-2 if transpose_right else -1]
+    rows = (len(counts), left.shape[1]) if transpose_left else (left.shape[0],)
+    out, start = paddle.zeros([*rows, columns], left.dtype), 0
+    for expert, count in enumerate(counts):
+        if count:
+            own = expert, start, start + count
+            product = paddle.matmul(_of(left, *own), _of(right, *own), transpose_left, transpose_right)
+            paddle.assign(product, output=_of(out, *own))
+        start += count
+    return out
+
+
+def _of(tensor: Any, expert: int, start: int, stop: int) -> Any:
+    """An expert's matrix of a stack, or its rows, on the same memory."""
+    if tensor.ndim == 3:
+        return paddle_private.window(tensor.detach(), expert, expert + 1, tensor.shape[1:])
+    return paddle_private.window(tensor.detach(), start, stop, [stop - start, tensor.shape[1]])
