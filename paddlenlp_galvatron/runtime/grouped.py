@@ -35,19 +35,12 @@ def has_kernel(dtype: Any) -> bool:
 def one_by_one(left: Any, right: Any, counts: Sequence[int], transpose_left: bool, transpose_right: bool) -> Any:
     """The same by a few calls an expert."""
     columns = right.shape[-2 if transpose_right else -1]
-    rows = (len(counts), left.shape[1]) if transpose_left else (left.shape[0],)
-    out, start = paddle.zeros([*rows, columns], left.dtype), 0
+    shape = (len(counts), left.shape[1]) if transpose_left else (left.shape[0],)
+    out, start = paddle.zeros([*shape, columns], left.dtype), 0
     for expert, count in enumerate(counts):
         if count:
-            own = expert, start, start + count
-            product = paddle.matmul(_of(left, *own), _of(right, *own), transpose_left, transpose_right)
-            paddle.assign(product, output=_of(out, *own))
+            rows = slice(start, start + count)
+            own = right[rows if transpose_left else expert]
+            out[expert if transpose_left else rows] = paddle.matmul(left[rows], own, transpose_left, transpose_right)
         start += count
     return out
-
-
-def _of(tensor: Any, expert: int, start: int, stop: int) -> Any:
-    """An expert's matrix of a stack, or its rows, on the same memory."""
-    if tensor.ndim == 3:
-        return paddle_private.window(tensor.detach(), expert, expert + 1, tensor.shape[1:])
-    return paddle_private.window(tensor.detach(), start, stop, [stop - start, tensor.shape[1]])
