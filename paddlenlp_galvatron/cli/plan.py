@@ -16,6 +16,7 @@ from pydantic import Field
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.tracing import write_trace
+from paddlenlp_galvatron.cost_model.costs import Load
 from paddlenlp_galvatron.interop.arguments import (
     FLEET,
     FORMERS,
@@ -45,7 +46,8 @@ from paddlenlp_galvatron.plan import (
 from paddlenlp_galvatron.plan.check import require_valid
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, difference, notes, scaling
-from paddlenlp_galvatron.report.facts import PlanFacts
+from paddlenlp_galvatron.report.facts import PlanFacts, load_summary
+from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, Log, Predicted, load_verdicts, measured_load
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.trace import predicted_events, rank_names
@@ -53,6 +55,7 @@ from paddlenlp_galvatron.report.why import Problem
 
 from .conventions import JSON_SWITCH, App, Json, answer, within
 from .grouped import add_command
+from .run_log import steps_under
 
 app = App(help="Look at a plan file.")
 
@@ -95,16 +98,44 @@ def show(
 
 
 @app.command()
-def check(file: File, world_size: WorldSize = None, model: Model = None, as_json: Json = False) -> None:
+def check(
+    file: File,
+    world_size: WorldSize = None,
+    model: Model = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(help="train_log.jsonl of a run: whether the load of experts holds that the plan was priced with"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Check whether a plan can run: exit code 0, or 2 and one line per fault."""
     plan, shape = _read(file, world_size, model)
     fits = f" and fits {shape.name}" if shape else ""
     told = notes(plan, shape)
     for path in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
         told.append(f"{path} has changed since the plan was searched; search again for the best plan")
-    text = "\n".join([f"{file}: valid on {plan.world_size} ranks{fits}", *(f"note: {note}" for note in told)])
-    model_name = shape.name if shape else None
-    answer(text, as_json, plan=file, valid=True, world_size=plan.world_size, model=model_name, notes=told)
+    planned = Predicted.of(plan).load
+    beside, lines = _load_beside(planned, steps_under(plan, log)) if log else (None, [])
+    text = "\n".join([f"{file}: valid on {plan.world_size} ranks{fits}", *(f"note: {note}" for note in told), *lines])
+    facts = {"plan": file, "valid": True, "world_size": plan.world_size, "model": shape.name if shape else None}
+    answer(text, as_json, **facts, notes=told, load=load_summary(planned), log=beside)
+
+
+def _load_beside(planned: Load | None, records: Log) -> tuple[dict[str, Any], list[str]]:
+    """The load of experts that a run logged beside the one that its plan was priced with, for programs and people."""
+    measured = measured_load(records[WARM_UP_STEPS:] or records)
+    facts: dict[str, Any] = {"steps": len(records), "load": None, "holds": None}
+    if measured is None:
+        return facts, ["the log tells no load of experts: no ranks share any out"]
+    facts["load"] = {"moe_imbalance": measured.usual, "moe_imbalance_most": measured.most}
+    if planned is None:
+        return facts, [
+            f"the fullest rank of experts has rows {measured.usual:.3g} x mean, {measured.most:.3g} x at most; the "
+            "plan's file does not tell for which load it was priced, so search one"
+        ]
+    verdicts = load_verdicts(planned, measured)
+    facts["holds"] = {name: holds for name, (holds, _) in verdicts.items()}
+    return facts, [text for _, text in verdicts.values()]
 
 
 class FileOptions(Options):
@@ -233,7 +264,8 @@ def trace(
     prediction = facts.prediction
     write_trace(output, predicted_events(plan, problem.cost, prediction), rank_names(plan))
     text = f"{output}: a step of {prediction.time_s:.4g} s, {facts.speed_words}; open it in https://ui.perfetto.dev"
-    answer(text, as_json, trace=output, time_s=prediction.time_s, samples_per_s=prediction.samples_per_s)
+    speed = {"time_s": prediction.time_s, "samples_per_s": prediction.samples_per_s}
+    answer(text, as_json, trace=output, **speed, load=load_summary(facts.cost.load))
 
 
 def _origin(

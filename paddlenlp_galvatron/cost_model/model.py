@@ -29,6 +29,7 @@ from .communication import Calls, vocab_calls
 from .costs import (
     CostOptions,
     LayerCost,
+    Load,
     Prediction,
     StagePrediction,
     States,
@@ -120,6 +121,11 @@ class CostModel(LayerPrices):
     def context_mib(self) -> float:
         """The reserve on every device, as the user set it."""
         return self.options.context_mib
+
+    @property
+    def load(self) -> Load | None:
+        """The load of experts that it assumes; None: of no model with experts."""
+        return self.options.load if self.experts else None
 
     def reserving(self, context_mib: float) -> CostModel:
         """The same model with this reserve on every device."""
