@@ -109,8 +109,8 @@ class MemoryProfiler:
             checkpoint_mib=of_one(1, Recompute.FULL),
             working_mib={tp: working(tp)[1] for tp in degrees},
             working_constant_mib={tp: working(tp)[0] for tp in degrees},
-            spared_mib={parts: spared(parts) for parts in APART},
-            again_mib={parts: again(parts) for parts in APART},
+            recompute_saving_mib={parts: spared(parts) for parts in APART},
+            recompute_peak_mib={parts: again(parts) for parts in APART},
         )
 
     def _line(self, mib: Callable[[int], float]) -> tuple[float, float]:
