@@ -219,7 +219,8 @@ class PipelineSearch : public Search {
 
   // The division whose neediest stage needs least memory, MiB.
   Minimax least_needy(MinMemory& needs, const Vocab& vocab, WorkBudget& poll) const {
-    return least_dearest(tables_, [&](int stage, Span span) { return needs.of(vocab, stage, span).mib; }, 0, poll);
+    auto mib = [&](int stage, Span span, double) { return needs.of(vocab, stage, span).mib; };
+    return least_dearest(tables_, mib, 0, 0, poll);
   }
 
   Problem tables_;

@@ -69,9 +69,10 @@ def g2h(
     """Convert a checkpoint, either a converted one or one of a run, to a Hugging Face model, or LoRA's to adapters."""
     _require_folder(input, "a run or of a checkpoint")
     from paddlenlp_galvatron.training.checkpoint.adapters import write_adapters
-    from paddlenlp_galvatron.training.checkpoint.choice import checkpoint_of
     from paddlenlp_galvatron.training.checkpoint.convert import precision_of, to_huggingface
     from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify
+
+    from ..training.checkpoint.stored import checkpoint_of
 
     begin = time.monotonic()
     checkpoint = open_checkpoint(checkpoint_of(input, load_iteration))
@@ -110,8 +111,9 @@ def merge(
     _require_folder(base, "a Hugging Face model")
     _require_folder(adapters, "adapters")
     from paddlenlp_galvatron.training.checkpoint import adapters as stored
-    from paddlenlp_galvatron.training.checkpoint.choice import checkpoint_of
     from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, read_shape
+
+    from ..training.checkpoint.stored import checkpoint_of
 
     begin, shape = time.monotonic(), read_shape(base)
     precision = HuggingFaceWeights(base, shape).precision

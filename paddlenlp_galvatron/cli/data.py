@@ -62,7 +62,8 @@ def prepare(
     """
     from paddlenlp_galvatron.training.data import corpus
     from paddlenlp_galvatron.training.data import tokenizer as tokenizers
-    from paddlenlp_galvatron.training.data.token_files import dataset_files
+
+    from ..training.data.dataset import dataset_files
 
     begin = time.monotonic()
     paths = [*(input or []), *(inputs or [])]

@@ -40,12 +40,12 @@ class PreferenceOptions(Options):
 
     @model_validator(mode="after")
     def _learns(self) -> Self:
-        if self.pref_loss_ratio == 0 and self.preference.sft_ratio == 0:
+        if self.pref_loss_ratio == 0 and self.pair_loss.sft_ratio == 0:
             raise ValueError("pref_loss_ratio: is 0, and sft_loss_ratio, too: nothing would be learnt; raise one")
         return self
 
     @property
-    def preference(self) -> Preference:
+    def pair_loss(self) -> Preference:
         odds = self.loss_type == "orpo"
         return Preference(
             loss="or" if odds else self.loss_type,  # type: ignore[arg-type]
