@@ -13,9 +13,8 @@ from ..profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, V
 from ..profiles.memory import STATE_BYTES, Role
 from ..runtime import device
 from ..runtime.adapters.decoder import Adapter
-from .journal import Journal
+from .journal import Journal, Used, note_used, used_of
 from .part import LAYERS, MeasuredPart
-from .used import Used, note_used, used_of
 
 MIB = 2**20
 FLOAT_BYTES = 4

@@ -11,7 +11,6 @@ from ..interop import profiles as foreign
 from ..model import ModelShape, Recompute
 from ..model.layer import APART
 from ..plan.mesh import Axis
-from .experts import ExpertPass, ExpertTimes
 from .files import Meta, Note, ProfileFile, computation_name, no_note, read_profile, write_profile
 from .schema import INDEX, WHOLE, Content, Keys, Number, Part, Record, Table, one_of
 
@@ -61,6 +60,28 @@ class CommPointTimes(NamedTuple):
 
     forward_ms: float = 0.0
     backward_ms: float = 0.0
+
+
+class ExpertPass(NamedTuple):
+    """Times in ms of one pass of a layer's experts on one rank: a fixed part, one for each expert of the rank, and one
+    for each row, a token that is sent to one of its experts."""
+
+    call_ms: float = 0.0
+    expert_ms: float = 0.0
+    row_ms: float = 0.0
+
+    def of(self, experts: int, rows: float) -> float:
+        """With so many experts and rows on a rank."""
+        return self.call_ms + experts * self.expert_ms + rows * self.row_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTimes:
+    """Times of experts at one degree of tensor parallelism inside experts."""
+
+    forward: ExpertPass
+    backward: ExpertPass
+    launch: ExpertPass  # of the host, in each pass
 
 
 @dataclass(frozen=True, slots=True)

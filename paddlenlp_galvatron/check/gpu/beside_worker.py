@@ -17,7 +17,7 @@ import paddle
 from ...plan import Precision
 from ...plan.comm_points import Collective
 from ...plan.communicators import DOWN, UP
-from ...profiler.overlap import message_mib, overlap_coefficient, overlapping_ranks
+from ...profiler.messages import message_mib, overlap_coefficient, overlapping_ranks
 from ...profiler.stopwatch import Stopwatch
 from ...runtime import device
 from ...runtime.collectives import receive_start, send_start

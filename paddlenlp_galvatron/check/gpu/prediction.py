@@ -16,8 +16,7 @@ from ...cost_model.costs import Prediction
 from ...launch.processes import launch
 from ...plan import Assumptions, ModelShape, Plan, Precision, uniform_plan
 from ...profiler.launcher import run_ranks
-from ...profiler.options import HardwareOptions, PointOptions
-from ...profiler.points import ModelRun, runnable_degrees
+from ...profiler.options import HardwareOptions, ModelRun, PointOptions, runnable_degrees
 from ...profiles import Shape
 from ..parity.parity import Case, write_cases
 from .findings import Finding, Setting
