@@ -11,7 +11,7 @@ from ..cost_model import CostOptions, Task
 from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
 from ..options.group import Options
 from ..options.tuning import RANK, Kind
-from ..profiles.experts import GROUPED, ONE_BY_ONE
+from ..profiles.analytic import GROUPED, ONE_BY_ONE
 
 Imbalance = Annotated[float, Field(ge=1, le=1e4)]
 
